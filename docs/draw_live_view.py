@@ -1,5 +1,5 @@
-"""Draws docs/live-view.svg, the README's picture, from a real training that has just lost a worker
-and come back.
+"""Draws docs/live-view.svg, the README's picture, from a real training that has just recovered
+from the loss of a worker.
 
     python docs/draw_live_view.py
 
@@ -20,7 +20,7 @@ from rich.console import Console, Group, RenderableType
 from kdist import load, local, render
 from kdist.events import Entry
 from kdist.local.progress import Progress
-from kdist.views import live_run
+from kdist.views import live
 from kdist_trainer.liveness import Heartbeat
 
 HERE = Path(__file__).parent
@@ -30,38 +30,37 @@ LINES = 14
 
 
 class Photographer:
-    """A screen that keeps the last lines, wounds the training once, and takes one picture."""
+    """A display that keeps the last lines, kills one rank, and takes one picture."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
         self.lines: deque[RenderableType] = deque(maxlen=LINES)
         self.picture: RenderableType | None = None
         self.saves = 0
-        self.came_back_at: int | None = None
+        self.recovered_at: int | None = None
 
     def show(self, entry: Entry) -> None:
         """Keep the line; after the second checkpoint kill the last rank."""
-        self.lines.append(live_run.draw_entry(entry))
+        self.lines.append(live.render_entry(entry))
         name = entry.event["event"] if entry.event else ""
         self.saves += name == "checkpoint-committed"
         if name == "checkpoint-committed" and self.saves == 2:
             ranks = sorted(self.home.glob("*/node-*/rank-*.heartbeat"))
             os.kill(Heartbeat(ranks[-1]).read().pid, signal.SIGKILL)
         if name == "first-step" and self.saves >= 2 and entry.event:
-            self.came_back_at = int(entry.event["step"])
+            self.recovered_at = int(entry.event["step"])
 
     def draw(self, progress: Progress) -> None:
-        """Take the picture once the training has been back for a while."""
+        """Take the picture some steps after the recovery."""
         if (
             self.picture is None
-            and self.came_back_at is not None
-            and progress.step >= self.came_back_at + 60
+            and self.recovered_at is not None
+            and progress.step >= self.recovered_at + 60
         ):
             command = f"$ kdist run {JOB.relative_to(HERE.parent)}"
-            hint = "Ctrl-C saves and stops; twice ends it at once"
-            self.picture = Group(
-                command, *self.lines, live_run.render_progress(progress, hint=hint)
-            )
+            hint = "Ctrl-C saves and stops; twice exits without saving"
+            view = live.from_progress(progress, hint=hint)
+            self.picture = Group(command, *self.lines, live.render(view))
             os.kill(os.getpid(), signal.SIGINT)
 
 
@@ -73,7 +72,7 @@ def main() -> None:
         photographer = Photographer(Path(home))
         train_json = render.read_train_json(render.render(job))
         local.run_job(
-            job, train_json, base=JOB.parent, fresh=False, screen=photographer, lines_only=False
+            job, train_json, base=JOB.parent, fresh=False, display=photographer, lines_only=False
         )
     if photographer.picture is None:
         raise SystemExit("the training ended before the picture was taken")

@@ -1,115 +1,97 @@
-"""The agents' metrics in Prometheus' text format: parsed into samples, merged across pods, and
-computed into the step time breakdown of each rank. Pure.
+"""The agents' metrics: parsed from Prometheus' text format, merged across pods, and computed into
+the step time breakdown of each rank. Performs no I/O.
 
 A slow rank makes the other ranks wait in the all-reduce, so its own all-reduces are the *shortest*.
-It is found by its busy time: the step time without the time spent waiting.
+It is found by its busy time: the step time without the time spent waiting for other ranks.
 """
 
 from __future__ import annotations
 
-import math
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
 
-_LINE = re.compile(
-    r"(?P<name>[a-zA-Z_:][\w:]*)(?:\{(?P<labels>.*)\})?\s+(?P<value>\S+)(?:\s+-?\d+)?"
-)
-_LABEL = re.compile(r'\s*(?P<name>[a-zA-Z_]\w*)="(?P<value>(?:[^"\\]|\\.)*)"\s*(?:,|$)')
-_ESCAPES = {"\\n": "\n", '\\"': '"', "\\\\": "\\"}
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+    from prometheus_client.samples import Sample
 
-
-@dataclass(frozen=True)
-class Sample:
-    """One number: the series' name, its labels, its value (which may be NaN)."""
-
-    name: str
-    labels: Mapping[str, str]
-    value: float
+METRICS_PORT: Final = 9401
+"""Port of an agent's HTTP endpoint in its pod. Repeated from `kdist_trainer.config`, whose import
+would take longer than fetching a status.
+"""
 
 
 def parse(text: str) -> Iterator[Sample]:
-    """The samples in `text`; lines that are none are passed over, because they come from a pod."""
-    for line in text.splitlines():
-        found = None if line.startswith("#") else _match(line)
-        if found is None:
-            continue
-        try:
-            value = float(found["value"])
-        except ValueError:
-            continue
-        labels = {
-            one["name"]: _plain(one["value"]) for one in _LABEL.finditer(found["labels"] or "")
-        }
-        yield Sample(found["name"], labels, value)
+    """Yield the samples of one page, in its order.
 
-
-def merge(pages: Mapping[str, str], *, label: str = "pod") -> Iterator[str]:
-    """The pages of several agents as one, line by line: each series gets a `label` that says whose
-    it is.
-
-    Help and type of a metric are said once, and its series stand together, as the format wants it.
+    Lines with control characters are skipped, because a pod's text may be printed to a terminal.
+    Parsing stops at the first malformed line.
     """
-    comments: dict[str, list[str]] = {}
-    series: dict[str, list[str]] = {}
-    for owner, page in pages.items():
-        family = ""
-        for line in page.splitlines():
-            words = line.split(" ", 3)
-            if line.startswith("# ") and len(words) > 2 and line.isprintable():
-                family = words[2]
-                known = comments.setdefault(family, [])
-                if not any(one.split(" ", 3)[1] == words[1] for one in known):
-                    known.append(line)
-            elif found := _match(line):
-                key = family if found["name"].startswith(family) and family else found["name"]
-                series.setdefault(key, []).append(_with_label(found, label, owner))
-    for family in dict.fromkeys([*comments, *series]):
-        yield from comments.get(family, ())
-        yield from series.get(family, ())
+    for family in _families(text):
+        yield from family.samples
 
 
-def _match(line: str) -> re.Match[str] | None:
-    # what a pod sends may end up on a terminal
-    return _LINE.fullmatch(line.strip()) if line.isprintable() else None
+def _families(text: str) -> Iterator[Metric]:
+    from prometheus_client.parser import text_string_to_metric_families
+    from prometheus_client.samples import Sample
+
+    printable = "\n".join(line for line in text.splitlines() if line.isprintable())
+    try:
+        for family in text_string_to_metric_families(printable):
+            # the parser returns integers of any size as int
+            family.samples = [
+                Sample(sample.name, sample.labels, float(sample.value)) for sample in family.samples
+            ]
+            yield family
+    except (ValueError, IndexError, OverflowError):  # what the parser raises for malformed text
+        return
 
 
-def _with_label(found: re.Match[str], label: str, owner: str) -> str:
-    given = (found["labels"] or "").rstrip(",")
-    return f'{found["name"]}{{{given}{"," if given else ""}{label}="{owner}"}} {found["value"]}'
+def merge(pages: Mapping[str, str], *, label: str = "pod") -> list[str]:
+    """Merge the pages of several agents into one.
 
+    Args:
+        pages: Each agent's text, by the name of its pod.
+        label: Label that each series gets; its value is the name of the pod.
 
-def to_document(samples: Iterable[Sample]) -> list[dict[str, Any]]:
-    """The samples for programs; values that JSON cannot hold are words."""
-    return [
-        {
-            "name": sample.name,
-            "labels": dict(sample.labels),
-            "value": sample.value if math.isfinite(sample.value) else str(sample.value),
-        }
-        for sample in samples
-    ]
+    Returns:
+        The lines of the merged page: help and type of a metric once, its series together.
+    """
+    from prometheus_client import Metric, generate_latest
+    from prometheus_client.registry import Collector
 
+    families: dict[str, Metric] = {}
+    for pod, page in pages.items():
+        for family in _families(page):
+            merged = families.setdefault(
+                family.name, Metric(family.name, family.documentation, family.type)
+            )
+            merged.samples += [
+                sample._replace(labels={**sample.labels, label: pod}) for sample in family.samples
+            ]
 
-def _plain(text: str) -> str:
-    return re.sub(r"\\.", lambda found: _ESCAPES.get(found.group(), found.group()), text)
+    class Merged(Collector):
+        def collect(self) -> Iterable[Metric]:
+            return families.values()
+
+    return generate_latest(Merged()).decode().splitlines()
 
 
 PHASES = ("data_wait", "forward", "backward", "comm_exposed", "optimizer", "other")
-_BUSY = ("data_wait", "forward", "backward", "optimizer")
-SLOW_BY = 1.3
-"""A rank is slow when its busy time is so many times that of the ranks in the middle, as the alert
-KdistStraggler has it.
+STRAGGLER_RATIO = 1.3
+"""A rank is slow when it is busy this many times as long as the median rank: the threshold of the
+alert KdistStraggler.
 """
-_LEAST_SECONDS = 0.0005  # below this a difference is noise
+_BUSY_PHASES = ("data_wait", "forward", "backward", "optimizer")
+_MIN_EXCESS_SECONDS = 0.0005  # a smaller difference is noise
 
 
 @dataclass(frozen=True)
 class Counters:
-    """Running sums of one rank: steps done, and seconds by phase, by kind of collective and in what
-    is not a step.
+    """Cumulative counters of one rank: steps, samples, and seconds by phase, by collective and in
+    checkpoint saves.
     """
 
     steps: float = 0.0
@@ -119,165 +101,176 @@ class Counters:
     checkpoint: float = 0.0
 
     def since(self, before: Counters) -> Counters:
-        """What came since `before`; all of it where the sums began anew."""
+        """The increase since `before`; all of it if the counters were reset in between."""
         if self.steps < before.steps:
             return self
-        phases, collectives = (
-            {name: max(0.0, sums[name] - earlier.get(name, 0.0)) for name in sums}
-            for sums, earlier in (
-                (self.phases, before.phases),
-                (self.collectives, before.collectives),
-            )
-        )
         return Counters(
             self.steps - before.steps,
             self.samples - before.samples,
-            phases,
-            collectives,
+            _increase(self.phases, before.phases),
+            _increase(self.collectives, before.collectives),
             max(0.0, self.checkpoint - before.checkpoint),
         )
 
 
+def _increase(now: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float]:
+    return {name: max(0.0, value - before.get(name, 0.0)) for name, value in now.items()}
+
+
 @dataclass(frozen=True)
 class RankBreakdown:
-    """One rank. Seconds are means per step over the time looked at; None where it did no step in
-    it.
+    """The step time of one rank: mean seconds per step over an interval, None if the rank completed
+    no step in it.
     """
 
     rank: int
     pod: str
     state: str = ""
     step: int | None = None
-    silence: float | None = None
+    heartbeat_age: float | None = None
+    """Seconds since the rank's last heartbeat."""
     steps: float = 0.0
     phases: Mapping[str, float] = field(default_factory=dict)
     collectives: Mapping[str, float] = field(default_factory=dict)
-    """With a collective of each kind in flight."""
+    """Seconds with a collective of each kind in flight."""
     checkpoint: float | None = None
     slow: bool = False
 
     @property
-    def seconds(self) -> float | None:
+    def step_seconds(self) -> float | None:
         """Mean time of a step."""
         return sum(self.phases.values()) if self.phases else None
 
     @property
-    def exchange(self) -> float | None:
-        """Mean time of a step with a collective in flight; None where none was measured."""
+    def collective_seconds(self) -> float | None:
+        """Mean time per step with a collective in flight; None if none was measured."""
         return sum(self.collectives.values()) if self.collectives else None
 
     @property
-    def busy(self) -> float | None:
-        """Mean time of a step in which the rank worked or read data, and did not wait for
-        others.
+    def busy_seconds(self) -> float | None:
+        """Mean time per step in which the rank computed or read data, without waiting for other
+        ranks.
         """
-        return sum(self.phases.get(name, 0.0) for name in _BUSY) if self.phases else None
+        if not self.phases:
+            return None
+        return sum(self.phases.get(name, 0.0) for name in _BUSY_PHASES)
 
     def to_document(self) -> dict[str, Any]:
-        """For programs."""
+        """Convert to plain values for `-o json`."""
         return {
             "rank": self.rank,
             "pod": self.pod,
             "state": self.state,
             "step": self.step,
-            "stepSeconds": self.seconds,
-            "busySeconds": self.busy,
+            "stepSeconds": self.step_seconds,
+            "busySeconds": self.busy_seconds,
             "phases": dict(self.phases),
             "allReduceSeconds": self.collectives.get("all_reduce"),
             "collectiveSeconds": dict(self.collectives),
             "checkpointSeconds": self.checkpoint,
-            "heartbeatAgeSeconds": self.silence,
+            "heartbeatAgeSeconds": self.heartbeat_age,
             "slow": self.slow,
         }
 
 
-def count(samples: Iterable[Sample]) -> dict[int, Counters]:
-    """The sums of each rank of one agent. What it knows of its first rank only (checkpoints) stands
-    for all of its ranks.
+def counters_by_rank(samples: Iterable[Sample]) -> dict[int, Counters]:
+    """The counters of each rank of one agent. Time in checkpoint saves is measured on the agent's
+    first rank only and stands for all of its ranks.
     """
     steps: dict[int, float] = {}
-    seen: dict[int, float] = defaultdict(float)
+    consumed: dict[int, float] = defaultdict(float)
     phases: dict[int, dict[str, float]] = defaultdict(dict)
     collectives: dict[int, dict[str, float]] = defaultdict(dict)
     checkpoint = 0.0
     for sample in samples:
+        labels = sample.labels
         if (
             sample.name == "kdist_wall_seconds_total"
-            and sample.labels.get("category") == "checkpoint_save"
+            and labels.get("category") == "checkpoint_save"
         ):
             checkpoint = sample.value
-        rank = sample.labels.get("rank", "")
-        if not rank.isdecimal():
+        if not labels.get("rank", "").isdecimal():
             continue
-        number = int(rank)
+        rank = int(labels["rank"])
         if sample.name == "kdist_steps_total":
-            steps[number] = sample.value
+            steps[rank] = sample.value
         elif sample.name == "kdist_samples_total":
-            seen[number] = sample.value
+            consumed[rank] = sample.value
         elif sample.name == "kdist_step_phase_seconds_total":
-            phases[number][sample.labels.get("phase", "other")] = sample.value
+            phases[rank][labels.get("phase", "other")] = sample.value
         elif sample.name == "kdist_collective_seconds_total":
-            collectives[number][sample.labels.get("op", "other")] = sample.value
+            collectives[rank][labels.get("op", "other")] = sample.value
     return {
-        rank: Counters(done, seen[rank], phases[rank], collectives[rank], checkpoint)
-        for rank, done in steps.items()
+        rank: Counters(count, consumed[rank], phases[rank], collectives[rank], checkpoint)
+        for rank, count in steps.items()
     }
 
 
-def row(rank: int, pod: str, done: Counters, status: Mapping[str, Any]) -> RankBreakdown:
-    """A rank over the time in which it counted `done`; `status` is its entry in the agent's
-    `/status`.
+def rank_breakdown(
+    rank: int, pod: str, increase: Counters, status: Mapping[str, Any]
+) -> RankBreakdown:
+    """Compute the step time of one rank.
+
+    Args:
+        rank: The global rank.
+        pod: Name of the pod that runs it.
+        increase: What its counters grew by over the interval.
+        status: The rank's entry in its agent's `/status`.
     """
-    steps = done.steps
-    mean = {name: done.phases.get(name, 0.0) / steps for name in PHASES} if steps > 0 else {}
-    return RankBreakdown(
+    found = RankBreakdown(
         rank=rank,
         pod=pod,
         state=str(status.get("phase") or ""),
         step=_number(status, "step", int),
-        silence=_number(status, "heartbeat_age", float),
-        steps=steps,
-        phases=mean,
-        collectives={name: spent / steps for name, spent in done.collectives.items()}
-        if steps > 0
-        else {},
-        checkpoint=done.checkpoint / steps if steps > 0 else None,
+        heartbeat_age=_number(status, "heartbeat_age", float),
+        steps=increase.steps,
+    )
+    if increase.steps <= 0:
+        return found
+    collectives = increase.collectives.items()
+    return replace(
+        found,
+        phases={name: increase.phases.get(name, 0.0) / increase.steps for name in PHASES},
+        collectives={name: seconds / increase.steps for name, seconds in collectives},
+        checkpoint=increase.checkpoint / increase.steps,
     )
 
 
 def mark_slow(rows: Sequence[RankBreakdown]) -> list[RankBreakdown]:
-    """The rows by rank, those marked whose busy time stands out: `SLOW_BY` times the (lower) median
-    of all.
+    """Sort the rows by rank, and mark the ranks that are busy `STRAGGLER_RATIO` times as long as
+    the (lower) median.
     """
-    busy = sorted(one.busy for one in rows if one.busy is not None)
-    middle = busy[(len(busy) - 1) // 2] if len(busy) > 1 else None
-    ordered = sorted(rows, key=lambda one: (one.rank, one.pod))
-    return [replace(one, slow=_stands_out(one.busy, middle)) for one in ordered]
+    busy = sorted(row.busy_seconds for row in rows if row.busy_seconds is not None)
+    median = busy[(len(busy) - 1) // 2] if len(busy) > 1 else None
+    ordered = sorted(rows, key=lambda row: (row.rank, row.pod))
+    return [replace(row, slow=_is_slow(row.busy_seconds, median)) for row in ordered]
 
 
-def _stands_out(busy: float | None, middle: float | None) -> bool:
-    if busy is None or middle is None:
+def _is_slow(busy: float | None, median: float | None) -> bool:
+    if busy is None or median is None:
         return False
-    return busy > SLOW_BY * middle and busy - middle > _LEAST_SECONDS
+    return busy > STRAGGLER_RATIO * median and busy - median > _MIN_EXCESS_SECONDS
 
 
 def describe_slow(rows: Sequence[RankBreakdown]) -> Iterator[str]:
-    """A sentence for each slow rank: how slow, and which part of its step it is that takes
-    longer.
+    """Yield a sentence for each slow rank: how slow it is, and which phase of its step takes
+    longer than on the other ranks.
     """
-    for one in rows:
-        others = [other for other in rows if not other.slow and other.phases]
-        if not one.slow or not others or one.busy is None:
+    others = [row for row in rows if not row.slow and row.phases]
+    if not others:
+        return
+    typical = sum(row.busy_seconds or 0.0 for row in others) / len(others)
+    for row in rows:
+        if not row.slow or row.busy_seconds is None:
             continue
-        typical = sum(other.busy or 0.0 for other in others) / len(others)
         excess = {
-            name: one.phases[name] - sum(other.phases[name] for other in others) / len(others)
-            for name in _BUSY
+            name: row.phases[name] - sum(other.phases[name] for other in others) / len(others)
+            for name in _BUSY_PHASES
         }
         most = max(excess, key=lambda name: excess[name]).replace("data_wait", "waiting for data")
-        times = one.busy / typical if typical > 0 else float("inf")
+        ratio = row.busy_seconds / typical if typical > 0 else float("inf")
         yield (
-            f"rank {one.rank} on {one.pod} is slow: busy {times:.1f} times as long as the "
+            f"rank {row.rank} on {row.pod} is slow: busy {ratio:.1f} times as long as the "
             f"others, most of it in {most}"
         )
 
@@ -289,76 +282,93 @@ def _number(document: Mapping[str, Any], name: str, kind: type) -> Any:
 
 @dataclass(frozen=True)
 class AgentSample:
-    """One agent's answers: its `/status` document, and its metrics as text. Empty where it did not
+    """What one agent answered: its `/status` document, and its metrics as text; empty if it did not
     answer.
     """
 
     status: Mapping[str, Any] = field(default_factory=dict)
     metrics: str = ""
 
-    def samples(self) -> list[Sample]:
-        """The metrics as samples."""
-        return list(parse(self.metrics))
+    @cached_property
+    def counters(self) -> dict[int, Counters]:
+        """The counters of each rank, parsed once."""
+        return counters_by_rank(parse(self.metrics))
 
     @property
     def ranks(self) -> dict[int, Mapping[str, Any]]:
-        """What `/status` says of each rank."""
+        """The entry of each rank in `/status`."""
         found = self.status.get("ranks")
         entries = (
-            [one for one in found if isinstance(one, Mapping)] if isinstance(found, list) else []
+            [entry for entry in found if isinstance(entry, Mapping)]
+            if isinstance(found, list)
+            else []
         )
-        return {one["rank"]: one for one in entries if isinstance(one.get("rank"), int)}
+        return {entry["rank"]: entry for entry in entries if isinstance(entry.get("rank"), int)}
+
+    @property
+    def generation(self) -> int:
+        """The generation of the agent's worker group; 0 if unknown."""
+        found = self.status.get("generation")
+        return found if isinstance(found, int) else 0
 
 
 def breakdown_rows(
     now: Mapping[str, AgentSample], before: Mapping[str, AgentSample] | None = None
 ) -> list[RankBreakdown]:
-    """One row per rank, over the time since `before`, or over the life of the agents. Ranks of the
-    newest generation only.
+    """Compute one row per rank of the newest generation.
+
+    Args:
+        now: The latest sample of each agent, by the name of its pod.
+        before: An earlier sample of each. The rows cover the time since then; without it, the whole
+            life of the agents.
     """
-    newest = max((_generation(one) for one in now.values()), default=0)
-    found = []
-    for owner, reading in now.items():
-        if _generation(reading) != newest:
+    newest = max((agent.generation for agent in now.values()), default=0)
+    rows = []
+    for pod, agent in now.items():
+        if agent.generation != newest:
             continue
-        earlier = before.get(owner) if before else None
-        old = count(earlier.samples()) if earlier and _generation(earlier) == newest else {}
-        new = count(reading.samples())
-        for rank in sorted({*new, *reading.ranks}):
-            done = (
-                new.get(rank, Counters()).since(old[rank])
-                if rank in old
-                else new.get(rank, Counters())
-            )
-            found.append(row(rank, owner, done, reading.ranks.get(rank, {})))
-    return mark_slow(found)
+        previous = before.get(pod) if before else None
+        old = previous.counters if previous and previous.generation == newest else {}
+        for rank in sorted({*agent.counters, *agent.ranks}):
+            increase = agent.counters.get(rank, Counters())
+            if rank in old:
+                increase = increase.since(old[rank])
+            rows.append(rank_breakdown(rank, pod, increase, agent.ranks.get(rank, {})))
+    return mark_slow(rows)
 
 
-def select(now: Mapping[str, AgentSample], rank: int) -> dict[str, AgentSample]:
-    """The readings of the agent that has this rank."""
-    return {owner: reading for owner, reading in now.items() if rank in reading.ranks}
+def select(now: Mapping[str, AgentSample], rank: int | None) -> dict[str, AgentSample]:
+    """The samples of the agent that runs this rank; of all agents if `rank` is None."""
+    return {owner: sample for owner, sample in now.items() if rank is None or rank in sample.ranks}
+
+
+def select_rows(rows: Sequence[RankBreakdown], rank: int | None) -> list[RankBreakdown]:
+    """The rows of this rank; all rows if `rank` is None."""
+    return [row for row in rows if rank is None or row.rank == rank]
+
+
+def merge_samples(now: Mapping[str, AgentSample]) -> list[str]:
+    """Lines of the metrics of all agents in Prometheus' text format, each series with the label
+    `pod`.
+    """
+    return merge({owner: sample.metrics for owner, sample in now.items()})
 
 
 def first(now: Mapping[str, AgentSample], name: str) -> Any:
-    """What the agents say of the job under this name: the one with rank 0 first, then any that
-    knows it.
+    """A field of the job from the agents' `/status`: of the agent that runs rank 0, else of any
+    agent that knows it.
     """
-    ordered = sorted(now.values(), key=lambda reading: min(reading.ranks, default=1 << 30))
+    ordered = sorted(now.values(), key=lambda agent: min(agent.ranks, default=1 << 30))
     return next(
-        (reading.status[name] for reading in ordered if reading.status.get(name) is not None), None
+        (agent.status[name] for agent in ordered if agent.status.get(name) is not None), None
     )
 
 
 def samples_per_second(now: Mapping[str, AgentSample]) -> float | None:
-    """Of the whole job: each agent says what its own ranks do."""
+    """Throughput of the whole job: the sum over its agents; None if no agent knows it."""
     rates = [
         rate
-        for one in now.values()
-        if isinstance(rate := one.status.get("samples_per_second"), int | float)
+        for agent in now.values()
+        if isinstance(rate := agent.status.get("samples_per_second"), int | float)
     ]
     return sum(rates) if rates else None
-
-
-def _generation(reading: AgentSample) -> int:
-    found = reading.status.get("generation")
-    return found if isinstance(found, int) else 0

@@ -1,8 +1,8 @@
-"""The `kdist` command: which commands there are, and the one place where an error becomes text and
-an exit code.
+"""The `kdist` command: the table of its commands, and the conversion of errors to text and an exit
+code.
 
-Commands are loaded when they are called. The table below holds all that `kdist --help` shows of
-them, so help, `--version` and completion import none of the heavy libraries.
+A command's module is imported when the command is called. The table below contains everything that
+`kdist --help` shows, so help, `--version` and completion import no heavy libraries.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ COMMANDS: dict[str, dict[str, str]] = {
         "init": "Write a job.yaml to start from.",
         "validate": "Check job files and show every problem at once.",
         "explain": "Describe a field of job.yaml.",
-        "schema": "Print the JSON Schema of job.yaml.",
     },
     "Run": {
         "run": "Run a job, or a script, as processes on this machine.",
@@ -33,31 +32,29 @@ COMMANDS: dict[str, dict[str, str]] = {
     },
     "Cluster": {
         "render": "Show the Kubernetes objects that a job becomes.",
-        "apply": "Send jobs to a cluster.",
-        "diff": "Show what sending jobs would change.",
+        "apply": "Apply jobs to a cluster.",
+        "diff": "Show what applying jobs would change.",
         "get": "List the jobs of a cluster.",
         "status": "Show what a job is doing: phase, ranks, step, loss, checkpoint.",
-        "logs": "Show what all ranks of a job say, with the pod in front.",
-        "wait": "Wait until a job is done, or has come as far as asked.",
-        "events": "Show what the cluster says about a job.",
-        "why": "Say why a job does not do what it should, and what helps.",
+        "logs": "Show the logs of all ranks of a job, each line behind its pod.",
+        "wait": "Wait until a job is done, or reaches another condition.",
+        "events": "Show the Kubernetes events of a job.",
+        "why": "Explain why a job does not progress, and how to fix it.",
         "top": "Show what every rank spends its steps on, and who is slow.",
         "profile": "Record the next steps of a running job, and show their time.",
-        "metrics": "Show what the agents of a job measure, without Prometheus.",
-        "report": "Show where the time of a run went: its goodput receipt.",
+        "report": "Show where the time of a run went: its goodput report.",
         "checkpoints": "List a run's checkpoints, verify them, or export weights.",
         "exec": "Run a command in the pod of a rank.",
-        "port-forward": "Let ports of this machine end in the pod of a rank.",
+        "port-forward": "Forward local ports to the pod of a rank.",
         "scale": "Change the number of nodes of a job while it runs.",
-        "suspend": "Let a job save its state and give its machines back.",
-        "resume": "Let a suspended or stopped job go on from the step it saved.",
-        "restart": "Start all ranks of a job anew, from its last checkpoint.",
-        "stop": "Let a job save its state and end.",
-        "delete": "Take jobs off a cluster; their checkpoints stay.",
+        "suspend": "Save a job's state, end its pods and free their resources.",
+        "resume": "Resume a suspended job from the step it saved.",
+        "restart": "Restart all ranks of a job from its last checkpoint.",
+        "delete": "Delete jobs from a cluster; their checkpoints stay.",
     },
     "Admin": {
-        "doctor": "Check what a cluster, and this machine, can do for a job.",
-        "dashboards": "Write the Grafana dashboards, or draw them from a Prometheus.",
+        "doctor": "Check whether a cluster and this machine can run jobs.",
+        "dashboards": "Write the Grafana dashboards as JSON.",
         "completion": "Print the completion script of a shell.",
         "version": "Show the versions of kdist and what it runs on.",
     },
@@ -72,9 +69,7 @@ def keep_lines(text: str) -> str:
 
 
 class Commands(click.Group):
-    """A group that imports a command only when it is called, and ends every run with an exit code
-    of ours.
-    """
+    """A group that imports a command only when it is called, and always exits with a `Code`."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         """Names of all commands, in the order of the help."""
@@ -95,7 +90,7 @@ class Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command that is called; a near miss gets a suggestion."""
+        """Find the called command; a misspelled name gets a suggestion."""
         if args and not args[0].startswith("-") and args[0] not in self.list_commands(ctx):
             from difflib import get_close_matches
 
@@ -118,15 +113,15 @@ class Commands(click.Group):
         args: Sequence[str] | None = None,
         prog_name: str | None = None,
         complete_var: str | None = None,
-        standalone_mode: bool = True,  # noqa: ARG002 - click's signature; we are always the last to see an error
+        standalone_mode: bool = True,  # noqa: ARG002 - click's signature; errors are always handled here
         **extra: Any,
     ) -> Any:
-        """Run the command line and exit; every way out of it is an exit code."""
+        """Run the command line and exit; every error becomes an exit code."""
         try:
             code = super().main(
                 args, prog_name or "kdist", complete_var, standalone_mode=False, **extra
             )
-        except Exception as error:  # noqa: BLE001 - the one door: whatever happens becomes text and a code
+        except Exception as error:  # noqa: BLE001 - every error becomes text and an exit code here
             code = report(error)
         except KeyboardInterrupt:
             code = report(click.Abort())
@@ -155,7 +150,7 @@ def report(error: Exception) -> int:
     if isinstance(error, click.Abort):
         console.message("Interrupted.")
         return Code.INTERRUPTED
-    if isinstance(error, BrokenPipeError):  # the reader (`| head`) has gone: nobody is left to tell
+    if isinstance(error, BrokenPipeError):  # the reader (`| head`) has gone
         console.drop_results()
         return Code.ERROR
     if isinstance(error, OSError):
@@ -165,16 +160,16 @@ def report(error: Exception) -> int:
             )
         )
         return Code.ERROR
-    again = KdistError(
-        f"kdist itself failed: {type(error).__name__}: {error}",
-        hint="this is a bug in kdist; set KDIST_DEBUG=1 to see where, and please report it",
+    bug = KdistError(
+        f"internal error: {type(error).__name__}: {error}",
+        hint="this is a bug in kdist; please report it with the traceback that KDIST_DEBUG=1 shows",
     )
-    console.error(again)
+    console.error(bug)
     return Code.ERROR
 
 
 def _advise(error: KdistError) -> None:
-    """Add to the server's own refusal whom to ask for what: it knows no roles of the chart."""
+    """Add to the API server's error which role of the chart grants the permission."""
     from kdist import rbac
     from kdist.cluster import ApiError
 
@@ -186,13 +181,13 @@ def _advise(error: KdistError) -> None:
     cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog=(
-        "`kdist COMMAND --help` tells more. KDIST_DEBUG=1 shows tracebacks; NO_COLOR turns "
+        "See `kdist COMMAND --help` for details. KDIST_DEBUG=1 shows tracebacks; NO_COLOR turns "
         "colour off."
     ),
 )
 @click.version_option(__version__, message="kdist %(version)s")
 def cli() -> None:
-    r"""One job.yaml becomes a distributed PyTorch training, here or on any Kubernetes.
+    r"""Run distributed PyTorch trainings from one job.yaml, locally or on any Kubernetes.
 
     \b
     Examples:
@@ -206,8 +201,8 @@ cli.help = keep_lines(cli.help or "")
 
 
 def complete() -> None:
-    """Answer kubectl, which asks its plugins for completions by a program of its own: one per line,
-    then what to do with them.
+    """Complete `kubectl kdist`: kubectl runs its plugins' completion program, and reads one
+    completion per line, then a directive.
     """
     from click.shell_completion import ShellComplete
 
@@ -216,4 +211,4 @@ def complete() -> None:
         words, incomplete
     ):
         console.result(str(item.value) if item.type == "plain" else incomplete)
-    console.result(":4")  # kubectl's word for: these are all, do not offer files beside them
+    console.result(":4")  # kubectl's directive: do not offer files in addition

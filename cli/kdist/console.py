@@ -1,8 +1,8 @@
 """The only file that prints.
 
-Data goes to stdout and messages go to stderr, so `kdist … -o json | jq` works while a person still
-reads what happens. Colour only decorates: it is off when the stream is no terminal, with
-`NO_COLOR`, and with `TERM=dumb`; `FORCE_COLOR` turns it on.
+Data goes to stdout and messages go to stderr, so messages stay visible in `kdist … -o json | jq`.
+Colour is off when the stream is no terminal, with `NO_COLOR`, and with `TERM=dumb`; `FORCE_COLOR`
+turns it on.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from kdist.nonblocking import NonBlockingWriter
 if TYPE_CHECKING:
     from rich.live import Live
 
-_outlets: list[NonBlockingWriter] = []  # where messages go while nothing may wait for their reader
-_drawn: list[Live] = []  # the view at the foot of the terminal, while there is one
+_outlets: list[NonBlockingWriter] = []  # non-blocking writers for messages, the last one is in use
+_drawn: list[Live] = []  # the live view, while there is one
 
 
 def wants_color() -> bool | None:
-    """True or False where the environment decides, None where the stream should (a terminal gets
-    colour).
+    """Whether the environment turns colour on or off; None if it depends on whether the stream is
+    a terminal.
     """
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False
@@ -36,29 +36,28 @@ def wants_color() -> bool | None:
 
 
 def result(text: str) -> None:
-    """Print a piece of the answer to stdout."""
+    """Print output to stdout."""
     click.echo(text, color=wants_color())
 
 
-def result_bytes(data: bytes) -> None:
-    """Print bytes to stdout as they are."""
-    click.echo(data, nl=False)
-
-
 def drop_results() -> None:
-    """Lose what stdout did not take, and all that follows, so that the end of this process does not
-    fail of it.
-    """
+    """Discard the rest of stdout, so that flushing it at exit does not fail."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())
     os.close(null)
 
 
 def emit(value: Any, *, output: str, name: str = "") -> None:
-    """Print an answer in a machine's format: `json`, `yaml`, `name` (the name alone, for pipes), or
-    `jsonpath=TEMPLATE`.
+    """Print a value in a machine-readable format.
 
-    Raises `ValueError` for another format, `UsageError` for a template that cannot be read.
+    Args:
+        value: plain values, as for JSON.
+        output: `json`, `yaml`, `name` (only the name, for pipes) or `jsonpath=TEMPLATE`.
+        name: what `name` prints.
+
+    Raises:
+        ValueError: the format is unknown.
+        UsageError: the JSONPath template cannot be read.
     """
     if output == "json":
         import json
@@ -79,9 +78,7 @@ def emit(value: Any, *, output: str, name: str = "") -> None:
 
 
 def documents(found: Sequence[Any], *, output: str) -> None:
-    """Print several objects: `yaml` one after the other, `json` as a List; in both forms kubectl
-    reads them back.
-    """
+    """Print several objects so that kubectl can read them: as YAML documents, or as a JSON List."""
     if output == "json":
         emit({"apiVersion": "v1", "kind": "List", "items": list(found)}, output="json")
         return
@@ -92,8 +89,8 @@ def documents(found: Sequence[Any], *, output: str) -> None:
 
 
 def table(rows: Iterable[Sequence[str]], *, header: Sequence[str]) -> None:
-    """Print columns to stdout, kubectl's way: upper-case header, three spaces between, nothing
-    drawn.
+    """Print columns to stdout as kubectl does: a header, three spaces between columns, no
+    borders.
     """
     lines = [tuple(header), *(tuple(row) for row in rows)]
     widths = [max(len(line[index]) for line in lines) for index in range(len(header))]
@@ -104,29 +101,29 @@ def table(rows: Iterable[Sequence[str]], *, header: Sequence[str]) -> None:
 
 
 def message(text: str) -> None:
-    """Tell the person what happens; to stderr, and above a view that is drawn there."""
+    """Print a message to stderr, above the live view if there is one."""
     if _drawn:
         from rich.text import Text
 
         _drawn[-1].console.print(Text.from_ansi(text))
         return
-    click.echo(text, file=_place(), err=True, color=wants_color())
+    click.echo(text, file=_stream(), err=True, color=wants_color())
 
 
 def warning(text: str) -> None:
-    """Tell of something that may surprise later."""
+    """Print a warning to stderr."""
     message(f"{click.style('Warning:', fg='yellow')} {text}")
 
 
 @contextmanager
-def unwaiting() -> Iterator[None]:
-    """Messages and views in this block never wait for whoever reads stderr; its end does, until
-    Ctrl-C.
+def nonblocking_messages() -> Iterator[None]:
+    """Make messages and live views in this block non-blocking. At its end the remaining output is
+    written, until Ctrl-C.
     """
     sys.stderr.flush()
     try:
         outlet = NonBlockingWriter(sys.stderr.fileno())
-    except io.UnsupportedOperation:  # a stream in memory, which nobody has to read
+    except io.UnsupportedOperation:  # a stream in memory never blocks
         yield
         return
     _outlets.append(outlet)
@@ -140,15 +137,13 @@ def unwaiting() -> Iterator[None]:
             outlet.close()
 
 
-def _place() -> IO[str] | None:
-    """Where messages go; None is stderr as it is."""
+def _stream() -> IO[str] | None:
+    """Stream for messages; None for stderr."""
     return cast("IO[str]", _outlets[-1]) if _outlets else None
 
 
-def catch_up() -> bool:
-    """Within `unwaiting`: hand on what still waits for its reader; whether all of it has been
-    taken.
-    """
+def flush_messages() -> bool:
+    """Within the non-blocking block: write buffered output; whether all of it is written."""
     for outlet in _outlets:
         outlet.flush()
     return not any(outlet.is_behind for outlet in _outlets)
@@ -161,19 +156,15 @@ def can_draw() -> bool:
 
 @contextmanager
 def drawing() -> Iterator[Live]:
-    """A live view at the foot of the terminal, on stderr: `update` draws it anew, `console.print`
-    scrolls above it.
-
-    It disappears when the block ends. rich is imported here, when something is drawn, and not
-    before.
+    """A live view at the bottom of the terminal, on stderr: `update` redraws it, and
+    `console.print` prints above it. It disappears when the block ends.
     """
     from rich.console import Console
     from rich.live import Live
 
-    # Drawn when told, by the caller's own thread: nothing here runs beside it. What others print is
-    # no business of the view.
+    # Drawn only on `update`, in the caller's thread, and without redirecting other output.
     with Live(
-        console=Console(stderr=True, file=_place()),
+        console=Console(stderr=True, file=_stream()),
         auto_refresh=False,
         transient=True,
         redirect_stdout=False,
@@ -187,7 +178,7 @@ def drawing() -> Iterator[Live]:
 
 
 def error(problem: KdistError) -> None:
-    """Print what went wrong, where, the way out, and last the line that matters most."""
+    """Print an error: its problems with locations, the message, the hint and the next command."""
     if isinstance(problem, InvalidJobError):
         for each in problem.problems:
             _problem(each)

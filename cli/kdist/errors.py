@@ -1,7 +1,7 @@
-"""What can go wrong on the command line: a message, the way out of it, and the exit code.
+"""The errors of the command line: a message, how to fix it, and the exit code.
 
-Anything raised from here is turned into text and an exit status at one place, `app.py`. Nothing
-here imports anything outside the standard library, so every room may raise these.
+`app.py` turns them into text and an exit status. This module imports only the standard library, so
+every package may raise them.
 """
 
 from __future__ import annotations
@@ -28,10 +28,13 @@ class Code(IntEnum):
 
 
 class KdistError(Exception):
-    """Something that the user can act on.
+    """An error that the user can act on.
 
-    `message` says what and why in one sentence, `hint` how to repair it, `next_command` what to
-    type next.
+    Attributes:
+        message: what failed and why, in one sentence.
+        hint: how to fix it.
+        next_command: command to run next.
+        code: exit code of `kdist`.
     """
 
     code: Code = Code.ERROR
@@ -48,21 +51,31 @@ class KdistError(Exception):
 
 
 class UsageError(KdistError):
-    """The command line or a file it names cannot be used as it is."""
+    """The command line, or a file that it names, is invalid."""
 
     code = Code.USAGE
 
 
 class NotFoundError(KdistError):
-    """The thing that was asked for does not exist."""
+    """The requested object does not exist."""
 
     code = Code.NOT_FOUND
 
 
-class Problem(NamedTuple):
-    """One thing wrong in a job file. Lines and columns count from 1; line 0 means a `--set` option,
-    not the file.
+class JobNotFoundError(NotFoundError):
+    """There is no job of this name in the cluster.
+
+    Args:
+        *jobs: (name, namespace) of each job that does not exist.
     """
+
+    def __init__(self, *jobs: tuple[str, str]) -> None:
+        missing = [f"{name} in namespace {namespace}" for name, namespace in jobs]
+        super().__init__(f"there is no job {', nor '.join(missing)}", next_command="kdist get -A")
+
+
+class Problem(NamedTuple):
+    """A problem in a job file. Lines and columns count from 1; line 0 means a `--set` option."""
 
     source: str
     line: int
@@ -76,19 +89,17 @@ class Problem(NamedTuple):
 
     @property
     def where(self) -> str:
-        """`job.yaml:14:5`, or the source alone where there is no line."""
+        """Location such as `job.yaml:14:5`, or only the source if there is no line."""
         return f"{self.source}:{self.line}:{self.column}" if self.line else self.source
 
     @property
     def sentence(self) -> str:
-        """Path, reason and suggestion without the place."""
+        """Path, reason and suggestion without the location."""
         reason = f"{self.path}: {self.message}" if self.path else self.message
         return f"{reason}; did you mean `{self.suggestion}`?" if self.suggestion else reason
 
     def with_excerpt(self, lines: Sequence[str]) -> Problem:
-        """The same with the line of the file that it is about, if that can be shown on a
-        terminal.
-        """
+        """The same problem with its line of the file, if that can be printed."""
         line = lines[self.line - 1] if 0 < self.line <= len(lines) else ""
         if not line.strip() or len(line) > 160 or not line.replace("\t", " ").isprintable():
             return self
@@ -102,7 +113,7 @@ class Problem(NamedTuple):
 
 
 class InvalidJobError(KdistError):
-    """A job file with problems: all of them, in the order of their places."""
+    """A job file with problems: all of them, in the order of their locations."""
 
     code = Code.USAGE
 

@@ -1,5 +1,5 @@
-"""The part of kubectl's JSONPath that scripts use: `{.items[*].name}`, `{.ranks[0]['step']}`, text
-between the braces. Pure.
+"""The subset of kubectl's JSONPath that scripts use: `{.items[*].name}`, `{.ranks[0]['step']}`,
+text between the braces. Pure.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from kdist.errors import UsageError
 _STEP = re.compile(
     r"""\.?(?P<word>[A-Za-z_][\w-]*|\*)|\[(?P<index>-?\d+)\]|\[\*\]|\[(?P<quote>['"])(?P<key>(?:(?!(?P=quote)).)*)(?P=quote)\]"""
 )
-# What kubectl's JSONPath has besides, by what gives it away outside of quotes.
-_UNREAD = {
+# Unsupported features of kubectl's JSONPath, by a pattern that detects them outside of quotes.
+_UNSUPPORTED = {
     r"\{\s*(range|end)\b": "range and end",
     r"\[\?": "filters ([?(…)])",
     r"\.\.": "recursive descent (..)",
@@ -26,15 +26,16 @@ _ESCAPES = {"\\n": "\n", "\\t": "\t"}
 
 
 def find(template: str, document: Any) -> str:
-    """The template with each `{…}` replaced by what it picks, several values with a space between,
-    as kubectl does.
+    """Replace each `{…}` in the template by the values that it selects, separated by spaces, as
+    kubectl does. A path that does not exist selects nothing.
 
-    Raises `UsageError` for a template that cannot be read. What is not there is empty.
+    Raises:
+        UsageError: the template is invalid or not supported.
     """
     pieces = re.split(r"\{(.*?)\}", template)
     if "{" in "".join(pieces[::2]) or "}" in "".join(pieces[::2]):
-        raise _wrong(template)
-    if len(pieces) == 1:  # kubectl takes a bare path too
+        raise _invalid(template)
+    if len(pieces) == 1:  # kubectl accepts a bare path too
         pieces = ["", template, ""]
     found = []
     for index, piece in enumerate(pieces):
@@ -55,7 +56,7 @@ def _pick(path: str, document: Any, template: str) -> list[Any]:
     while rest:
         step = _STEP.match(rest)
         if step is None or (rest[0] not in ".[" and len(rest) == len(path)):
-            raise _wrong(template)
+            raise _invalid(template)
         rest = rest[step.end() :]
         if step["index"] is not None:
             at = int(step["index"])
@@ -81,17 +82,19 @@ def _show(value: Any) -> str:
 
 
 def _unescape(text: str) -> str:
-    for written, meant in _ESCAPES.items():
-        text = text.replace(written, meant)
+    for escape, character in _ESCAPES.items():
+        text = text.replace(escape, character)
     return text
 
 
-def _wrong(template: str) -> UsageError:
-    reads = "it reads {.items[*].name}, {.ranks[0]}, {['odd.key']} and text between the braces"
-    for sign, name in _UNREAD.items():
-        if re.search(sign, template):
+def _invalid(template: str) -> UsageError:
+    supported = (
+        "it supported {.items[*].name}, {.ranks[0]}, {['odd.key']} and text between the braces"
+    )
+    for pattern, name in _UNSUPPORTED.items():
+        if re.search(pattern, template):
             return UsageError(
                 f"-o jsonpath does not understand {name}, as in `{template}`",
-                hint=f"{reads}; -o json | jq does more",
+                hint=f"{supported}; -o json | jq does more",
             )
-    return UsageError(f"-o jsonpath cannot read `{template}`", hint=reads)
+    return UsageError(f"-o jsonpath cannot read `{template}`", hint=supported)

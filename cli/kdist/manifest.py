@@ -1,5 +1,5 @@
-"""One Kubernetes object as kdist sends it: its document, who it is, and its place in the order of
-sending.
+"""A Kubernetes object as kdist applies it: its document, its identity, and its position in the
+order of the apply.
 """
 
 from __future__ import annotations
@@ -11,16 +11,19 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 OWNER: Final = "kdist.dev/owner"
-"""Annotation that says which job an object was made for, and as which object: a copy under another
-name does not bear it.
+"""Annotation with the job that an object was created for, and the object's kind and name, so that
+a copy under another name does not count as the job's.
 """
 
-# Characters that JSON leaves bare and YAML does not take inside a quoted string, or folds as line
-# breaks.
+JOB_LABEL: Final = "kdist.dev/job"
+"""Label with the job's name on every object of a job, and on its pods."""
+
+# Characters that JSON leaves unescaped and that YAML does not allow in a quoted string, or folds as
+# line breaks.
 _BARE_IN_JSON = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff\ud800-\udfff]")
 
-# What others lean on goes first: a pod that starts before its ConfigMap or Role exists waits for a
-# retry of the kubelet.
+# Dependencies come first: a pod that starts before its ConfigMap or Role exists waits for a retry
+# of the kubelet.
 _FIRST = (
     "Namespace",
     "ServiceAccount",
@@ -37,9 +40,10 @@ _FIRST = (
 
 
 def to_json(value: object) -> str:
-    """`value` as JSON that is YAML too, which is how an API server reads an apply.
+    """Serialize `value` as JSON that is valid YAML too, because an API server reads an apply as
+    YAML.
 
-    With ASCII alone 😀 would be two surrogates, which YAML refuses. Raises `ValueError` for NaN and
+    In ASCII, 😀 would be two surrogates, which YAML rejects. Raises `ValueError` for NaN and
     infinity.
     """
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
@@ -48,11 +52,12 @@ def to_json(value: object) -> str:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A Kubernetes object. `document` is the whole of it in plain values, as it was parsed back
-    from the rendered text.
+    """A Kubernetes object.
 
-    `sources` says which field of job.yaml a leaf of the document comes from, by its path: `("spec",
-    "replicas")`.
+    Attributes:
+        document: the whole object as plain values, parsed from the rendered text.
+        sources: the field of job.yaml that a leaf of the document comes from, by its path, such as
+            `("spec", "replicas")`.
     """
 
     document: dict[str, Any]
@@ -61,7 +66,7 @@ class Manifest:
     )
 
     def __post_init__(self) -> None:
-        """Raises `ValueError` where the document lacks what makes it an object."""
+        """Raises `ValueError` if apiVersion, kind or name is missing."""
         metadata = self.document.get("metadata")
         name = metadata.get("name") if isinstance(metadata, dict) else None
         for what, value in (
@@ -86,7 +91,7 @@ class Manifest:
 
     @property
     def namespace(self) -> str | None:
-        """Namespace written in the object, or None where the caller's own is meant."""
+        """The object's namespace; None for that of the connection."""
         namespace = self.document["metadata"].get("namespace")
         return None if namespace is None else str(namespace)
 
@@ -99,24 +104,29 @@ class Manifest:
 
     @property
     def title(self) -> str:
-        """What kubectl calls it: `configmap/digits`, `job.batch/digits`."""
+        """The name as kubectl prints it: `configmap/digits`, `job.batch/digits`."""
         group = self.api_version.rpartition("/")[0]
         return f"{'.'.join(part for part in (self.kind.lower(), group) if part)}/{self.name}"
 
     @property
     def order(self) -> int:
-        """Place in the order of sending; deletion goes the other way."""
+        """Position in the order of the apply; deletion uses the reverse order."""
         return _FIRST.index(self.kind) if self.kind in _FIRST else len(_FIRST)
 
 
+def job_selector(name: str) -> str:
+    """Label selector for the objects of the job `name`."""
+    return f"{JOB_LABEL}={name}"
+
+
 def mark(job: str, kind: str, name: str) -> str:
-    """Value of the annotation `OWNER` of an object that a job is made of."""
+    """Value of the annotation `OWNER` for an object of a job."""
     return f"{job}/{kind.lower()}/{name}"
 
 
 def find_owner(document: Mapping[str, Any], kind: str = "") -> str | None:
-    """The job whose mark an object bears; None where it bears none, or that of the object it is a
-    copy of.
+    """The job that an object is marked for; None if it has no mark, or that of another object of
+    which it is a copy.
     """
     metadata = document.get("metadata") or {}
     found = str((metadata.get("annotations") or {}).get(OWNER) or "")
@@ -126,8 +136,8 @@ def find_owner(document: Mapping[str, Any], kind: str = "") -> str | None:
 
 
 def sort(manifests: Iterable[Manifest]) -> list[Manifest]:
-    """The manifests in the order of sending, ties kept. Raises `ValueError` if one object is
-    described twice.
+    """The manifests in the order of the apply; the sort is stable. Raises `ValueError` if an object
+    is described twice.
     """
     ordered = sorted(manifests, key=lambda manifest: manifest.order)
     identities = [manifest.identity for manifest in ordered]

@@ -1,8 +1,8 @@
-"""A stream that never makes its writer wait: what its reader does not take now is kept, and beyond
-a limit left out.
+"""A text stream whose writes never block: output that the reader does not accept yet is buffered,
+and beyond a limit dropped.
 
-For a loop that has more to do than to print. A pipe whose reader stops, a terminal that was halted
-with Ctrl-S, a reader that has gone, a full disk: nothing of that may stop it.
+It is for loops that must not stop because of their output: a pipe whose reader has stopped or gone,
+a terminal that was paused with Ctrl-S, a full disk.
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ import socket
 import stat
 from collections.abc import Callable
 
-LIMIT = 1 << 18  # bytes that wait for the reader
-_PIECE = 512  # bytes that a pipe takes without waiting once it takes anything, on every system
+LIMIT = 1 << 18  # bytes in the buffer beyond which lines are dropped
+_PIECE = 512  # bytes that a writable pipe accepts without blocking on every system (POSIX PIPE_BUF)
 
 
 class NonBlockingWriter(io.TextIOBase):
-    """Text for a descriptor. `write` and `flush` neither wait nor raise; `drain` waits."""
+    """Writes text to a descriptor. `write` and `flush` neither block nor raise; `drain` blocks."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._tty = os.isatty(descriptor)
-        self._own: int | None = None
+        self._reopened: int | None = None
         self._gone = False
-        self._kept = bytearray()
-        self._left_out = 0
+        self._buffer = bytearray()
+        self._dropped = 0
         self._put = self._choose()
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        """What text becomes on its way."""
+        """Encoding of the output."""
         return "utf-8"
 
     def isatty(self) -> bool:
-        """Whether the reader is a terminal."""
+        """Whether the descriptor is a terminal."""
         return self._tty
 
     def fileno(self) -> int:
-        """The descriptor that was given."""
+        """The given descriptor."""
         return self._descriptor
 
     def writable(self) -> bool:
@@ -49,40 +49,40 @@ class NonBlockingWriter(io.TextIOBase):
         return True
 
     def write(self, text: str) -> int:
-        """Take a text whole, or leave it out whole while too much waits for the reader."""
+        """Write a text, or drop all of it while the buffer is full."""
         self.flush()
-        if len(self._kept) > LIMIT:
-            self._left_out += 1
+        if len(self._buffer) > LIMIT:
+            self._dropped += 1
         elif not self._gone:
-            if self._left_out and not self._tty:
-                self._kept += (
-                    f"… {self._left_out} lines are left out: they were not read in time\n".encode()
+            if self._dropped and not self._tty:
+                self._buffer += (
+                    f"… {self._dropped} lines are left out: they were not read in time\n".encode()
                 )
-            self._left_out = 0
-            self._kept += text.encode(errors="replace")
+            self._dropped = 0
+            self._buffer += text.encode(errors="replace")
             self.flush()
         return len(text)
 
     def flush(self) -> None:
-        """Hand on what can be handed on now."""
-        while self._kept and not self._gone:
+        """Write as much of the buffer as the descriptor accepts now."""
+        while self._buffer and not self._gone:
             try:
-                del self._kept[: self._put(bytes(self._kept[: 1 << 16]))]
+                del self._buffer[: self._put(bytes(self._buffer[: 1 << 16]))]
             except BlockingIOError:
                 return
             except OSError as error:
-                self._kept.clear()
-                # a disk may be cleared
+                self._buffer.clear()
+                # space on a full disk may be freed
                 self._gone = error.errno not in (errno.ENOSPC, errno.EDQUOT)
 
     @property
     def is_behind(self) -> bool:
-        """Whether something waits for the reader."""
-        return bool(self._kept)
+        """Whether the buffer holds output."""
+        return bool(self._buffer)
 
     def drain(self) -> None:
-        """Wait until the reader has taken everything, or is gone. Interrupted by Ctrl-C it lets go
-        of the descriptor.
+        """Wait until everything is written, or the reader is gone. On Ctrl-C the descriptor is
+        redirected to /dev/null.
         """
         try:
             while self.is_behind:
@@ -90,21 +90,21 @@ class NonBlockingWriter(io.TextIOBase):
                 self.flush()
         except KeyboardInterrupt:
             null = os.open(os.devnull, os.O_WRONLY)
-            # nothing that is printed from now on waits for that reader
+            # later output does not block on that reader
             os.dup2(null, self._descriptor)
             os.close(null)
             raise
 
     def close(self) -> None:
-        """Let go of what was opened here; the descriptor that was given stays open."""
-        if self._own is not None:
-            os.close(self._own)
-            self._own = None
+        """Close the writer's reopened descriptor; the given one stays open."""
+        if self._reopened is not None:
+            os.close(self._reopened)
+            self._reopened = None
         super().close()
 
     def _choose(self) -> Callable[[bytes], int]:
-        """How to write without waiting. `O_NONBLOCK` on the descriptor itself would be everybody's
-        who shares it.
+        """How to write without blocking. `O_NONBLOCK` on the given descriptor would affect every
+        process that shares it.
         """
         mode = os.fstat(self._descriptor).st_mode
         if stat.S_ISSOCK(mode):
@@ -115,12 +115,12 @@ class NonBlockingWriter(io.TextIOBase):
             path = (
                 os.ttyname(self._descriptor) if self._tty else f"/proc/self/fd/{self._descriptor}"
             )
-            self._own = own = os.open(
+            self._reopened = reopened = os.open(
                 path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
             )
         except OSError:
             return self._write_piece
-        return lambda data: os.write(own, data)
+        return lambda data: os.write(reopened, data)
 
     def _send(self, data: bytes) -> int:
         with socket.socket(fileno=os.dup(self._descriptor)) as stream:

@@ -1,8 +1,8 @@
-"""What each command needs to be allowed: one table, from which come the chart's roles, `kdist
-doctor` and the page on rights.
+"""The rights that each command needs: one table, from which the chart's roles, the checks of `kdist
+doctor` and the documentation are generated.
 
-A command of several steps asks for what it needs before the first of them, so that who may not do
-all of it does none of it.
+A command of several steps checks its rights before the first step, so that it changes nothing if
+one of them is missing.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 RBAC = "rbac.authorization.k8s.io/v1"
 RUNTIME = ("trainer.kubeflow.org/v1alpha1", "TrainingRuntime")
 _KUEUE = "kueue.x-k8s.io/v1beta1"
-_LOOK, _CHANGE = "get list watch", "create patch delete"
+_READ, _WRITE = "get list watch", "create patch delete"
 _CORE = '""'  # the API group of pods, as a rule of RBAC writes it
 _THREADS = 8
 _ORDER = ("get", "list", "watch", "create", "patch", "update", "delete")
 
 
 class Right(NamedTuple):
-    """A verb on a kind, or on a part of it; with a name, on that one object."""
+    """A verb on a kind or a subresource; with a name, on that object only."""
 
     verb: str
     api_version: str
@@ -39,13 +39,13 @@ class Right(NamedTuple):
 
     @property
     def group(self) -> str:
-        """The API group; the core's is ""."""
+        """The API group; empty for the core group."""
         return self.api_version.rpartition("/")[0]
 
     @property
     def resource(self) -> str:
-        """As a rule of RBAC calls it: `pods/log`."""
-        # a client is more than a table needs where nobody is asked
+        """The resource as an RBAC rule names it, such as `pods/log`."""
+        # imported late: the table alone needs no API client
         from kdist.cluster import resources
 
         return resources.plural(self.kind) + (f"/{self.subresource}" if self.subresource else "")
@@ -57,10 +57,14 @@ class Right(NamedTuple):
 
 
 class Need(NamedTuple):
-    """What a group of commands needs, and what is lost without it (empty: they cannot run).
+    """The rights that a group of commands needs.
 
-    `workload` are the verbs on the job's workload, of whichever kind it is; `role` is the chart's
-    role that holds it all.
+    Attributes:
+        commands: names of the commands.
+        role: the chart's role that contains the rights.
+        rights: the rights, except those on the workload.
+        workload: verbs on the job's workload, whatever its kind.
+        without: what changes without the rights; empty if the commands cannot run.
     """
 
     commands: str
@@ -74,7 +78,7 @@ def _on(verbs: str, api_version: str, *kinds: str, part: str = "") -> tuple[Righ
     return tuple(Right(verb, api_version, kind, part) for verb in verbs.split() for kind in kinds)
 
 
-_BESIDE = (
+_SUPPORTING = (
     ("v1", "ConfigMap"),
     ("v1", "Service"),
     ("v1", "ServiceAccount"),
@@ -82,34 +86,36 @@ _BESIDE = (
     ("networking.k8s.io/v1", "NetworkPolicy"),
     ("policy/v1", "PodDisruptionBudget"),
 )
-_READ_BESIDE = tuple(right for version, kind in _BESIDE for right in _on(_LOOK, version, kind))
-_PODS = _on(_LOOK, "v1", "Pod")
+_READ_SUPPORTING = tuple(
+    right for version, kind in _SUPPORTING for right in _on(_READ, version, kind)
+)
+_PODS = _on(_READ, "v1", "Pod")
 _FORWARD = _on("create get", "v1", "Pod", part="portforward")
 _EXEC = _on("create get", "v1", "Pod", part="exec")
-_ASIDE = "a job none of whose pods runs cannot be looked into"
+_NO_HELPER_POD = "they fail for a job without running pods"
 
 NEEDS: tuple[Need, ...] = (
     Need(
         "get, status, events, wait, why",
         "view",
-        (*_PODS, *_on(_LOOK, "v1", "ConfigMap", "Event")),
-        _LOOK,
+        (*_PODS, *_on(_READ, "v1", "ConfigMap", "Event")),
+        _READ,
     ),
     Need("logs", "view", _on("get", "v1", "Pod", part="log")),
     Need(
-        "top, metrics, live status",
+        "top, live status",
         "view",
         _on("get", "v1", "Pod", part="proxy"),
         "",
-        "ranks are asked over a forwarded port",
+        "ranks are queried over a forwarded port",
     ),
-    Need("port-forward", "view", _FORWARD, "", "ranks are asked through the API server's proxy"),
+    Need("port-forward", "view", _FORWARD, "", "ranks are queried through the API server's proxy"),
     Need(
         "why of claims and queues",
         "view",
-        (*_on(_LOOK, "v1", "PersistentVolumeClaim"), *_on("get list", _KUEUE, "Workload")),
+        (*_on(_READ, "v1", "PersistentVolumeClaim"), *_on("get list", _KUEUE, "Workload")),
         "",
-        "they are left out",
+        "claims and queues are not examined",
     ),
     Need("exec, profile", "edit", _EXEC, "", "no command can be run in a pod"),
     Need(
@@ -117,22 +123,22 @@ NEEDS: tuple[Need, ...] = (
         "edit",
         (*_EXEC, *_on("create delete", "v1", "Pod")),
         "",
-        _ASIDE,
+        _NO_HELPER_POD,
     ),
     Need(
         "apply, diff",
         "edit",
         (
-            *_READ_BESIDE,
-            *(right for version, kind in _BESIDE for right in _on(_CHANGE, version, kind)),
+            *_READ_SUPPORTING,
+            *(right for version, kind in _SUPPORTING for right in _on(_WRITE, version, kind)),
         ),
-        f"{_LOOK} {_CHANGE}",
+        f"{_READ} {_WRITE}",
     ),
     Need(
         "apply with rendezvous kubernetes",
         "edit",
         (
-            *_on(f"{_LOOK} {_CHANGE}", RBAC, "Role", "RoleBinding"),
+            *_on(f"{_READ} {_WRITE}", RBAC, "Role", "RoleBinding"),
             Right("update", "v1", "ConfigMap"),
         ),
         "",
@@ -143,11 +149,11 @@ NEEDS: tuple[Need, ...] = (
         "edit",
         _on("create", "v1", "Pod"),
         "",
-        "what Pod Security will refuse is only warned of, unless namespaces can be read",
+        "Pod Security violations only cause a warning, unless namespaces can be read",
     ),
-    Need("suspend, stop, resume", "edit", _on("patch", "v1", "ConfigMap"), "patch"),
+    Need("suspend, resume", "edit", _on("patch", "v1", "ConfigMap"), "patch"),
     Need(
-        "suspend, stop, resume in a queue of Kueue",
+        "suspend, resume in a queue of Kueue",
         "edit",
         _on("get list patch", _KUEUE, "Workload"),
         "",
@@ -163,20 +169,22 @@ NEEDS: tuple[Need, ...] = (
     Need(
         "delete",
         "edit",
-        tuple(right for version, kind in _BESIDE for right in _on("list delete", version, kind)),
+        tuple(
+            right for version, kind in _SUPPORTING for right in _on("list delete", version, kind)
+        ),
         "list delete",
     ),
 )
 
 
 def workload_rights(verbs: str) -> list[Right]:
-    """These verbs on every workload kind, and on what a TrainJob is made from."""
+    """These verbs on every workload kind, and on the TrainingRuntime of a TrainJob."""
     kinds = [(backends.get(name).api_version, backends.get(name).kind) for name in backends.NAMES]
     return [right for version, kind in [*kinds, RUNTIME] for right in _on(verbs, version, kind)]
 
 
 def to_send(manifests: Iterable[Manifest]) -> Iterator[Right]:
-    """What it takes to send objects that may be new."""
+    """The rights to apply objects that may be new."""
     for each in manifests:
         for verb in ("get", "create", "patch"):
             yield Right(
@@ -185,19 +193,19 @@ def to_send(manifests: Iterable[Manifest]) -> Iterator[Right]:
 
 
 def to_delete(manifests: Iterable[Manifest]) -> Iterator[Right]:
-    """What it takes to take objects away."""
+    """The rights to delete objects."""
     for each in manifests:
         yield Right("delete", each.api_version, each.kind, name=each.name)
 
 
 def on_pods(verbs: str, *, part: str = "") -> tuple[Right, ...]:
-    """These verbs on pods, or on a part of them."""
+    """These verbs on pods, or on a subresource of them."""
     return _on(verbs, "v1", "Pod", part=part)
 
 
 def find_missing(cluster: Cluster, wanted: Iterable[Right]) -> list[Right]:
-    """Those that we do not have. Who may not even ask is taken to have them: the server has the
-    last word in any case.
+    """The rights that the caller lacks. If the caller may not review its rights, it is assumed to
+    have them: the server enforces them in any case.
     """
     rules = cluster.rules()
     unsure = [
@@ -214,31 +222,33 @@ def find_missing(cluster: Cluster, wanted: Iterable[Right]) -> list[Right]:
 
 
 def require(cluster: Cluster, wanted: Iterable[Right]) -> None:
-    """Raises `KdistError` with code FORBIDDEN and every right that is missing; nothing must have
-    been changed so far.
+    """Check rights before the first change. Raises `KdistError` (FORBIDDEN) that names every
+    missing right.
     """
     if missing := _names(find_missing(cluster, wanted)):
         raise _forbid(cluster, ", ".join(missing), missing, before="nothing was changed: ")
 
 
-def require_one_of(cluster: Cluster, *ways: Iterable[Right]) -> None:
-    """Raises `KdistError` with code FORBIDDEN, and what each set lacks, unless one is held
-    whole.
+def require_one_of(cluster: Cluster, *alternatives: Iterable[Right]) -> None:
+    """Check that the caller has all rights of at least one alternative. Raises `KdistError`
+    (FORBIDDEN) that names what each alternative lacks.
     """
-    lacking = [_names(find_missing(cluster, way)) for way in ways]
+    lacking = [_names(find_missing(cluster, each)) for each in alternatives]
     if all(lacking):
-        told = " or ".join(", ".join(missing) for missing in lacking)
-        raise _forbid(cluster, told, [each for missing in lacking for each in missing])
+        description = " or ".join(", ".join(missing) for missing in lacking)
+        raise _forbid(cluster, description, [each for missing in lacking for each in missing])
 
 
 def _names(missing: Iterable[Right]) -> list[str]:
     return list(dict.fromkeys(str(each) for each in missing))
 
 
-def _forbid(cluster: Cluster, told: str, missing: Sequence[str], *, before: str = "") -> KdistError:
+def _forbid(
+    cluster: Cluster, description: str, missing: Sequence[str], *, before: str = ""
+) -> KdistError:
     return KdistError(
         (
-            f"{before}you are `{cluster.whoami()}`, who may not {told} in namespace "
+            f"{before}you are `{cluster.whoami()}`, who may not {description} in namespace "
             f"{cluster.namespace}"
         ),
         hint=advise(missing, cluster.namespace),
@@ -248,24 +258,25 @@ def _forbid(cluster: Cluster, told: str, missing: Sequence[str], *, before: str 
 
 
 def advise(missing: Sequence[str], namespace: str) -> str:
-    """Whom to ask for what, where rights such as `patch jobs.batch` are missing.
-
-    The chart's role that holds them is named, if one does. Without a namespace they are missing in
-    the whole cluster, where the chart's roles do not reach.
+    """Suggest how to get missing rights such as `patch jobs.batch`, naming the chart's role that
+    contains them, if there is one. An empty namespace means the whole cluster, which the chart's
+    roles do not cover.
     """
-    told = ", ".join(missing)
+    rights = ", ".join(missing)
     if not namespace:
-        return f"ask an admin of the cluster for a ClusterRole with: {told}"
+        return f"ask an admin of the cluster for a ClusterRole with: {rights}"
     held = _held()
     roles = {held.get(each, "") for each in missing}
     role = "" if "" in roles else "edit" if "edit" in roles else "view"
     chart = f"the {role} role of kdist's chart, or for " if role else ""
-    return f"ask an admin of the cluster for {chart}a role with: {told} (in namespace {namespace})"
+    return (
+        f"ask an admin of the cluster for {chart}a role with: {rights} (in namespace {namespace})"
+    )
 
 
 @cache
 def _held() -> dict[str, str]:
-    """Every right of the table in words, and the least of the chart's roles that holds it."""
+    """Every right of the table as text, and the smallest of the chart's roles with it."""
     found: dict[str, str] = {}
     for need in NEEDS:
         for right in (*need.rights, *workload_rights(need.workload)):
@@ -298,8 +309,8 @@ def _covers(rule: dict[str, list[str]], right: Right) -> bool:
 
 
 def rules(role: Literal["view", "edit"], *, workloads: bool) -> list[dict[str, list[str]]]:
-    """Rules of the chart's role, of which `edit` has what `view` lacks: on workloads, or on all
-    else.
+    """RBAC rules of a role of the chart, on workloads or on everything else. `edit` contains only
+    what `view` lacks.
     """
     held = {
         each
@@ -326,10 +337,10 @@ def _rights(need: Need, *, workloads: bool) -> list[Right]:
 
 
 def _role(need: Need, right: Right) -> str:
-    """Who looks may look at every object of a job, whichever command it is that asks."""
+    """The role of a right: reading any object of a job belongs to `view`."""
     return (
         "view"
-        if need.role == "view" or (right.verb in _LOOK.split() and not right.subresource)
+        if need.role == "view" or (right.verb in _READ.split() and not right.subresource)
         else "edit"
     )
 
@@ -370,9 +381,9 @@ def table() -> str:
         together: dict[str, list[str]] = {}
         for resource, found in verbs.items():
             together.setdefault(" ".join(found), []).append(resource)
-        told = "; ".join(f"{found} {', '.join(names)}" for found, names in together.items())
+        rights = "; ".join(f"{found} {', '.join(names)}" for found, names in together.items())
         rows.append(
-            f"| {need.commands} | {told} | {need.workload or '-'} | "
+            f"| {need.commands} | {rights} | {need.workload or '-'} | "
             f"{need.without or 'they cannot run'} | {need.role} |"
         )
     return "\n".join(rows)

@@ -1,6 +1,8 @@
-"""Durations, sizes and measured values as people read them. Pure."""
+"""Formats values: durations, sizes, rates, counts and ranges for people, names for JSON. Pure."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 
 def seconds(value: object) -> str:
@@ -62,3 +64,25 @@ def number(value: object, digits: int = 4) -> str:
 def is_number(value: object) -> bool:
     """Whether the value is a number; True and False are none."""
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def count(number: object, noun: str) -> str:
+    """A number with its noun: `1 node`, `2 nodes`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Ascending numbers as ranges: 0, 1, 2, 5 as `0-2,5`."""
+    found: list[list[int]] = []
+    for number in numbers:
+        if found and number == found[-1][-1] + 1:
+            found[-1].append(number)
+        else:
+            found.append([number])
+    return ",".join(str(each[0]) if len(each) == 1 else f"{each[0]}-{each[-1]}" for each in found)
+
+
+def camel_case(name: str) -> str:
+    """A snake_case name as fields of JSON documents are written: `world_size` as `worldSize`."""
+    head, *rest = name.split("_")
+    return head + "".join(part.capitalize() for part in rest)

@@ -1,5 +1,6 @@
-"""Makes charts/kdist/README.md of the chart's schema and values: `python -m
-tests.charts.chart_page`; a test compares.
+"""Generates charts/kdist/README.md from the chart's schema and values; a test compares the two.
+
+Run `python -m tests.charts.chart_page`.
 """
 
 from __future__ import annotations
@@ -16,34 +17,29 @@ PAGE = CHART / "README.md"
 
 _INTRODUCTION = """# The chart kdist
 
-What trainings need around them in a namespace: a PodMonitor, alerts with \
-[runbooks](../../docs/runbooks.md), two Grafana
-dashboards, roles for people who look and people who run, network policies, and, where asked for, \
-a quota and queues. No server of
-kdist's runs: a job needs none of it to train.
+Installs what trainings need in a namespace: a PodMonitor, alerts with
+[runbooks](../../docs/runbooks.md), two Grafana dashboards, roles for viewers and editors, network
+policies and, on request, a quota and queues. It runs no server, and jobs also train without it.
 
 ```sh
 helm install kdist charts/kdist --namespace ml
-helm test kdist --namespace ml          # the rights of the trainings' account, and a training of \
-two ranks
+helm test kdist --namespace ml   # checks permissions, runs a training with two ranks
 ```
 
-It takes no rights of the whole cluster unless `rbac.scope` is `cluster`, and makes nothing that a \
-cluster does not know: without
-the Prometheus operator there is no PodMonitor, without Kueue no queue. Helm 3 and 4; Kubernetes \
-1.31 or newer.
+The chart needs no cluster-wide permissions unless `rbac.scope` is `cluster`, and only creates
+resources whose CRDs are installed: without the Prometheus operator there is no PodMonitor, without
+Kueue no queue. It supports Helm 3 and 4 and Kubernetes 1.31 or newer.
 
-- **Prometheus of kube-prometheus-stack** takes only what carries its release's label:
+- **Prometheus of kube-prometheus-stack** only selects objects with the label of its release:
   `--set monitoring.podMonitor.labels.release=STACK --set \
 monitoring.prometheusRule.labels.release=STACK`.
-- **Without the operator**: the rules are plain files in `rules/`, the dashboards in \
-`dashboards/`; a scrape has to set the labels
-  `job="kdist"` and, from the pod's label `kdist.dev/job`, `kdist_job`. With \
-`monitoring.scraper.create` there is a ServiceAccount
-  with which a Prometheus may find this namespace's pods, and nothing else.
-- **Without Grafana**: `kdist dashboards preview --prometheus URL` draws the same dashboards.
+- **Without the operator**: the rules are plain files in `rules/`, the dashboards in `dashboards/`.
+  The scrape configuration must set the labels `job="kdist"` and, from the pod's label
+  `kdist.dev/job`, `kdist_job`. `monitoring.scraper.create` creates a ServiceAccount with which a
+  Prometheus may discover the pods of this namespace and do nothing else.
+- **Without Grafana**: in a checkout, `python -m tools.dashboards preview` draws the dashboards.
 
-| value | default | what it is |
+| value | default | description |
 |---|---|---|
 """
 

@@ -12,10 +12,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kdist.dashboards.prometheus import Prometheus
 from tests.charts.monitored import Training, write_job
 from tests.cli.running import Run
 from tests.house.tree import ROOT
+from tools.dashboards.prometheus import Prometheus
 
 SICK = ROOT / "tests" / "cluster" / "src" / "sick.py"
 
@@ -41,10 +41,10 @@ PLANS = {
 
 
 def start(home: Path, name: str, plan: Plan, targets: Path) -> Training:
-    """Begin one of the trainings in a folder of its own."""
-    place = home / name
-    (place / "flags").mkdir(parents=True)
-    shutil.copytree(SICK.parent, place / "src")
+    """Start one of the trainings in a folder of its own."""
+    folder = home / name
+    (folder / "flags").mkdir(parents=True)
+    shutil.copytree(SICK.parent, folder / "src")
     train: dict[str, Any] = {
         "workload": "sick:Sick",
         "steps": 3000,
@@ -53,10 +53,10 @@ def start(home: Path, name: str, plan: Plan, targets: Path) -> Training:
         "checkpoint": {"every": {"seconds": 20}},
         "loader": {"workers": 0},
     }
-    env = [{"name": "FLAGS", "value": str(place / "flags")}]
+    env = [{"name": "FLAGS", "value": str(folder / "flags")}]
     run = Run(
-        place,
-        write_job(place, name=name, train=train, code="./src", env=env, nodes=1, procsPerNode=2),
+        folder,
+        write_job(folder, name=name, train=train, code="./src", env=env, nodes=1, procsPerNode=2),
     )
     return Training(run, name, targets.with_name(f"targets-{name}.json"), namespace=plan.namespace)
 
@@ -64,7 +64,7 @@ def start(home: Path, name: str, plan: Plan, targets: Path) -> Training:
 def train_all(
     home: Path, _: Prometheus, targets: Path, seconds: int, then: Callable[[], None]
 ) -> None:
-    """Train all of them so long, then call `then` while they go on."""
+    """Train all of them for `seconds`, then call `then` while they continue."""
     trainings = {name: start(home, name, plan, targets) for name, plan in PLANS.items()}
     begun, killed = time.monotonic(), dict.fromkeys(PLANS, 0)
     try:
@@ -72,7 +72,7 @@ def train_all(
             time.sleep(0.5)
             for name, plan in PLANS.items():
                 with suppress(OSError):
-                    trainings[name].tell_targets()
+                    trainings[name].write_targets()
                 if killed[name] < len(plan.kills) and share > plan.kills[killed[name]]:
                     trainings[name].kill_rank("node-0")
                     killed[name] += 1

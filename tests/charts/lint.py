@@ -1,4 +1,4 @@
-"""The rules of Grafana's dashboard-linter that hold for Prometheus dashboards, written anew; each
+"""The rules of Grafana's dashboard-linter that apply to Prometheus dashboards, in Python; each
 yields what is wrong.
 """
 
@@ -57,14 +57,14 @@ def job_and_instance_can_be_chosen(dashboard: Document) -> Iterator[str]:
             True,
             ".+",
         ):
-            yield f"variable {name} is not as it should be"
+            yield f"variable {name} is wrong"
 
 
 def variables_follow_the_time_range(dashboard: Document) -> Iterator[str]:
     """template-on-time-change-reload."""
     for each in dashboard["templating"]["list"]:
         if each["type"] == "query" and each["refresh"] != 2:
-            yield f"{each['name']} is not asked for anew"
+            yield f"{each['name']} is not queried again"
 
 
 def panels_are_named_and_described(dashboard: Document) -> Iterator[str]:
@@ -89,7 +89,7 @@ def units_are_given(dashboard: Document) -> Iterator[str]:
                 yield f"{panel['title']}: unit {unit!r}"
 
 
-def legends_tell_series_apart(dashboard: Document) -> Iterator[str]:
+def legends_distinguish_series(dashboard: Document) -> Iterator[str]:
     """A query that gives several series names the labels in its legend; two of one panel have
     different ones.
     """

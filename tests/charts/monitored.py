@@ -1,6 +1,4 @@
-"""A real training with a real Prometheus that scrapes it: what the tests of dashboards and alerts
-look at.
-"""
+"""A real training with a real Prometheus that scrapes it, for tests of dashboards and alerts."""
 
 from __future__ import annotations
 
@@ -20,14 +18,14 @@ from typing import Any
 import yaml
 
 from kdist.dashboards import DASHBOARDS
-from kdist.dashboards.prometheus import Prometheus, Window, fill
 from kdist_trainer.liveness import Heartbeat
 from tests.charts.rules import FILES
 from tests.cli.running import Run
+from tools.dashboards.prometheus import Prometheus, Window, fill
 
 SCRAPE_SECONDS = 1
-_PATIENCE = 120.0
-# Queries that a healthy training leaves without an answer, and why.
+_TIMEOUT_SECONDS = 120.0
+# Queries without an answer in a healthy training, and why.
 SILENT = {
     "{{op}} failed: {{cause}}": "no save and no collective failed",
     "passed over: {{cause}}": "no checkpoint was damaged",
@@ -41,8 +39,8 @@ def free_port() -> int:
         return int(taken.getsockname()[1])
 
 
-def until(condition: Callable[[], Any], what: str, seconds: float = _PATIENCE) -> Any:
-    """What the condition gives, once it is true."""
+def until(condition: Callable[[], Any], what: str, seconds: float = _TIMEOUT_SECONDS) -> Any:
+    """Wait until the condition is true, and return its value."""
     end = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < end, f"no {what}"
@@ -87,7 +85,7 @@ def scraping(home: Path, rules: Iterable[Path] = FILES) -> Iterator[tuple[Promet
 
 
 def firing(prometheus: Prometheus) -> set[tuple[str, str]]:
-    """The alerts that Prometheus itself says fire, each with its job."""
+    """The alerts that fire according to Prometheus, each with its job."""
     with urllib.request.urlopen(f"{prometheus.url}/api/v1/alerts", timeout=30) as answer:  # noqa: S310 - our own
         alerts = json.load(answer)["data"]["alerts"]
     return {
@@ -122,7 +120,7 @@ def is_ready(url: str) -> bool:
 
 
 class Training:
-    """A `kdist run` of two agents with a rank each, whose addresses are told to a Prometheus."""
+    """A `kdist run` of two agents with a rank each, which a Prometheus scrapes."""
 
     def __init__(self, run: Run, name: str, targets: Path, *, namespace: str = "ml") -> None:
         self.run = run
@@ -131,16 +129,16 @@ class Training:
         self._namespace = namespace
 
     def agents(self) -> dict[str, dict[str, Any]]:
-        """What each agent said of itself when it started: its pid, its port."""
+        """What each agent wrote when it started: its pid, its port."""
         found = {}
         for path in self.folder.glob("*/agent.json"):
             with suppress(OSError, ValueError):
                 found[path.parent.name] = json.loads(path.read_text())
         return found
 
-    def tell_targets(self) -> None:
-        """Let Prometheus know where the agents listen now; the others' addresses stay, as a pod's
-        would for a while.
+    def write_targets(self) -> None:
+        """Write the agents' current addresses for Prometheus. Older addresses stay, as those of a
+        pod do for a while.
         """
         known = {f"127.0.0.1:{agent['port']}" for agent in self.agents().values()}
         listed = [{"targets": sorted(known), "labels": {"namespace": self._namespace}}]
@@ -149,8 +147,8 @@ class Training:
         fresh.replace(self._targets)
 
     def kill_rank(self, node: str = "node-1", number: int = signal.SIGKILL) -> None:
-        """Send a signal to the first rank of a node, once there is one: pid 0 would mean this very
-        process' group.
+        """Send a signal to the first rank of a node, once there is one: pid 0 would be this
+        process' own group.
         """
         (beat,) = self.folder.glob(f"{node}/rank-0.heartbeat")
         os.kill(until(lambda: Heartbeat(beat).read().pid, "rank"), number)
@@ -170,7 +168,7 @@ def write_job(
     train: Mapping[str, Any] | None = None,
     **spec: Any,
 ) -> str:
-    """A job whose steps last about 0.1 s and that trains about so long."""
+    """Write a job whose steps take about 0.1 s and that trains for about `seconds`."""
     training = {
         "workload": "digits",
         "steps": seconds * 10,

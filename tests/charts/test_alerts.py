@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kdist import backends
-from kdist.agent_metrics import SLOW_BY
+from kdist.agent_metrics import STRAGGLER_RATIO
 from kdist_trainer.metrics.declarations import Kind
 from kdist_trainer.metrics.endpoint import CATALOGUE
 from tests.charts.rules import FILES, SCENARIOS, alerts, promtool_test, read_rules, run_promtool
@@ -52,7 +52,7 @@ def test_every_scenario_would_notice_an_alert_that_never_fires(tmp_path: Path) -
     assert set(re.findall(r"alertname: (\w+), time", done.stdout + done.stderr)) == set(alerts())
 
 
-def test_dead_exporters_are_told_and_read_as_nothing_else(tmp_path: Path) -> None:
+def test_dead_exporters_fire_their_alert_and_no_other(tmp_path: Path) -> None:
     dead = 'up{job="kdist",namespace="ml",kdist_job="digits",pod="p-0",instance="10.0.0.1:9401"}'
     silent = [
         {"eval_time": "20m", "alertname": name, "exp_alerts": []}
@@ -72,14 +72,18 @@ def test_dead_exporters_are_told_and_read_as_nothing_else(tmp_path: Path) -> Non
 
 
 def test_the_straggler_of_the_alert_is_the_slow_rank_of_kdist_top() -> None:
-    assert alerts()["KdistStraggler"]["expr"] == f"job:kdist_straggler_skew:ratio > {SLOW_BY}"
-    assert f"busy {SLOW_BY} times as long" in RUNBOOKS.read_text()
+    assert (
+        alerts()["KdistStraggler"]["expr"] == f"job:kdist_straggler_skew:ratio > {STRAGGLER_RATIO}"
+    )
+    assert f"busy {STRAGGLER_RATIO} times as long" in RUNBOOKS.read_text()
 
 
 @pytest.mark.parametrize(
     "container", sorted({backends.get(name).container for name in backends.NAMES})
 )
-def test_a_pod_that_runs_and_is_scraped_no_more_is_told(tmp_path: Path, container: str) -> None:
+def test_a_running_pod_that_is_no_longer_scraped_fires_an_alert(
+    tmp_path: Path, container: str
+) -> None:
     pod = 'namespace="ml",kdist_job="digits",pod="p-0"'
     running = 'kube_pod_container_status_running{namespace="ml",pod="%s",container="%s"}'
     inputs = [
@@ -102,7 +106,7 @@ def test_a_pod_that_runs_and_is_scraped_no_more_is_told(tmp_path: Path, containe
     assert done.returncode == 0, done.stdout
 
 
-def test_recording_rules_say_what_their_names_promise(tmp_path: Path) -> None:
+def test_recording_rules_compute_what_their_names_promise(tmp_path: Path) -> None:
     job, other = 'namespace="a",kdist_job="x"', 'namespace="a",kdist_job="of hsdp"'
     script = 'namespace="a",kdist_job="of a script"'
     series = {
@@ -162,7 +166,7 @@ def test_every_alert_has_a_runbook_and_every_runbook_an_alert() -> None:
             assert part in section, section.splitlines()[0]
 
 
-def test_rules_speak_of_metrics_that_exist() -> None:
+def test_rules_use_only_metrics_that_exist() -> None:
     known = {metric.name for metric in CATALOGUE} | FOREIGN
     known |= {
         f"{metric.name}_{end}"

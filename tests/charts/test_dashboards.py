@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from kdist.dashboards import DASHBOARDS
-from kdist.dashboards.grafana import places, to_document, to_json
+from kdist.dashboards.grafana import positions, to_document, to_json
 from kdist_trainer.metrics.declarations import Kind
 from kdist_trainer.metrics.endpoint import CATALOGUE
 from tests.charts import lint
@@ -55,7 +55,7 @@ BROKEN: dict[Rule, Callable[[dict[str, Any]], None]] = {
     lint.variables_follow_the_time_range: set_variable(-1, refresh=1),
     lint.panels_are_named_and_described: set_panel(description=""),
     lint.units_are_given: set_panel(fieldConfig={"defaults": {"unit": "seconds"}, "overrides": []}),
-    lint.legends_tell_series_apart: set_expr(
+    lint.legends_distinguish_series: set_expr(
         'sum by (rank) (rate(kdist_steps_total{job=~"$job"}[$__rate_interval]))'
     ),
     lint.rates_take_the_interval: set_expr(
@@ -93,7 +93,7 @@ def test_the_chart_carries_the_dashboard_of_the_code(name: str) -> None:
 def test_panels_fill_their_rows_without_overlapping(name: str) -> None:
     for row in DASHBOARDS[name].rows:
         taken: set[tuple[int, int]] = set()
-        for panel, (x, y) in zip(row.panels, places(row), strict=True):
+        for panel, (x, y) in zip(row.panels, positions(row), strict=True):
             cells = {(x + i, y + j) for i in range(panel.width) for j in range(panel.height)}
             assert not cells & taken, panel.title
             taken |= cells
@@ -133,7 +133,7 @@ def test_a_dashboard_is_printed_as_grafana_reads_it(kdist: Any) -> None:
     assert json.loads(done.stdout) == to_document(DASHBOARDS["fleet"])
 
 
-def test_an_unknown_dashboard_is_refused_with_the_names_there_are(kdist: Any) -> None:
+def test_an_unknown_dashboard_is_rejected_with_the_known_names(kdist: Any) -> None:
     done = kdist("dashboards", "export", "nonsense")
     assert done.exit_code == 2
     assert "training-job, fleet" in done.stderr

@@ -1,8 +1,8 @@
-"""Panels of what only machines with GPUs have: ranks report devices to their agents, a DCGM
-exporter and cAdvisor stand beside.
+"""Panels of what only machines with GPUs have: ranks report devices to their agents, and a DCGM
+exporter and cAdvisor export theirs.
 
-No GPU is needed: the numbers come through the ranks' own socket and the agents' own page, those of
-others as they write them.
+No GPU is needed: the values come through the ranks' own socket and the agents' own endpoint, those
+of the other exporters in their format.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ import pytest
 
 from kdist.dashboards import DASHBOARDS
 from kdist.dashboards.model import Panel
-from kdist.dashboards.preview import render_dashboard
-from kdist.dashboards.preview.panel import name_of
-from kdist.dashboards.prometheus import Prometheus, Window, fill
 from kdist_trainer.metrics.exporter import Exporter
 from kdist_trainer.metrics.reporter import Reporter
 from kdist_trainer.metrics.step_stats import Op, StepStats
 from tests.charts.monitored import SCRAPE_SECONDS, scraping, until
+from tools.dashboards.page import render_dashboard
+from tools.dashboards.panel import name_of
+from tools.dashboards.prometheus import Prometheus, Window, fill
 
 pytestmark = pytest.mark.processes
 
 GIB = 2.0**30
 PEAK = 989e12
-# What `nvidia/dcgm-exporter` says of two GPUs on a node; one is not ours. GR_ENGINE stands for a
-# DCGM that tells of no SM.
+# What `nvidia/dcgm-exporter` exports of two GPUs on a node; one is not ours. GR_ENGINE is for a
+# DCGM that does not export the SM.
 DCGM = """\
 # HELP DCGM_FI_PROF_GR_ENGINE_ACTIVE Ratio of time the graphics engine is active.
 # TYPE DCGM_FI_PROF_GR_ENGINE_ACTIVE gauge
@@ -63,14 +63,14 @@ container_cpu_usage_seconds_total{other} 1
 """
 
 
-class Neighbour(ThreadingHTTPServer):
+class OtherExporter(ThreadingHTTPServer):
     """An exporter that is not ours: answers every request with its text."""
 
     def __init__(self, text: str) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.text = text
 
-    def __enter__(self) -> Neighbour:
+    def __enter__(self) -> OtherExporter:
         threading.Thread(target=self.serve_forever, daemon=True).start()
         return self
 
@@ -84,7 +84,7 @@ class Neighbour(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: Neighbour
+    server: OtherExporter
 
     def do_GET(self) -> None:
         data = self.server.text.replace("SECONDS", str(2 * time.time())).encode()
@@ -95,11 +95,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-        """Say nothing."""
+        """Log nothing."""
 
 
-def said_of(text: str, number: int, *, job: str = "digits") -> str:
-    """The text of a neighbour about a pod of the training, and about another pod beside it."""
+def metrics_of(text: str, number: int, *, job: str = "digits") -> str:
+    """The metrics of another exporter about a pod of the training, and about another pod."""
     device = f'gpu="{number}",UUID="GPU-{number}",device="nvidia{number}",'
     device += f'modelName="NVIDIA H100",Hostname="n{number}",'
     for word, pod in (("ours", f"{job}-{number}"), ("other", "somebody-else")):
@@ -109,7 +109,7 @@ def said_of(text: str, number: int, *, job: str = "digits") -> str:
 
 
 def report(stats: StepStats, seconds: float) -> None:
-    """What a rank on a GPU knows that has trained so long."""
+    """Set what a rank on a GPU reports after `seconds` of training."""
     stats.model_flops = 0.4 * PEAK * seconds
     stats.alloc_retries = 3 * seconds
     stats.peak_flops = PEAK
@@ -124,8 +124,8 @@ def report(stats: StepStats, seconds: float) -> None:
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Prometheus, Window]]:
-    """A Prometheus that has scraped two pods with a GPU each for a while: of one DCGM tells of its
-    SM.
+    """A Prometheus that has scraped two pods with one GPU each; DCGM exports the SM of one of
+    them.
     """
     home, start = tmp_path_factory.mktemp("devices"), time.time()
     info = {"framework": "ddp", "workload_kind": "digits"}
@@ -145,15 +145,17 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Prometheus,
                 stats = StepStats(rank=number, generation=1)
                 reporters.append(Reporter(stats, min_interval_seconds=0))
             pod = {"namespace": "ml", "pod": f"digits-{number}"}
-            tell(home, f"agent-{number}", f"127.0.0.1:{exporter.port}", {**pod, "job": "kdist"})
-            said = said_of(DCGM + (SM_ACTIVE if number else ""), number)
-            dcgm = stack.enter_context(Neighbour(said))
+            add_target(
+                home, f"agent-{number}", f"127.0.0.1:{exporter.port}", {**pod, "job": "kdist"}
+            )
+            text = metrics_of(DCGM + (SM_ACTIVE if number else ""), number)
+            dcgm = stack.enter_context(OtherExporter(text))
             own = {"namespace": "gpu-operator", "pod": f"nvidia-dcgm-exporter-{number}"}
             # once as Prometheus scrapes by itself (`exported_pod`), once as with `honorLabels`
             labels = {"job": "dcgm-exporter", **(own if number else {})}
-            tell(home, f"dcgm-{number}", dcgm.address, labels)
-            kubelet = stack.enter_context(Neighbour(said_of(CADVISOR, number)))
-            tell(home, f"kubelet-{number}", kubelet.address, {"job": "kubelet"})
+            add_target(home, f"dcgm-{number}", dcgm.address, labels)
+            kubelet = stack.enter_context(OtherExporter(metrics_of(CADVISOR, number)))
+            add_target(home, f"kubelet-{number}", kubelet.address, {"job": "kubelet"})
         prometheus, _ = stack.enter_context(scraping(home, rules=()))
         until(
             lambda: work(reporters, prometheus, time.time() - start), "rates of all that grows", 120
@@ -164,18 +166,16 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Prometheus,
             reporter.close()
 
 
-def tell(home: Path, name: str, address: str, labels: dict[str, str]) -> None:
-    """Add a target to those that Prometheus scrapes, with the labels that an operator would give
-    it.
-    """
+def add_target(home: Path, name: str, address: str, labels: dict[str, str]) -> None:
+    """Add a target for Prometheus, with the labels that an operator would set."""
     fresh = home / f"{name}.new"
     fresh.write_text(json.dumps([{"targets": [address], "labels": labels}]))
     fresh.replace(home / f"targets-{name}.json")
 
 
 def work(reporters: list[Reporter], prometheus: Prometheus, seconds: float) -> bool:
-    """Report what each rank knows after so long; whether Prometheus can tell the pace of the last
-    few seconds.
+    """Report each rank's values after `seconds`; whether Prometheus has scraped both for a few
+    seconds.
     """
     for reporter in reporters:
         report(reporter.stats, seconds)
@@ -217,7 +217,7 @@ EXPECTED = {
 }
 
 
-def test_every_panel_that_may_be_absent_is_tried_here() -> None:
+def test_every_optional_panel_is_tested_here() -> None:
     panels = DASHBOARDS["training-job"].panels
     assert {panel.title for panel in panels if panel.optional} == set(EXPECTED)
 
@@ -233,7 +233,7 @@ def test_a_panel_shows_the_training_alone_and_in_its_unit(
         assert math.isclose(found[name], value, rel_tol=0.3 if rated else 1e-9), name
 
 
-def test_the_page_draws_rows_that_may_be_absent_where_they_have_something(
+def test_the_page_draws_optional_rows_that_have_answers(
     seen: tuple[Prometheus, Window], tmp_path: Path
 ) -> None:
     prometheus, window = seen
@@ -245,7 +245,7 @@ def test_the_page_draws_rows_that_may_be_absent_where_they_have_something(
     assert "<b>15 GiB</b>" in page
 
 
-def test_what_else_prometheus_scrapes_is_not_taken_for_agents(
+def test_other_targets_of_prometheus_are_not_counted_as_agents(
     seen: tuple[Prometheus, Window],
 ) -> None:
     assert len(seen[0].instant("up", at=seen[1].end)) == 6

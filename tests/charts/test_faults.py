@@ -1,8 +1,8 @@
-"""Alerts meet the faults that they are for: a real Prometheus sees a real training fall ill, fires,
-and sees it well again.
+"""Alerts fire at the faults that they are for, and resolve: a real Prometheus scrapes a real
+training.
 
-The rule files are the chart's; only `for` is shorter. Those that need a pod (a volume, a probe) are
-tried on the cluster.
+The rule files are the chart's; only `for` is shorter. Alerts that need a pod (a volume, a probe)
+are tested on the cluster.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
-from kdist.dashboards.prometheus import Prometheus
 from tests.charts.monitored import Training, firing, scraping, until, write_job
 from tests.charts.rules import hasten
 from tests.cli.running import Run
 from tests.house.tree import ROOT
+from tools.dashboards.prometheus import Prometheus
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(1200)]
 
@@ -30,7 +30,7 @@ Start = Callable[..., "Patient"]
 
 
 class Patient:
-    """A training of two ranks that falls ill when told to, and the Prometheus that watches it."""
+    """A training of two ranks that fails on command, and the Prometheus that scrapes it."""
 
     def __init__(self, home: Path, run: Run, training: Training, prometheus: Prometheus) -> None:
         self.flags = home / "flags"
@@ -39,14 +39,14 @@ class Patient:
         self._prometheus = prometheus
 
     def fires(self, alert: str) -> bool:
-        """Whether Prometheus says that this alert fires for the job."""
+        """Whether this alert fires for the job."""
         with suppress(OSError):
-            self.training.tell_targets()
+            self.training.write_targets()
         return (alert, "digits") in firing(self._prometheus)
 
     def until(self, condition: Callable[[], Any], what: str, seconds: float = 240) -> None:
-        """Return once the condition holds; meanwhile Prometheus hears of agents that have
-        started.
+        """Wait until the condition holds, and meanwhile write the addresses of new agents for
+        Prometheus.
         """
         until(
             lambda: self.fires("") or condition(), f"{what}\n{self._run.errors()[-2000:]}", seconds
@@ -59,33 +59,33 @@ class Patient:
         self.until(lambda: not self.fires(alert), f"end of {alert}", seconds)
 
     def until_steps(self, least: int) -> None:
-        """Return once Prometheus has seen so many steps."""
+        """Wait until Prometheus has scraped that many steps."""
         self.until(
             lambda: self._prometheus.instant(f"kdist_last_step >= {least}", at=time.time()),
             f"step {least}",
         )
 
     def until_at_work(self, groups: int) -> None:
-        """Return once so many groups have made a step."""
+        """Wait until that many worker groups have done a step."""
         self.until(
             lambda: len(self.training.events("first_step")) >= groups, f"group {groups} at work"
         )
 
     def wait(self, code: int) -> None:
-        """Return once the run has ended, with this code."""
+        """Wait until the run has ended, with this code."""
         self.until(lambda: self._run.process.poll() is not None, "end of the run")
         self._run.wait(code)
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Begin a training of the workload that can be made ill; `train` and further fields of its spec
-    are as given.
+    """Start a training of the workload that fails on command, with these fields of `train` and of
+    the spec.
     """
     runs: list[Run] = []
     with scraping(tmp_path, hasten(tmp_path)) as (prometheus, targets):
 
-        def begin(*, train: dict[str, Any], **spec: Any) -> Patient:
+        def start_training(*, train: dict[str, Any], **spec: Any) -> Patient:
             (tmp_path / "src").mkdir()
             (tmp_path / "flags").mkdir()
             shutil.copy(SICK, tmp_path / "src")
@@ -106,13 +106,13 @@ def start(tmp_path: Path) -> Iterator[Start]:
             return Patient(tmp_path, run, Training(run, "digits", targets), prometheus)
 
         try:
-            yield begin
+            yield start_training
         finally:
             for run in runs:
                 run.close()
 
 
-def test_kills_in_a_loop_are_told_until_a_later_checkpoint_is_kept(start: Start) -> None:
+def test_repeated_kills_fire_an_alert_until_a_later_checkpoint_is_committed(start: Start) -> None:
     patient = start(train={"checkpoint": {"every": {"steps": 120}}}, maxRestarts=20)
     for restart in range(1, 5):
         patient.until_at_work(restart)
@@ -125,7 +125,7 @@ def test_kills_in_a_loop_are_told_until_a_later_checkpoint_is_kept(start: Start)
 
 
 @pytest.mark.wide
-def test_a_rank_that_stands_still_is_told_until_it_goes_on(start: Start) -> None:
+def test_a_stopped_rank_fires_an_alert_until_it_continues(start: Start) -> None:
     patient = start(train={}, hangTimeoutSeconds=3600, collectiveTimeoutSeconds=3600)
     patient.until_steps(20)
     patient.training.kill_rank(number=signal.SIGSTOP)
@@ -137,7 +137,7 @@ def test_a_rank_that_stands_still_is_told_until_it_goes_on(start: Start) -> None
 
 
 @pytest.mark.wide
-def test_a_slow_rank_is_told_until_it_is_as_quick_as_the_others(start: Start) -> None:
+def test_a_slow_rank_fires_an_alert_until_it_is_as_fast_as_the_others(start: Start) -> None:
     patient = start(train={})
     patient.until_steps(20)
     assert not patient.fires("KdistStraggler")
@@ -148,7 +148,7 @@ def test_a_slow_rank_is_told_until_it_is_as_quick_as_the_others(start: Start) ->
 
 
 @pytest.mark.wide
-def test_a_loss_that_is_none_is_told_though_it_ends_the_training_and_for_ten_minutes(
+def test_a_loss_that_is_not_finite_fires_an_alert_for_ten_minutes_after_the_training(
     start: Start,
 ) -> None:
     patient = start(train={})
@@ -156,6 +156,6 @@ def test_a_loss_that_is_none_is_told_though_it_ends_the_training_and_for_ten_min
     (patient.flags / "nan").touch()
     patient.wait(10)
     patient.until_it_fires("KdistLossNotFinite", 30)
-    told = time.monotonic()
+    fired = time.monotonic()
     patient.until_it_is_silent("KdistLossNotFinite", 900)
-    assert time.monotonic() - told > 500
+    assert time.monotonic() - fired > 500

@@ -16,12 +16,12 @@ import pytest
 
 from kdist.dashboards import DASHBOARDS
 from kdist.dashboards.model import Panel
-from kdist.dashboards.preview import render_dashboard
-from kdist.dashboards.prometheus import Prometheus, Series, Window, fill
 from tests.charts import browser
 from tests.charts.monitored import SCRAPE_SECONDS, SILENT, Training, scraping, until, write_job
 from tests.charts.rules import alerts, read_rules
 from tests.cli.running import Run
+from tools.dashboards.page import render_dashboard
+from tools.dashboards.prometheus import Prometheus, Series, Window, fill
 
 pytestmark = pytest.mark.chaos
 
@@ -52,19 +52,19 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
         run = Run(home, write_job(home, seconds=600))
         training = Training(run, "digits", targets)
 
-        def told(name: str, least: int) -> bool:
+        def has_events(name: str, least: int) -> bool:
             assert run.process.poll() is None, run.errors()
             with suppress(OSError):
-                training.tell_targets()
+                training.write_targets()
             return len(training.events(name)) >= least
 
         try:
-            until(lambda: told("commit", 2), "second checkpoint", 240)
+            until(lambda: has_events("commit", 2), "second checkpoint", 240)
             before = time.time()
             training.kill_rank()
-            until(lambda: told("generation", 2), "second generation", 240)
+            until(lambda: has_events("generation", 2), "second generation", 240)
             saved = len(training.events("commit"))
-            until(lambda: told("commit", saved + 1), "checkpoint after the kill", 240)
+            until(lambda: has_events("commit", saved + 1), "checkpoint after the kill", 240)
             after = time.time() + 2 * SCRAPE_SECONDS
             until(lambda: time.time() > after, "scrape of that")
             yield Seen(prometheus, before, after, Window(start, after, SCRAPE_SECONDS))

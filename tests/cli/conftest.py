@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from kdist.app import cli
 from tests.cli.running import Run, Start
 
 Kdist = Callable[..., Result]
+ServeAgent = Callable[[bytes, int], int]
 
 JOB = """\
 apiVersion: kdist.dev/v1alpha1
@@ -72,3 +75,30 @@ def start(tmp_path: Path) -> Iterator[Start]:
     yield begin
     for run in runs:
         run.close()
+
+
+@pytest.fixture
+def serve_agent() -> Iterator[ServeAgent]:
+    """Start an HTTP server that answers with one body and status: `serve_agent(b"{}", 200)` returns
+    its port.
+    """
+    servers: list[ThreadingHTTPServer] = []
+
+    def start(body: bytes, status: int) -> int:
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.send_response(status)
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                """Keep the test's output clean."""
+
+        servers.append(ThreadingHTTPServer(("127.0.0.1", 0), Handler))
+        threading.Thread(target=servers[-1].serve_forever, daemon=True).start()
+        return int(servers[-1].server_address[1])
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()

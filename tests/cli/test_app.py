@@ -116,7 +116,7 @@ def test_a_bug_is_called_a_bug_and_shows_where_on_request(
         report(error)
     told = capsys.readouterr().err
     assert "Traceback (most recent call last)" in told
-    assert "Error: kdist itself failed: ZeroDivisionError: by nought" in told
+    assert "Error: internal error: ZeroDivisionError: by nought" in told
 
 
 def test_ctrl_c_is_130(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,7 +85,6 @@ def test_a_new_job_of_which_one_object_may_not_be_made_leaves_no_other(
         (("scale", "digits", "--nodes", "3"), "patch pods"),
         (("suspend", "digits"), "patch configmaps"),
         (("suspend", "digits"), "patch jobs"),
-        (("stop", "digits"), "patch configmaps"),
         (("restart", "digits"), "patch jobs"),
         (("restart", "digits", "--fresh", "--yes"), "create pods"),
         (("restart", "digits", "--fresh", "--yes"), "delete jobs"),

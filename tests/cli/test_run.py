@@ -82,7 +82,7 @@ def test_ctrl_c_saves_the_next_run_goes_on_alone_and_its_death_ends_everything(
     run.wait(130)
     saved = commits(folder)[-1]
     assert (
-        f"digits stopped; step {saved:,} is saved. Next: kdist run job.yaml   goes on from there"
+        f"digits stopped; step {saved:,} is saved. Next: kdist run job.yaml   continues from there"
         in run.errors()
     )
     assert json.loads((folder / "report.json").read_text())["outcome"] == "stopped"
@@ -99,7 +99,7 @@ def test_ctrl_c_saves_the_next_run_goes_on_alone_and_its_death_ends_everything(
         check=False,
     )
     assert second.returncode == 1
-    assert f"another kdist run (pid {run.process.pid}) is at work in {folder}" in second.stderr
+    assert f"another kdist run (pid {run.process.pid}) is active in {folder}" in second.stderr
 
     assert len(processes_of(folder)) >= 4, "two agents and two ranks"
     run.process.kill()

@@ -45,27 +45,6 @@ def read_weights(output: str) -> list[str]:
     return re.findall(r"weights ([0-9a-f]{64})$", output, re.MULTILINE)
 
 
-def test_a_plain_script_has_the_weights_that_it_has_under_torchrun(
-    by_torchrun: list[str], tmp_path: Path
-) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "kdist",
-        "run",
-        "--procs-per-node",
-        "2",
-        str(FOLDER / "ddp.py"),
-        "--epochs",
-        str(EPOCHS),
-    ]
-    done = subprocess.run(
-        command, cwd=tmp_path, check=True, capture_output=True, text=True, timeout=200
-    )
-    assert len(by_torchrun) == 1
-    assert read_weights(done.stdout + done.stderr) == by_torchrun
-
-
 def test_a_script_with_a_checkpointer_has_them_too_when_a_rank_is_killed_on_the_way(
     by_torchrun: list[str], tmp_path: Path
 ) -> None:

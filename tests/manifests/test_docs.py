@@ -35,7 +35,7 @@ def test_the_table_of_kinds_is_true(name: str) -> None:
     assert row[1] == backend.kind
     assert row[3] == ("no" if backend.parks else "yes")
     assert row[5] == ("no" if backend.scalable else "yes")
-    slow = any("makes a lost pod anew after 10 s" in line for line in backend.warnings(make()))
+    slow = any("re-creates a lost pod after 10 s" in line for line in backend.warnings(make()))
     whole = "jobset" in backend.parts
     together = "at once, together with all other pods"
     assert row[6] == ("after 10 s … 10 min" if slow else together if whole else "at once")

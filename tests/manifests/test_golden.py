@@ -1,8 +1,8 @@
 """What the examples become, kept as files: a change of a template shows in the diff of a review.
 
-`KDIST_REGENERATE=1 python -m pytest tests/manifests/test_golden.py` writes them anew. A file beside
-the Indexed Job's holds only the objects that an Indexed Job does not have; the two documents within
-the ConfigMap, whose fields are the trainer's, are left out.
+`KDIST_REGENERATE=1 python -m pytest tests/manifests/test_golden.py` writes them again. A file next
+to the Indexed Job's holds only the objects that an Indexed Job does not have; the two documents
+within the ConfigMap, whose fields are the trainer's, are left out.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def test_an_example_renders_to_its_golden_file(name: str, backend: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(rendered)
     assert path.is_file(), "KDIST_REGENERATE=1 writes it"
-    assert path.read_text() == rendered, "if that is meant: KDIST_REGENERATE=1 writes it anew"
+    assert path.read_text() == rendered, "if that is meant: KDIST_REGENERATE=1 writes it again"
 
 
 def test_no_golden_file_is_left_over() -> None:

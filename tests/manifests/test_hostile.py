@@ -1,5 +1,5 @@
 """Whatever stands in a job file arrives as the value it is: it adds no object and no field, and
-changes nothing beside itself.
+changes nothing next to itself.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kdist import backends
 from kdist.errors import InvalidJobError
 from kdist.render import Placement, render
 from kdist.spec import models
-from kdist.spec.models import SAYS
+from kdist.spec.models import PATTERN_MESSAGES
 from tests.manifests.jobs import FULL, load, place
 from tests.manifests.test_fields import walk
 
@@ -43,7 +43,9 @@ HOSTILE = [
     "tab\t bell \x07 \x1b[31m",
     "😀 ünï 漢字",
 ]
-PATTERNS = [pattern for pattern in SAYS if pattern not in (models._ONE_LINE, models._NO_NUL)]
+PATTERNS = [
+    pattern for pattern in PATTERN_MESSAGES if pattern not in (models._ONE_LINE, models._NO_NUL)
+]
 TEXTS = (
     st.sampled_from(HOSTILE)
     | st.text(max_size=60)

@@ -149,7 +149,7 @@ def test_every_breach_is_told_at_once() -> None:
         ),
         (
             {"spec": {"volumes": [{"$patch": "replace"}]}},
-            r"knows no directives .*: spec\.podTemplate\.spec\.volumes\[0\]\.\$patch",
+            r"does not support directives .*: spec\.podTemplate\.spec\.volumes\[0\]\.\$patch",
         ),
         (
             {"spec": {"$retainKeys": ["a"], "affinity": {"$patch": "delete"}}},
@@ -166,7 +166,7 @@ def test_an_overlay_that_a_restricted_namespace_refuses_is_warned_of() -> None:
     placement = Placement("job", "kubernetes", "c0ffee00")
     found = warn(make(podTemplate={"spec": {"hostNetwork": True}}), placement)
     assert (
-        "Pod Security `restricted` refuses what podTemplate makes of the pods: "
+        "Pod Security `restricted` rejects the pods because of podTemplate: "
         "hostNetwork is not allowed"
     ) in found
     assert not [

@@ -137,7 +137,7 @@ INTO = [
     ("a foreign pod of another namespace", NONE, THERE, False, False),
     ("a pod of the namespace monitoring", NONE, MONITORING, False, True),
     ("a pod of a namespace marked for monitoring", NONE, MARKED, False, True),
-    ("Prometheus beside the job", PROMETHEUS, HERE, False, True),
+    ("Prometheus next to the job", PROMETHEUS, HERE, False, True),
     ("a pod that calls itself Prometheus elsewhere", PROMETHEUS, THERE, False, False),
     ("the control plane, whose proxy is no pod", None, HERE, False, False),
     ("another node", None, HERE, False, False),

@@ -143,7 +143,7 @@ def test_the_agent_is_told_where_everything_is(backend: str) -> None:
         data=[{"claim": "c", "mountPath": "/data"}],
     )
     assert "command" not in container
-    parked = ["--on-end=park"] if backend == "statefulset" else []
+    keep_alive = ["--on-finish=keep-alive"] if backend == "statefulset" else []
     version = container["args"].pop(2)
     workload = r"-\$\(KDIST_WORKLOAD\)" if backend in ("job", "jobset", "trainjob") else ""
     assert re.fullmatch(rf"--rendezvous-id=[0-9a-f]{{10}}{workload}", version)
@@ -159,7 +159,7 @@ def test_the_agent_is_told_where_everything_is(backend: str) -> None:
         "--data=/data=/data",
         "--port=9401",
         "--termination-message=/dev/termination-log",
-        *parked,
+        *keep_alive,
     ]
     mounted = {mount["name"] for mount in container["volumeMounts"]}
     assert mounted == {"config", "scratch", "tmp", "shm", "token", "checkpoints", "code", "data-0"}

@@ -102,13 +102,13 @@ def test_a_pod_that_was_taken_away_is_never_counted(backend: str, code: int) -> 
 
 
 @pytest.mark.parametrize("backend", ["jobset", "trainjob"])
-def test_a_jobset_whose_pods_are_all_needed_begins_anew_when_one_is_taken_away(
+def test_a_jobset_whose_pods_are_all_needed_begins_again_when_one_is_taken_away(
     backend: str,
 ) -> None:
     # the Job would let the others wait, longer with each further loss
-    anew = "RestartJobSetAndIgnoreMaxRestarts"
-    assert decide(backend, Exit.STOPPED, nodes=2) == anew
-    assert decide(backend, 137, disrupted=True, nodes=2) == anew
+    restart_all = "RestartJobSetAndIgnoreMaxRestarts"
+    assert decide(backend, Exit.STOPPED, nodes=2) == restart_all
+    assert decide(backend, 137, disrupted=True, nodes=2) == restart_all
     assert decide(backend, Exit.USER, nodes=2) == "FailJobSet"
     assert decide(backend, 137, nodes=2) == "Count", (
         "a pod killed for its memory stays to be looked at"

@@ -1,4 +1,4 @@
-{{/* Names and labels. Selectors take name and instance only, for they cannot change later. */}}
+{{/* Names and labels. Selectors contain only name and instance, because they are immutable. */}}
 {{- define "kdist.name" -}}
 {{- default .Chart.Name .Values.nameOverride | trunc 50 | trimSuffix "-" }}
 {{- end }}
@@ -22,7 +22,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 
-{{/* An object's labels, each key once: the chart's own, by which its policies select, then the object's, then those of all. */}}
+{{/* The labels of an object, each key once. Precedence: the chart's own (its policies select by them), the object's, commonLabels. */}}
 {{- define "kdist.labels" -}}
 {{- include "kdist.labelsWith" (dict "root" . "more" (dict)) }}
 {{- end }}
@@ -31,7 +31,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- toYaml (mergeOverwrite (dict) .root.Values.commonLabels .more (include "kdist.ownLabels" .root | fromYaml)) }}
 {{- end }}
 
-{{/* What the pods of every training carry; kdist itself gives them these labels. */}}
+{{/* The labels that kdist sets on the pods of every training. */}}
 {{- define "kdist.trainings" -}}
 app.kubernetes.io/name: kdist
 app.kubernetes.io/component: training
@@ -47,7 +47,7 @@ app.kubernetes.io/component: training
 {{- printf "%s%s%s" $registry .Values.image.repository $version }}
 {{- end }}
 
-{{/* Secrets to pull images with: the parent chart's, then the chart's own, each once. */}}
+{{/* Image pull secrets: the parent chart's, then the chart's own, without duplicates. */}}
 {{- define "kdist.imagePullSecrets" -}}
 {{- $names := list }}
 {{- range concat .Values.global.imagePullSecrets .Values.imagePullSecrets }}
@@ -58,7 +58,7 @@ imagePullSecrets: {{ toJson . }}
 {{- end }}
 {{- end }}
 
-{{/* "true" where a thing is wanted: always, or with `auto` where the cluster knows its API. */}}
+{{/* "true" if a resource is enabled: always, or with `auto` if the cluster has its API. */}}
 {{- define "kdist.wanted" -}}
 {{- if or (eq .enabled "always") (and (eq .enabled "auto") (.root.Capabilities.APIVersions.Has .api)) }}true{{ end }}
 {{- end }}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from kdist.backends.base import (
     Backend,
     Placement,
-    backstop,
+    backoff_limit,
     is_elastic,
     is_made_for,
     list_permanent_codes,
@@ -29,7 +29,7 @@ __all__ = [
     "Backend",
     "Placement",
     "WorkloadState",
-    "backstop",
+    "backoff_limit",
     "choose",
     "choose_rendezvous",
     "get",
@@ -46,7 +46,7 @@ NAMES: Final = tuple(_BACKENDS)
 
 
 def get(name: str) -> Backend:
-    """The backend that job.yaml calls so. Raises `KdistError` for another name."""
+    """The backend with this name in job.yaml. Raises `KdistError` for an unknown name."""
     if name not in _BACKENDS:
         raise KdistError(f"there is no backend `{name}`", hint=f"one of {', '.join(NAMES)}")
     return _BACKENDS[name]

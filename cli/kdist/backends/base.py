@@ -1,8 +1,8 @@
-"""What every workload kind answers: its template and values, what it cannot express, how it is
-steered and read. Pure.
+"""The interface of a workload kind: its template and values, its limitations, how it is suspended
+and how its status is read. Pure.
 
-A `Placement` is what a job becomes besides its file: decided once per run by `kdist apply`, kept in
-the job's ConfigMap.
+A `Placement` holds what `kdist apply` decides once per run in addition to the job file; it is
+stored in the job's ConfigMap.
 """
 
 from __future__ import annotations
@@ -12,23 +12,28 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
+from kdist.manifest import job_selector
 from kdist.status import WorkloadState
 
-# what only looks at jobs has no use for the fields of job.yaml, which take longer to import than to
-# ask
+# commands that only read jobs do not need the fields of job.yaml, which are slow to import
 if TYPE_CHECKING:
     from kdist.spec import TrainingJob
 
-_BACKSTOP: Final = 5
+_RETRIES_PER_RESTART: Final = 5
 
 
 @dataclass(frozen=True)
 class Placement:
-    """How a job is put on a cluster. `code` holds the files of `spec.code` by their path with `/`,
-    None where there is none.
+    """How a job is placed on a cluster.
 
-    `suspended` renders the workload so that it does not start; a job with a queue is first sent so,
-    as Kueue wants it.
+    Attributes:
+        backend: name of the workload kind.
+        rendezvous: the rendezvous backend.
+        run_id: id of the run.
+        suspended: render the workload so that it does not start. Kueue requires this for the first
+            apply of a job with a queue.
+        take_over: take over checkpoints locked by another run.
+        code: files of `spec.code` by their path with `/`; None if there is none.
     """
 
     backend: str
@@ -42,13 +47,20 @@ class Placement:
 class Backend(ABC):
     """A workload kind.
 
-    `container` is the name that the kind wants for the training's container, `parts` are the
-    templates that its own one is put together from, innermost first. `parks` says that an agent
-    which has ended stays until it is told to go, because the kind would start its pod again.
-    `scalable` is empty where the number of nodes can be changed while the job runs, else the reason
-    why not. `keeps_template` says that the template of a workload at work stays as it was, because
-    its controller would start single pods from another one, or has a copy of it; a restart makes it
-    anew. `uid_label` is the pods' label with the workload's uid, empty where the kind gives none.
+    Attributes:
+        name: name in job.yaml.
+        api_version: of the workload.
+        kind: of the workload.
+        template: name of its template.
+        container: name that the kind requires for the training's container.
+        parts: templates that its own one includes, innermost first.
+        restart_policy: of the pods; empty if the controller sets it.
+        parks: an agent stays alive after its end, because the kind would start its pod again.
+        scalable: empty if the number of nodes can be changed while the job runs, else the reason
+            why not.
+        keeps_template: the pod template of a running workload never changes, because the controller
+            would start single pods from the new one, or has a copy of it; a restart replaces it.
+        uid_label: the pods' label with the workload's uid; empty if the kind sets none.
     """
 
     name: ClassVar[str]
@@ -68,21 +80,19 @@ class Backend(ABC):
         """DNS name of node 0's pod, within the job's namespace."""
 
     def values(self, job: TrainingJob, placement: Placement) -> dict[str, Any]:  # noqa: ARG002 - the kinds' signature
-        """What the template of the kind needs besides the job."""
+        """Values for the kind's template in addition to the job."""
         return {}
 
     def warnings(self, job: TrainingJob, rendezvous: str = "") -> list[str]:
-        """What a cluster, and this kind, cannot give the job; each with its reason and an
-        alternative.
-        """
+        """Limitations of this kind and of clusters for the job, each with an alternative."""
         return [*self._limits(job), *self._shared_limits(job, rendezvous or job.spec.rendezvous)]
 
     def _limits(self, job: TrainingJob) -> Iterator[str]:
-        """What this kind alone cannot express."""
+        """The limitations of this kind."""
         if job.spec.queue and is_elastic(job):
             yield (
                 f"Kueue admits a {self.kind} only with quota for all {job.spec.nodes.max} "
-                "nodes, and it cannot be scaled then; "
+                "nodes, and then it cannot be scaled; "
                 "backend: job can be scaled within its queue"
             )
 
@@ -94,38 +104,31 @@ class Backend(ABC):
             and not (isinstance(pod, dict) and pod.get("schedulerName"))
         ):
             yield (
-                f"nothing waits for room for all {least} pods: on a full cluster two jobs "
-                "may each hold a part and wait for the "
-                "other; spec.queue (Kueue) admits a job whole"
+                f"pods are scheduled one by one, not all {least} together: on a full cluster two "
+                "jobs may each hold a part of the nodes and wait for each other; spec.queue "
+                "(Kueue) admits a job as a whole"
             )
         yield from _storage_limits(job)
         for name in _sidecars(job):
             yield (
-                f"the container {name} of podTemplate keeps its pod from ending; put it "
-                "into initContainers with restartPolicy "
-                "Always, and it ends with the training"
+                f"the container {name} of podTemplate keeps its pod from ending; move it to "
+                "initContainers with restartPolicy Always, and it ends with the training"
             )
         if rendezvous == "c10d":
             yield (
                 "with rendezvous c10d, node 0's pod holds the state of the rendezvous: "
                 "losing it restarts all pods of the job, "
-                "which resume from the last checkpoint; kubernetes has no such pod, and "
-                "needs leave to create a Role"
+                "which resume from the last checkpoint; rendezvous kubernetes has no such pod, but "
+                "needs the right to create a Role"
             )
 
     def pod_selector(self, name: str) -> str:
         """Label selector of the job's pods."""
-        return f"kdist.dev/job={name}"
-
-    def scale_patch(self, nodes: int) -> dict[str, Any] | None:  # noqa: ARG002 - the kinds' signature
-        """Merge patch that gives a running workload so many pods; None where the kind cannot be
-        scaled.
-        """
-        return None
+        return job_selector(name)
 
     def keep(self, rendered: dict[str, Any], workload: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG002 - the kinds' signature
-        """`rendered` for a workload that is there, with what other numbers of nodes would change
-        and may not.
+        """`rendered` for an existing workload, with the fields restored that must not change with
+        the number of nodes.
         """
         return rendered
 
@@ -135,27 +138,27 @@ class Backend(ABC):
 
     @abstractmethod
     def read(self, workload: Mapping[str, Any]) -> WorkloadState:
-        """What the workload's object says about itself."""
+        """The state of a workload, from its object."""
 
 
 def list_permanent_codes() -> list[int]:
-    """Exit codes that another try cannot help: ours, an uncaught exception, wrong usage, and a
-    command that cannot be run.
+    """Exit codes after which a retry cannot succeed: the trainer's own permanent ones, an uncaught
+    exception, wrong usage, and a command that cannot be run.
     """
     from kdist.spec import Exit
 
     return sorted([1, 2, 126, 127, *(code.value for code in Exit if code and not code.retryable)])
 
 
-def backstop(job: TrainingJob) -> int:
-    """Retries of one node's pod before the kind itself gives up: more than the job's own budget,
-    which decides.
+def backoff_limit(job: TrainingJob) -> int:
+    """Retries of one node's pod before the workload itself fails: more than the job's own restart
+    limit, which the agents enforce.
     """
-    return _BACKSTOP * (job.spec.max_restarts + 1)
+    return _RETRIES_PER_RESTART * (job.spec.max_restarts + 1)
 
 
 def is_elastic(job: TrainingJob) -> bool:
-    """Whether the job goes on with fewer nodes than it may have."""
+    """Whether the job can run with fewer nodes than its maximum."""
     return job.spec.nodes.min < job.spec.nodes.max
 
 
@@ -189,21 +192,21 @@ def _storage_limits(job: TrainingJob) -> Iterator[str]:
             else "checkpoints.path is a folder of your own machine"
         )
         yield (
-            f"{why}: a lost pod loses all that was learnt; give checkpoints {{claim: NAME}} "
+            f"{why}: a lost pod loses all training progress; set checkpoints {{claim: NAME}} "
             f"or {{size: 10Gi}}"
         )
     elif nodes > 1 and checkpoints.access_mode in ("ReadWriteOnce", "ReadWriteOncePod"):
         holder = "node" if checkpoints.access_mode == "ReadWriteOnce" else "pod"
         yield (
-            f"checkpoints.accessMode {checkpoints.access_mode} lets a single {holder} "
+            f"checkpoints.accessMode {checkpoints.access_mode} lets only one {holder} "
             f"mount the claim, so the job's {nodes} pods "
-            "may not all start; ReadWriteMany lets them"
+            "may not all start; use ReadWriteMany"
         )
 
 
 def is_made_for(pod: Mapping[str, Any], name: str) -> bool:
-    """Whether a controller made the pod for the job's workload, of whatever kind; its labels say
-    only what they say.
+    """Whether a controller created the pod for the job's workload, whatever its kind. Its labels
+    are no proof.
     """
     made_by = {
         ("Job", name),
@@ -216,8 +219,15 @@ def is_made_for(pod: Mapping[str, Any], name: str) -> bool:
 
 
 def read_end(workload: Mapping[str, Any], succeeded: str, failed: str) -> WorkloadState:
-    """How the workload ended, if it did, from the two conditions that say so; the counts are left
-    to the kind.
+    """How the workload ended, if it did.
+
+    Args:
+        workload: the workload.
+        succeeded: type of the condition for success.
+        failed: type of the condition for failure.
+
+    Returns:
+        The state without the counts of pods.
     """
     done, broken = find_condition(workload, succeeded), find_condition(workload, failed)
     condition = done or broken

@@ -1,4 +1,4 @@
-"""An Indexed Job of `batch/v1`: needs nothing but Kubernetes, and can be scaled while it runs."""
+"""An Indexed Job of `batch/v1`: needs no operator, and can be scaled while it runs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class IndexedJob(Backend):
         return f"{name}-0.{name}"
 
     def values(self, job: TrainingJob, placement: Placement) -> dict[str, Any]:  # noqa: ARG002 - the kinds' signature
-        """Kueue's leave to change the number of pods while they run; it cannot be given later."""
+        """Annotations that let Kueue scale the running job; they cannot be added later."""
         if not job.spec.queue:
             return {}
         names = ("kueue.x-k8s.io/elastic-job", "kueue.x-k8s.io/job-completions-equal-parallelism")
@@ -37,22 +37,18 @@ class IndexedJob(Backend):
     def _limits(self, job: TrainingJob) -> Iterator[str]:
         if job.spec.queue and is_elastic(job):
             yield (
-                f"Kueue starts the job when its queue has room for all {job.spec.nodes.max} "
-                "nodes; `kdist scale` asks for fewer"
+                f"Kueue starts the job when its queue has quota for all {job.spec.nodes.max} "
+                "nodes; `kdist scale` requests fewer"
             )
         if not is_elastic(job):
             yield (
-                "the Job controller makes a lost pod anew after 10 s, twice as long with "
-                "each further loss, at most 10 min, and "
-                "the others wait; backend: jobset, statefulset and pytorchjob take seconds"
+                "the Job controller re-creates a lost pod after 10 s, doubled with each further "
+                "loss up to 10 min, while the others wait; backend: jobset, statefulset and "
+                "pytorchjob take seconds"
             )
 
-    def scale_patch(self, nodes: int) -> dict[str, Any]:
-        """Completions move together with parallelism, as an elastic Indexed Job wants it."""
-        return {"spec": {"completions": nodes, "parallelism": nodes}}
-
     def keep(self, rendered: dict[str, Any], workload: Mapping[str, Any]) -> dict[str, Any]:
-        """The successPolicy counts the nodes of the first day, which only ends the job a little
+        """Keep the successPolicy, which counts the initial nodes; the job only ends slightly
         later.
         """
         spec = {key: value for key, value in rendered["spec"].items() if key != "successPolicy"}

@@ -1,6 +1,4 @@
-"""A JobSet with a single Job: its controller begins the job anew, where a Job alone would have
-given up.
-"""
+"""A JobSet with a single Job, which the controller re-creates when it fails."""
 
 from __future__ import annotations
 
@@ -24,15 +22,15 @@ class JobSet(Backend):
     scalable = "the replicatedJobs of a JobSet cannot be changed"
 
     def first_host(self, name: str) -> str:
-        """Pod 0 of Job 0, within the job's headless Service, which JobSet takes for its own."""
+        """Pod 0 of Job 0, within the job's headless Service, which the JobSet uses."""
         return f"{name}-node-0-0.{name}"
 
     def suspend_patch(self, suspended: bool, *, nodes: int = 1) -> dict[str, Any]:  # noqa: ARG002 - the count stays
-        """Its Job is suspended with it."""
+        """A JobSet suspends its Job too."""
         return {"spec": {"suspend": suspended}}
 
     def read(self, workload: Mapping[str, Any]) -> WorkloadState:
-        """How it ended; it counts Jobs and no pods, so there are no counts."""
+        """How it ended. There are no counts, because a JobSet counts Jobs, not pods."""
         return replace(
             read_end(workload, "Completed", "Failed"),
             suspended=bool((workload.get("spec") or {}).get("suspend")),

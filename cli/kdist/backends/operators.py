@@ -1,5 +1,5 @@
-"""The controllers behind the kinds of objects: how their deployments are called, and whether one is
-at work. Pure.
+"""The controllers of the workload kinds: the names of their deployments, and whether they are
+ready. Pure.
 """
 
 from __future__ import annotations
@@ -10,8 +10,12 @@ from typing import Any, NamedTuple
 
 
 class Operator(NamedTuple):
-    """A project's controller. `part` is in its deployment's name, `needs` are kinds that it makes
-    objects of.
+    """A project's controller.
+
+    Attributes:
+        part: part of its deployment's name.
+        project: name of the project.
+        needs: kinds of the objects that it creates.
     """
 
     part: str
@@ -32,21 +36,21 @@ _SERVICE = re.compile(r'https://(?P<name>[\w-]+)\.(?P<namespace>[\w-]+)\.svc[:/"
 def find_deployment(
     deployments: Iterable[Mapping[str, Any]], kind: str
 ) -> Mapping[str, Any] | None:
-    """The deployment of the controller behind a kind; None where none is named as it is."""
+    """The deployment of a kind's controller; None if none has its name."""
     part = OPERATORS[kind].part
     return next((each for each in deployments if part in each["metadata"]["name"]), None)
 
 
 def count_ready(deployment: Mapping[str, Any]) -> tuple[int, int]:
-    """(replicas that are ready, replicas that are wanted)."""
+    """(ready replicas, desired replicas)."""
     ready = (deployment.get("status") or {}).get("readyReplicas") or 0
     wanted = (deployment.get("spec") or {}).get("replicas")
     return int(ready), 1 if wanted is None else int(wanted)
 
 
 def find_webhook_home(message: str) -> tuple[str, str] | None:
-    """(service, namespace) of the webhook that the API server could not call, as far as its message
-    says it.
+    """(service, namespace) of the webhook that the API server could not call; None if its message
+    does not contain them.
     """
     found = _SERVICE.search(message)
     return (found["name"], found["namespace"]) if found else None

@@ -1,6 +1,4 @@
-"""A PyTorchJob of Kubeflow's training-operator (v1): workers only, as an elastic job must be, and
-no launcher of its own.
-"""
+"""A PyTorchJob of Kubeflow's training-operator (v1), with workers only, as elastic jobs require."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class PyTorchJob(Backend):
-    """`backend: pytorchjob`. The operator insists on the container's name, and sets the pods'
+    """`backend: pytorchjob`. The operator requires the container's name, and sets the pods'
     restart policy itself.
     """
 
@@ -34,16 +32,15 @@ class PyTorchJob(Backend):
 
     def _limits(self, job: TrainingJob) -> Iterator[str]:
         yield (
-            "the training-operator makes failed pods anew without end, as its "
-            "backoffLimit does not count them, so only the "
-            "agents keep to maxRestarts; and it never removes a job that failed; backend: "
-            "job does both"
+            "the training-operator re-creates failed pods without limit, because its backoffLimit "
+            "does not count them, so only the agents enforce maxRestarts; and it never deletes a "
+            "job that failed; backend: job does both"
         )
         yield from super()._limits(job)
 
     def keep(self, rendered: dict[str, Any], workload: Mapping[str, Any]) -> dict[str, Any]:
-        """The template of pods that are at work: the operator would start a lost one from
-        another.
+        """Keep the template of running pods: the operator would create a lost pod from the new
+        one.
         """
         worker = (
             ((workload.get("spec") or {}).get("pytorchReplicaSpecs") or {}).get("Worker")
@@ -58,16 +55,12 @@ class PyTorchJob(Backend):
         }
         return {**rendered, "spec": {**rendered["spec"], "pytorchReplicaSpecs": replicas}}
 
-    def scale_patch(self, nodes: int) -> dict[str, Any]:
-        """Workers; the operator removes those with the highest numbers."""
-        return {"spec": {"pytorchReplicaSpecs": {"Worker": {"replicas": nodes}}}}
-
     def suspend_patch(self, suspended: bool, *, nodes: int = 1) -> dict[str, Any]:  # noqa: ARG002 - the count stays
-        """The operator removes the pods of a suspended job."""
+        """The operator deletes the pods of a suspended job."""
         return {"spec": {"runPolicy": {"suspend": suspended}}}
 
     def read(self, workload: Mapping[str, Any]) -> WorkloadState:
-        """Counts are worker pods; the operator does not count which of them are ready."""
+        """Counts are worker pods; the operator does not count the ready ones."""
         counts = ((workload.get("status") or {}).get("replicaStatuses") or {}).get("Worker") or {}
         return replace(
             read_end(workload, "Succeeded", "Failed"),

@@ -1,6 +1,4 @@
-"""A StatefulSet: pods with lasting names, for clusters where nothing else may be made. It has no
-notion of an end.
-"""
+"""A StatefulSet: pods with stable names, for clusters that allow nothing else; never completes."""
 
 from __future__ import annotations
 
@@ -16,8 +14,8 @@ if TYPE_CHECKING:
 
 
 class StatefulSet(Backend):
-    """`backend: statefulset`. Its pods are started again whatever their exit code, so an agent that
-    has ended stays, unready.
+    """`backend: statefulset`. Its pods restart whatever their exit code, so an agent stays alive
+    after its end, unready.
     """
 
     name = "statefulset"
@@ -28,34 +26,30 @@ class StatefulSet(Backend):
     parks = True
 
     def first_host(self, name: str) -> str:
-        """Its lasting name within the job's headless Service."""
+        """Its stable name within the job's headless Service."""
         return f"{name}-0.{name}"
 
     def _limits(self, job: TrainingJob) -> Iterator[str]:
         yield (
-            "a StatefulSet has no end: its pods hold their resources until a kdist command (wait, "
-            "status, apply --wait) sees the end of the training, and ttlSecondsAfterFinished is of "
-            "no effect; backend: job ends by itself"
+            "a StatefulSet never completes: its pods hold their resources until a kdist command "
+            "(wait, status, apply --wait) sees the end of the training, and "
+            "ttlSecondsAfterFinished has no effect; backend: job ends by itself"
         )
         if job.spec.queue:
             yield (
-                "Kueue lets a StatefulSet be scaled only to nothing and back; backend: job "
+                "Kueue lets a StatefulSet be scaled only to 0 and back; backend: job "
                 "can be scaled within its queue"
             )
 
-    def scale_patch(self, nodes: int) -> dict[str, Any]:
-        """Pods with the highest numbers go first."""
-        return {"spec": {"replicas": nodes}}
-
     def suspend_patch(self, suspended: bool, *, nodes: int = 1) -> dict[str, Any]:
-        """No pods at all; the outcome of an earlier end is forgotten."""
+        """Scale to 0 pods; the record of an earlier end is deleted."""
         return {
             "metadata": {"annotations": {OUTCOME: None}},
             "spec": {"replicas": 0 if suspended else nodes},
         }
 
     def read(self, workload: Mapping[str, Any]) -> WorkloadState:
-        """It ended if whoever saw that wrote the exit record onto it and took its pods away."""
+        """It ended if it has 0 replicas and the exit record that kdist wrote at the end."""
         status = workload.get("status") or {}
         state = WorkloadState(
             active=int(status.get("replicas") or 0), ready=int(status.get("readyReplicas") or 0)

@@ -1,5 +1,5 @@
-"""A TrainJob of Kubeflow Trainer (v2) with a TrainingRuntime of its own, which holds the whole
-pod.
+"""A TrainJob of Kubeflow Trainer (v2) with its own TrainingRuntime, which contains the pod
+template.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from kdist.status import WorkloadState
 
 
 class TrainJob(Backend):
-    """`backend: trainjob`. Trainer insists on the container's name, and makes a JobSet of the job's
-    name.
+    """`backend: trainjob`. Trainer requires the container's name, and creates a JobSet with the
+    job's name.
     """
 
     name = "trainjob"
@@ -24,7 +24,7 @@ class TrainJob(Backend):
     parts = ("job", "jobset")
     uid_label = "jobset.sigs.k8s.io/jobset-uid"
     container = "node"
-    keeps_template = True  # Trainer goes on from its snapshot of the runtime, whatever is sent
+    keeps_template = True  # Trainer uses its own snapshot of the runtime
     scalable = "the number of nodes of a TrainJob cannot be changed"
 
     def first_host(self, name: str) -> str:
@@ -32,11 +32,11 @@ class TrainJob(Backend):
         return f"{name}-node-0-0.{name}"
 
     def suspend_patch(self, suspended: bool, *, nodes: int = 1) -> dict[str, Any]:  # noqa: ARG002 - the count stays
-        """Its JobSet is suspended with it."""
+        """Trainer suspends the JobSet too."""
         return {"spec": {"suspend": suspended}}
 
     def read(self, workload: Mapping[str, Any]) -> WorkloadState:
-        """How it ended; it counts Jobs and no pods, so there are no counts."""
+        """How it ended. There are no counts, because a TrainJob counts Jobs, not pods."""
         return replace(
             read_end(workload, "Complete", "Failed"),
             suspended=bool((workload.get("spec") or {}).get("suspend")),

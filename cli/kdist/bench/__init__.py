@@ -1,8 +1,11 @@
-"""The bench of collectives from outside: the job that it is, what its ranks have logged, and how
-that is shown.
+"""`kdist bench`: measures collectives among ranks.
 
-It is a job like any other, whose program is the trainer's `kdist_trainer.bench`; ranks say what
-they measured as events.
+A bench is a job like any other, whose program is the trainer's `kdist_trainer.bench`; its ranks log
+what they measured as events. `job` makes that job, from a job file's machines or from this machine;
+`remote` runs it on a cluster; `result` reads the events and formats them as a table or a document;
+`html` shows them as a page. Read `result` first: it defines what a bench measures.
+
+Running a bench on this machine is up to `kdist.local`, as for any job.
 """
 
 from kdist.bench.job import BenchSpec, make_job, read_size

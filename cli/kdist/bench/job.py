@@ -1,6 +1,4 @@
-"""The job that a bench is: a job file's machines, or this machine's, with the bench as its program.
-Pure.
-"""
+"""The job of a bench: the machines of a job file or this machine, and the bench as its program."""
 
 from __future__ import annotations
 
@@ -14,15 +12,15 @@ from kdist.errors import UsageError
 from kdist.spec import TrainingJob
 from kdist.units import size
 
-_LONGEST_NAME = 45  # what 4096 nodes leave of the 63 characters of a pod of a JobSet
+_LONGEST_NAME = 45  # with the suffix of 4096 nodes, a pod's name of a JobSet has 63 characters
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
-# of a job whose machines are measured
-_NOT_NEEDED = ("train", "script", "code", "data", "checkpoints", "preflight")
+# sections of the job file that a bench does not use
+_IGNORED = ("train", "script", "code", "data", "checkpoints", "preflight")
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchSpec:
-    """What is measured; sizes in bytes."""
+    """What is measured: sizes from `min` to `max` bytes, each `factor` times the one before."""
 
     collective: str
     min: int
@@ -34,7 +32,7 @@ class BenchSpec:
     slow: float
 
     def arguments(self) -> list[str]:
-        """What the bench is told on its command line."""
+        """The arguments of the bench's program."""
         names = ("min", "max", "factor", "rounds", "warmup", "seconds", "slow")
         return [
             self.collective,
@@ -43,30 +41,39 @@ class BenchSpec:
 
 
 def read_size(text: str) -> int:
-    """Bytes of `1024`, `1K`, `1KiB` or `64M`: as in nccl-tests, K is 1024 with or without more
-    letters. Raises `ValueError`.
+    """Parse `1024`, `1K`, `1KiB` or `64M` to bytes. As in nccl-tests, K is 1024 with or without
+    more letters.
+
+    Raises:
+        ValueError: the text is not a size.
     """
     match = re.fullmatch(r"(\d{1,15})\s*([kmg]?)i?b?", text.strip().lower())
     if match is None or int(match[1]) == 0:
-        raise ValueError(f"`{text}` is no size; write 1024, 1KiB or 64MiB")
+        raise ValueError(f"`{text}` is not a size; write 1024, 1KiB or 64MiB")
     return int(match[1]) * _UNITS[match[2]]
 
 
 def make_job(
-    wanted: BenchSpec, base: TrainingJob | None = None, *, overrides: list[str] | None = None
+    bench: BenchSpec, base: TrainingJob | None = None, *, overrides: list[str] | None = None
 ) -> TrainingJob:
-    """The bench as a job: on the machines of `base`, else on one node of two ranks, changed by
-    `overrides`.
+    """The bench as a job.
 
-    Raises `InvalidJobError` where that is none, `UsageError` for a ladder that leads nowhere.
+    Args:
+        bench: what to measure.
+        base: the job on whose machines to measure; None is one node of two ranks.
+        overrides: changes of the result, as of `--set`.
+
+    Raises:
+        InvalidJobError: the result is not a valid job.
+        UsageError: the smallest size is larger than the largest.
     """
-    if wanted.min > wanted.max:
+    if bench.min > bench.max:
         raise UsageError(
-            f"the smallest size (-b, {size(wanted.min)}) is larger than the largest (-e, "
-            f"{size(wanted.max)})"
+            f"the smallest size (-b, {size(bench.min)}) is larger than the largest (-e, "
+            f"{size(bench.max)})"
         )
     document: dict[str, Any] = {"apiVersion": "kdist.dev/v1alpha1", "kind": "TrainingJob"}
-    name = f"bench-{wanted.collective.replace('_', '-')}"
+    name = f"bench-{bench.collective.replace('_', '-')}"
     metadata: dict[str, Any] = {"name": name}
     spec: dict[str, Any] = {"nodes": 1, "procsPerNode": 2}
     if base is not None:
@@ -75,8 +82,8 @@ def make_job(
             **given["metadata"],
             "name": f"{base.metadata.name[: _LONGEST_NAME - len(name) - 1]}-{name}",
         }
-        spec = {field: value for field, value in given["spec"].items() if field not in _NOT_NEEDED}
-    spec["script"] = {"module": "kdist_trainer.bench", "args": wanted.arguments()}
-    spec["maxRestarts"] = 0  # a figure that took two tries is none
+        spec = {field: value for field, value in given["spec"].items() if field not in _IGNORED}
+    spec["script"] = {"module": "kdist_trainer.bench", "args": bench.arguments()}
+    spec["maxRestarts"] = 0  # a restart would distort the measurement
     document |= {"metadata": metadata, "spec": spec}
     return load.load_text(json.dumps(document), source="kdist bench", overrides=overrides or [])

@@ -1,4 +1,4 @@
-"""A bench on a cluster: sent as a job, waited for, its logs read, and taken away again."""
+"""A bench on a cluster: applies its job, waits for it, reads its logs and deletes it."""
 
 from __future__ import annotations
 
@@ -23,12 +23,21 @@ def measure(
     base: Path,
     keep: bool,
     timeout: float | None,
-    tell: Callable[[str], None],
+    notify: Callable[[str], None],
 ) -> Result:
-    """Run the bench on the cluster; what has failed, or shall be kept, stays there, all else goes
-    when it is over.
+    """Run the bench on the cluster. Its job is deleted afterwards, unless it failed.
 
-    Raises `KdistError`: what keeps it from being sent, TIMEOUT after `timeout` seconds, JOB_FAILED.
+    Args:
+        cluster: where it runs.
+        job: as `make_job` returns it.
+        base: folder that relative paths of the job start from.
+        keep: whether its job stays on the cluster.
+        timeout: seconds to wait for its end; None is without limit.
+        notify: receives messages about what happens.
+
+    Raises:
+        UsageError: the cluster has a job of this name.
+        KdistError: the job cannot be applied, TIMEOUT, or JOB_FAILED.
     """
     name = job.metadata.name
     plan = deploy.make_plan(cluster, job, base=base)
@@ -38,38 +47,38 @@ def measure(
             next_command=f"kdist delete {name} -n {cluster.namespace}",
         )
     for text in plan.warnings:
-        tell(f"Warning: {text}")
-    if not keep:  # what is sent has to be taken away again
+        notify(f"Warning: {text}")
+    if not keep:  # check both rights before anything is created
         rbac.require(cluster, [*rbac.to_send(plan.manifests), *rbac.to_delete(plan.manifests)])
     for _ in deploy.send(cluster, plan):
         pass
-    tell(f"sent {name} to namespace {cluster.namespace} as {plan.placement.backend}")
+    notify(f"applied {name} to namespace {cluster.namespace} as {plan.placement.backend}")
     try:
-        jobs.wait_for(cluster, name, timeout=timeout, tell=tell)
+        jobs.wait_for(cluster, name, timeout=timeout, notify=notify)
         lines = (
             line.text
             for line in logs.read(
-                cluster, jobs.fetch_snapshot(cluster, name), logs.LogRequest(), tell=tell
+                cluster, jobs.fetch_snapshot(cluster, name), logs.LogRequest(), notify=notify
             )
         )
         result = read_events(lines)
     except KeyboardInterrupt:
-        _take_away(cluster, name, tell)
+        _delete(cluster, name, notify)
         raise
     except KdistError as error:
         error.hint = (
             error.hint
-            or f"it stays for a look: kdist delete {name} -n {cluster.namespace} takes it away"
+            or f"its objects are kept; `kdist delete {name} -n {cluster.namespace}` deletes them"
         )
         raise
     if not result.done:
-        raise KdistError(f"{name} has ended and its logs hold no result", code=Code.JOB_FAILED)
+        raise KdistError(f"{name} has ended, and its logs contain no result", code=Code.JOB_FAILED)
     if not keep:
-        _take_away(cluster, name, tell)
+        _delete(cluster, name, notify)
     return result
 
 
-def _take_away(cluster: Cluster, name: str, tell: Callable[[str], None]) -> None:
+def _delete(cluster: Cluster, name: str, notify: Callable[[str], None]) -> None:
     for _ in deploy.remove(cluster, name, deploy.find_objects(cluster, name)[0], wait=None):
         pass
-    tell(f"{name} is taken away")
+    notify(f"deleted {name}")

@@ -1,18 +1,18 @@
-"""What a bench has found, put together from the events of its ranks, and told in words and columns.
-Pure.
+"""The result of a bench: read from the events of its ranks, and formatted as text, a table or a
+document.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from kdist.units import rate, size
+from kdist.events import parse
+from kdist.units import count, rate, size
 
 COLUMNS = ("SIZE", "ROUNDS", "MEAN", "P50", "P90", "P99", "ALGBW", "BUSBW", "WRONG")
-_EVENT_START = '{"time"'
 _TIMES = ("mean", "p50", "p90", "p99")
 
 
@@ -26,7 +26,7 @@ class Result:
     backend: str = ""
     rows: list[dict[str, Any]] = field(default_factory=list)
     nodes: list[str] = field(default_factory=list)
-    """Of each rank."""
+    """The node of each rank."""
     pair_size: int | None = None
     pairs: list[list[float | None]] = field(default_factory=list)
     """Seconds of a message of `pair_size` between two ranks."""
@@ -35,11 +35,11 @@ class Result:
 
     @property
     def wrong(self) -> int:
-        """Elements of results that were not right."""
+        """Number of elements of all results that were wrong."""
         return sum(row["wrong"] for row in self.rows)
 
     def to_document(self) -> dict[str, Any]:
-        """The result as plain values."""
+        """The result as plain values, for JSON."""
         rows = [
             {
                 "sizeBytes": row["size"],
@@ -80,38 +80,40 @@ class Result:
             )
 
     def headline(self) -> str:
-        """What was measured, and the best of it."""
+        """What was measured, and the best bus bandwidth."""
         best = max((row["busbw"] for row in self.rows if row["busbw"] is not None), default=None)
         top = f": bus bandwidth up to {rate(best)}" if best is not None else ""
         nodes = len(set(self.nodes)) or 1
-        where = f"{self.ranks} rank{'s' * (self.ranks != 1)} on {nodes} node{'s' * (nodes != 1)}"
+        where = f"{count(self.ranks, 'rank')} on {count(nodes, 'node')}"
         return f"{self.collective} among {where} ({self.device}, {self.backend}){top}"
 
-    def verdict(self) -> str:
-        """Who is slower than the others, if anybody is."""
+    def describe_pairs(self) -> str:
+        """Which rank or pair of ranks is slower than the others; empty without measured pairs."""
         if not self.pairs:
             return ""
         if self.slow is None:
             return (
                 "no pair of ranks is slower than the others; a message of "
-                f"{size(self.pair_size)} takes {self._usual()}"
+                f"{size(self.pair_size)} takes {self._median()}"
             )
         ranks, nodes = self.slow["ranks"], self.slow["nodes"]
-        who = " and ".join(f"rank {rank} ({node})" for rank, node in zip(ranks, nodes, strict=True))
-        what = "the pair " if len(ranks) > 1 else ""
+        slow = " and ".join(
+            f"rank {rank} ({node})" for rank, node in zip(ranks, nodes, strict=True)
+        )
+        pair = "the pair " if len(ranks) > 1 else ""
         ratio = f"{self.slow['ratio']:.1f} times the median of the others"
         return (
-            f"slow: {what}{who}: {size(self.pair_size)} take "
+            f"slow: {pair}{slow}: {size(self.pair_size)} take "
             f"{duration(self.slow['seconds'])}, {ratio}"
         )
 
-    def _usual(self) -> str:
-        known = sorted(value for row in self.pairs for value in row if value is not None)
-        return duration(known[len(known) // 2]) if known else "-"
+    def _median(self) -> str:
+        times = sorted(value for row in self.pairs for value in row if value is not None)
+        return duration(times[len(times) // 2]) if times else "-"
 
 
 def duration(seconds: float) -> str:
-    """A time of a round, with three digits: 81.4 µs, 1.25 ms, 2.07 s."""
+    """Seconds as text with three digits: 81.4 µs, 1.25 ms, 2.07 s."""
     for unit, name in ((1e-6, "µs"), (1e-3, "ms")):
         if seconds < 999.5 * unit:
             return f"{seconds / unit:.3g} {name}"
@@ -119,30 +121,18 @@ def duration(seconds: float) -> str:
 
 
 def read_events(lines: Iterable[str]) -> Result:
-    """The result that these lines of a log tell of; whatever else stands in them is passed over."""
+    """The result from the events in these lines of a log; other lines are ignored."""
     result = Result()
     for line in lines:
-        event = _event(line)
+        event = parse(line)
         if event is not None:
-            try:
-                _take(result, event)
-            except (KeyError, TypeError, ValueError):
-                continue
+            with suppress(KeyError, TypeError, ValueError):
+                _add_event(result, event)
     return result
 
 
-def _event(line: str) -> Mapping[str, Any] | None:
-    start = line.find(_EVENT_START)
-    if start < 0 or '"bench-' not in line:
-        return None
-    try:
-        event = json.loads(line[start:])
-    except ValueError:
-        return None
-    return event if isinstance(event, dict) else None
-
-
-def _take(result: Result, event: Mapping[str, Any]) -> None:
+def _add_event(result: Result, event: Mapping[str, Any]) -> None:
+    """Add what an event reports; raises if a field of it is missing or has a wrong type."""
     name = event.get("event")
     if name == "bench-begun":
         result.collective, result.ranks = str(event["collective"]), int(event["ranks"])

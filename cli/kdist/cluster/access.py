@@ -1,5 +1,5 @@
-"""Whom to talk to and as whom, once it is known: what a pool of connections and a websocket are
-made from.
+"""The address and the identity for the API server, and the connection pools and websockets that
+are created from them.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _CHANNELS = "v5.channel.k8s.io,v4.channel.k8s.io"
 
 @dataclass(frozen=True)
 class Impersonation:
-    """Whom to act as: what of the server's own checks applies to them, and not to us, who need the
-    right to impersonate them.
+    """The identity to act as. The server checks the rights of that identity; the caller needs the
+    right to impersonate it.
 
-    Raises `UsageError` for groups, a uid or extras of nobody, and for names that no header can
-    carry.
+    Raises:
+        UsageError: groups, a uid or extras without a user, or a name that no header can hold.
     """
 
     user: str = ""
@@ -35,7 +35,7 @@ class Impersonation:
     def __post_init__(self) -> None:
         if (self.groups or self.uid or self.extra) and not self.user:
             raise UsageError(
-                "groups, a uid or extras can only be taken on together with a user",
+                "groups, a uid or extras can only be impersonated together with a user",
                 hint="add --as USER",
             )
         values = [
@@ -48,7 +48,7 @@ class Impersonation:
             raise UsageError(f"nobody can be called {bad!r}")
 
     def headers(self) -> list[tuple[str, str]]:
-        """The headers that say it, as client-go writes them; one for each group."""
+        """The impersonation headers as client-go writes them, one for each group."""
         found = [("impersonate-user", self.user), ("impersonate-uid", self.uid)]
         found += [("impersonate-group", each) for each in self.groups]
         for key, values in self.extra.items():
@@ -58,9 +58,18 @@ class Impersonation:
 
 @dataclass(frozen=True)
 class Access:
-    """Whom to talk to, by the names that people know it by, and as whom. `authority` is a PEM text,
-    empty for the system's own; `server_name` is what the server's certificate is checked against,
-    where that is not its address.
+    """How to reach an API server, and as whom.
+
+    Attributes:
+        context: name of the context in the kubeconfig.
+        namespace: default namespace.
+        server: URL of the API server.
+        credentials: source of the credentials.
+        impersonation: identity to act as.
+        authority: CA certificates as PEM text; empty for those of the system.
+        verify: whether the server's certificate is verified.
+        server_name: name that the server's certificate must be for, if not that of `server`.
+        proxy: URL of the proxy; empty for a direct connection.
     """
 
     context: str
@@ -74,13 +83,13 @@ class Access:
     proxy: str = ""
 
     def headers(self, credential: Credential) -> list[tuple[str, str]]:
-        """Who we are, and who we act as."""
+        """The headers for authentication and impersonation."""
         own = [("authorization", credential.authorization)] if credential.authorization else []
         return [("user-agent", "kdist"), *own, *self.impersonation.headers()]
 
     def pool(self, connections: int, credential: Credential) -> Any:
-        """A pool that keeps so many connections, all with one TLS context. Raises `OSError` for a
-        key that cannot be used.
+        """A pool that keeps up to `connections` connections open, all with one TLS context. Raises
+        `OSError` for a key that cannot be used.
         """
         import urllib3
 
@@ -92,12 +101,12 @@ class Access:
         if not self.proxy:
             return urllib3.PoolManager(**settings)
         user = self._proxy_user()
-        told = urllib3.make_headers(proxy_basic_auth=":".join(user)) if user else None
-        return urllib3.ProxyManager(self.proxy, proxy_headers=told, **settings)
+        proxy_headers = urllib3.make_headers(proxy_basic_auth=":".join(user)) if user else None
+        return urllib3.ProxyManager(self.proxy, proxy_headers=proxy_headers, **settings)
 
     def websocket(self, path: str) -> Any:
-        """A websocket to this path, open; it speaks the channels of exec. Raises what
-        `websocket-client` does.
+        """Open a websocket to this path, with the channel protocol of exec. Raises the errors of
+        `websocket-client`.
         """
         import ssl
 
@@ -114,27 +123,27 @@ class Access:
             }
             if self.server_name:
                 tls["server_hostname"] = self.server_name
-        made: Any = WebSocket(sslopt=tls, skip_utf8_validation=False)
+        websocket: Any = WebSocket(sslopt=tls, skip_utf8_validation=False)
         headers = [*self.headers(credential), ("sec-websocket-protocol", _CHANNELS)]
         lines = [f"{name}: {value}" for name, value in headers]
-        made.connect(
+        websocket.connect(
             f"{self.server.replace('http', 'ws', 1)}{path}",
             header=lines,
             timeout=CONNECT_SECONDS,
             **self._websocket_proxy(),
         )
-        made.settimeout(None)
-        return made
+        websocket.settimeout(None)
+        return websocket
 
     def _websocket_proxy(self) -> dict[str, Any]:
         if not self.proxy:
-            return {"http_no_proxy": ["*"]}  # it would look into the environment by itself
+            return {"http_no_proxy": ["*"]}  # else it would use the environment's
         proxy = urlsplit(self.proxy)
         if proxy.scheme != "http":
             raise KdistError(
                 (
                     "exec, port-forward and what needs them cannot go through a proxy that "
-                    f"is spoken to by TLS ({proxy.hostname})"
+                    f"is reached over TLS ({proxy.hostname})"
                 ),
                 hint="name its address with http:// in `proxy-url`, if it has one",
                 code=Code.UNREACHABLE,
@@ -171,7 +180,7 @@ class Access:
 
 
 def cluster_info(server: str, cluster: Mapping[str, Any], authority: str) -> dict[str, Any]:
-    """What a plugin for credentials is told of the cluster (`provideClusterInfo`)."""
+    """The description of the cluster for a credential plugin (`provideClusterInfo`)."""
     found: dict[str, Any] = {"server": server}
     for name in ("tls-server-name", "insecure-skip-tls-verify", "proxy-url"):
         if cluster.get(name):

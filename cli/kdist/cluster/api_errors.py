@@ -1,4 +1,4 @@
-"""What the API server refused, in words that say who may not do what, and the way out."""
+"""Errors of the API server as sentences: who may not do what, and how to fix it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FORBIDDEN = re.compile(
     r'(?: in API group "(?P<group>[^"]*)")?(?: in the namespace "(?P<namespace>[^"]*)")?'
 )
 _NO_NAMESPACE = re.compile(r'namespaces "(?P<namespace>[^"]+)" not found')
-_DEAF_WEBHOOK = re.compile(r'failed calling webhook "(?P<name>[^"]+)":(?P<why>.*)', re.DOTALL)
+_WEBHOOK_FAILED = re.compile(r'failed calling webhook "(?P<name>[^"]+)":(?P<why>.*)', re.DOTALL)
 # `.spec.template.spec.containers[name="trainer"].volumeMounts: duplicate entries for key
 # [mountPath="/data"]`
 _DUPLICATE = re.compile(r"(?P<list>\.[^ :]*): duplicate entries for key \[(?P<key>[^\]]+)\]")
@@ -22,20 +22,21 @@ _CONFLICT_OWNER = re.compile(r'conflicts? with "(?P<manager>[^"]+)"')
 
 
 class Denied(NamedTuple):
-    """A right that is missing, such as `get jobs.batch`; without a namespace: in the whole
-    cluster.
-    """
+    """A missing right, such as `get jobs.batch`; an empty namespace means the whole cluster."""
 
     right: str
     namespace: str
 
 
 class ApiError(KdistError):
-    """The API server answered, and the answer is no.
+    """The API server rejected a request.
 
-    `status` is HTTP's number, `reason` the API's word (`Conflict`, `Invalid`, `Forbidden`, …),
-    `details` what it adds, `owners` the field managers that a server-side apply conflicts with,
-    `denied` the right that is missing.
+    Attributes:
+        status: HTTP status code.
+        reason: the API's reason (`Conflict`, `Invalid`, `Forbidden`, …).
+        details: `details` of the API's `Status`.
+        owners: field managers that a server-side apply conflicts with.
+        denied: the missing right.
     """
 
     def __init__(
@@ -71,8 +72,17 @@ def read_status(body: bytes) -> dict[str, Any]:
 
 
 def explain(status: int, body: bytes, *, what: str, namespace: str, context: str) -> ApiError:
-    """The error for an answer of 400 and above. `what` says what was asked: `get
-    jobs.batch/digits`.
+    """Convert a response with an error status to an exception.
+
+    Args:
+        status: HTTP status code, 400 or above.
+        body: body of the response.
+        what: the request in words, such as `get jobs.batch/digits`.
+        namespace: default namespace of the connection.
+        context: context of the connection.
+
+    Returns:
+        The exception; `ApiNotFoundError` for 404.
     """
     answer = read_status(body)
     message = str(
@@ -99,31 +109,33 @@ def explain(status: int, body: bytes, *, what: str, namespace: str, context: str
         return _forbidden(found, namespace=namespace, facts=facts)
     if status == 404:
         return _missing(message, bool(facts["details"].get("name")), what=what, facts=facts)
-    if found := _DEAF_WEBHOOK.search(message):
-        return _deaf(found, what=what, facts=facts)
+    if found := _WEBHOOK_FAILED.search(message):
+        return _webhook_failed(found, what=what, facts=facts)
     if found := _DUPLICATE.search(message):
-        told = f"{found['list'].lstrip('.')} has two entries with {found['key'].replace('=', ' ')}"
+        key = found["key"].replace("=", " ")
         return ApiError(
-            f"{what}: {told}", hint="take one of them out of the job's podTemplate", **facts
+            f"{what}: {found['list'].lstrip('.')} has two entries with {key}",
+            hint="remove one of them from the job's podTemplate",
+            **facts,
         )
     causes = _causes(facts["details"])
     if status == 409 and causes and (owners := dict.fromkeys(_CONFLICT_OWNER.findall(message))):
-        told = "; ".join(f"{field} is set by {_owner(why)}" for field, why in causes)
-        taken = "leave these fields out of the job, or take them over with --force-conflicts"
-        return ApiError(f"{what}: {told}", hint=taken, owners=tuple(owners), **facts)
+        conflicts = "; ".join(f"{field} is set by {_owner(why)}" for field, why in causes)
+        hint = "leave these fields out of the job, or take them over with --force-conflicts"
+        return ApiError(f"{what}: {conflicts}", hint=hint, owners=tuple(owners), **facts)
     if status == 422 and causes:
-        # The message repeats the refused value whole, which may be a pod template in Go's notation;
-        # its end says why.
-        told = "; ".join(
+        # The message repeats the rejected value, which may be a whole pod template, and ends with
+        # the reason.
+        problems = "; ".join(
             f"{field}: {why if len(why) < 200 else why.rpartition(': ')[2]}"
             for field, why in causes
         )
-        return ApiError(f"{what}: {told}", **facts)
+        return ApiError(f"{what}: {problems}", **facts)
     return ApiError(f"{what}: {message}", **facts)
 
 
 def _causes(details: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """(field, why) of each thing that was wrong."""
+    """(field, message) of each cause."""
     causes = details.get("causes") or []
     return [
         (str(each.get("field") or "").lstrip("."), str(each.get("message") or ""))
@@ -156,8 +168,8 @@ def _forbidden(found: re.Match[str], *, namespace: str, facts: dict[str, Any]) -
     )
 
 
-def _deaf(found: re.Match[str], *, what: str, facts: dict[str, Any]) -> ApiError:
-    """Of an admission webhook that nobody answers at."""
+def _webhook_failed(found: re.Match[str], *, what: str, facts: dict[str, Any]) -> ApiError:
+    """The error for an admission webhook that does not answer."""
     from kdist.backends.operators import find_webhook_home
 
     home = find_webhook_home(found["why"])

@@ -1,5 +1,5 @@
-"""What a server-side apply has done to an object, and the part of an object that decides whether it
-has changed.
+"""The result of a server-side apply, and the normalized form of an object that shows whether it has
+changed.
 """
 
 from __future__ import annotations
@@ -10,16 +10,21 @@ from typing import Any, Literal
 
 Document = dict[str, Any]
 
-# What the server writes into metadata by itself.
-_SERVERS_OWN = frozenset(
+# Metadata that the server sets.
+_SERVER_SET = frozenset(
     {"managedFields", "resourceVersion", "generation", "uid", "creationTimestamp", "selfLink"}
 )
 
 
 @dataclass(frozen=True)
 class Applied:
-    """What came of sending an object: as the server has it now, what it was before (None if new),
-    and its warnings.
+    """Result of a server-side apply.
+
+    Attributes:
+        document: the object as the server has it now.
+        verb: what was done.
+        before: the object as it was; None if it is new.
+        warnings: of the server.
     """
 
     document: Document
@@ -28,12 +33,12 @@ class Applied:
     warnings: tuple[str, ...] = ()
 
 
-def essence(document: Mapping[str, Any]) -> Document:
-    """An object without what the server keeps about it by itself: two objects of one essence are
+def normalize(document: Mapping[str, Any]) -> Document:
+    """The object without status and server-set metadata. Objects that are equal in this form are
     the same to their user.
     """
     metadata = {
-        key: value for key, value in document.get("metadata", {}).items() if key not in _SERVERS_OWN
+        key: value for key, value in document.get("metadata", {}).items() if key not in _SERVER_SET
     }
     return {key: value for key, value in document.items() if key != "status"} | {
         "metadata": metadata

@@ -19,24 +19,35 @@ def connect(
     *,
     file: str | None = None,
     impersonation: Impersonation | None = None,
-    patience: float = 60.0,
+    retry_seconds: float = 60.0,
     until: float | None = None,
     request_timeout: float = READ_SECONDS,
-    tell: Callable[[str], None] = lambda _: None,
+    notify: Callable[[str], None] = lambda _: None,
 ) -> Cluster:
-    """A connection by the kubeconfig (`file`, or where it is usual), or by the pod's own account in
-    a cluster.
+    """Connect to a cluster as the kubeconfig says, or with the service account of the pod that this
+    runs in. A credential plugin runs at once; nothing is sent to the server yet.
 
-    A plugin for credentials is asked at once, and nothing else is sent yet. `patience` is how many
-    seconds each request goes on trying while the server is away, and `until` a moment on the
-    monotonic clock up to which outages are ridden out once the server has answered; `tell` hears of
-    it, once per outage; `request_timeout` is how many seconds a single answer may be silent, 0 for
-    ever. Raises `KdistError` (code UNREACHABLE) if there is no configuration, or none that can be
-    used.
+    Args:
+        context: of the kubeconfig; None for the current one.
+        namespace: default for all requests; None for the kubeconfig's.
+        file: the kubeconfig; None for `$KUBECONFIG` or `~/.kube/config`.
+        impersonation: whom to act as.
+        retry_seconds: for how long each request is retried while the server is unreachable.
+        until: time on the monotonic clock until which outages are retried once the server has
+            responded.
+        request_timeout: seconds that a response may be silent; 0 for no limit.
+        notify: receives a message per outage.
+
+    Raises:
+        KdistError: there is no configuration, or it cannot be used (UNREACHABLE).
     """
     access = kubeconfig.load(context, file=file, impersonation=impersonation)
     transport = Transport(
-        access, patience=patience, tell=tell, request_timeout=request_timeout, until=until
+        access,
+        retry_seconds=retry_seconds,
+        notify=notify,
+        request_timeout=request_timeout,
+        until=until,
     )
     return Cluster(transport, namespace or access.namespace)
 
@@ -44,9 +55,9 @@ def connect(
 class Cluster(Objects):
     """A cluster and a namespace in it. Threads may share one.
 
-    Every method raises `ApiError` when the server says no (`ApiNotFoundError`, which is a
-    `NotFoundError`, where there is no such object), and `KdistError` with code UNREACHABLE when it
-    stays away. Where `namespace` is left out, it is the connection's own.
+    Every method raises `ApiError` if the server rejects a request (`ApiNotFoundError`, which is a
+    `NotFoundError`, if there is no such object), and `KdistError` with code UNREACHABLE if it does
+    not respond. Without `namespace`, methods use the connection's own.
     """
 
     def __init__(self, transport: Transport, namespace: str) -> None:
@@ -247,7 +258,7 @@ class Cluster(Objects):
         return self._rules
 
     def whoami(self) -> str:
-        """The name that the server knows us by; empty where it does not tell (before 1.28)."""
+        """The user name under which the server knows us; empty before Kubernetes 1.28."""
         review = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
         try:
             found = self.create(review)

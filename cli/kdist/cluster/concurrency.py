@@ -1,5 +1,6 @@
-"""Optimistic concurrency: a change names the uid and resourceVersion of the object that was read.
-The API server refuses it with 409 for any other object, which is then read and changed again.
+"""Optimistic concurrency: a change contains the uid and resourceVersion of the object that was
+read. If the object has changed since, the API server answers 409, and the object is read and
+changed again.
 """
 
 from __future__ import annotations
@@ -9,32 +10,32 @@ from typing import Any, TypeVar
 
 from kdist.cluster.api_errors import ApiError
 
-_RACES = 5  # with controllers, which write an object between our look at it and our change
+_ATTEMPTS = 5  # attempts; controllers write objects between our read and our write
 _IDENTITY = ("uid", "resourceVersion")
-# An object that is not there is made by an apply whatever version that names; one that somebody
-# makes meanwhile never has the version 1, which is etcd's own before its first write, so it is
-# refused with 409 and looked at.
+# If the object does not exist, an apply creates it whatever version it contains. An object that
+# somebody creates in the meantime never has version 1, which etcd has before its first write: the
+# apply then gets 409, and the object is read.
 ABSENT = {"metadata": {"resourceVersion": "1"}}
 T = TypeVar("T")
 
 
 def identify(seen: Mapping[str, Any]) -> dict[str, Any]:
-    """The uid and resourceVersion of an object, as far as it has them."""
+    """The uid and resourceVersion of an object; those that it has."""
     return {key: seen["metadata"][key] for key in _IDENTITY if key in seen["metadata"]}
 
 
 def guard(body: Mapping[str, Any], seen: Mapping[str, Any]) -> dict[str, Any]:
-    """`body` as a change of the very object that was seen, in the very state: of any other it is
-    refused with 409.
+    """Add the uid and resourceVersion of `seen` to `body`: the server answers 409 if the object
+    has changed since.
     """
     return {**body, "metadata": {**(body.get("metadata") or {}), **identify(seen)}}
 
 
 def retry_on_conflict(send: Callable[[], T]) -> T:
-    """What `send` gives, which looks at an object and changes it; again where somebody else has
-    changed it in between.
+    """Call `send`, which reads and changes an object, and repeat it if somebody else has changed
+    the object in between. Raises `ApiError` after the last attempt.
     """
-    for left in reversed(range(_RACES)):
+    for left in reversed(range(_ATTEMPTS)):
         try:
             return send()
         except ApiError as error:

@@ -1,5 +1,5 @@
-"""Where credentials come from: the kubeconfig itself, a file of a token, a plugin that is run, or
-the official client.
+"""Sources of credentials: the kubeconfig itself, a token file, an exec plugin, or the official
+client.
 """
 
 from __future__ import annotations
@@ -19,15 +19,13 @@ from typing import Any, Protocol
 from kdist.errors import Code, KdistError
 
 EARLY_SECONDS = 10.0
-"""So long before they end, credentials of a plugin are asked for anew."""
-_TOLD_LINES = 20
+"""Seconds before their expiry at which credentials of a plugin are renewed."""
+_SHOWN_LINES = 20
 
 
 @dataclass(frozen=True)
 class Credential:
-    """Who we are to the server: an `Authorization` header, a client certificate with its key (PEM
-    texts), or both.
-    """
+    """An `Authorization` header, a client certificate with its key (PEM text), or both."""
 
     authorization: str = ""
     certificate: str = ""
@@ -35,28 +33,26 @@ class Credential:
 
 
 class CredentialSource(Protocol):
-    """Gives credentials that are good now."""
+    """Provides valid credentials."""
 
     def get(self) -> Credential:
-        """The credentials. Raises `KdistError` with code UNREACHABLE where there are none to be
-        had.
-        """
+        """The credentials. Raises `KdistError` with code UNREACHABLE if there are none."""
         ...
 
     def forget(self) -> bool:
-        """The server did not know us by them: whether `get` has others to try."""
+        """Drop credentials that the server rejected; whether `get` can return others."""
         ...
 
 
 @dataclass(frozen=True)
 class Fixed:
-    """What the kubeconfig says, or what `ask` finds each time."""
+    """Credentials from the kubeconfig, or the `Authorization` header that `ask` returns."""
 
     credential: Credential = Credential()
     ask: Callable[[], str] | None = None
 
     def get(self) -> Credential:
-        """The credentials, with the `Authorization` header of this moment."""
+        """The credentials, with the current `Authorization` header."""
         return self.credential if self.ask is None else Credential(self.ask())
 
     def forget(self) -> bool:
@@ -66,14 +62,12 @@ class Fixed:
 
 @dataclass(frozen=True)
 class TokenFile:
-    """A token in a file, which whoever mounts it exchanges before it ends; so it is read each
-    time.
-    """
+    """A token in a file, which is replaced before the token expires, so it is read each time."""
 
     file: Path
 
     def get(self) -> Credential:
-        """The token as it is now."""
+        """The current token."""
         try:
             return Credential(f"Bearer {self.file.read_text().strip()}")
         except OSError as error:
@@ -85,8 +79,8 @@ class TokenFile:
 
 
 class Plugin:
-    """A program that gives credentials (`users[].user.exec`), run when they are first needed and
-    before they end.
+    """A program that prints credentials (`users[].user.exec`). It runs when they are first needed,
+    and again before they expire.
     """
 
     def __init__(
@@ -99,8 +93,7 @@ class Plugin:
             or not isinstance(settings.get("apiVersion"), str)
         ):
             raise ValueError("exec needs `command` and `apiVersion`")
-        # As kubectl has it: a path is relative to the kubeconfig, a bare name is looked for in
-        # PATH.
+        # As in kubectl: a path is relative to the kubeconfig, a bare name is searched in PATH.
         path = str(folder / command) if os.sep in command else command
         self._argv = [path, *(str(each) for each in settings.get("args") or [])]
         self._version = str(settings["apiVersion"])
@@ -113,7 +106,7 @@ class Plugin:
         self._until = float("inf")
 
     def get(self) -> Credential:
-        """The credentials of the last run while they are good, else of a new one."""
+        """The credentials of the last run while they are valid, else of a new run."""
         with self._lock:
             if self._found is None or time.time() > self._until - EARLY_SECONDS:
                 self._found, self._until = self._read(self._run())
@@ -126,8 +119,8 @@ class Plugin:
         return True
 
     def _run(self) -> str:
-        """What the plugin writes to stdout. What it says on stderr is passed on while a person
-        looks on, as a login may ask.
+        """Run the plugin; its stdout. In a terminal its stderr is forwarded, because a login may
+        prompt.
         """
         interactive = self._mode != "Never" and sys.stdin is not None and sys.stdin.isatty()
         if self._mode == "Always" and not interactive:
@@ -136,8 +129,8 @@ class Plugin:
             "interactive": interactive,
             **({"cluster": self._cluster} if self._cluster is not None else {}),
         }
-        asked = {"apiVersion": self._version, "kind": "ExecCredential", "spec": spec}
-        env = {**os.environ, **self._env, "KUBERNETES_EXEC_INFO": json.dumps(asked)}
+        request = {"apiVersion": self._version, "kind": "ExecCredential", "spec": spec}
+        env = {**os.environ, **self._env, "KUBERNETES_EXEC_INFO": json.dumps(request)}
         stdin = None if interactive else subprocess.DEVNULL
         try:
             process = subprocess.Popen(
@@ -145,9 +138,9 @@ class Plugin:
             )
         except OSError as error:
             raise self._fail(f"it cannot be started: {error.strerror or error}") from error
-        said = bytearray()
+        stderr = bytearray()
         listener = threading.Thread(
-            target=_listen, args=(process.stderr, said, interactive), daemon=True
+            target=_collect, args=(process.stderr, stderr, interactive), daemon=True
         )
         listener.start()
         with process:
@@ -155,14 +148,12 @@ class Plugin:
             listener.join()
         if process.returncode:
             raise self._fail(
-                f"it ended with code {process.returncode}", said.decode(errors="replace")
+                f"it ended with code {process.returncode}", stderr.decode(errors="replace")
             )
         return out.decode(errors="replace")
 
     def _read(self, text: str) -> tuple[Credential, float]:
-        """The credentials in the plugin's answer, and the moment that they end at, in seconds since
-        1970.
-        """
+        """The credentials in the plugin's output, and the unix time at which they expire."""
         try:
             answer = json.loads(text)
             status = answer["status"]
@@ -182,21 +173,21 @@ class Plugin:
             raise self._fail("its answer holds neither a token nor a certificate with its key")
         return Credential(f"Bearer {token}" if token else "", certificate, key), until
 
-    def _fail(self, why: str, said: str = "") -> KdistError:
-        lines = said.strip().splitlines()[-_TOLD_LINES:]
-        told = "\n  ".join(
+    def _fail(self, why: str, stderr: str = "") -> KdistError:
+        lines = stderr.strip().splitlines()[-_SHOWN_LINES:]
+        message = "\n  ".join(
             [
                 f"no credentials: the plugin `{' '.join(self._argv)}` of the kubeconfig: {why}",
                 *lines,
             ]
         )
         hint = self._hint or "run it by itself, or log in to the cluster again"
-        return KdistError(told, hint=hint, code=Code.UNREACHABLE)
+        return KdistError(message, hint=hint, code=Code.UNREACHABLE)
 
 
-def _listen(stream: Any, said: bytearray, live: bool) -> None:
-    """Keep what a program says, and pass it on at once where a person looks on."""
+def _collect(stream: Any, collected: bytearray, live: bool) -> None:
+    """Collect what a program prints; with `live`, forward it to stderr at once."""
     while chunk := os.read(stream.fileno(), 2**16):
-        said += chunk
+        collected.extend(chunk)
         if live:
             os.write(2, chunk)

@@ -1,13 +1,12 @@
-"""Whom to talk to, and as whom: the kubeconfig, or the account of the pod that this runs in.
+"""Reads the kubeconfig, or the service account of the pod that this runs in.
 
-What a kubeconfig holds is honoured or refused by its name: a field that is passed over in silence
-may be the one that says who we are to be.
+Every field of a kubeconfig is used or rejected by name: a field that is silently ignored may be the
+one that defines the identity.
 
-The official client's `KubeConfigLoader` is used for OpenID providers only. As a base class it would
-save the merging of files, some thirty lines: it knows no impersonation, logs the failure of a
-plugin and goes on without credentials, asks no plugin again for a certificate, ignores fields that
-it does not know, writes keys to files that outlive a crash, and takes a third of a second to
-import.
+The official client's `KubeConfigLoader` is used for OpenID providers only. It does not support
+impersonation, logs the failure of a plugin and continues without credentials, never runs a plugin
+again for a certificate, ignores unknown fields, writes keys to files that outlive a crash, and
+takes a third of a second to import. Using it would save about 30 lines that merge files.
 """
 
 from __future__ import annotations
@@ -55,18 +54,18 @@ _CLUSTER = frozenset(
         "extensions",
     }
 )
-_FOLDER = "folder"  # where an entry's relative paths start, beside what the file says of it
+_FOLDER = "folder"  # added to each entry: where its relative paths start
 
 Entry = dict[str, Any]
 
 
 def is_there(file: str | None = None) -> bool:
-    """Whether anything says which cluster is meant."""
-    return bool(_look(file)[1]) or _ACCOUNT.joinpath("token").is_file()
+    """Whether there is a kubeconfig or a service account."""
+    return bool(_find_files(file)[1]) or _ACCOUNT.joinpath("token").is_file()
 
 
-def _look(file: str | None) -> tuple[str, list[Path]]:
-    """Where a kubeconfig is looked for, and the files of it that are there."""
+def _find_files(file: str | None) -> tuple[str, list[Path]]:
+    """The paths of the kubeconfig, and those of its files that exist."""
     paths = file or os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
     names = [paths] if file else [path for path in paths.split(os.pathsep) if path]
     return paths, [Path(path) for path in names if Path(path).is_file()]
@@ -78,27 +77,31 @@ def load(
     file: str | None = None,
     impersonation: Impersonation | None = None,
 ) -> Access:
-    """Read the kubeconfig (`file`, else `$KUBECONFIG`, else `~/.kube/config`); without one, the
-    account of the pod that this runs in. Each part of `impersonation` overrules what the kubeconfig
-    says.
+    """Read the kubeconfig, or without one the service account of the pod that this runs in.
 
-    Raises `KdistError` (code UNREACHABLE) if there is neither, if the context does not exist, or if
-    it cannot be used.
+    Args:
+        context: name of the context; None for the kubeconfig's current one.
+        file: path of the kubeconfig; None for `$KUBECONFIG`, else `~/.kube/config`.
+        impersonation: its parts take precedence over those in the kubeconfig.
+
+    Raises:
+        KdistError: there is no kubeconfig and no service account, the context does not exist, or
+            the kubeconfig cannot be used (UNREACHABLE).
     """
-    paths, files = _look(file)
-    asked = impersonation or Impersonation()
+    paths, files = _find_files(file)
+    requested = impersonation or Impersonation()
     if not files and not file and context is None and _ACCOUNT.joinpath("token").is_file():
-        return _in_cluster(asked)
+        return _in_cluster(requested)
     if not files:
         raise KdistError(
             f"there is no kubeconfig at {paths}",
-            hint="set KUBECONFIG, or get one from whoever runs the cluster; `kdist run` needs none",
+            hint="set KUBECONFIG, or ask an admin of the cluster for one; `kdist run` needs none",
             code=Code.UNREACHABLE,
         )
     import yaml
 
     try:
-        return _access(_merge(files), context, asked, files)
+        return _access(_merge(files), context, requested, files)
     except KdistError:
         raise
     except (yaml.YAMLError, OSError, LookupError, TypeError, ValueError, AttributeError) as error:
@@ -127,14 +130,12 @@ def _in_cluster(impersonation: Impersonation) -> Access:
         )
     except OSError as error:
         raise KdistError(
-            f"the account of this pod cannot be used: {error}", code=Code.UNREACHABLE
+            f"the service account of this pod cannot be used: {error}", code=Code.UNREACHABLE
         ) from error
 
 
 def _merge(files: Sequence[Path]) -> Entry:
-    """The files as one: of two entries by one name the first counts, and so does the first current
-    context.
-    """
+    """Merge the files: the first entry of a name wins, and so does the first current context."""
     import yaml
 
     merged: Entry = {"current-context": "", "contexts": {}, "clusters": {}, "users": {}}
@@ -159,7 +160,7 @@ def _merge(files: Sequence[Path]) -> Entry:
 
 
 def _access(
-    merged: Entry, context: str | None, asked: Impersonation, files: Sequence[Path]
+    merged: Entry, context: str | None, requested: Impersonation, files: Sequence[Path]
 ) -> Access:
     name = context or merged["current-context"]
     if not name:
@@ -167,8 +168,8 @@ def _access(
     chosen = _find(merged, "contexts", name)
     cluster = _find(merged, "clusters", chosen.get("cluster"))
     user = _find(merged, "users", chosen["user"]) if chosen.get("user") else {_FOLDER: Path()}
-    _refuse(f"user {chosen.get('user')}", set(user) - _USER - {_FOLDER})
-    _refuse(f"cluster {chosen.get('cluster')}", set(cluster) - _CLUSTER - {_FOLDER})
+    _reject_unknown(f"user {chosen.get('user')}", set(user) - _USER - {_FOLDER})
+    _reject_unknown(f"cluster {chosen.get('cluster')}", set(cluster) - _CLUSTER - {_FOLDER})
     server = _text(cluster, "server").rstrip("/")
     if urlsplit(server).scheme not in ("http", "https"):
         raise ValueError(
@@ -183,7 +184,7 @@ def _access(
         credentials=_credentials(
             user, cluster_info(server, cluster, authority), files=files, context=str(name)
         ),
-        impersonation=_impersonate(user, asked),
+        impersonation=_impersonate(user, requested),
         authority=authority,
         verify=not cluster.get("insecure-skip-tls-verify"),
         server_name=_text(cluster, "tls-server-name"),
@@ -191,13 +192,13 @@ def _access(
     )
 
 
-def _refuse(where: str, fields: set[str]) -> None:
+def _reject_unknown(where: str, fields: set[str]) -> None:
     if fields:
         raise KdistError(
             f"the kubeconfig cannot be used: {where} has "
             f"{', '.join(f'`{each}`' for each in sorted(fields))}, "
-            "which kdist does not know and cannot honour",
-            hint="take it out, or give a kubeconfig without it with --kubeconfig",
+            "which kdist does not support",
+            hint="remove it, or give a kubeconfig without it with --kubeconfig",
             code=Code.UNREACHABLE,
         )
 
@@ -228,14 +229,14 @@ def _credentials(
 
 
 def _provider(provider: Mapping[str, Any], files: Sequence[Path], context: str) -> CredentialSource:
-    """The token of an OpenID provider, which the official client knows how to ask for anew."""
+    """The token of an OpenID provider, which the official client renews."""
     if provider.get("name") != "oidc":
         raise KdistError(
             (
                 f"the kubeconfig cannot be used: auth-provider `{provider.get('name')}` is "
-                "gone from Kubernetes' clients"
+                "no longer supported by Kubernetes' clients"
             ),
-            hint="use the plugin that took its place: gke-gcloud-auth-plugin, kubelogin, …",
+            hint="use the plugin that replaces it: gke-gcloud-auth-plugin, kubelogin, …",
             code=Code.UNREACHABLE,
         )
     from kubernetes.client.configuration import Configuration
@@ -269,11 +270,11 @@ def _provider(provider: Mapping[str, Any], files: Sequence[Path], context: str) 
     return Fixed(ask=ask)
 
 
-def _impersonate(user: Entry, asked: Impersonation) -> Impersonation:
+def _impersonate(user: Entry, requested: Impersonation) -> Impersonation:
     return Impersonation(
-        asked.user or _text(user, "as"),
-        asked.groups or tuple(str(each) for each in user.get("as-groups") or []),
-        asked.uid or _text(user, "as-uid"),
+        requested.user or _text(user, "as"),
+        requested.groups or tuple(str(each) for each in user.get("as-groups") or []),
+        requested.uid or _text(user, "as-uid"),
         {
             str(key): tuple(map(str, values))
             for key, values in (user.get("as-user-extra") or {}).items()
@@ -281,25 +282,25 @@ def _impersonate(user: Entry, asked: Impersonation) -> Impersonation:
     )
 
 
-def _find_proxy(server: str, told: str) -> str:
-    """The kubeconfig's proxy, else the environment's, which is not for this machine itself nor for
-    what NO_PROXY names.
+def _find_proxy(server: str, configured: str) -> str:
+    """The kubeconfig's proxy, else the environment's, which does not apply to loopback addresses
+    and to the hosts in NO_PROXY.
     """
     from urllib.request import getproxies
 
     parts = urlsplit(server)
-    proxy = told or (
+    proxy = configured or (
         "" if _is_direct(parts.hostname or "", server) else getproxies().get(parts.scheme, "")
     )
     if proxy and urlsplit(proxy).scheme not in ("http", "https"):
         raise KdistError(
             f"the proxy {proxy} "
-            f"{'of the kubeconfig (`proxy-url`)' if told else 'of the environment'} "
+            f"{'of the kubeconfig (`proxy-url`)' if configured else 'of the environment'} "
             "cannot be used: "
-            "kdist speaks to proxies by http:// and https:// only",
+            "kdist supports http:// and https:// proxies only",
             hint=(
-                "give the address of an HTTP proxy, or reach the cluster by a tunnel and take "
-                "the proxy out"
+                "give the address of an HTTP proxy, or reach the cluster through a tunnel and "
+                "remove the proxy"
             ),
             code=Code.UNREACHABLE,
         )
@@ -329,7 +330,7 @@ def _text(part: Mapping[str, Any], name: str) -> str:
 
 
 def _pem(part: Mapping[str, Any], name: str) -> str:
-    """The text of a certificate or a key, which is in the kubeconfig or in a file beside it."""
+    """The text of a certificate or a key, from the kubeconfig or from a file that it names."""
     if part.get(f"{name}-data"):
         return base64.b64decode(_text(part, f"{name}-data"), validate=True).decode()
     return (part[_FOLDER] / _text(part, name)).read_text() if part.get(name) else ""

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from kdist.cluster import resources, watch
 from kdist.cluster.api_errors import ApiError, ApiNotFoundError
-from kdist.cluster.applied import Applied, essence
+from kdist.cluster.applied import Applied, normalize
 from kdist.cluster.concurrency import ABSENT, guard, identify, retry_on_conflict
 from kdist.cluster.ownership import check_owner
 from kdist.cluster.transport import ApiRequest, ApiResponse, Transport
@@ -24,7 +24,12 @@ Document = dict[str, Any]
 
 
 class Objects:
-    """The objects of one cluster; where `namespace` is left out, it is the connection's own."""
+    """The objects of one cluster.
+
+    Every method names objects by `api_version`, `kind`, `name` and `namespace` (None for the
+    connection's own). Empty selectors match everything. All raise `ApiError` if the server rejects
+    the request, and `KdistError` (UNREACHABLE) if it cannot be reached.
+    """
 
     def __init__(self, transport: Transport, namespace: str) -> None:
         self._transport = transport
@@ -39,7 +44,7 @@ class Objects:
         *,
         subresource: str = "",
     ) -> Document:
-        """The object as the server has it."""
+        """Fetch an object, or a subresource of it. Raises `ApiNotFoundError` if there is none."""
         return self._ask(
             "GET", "get", api_version, kind, name=name, namespace=namespace, subresource=subresource
         )
@@ -55,14 +60,14 @@ class Objects:
         field_selector: str = "",
         metadata_only: bool = False,
     ) -> builtins.list[Document]:
-        """All objects of the kind that the selectors pick, in the server's order; with
-        `metadata_only` nothing else of them.
+        """List the objects of a kind, in the server's order; with `metadata_only` nothing but
+        their metadata.
         """
-        place = None if all_namespaces else namespace or self.namespace
+        scope = None if all_namespaces else namespace or self.namespace
         return self.list_with_version(
             api_version,
             kind,
-            namespace=place,
+            namespace=scope,
             selector=selector,
             field_selector=field_selector,
             metadata_only=metadata_only,
@@ -78,8 +83,10 @@ class Objects:
         field_selector: str = "",
         metadata_only: bool = False,
     ) -> tuple[builtins.list[Document], str]:
-        """The objects, and the version of the whole from which a watch goes on. Namespace None is
-        all of them.
+        """The arguments are those of `list`, except that namespace None means all namespaces.
+
+        Returns:
+            The objects, and the resourceVersion of the list, from which a watch continues.
         """
         chosen = [("labelSelector", selector), ("fieldSelector", field_selector)]
         query = [(key, value) for key, value in chosen if value]
@@ -97,11 +104,11 @@ class Objects:
             except ApiError as error:
                 if error.status != HTTPStatus.GONE or request.query == query:
                     raise
-                # The server has forgotten the list that the pages are of. As Kubernetes' own
-                # clients: all of it, at once.
+                # The version that the pages belong to has expired: list everything in one page, as
+                # Kubernetes' own clients do.
                 found, request = [], replace(request, query=query)
                 continue
-            # Items of a list come without their kind, which everybody who handles one needs.
+            # The items of a list come without their kind.
             found += [
                 {**item, "apiVersion": api_version, "kind": kind}
                 for item in page.get("items") or []
@@ -114,12 +121,11 @@ class Objects:
             )
 
     def apply(self, manifest: Manifest, *, dry_run: bool = False, force: bool = False) -> Applied:
-        """Send an object by server-side apply as field manager `kdist`; `force` takes over fields
-        that another manager set.
+        """Send an object by server-side apply as field manager `kdist`.
 
-        With `dry_run` the server says what would come of it, admission and defaults included, and
-        keeps nothing. An object that is marked as a job's changes only one with the same mark.
-        Raises `ForeignError` where another one stands.
+        With `dry_run` the server returns the result, including admission and defaults, and stores
+        nothing. `force` takes over fields of other managers. An object that is marked as a job's
+        changes only an object with the same mark. Raises `ForeignError` if another one exists.
         """
 
         def send() -> tuple[Document | None, ApiResponse]:
@@ -133,8 +139,7 @@ class Objects:
             except ApiError as error:
                 if set(error.owners) != {FIELD_MANAGER}:
                     raise
-                # Our own patches (scale, suspend) own what they set, and the file is the newer
-                # word.
+                # kdist's own patches (scale, suspend) own the fields they set; the file is newer.
                 return before, self._send_apply(guarded, dry_run=dry_run, force=True)
 
         before, answer = retry_on_conflict(send)
@@ -142,13 +147,13 @@ class Objects:
         verb: Literal["created", "configured", "unchanged"] = "configured"
         if before is None:
             verb = "created"
-        elif essence(before) == essence(after):
+        elif normalize(before) == normalize(after):
             verb = "unchanged"
         return Applied(after, verb, before, answer.warnings)
 
     def _find(self, manifest: Manifest) -> Document | None:
-        """The object as the server has it, None if it is not there. Raises `ApiNotFoundError` where
-        its kind is not known.
+        """The object on the server, None if it does not exist. Raises `ApiNotFoundError` if the
+        server does not know its kind.
         """
         try:
             return self.get(manifest.api_version, manifest.kind, manifest.name, manifest.namespace)
@@ -161,14 +166,14 @@ class Objects:
         query = [
             ("fieldManager", FIELD_MANAGER),
             ("force", "true" if force else "false"),
-            *_dry(dry_run),
+            *_dry_run_query(dry_run),
         ]
         where: dict[str, Any] = {"name": manifest.name, "namespace": manifest.namespace}
         request = self._request(
             "PATCH", "apply", manifest.api_version, manifest.kind, query=query, **where
         )
         return self._transport.send(
-            _carry(request, manifest.document, "application/apply-patch+yaml")
+            _with_body(request, manifest.document, "application/apply-patch+yaml")
         )
 
     def create(
@@ -181,26 +186,27 @@ class Objects:
         dry_run: bool = False,
         again: bool = True,
     ) -> Document:
-        """Send a new object; with `name` and `subresource`, to that of an object (an eviction).
-        `again` as in `ApiRequest`.
+        """Create an object. `again` says whether a failed request may be repeated.
+
+        With `name` and `subresource` it creates a subresource of a pod, such as an eviction.
         """
         api_version, kind = document["apiVersion"], document["kind"]
         if subresource:  # POST …/pods/NAME/eviction: the path is the parent's
             api_version, kind = "v1", "Pod"
         metadata = document.get("metadata") or {}
-        place = namespace or metadata.get("namespace")
+        scope = namespace or metadata.get("namespace")
         request = self._request(
             "POST",
             "create",
             api_version,
             kind,
             name=name,
-            namespace=place,
+            namespace=scope,
             subresource=subresource,
-            query=_dry(dry_run),
+            query=_dry_run_query(dry_run),
         )
         return self._transport.send(
-            _carry(replace(request, again=again), document, "application/json")
+            _with_body(replace(request, again=again), document, "application/json")
         ).document()
 
     def patch(
@@ -214,8 +220,9 @@ class Objects:
         subresource: str = "",
         dry_run: bool = False,
     ) -> Document:
-        """Change some fields of an object: a merge patch, in which null removes a field and a list
-        replaces the whole list.
+        """Change some fields of an object, or of a subresource of it; returns the changed object.
+
+        `body` is a merge patch: null removes a field, a list replaces the whole list.
         """
         request = self._request(
             "PATCH",
@@ -225,10 +232,10 @@ class Objects:
             name=name,
             namespace=namespace,
             subresource=subresource,
-            query=[("fieldManager", FIELD_MANAGER), *_dry(dry_run)],
+            query=[("fieldManager", FIELD_MANAGER), *_dry_run_query(dry_run)],
         )
         return self._transport.send(
-            _carry(request, body, "application/merge-patch+json")
+            _with_body(request, body, "application/merge-patch+json")
         ).document()
 
     def change(
@@ -242,8 +249,10 @@ class Objects:
         namespace: str | None = None,
         dry_run: bool = False,
     ) -> Document:
-        """`patch` of an object of the job. Raises `ForeignError` where it is somebody else's, and
-        what `patch` raises.
+        """`patch` an object that must belong to the job `job`.
+
+        Raises:
+            ForeignError: the object belongs to somebody else.
         """
 
         def send() -> Document:
@@ -265,8 +274,10 @@ class Objects:
         propagation: str = "Background",
         dry_run: bool = False,
     ) -> bool:
-        """`delete` of an object of the job; False if there was none. Raises `ForeignError` where it
-        is somebody else's.
+        """`delete` an object that must belong to the job `job`; False if it does not exist.
+
+        Raises:
+            ForeignError: the object belongs to somebody else.
         """
 
         def send() -> bool:
@@ -293,11 +304,11 @@ class Objects:
         dry_run: bool = False,
         only: Mapping[str, Any] | None = None,
     ) -> bool:
-        """Delete an object; False if there was none. `grace`: seconds that its pod gets, instead of
-        those in its spec.
+        """Delete an object; False if it does not exist.
 
-        `only` is the object as it was seen: one that has changed since, or another in its place, is
-        refused with 409.
+        `propagation` is `Background`, `Foreground` or `Orphan`, `grace` the grace period of a pod
+        in seconds instead of that in its spec. `only` is the object as it was read; if it has
+        changed or been replaced since, the server answers 409.
         """
         options: Document = {
             "apiVersion": "v1",
@@ -314,7 +325,7 @@ class Objects:
             "DELETE", "delete", api_version, kind, name=name, namespace=namespace
         )
         try:
-            self._transport.send(_carry(request, options, "application/json"))
+            self._transport.send(_with_body(request, options, "application/json"))
         except ApiNotFoundError:
             return False
         return True
@@ -331,19 +342,19 @@ class Objects:
         timeout: float | None = None,
         since: str = "",
     ) -> Iterator[tuple[str, Document]]:
-        """(ADDED | MODIFIED | DELETED, object) for what is there and then for each change, for
-        `timeout` seconds or for ever.
+        """Watch objects for `timeout` seconds, or without limit.
 
-        With `since`, the version of a list, only for what has changed after it. Cut connections and
-        versions that are gone (410) are mended here: nothing is missed but the states in between.
+        Yields (ADDED | MODIFIED | DELETED, object) for those that exist, then for every change;
+        with `since`, the resourceVersion of a list, only the changes after it. It survives lost
+        connections and expired versions (410) without missing a final state.
         """
-        place = None if all_namespaces else namespace or self.namespace
+        scope = None if all_namespaces else namespace or self.namespace
         return watch.watch(
             self._transport,
             self.list_with_version,
             api_version,
             kind,
-            namespace=place,
+            namespace=scope,
             selector=selector,
             field_selector=field_selector,
             timeout=timeout,
@@ -367,19 +378,19 @@ class Objects:
         subresource: str = "",
         query: Sequence[tuple[str, str]] = (),
     ) -> ApiRequest:
-        place = namespace or self.namespace
+        scope = namespace or self.namespace
         what = f"{verb} {resources.named(api_version, kind)}{f'/{name}' if name else ''}"
         return ApiRequest(
             method,
-            resources.path(api_version, kind, namespace=place, name=name, subresource=subresource),
+            resources.path(api_version, kind, namespace=scope, name=name, subresource=subresource),
             what,
             query,
         )
 
 
-def _carry(request: ApiRequest, body: Mapping[str, Any], content_type: str) -> ApiRequest:
+def _with_body(request: ApiRequest, body: Mapping[str, Any], content_type: str) -> ApiRequest:
     return replace(request, body=body, content_type=content_type)
 
 
-def _dry(dry_run: bool) -> list[tuple[str, str]]:
+def _dry_run_query(dry_run: bool) -> list[tuple[str, str]]:
     return [("dryRun", "All")] if dry_run else []

@@ -1,8 +1,7 @@
-"""Whose an object is: nothing is changed or deleted but what bears the mark of the job that it is
-changed for.
+"""Ownership of objects: kdist changes and deletes only objects that are marked as the job's own.
 
-The mark is an annotation that an object is created with (`kdist.manifest.OWNER`). Labels, names and
-field managers say nothing: anybody may write them.
+The mark is the annotation `kdist.manifest.OWNER`, which an object is created with. Labels, names
+and field managers are no proof: anybody may write them.
 """
 
 from __future__ import annotations
@@ -16,11 +15,21 @@ from kdist.manifest import OWNER, find_owner, mark
 
 
 class ForeignError(KdistError):
-    """An object stands where a job's own belongs, and is somebody else's."""
+    """An object with the name of a job's object belongs to somebody else."""
 
 
 def check_owner(document: Mapping[str, Any], job: str, *, api_version: str, kind: str) -> None:
-    """Raises `ForeignError` for an object that is not the job's."""
+    """Check that an object belongs to a job.
+
+    Args:
+        document: the object.
+        job: name of the job.
+        api_version: of the object.
+        kind: of the object.
+
+    Raises:
+        ForeignError: the object belongs to somebody else.
+    """
     owner = find_owner(document, kind)
     if owner == job:
         return
@@ -34,13 +43,13 @@ def check_owner(document: Mapping[str, Any], job: str, *, api_version: str, kind
             f"{title}{where} is not of job {job}: {describe_owner(document, kind)}; kdist "
             "leaves it as it is"
         ),
-        hint=_way_out(job, kind, name, owner),
+        hint=_suggest_fix(job, kind, name, owner),
     )
 
 
 def describe_owner(document: Mapping[str, Any], kind: str = "") -> str:
-    """Who made an object, as far as it says: a job of kdist's, an owner, a tool, or the first who
-    wrote it.
+    """Describe who created an object, if it is known: a job of kdist, an owner, a tool, or the
+    first field manager.
     """
     owner = find_owner(document, kind)
     if owner is not None:
@@ -63,7 +72,7 @@ def describe_owner(document: Mapping[str, Any], kind: str = "") -> str:
     )
 
 
-def _way_out(job: str, kind: str, name: str, owner: str | None) -> str:
+def _suggest_fix(job: str, kind: str, name: str, owner: str | None) -> str:
     if owner is not None:
         return "give this job another name"
     if kind == "PersistentVolumeClaim":
@@ -71,5 +80,5 @@ def _way_out(job: str, kind: str, name: str, owner: str | None) -> str:
             f"`checkpoints: {{claim: {name}}}` keeps the checkpoints on it as it is; or give "
             "the job another name"
         )
-    taken = f"kubectl annotate {kind.lower()} {name} {OWNER}={mark(job, kind, name)}"
-    return f"give the job another name; if the object is this job's after all, `{taken}` says so"
+    command = f"kubectl annotate {kind.lower()} {name} {OWNER}={mark(job, kind, name)}"
+    return f"give the job another name; if the object is this job's after all, `{command}` says so"

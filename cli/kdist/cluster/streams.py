@@ -1,8 +1,8 @@
-"""Commands in containers and forwarded ports, over websockets. One websocket carries several
-streams of bytes; each message begins with the number of its channel.
+"""Commands in containers and port forwarding, over websockets. A websocket multiplexes several byte
+streams; each message begins with its channel number.
 
-`execute` runs a command, with the local terminal in raw mode where it is interactive. `session`
-keeps a command running with its standard input open while its lines are read.
+`execute` runs a command, with the local terminal in raw mode if it is interactive. `session` keeps
+a command running with its standard input open while its output is read line by line.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ class Channels:
         self._read: dict[int, bytearray] = {}
 
     def fileno(self) -> int:
-        """The socket's, for `select`."""
+        """Descriptor of the socket, for `select`."""
         return int(self._websocket.sock.fileno())
 
     def is_open(self) -> bool:
-        """Whether more may come, as far as `update` knows."""
+        """Whether the connection was open at the last `update`."""
         return self._open
 
     def update(self, timeout: float = 0) -> None:
-        """Take in what has come, waiting up to `timeout` seconds for the first of it. Raises
-        `WebSocketException`, `OSError`.
+        """Read the messages that have arrived, waiting up to `timeout` seconds for the first.
+        Raises `WebSocketException`, `OSError`.
         """
         from websocket import ABNF
 
@@ -65,8 +65,8 @@ class Channels:
                 self._read.setdefault(frame.data[0], bytearray()).extend(frame.data[1:])
 
     def _waits(self, timeout: float) -> bool:
-        """Whether there is something to be read; a TLS socket may hold it already, where `select`
-        does not see it.
+        """Whether data is available within `timeout` seconds; a TLS socket may have buffered it,
+        which `poll` does not see.
         """
         connection = self._websocket.sock
         if connection is None:
@@ -79,7 +79,7 @@ class Channels:
         return bool(poll.poll(timeout * 1000))
 
     def read(self, channel: int) -> bytes:
-        """What has come on a channel since the last time."""
+        """The bytes that arrived on a channel since the last call."""
         return bytes(self._read.pop(channel, b""))
 
     def write(self, channel: int, data: bytes) -> None:
@@ -89,9 +89,7 @@ class Channels:
         self._websocket.send(bytes([channel]) + data, opcode=ABNF.OPCODE_BINARY)
 
     def end(self, channel: int) -> None:
-        """Say that nothing more comes on this channel; a server that speaks v4 only cannot be
-        told.
-        """
+        """Close this channel for writing; the v4 protocol has no message for it."""
         from websocket import ABNF
 
         if self._websocket.getsubprotocol() == _V5:
@@ -120,10 +118,14 @@ def execute(
     err: Callable[[bytes], object] | None,
     timeout: float | None = None,
 ) -> int:
-    """Run `argv` in the container and pass its output on as it comes; the command's exit code.
+    """Run a command in a container and forward its output as it arrives; its exit code.
 
-    Raises `KdistError` with code TIMEOUT after `timeout` seconds; the command itself is not ended
-    by that.
+    `out` and `err` receive stdout and stderr; None writes them to those of this process.
+
+    Raises:
+        ApiError: the server rejected the request.
+        KdistError: the command did not end within `timeout` seconds (TIMEOUT; it keeps running), or
+            could not be started, or the API server is unreachable (UNREACHABLE).
     """
     flags = {"stdin": stdin, "stdout": True, "stderr": not tty, "tty": tty}
     query = [("container", container), *(("command", word) for word in argv)]
@@ -149,18 +151,18 @@ def execute(
             )
             if 0 in ready:
                 listening = _send_stdin(client)
-            _pass_on(client, outputs)
-        _pass_on(client, outputs)
+            _forward_output(client, outputs)
+        _forward_output(client, outputs)
     return _exit_code(client.read(ERROR), what)
 
 
-def _pass_on(client: Channels, outputs: Mapping[int, Callable[[bytes], object]]) -> None:
+def _forward_output(client: Channels, outputs: Mapping[int, Callable[[bytes], object]]) -> None:
     from websocket import WebSocketException
 
     try:
         client.update()
     except (WebSocketException, OSError):
-        # what was read before the cut is still passed on; that no exit code came tells the rest
+        # forward what was read; the missing exit code reports the lost connection
         client.close()
     for channel, write in outputs.items():
         if data := client.read(channel):
@@ -168,7 +170,7 @@ def _pass_on(client: Channels, outputs: Mapping[int, Callable[[bytes], object]])
 
 
 def _send_stdin(client: Channels) -> bool:
-    """Pass on what was typed; False when there is nothing more to come."""
+    """Forward standard input; False at its end."""
     data = os.read(0, _CHUNK)
     if data:
         client.write(STDIN, data)
@@ -186,8 +188,8 @@ def _writer(descriptor: int) -> Callable[[bytes], object]:
 
 
 def _exit_code(status: bytes, what: str) -> int:
-    """Exit code by the `Status` that ends the stream. Raises `KdistError` where the command could
-    not be run.
+    """Exit code in the `Status` that ends the stream. Raises `KdistError` if the command could not
+    be run.
     """
     try:
         found = json.loads(status)
@@ -207,7 +209,9 @@ def _exit_code(status: bytes, what: str) -> int:
 def forward(
     transport: Transport, pod: str, port: int, *, namespace: str, local: int
 ) -> Iterator[int]:
-    """A listening port on 127.0.0.1 whose connections end at the pod's port; gives its number."""
+    """Forward connections to 127.0.0.1:`local` (0 for a free port) to a port of a pod until the
+    block ends. Yields the local port.
+    """
     closing = threading.Event()
     with socket.create_server(("127.0.0.1", local)) as server:
         server.settimeout(_POLL_SECONDS)
@@ -237,8 +241,8 @@ def forward(
 def _tunnel(
     transport: Transport, pod: str, port: int, namespace: str, connection: socket.socket
 ) -> None:
-    """Carry bytes both ways until both ends are done. A tunnel that cannot be dug closes its
-    connection.
+    """Copy bytes in both directions until both ends are closed. If the pod's port cannot be
+    reached, the local connection is closed.
     """
     from kubernetes.stream.ws_client import PortForward
 
@@ -261,7 +265,7 @@ def _tunnel(
 
 
 def open_forward(transport: Transport, pod: str, port: int, *, namespace: str) -> Any:
-    """A websocket to a port of a pod. Raises what `open_websocket` does."""
+    """Open a websocket to a port of a pod. Raises the errors of `open_websocket`."""
     what = f"forward port {port} of pod/{pod}"
     return open_websocket(
         transport, pod, namespace, "portforward", [("ports", str(port))], what=what
@@ -277,8 +281,11 @@ def open_websocket(
     *,
     what: str,
 ) -> Any:
-    """A websocket to a part of a pod. Raises `ApiError`, or `KdistError` with code UNREACHABLE;
-    `what` names it there.
+    """Open a websocket to a subresource of a pod; `what` is the request in words, for errors.
+
+    Raises:
+        ApiError: the server rejected the request.
+        KdistError: the API server is unreachable (UNREACHABLE).
     """
     import websocket
 
@@ -301,33 +308,33 @@ _SESSION_POLL_SECONDS = 0.2
 
 
 class ExecSession:
-    """What a command under way says."""
+    """A running command, whose output is read line by line."""
 
     def __init__(self, client: Channels) -> None:
         self._client = client
-        self._said = bytearray()
+        self._buffer = bytearray()
 
     def read_line(self, timeout: float) -> bytes | None:
-        """The next line of its stdout; None if it ended, or said nothing for `timeout` seconds."""
+        """The next line of its stdout; None if it ended, or printed nothing for `timeout`
+        seconds.
+        """
         end = time.monotonic() + timeout
-        while b"\n" not in self._said:
+        while b"\n" not in self._buffer:
             if time.monotonic() > end or not self.is_open():
                 return None
-        line, _, rest = bytes(self._said).partition(b"\n")
-        self._said[:] = rest
+        line, _, rest = bytes(self._buffer).partition(b"\n")
+        self._buffer[:] = rest
         return line
 
     def is_open(self) -> bool:
-        """Whether the command still runs, as far as we hear; takes a fraction of a second, in which
-        what it says is read.
-        """
+        """Whether the command still runs, as far as is known. Waits up to 0.2 s for output."""
         from websocket import WebSocketException
 
         try:
             self._client.update(timeout=_SESSION_POLL_SECONDS)
         except (WebSocketException, OSError):
             self._client.close()
-        self._said += self._client.read(STDOUT)
+        self._buffer += self._client.read(STDOUT)
         return self._client.is_open()
 
 
@@ -335,8 +342,8 @@ class ExecSession:
 def session(
     transport: Transport, pod: str, argv: Sequence[str], *, namespace: str, container: str
 ) -> Iterator[ExecSession]:
-    """Run `argv`; the end of the block, or of this process, is the end of its standard input. Its
-    stderr is dropped.
+    """Run a command whose standard input stays open until the block, or this process, ends. Its
+    stderr is discarded.
     """
     query = [
         ("container", container),
@@ -356,7 +363,7 @@ def session(
 
 
 class Terminal:
-    """Remembers the size that was told last."""
+    """Detects changes of the terminal's size."""
 
     def __init__(self) -> None:
         self._size: os.terminal_size | None = None
@@ -372,8 +379,8 @@ class Terminal:
 
 @contextmanager
 def raw_terminal(wanted: bool) -> Iterator[Terminal | None]:
-    """Pass keys on as they are typed, Ctrl-C included, for as long as the context lasts; None where
-    there is no terminal.
+    """Put the terminal into raw mode until the block ends, so that keys, including Ctrl-C, are
+    read as they are typed; yields None if there is no terminal.
     """
     if not (wanted and sys.stdin.isatty()):
         yield None

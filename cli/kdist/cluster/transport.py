@@ -1,4 +1,4 @@
-"""One request to the API server, tried again while it is away, and its answer or a `KdistError`."""
+"""Requests to the API server, repeated while it is unavailable."""
 
 from __future__ import annotations
 
@@ -15,21 +15,29 @@ from kdist.cluster import retry
 from kdist.cluster.access import CONNECT_SECONDS, Access
 from kdist.cluster.api_errors import explain, read_status
 from kdist.cluster.credentials import Credential
-from kdist.cluster.retry import PASSING, Attempts, RetryPolicy, is_lasting, is_wrong_certificate
+from kdist.cluster.retry import RETRYABLE, Attempts, RetryPolicy, is_permanent, is_wrong_certificate
 from kdist.errors import Code, KdistError
 from kdist.manifest import to_json
 
 READ_SECONDS = 30.0
-AT_ONCE = 40  # connections that are kept: more are made and thrown away, each with its handshake
+AT_ONCE = 40  # connections that are kept open; further ones are closed after use
 
 
 @dataclass(frozen=True)
 class ApiRequest:
-    """What is asked. `what` names it in errors; `again` is False where a failure is an answer and
-    not an outage.
+    """A request.
 
-    `timeout` is how many seconds its answer may be silent; None is what the connection has for all
-    requests.
+    Attributes:
+        method: HTTP method.
+        path: path of the URL.
+        what: the request in words, for errors.
+        query: parameters of the URL.
+        body: document to send.
+        content_type: of the body.
+        accept: content type of the response.
+        again: whether to repeat the request after an outage.
+        timeout: seconds without data after which the response counts as lost; None for the
+            default of the connection.
     """
 
     method: str
@@ -45,8 +53,13 @@ class ApiRequest:
 
 @dataclass(frozen=True)
 class ApiResponse:
-    """What came back: status below 300, headers in lower case, the body, and the warnings that the
-    server added.
+    """A successful response.
+
+    Attributes:
+        status: HTTP status code, below 300.
+        body: the body.
+        warnings: texts of the server's `Warning` headers.
+        headers: headers by lower-case name.
     """
 
     status: int
@@ -55,8 +68,8 @@ class ApiResponse:
     headers: Mapping[str, str] = field(default_factory=dict)
 
     def document(self) -> dict[str, Any]:
-        """The body as a document. Raises `KdistError` if it is none: then something else than an
-        API server answers.
+        """The body as a document. Raises `KdistError` if it is none, because something other than
+        an API server answered.
         """
         try:
             found = json.loads(self.body)
@@ -66,7 +79,8 @@ class ApiResponse:
             raise KdistError(
                 "the API server's address answers, but not as an API server does",
                 hint=(
-                    "a proxy or a login page may stand before it: check `server` in the kubeconfig"
+                    "a proxy or a login page may be in front of it: check `server` in the "
+                    "kubeconfig"
                 ),
                 code=Code.UNREACHABLE,
             )
@@ -80,29 +94,42 @@ class Transport:
         self,
         access: Access,
         *,
-        patience: float,
-        tell: Callable[[str], None],
+        retry_seconds: float,
+        notify: Callable[[str], None],
         request_timeout: float = READ_SECONDS,
         until: float | None = None,
     ) -> None:
-        """`request_timeout` is how many seconds an answer may be silent; 0 is for ever."""
+        """Create the connection pool.
+
+        Args:
+            access: address and identity for the API server.
+            retry_seconds: how long requests are repeated during an outage.
+            notify: receives messages about outages.
+            request_timeout: seconds without data after which a response counts as lost; 0 for no
+                limit.
+            until: monotonic time until which outages of a server that has responded once are
+                retried, instead of `retry_seconds`.
+
+        Raises:
+            KdistError: there are no usable credentials (UNREACHABLE).
+        """
         import urllib3
 
-        # Only a kubeconfig that says so is not verified, and urllib3 would complain of it at every
+        # Verification is off only if the kubeconfig disables it; urllib3 would warn at every
         # connection.
         urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
         self.access = access
-        self.patience = RetryPolicy(patience, tell, until=until)
+        self.retry_policy = RetryPolicy(retry_seconds, notify, until=until)
         self._request_timeout = request_timeout or None
         self._lock = threading.Lock()
         self._forbidden: set[str] = set()
         self._pool: Any = None
-        self._shown = Credential()  # whose certificate the connections of the pool show
+        self._shown = Credential()  # credential whose certificate the pool's connections use
         self._connect(access.credentials.get())
 
     def _connect(self, credential: Credential) -> Any:
-        """The pool whose connections show this certificate; another one where a plugin has given
-        another certificate.
+        """The pool whose connections use this certificate; a new pool if the certificate has
+        changed.
         """
         with self._lock:
             if self._pool is None or (credential.certificate, credential.key) != (
@@ -119,8 +146,11 @@ class Transport:
             return self._pool
 
     def send(self, request: ApiRequest) -> ApiResponse:
-        """The answer to a request. Raises `ApiError` (a `ApiNotFoundError` for 404) or `KdistError`
-        with code UNREACHABLE.
+        """Send a request and read the response.
+
+        Raises:
+            ApiError: the server rejected the request (`ApiNotFoundError` for 404).
+            KdistError: the server is unreachable (UNREACHABLE).
         """
         response = self.open(request)
         return ApiResponse(
@@ -131,39 +161,39 @@ class Transport:
         )
 
     def open(self, request: ApiRequest, *, stream: bool = False) -> Any:
-        """The pool's response itself; with `stream`, its body is still to be read by the caller,
-        who releases it.
+        """Send a request; the response of urllib3. With `stream` the caller reads its body and
+        releases the connection. Raises the errors of `send`.
         """
-        tries = Attempts(self.patience)
-        asked_anew = False
+        attempts = Attempts(self.retry_policy)
+        reauthenticated = False
         while True:
             try:
                 response = self._once(request, stream=stream)
             except OSError as error:
-                self.patience.lost()
-                if self._give_up(error, request, tries):
-                    raise self._unreachable(error, tries) from error
+                self.retry_policy.connection_lost()
+                if self._give_up(error, request, attempts):
+                    raise self._unreachable(error, attempts) from error
                 continue
-            self.patience.heard()
+            self.retry_policy.responded()
             if response.status < 300:
-                self.patience.answered()
+                self.retry_policy.succeeded()
                 return response
-            body = response.data  # reads a stream's too, which ends with its refusal
-            if response.status == 401 and not asked_anew and self.access.credentials.forget():
-                asked_anew = True
+            body = response.data  # of a stream too, whose body is the error
+            if response.status == 401 and not reauthenticated and self.access.credentials.forget():
+                reauthenticated = True
                 continue
-            if not self._again(request, response, body, tries):
+            if not self._again(request, response, body, attempts):
                 raise self._refused(request, response.status, body)
 
     def _once(self, request: ApiRequest, *, stream: bool) -> Any:
         import urllib3
 
         credential = self.access.credentials.get()
-        # A header that says two groups is two headers, and http.client knows Latin-1 alone where
-        # UTF-8 is meant.
-        told = self.access.headers(credential)
+        # Two groups need two headers of one name; http.client encodes headers as Latin-1, and the
+        # server expects UTF-8.
+        identity = self.access.headers(credential)
         headers = urllib3.HTTPHeaderDict(
-            [(name, value.encode().decode("latin-1")) for name, value in told]
+            [(name, value.encode().decode("latin-1")) for name, value in identity]
         )
         headers["accept"] = request.accept
         body = None
@@ -171,7 +201,7 @@ class Transport:
             headers["content-type"] = request.content_type
             body = to_json(request.body).encode()
         query = f"?{urlencode(request.query)}" if request.query else ""
-        silence = self._request_timeout if request.timeout is None else request.timeout
+        timeout = self._request_timeout if request.timeout is None else request.timeout
         try:
             return self._connect(credential).request(
                 request.method,
@@ -179,7 +209,7 @@ class Transport:
                 body=body,
                 headers=headers,
                 timeout=urllib3.Timeout(
-                    connect=min(CONNECT_SECONDS, silence or CONNECT_SECONDS), read=silence
+                    connect=min(CONNECT_SECONDS, timeout or CONNECT_SECONDS), read=timeout
                 ),
                 preload_content=not stream,
                 retries=False,
@@ -187,33 +217,37 @@ class Transport:
         except urllib3.exceptions.HTTPError as error:
             raise ConnectionError(_reason(error)) from error
 
-    def _give_up(self, error: OSError, request: ApiRequest, tries: Attempts) -> bool:
+    def _give_up(self, error: OSError, request: ApiRequest, attempts: Attempts) -> bool:
         if not request.again or is_wrong_certificate(error):
             return True
-        return not tries.pause(f"the API server does not answer ({error})")
+        return not attempts.pause(f"the API server does not answer ({error})")
 
-    def _again(self, request: ApiRequest, response: Any, body: bytes, tries: Attempts) -> bool:
+    def _again(self, request: ApiRequest, response: Any, body: bytes, attempts: Attempts) -> bool:
         if response.status == 403 and self._is_too_early(request):
-            return tries.pause("the API server does not know its roles yet")
-        if not request.again or response.status not in PASSING:
+            return attempts.pause("the API server does not know its roles yet")
+        if not request.again or response.status not in RETRYABLE:
             return False
         message = str(read_status(body).get("message") or "")
-        if is_lasting(response.status, message):
+        if is_permanent(response.status, message):
             return False
         at_most = retry.limit(response.status, message)
         if "failed calling webhook" in message:
-            return tries.pause(f"an admission webhook does not answer ({message})", at_most=at_most)
-        asked = response.headers.get("Retry-After", "")
+            return attempts.pause(
+                f"an admission webhook does not answer ({message})", at_most=at_most
+            )
+        retry_after = response.headers.get("Retry-After", "")
         why = "is busy" if response.status == 429 else f"answers {response.status}"
-        return tries.pause(
+        return attempts.pause(
             f"the API server {why}",
-            at_least=float(asked) if asked.isdecimal() else 0.0,
+            at_least=float(retry_after) if retry_after.isdecimal() else 0.0,
             at_most=at_most,
         )
 
     def _is_too_early(self, request: ApiRequest) -> bool:
-        """Whether this may be allowed in a moment, as far as it was not refused before."""
-        if request.again and self.patience.warms_up and request.path not in self._forbidden:
+        """Whether a forbidden request may be allowed soon: the server is starting, and has not
+        forbidden this path before.
+        """
+        if request.again and self.retry_policy.warming_up and request.path not in self._forbidden:
             return True
         self._forbidden.add(request.path)
         return False
@@ -227,11 +261,11 @@ class Transport:
             context=self.access.context,
         )
         message = str(read_status(body).get("message") or "")
-        if status in PASSING and request.again and not is_lasting(status, message):
+        if status in RETRYABLE and request.again and not is_permanent(status, message):
             error.code = Code.UNREACHABLE
         return error
 
-    def _unreachable(self, error: OSError, tries: Attempts) -> KdistError:
+    def _unreachable(self, error: OSError, attempts: Attempts) -> KdistError:
         if is_wrong_certificate(error):
             return KdistError(
                 (
@@ -244,7 +278,7 @@ class Transport:
                 ),
                 code=Code.UNREACHABLE,
             )
-        waited = f" after {tries.spent:.0f} s of trying" if tries.spent >= 1 else ""
+        waited = f" after {attempts.elapsed:.0f} s of trying" if attempts.elapsed >= 1 else ""
         return KdistError(
             f"the API server at {self.access.server} does not answer{waited}: {error}",
             hint=(
@@ -256,7 +290,7 @@ class Transport:
 
 
 def _reason(error: BaseException) -> str:
-    """Why a connection failed, in a few words: those of the system, without the pool's wrapping."""
+    """Why a connection failed: the system's message, without the pool's wrapping."""
     if "timed out" in str(error).lower():
         return "timed out"
     inner: BaseException | None = error
@@ -284,5 +318,5 @@ def _warnings(response: Any) -> tuple[str, ...]:
 
 
 def deadline(timeout: float | None) -> float:
-    """Moment on the monotonic clock that lies `timeout` seconds ahead; None is never."""
+    """Monotonic time in `timeout` seconds; infinity for None."""
     return float("inf") if timeout is None else time.monotonic() + timeout

@@ -1,7 +1,7 @@
 """Watches and container logs, line by line from responses that the API server is still writing.
 
-A watch keeps its place with bookmarks, is opened again after a cut connection, and lists the
-objects again when its resourceVersion has expired. A log that is followed continues after a cut
+A watch keeps its position with bookmarks, is reopened after a lost connection, and lists the
+objects again when its resourceVersion has expired. A log that is followed continues after a lost
 connection without lost or repeated lines.
 """
 
@@ -20,9 +20,10 @@ from kdist.cluster.transport import ApiRequest, Transport, deadline
 
 
 def read_lines(response: Any) -> Iterator[bytes]:
-    """Whole lines without their ends, as they come; the last one too if nothing ends it.
+    """Yield lines without their line ends as they arrive, including an unterminated last one.
 
-    Raises `ConnectionError` where the connection is cut or stays silent longer than its time-out.
+    Raises:
+        ConnectionError: the connection was lost, or timed out.
     """
     import urllib3
 
@@ -34,7 +35,7 @@ def read_lines(response: Any) -> Iterator[bytes]:
     except urllib3.exceptions.HTTPError as error:
         raise ConnectionError(str(error)) from error
     finally:
-        # A connection whose answer was not read to its end is of no further use.
+        # A connection whose response was not read to its end cannot be reused.
         response.close()
         response.release_conn()
     if rest:
@@ -43,14 +44,14 @@ def read_lines(response: Any) -> Iterator[bytes]:
 
 Document = dict[str, Any]
 
-# The server ends a watch after this many seconds, and a connection that says nothing for some more
-# is dead: a balancer or a sleeping laptop cuts without a word.
+# The server ends a watch after ROUND_SECONDS. A connection that sends nothing for SILENCE_SECONDS
+# longer is dead: load balancers and suspended machines drop connections without closing them.
 ROUND_SECONDS, SILENCE_SECONDS = 50, 10
 GONE = 410
 
 
 class Lister(Protocol):
-    """Lists objects and says from which version a watch goes on."""
+    """Lists objects, with the resourceVersion from which a watch continues."""
 
     def __call__(
         self,
@@ -61,7 +62,7 @@ class Lister(Protocol):
         selector: str,
         field_selector: str,
     ) -> tuple[list[Document], str]:
-        """The objects and the version."""
+        """The objects and the resourceVersion."""
 
 
 def watch(
@@ -76,10 +77,21 @@ def watch(
     timeout: float | None,
     version: str = "",
 ) -> Iterator[tuple[str, Document]]:
-    """(ADDED | MODIFIED | DELETED, object): first what is there, then every change, for `timeout`
-    seconds or for ever.
+    """Watch objects: first those that exist, then every change.
 
-    With a `version` what is there is known already, and the changes since then come at once.
+    Args:
+        transport: connection to the API server.
+        lister: lists the objects at the start, and again when the version has expired.
+        api_version: of the objects.
+        kind: of the objects.
+        namespace: of the objects; None for all namespaces.
+        selector: label selector.
+        field_selector: field selector.
+        timeout: in seconds; None watches without limit.
+        version: resourceVersion of a list; yields only the changes after it.
+
+    Yields:
+        (`ADDED`, `MODIFIED` or `DELETED`, object).
     """
     end = deadline(timeout)
     known: dict[str, Document] = {}
@@ -103,14 +115,14 @@ def watch(
                 version = document["metadata"]["resourceVersion"]
                 if change == "BOOKMARK":
                     continue
-                _note(known, change, document)
+                _record(known, change, document)
                 yield change, document
                 if time.monotonic() >= end:
                     return
         except ConnectionError:
-            # a server that cuts each watch at once is not asked without end
+            # do not busy-loop against a server that closes every watch at once
             time.sleep(retry.FIRST_PAUSE)
-            # from the last version seen; an outage shows, and is told of, in the next request
+            # continue from the last version; the next request reports an outage
             continue
         except ApiError as error:
             if error.status != GONE:
@@ -127,7 +139,7 @@ def _make_request(
     version: str,
     left: float,
 ) -> ApiRequest:
-    """A watch from this version on, for one round or the `left` seconds."""
+    """A watch from this version on, for one round or for `left` seconds."""
     seconds = max(1, math.ceil(min(left, ROUND_SECONDS * retry.JITTER.uniform(0.9, 1.1))))
     query = [
         ("watch", "1"),
@@ -145,7 +157,7 @@ def _make_request(
 
 
 def _events(transport: Transport, request: ApiRequest) -> Iterator[tuple[str, Document]]:
-    """Events of one connection. Raises `ApiError` for an error that comes as an event."""
+    """Events of one connection. Raises `ApiError` for an event of type ERROR."""
     for line in read_lines(transport.open(request, stream=True)):
         try:
             event = json.loads(line)
@@ -165,7 +177,7 @@ def _events(transport: Transport, request: ApiRequest) -> Iterator[tuple[str, Do
         yield change, document
 
 
-def _note(known: dict[str, Document], change: str, document: Document) -> None:
+def _record(known: dict[str, Document], change: str, document: Document) -> None:
     if change == "DELETED":
         known.pop(document["metadata"]["uid"], None)
     else:
@@ -173,9 +185,7 @@ def _note(known: dict[str, Document], change: str, document: Document) -> None:
 
 
 def _compare(known: dict[str, Document], listed: list[Document]) -> Iterator[tuple[str, Document]]:
-    """What changed between what was known and what is listed now; `known` is brought up to date on
-    the way.
-    """
+    """Yield the changes from the known objects to the listed ones, and update `known`."""
     present = {each["metadata"]["uid"]: each for each in listed}
     for uid in [uid for uid in known if uid not in present]:
         yield "DELETED", known.pop(uid)
@@ -190,14 +200,25 @@ def _compare(known: dict[str, Document], listed: list[Document]) -> Iterator[tup
             yield "MODIFIED", document
 
 
-# A training may have nothing to say for long, and TCP's keep-alive is not enough to notice a dead
-# balancer: ask again.
+# A training may print nothing for a long time, and TCP keep-alive does not detect a dead load
+# balancer: after this many seconds the log is requested again.
 LOG_SILENCE_SECONDS = 300.0
 
 
 @dataclass(frozen=True)
 class LogQuery:
-    """Which log, and how much of it. `since`: seconds back, or a moment as RFC 3339 text."""
+    """Which log to read, and how much of it.
+
+    Attributes:
+        pod: name of the pod.
+        namespace: of the pod.
+        container: name of the container.
+        follow: continue until the container ends.
+        previous: read the log of the previous container.
+        tail: number of last lines; None for all.
+        since: seconds back, or a time as RFC 3339 text; None for the beginning.
+        timestamps: put the time before each line.
+    """
 
     pod: str
     namespace: str
@@ -210,18 +231,18 @@ class LogQuery:
 
 
 def read(transport: Transport, wanted: LogQuery) -> Iterator[str]:
-    """Lines of the log; with `follow` until the container has ended."""
+    """Yield the lines of a log; with `follow` until the container has ended."""
     last = ""
-    container_id = _running(transport, wanted) if wanted.follow else ""
+    container_id = _running_container(transport, wanted) if wanted.follow else ""
     while True:
         resumed_at = last
         try:
             for raw in read_lines(transport.open(_request(wanted, last), stream=True)):
                 stamp, _, line = raw.decode(errors="replace").rstrip("\r").partition(" ")
-                # the kubelet writes all stamps in one form, so that text compares as time
+                # all of the kubelet's timestamps have one format, so their text compares as time
                 if stamp <= resumed_at:
                     continue
-                # the kubelet's own words about a pod that goes have no stamp
+                # the kubelet's own messages about a deleted pod have no timestamp
                 if stamp[:1].isdigit():
                     last = stamp
                 yield f"{stamp} {line}" if wanted.timestamps else line
@@ -230,7 +251,7 @@ def read(transport: Transport, wanted: LogQuery) -> Iterator[str]:
                 raise
         if not wanted.follow:
             return
-        now = _running(transport, wanted)
+        now = _running_container(transport, wanted)
         if not now or (container_id and now != container_id):
             return
         container_id = now
@@ -261,8 +282,8 @@ def _request(wanted: LogQuery, last: str) -> ApiRequest:
     )
 
 
-def _running(transport: Transport, wanted: LogQuery) -> str:
-    """Id of the container while it runs; empty when it does not."""
+def _running_container(transport: Transport, wanted: LogQuery) -> str:
+    """Id of the running container; empty if it does not run."""
     path = resources.path("v1", "Pod", namespace=wanted.namespace, name=wanted.pod)
     try:
         pod = transport.send(ApiRequest("GET", path, f"get pods/{wanted.pod}")).document()

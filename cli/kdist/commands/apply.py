@@ -1,4 +1,4 @@
-"""`kdist apply`: send jobs to a cluster."""
+"""`kdist apply`: apply jobs to a cluster."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     "--dry-run",
     type=click.Choice(["none", "client", "server"]),
     default="none",
-    help="Show what would be sent.",
+    help="Show what would be applied, without applying it.",
 )
 @click.option(
     "--wait",
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     help="Wait until the job has ended; exit code 10 if it failed, 6 after --timeout.",
 )
 @click.option(
-    "--follow", is_flag=True, help="Wait as --wait does, and show the logs of all ranks meanwhile."
+    "--follow", is_flag=True, help="Wait like --wait, and show the logs of all ranks meanwhile."
 )
 @click.option(
     "--force-conflicts", is_flag=True, help="Take over fields that another field manager has set."
@@ -49,47 +49,47 @@ if TYPE_CHECKING:
 @click.option(
     "--take-over",
     is_flag=True,
-    help="Go on from the checkpoints of another run that did not let go of them.",
+    help="Take over checkpoints locked by another run.",
 )
-@click.option(
-    "--error-unchanged", is_flag=True, help="Exit with 3 if the cluster had everything already."
-)
+@click.option("--error-unchanged", is_flag=True, help="Exit with 3 if nothing changed.")
 @options.output_option("table", "name", "json", "yaml")
 def command(
     files: tuple[str, ...], *, more: tuple[str, ...], output: str, dry_run: str, **flags: Any
 ) -> int:
-    r"""Send jobs to a cluster.
+    r"""Apply jobs to a cluster.
 
-    Every object goes by server-side apply, so that sending a job again changes what has changed and
-    nothing else. What the job does not ask for any more is pruned, but never a volume claim. The
-    training goes on when this command ends.
+    Objects are sent by server-side apply, so applying a job again is idempotent. Objects that the
+    job no longer needs are pruned, but never a volume claim. The training continues when this
+    command ends.
 
     \b
     Examples:
-      kdist apply job.yaml kdist apply job.yaml --set spec.nodes.max=4 --follow kdist apply job.yaml
-      --dry-run=server -o yaml kdist render job.yaml --claims with | kubectl apply --server-side -f
-      -   (the same, without kdist's memory)
+      kdist apply job.yaml
+      kdist apply job.yaml --set spec.nodes.max=4 --follow
+      kdist apply job.yaml --dry-run=server -o yaml
+      kdist render job.yaml --claims with | kubectl apply --server-side -f -
 
     \b
     Exit codes:
-      0 sent   2 wrong file   3 unchanged (with --error-unchanged)   5 API server unreachable   7
-      not allowed with --wait and --follow: 6 timeout   10 the job failed   11 it was stopped
+      0 applied   2 invalid file   3 unchanged (with --error-unchanged)
+      5 API server unreachable   7 permission denied
+      with --wait and --follow: 6 timeout   10 the job failed   11 the job was stopped
     """
     jobs = options.read_jobs([*files, *more], flags.pop("sets"), backend=flags.pop("backend"))
     if dry_run != "none" and (flags["wait"] or flags["follow"]):
-        raise UsageError(f"--dry-run={dry_run} starts nothing to wait for")
+        raise UsageError("--wait and --follow cannot be used with --dry-run")
     if flags["follow"] and len(jobs) > 1:
-        raise UsageError("--follow shows the logs of one job", hint="--wait waits for several")
+        raise UsageError("--follow takes a single job", hint="--wait takes several")
     if dry_run == "client":
         return _show(jobs, output=output)
     sent: list[ApplyResult] = []
     pruned = 0
-    places: list[tuple[Cluster, str]] = []
+    applied_jobs: list[tuple[Cluster, str]] = []
     for job, base in jobs:
-        where = {name: flags[name] for name in ("namespace", "context", "timeout")}
+        cluster_options = {name: flags[name] for name in ("namespace", "context", "timeout")}
         stays = flags["wait"] or flags["follow"]
-        cluster = options.connect(**where, job=job.metadata.namespace, stays=stays)
-        places.append((cluster, job.metadata.name))
+        cluster = options.connect(**cluster_options, job=job.metadata.namespace, stays=stays)
+        applied_jobs.append((cluster, job.metadata.name))
         plan, just_sent = _send(
             cluster, job, base, output=output, dry_run=dry_run == "server", **flags
         )
@@ -98,9 +98,9 @@ def command(
     if output in ("json", "yaml"):
         console.documents([each.applied.document for each in sent], output=output)
     if flags["follow"]:
-        return _follow(click.get_current_context(), *places[0], timeout=flags["timeout"])
+        return _follow(click.get_current_context(), *applied_jobs[0], timeout=flags["timeout"])
     if flags["wait"]:
-        _wait(places, flags["timeout"])
+        _wait(applied_jobs, flags["timeout"])
     if (
         flags["error_unchanged"]
         and not pruned
@@ -132,7 +132,7 @@ def _send(
         f"as {_describe(plan)}"
     )
     sent = []
-    told: set[str] = set()
+    shown_warnings: set[str] = set()
     for each in deploy.send(cluster, plan, dry_run=dry_run, force=force_conflicts):
         sent.append(each)
         if output == "table":
@@ -140,22 +140,22 @@ def _send(
         elif output == "name":
             console.result(each.manifest.title)
         for text in each.applied.warnings:
-            if text not in told:
+            if text not in shown_warnings:
                 console.warning(text)
-        told.update(each.applied.warnings)
+        shown_warnings.update(each.applied.warnings)
     if plan.exists and not dry_run and any(each.applied.verb == "configured" for each in sent):
         name, restart = (
             job.metadata.name,
             f"kdist restart {job.metadata.name} -n {cluster.namespace}",
         )
         console.message(
-            f"nodes change at once; what pods of {name} were started with stays until `{restart}`"
+            f"nodes change at once; other changes reach the pods of {name} with `{restart}`"
         )
     return plan, sent
 
 
 def _prune(cluster: Cluster, plan: Plan, *, output: str, dry_run: bool) -> int:
-    """Take away what the job no longer asks for; how many objects that were."""
+    """Delete the objects that the job no longer needs; returns how many."""
     from kdist import deploy
 
     count = 0
@@ -171,28 +171,28 @@ def _prune(cluster: Cluster, plan: Plan, *, output: str, dry_run: bool) -> int:
 
 
 def _follow(context: click.Context, cluster: Cluster, name: str, *, timeout: float | None) -> int:
-    """What `kdist logs -f` does from here on, and its exit code."""
+    """Continue as `kdist logs -f`; returns its exit code."""
     group = context.find_root().command
     logs = group.get_command(context, "logs") if isinstance(group, click.Group) else None
-    if logs is None:  # cannot be: it is a command of the same program
+    if logs is None:  # unreachable: `logs` is a command of the same program
         raise UsageError("there is no command `logs`")
-    place = {"namespace": cluster.namespace, "context": context.params["context"]}
-    code: int = context.invoke(logs, job=name, follow=True, timeout=timeout, **place)
+    cluster_options = {"namespace": cluster.namespace, "context": context.params["context"]}
+    code: int = context.invoke(logs, job=name, follow=True, timeout=timeout, **cluster_options)
     return code
 
 
-def _wait(places: Iterable[tuple[Cluster, str]], timeout: float | None) -> None:
-    """Return when all jobs have ended well. Raises `KdistError` with the code of the first that has
-    not.
+def _wait(applied_jobs: Iterable[tuple[Cluster, str]], timeout: float | None) -> None:
+    """Return when all jobs have succeeded. Raises `KdistError` with the exit code of the first that
+    did not.
     """
     import time
 
     from kdist import jobs
 
     began = time.monotonic()
-    for cluster, name in places:
+    for cluster, name in applied_jobs:
         left = None if timeout is None else max(0.0, timeout - (time.monotonic() - began))
-        jobs.wait_for(cluster, name, timeout=left, tell=console.message)
+        jobs.wait_for(cluster, name, timeout=left, notify=console.message)
 
 
 def _describe(plan: Plan) -> str:
@@ -201,7 +201,7 @@ def _describe(plan: Plan) -> str:
 
 
 def _show(jobs: Iterable[tuple[TrainingJob, Path]], *, output: str) -> int:
-    """What would be sent to a cluster that nobody has asked."""
+    """Print what would be applied, without contacting a cluster."""
     from kdist import deploy
 
     documents = []

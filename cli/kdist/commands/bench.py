@@ -1,4 +1,4 @@
-"""`kdist bench`: what the network between the ranks can do, here or on a cluster."""
+"""`kdist bench`: measures collectives between ranks, on this machine or on a cluster."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kdist.bench import BenchSpec, Result
     from kdist.spec import TrainingJob
 
-_WORDS = [
+_COLLECTIVES = [
     "all_reduce",
     "all_gather",
     "reduce_scatter",
@@ -40,7 +40,7 @@ def _size(value: str) -> int:
 
 
 @click.command()
-@click.argument("collective", type=click.Choice(_WORDS), metavar="COLLECTIVE")
+@click.argument("collective", type=click.Choice(_COLLECTIVES), metavar="COLLECTIVE")
 @click.option(
     "-b",
     "--min",
@@ -58,7 +58,7 @@ def _size(value: str) -> int:
     type=click.IntRange(2, 1024),
     default=4,
     show_default=True,
-    help="From one size to the next.",
+    help="Factor from one size to the next.",
 )
 @click.option(
     "--rounds",
@@ -72,39 +72,43 @@ def _size(value: str) -> int:
     type=click.IntRange(1, 10_000),
     default=5,
     show_default=True,
-    help="Rounds before them, not counted.",
+    help="Rounds before those, which do not count.",
 )
 @click.option(
     "--seconds",
     type=click.FloatRange(0.01, 3600),
     default=5.0,
     show_default=True,
-    help="A size takes no longer than that.",
+    help="Time limit of each size, in seconds.",
 )
 @click.option(
     "--slow",
     type=click.FloatRange(1.01),
     default=2.0,
     show_default=True,
-    help="Times the others' median: a slow pair.",
+    help="Times the median of the others from which a pair is slow.",
 )
 @click.option(
     "--nodes",
     type=click.IntRange(1, 4096),
     metavar="N",
-    help="Nodes, instead of the job's; here one.",
+    help="Number of nodes (default: the job's, else 1).",
 )
 @click.option(
     "--procs-per-node",
     "--procs",
     metavar="N|auto",
-    help="Ranks on each node, instead of the job's; here two.",
+    help="Ranks on each node (default: the job's, else 2).",
 )
 @click.option(
-    "-f", "--filename", "file", metavar="FILE", help="Measure the machines that this job asks for."
+    "-f",
+    "--filename",
+    "file",
+    metavar="FILE",
+    help="Measure on the machines that this job requests.",
 )
 @click.option(
-    "--cluster", "on_cluster", is_flag=True, help="On the cluster; so do -n and --context."
+    "--cluster", "on_cluster", is_flag=True, help="Run on the cluster; -n and --context imply it."
 )
 @click.option("--image", metavar="IMAGE", help="Image of the trainer, where there is no job file.")
 @click.option("--keep", is_flag=True, help="Leave the bench's job on the cluster.")
@@ -128,10 +132,10 @@ def command(
     r"""Measure collectives among ranks, here or on a cluster.
 
     Bandwidth, latency, a check of every result, and the slow pair by name. The bench is a job of
-    its own under the same agent and rendezvous as a training; on a cluster it is sent, waited for
-    and taken away again. Bandwidths are nccl-tests': algbw is size / time, busbw is algbw times
+    its own under the same agent and rendezvous as a training; on a cluster it is applied, waited
+    for and deleted again. Bandwidths are nccl-tests': algbw is size / time, busbw is algbw times
     2(n-1)/n for all_reduce, (n-1)/n for all_gather, reduce_scatter, gather, scatter and all_to_all,
-    1 for the others: what a link has to carry, comparable over numbers of ranks. Percentiles are of
+    1 for the others: the load of a link, comparable between numbers of ranks. Percentiles are of
     single rounds, each as slow as its slowest rank.
 
     \b
@@ -152,25 +156,28 @@ def command(
     from kdist import bench
 
     numbers = {name: given.pop(name) for name in ("factor", "rounds", "warmup", "seconds", "slow")}
-    wanted = bench.BenchSpec(
+    spec = bench.BenchSpec(
         collective=collective, min=given.pop("least"), max=given.pop("most"), **numbers
     )
     remote = on_cluster or options.asks_cluster(given["namespace"], given["context"])
-    job, base = _make_job(wanted, file, image, given.pop("nodes"), given.pop("procs_per_node"))
+    job, base = _make_job(spec, file, image, given.pop("nodes"), given.pop("procs_per_node"))
     keep = given.pop("keep")
     result = (
-        _measure_on_cluster(job, base, keep=keep, **given) if remote else _measure_here(job, base)
+        _measure_on_cluster(job, base, keep=keep, **given)
+        if remote
+        else _measure_locally(job, base)
     )
     _show(result, output=output, out=out)
     if result.wrong:
         raise KdistError(
-            f"{result.wrong} elements that {collective} gave are wrong", code=Code.JOB_FAILED
+            f"{result.wrong} elements of the results of {collective} are wrong",
+            code=Code.JOB_FAILED,
         )
     return Code.OK
 
 
 def _make_job(
-    wanted: BenchSpec, file: str | None, image: str | None, nodes: int | None, procs: str | None
+    spec: BenchSpec, file: str | None, image: str | None, nodes: int | None, procs: str | None
 ) -> tuple[TrainingJob, Path]:
     from kdist import bench, load
 
@@ -181,11 +188,11 @@ def _make_job(
     )
     changes += [f"spec.procsPerNode={procs}"] if procs is not None else []
     folder = Path.cwd() if file in (None, "-") else Path(str(file)).absolute().parent
-    return bench.make_job(wanted, base, overrides=changes), folder
+    return bench.make_job(spec, base, overrides=changes), folder
 
 
-def _measure_here(job: TrainingJob, base: Path) -> Result:
-    """Run the bench as processes on this machine. Its folder goes when all went well."""
+def _measure_locally(job: TrainingJob, base: Path) -> Result:
+    """Run the bench as processes on this machine. Its folder is deleted unless something failed."""
     import shutil
 
     from kdist import bench, events, local, render
@@ -198,14 +205,14 @@ def _measure_here(job: TrainingJob, base: Path) -> Result:
         def show(self, entry: Any) -> None:
             console.message(events.format_line(entry))
 
-        def draw(self, progress: Any) -> None:  # noqa: ARG002 - a screen's signature
-            """Lines say it all."""
-            console.catch_up()
+        def draw(self, progress: Any) -> None:  # noqa: ARG002 - Display's signature
+            """There is no progress to show."""
+            console.flush_messages()
 
     train_json = render.read_train_json(render.render(job))
-    with console.unwaiting():
+    with console.nonblocking_messages():
         ended = local.run_job(
-            job, train_json, base=base, fresh=True, screen=Lines(), lines_only=True
+            job, train_json, base=base, fresh=True, display=Lines(), lines_only=True
         )
     folder = Path(str(ended.report["folder"]))
     lines = [
@@ -240,7 +247,9 @@ def _measure_on_cluster(
     from kdist.bench import remote
 
     cluster = options.connect(namespace=namespace, context=context, job=job.metadata.namespace)
-    return remote.measure(cluster, job, base=base, keep=keep, timeout=timeout, tell=console.message)
+    return remote.measure(
+        cluster, job, base=base, keep=keep, timeout=timeout, notify=console.message
+    )
 
 
 def _show(result: Result, *, output: str, out: Path | None) -> None:
@@ -249,13 +258,13 @@ def _show(result: Result, *, output: str, out: Path | None) -> None:
 
         console.table(result.table(), header=COLUMNS)
         console.message(result.headline())
-        if result.verdict():
-            console.message(result.verdict())
+        if result.describe_pairs():
+            console.message(result.describe_pairs())
         return
     if output == "html":
         from kdist.bench import html
 
-        text = html.render_page(result)
+        text = html.render_result(result)
     elif output == "json":
         text = json.dumps(result.to_document(), indent=2) + "\n"
     else:
@@ -264,4 +273,4 @@ def _show(result: Result, *, output: str, out: Path | None) -> None:
         console.result(text.rstrip("\n"))
     else:
         out.write_text(text, encoding="utf-8")
-        console.message(f"written to {out}")
+        console.message(f"Wrote {out}.")

@@ -26,11 +26,11 @@ _FORMATS = ("table", "json", "yaml", "name")
 @click.option(
     "-f", "--filename", "file", metavar="FILE", help="Take name and namespace from a job file."
 )
-@click.option("--name", "only", default="", metavar="CHECKPOINT", help="Look at this one only.")
+@click.option("--name", "only", default="", metavar="CHECKPOINT", help="This checkpoint only.")
 @click.option(
     "--local",
     is_flag=True,
-    help="The run of `kdist run` on this machine, even where -n or a cluster is set.",
+    help="Use the `kdist run` on this machine, even if -n or a cluster is set.",
 )
 @click.option(
     "--step",
@@ -57,15 +57,15 @@ def command(
     step: int | None,
     ema: bool,
     output: str,
-    **place: Any,
+    **cluster_options: Any,
 ) -> int:
     r"""List a run's checkpoints, verify them, or export weights.
 
-    A list checks names and sizes against each checkpoint's manifest; `verify` reads every byte and
-    compares the digests; `export` does so too, and writes the model's weights by their full names
-    as safetensors. The run is the one of `kdist run` where this machine has one by that name and no
-    -n or --context is given. In the cluster a running pod looks, or a small one that is made for it
-    and only reads.
+    The list checks names and sizes against each checkpoint's manifest; `verify` reads every byte
+    and compares the digests; `export` verifies too, and writes the model's weights by their full
+    names as safetensors. NAME is a `kdist run` on this machine if there is one and neither -n nor
+    --context is given. On a cluster the command runs in a pod of the job, or in a small helper pod
+    that only reads.
 
     \b
     Examples:
@@ -77,20 +77,30 @@ def command(
 
     \b
     Exit codes:
-      0 listed, all sound; exported   1 one does not verify   4 no such run
+      0 listed and all valid, or exported   1 a checkpoint is damaged   4 no such run
     """
-    question, job = _read_words(words, file)
-    _check_options(question, output, step=step, ema=ema)
+    action, job = _read_words(words, file)
+    _check_options(action, output, step=step, ema=ema)
     root = options.find_run(
-        job, file, local=local, namespace=place["namespace"], context=place["context"]
+        job,
+        file,
+        local=local,
+        namespace=cluster_options["namespace"],
+        context=cluster_options["context"],
     )
-    if question == "export":
+    if action == "export":
         return _export(
-            root, lambda: options.find_target(job, file, **place), output, step=step, ema=ema
+            root,
+            lambda: options.find_target(job, file, **cluster_options),
+            output,
+            step=step,
+            ema=ema,
         )
     arguments = ["--name", only] if only else []
     document = (
-        _look(root, question, arguments) if root else _ask(job, file, question, arguments, place)
+        _run_locally(root, action, arguments)
+        if root
+        else _run_on_cluster(job, file, action, arguments, cluster_options)
     )
     return _show(document, output or "table")
 
@@ -98,25 +108,25 @@ def command(
 def _read_words(words: tuple[str, ...], file: str | None) -> tuple[str, str | None]:
     """(list, verify or export, the job that is meant)."""
     named = words[:1] in (("verify",), ("export",)) and (len(words) > 1 or bool(file))
-    question, left = (words[0], words[1:]) if named else ("list", words)
+    action, left = (words[0], words[1:]) if named else ("list", words)
     if len(left) > 1 or bool(left) == bool(file):
         raise UsageError(
             "name one run: NAME, a run folder, or -f FILE", next_command="kdist checkpoints --help"
         )
-    return question, left[0] if left else None
+    return action, left[0] if left else None
 
 
-def _check_options(question: str, output: str, *, step: int | None, ema: bool) -> None:
-    if question == "export":
+def _check_options(action: str, output: str, *, step: int | None, ema: bool) -> None:
+    if action == "export":
         if not output or output in _FORMATS:
             raise UsageError(
                 "name the file to write: -o model.safetensors",
                 next_command="kdist checkpoints --help",
             )
     elif output and output not in _FORMATS:
-        raise UsageError(f"-o: `{output}` is none of {', '.join(_FORMATS)}")
+        raise UsageError(f"-o: `{output}` is not one of {', '.join(_FORMATS)}")
     elif step is not None or ema:
-        raise UsageError("--step and --ema go with `kdist checkpoints export`")
+        raise UsageError("--step and --ema are options of `kdist checkpoints export`")
 
 
 def _export(
@@ -135,29 +145,36 @@ def _export(
     else:
         from kdist.jobs import checkpoints
 
-        document = checkpoints.export(find(), file, *arguments, tell=console.message)
+        document = checkpoints.export(find(), file, *arguments, notify=console.message)
     average = f", {document['averaged']} of them averages" if document["averaged"] else ""
-    told = (
+    summary = (
         f"{document['tensors']} tensors{average}, {size(document['bytes'])}, of "
         f"{document['checkpoint']}"
     )
-    console.result(f"{document['file']}: {told}")
+    console.result(f"{document['file']}: {summary}")
     return Code.OK
 
 
-def _look(root: Path, question: str, arguments: list[str]) -> dict[str, Any]:
+def _run_locally(root: Path, action: str, arguments: list[str]) -> dict[str, Any]:
     from kdist.local import trainer_tools
 
-    return trainer_tools.run_trainer_tool(trainer_tools.checkpoints_of(root), question, *arguments)
+    return trainer_tools.run_checkpoint_tool(trainer_tools.checkpoints_of(root), action, *arguments)
 
 
-def _ask(
-    job: str | None, file: str | None, question: str, arguments: list[str], place: dict[str, Any]
+def _run_on_cluster(
+    job: str | None,
+    file: str | None,
+    action: str,
+    arguments: list[str],
+    cluster_options: dict[str, Any],
 ) -> dict[str, Any]:
     from kdist.jobs import checkpoints
 
-    return checkpoints.ask(
-        options.find_target(job, file, **place), question, *arguments, tell=console.message
+    return checkpoints.run_tool(
+        options.find_target(job, file, **cluster_options),
+        action,
+        *arguments,
+        notify=console.message,
     )
 
 
@@ -179,8 +196,8 @@ def _show(document: dict[str, Any], output: str) -> int:
     if bad:
         console.error(
             KdistError(
-                f"{len(bad)} of them cannot be used: {', '.join(bad)}",
-                hint="a training passes over them",
+                f"{len(bad)} damaged: {', '.join(bad)}",
+                hint="training skips damaged checkpoints",
             )
         )
     return Code.ERROR if bad else Code.OK

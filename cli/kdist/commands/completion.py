@@ -1,4 +1,4 @@
-"""`kdist completion`: what makes a shell complete kdist's commands and options."""
+"""`kdist completion`: shell completion scripts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kdist diff`: what sending jobs would change."""
+"""`kdist diff`: what applying jobs would change."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from kdist.deploy import Difference
 
 DIFFERENT = 1
-TROUBLE = 2
 
 _COLORS = {"+": "green", "-": "red", "@": "cyan"}
 
@@ -46,13 +45,12 @@ def command(
     sets: tuple[str, ...],
     backend: str | None,
     force_conflicts: bool,
-    **where: Any,
+    **cluster_options: Any,
 ) -> int:
-    r"""Show what sending jobs would change.
+    r"""Show what applying jobs would change.
 
-    The server itself is asked, by an apply that it does not keep, so defaults and admission are
-    part of the answer. $KUBECTL_EXTERNAL_DIFF is the program that shows it, as for kubectl; it is
-    given two folders.
+    The diff is computed by a server-side dry run, so it includes defaults and admission. As for
+    kubectl, $KUBECTL_EXTERNAL_DIFF is a program that shows the diff of two folders.
 
     \b
     Examples:
@@ -63,19 +61,19 @@ def command(
 
     \b
     Exit codes:
-      0 nothing would change   1 something would   2 and above: an error
+      0 no changes   1 changes   2 and above: an error
     """
     from kdist import deploy
 
     found: list[Difference] = []
     try:
         for job, base in options.read_jobs([*files, *more], sets, backend=backend):
-            cluster = options.connect(**where, job=job.metadata.namespace)
+            cluster = options.connect(**cluster_options, job=job.metadata.namespace)
             found += deploy.compare(
                 cluster, deploy.make_plan(cluster, job, base=base), force=force_conflicts
             )
     except KdistError as error:
-        if error.code == Code.ERROR:  # 1 means a difference here
+        if error.code == Code.ERROR:  # here 1 means that there are changes
             error.code = Code.USAGE
         raise
     if not found:
@@ -92,9 +90,7 @@ def command(
 
 
 def _show_with(program: Sequence[str], found: Sequence[Difference]) -> int:
-    """Run the user's own program on two folders; its exit code where it keeps to diff's, 0 and
-    1.
-    """
+    """Run the user's diff program on two folders; returns its exit code."""
     with tempfile.TemporaryDirectory(prefix="kdist-diff-") as folder:
         live, merged = Path(folder, "live"), Path(folder, "merged")
         for side in (live, merged):
@@ -108,7 +104,7 @@ def _show_with(program: Sequence[str], found: Sequence[Difference]) -> int:
         except OSError as error:
             raise KdistError(
                 f"{program[0]}: {error.strerror}",
-                hint="KUBECTL_EXTERNAL_DIFF names it",
+                hint="it is named by KDIST_EXTERNAL_DIFF or KUBECTL_EXTERNAL_DIFF",
                 code=Code.USAGE,
             ) from error
     return done.returncode

@@ -1,4 +1,4 @@
-"""`kdist doctor`: what a cluster and this machine can do for a job."""
+"""`kdist doctor`: whether a cluster and this machine can run jobs."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ if TYPE_CHECKING:
     from kdist.doctor import Finding
 
 _COLORS = {"ok": "green", "note": "yellow", "missing": "red", "unknown": "yellow"}
-_PATIENCE = 5.0  # seconds: whoever asks the doctor wants to hear soon that nobody answers
+_TIMEOUT = 5.0  # seconds: an unreachable cluster is reported soon
 
 
 @click.command()
-@click.option("--local", is_flag=True, help="Check this machine alone.")
+@click.option("--local", is_flag=True, help="Check this machine only.")
 @options.output_option("table", "json", "yaml")
 @options.cluster_options
 def command(
     *, local: bool, output: str, namespace: str | None, context: str | None, timeout: float | None
 ) -> int:
-    r"""Check what a cluster, and this machine, can do for a job.
+    r"""Check whether a cluster and this machine can run jobs.
 
-    Nothing is changed: what jobs need is looked up, or rehearsed. Every ✗ comes with its fix.
+    Nothing is changed: the checks only read, or use a server-side dry run. Every ✗ comes with a
+    fix.
 
     \b
     Examples:
@@ -38,54 +39,54 @@ def command(
 
     \b
     Exit codes:
-      0 nothing that is needed is missing   1 something is
+      0 nothing required is missing   1 something is missing
     """
     from kdist import doctor
     from kdist.doctor.finding import missing
 
     found: list[Finding] = []
-    _tell("this machine", output)
+    _print_title("this machine", output)
     found += _collect(doctor.check_machine(), output)
     if not local:
-        _tell("the cluster", output)
+        _print_title("the cluster", output)
         try:
             cluster = options.connect(
                 namespace=namespace,
                 context=context,
-                timeout=_PATIENCE if timeout is None else timeout,
+                timeout=_TIMEOUT if timeout is None else timeout,
             )
         except KdistError as error:
             found += _collect([missing("cluster", str(error), error.hint)], output)
         else:
             found += _collect(doctor.check_cluster(cluster), output)
-    lacking = [each for each in found if each.mark is doctor.Severity.MISSING]
+    missing_findings = [each for each in found if each.mark is doctor.Severity.MISSING]
     if output != "table":
         checks = [each.to_document() for each in found]
         console.emit(
             {
                 "apiVersion": "cli.kdist.dev/v1",
                 "kind": "Checks",
-                "healthy": not lacking,
+                "healthy": not missing_findings,
                 "checks": checks,
             },
             output=output,
         )
-    elif lacking:
+    elif missing_findings:
         console.message(
-            f"{len(lacking)} of {len(found)} checks found something missing that jobs need"
+            f"{len(missing_findings)} of {len(found)} checks found something missing that jobs need"
         )
-    return Code.ERROR if lacking else Code.OK
+    return Code.ERROR if missing_findings else Code.OK
 
 
 def _collect(findings: Iterable[Finding], output: str) -> Iterator[Finding]:
-    """Pass the findings on, and show each to a person at once."""
+    """Yield the findings; in table output, print each as it arrives."""
     for each in findings:
         if output == "table":
             _show(each)
         yield each
 
 
-def _tell(title: str, output: str) -> None:
+def _print_title(title: str, output: str) -> None:
     if output == "table":
         console.result(click.style(title, bold=True))
 

@@ -1,4 +1,4 @@
-"""`kdist events`: what the cluster says about a job."""
+"""`kdist events`: the Kubernetes events of a job."""
 
 from __future__ import annotations
 
@@ -12,24 +12,30 @@ from kdist import console
 from kdist.commands import options
 from kdist.errors import Code
 
-_EVERY = 2.0  # seconds between two looks
+_POLL_SECONDS = 2.0
 
 
 @click.command()
 @options.job_argument
-@click.option("-w", "--watch", is_flag=True, help="Go on, and show each event that comes.")
+@click.option("-w", "--watch", is_flag=True, help="Keep watching, and show each new event.")
 @click.option(
     "--types", default="", metavar="TYPE,…", help="Only events of these types, e.g. Warning."
 )
 @options.output_option("table", "json", "yaml", "jsonpath")
 @options.cluster_options
 def command(
-    job: str | None, file: str | None, *, watch: bool, types: str, output: str, **where: Any
+    job: str | None,
+    file: str | None,
+    *,
+    watch: bool,
+    types: str,
+    output: str,
+    **cluster_options: Any,
 ) -> int:
-    r"""Show what the cluster says about a job.
+    r"""Show the Kubernetes events of a job.
 
-    The events of its workload, its pods (also those that have gone), its volume claims and its
-    place in a queue, oldest first.
+    The events of its workload, its pods (also deleted ones), its volume claims and its Kueue
+    Workload, oldest first.
 
     \b
     Examples:
@@ -40,7 +46,7 @@ def command(
     from kdist import jobs
 
     found = options.find_job(job, file)
-    cluster = options.connect(**where, job=found.namespace)
+    cluster = options.connect(**cluster_options, job=found.namespace)
     wanted = {each.strip().lower() for each in types.split(",") if each.strip()}
     shown: set[tuple[str, str]] = set()
     first = True
@@ -56,21 +62,21 @@ def command(
         if not watch:
             if not fresh and output == "table":
                 console.message(
-                    f"there are no events about {found.name}; a cluster keeps them for an hour"
+                    f"there are no events for {found.name}; a cluster keeps them for an hour"
                 )
             return Code.OK
         first = False
-        time.sleep(_EVERY)
+        time.sleep(_POLL_SECONDS)
 
 
 def _key(event: Mapping[str, Any]) -> tuple[str, str]:
-    """What is new about an event: a repeated one is the same object in another version."""
+    """Identity of an event; a repeated event is the same object with another version."""
     metadata = event["metadata"]
     return str(metadata.get("uid")), str(metadata.get("resourceVersion"))
 
 
 def _last_seen(event: Mapping[str, Any]) -> str:
-    """The moment of the event as RFC 3339 text, which compares as time."""
+    """Time of the event as RFC 3339 text, which sorts chronologically."""
     series = event.get("series") or {}
     times = (
         series.get("lastObservedTime"),
@@ -93,7 +99,7 @@ def _show(events: list[Mapping[str, Any]], *, output: str, first: bool, stream: 
         return
     rows = [_row(each) for each in events]
     header = ("LAST SEEN", "TYPE", "REASON", "OBJECT", "MESSAGE")
-    if stream:  # columns that fit without knowing what comes
+    if stream:  # fixed widths, because later rows are not known yet
         for row in [header, *rows] if first else rows:
             console.result(
                 "   ".join(

@@ -16,12 +16,12 @@ from kdist.errors import UsageError
 @click.option(
     "--rank",
     type=click.IntRange(min=0),
-    help="The pod that has this rank; rank 0 if nothing is said.",
+    help="The pod that runs this rank (default: rank 0).",
 )
 @click.option("--pod", default="", metavar="NAME", help="This pod.")
 @click.option("-c", "--container", metavar="NAME", help="This container instead of the training's.")
-@click.option("-i", "--stdin", is_flag=True, help="Pass standard input on.")
-@click.option("-t", "--tty", is_flag=True, help="Give the command a terminal.")
+@click.option("-i", "--stdin", is_flag=True, help="Pass stdin to the command.")
+@click.option("-t", "--tty", is_flag=True, help="Allocate a terminal.")
 @options.cluster_options
 def command(
     job: str,
@@ -33,7 +33,7 @@ def command(
     stdin: bool,
     tty: bool,
     timeout: float | None,
-    **place: Any,
+    **cluster_options: Any,
 ) -> int:
     r"""Run a command in the pod of a rank.
 
@@ -51,7 +51,7 @@ def command(
         raise UsageError(
             "name the command to run after `--`", next_command=f"kdist exec {job} -- nproc"
         )
-    target = options.find_target(job, None, timeout=timeout, **place)
+    target = options.find_target(job, None, timeout=timeout, **cluster_options)
     chosen = agents.choose_pod(target, rank=rank, pod=pod)
     return target.cluster.exec(
         chosen.name, argv, container=container or chosen.container, stdin=stdin or tty, tty=tty

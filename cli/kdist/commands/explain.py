@@ -5,18 +5,19 @@ from __future__ import annotations
 import click
 
 from kdist import console
-from kdist.errors import NotFoundError
+from kdist.errors import NotFoundError, UsageError
 
 
 @click.command
 @click.argument("field", default="", metavar="[FIELD]")
-@click.option("-r", "--recursive", is_flag=True, help="Show the fields below it at every depth.")
+@click.option("-r", "--recursive", is_flag=True, help="Show all nested fields too.")
 @click.option(
     "-o",
     "--output",
-    type=click.Choice(["text", "json", "yaml", "markdown"]),
+    type=click.Choice(["text", "json", "yaml", "markdown", "jsonschema"]),
     default="text",
-    help="Format of the answer.",
+    show_default=True,
+    help="Output format; jsonschema is the JSON Schema of the whole file.",
 )
 def command(field: str, recursive: bool, output: str) -> None:
     r"""Describe a field of job.yaml.
@@ -26,11 +27,20 @@ def command(field: str, recursive: bool, output: str) -> None:
       kdist explain spec
       kdist explain spec.train.checkpoint.every
       kdist explain --recursive | less
+      kdist explain -o jsonschema > .kdist/job.schema.json
 
     Exits with 4 if there is no such field.
     """
     from kdist.spec import reference
 
+    if output == "jsonschema":
+        if field:
+            raise UsageError(
+                "-o jsonschema describes the whole file and cannot be combined with FIELD",
+                next_command="kdist explain -o jsonschema",
+            )
+        console.result(reference.schema_text().rstrip("\n"))
+        return
     found = reference.look_up(field)
     if found is None:
         raise _unknown(field)

@@ -10,13 +10,13 @@ import click
 
 from kdist import console
 from kdist.commands import options
-from kdist.errors import Code, NotFoundError, UsageError
+from kdist.errors import Code, JobNotFoundError, UsageError
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
     from kdist.status import JobStatus
 
-_EVERY = 2.0  # seconds between two looks
+_POLL_SECONDS = 2.0
 _LIST = {"apiVersion": "cli.kdist.dev/v1", "kind": "JobList"}
 
 
@@ -24,7 +24,7 @@ _LIST = {"apiVersion": "cli.kdist.dev/v1", "kind": "JobList"}
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @click.option("-A", "--all-namespaces", is_flag=True, help="The jobs of all namespaces.")
 @click.option("-l", "--selector", default="", metavar="LABELS", help="Only jobs with these labels.")
-@click.option("-w", "--watch", is_flag=True, help="Go on, and show each job that changes.")
+@click.option("-w", "--watch", is_flag=True, help="Keep watching, and show each job that changes.")
 @options.output_option("table", "wide", "name", "json", "yaml", "jsonpath")
 @options.cluster_options
 def command(
@@ -34,12 +34,11 @@ def command(
     selector: str,
     watch: bool,
     output: str,
-    **where: Any,
+    **cluster_options: Any,
 ) -> int:
     r"""List the jobs of a cluster.
 
-    One row for each job, whatever kind of workload it runs as; step and loss are what its agents
-    say.
+    One row per job, whatever its workload kind; step and loss are reported by its agents.
 
     \b
     Examples:
@@ -48,19 +47,21 @@ def command(
       kdist get digits -o jsonpath='{.step}'
       kdist get -l team=vision -o json | jq '.items[].phase'
     """
-    if all_namespaces and (names or where["namespace"]):
-        raise UsageError("-A is for all jobs of all namespaces: leave out names and -n")
-    cluster = options.connect(**where, stays=watch)
+    if all_namespaces and (names or cluster_options["namespace"]):
+        raise UsageError(
+            "-A lists the jobs of all namespaces and cannot be combined with names or -n"
+        )
+    cluster = options.connect(**cluster_options, stays=watch)
     scope: dict[str, Any] = {"all_namespaces": all_namespaces, "selector": selector, "known": {}}
     found = _find(cluster, names, **scope)
     shown = Rows(output, all_namespaces=all_namespaces)
     if not found and output in ("table", "wide") and not watch:
-        place = "" if all_namespaces else f" in namespace {cluster.namespace}"
-        console.message(f"there are no jobs{place}")
+        scope_name = "" if all_namespaces else f" in namespace {cluster.namespace}"
+        console.message(f"there are no jobs{scope_name}")
         return Code.OK
     shown.show(found, whole=not names or len(names) > 1)
     while watch:
-        time.sleep(_EVERY)
+        time.sleep(_POLL_SECONDS)
         shown.show_changes(_find(cluster, names, **scope, strict=False))
     return Code.OK
 
@@ -68,23 +69,28 @@ def command(
 def _find(
     cluster: Cluster, names: tuple[str, ...], *, strict: bool = True, **scope: Any
 ) -> list[JobStatus]:
-    """Status of every job that is asked for, in the scope of `list_snapshots`. Raises
-    `NotFoundError` for a name that is none, if `strict`.
+    """Status of the named jobs, or of all if there are no names.
+
+    Args:
+        cluster: the cluster to read from.
+        names: of the jobs; empty for all.
+        strict: fail for a name without a job.
+        **scope: arguments of `list_snapshots`.
+
+    Raises:
+        JobNotFoundError: a named job does not exist, and `strict` is set.
     """
     from kdist import jobs
 
     every = [seen.status for seen in jobs.list_snapshots(cluster, **scope)]
     missing = [name for name in names if name not in {status.name for status in every}]
     if missing and strict:
-        raise NotFoundError(
-            f"there is no job {', nor '.join(missing)} in namespace {cluster.namespace}",
-            next_command="kdist get -A",
-        )
+        raise JobNotFoundError(*((name, cluster.namespace) for name in missing))
     return [status for status in every if not names or status.name in names]
 
 
 class Rows:
-    """Prints jobs in one format, and remembers what it printed, to show changes alone."""
+    """Prints jobs in one format, and remembers what it printed, to print only changes later."""
 
     def __init__(self, output: str, *, all_namespaces: bool) -> None:
         self._output = output
@@ -93,7 +99,7 @@ class Rows:
         self._widths: list[int] = []
 
     def show(self, found: list[JobStatus], *, whole: bool) -> None:
-        """Print all; `whole`: as a list and not as the one job that it is."""
+        """Print all jobs: as a list, or as a single document if `whole` is false."""
         self._remember(found)
         if self._output in ("table", "wide"):
             rows = [self._row(status) for status in found]
@@ -111,7 +117,7 @@ class Rows:
             console.emit(document, output=self._output)
 
     def show_changes(self, found: list[JobStatus]) -> None:
-        """Print the jobs that are new or other than before."""
+        """Print the jobs that are new or have changed."""
         for status in found:
             if self._shown.get((status.namespace, status.name)) == self._facts(status):
                 continue
@@ -128,7 +134,7 @@ class Rows:
         self._shown = {(status.namespace, status.name): self._facts(status) for status in found}
 
     def _facts(self, status: JobStatus) -> tuple[str, ...]:
-        return self._row(status)[:-1]  # an age changes all the time, which is no news
+        return self._row(status)[:-1]  # the age always changes
 
     def _header(self) -> tuple[str, ...]:
         wide = (

@@ -23,7 +23,7 @@ TEMPLATES = ("digits", "gpt", "script")
     show_default=True,
     help="What to train.",
 )
-@click.option("--force", is_flag=True, help="Write over a file that is there.")
+@click.option("--force", is_flag=True, help="Overwrite an existing file.")
 def command(path: str, template: str, force: bool) -> None:
     r"""Write a job.yaml to start from.
 
@@ -33,7 +33,7 @@ def command(path: str, template: str, force: bool) -> None:
       kdist init llm.yaml -t gpt       trains a small GPT
       kdist init - -t script           to stdout, for a torchrun script
 
-    Beside the file goes .kdist/job.schema.json, by which editors complete and check it.
+    Also writes .kdist/job.schema.json next to the file, so that editors can complete and check it.
     """
     from kdist.spec import scaffold
 
@@ -46,20 +46,20 @@ def command(path: str, template: str, force: bool) -> None:
     _write_schema(schema)
     console.message(f"Wrote {file}.")
     if template == "script":
-        console.message("It runs `train.py` beside it; name your own script in spec.script.path.")
+        console.message("It runs `train.py` next to it; name your own script in spec.script.path.")
     console.message(f"Next: kdist run {shlex.quote(path)}")
 
 
 def _write(file: Path, text: str, *, force: bool) -> None:
-    """Raises `UsageError` if the file is there already, or cannot be written."""
+    """Raises `UsageError` if the file exists already, or cannot be written."""
     try:
         with file.open("w" if force else "x", encoding="utf-8") as opened:
             opened.write(text)
     except FileExistsError:
         again = f"kdist init {shlex.quote(str(file))} --force"
         raise UsageError(
-            f"`{file}` is there already",
-            hint="name another file, or write over it",
+            f"`{file}` exists already",
+            hint="name another file, or overwrite it",
             next_command=again,
         ) from None
     except OSError as error:
@@ -67,9 +67,7 @@ def _write(file: Path, text: str, *, force: bool) -> None:
 
 
 def _write_schema(file: Path) -> None:
-    """The schema is a convenience for editors: where it cannot be written, that is said and the
-    rest goes on.
-    """
+    """Write the schema for editors; only warn if it cannot be written."""
     from kdist.spec import reference
 
     try:

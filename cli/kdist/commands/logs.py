@@ -1,4 +1,4 @@
-"""`kdist logs`: what all ranks of a job say."""
+"""`kdist logs`: the logs of all ranks of a job."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from kdist.errors import Code, UsageError
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
-    from kdist.events import Line, RankFilter
     from kdist.jobs.logs import LogRequest
+    from kdist.jobs.pod_log import PodLine, RankFilter
     from kdist.status import Pod, Snapshot
 
-_COLOURS = (
+_COLORS = (
     "cyan",
     "green",
     "magenta",
@@ -39,7 +39,7 @@ _FAILED = "failed"
     "-f",
     "--follow",
     is_flag=True,
-    help="Go on through restarts and replaced pods until the job ends.",
+    help="Follow through restarts and replaced pods until the job ends.",
 )
 @click.option(
     "--rank",
@@ -51,7 +51,7 @@ _FAILED = "failed"
     "-p",
     "--previous",
     is_flag=True,
-    help="Of containers that were started again: the log before that.",
+    help="Logs of the previous container instance.",
 )
 @click.option(
     "--since", type=seconds, metavar="DURATION", help="Only lines newer than that, e.g. 5m."
@@ -60,16 +60,16 @@ _FAILED = "failed"
     "--tail",
     type=click.IntRange(min=0),
     metavar="LINES",
-    help="Only so many last lines of each pod.",
+    help="Only the last LINES lines of each pod.",
 )
 @click.option("--raw", is_flag=True, help="Lines as they were written, events as JSON.")
 @cluster_options
 def command(job: str, *, follow: bool, raw: bool, timeout: float | None, **given: Any) -> int:
-    r"""Show what all ranks of a job say, with the pod in front.
+    r"""Show the logs of all ranks of a job, each line behind its pod.
 
-    With -f it waits while there is nothing yet and says why, follows every pod through restarts,
-    and takes in new pods. An API server that goes away meanwhile is waited for, --timeout long at
-    most.
+    With -f it waits for the first line and says why there is none yet, follows every pod through
+    restarts, and picks up new pods. While the API server is unreachable it retries, for --timeout
+    at most.
 
     \b
     Examples:
@@ -84,40 +84,40 @@ def command(job: str, *, follow: bool, raw: bool, timeout: float | None, **given
     """
     from kdist.jobs.logs import LogRequest
 
-    place = {name: given.pop(name) for name in ("namespace", "context")}
+    cluster_options = {name: given.pop(name) for name in ("namespace", "context")}
     found = find_job(job)
-    cluster = connect(**place, timeout=timeout, job=found.namespace, stays=follow)
+    cluster = connect(**cluster_options, timeout=timeout, job=found.namespace, stays=follow)
     rank, pod = given.pop("rank"), given.pop("pod")
-    wanted = LogRequest(choose=lambda each: pod is None or _is_called(each, pod), **given)
-    if follow and wanted.previous:
-        raise UsageError("--previous is over and cannot be followed")
+    request = LogRequest(choose=lambda each: pod is None or _matches(each, pod), **given)
+    if follow and request.previous:
+        raise UsageError("--previous cannot be combined with --follow")
     return (
-        _follow(cluster, found.name, wanted, rank, raw, timeout)
+        _follow(cluster, found.name, request, rank, raw, timeout)
         if follow
-        else _show(cluster, found.name, wanted, rank, raw)
+        else _show(cluster, found.name, request, rank, raw)
     )
 
 
-def _is_called(pod: Pod, wanted: str) -> bool:
-    return pod.name == wanted.removeprefix("pod/") or (
-        wanted.isdecimal() and pod.index == int(wanted)
+def _matches(pod: Pod, name_or_index: str) -> bool:
+    return pod.name == name_or_index.removeprefix("pod/") or (
+        name_or_index.isdecimal() and pod.index == int(name_or_index)
     )
 
 
-def _show(cluster: Cluster, name: str, wanted: LogRequest, rank: str | None, raw: bool) -> int:
+def _show(cluster: Cluster, name: str, request: LogRequest, rank: str | None, raw: bool) -> int:
     from kdist import jobs
     from kdist.jobs import logs
 
-    seen = jobs.fetch_snapshot(cluster, name)
-    chosen = _rank_filter(rank, seen) if rank else None
-    _print(logs.read(cluster, seen, wanted, tell=console.message), chosen, raw)
+    snapshot = jobs.fetch_snapshot(cluster, name)
+    rank_filter = _rank_filter(rank, snapshot) if rank else None
+    _print(logs.read(cluster, snapshot, request, notify=console.message), rank_filter, raw)
     return Code.OK
 
 
 def _follow(
     cluster: Cluster,
     name: str,
-    wanted: LogRequest,
+    request: LogRequest,
     rank: str | None,
     raw: bool,
     timeout: float | None,
@@ -125,65 +125,71 @@ def _follow(
     from kdist import jobs
     from kdist.jobs import logs
 
-    chosen = _rank_filter(rank, jobs.fetch_snapshot(cluster, name)) if rank else None
-    follower = logs.Follower(cluster, name, wanted, timeout=timeout, tell=console.message)
-    _print(follower.lines(), chosen, raw)
-    if follower.seen is None:
+    rank_filter = _rank_filter(rank, jobs.fetch_snapshot(cluster, name)) if rank else None
+    follower = logs.Follower(cluster, name, request, timeout=timeout, notify=console.message)
+    _print(follower.lines(), rank_filter, raw)
+    if follower.snapshot is None:
         return Code.OK
-    console.message(jobs.describe_status(follower.seen.status))
-    return jobs.exit_code(follower.seen.status)
+    console.message(jobs.describe_status(follower.snapshot.status))
+    return jobs.exit_code(follower.snapshot.status)
 
 
-def _rank_filter(given: str, seen: Snapshot) -> RankFilter:
-    from kdist.events import RankFilter
+def _rank_filter(ranks: str, snapshot: Snapshot) -> RankFilter:
+    from kdist.jobs.pod_log import RankFilter
 
     known: dict[str, list[int]] = {}
-    for rank in seen.status.ranks:
+    for rank in snapshot.status.ranks:
         known.setdefault(rank.pod, []).append(rank.rank)
-    return RankFilter(parse_ranks(given, seen), known)
+    return RankFilter(parse_ranks(ranks, snapshot), known)
 
 
-def parse_ranks(given: str, seen: Snapshot) -> set[int]:
-    """The ranks of `0-3,7`, or the one that failed. Raises `UsageError` for anything else."""
-    if given == _FAILED:
-        record = seen.status.exit_record
+def parse_ranks(ranks: str, snapshot: Snapshot) -> set[int]:
+    """Parse the value of `--rank`: `0-3,7`, or `failed` for the rank that failed.
+
+    Raises:
+        UsageError: the value is neither, or no rank is known to have failed.
+    """
+    if ranks == _FAILED:
+        record = snapshot.status.exit_record
         if record is None or record.rank is None:
-            why = f"kdist why {seen.name} -n {seen.namespace}"
-            raise UsageError(f"{seen.name} knows of no rank that failed", next_command=why)
+            why = f"kdist why {snapshot.name} -n {snapshot.namespace}"
+            raise UsageError(f"{snapshot.name} knows of no rank that failed", next_command=why)
         return {record.rank}
     found: set[int] = set()
-    for part in given.split(","):
+    for part in ranks.split(","):
         match = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", part.strip())
         if match is None or int(match[2] or match[1]) < int(match[1]):
-            raise UsageError(f"--rank takes numbers such as 0,2-5, or failed; found `{given}`")
+            raise UsageError(f"--rank takes numbers such as 0,2-5, or failed; found `{ranks}`")
         found |= set(range(int(match[1]), int(match[2] or match[1]) + 1))
     return found
 
 
-def _print(lines: Iterator[Line], chosen: RankFilter | None, raw: bool) -> None:
+def _print(lines: Iterator[PodLine], rank_filter: RankFilter | None, raw: bool) -> None:
     for line in lines:
-        if chosen is None or chosen.passes(line):
+        if rank_filter is None or rank_filter.matches(line):
             for text in format_line(line, raw=raw):
                 console.result(text)
 
 
-def format_line(line: Line, *, raw: bool = False) -> Iterator[str]:
-    """The line with its pod in front: events in words with their time, what ranks print as it
-    is.
+def format_line(line: PodLine, *, raw: bool = False) -> Iterator[str]:
+    """Yield the line as shown, behind the pod it comes from.
+
+    Printed text is shown as it is, an event behind it on a line of its own: with its time and as a
+    sentence. With `raw` the line stays as written.
     """
     from kdist import events
 
-    colour = _COLOURS[(line.pod.index or 0) % len(_COLOURS)]
-    source = click.style(line.source, fg=colour)
+    color = _COLORS[(line.pod.index or 0) % len(_COLORS)]
+    source = click.style(line.source, fg=color)
     if raw or line.event is None:
-        yield f"{click.style(f'[{line.source}]', fg=colour)} {line.text if raw else line.printed}"
+        yield f"{click.style(f'[{line.source}]', fg=color)} {line.text if raw else line.printed}"
         return
     if line.printed.strip():
-        yield f"{click.style(f'[{line.source}]', fg=colour)} {line.printed}"
+        yield f"{click.style(f'[{line.source}]', fg=color)} {line.printed}"
     event = line.event
     stamp = f"{str(event.get('time') or line.stamp)[:19]}Z"
-    told = f"{event['event']:<21} {events.describe_event(event)}".rstrip()
+    sentence = f"{event['event']:<21} {events.describe_event(event)}".rstrip()
     yield (
         f"{click.style(stamp, dim=True)} {source} "
-        f"{click.style(told, fg=_LEVELS.get(str(event.get('level'))))}"
+        f"{click.style(sentence, fg=_LEVELS.get(str(event.get('level'))))}"
     )

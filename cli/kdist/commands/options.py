@@ -1,5 +1,5 @@
-"""What the commands that talk to a cluster have in common: their options, the connection, and which
-job is meant. No command.
+"""Shared by the commands: their options, the connection to a cluster, and the job or run that an
+invocation names. Not a command itself.
 """
 
 from __future__ import annotations
@@ -21,52 +21,48 @@ if TYPE_CHECKING:
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-PATIENCE = 60.0  # seconds that a request goes on trying while the API server is away
+RETRY_SECONDS = 60.0  # for how long a request is retried while the API server is unreachable
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _FILE_SUFFIXES = (".yaml", ".yml", ".json")
 
 
 def seconds(value: str) -> float:
-    """A duration as kubectl writes it (`90s`, `5m`, `1h30m`), or a number of seconds; in seconds.
-    For click's `type=`.
+    """Parse a duration as kubectl writes it (`90s`, `5m`, `1h30m`), or a number of seconds; returns
+    seconds. For click's `type=`.
     """
     if re.fullmatch(r"\d+(\.\d+)?", value):
         return float(value)
     if not re.fullmatch(r"(\d+[smhd])+", value):
-        raise click.BadParameter(f"`{value}` is no duration; write 90s, 5m or 1h30m")
+        raise click.BadParameter(f"`{value}` is not a duration; write 90s, 5m or 1h30m")
     return float(
         sum(int(number) * _UNITS[unit] for number, unit in re.findall(r"(\d+)([smhd])", value))
     )
 
 
-# where what `cluster_options` keeps to itself stands among the values of an invocation
+# key of the login options in click's `Context.meta`
 _LOGIN = "kdist.login"
 
 
 def cluster_options(command: Command) -> Command:
-    """Which cluster, and as whom: `namespace`, `context` and `timeout` arrive and go on to
-    `connect`.
+    """Add the options that choose a cluster and an identity.
 
-    `--kubeconfig`, `--as`, `--as-group` and `--request-timeout` do not: `connect` and `find_run`
-    know of them by themselves.
+    The command receives `namespace`, `context` and `timeout`, and passes them to `connect`. It does
+    not receive `--kubeconfig`, `--as`, `--as-group` and `--request-timeout`: `connect` and
+    `find_run` read them from click's context.
     """
     decorators = (
         click.option(
             "-n",
             "--namespace",
             metavar="NAME",
-            help="Namespace; without it the job file's, else the kubeconfig's.",
+            help="Namespace (default: the job file's, else the kubeconfig's).",
         ),
         click.option(
             "--context",
             metavar="NAME",
-            help="Context of the kubeconfig; without it the current one.",
+            help="Context of the kubeconfig (default: current).",
         ),
-        _login(
-            "--kubeconfig",
-            metavar="FILE",
-            help="Kubeconfig, instead of $KUBECONFIG or ~/.kube/config.",
-        ),
+        _login("--kubeconfig", metavar="FILE", help="Instead of $KUBECONFIG or ~/.kube/config."),
         _login(
             "--as",
             metavar="USER",
@@ -76,19 +72,16 @@ def cluster_options(command: Command) -> Command:
             "--as-group",
             metavar="GROUP",
             multiple=True,
-            help="Act as a member of this group too; may be repeated.",
+            help="Also act as a member of this group; may be repeated.",
         ),
         click.option(
-            "--timeout",
-            type=seconds,
-            metavar="DURATION",
-            help="How long to try or wait, e.g. 90s or 5m.",
+            "--timeout", type=seconds, metavar="DURATION", help="How long to wait, e.g. 90s or 5m."
         ),
         _login(
             "--request-timeout",
             type=seconds,
             metavar="DURATION",
-            help="How long one request may take; 0 for ever.",
+            help="Timeout of a single request; 0 for none.",
         ),
     )
     for decorate in reversed(decorators):
@@ -97,7 +90,7 @@ def cluster_options(command: Command) -> Command:
 
 
 def _login(name: str, **how: Any) -> Callable[[Command], Command]:
-    """An option that is kept where `_logged_in` finds it, and that no command needs to take."""
+    """An option that is stored for `_login_options` and not passed to the command."""
 
     def keep(context: click.Context, parameter: click.Parameter, value: Any) -> None:
         if value is not None and value != ():
@@ -108,9 +101,9 @@ def _login(name: str, **how: Any) -> Callable[[Command], Command]:
     )
 
 
-def _logged_in() -> dict[str, Any]:
-    """What was asked for with `--kubeconfig`, `--as`, `--as-group` and `--request-timeout`, as
-    `cluster.connect` takes it.
+def _login_options() -> dict[str, Any]:
+    """The values of `--kubeconfig`, `--as`, `--as-group` and `--request-timeout`, as arguments of
+    `cluster.connect`.
     """
     context = click.get_current_context(silent=True)
     given: dict[str, Any] = {} if context is None else context.meta.get(_LOGIN, {})
@@ -126,7 +119,7 @@ def _logged_in() -> dict[str, Any]:
 
 
 def output_option(*formats: str, default: str = "table") -> Callable[[Command], Command]:
-    """`-o/--output` with these formats and the default; arrives as `output`. `jsonpath` stands for
+    """Add `-o/--output` with these formats; the command receives `output`. `jsonpath` stands for
     `jsonpath=TEMPLATE`.
     """
     kinds = [default, *(each for each in formats if each != default)]
@@ -134,7 +127,7 @@ def output_option(*formats: str, default: str = "table") -> Callable[[Command], 
     def check(_: click.Context, __: click.Parameter, value: str) -> str:
         if value in kinds or (value.startswith("jsonpath=") and "jsonpath" in kinds):
             return value
-        raise click.BadParameter(f"`{value}` is none of {', '.join(kinds)}")
+        raise click.BadParameter(f"`{value}` is not one of {', '.join(kinds)}")
 
     shown = "|".join(f"{each}=…" if each == "jsonpath" else each for each in kinds)
     return click.option(
@@ -143,13 +136,13 @@ def output_option(*formats: str, default: str = "table") -> Callable[[Command], 
         default=default,
         metavar=shown,
         callback=check,
-        help="Format of what is printed.",
+        help="Output format.",
     )
 
 
 def job_argument(command: Command) -> Command:
-    """The job that is meant: NAME, or a job file as argument or with `-f`; arrives as `job` and
-    `file` for `find_job`.
+    """Add the job: NAME, or a job file as argument or with `-f`. The command receives `job` and
+    `file`, and passes them to `find_job`.
     """
     command = click.option(
         "-f", "--filename", "file", metavar="FILE", help="Take name and namespace from a job file."
@@ -157,16 +150,9 @@ def job_argument(command: Command) -> Command:
     return click.argument("job", required=False, metavar="NAME|FILE")(command)
 
 
-def name_command(verb: str, name: str, namespace: str | None) -> str:
-    """A command of ours about a job that was named with, or without, a namespace."""
-    return f"kdist {verb} {name}" + (f" -n {namespace}" if namespace else "")
-
-
 def asks_cluster(namespace: str | None, context: str | None) -> bool:
-    """Whether an option chooses a cluster, a place in it or an identity, and so means no run of
-    this machine.
-    """
-    return bool(namespace or context or _logged_in())
+    """Whether an option chooses a cluster, a namespace or an identity, so not a local run."""
+    return bool(namespace or context or _login_options())
 
 
 class JobRef(NamedTuple):
@@ -177,7 +163,7 @@ class JobRef(NamedTuple):
 
 
 def find_job(argument: str | None, file: str | None = None) -> JobRef:
-    """Which job is meant by NAME, a path that ends in .yaml, or `-f FILE` (`-` is stdin).
+    """The job that NAME, a path that ends in .yaml, or `-f FILE` (`-` is stdin) refers to.
 
     Raises `UsageError` if none or two are given, `InvalidJobError` for a file with problems.
     """
@@ -186,7 +172,7 @@ def find_job(argument: str | None, file: str | None = None) -> JobRef:
             "name one job: NAME, or a job file", hint="`kdist get` lists the jobs of a namespace"
         )
     path = file if argument is None else argument
-    if path is None:  # cannot be: one of them is given
+    if path is None:  # unreachable: one of them is given
         raise UsageError("name one job")
     if file is None and not path.endswith(_FILE_SUFFIXES):
         return JobRef(path.removeprefix("job/").removeprefix("trainingjob/"))
@@ -204,27 +190,33 @@ def connect(
     job: str | None = None,
     stays: bool = False,
 ) -> Cluster:
-    """A connection that tells of outages on stderr.
+    """Connect to a cluster; outages are reported on stderr.
 
-    `job` is the job file's namespace, which `namespace` (`-n`) overrules. A command that `stays`
-    with a job rides outages out for `timeout` seconds in all, without a timeout for as long as they
-    last.
+    Args:
+        namespace: from `-n`; overrides `job`.
+        context: of the kubeconfig; None for the current one.
+        timeout: seconds for which requests are retried while the API server is unreachable.
+        job: the job file's namespace.
+        stays: the command watches a job: `timeout` then limits its retries in total, and without
+            one it retries without limit.
     """
     from kdist import cluster
 
     if namespace and job and namespace != job:
-        console.message(f"namespace {namespace} (-n) is used, not {job} of the job file")
-    chosen = namespace or job
-    patience = PATIENCE if timeout is None else timeout
-    until = cluster.deadline(timeout) if stays else None
+        console.message(f"using namespace {namespace} (-n), not {job} of the job file")
     return cluster.connect(
-        context, chosen, patience=patience, until=until, tell=console.message, **_logged_in()
+        context,
+        namespace or job,
+        retry_seconds=RETRY_SECONDS if timeout is None else timeout,
+        until=cluster.deadline(timeout) if stays else None,
+        notify=console.message,
+        **_login_options(),
     )
 
 
 def files_argument(command: Command) -> Command:
-    """Job files, folders of them and `-`, as arguments or with `-f`; they arrive as `files` and
-    `more` for `read_jobs`.
+    """Add job files, folders of them and `-`, as arguments or with `-f`. The command receives
+    `files` and `more`, and passes them to `read_jobs`.
     """
     command = click.option(
         "-f",
@@ -232,37 +224,37 @@ def files_argument(command: Command) -> Command:
         "more",
         multiple=True,
         metavar="FILE",
-        help="A job file too; may be repeated.",
+        help="Another job file; may be repeated.",
     )(command)
     return click.argument("files", nargs=-1, metavar="[FILE|DIRECTORY|-]...")(command)
 
 
 def backend_option(command: Command) -> Command:
-    """`--backend`; arrives as `backend` for `read_jobs`, or for `choose_backend`."""
-    told = "Workload kind, instead of the job's: job, statefulset, jobset, pytorchjob, trainjob."
-    return click.option("--backend", metavar="KIND", help=told)(command)
+    """Add `--backend`; the command passes `backend` to `read_jobs` or `choose_backend`."""
+    text = "Workload kind, instead of the job's: job, statefulset, jobset, pytorchjob, trainjob."
+    return click.option("--backend", metavar="KIND", help=text)(command)
 
 
 def choose_backend(backend: str | None) -> list[str]:
-    """What `--backend` changes in a job file, as `--set` would."""
+    """`--backend` as overrides of a job file, in the form of `--set`."""
     return [f"spec.backend={backend}"] if backend else []
 
 
 def dry_run_option(command: Command) -> Command:
-    """`--dry-run`; arrives as `dry_run`: none, client or server."""
+    """Add `--dry-run`; the command receives `dry_run`: none, client or server."""
     choice = click.Choice(["none", "client", "server"])
     return click.option(
         "--dry-run",
         type=choice,
         default="none",
-        help="Change nothing: `client` only says it, `server` has it checked.",
+        help="Change nothing: `client` only prints the change, `server` has the server check it.",
     )(command)
 
 
 def wait_option(command: Command) -> Command:
-    """`--wait/--no-wait`; arrives as `wait`."""
+    """Add `--wait/--no-wait`; the command receives `wait`."""
     return click.option(
-        "--wait/--no-wait", default=True, help="Wait until it has come about, or only ask for it."
+        "--wait/--no-wait", default=True, show_default=True, help="Wait for completion."
     )(command)
 
 
@@ -274,14 +266,14 @@ def find_target(
     context: str | None,
     timeout: float | None = None,
 ) -> ClusterJob:
-    """The job in the cluster that is meant. Raises `NotFoundError`, and what `find_job` and
-    `connect` raise.
+    """The job on the cluster that the arguments refer to. Raises `NotFoundError`, and what
+    `find_job` and `connect` raise.
     """
-    from kdist.jobs.job import find
+    from kdist.jobs.job import ClusterJob
 
     found = find_job(job, file)
     cluster = connect(namespace=namespace, context=context, timeout=timeout, job=found.namespace)
-    return find(cluster, found.name)
+    return ClusterJob.find(cluster, found.name)
 
 
 def find_run(
@@ -291,14 +283,27 @@ def find_run(
     local: bool = False,
     namespace: str | None = None,
     context: str | None = None,
-    at_work: bool = False,
+    active: bool = False,
 ) -> Path | None:
-    """Folder of the run on this machine that is meant; None where the cluster is.
+    """Folder of the local run that the arguments refer to; None for a job on a cluster.
 
-    A run of `kdist run` by that name comes first, and is said, unless -n, --context or another
-    option that chooses a cluster or an identity asks for the cluster; with `at_work` only one that
-    is. Raises `NotFoundError` where there is none, and the machine's is asked for or no cluster is
-    known.
+    A local run takes precedence over a job on a cluster, and a message says so, unless -n,
+    --context or another option chooses a cluster or an identity.
+
+    Args:
+        job: NAME, a run folder, or a job file.
+        file: a job file, from `-f`.
+        local: the job must be a local run.
+        namespace: from `-n`.
+        context: from `--context`.
+        active: accept only a run whose `kdist run` is running.
+
+    Returns:
+        The run's folder, or None.
+
+    Raises:
+        NotFoundError: there is no such local run, and either a local run is required or no cluster
+            is configured.
     """
     from kdist.cluster import kubeconfig
     from kdist.local import agents, run_dir
@@ -306,11 +311,11 @@ def find_run(
     name = job if job is not None and not job.endswith(_FILE_SUFFIXES) else find_job(job, file).name
     remote = asks_cluster(namespace, context)
     root = None if remote and not local else agents.find_run(name)
-    if root is not None and at_work and not agents.is_at_work(root):
+    if root is not None and active and not agents.is_active(root):
         if local or "/" in name:
             raise NotFoundError(
-                f"no `kdist run` is at work in {root}",
-                hint="`kdist report` tells of a run that is over",
+                f"no `kdist run` is running in {root}",
+                hint="`kdist report` shows a finished run",
             )
         root = None
     if root is None and (local or "/" in name):
@@ -322,26 +327,35 @@ def find_run(
     if root is None and not remote and not kubeconfig.is_there():
         raise NotFoundError(
             (
-                f"there is no run {name} {'at work ' if at_work else ''}on this machine, and "
-                "no kubeconfig that names a cluster"
+                f"there is no {'active ' if active else ''}run {name} on this machine, and "
+                "no kubeconfig names a cluster"
             ),
             hint=(
-                f"runs of this machine are looked for in {run_dir.home()}; a job in a cluster "
-                "needs KUBECONFIG"
+                f"local runs are in {run_dir.home()}; a job on a cluster needs a kubeconfig "
+                "($KUBECONFIG)"
             ),
         )
     if root is not None and "/" not in name and not local:
-        console.message(f"{name} of this machine, in {root}; -n NAMESPACE asks the cluster")
+        console.message(f"using the local run {name} in {root}; -n NAMESPACE selects a cluster")
     return root
 
 
 def read_jobs(
     paths: Sequence[str], overrides: Sequence[str] = (), *, backend: str | None = None
 ) -> list[tuple[TrainingJob, Path]]:
-    """Every job of these files and folders, with the folder that its relative paths start from.
+    """Load every job of these files and folders.
 
-    Raises `UsageError` if there is none or one is described twice, `InvalidJobError` with the
-    problems of all files.
+    Args:
+        paths: job files, folders of them, or `-` for stdin.
+        overrides: `PATH=VALUE` settings for every job.
+        backend: workload kind for every job.
+
+    Returns:
+        Each job, with the folder that its relative paths are resolved against.
+
+    Raises:
+        UsageError: there is no job, or two files describe the same one.
+        InvalidJobError: with the problems of all files.
     """
     from kdist import load
 

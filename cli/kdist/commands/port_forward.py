@@ -1,6 +1,4 @@
-"""`kdist port-forward`: ports of this machine that end in the pod of a rank, or in a TensorBoard of
-the job.
-"""
+"""`kdist port-forward`: forward local ports to the pod of a rank, or to a TensorBoard."""
 
 from __future__ import annotations
 
@@ -12,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kdist import console
+from kdist.agent_metrics import METRICS_PORT
 from kdist.commands import options
 from kdist.errors import KdistError, UsageError
 
@@ -19,13 +18,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from kdist.jobs.job import ClusterJob
-    from kdist.status import Pod
 
-_NAMED = {"metrics": 9401, "status": 9401}
+_NAMED = {"metrics": METRICS_PORT, "status": METRICS_PORT}
 _TENSORBOARD = re.compile(r"(?:(\d{1,5})?:)?tensorboard")
 _TENSORBOARD_PORT = 6006
-_LOOK_SECONDS = 2.0
-_SHORT_SECONDS = 5.0
+_POLL_SECONDS = 2.0
+_MIN_LIFETIME_SECONDS = 5.0  # a TensorBoard that ends sooner is not started again
 _PORT = re.compile(r"(?:(\d{1,5})?:)?(\d{1,5})")
 
 
@@ -35,7 +33,7 @@ _PORT = re.compile(r"(?:(\d{1,5})?:)?(\d{1,5})")
 @click.option(
     "--rank",
     type=click.IntRange(min=0),
-    help="The pod that has this rank; rank 0 if nothing is said.",
+    help="The pod that runs this rank (default: rank 0).",
 )
 @click.option("--pod", default="", metavar="NAME", help="This pod.")
 @options.cluster_options
@@ -46,94 +44,106 @@ def command(
     rank: int | None,
     pod: str,
     timeout: float | None,
-    **place: Any,
+    **cluster_options: Any,
 ) -> None:
-    r"""Let ports of this machine end in the pod of a rank.
+    r"""Forward local ports to the pod of a rank.
 
-    Without a port it is the agent's: metrics, /status and /healthz. A pod that is replaced is
-    followed. `tensorboard` starts TensorBoard on the job's event files, in its pod or in a small
-    one beside it, also when the job is over, and for a run of `kdist run` on this machine. Ctrl-C
-    ends it, and what was started for it.
+    The default is the agent's port: /metrics, /status and /healthz. If the pod is replaced,
+    forwarding continues to its successor. `tensorboard` starts TensorBoard on the job's event
+    files, in its pod or in a small helper pod, also when the job has finished, and for a `kdist
+    run` on this machine. Ctrl-C stops forwarding, and everything started for it.
 
     \b
     Examples:
       kdist port-forward digits                 then: curl localhost:9401/status
       kdist port-forward digits 8080:9401 --rank 3
       kdist port-forward digits tensorboard     then: http://localhost:6006
-      kdist port-forward digits :tensorboard    (a free port of this machine)
+      kdist port-forward digits :tensorboard    (a free local port)
     """
     try:
         if any(_TENSORBOARD.fullmatch(each) for each in ports):
             if len(ports) > 1 or rank is not None or pod:
-                raise UsageError("`tensorboard` goes alone: it finds the pod by itself")
-            _show_tensorboard(job, read_board(ports[0]), timeout=timeout, **place)
+                raise UsageError(
+                    "`tensorboard` cannot be combined with other ports, --rank or --pod"
+                )
+            _show_tensorboard(
+                job, read_tensorboard_port(ports[0]), timeout=timeout, **cluster_options
+            )
         else:
             wanted = [read_port(each) for each in ports or ("metrics",)]
             _serve(
-                options.find_target(job, None, timeout=timeout, **place), wanted, rank=rank, pod=pod
+                options.find_target(job, None, timeout=timeout, **cluster_options),
+                wanted,
+                rank=rank,
+                pod=pod,
             )
     except KeyboardInterrupt:
         console.message("Forwarding ended.")
 
 
-def read_board(text: str) -> int:
-    """The local port of `tensorboard`, `LOCAL:tensorboard` or `:tensorboard`, where 0 is a free
-    one. Raises `UsageError`.
+def read_tensorboard_port(text: str) -> int:
+    """The local port of `tensorboard`, `LOCAL:tensorboard` or `:tensorboard`, where 0 means a
+    free one. Raises `UsageError`.
     """
     found = _TENSORBOARD.fullmatch(text)
     if found is None or not 0 <= int(found[1] or 0) < 65_536:
         raise UsageError(
-            f"`{text}` names no port; write tensorboard, LOCAL:tensorboard or :tensorboard"
+            f"`{text}` is not a port; write tensorboard, LOCAL:tensorboard or :tensorboard"
         )
     return int(found[1]) if found[1] else 0 if ":" in text else _TENSORBOARD_PORT
 
 
-def _show_tensorboard(job: str, local: int, *, timeout: float | None, **place: Any) -> None:
-    root = options.find_run(job, None, **place)
+def _show_tensorboard(
+    job: str, local: int, *, timeout: float | None, **cluster_options: Any
+) -> None:
+    root = options.find_run(job, None, **cluster_options)
     if root is not None:
-        _show_here(root, local)
+        _show_local_tensorboard(root, local)
         return
     from kdist.jobs import tensorboard
 
-    target = options.find_target(job, None, timeout=timeout, **place)
+    target = options.find_target(job, None, timeout=timeout, **cluster_options)
     while True:
-        with tensorboard.show(target, tell=console.message) as board:
-            begun = time.monotonic()
-            target.cluster.check_forward(board.pod, board.port)
-            with target.cluster.forward(board.pod, board.port, local=local) as port:
+        with tensorboard.run_tensorboard(target, notify=console.message) as session:
+            began = time.monotonic()
+            target.cluster.check_forward(session.pod, session.port)
+            with target.cluster.forward(session.pod, session.port, local=local) as port:
                 console.result(
-                    f"TensorBoard of {target.name} in pod {board.pod}: http://127.0.0.1:{port}/"
+                    f"TensorBoard of {target.name} in pod {session.pod}: http://127.0.0.1:{port}/"
                 )
-                while board.is_open():
+                while session.is_open():
                     pass
             local = port
-        if time.monotonic() - begun < _SHORT_SECONDS:
+        if time.monotonic() - began < _MIN_LIFETIME_SECONDS:
             raise KdistError(
-                f"TensorBoard ended at once in pod {board.pod}", next_command=target.command("logs")
+                f"TensorBoard ended at once in pod {session.pod}",
+                next_command=target.command("logs"),
             )
-        console.message(f"TensorBoard in pod {board.pod} has ended; starting it again")
+        console.message(f"TensorBoard in pod {session.pod} has ended; starting it again")
 
 
-def _show_here(root: Path, local: int) -> None:
+def _show_local_tensorboard(root: Path, local: int) -> None:
     from kdist.local import trainer_tools
 
-    trainer_tools.show(
+    trainer_tools.run_tensorboard(
         root,
         local,
-        tell=lambda port: console.result(f"TensorBoard of {root.name}: http://127.0.0.1:{port}/"),
+        on_ready=lambda port: console.result(
+            f"TensorBoard of {root.name}: http://127.0.0.1:{port}/"
+        ),
     )
 
 
 def read_port(text: str) -> tuple[int, int]:
-    """(local, remote) of `metrics`, `REMOTE`, `LOCAL:REMOTE` or `:REMOTE`, where 0 is a free port.
-    Raises `UsageError`.
+    """(local, remote) of `metrics`, `REMOTE`, `LOCAL:REMOTE` or `:REMOTE`, where 0 means a free
+    port. Raises `UsageError`.
     """
     if text in _NAMED:
         return _NAMED[text], _NAMED[text]
     found = _PORT.fullmatch(text)
     if found is None or not 0 < int(found[2]) < 65_536 or int(found[1] or 0) > 65_535:
         raise UsageError(
-            f"`{text}` is no port; write {', '.join(_NAMED)}, REMOTE, LOCAL:REMOTE or :REMOTE"
+            f"`{text}` is not a port; write {', '.join(_NAMED)}, REMOTE, LOCAL:REMOTE or :REMOTE"
         )
     remote = int(found[2])
     local = int(found[1]) if found[1] else 0 if ":" in text else remote
@@ -143,8 +153,8 @@ def read_port(text: str) -> tuple[int, int]:
 def _serve(
     target: ClusterJob, wanted: list[tuple[int, int]], *, rank: int | None, pod: str
 ) -> None:
-    """Forward until Ctrl-C; when the pod goes and another takes its place, to that one, at the same
-    local ports.
+    """Forward until Ctrl-C. When the pod is replaced, forward the same local ports to its
+    successor.
     """
     from kdist.jobs import agents
 
@@ -158,31 +168,7 @@ def _serve(
                 console.result(f"Forwarding from 127.0.0.1:{port} -> {chosen.name}:{remote}")
                 bound.append((port, remote))
             wanted = bound
-            while _runs(target, chosen):
-                time.sleep(_LOOK_SECONDS)
-        console.message(f"pod {chosen.name} has gone; looking for the one in its place")
-        _await_another(target, rank=rank, pod=pod)
-
-
-def _runs(target: ClusterJob, chosen: Pod) -> bool:
-    return any(pod.name == chosen.name and pod.running for pod in target.pods())
-
-
-def _await_another(target: ClusterJob, *, rank: int | None, pod: str) -> None:
-    """Wait for a pod to forward to. Raises `KdistError` if the job is over."""
-    from kdist.jobs import agents
-
-    while True:
-        state = target.state()
-        if state.finished or state.suspended:
-            word = state.finished or "suspended"
-            raise KdistError(
-                f"{target.name} is {word}: nothing is left to forward to",
-                next_command=target.command("status"),
-            )
-        try:
-            agents.choose_pod(target, rank=rank, pod=pod)
-        except KdistError:
-            time.sleep(_LOOK_SECONDS)
-        else:
-            return
+            while agents.is_running(target, chosen.name):
+                time.sleep(_POLL_SECONDS)
+        console.message(f"pod {chosen.name} has gone; waiting for its replacement")
+        agents.wait_for_pod(target, rank=rank, pod=pod, interval=_POLL_SECONDS)

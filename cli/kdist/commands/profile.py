@@ -1,4 +1,4 @@
-"""`kdist profile`: traces of the next steps of a job that runs."""
+"""`kdist profile`: traces of the next steps of a running job."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import click
 from kdist import console
 from kdist.commands import options
 
-_PATIENCE = 300.0
+_TIMEOUT = 300.0  # seconds
 
 
 def _ranks(_: click.Context, __: click.Parameter, value: str) -> str:
@@ -28,7 +28,7 @@ def _ranks(_: click.Context, __: click.Parameter, value: str) -> str:
     type=click.IntRange(1, 1000),
     default=5,
     show_default=True,
-    help="How many steps to record.",
+    help="Number of steps to record.",
 )
 @click.option(
     "--ranks",
@@ -41,7 +41,7 @@ def _ranks(_: click.Context, __: click.Parameter, value: str) -> str:
 @click.option(
     "--local",
     is_flag=True,
-    help="The run of `kdist run` on this machine, even where -n or a cluster is set.",
+    help="Use the `kdist run` on this machine, even if -n or a cluster is set.",
 )
 @options.cluster_options
 @click.option(
@@ -49,7 +49,7 @@ def _ranks(_: click.Context, __: click.Parameter, value: str) -> str:
     "--output",
     default="",
     metavar="FOLDER",
-    help="Where the traces go; ./NAME-profile unless said.",
+    help="Folder for the traces (default: ./NAME-profile).",
 )
 def command(
     job: str | None,
@@ -60,14 +60,14 @@ def command(
     local: bool,
     timeout: float | None,
     output: str,
-    **place: Any,
+    **cluster_options: Any,
 ) -> None:
     r"""Record the next steps of a running job, and show their time.
 
-    All ranks record the same steps with torch's profiler, which makes these steps slower and no
-    others. Each trace is a Chrome trace (JSON, compressed) that https://ui.perfetto.dev opens as it
-    is. COLLECTIVES is the share of the time in which a collective was under way, beside computation
-    or not.
+    All ranks record the same steps with torch's profiler, which slows down these steps only. Each
+    trace is a compressed Chrome trace (JSON) that https://ui.perfetto.dev opens directly.
+    COLLECTIVES is the share of the time in which a collective was in flight, whether or not it
+    overlapped with computation.
 
     \b
     Examples:
@@ -77,23 +77,27 @@ def command(
 
     \b
     Exit codes:
-      0 recorded   1 it could not be asked   4 no such job or rank   6 it did not come to record
-      (--timeout)
+      0 recorded   1 no agent could be reached   4 no such job or rank
+      6 not recorded within --timeout
     """
     from kdist.jobs import profile
 
-    root = options.find_run(job, file, local=local, at_work=True, **place)
+    root = options.find_run(job, file, local=local, active=True, **cluster_options)
     if root is not None:
-        from kdist.local import trainer_tools as here
+        from kdist.local import trainer_tools
 
-        name, asks = root.name, here.local_agents(root)
+        name, agents = root.name, trainer_tools.local_agents(root)
     else:
-        target = options.find_target(job, file, **place)
-        name, asks = target.name, profile.cluster_agents(target)
+        target = options.find_target(job, file, **cluster_options)
+        name, agents = target.name, profile.cluster_agents(target)
     folder = Path(output or f"{name}-profile")
-    patience = _PATIENCE if timeout is None else timeout
     summaries = profile.record(
-        asks, folder, steps=steps, ranks=ranks, timeout=patience, tell=console.message
+        agents,
+        folder,
+        steps=steps,
+        ranks=ranks,
+        timeout=_TIMEOUT if timeout is None else timeout,
+        notify=console.message,
     )
     console.table(profile.rank_rows(summaries), header=("RANK", "STEPS", "A STEP", "COLLECTIVES"))
     console.result("")
@@ -101,6 +105,6 @@ def command(
         profile.operation_rows(summaries), header=("OPERATION", "CALLS", "CPU", "DEVICE", "OF ALL")
     )
     console.message(
-        f"{len(summaries)} trace{'s'[: len(summaries) - 1]} in {folder}; "
-        "https://ui.perfetto.dev opens them"
+        f"{len(summaries)} trace{'' if len(summaries) == 1 else 's'} in {folder}; "
+        "open them with https://ui.perfetto.dev"
     )

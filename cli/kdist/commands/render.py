@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     "--output",
     type=click.Choice(["yaml", "json"]),
     default="yaml",
-    help="Format of the objects.",
+    help="Output format.",
 )
 @options.backend_option
 @click.option(
-    "--annotate", is_flag=True, help="Say behind each line which field of job.yaml it comes from."
+    "--annotate", is_flag=True, help="Add a comment to each line that names its field of job.yaml."
 )
 @click.option(
     "--claims",
     type=click.Choice(["without", "with", "only"]),
     default="without",
-    help="Leave the claim of the checkpoints out (the default), show it too, or nothing else.",
+    help="Leave out the claim of the checkpoints (the default), include it, or show it alone.",
 )
 @click.option(
     "--set",
@@ -53,19 +53,20 @@ def command(
 ) -> None:
     r"""Show the Kubernetes objects that a job becomes.
 
-    No cluster is asked: `auto` is an Indexed Job and the rendezvous kubernetes. The same file gives
-    the same text each time, so it can be kept in git and sent by kubectl. FILE is job.yaml unless
-    another is named; `-` is stdin.
+    No cluster is contacted: `backend: auto` becomes an Indexed Job, and the rendezvous is
+    kubernetes. The output is deterministic, so it can be kept in git and applied by kubectl. FILE
+    defaults to job.yaml; `-` is stdin.
 
-    The claim that `checkpoints.size` asks for is rendered apart: `kubectl delete -f` of objects
-    that hold it deletes the checkpoints. Argo CD, Flux and Helm keep it by its annotations.
+    The claim for `checkpoints.size` is rendered separately, because `kubectl delete -f` of objects
+    that include it deletes the checkpoints. Its annotations keep Argo CD, Flux and Helm from
+    deleting it.
 
     \b
     Examples:
-      kdist render job.yaml --annotate kdist render job.yaml --set
-      spec.image=registry.example.com/trainer:1.0 | kubectl apply --server-side -f - kdist render
-      job.yaml --claims only | kubectl apply --server-side -f - kdist render --backend jobset -o
-      json
+      kdist render job.yaml --annotate
+      kdist render job.yaml --set spec.image=IMAGE | kubectl apply --server-side -f -
+      kdist render job.yaml --claims only | kubectl apply --server-side -f -
+      kdist render --backend jobset -o json
     """
     from kdist.deploy import make_plan
     from kdist.load import load_file
@@ -73,28 +74,30 @@ def command(
 
     if annotate and output != "yaml":
         raise UsageError(
-            "--annotate writes comments, which only YAML has", hint="leave out -o json"
+            "--annotate cannot be used with -o json", hint="it adds comments, which only YAML has"
         )
     job = load_file(file, overrides=[*sets, *options.choose_backend(backend)])
-    sent = make_plan(None, job, base=Path.cwd() if file == "-" else Path(file).absolute().parent)
-    for each in sent.warnings:
-        console.warning(each)
-    shown = _choose(sent.manifests, claims, file)
+    plan = make_plan(None, job, base=Path.cwd() if file == "-" else Path(file).absolute().parent)
+    for warning in plan.warnings:
+        console.warning(warning)
+    shown = _choose(plan.manifests, claims, file)
     console.result(
         text.to_json(shown) if output == "json" else text.to_yaml(shown, annotate=annotate)
     )
 
 
 def _choose(manifests: Sequence[Manifest], claims: str, file: str) -> Sequence[Manifest]:
-    """The objects with or without the claim, or it alone; says so where it is left out."""
+    """The objects without the claim, with it, or the claim alone; prints a message if it is left
+    out.
+    """
     found = [each for each in manifests if each.kind == "PersistentVolumeClaim"]
     if claims == "with":
         return manifests
     if claims == "only":
         if not found:
             raise UsageError(
-                "the job makes no claim",
-                hint="only `checkpoints: {size: …}` does; leave out --claims",
+                "the job creates no claim",
+                hint="only `checkpoints: {size: …}` creates one; leave out --claims",
             )
         return found
     for each in found:

@@ -1,4 +1,4 @@
-"""`kdist report`: the goodput receipt of a run."""
+"""`kdist report`: the goodput report of a run."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def command(
     out: Path | None,
     output: str,
     timeout: float | None,
-    **place: Any,
+    **cluster: Any,
 ) -> None:
-    r"""Show where the time of a run went: its goodput receipt.
+    r"""Show where the time of a run went: its goodput report.
 
-    By attempt and cause, from the ledger beside the checkpoints: queue, image pull, rendezvous,
-    start, productive steps, waiting in all-reduces, checkpoints, work that was lost and redone, and
-    the time in which nothing ran. It tells of runs that are over too. Queue and image pull are
-    known while the pods are there. `-o html` is one page with drawings, for itself.
+    By attempt and cause, from the ledger next to the checkpoints: queue, image pull, rendezvous,
+    start, productive steps, waiting in all-reduces, checkpoints, steps that were lost and done
+    again, and the time in which nothing ran. It also works for runs that are over. Queue and image
+    pull are known while the pods exist. `-o html` is one self-contained page with charts.
 
     \b
     Examples:
@@ -50,9 +50,9 @@ def command(
       kdist report digits -n ml -o json | jq .secondsByCategory
     """
     root = options.find_run(
-        job, file, local=local, namespace=place["namespace"], context=place["context"]
+        job, file, local=local, namespace=cluster["namespace"], context=cluster["context"]
     )
-    report = _read_local(root) if root else _read_cluster(job, file, timeout=timeout, **place)
+    report = _read_local(root) if root else _read_cluster(job, file, timeout=timeout, **cluster)
     if output == "table":
         _show(report)
         return
@@ -63,12 +63,12 @@ def command(
         return
     import json
 
-    text = html.render_page(report) if output == "html" else json.dumps(report, indent=2) + "\n"
+    text = html.render_report(report) if output == "html" else json.dumps(report, indent=2) + "\n"
     if out is None:
         console.result(text.rstrip("\n"))
     else:
         out.write_text(text, encoding="utf-8")
-        console.message(f"written to {out}")
+        console.message(f"Wrote {out}.")
 
 
 def _read_local(root: Path) -> dict[str, Any]:
@@ -82,39 +82,40 @@ def _read_local(root: Path) -> dict[str, Any]:
     events, steps = ledger.read_ledger(checkpoints)
     if not events:
         raise NotFoundError(f"there is no ledger of a run in {checkpoints}")
-    lives = [(each["started"], each["ended"]) for each in run.get("invocations", ())] or [
+    active = [(each["started"], each["ended"]) for each in run.get("invocations", ())] or [
         (events[0].get("time", 0.0), None)
     ]
-    if agents.is_at_work(root):
-        lives[-1] = (lives[-1][0], time.time())
-    births = [goodput.PodStartup(began, began, up) for began, up in summary.starts(root, lives)]
-    return _envelope(
-        root.name, goodput.build_receipt(events, steps, lives=lives, births=births), str(root)
-    )
+    if agents.is_active(root):
+        active[-1] = (active[-1][0], time.time())
+    startups = [goodput.PodStartup(began, began, up) for began, up in summary.starts(root, active)]
+    report = goodput.build_goodput_report(events, steps, active=active, startups=startups)
+    return _document(root.name, report, source=str(root))
 
 
-def _read_cluster(job: str | None, file: str | None, **place: Any) -> dict[str, Any]:
+def _read_cluster(job: str | None, file: str | None, **cluster: Any) -> dict[str, Any]:
     from kdist.jobs import history
     from kdist.report import goodput
 
-    target = options.find_target(job, file, **place)
-    found = history.read(target, tell=console.message)
+    target = options.find_target(job, file, **cluster)
+    found = history.read_history(target, notify=console.message)
     if not found.events:
         raise NotFoundError(
             f"{target.name} has written no ledger yet", next_command=target.command("status")
         )
-    births = [goodput.PodStartup(*birth) for birth in found.births]
-    built = goodput.build_receipt(found.events, found.steps, lives=found.lives, births=births)
-    return _envelope(target.name, built, f"{target.namespace}/{target.name}")
+    startups = [goodput.PodStartup(*startup) for startup in found.startups]
+    report = goodput.build_goodput_report(
+        found.events, found.steps, active=found.intervals, startups=startups
+    )
+    return _document(target.name, report, source=f"{target.namespace}/{target.name}")
 
 
-def _envelope(name: str, built: dict[str, Any], where: str) -> dict[str, Any]:
+def _document(name: str, report: dict[str, Any], *, source: str) -> dict[str, Any]:
     return {
         "apiVersion": "cli.kdist.dev/v1",
-        "kind": "GoodputReceipt",
+        "kind": "GoodputReport",
         "job": name,
-        "from": where,
-        **built,
+        "from": source,
+        **report,
     }
 
 

@@ -1,4 +1,4 @@
-"""`kdist restart`: all ranks of a job anew."""
+"""`kdist restart`: restart all ranks of a job."""
 
 from __future__ import annotations
 
@@ -14,17 +14,15 @@ from kdist.errors import UsageError
 
 @click.command()
 @options.job_argument
-@click.option(
-    "--fresh", is_flag=True, help="Put the checkpoints aside and begin at step 0, as a new run."
-)
-@click.option("-y", "--yes", is_flag=True, help="Do not ask before --fresh.")
+@click.option("--fresh", is_flag=True, help="Archive the previous run and start from scratch.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation of --fresh.")
 @options.cluster_options
 @options.wait_option
 @click.option(
     "--dry-run",
     type=click.Choice(["none", "client"]),
     default="none",
-    help="Only say what would be done.",
+    help="Show what would be done, without doing it.",
 )
 def command(
     job: str | None,
@@ -35,13 +33,13 @@ def command(
     wait: bool,
     dry_run: str,
     timeout: float | None,
-    **place: Any,
+    **cluster_options: Any,
 ) -> None:
-    r"""Start all ranks of a job anew, from its last checkpoint.
+    r"""Restart all ranks of a job from its last checkpoint.
 
-    A running job saves first. A job that has failed is made anew and goes on from its last
-    checkpoint; so does one that was removed after its time. With --fresh the checkpoints are put
-    aside, not removed.
+    A running job saves first. A job that has failed, or that was removed after
+    ttlSecondsAfterFinished, is created again and resumes from its last checkpoint. With --fresh the
+    checkpoints are archived, not deleted.
 
     \b
     Examples:
@@ -51,33 +49,29 @@ def command(
 
     \b
     Exit codes:
-      0 it trains again   4 no such job   6 pods did not go or come in time (--timeout)   11 not
-      confirmed
+      0 the job trains again   4 no such job   6 pods did not end or start within --timeout
+      11 not confirmed
     """
     from kdist.jobs import restart
 
-    target = options.find_target(job, file, **place)
+    target = options.find_target(job, file, **cluster_options)
     if dry_run == "client":
-        how = "with its checkpoints put aside" if fresh else "from its last checkpoint"
+        how = "from scratch, with its checkpoints archived" if fresh else "from its last checkpoint"
         console.result(f"{target.name} would be restarted {how} (client dry run)")
         return
     if fresh and not yes:
         _confirm(target.name, target.namespace)
     console.result(
-        restart.restart(target, fresh=fresh, wait=wait, timeout=timeout, tell=console.message)
+        restart.restart(target, fresh=fresh, wait=wait, timeout=timeout, notify=console.message)
     )
 
 
 def _confirm(name: str, namespace: str) -> None:
-    """Ask, where there is somebody to ask. Raises `UsageError` where there is not, `click.Abort`
-    for a no.
-    """
+    """Ask for confirmation. Raises `UsageError` without a terminal, `click.Abort` for a no."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise UsageError(
-            f"--fresh begins {name} at step 0", hint="add --yes to say that this is meant"
-        )
+        raise UsageError(f"--fresh restarts {name} at step 0", hint="add --yes to confirm")
     click.confirm(
-        f"Begin {name} in namespace {namespace} at step 0? Its checkpoints are put aside.",
+        f"Restart {name} in namespace {namespace} at step 0? Its checkpoints are archived.",
         abort=True,
         err=True,
     )

@@ -1,4 +1,4 @@
-"""`kdist resume`: let a suspended or stopped job go on."""
+"""`kdist resume`: resume a suspended job."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def command(
     wait: bool,
     dry_run: str,
     timeout: float | None,
-    **place: Any,
+    **cluster_options: Any,
 ) -> None:
-    r"""Let a suspended or stopped job go on from the step it saved.
+    r"""Resume a suspended job from the step it saved.
 
     \b
     Examples:
@@ -34,16 +34,17 @@ def command(
 
     \b
     Exit codes:
-      0 it trains again   1 it is over   4 no such job   6 it does not train in time (--timeout)
+      0 the job trains again   1 the job has finished   4 no such job
+      6 the job does not train within --timeout
     """
     from kdist.jobs import suspend
 
-    target = options.find_target(job, file, **place)
+    target = options.find_target(job, file, **cluster_options)
     if dry_run == "client":
         console.result(f"{target.name} would be resumed (client dry run)")
         return
     console.result(
         suspend.resume(
-            target, wait=wait, timeout=timeout, tell=console.message, dry_run=dry_run == "server"
+            target, wait=wait, timeout=timeout, notify=console.message, dry_run=dry_run == "server"
         )
     )

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from kdist.local.progress import Progress
     from kdist.spec import TrainingJob
 
-_HINT = "Ctrl-C saves and stops; twice ends it at once"
+_HINT = "Ctrl-C saves and stops; twice exits without saving"
 _JOB_SUFFIXES = (".yaml", ".yml", ".json")
 
 
 def is_script(file: str) -> bool:
-    """Whether `file` is a Python script and not a job: by its suffix, else by its first line."""
+    """Whether `file` is a Python script and not a job, by its suffix or its first line."""
     path = Path(file)
     if file == "-" or path.suffix in _JOB_SUFFIXES:
         return False
@@ -36,15 +36,15 @@ def is_script(file: str) -> bool:
         with path.open("rb") as opened:
             first = opened.readline(200)
     except OSError:
-        return False  # reading it as a job says what is wrong
+        return False  # reading it as a job reports the error
     return first.startswith(b"#!") and b"python" in first
 
 
 class RunCommand(click.Command):
-    """Options may follow a job file; what follows a script is the script's own, untouched."""
+    """Options may follow a job file; arguments after a script are passed to the script."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Find the file first, because it decides who the words after it belong to."""
+        """Find the file first, because it decides how to parse the arguments after it."""
         ctx.allow_interspersed_args = False
         found, _, _ = self.make_parser(ctx).parse_args(list(args))
         file = found.get("file")
@@ -71,7 +71,7 @@ class RunCommand(click.Command):
 @click.option(
     "--fresh/--resume",
     default=False,
-    help="Put the old run aside and begin anew, or go on from it (the default).",
+    help="Archive the previous run and start from scratch, or resume it (the default).",
 )
 @click.option(
     "-o",
@@ -96,9 +96,9 @@ def command(
 ) -> int:
     r"""Run a job, or a script, as processes on this machine.
 
-    Every node becomes one agent process with its ranks; agents that are lost are started again, and
-    the training goes on from its last checkpoint. Ctrl-C saves and stops; the same command resumes.
-    What lasts is in .kdist/NAME (or below $KDIST_HOME).
+    Every node becomes one agent process with its ranks; agents that die are restarted, and the
+    training continues from its last checkpoint. Ctrl-C saves and stops; the same command resumes.
+    Checkpoints, logs and reports are in .kdist/NAME (or below $KDIST_HOME).
 
     \b
     Examples:
@@ -118,9 +118,9 @@ def command(
     local.check_torch()
     train_json = render.read_train_json(render.render(job))
     live = console.can_draw()
-    with console.unwaiting(), _live_screen() if live else _line_screen() as screen:
+    with console.nonblocking_messages(), _live_display() if live else _line_display() as display:
         ended = local.run_job(
-            job, train_json, base=base, fresh=fresh, screen=screen, lines_only=not live
+            job, train_json, base=base, fresh=fresh, display=display, lines_only=not live
         )
     return _finish(ended, " ".join([file, *args]), output=output, propagate=propagate_exit_code)
 
@@ -133,15 +133,16 @@ def _read_job(
     procs_per_node: str | None,
     sets: tuple[str, ...],
 ) -> tuple[TrainingJob, Path]:
-    """The job, and the folder its relative paths start from."""
+    """Read the job and the folder that its relative paths start from."""
     from kdist import load
 
     overrides = list(sets)
     if nodes is not None:
-        least, colon, most = nodes.partition(":")
-        if not (least.isdecimal() and (most.isdecimal() if colon else True)):
+        minimum, colon, maximum = nodes.partition(":")
+        if not (minimum.isdecimal() and (maximum.isdecimal() if colon else True)):
             raise UsageError(f"--nodes takes a number or MIN:MAX, found `{nodes}`")
-        overrides.append(f"spec.nodes={json.dumps({'min': int(least), 'max': int(most or least)})}")
+        limits = {"min": int(minimum), "max": int(maximum or minimum)}
+        overrides.append(f"spec.nodes={json.dumps(limits)}")
     if procs_per_node is not None:
         overrides.append(f"spec.procsPerNode={procs_per_node}")
     if is_script(file):
@@ -161,8 +162,8 @@ def _read_job(
 
 
 def _job_of_script(file: str, args: tuple[str, ...]) -> dict[str, Any]:
-    """The job that a script alone stands for."""
-    path = Path(file)  # many a script is called main.py: its folder tells it from the others
+    """Build the job that runs a script. Its name includes the folder: many scripts are main.py."""
+    path = Path(file)
     name = re.sub(r"[^a-z0-9]+", "-", f"{path.parent.name}-{path.stem}".lower()).strip("-")
     name = (name if name[:1].isalpha() else f"script-{name}")[-50:].lstrip("-0123456789").strip("-")
     spec = {"script": {"path": file, "args": list(args)}}
@@ -175,43 +176,44 @@ def _job_of_script(file: str, args: tuple[str, ...]) -> dict[str, Any]:
 
 
 @contextmanager
-def _line_screen() -> Iterator[Display]:
+def _line_display() -> Iterator[Display]:
     from kdist import events
 
     class Lines:
-        """One line per event, in a stable form, on stderr."""
+        """One line per event on stderr, with stable columns."""
 
         def show(self, entry: Entry) -> None:
             console.message(events.format_line(entry))
 
-        def draw(self, progress: Progress) -> None:  # noqa: ARG002 - a screen's signature
-            """Lines say it all."""
-            console.catch_up()
+        def draw(self, progress: Progress) -> None:  # noqa: ARG002 - Display's signature
+            """Draw nothing; lines show the progress."""
+            console.flush_messages()
 
     yield Lines()
 
 
 @contextmanager
-def _live_screen() -> Iterator[Display]:
-    from kdist.views import live_run
+def _live_display() -> Iterator[Display]:
+    from kdist.views import live
 
     class Live:
-        """Events scroll above a view that is drawn anew."""
+        """A view at the foot of the terminal, with events scrolling above it."""
 
         def show(self, entry: Entry) -> None:
-            if not entry.is_state:  # which the view draws
-                drawing.console.print(live_run.draw_entry(entry))
+            if not entry.is_progress_bar:  # the view draws these
+                drawing.console.print(live.render_entry(entry))
 
         def draw(self, progress: Progress) -> None:
-            if console.catch_up():  # else the last picture is still to be read
-                drawing.update(live_run.render_progress(progress, hint=_HINT), refresh=True)
+            if console.flush_messages():  # otherwise the terminal has not taken the last frame yet
+                view = live.from_progress(progress, hint=_HINT)
+                drawing.update(live.render(view), refresh=True)
 
     with console.drawing() as drawing:
         yield Live()
 
 
-def _finish(ended: RunEnded, again: str, *, output: str, propagate: bool) -> int:
-    """Print the report and what to know after it; the exit code."""
+def _finish(ended: RunEnded, arguments: str, *, output: str, propagate: bool) -> int:
+    """Print the report and the final message; return the exit code."""
     from kdist.local import summary
 
     try:
@@ -220,22 +222,23 @@ def _finish(ended: RunEnded, again: str, *, output: str, propagate: bool) -> int
         else:
             console.table(summary.summary_rows(ended.report), header=("RUN", ended.report["job"]))
     except OSError:
-        # nobody may be there to read it, or no room; how the training ended is said by the exit
-        # code all the same
+        # The reader is gone or the disk is full; the exit code still reports the result.
         console.drop_results()
-    told = summary.conclude(ended, again)
-    # nobody may be there to read it, which changes nothing about how the training ended
+    conclusion = summary.conclude(ended, arguments)
     with suppress(OSError):
-        if isinstance(told, KdistError):
-            console.error(told)
+        if isinstance(conclusion, KdistError):
+            console.error(conclusion)
         else:
-            console.message(told)
+            console.message(conclusion)
     return exit_code(ended, propagate=propagate)
 
 
 def exit_code(ended: RunEnded, *, propagate: bool) -> int:
-    """The exit code of `kdist run`; with `propagate` the one of the trainer, where a signal counts
-    as in a shell.
+    """Return the exit code of `kdist run`.
+
+    Args:
+        ended: how the job ended.
+        propagate: whether to return the trainer's own code, with 128 + N for signal N.
     """
     if propagate:
         return 128 - ended.outcome.code if ended.outcome.code < 0 else ended.outcome.code

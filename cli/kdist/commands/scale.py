@@ -1,4 +1,4 @@
-"""`kdist scale`: other bounds for the number of nodes, while the job runs."""
+"""`kdist scale`: change the number of nodes of a job while it runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kdist.commands import options
     "--nodes",
     required=True,
     metavar="N|MIN:MAX",
-    help="Nodes that the job may have; one number keeps its min if it can.",
+    help="Number of nodes; a single number keeps the job's min where possible.",
 )
 @options.cluster_options
 @options.wait_option
@@ -29,13 +29,13 @@ def command(
     wait: bool,
     dry_run: str,
     timeout: float | None,
-    **place: Any,
+    **cluster_options: Any,
 ) -> None:
     r"""Change the number of nodes of a job while it runs.
 
-    Nodes that come are let in together, at a step that all have saved; nodes that go save first. No
-    step is lost. The job file is not changed: write the number there too, or the next `kdist apply`
-    goes back to the old one.
+    New nodes join together, at a step that all ranks have saved; nodes that leave save first. No
+    step is lost. The job file is not changed: change the number there too, or the next `kdist
+    apply` restores the old one.
 
     \b
     Examples:
@@ -45,22 +45,24 @@ def command(
 
     \b
     Exit codes:
-      0 scaled   2 wrong usage   4 no such job   6 nodes did not come or go in time (--timeout)
+      0 scaled   2 wrong usage   4 no such job   6 nodes did not join or leave within --timeout
     """
     from kdist.jobs import scale
 
-    target = options.find_target(job, file, **place)
-    least, most = scale.read_bounds(nodes, target)
+    target = options.find_target(job, file, **cluster_options)
+    least, most = scale.parse_nodes(nodes, target)
     if dry_run == "client":
-        console.result(f"{target.name} would have {scale.shown(least, most)} (client dry run)")
+        console.result(
+            f"{target.name} would have {scale.describe_nodes(least, most)} (client dry run)"
+        )
         return
-    told = scale.scale(
+    summary = scale.scale(
         target,
         least,
         most,
         wait=wait,
         timeout=timeout,
-        tell=console.message,
+        notify=console.message,
         dry_run=dry_run == "server",
     )
-    console.result(told)
+    console.result(summary)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,9 +12,7 @@ from kdist.errors import Code
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
-    from kdist.status import JobStatus, Snapshot
-
-_EVERY = 1.0  # seconds between two looks
+    from kdist.status import JobStatus
 
 
 @click.command()
@@ -24,7 +21,7 @@ _EVERY = 1.0  # seconds between two looks
     "-w",
     "--watch",
     is_flag=True,
-    help="Show it live until the job ends; Ctrl-C leaves the job alone.",
+    help="Show it live until the job ends; Ctrl-C ends the view, not the job.",
 )
 @output_option("table", "json", "yaml", "name")
 @cluster_options
@@ -35,12 +32,12 @@ def command(
     watch: bool,
     output: str,
     timeout: float | None,
-    **place: Any,
+    **cluster_options: Any,
 ) -> int:
     r"""Show what a job is doing: phase, ranks, step, loss, checkpoint.
 
-    The numbers are the agents' own, asked through the API server; where that is cut off, over a
-    forwarded port. With -w an API server that goes away is waited for, --timeout long at most.
+    The numbers come from the agents, through the API server's proxy or, where that is blocked, a
+    forwarded port. With -w, while the API server is unreachable it retries, for --timeout at most.
 
     \b
     Examples:
@@ -51,19 +48,19 @@ def command(
     \b
     Exit codes:
       0 the status was shown; with -w the job is done   4 there is no such job   5 the API server
-      stays away 10, 11 with -w: the job failed, or was stopped   130 interrupted: the job goes on
+      is unreachable   10, 11 with -w: the job failed, or was stopped   130 interrupted
     """
     from kdist import jobs
 
     found = find_job(job, file)
-    cluster = connect(**place, timeout=timeout, job=found.namespace, stays=watch)
+    cluster = connect(**cluster_options, timeout=timeout, job=found.namespace, stays=watch)
     if watch:
         return _watch(cluster, found.name, output)
-    seen = jobs.fetch_snapshot(cluster, found.name)
-    jobs.finalize(cluster, seen)
-    _print(seen.status, output)
-    if seen.gap:
-        console.warning(seen.gap)
+    snapshot = jobs.fetch_snapshot(cluster, found.name)
+    jobs.finalize(cluster, snapshot)
+    _print(snapshot.status, output)
+    if snapshot.gap:
+        console.warning(snapshot.gap)
     return Code.OK
 
 
@@ -81,44 +78,35 @@ def _print(status: JobStatus, output: str) -> None:
 
 
 def _watch(cluster: Cluster, name: str, output: str) -> int:
-    """Look until the job ends: drawn on a terminal, else a line (or a document) whenever something
-    has changed.
+    """Watch the job until it ends: as a live view on a terminal, otherwise as a line for each
+    change, or a document for each snapshot.
     """
     from kdist import jobs
 
-    kept: dict[str, Any] = {
-        "agents": jobs.Agents(cluster, namespace=cluster.namespace),
-        "events": jobs.Events(cluster, cluster.namespace),
-    }
-    last = ""
     if output == "table" and console.can_draw():
-        return _draw(cluster, name, **kept)
-    while True:
-        seen = jobs.fetch_snapshot(cluster, name, **kept)
-        jobs.finalize(cluster, seen)
-        line = jobs.describe_status(seen.status) + (f" ({seen.gap})" if seen.gap else "")
+        return _watch_live(cluster, name)
+    last_line = ""
+    for snapshot in jobs.watch_job(cluster, name):
+        status = snapshot.status
+        line = jobs.describe_status(status) + (f" ({snapshot.gap})" if snapshot.gap else "")
         if output != "table":
-            console.emit(seen.status.to_document(), output=output, name=f"job/{name}")
-        elif line != last:
+            console.emit(status.to_document(), output=output, name=f"job/{name}")
+        elif line != last_line:
             console.result(line)
-        last = line
-        if seen.status.phase.terminal:
-            return jobs.exit_code(seen.status)
-        time.sleep(_EVERY)
+        last_line = line
+    return jobs.exit_code(status)
 
 
-def _draw(cluster: Cluster, name: str, **kept: Any) -> int:
+def _watch_live(cluster: Cluster, name: str) -> int:
     from kdist import jobs
-    from kdist.views.live_job import View
+    from kdist.status.step_history import StepHistory
+    from kdist.views import live
 
-    view = View()
+    history = StepHistory()
     with console.drawing() as drawing:
-        while True:
-            seen: Snapshot = jobs.fetch_snapshot(cluster, name, **kept)
-            jobs.finalize(cluster, seen)
-            drawing.update(view.draw(seen), refresh=True)
-            if seen.status.phase.terminal:
-                break
-            time.sleep(_EVERY)
-    _print(seen.status, "table")
-    return jobs.exit_code(seen.status)
+        for snapshot in jobs.watch_job(cluster, name):
+            status = snapshot.status
+            history.record(snapshot.taken, status.step, status.loss)
+            drawing.update(live.render(live.from_snapshot(snapshot, history)), refresh=True)
+    _print(status, "table")
+    return jobs.exit_code(status)

@@ -1,4 +1,4 @@
-"""`kdist suspend`: let a job save and give its machines back."""
+"""`kdist suspend`: save a job's state, end its pods and free their resources."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def command(
     wait: bool,
     dry_run: str,
     timeout: float | None,
-    **place: Any,
+    **cluster_options: Any,
 ) -> None:
-    r"""Let a job save its state and give its machines back.
+    r"""Save a job's state, end its pods and free their resources.
 
-    Every pod is told to end, saves the step it is at, and goes; `kdist resume` goes on from that
-    step.
+    Every pod receives SIGTERM, saves the current step, and ends; `kdist resume` continues from that
+    step. The job's objects and checkpoints stay.
 
     \b
     Examples:
@@ -37,21 +37,20 @@ def command(
 
     \b
     Exit codes:
-      0 suspended   1 it is over, or could not save   4 no such job   6 its pods did not end in time
-      (--timeout)
+      0 suspended   1 the job has finished, or could not save   4 no such job
+      6 its pods did not end within --timeout
     """
     from kdist.jobs import suspend
 
-    target = options.find_target(job, file, **place)
+    target = options.find_target(job, file, **cluster_options)
     if dry_run == "client":
         console.result(f"{target.name} would be suspended (client dry run)")
         return
-    told = suspend.suspend(
+    summary = suspend.suspend(
         target,
-        "suspended",
         wait=wait,
         timeout=timeout,
-        tell=console.message,
+        notify=console.message,
         dry_run=dry_run == "server",
     )
-    console.result(told)
+    console.result(summary)

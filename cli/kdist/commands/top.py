@@ -1,4 +1,4 @@
-"""`kdist top`: what every rank spends its steps on, live, and who is slow."""
+"""`kdist top`: the step time of every rank, live, and which ranks are slow."""
 
 from __future__ import annotations
 
@@ -10,72 +10,89 @@ import click
 
 from kdist import console
 from kdist.commands import options
-from kdist.errors import KdistError
+from kdist.errors import KdistError, NotFoundError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from kdist.agent_metrics import AgentSample, RankBreakdown
 
-    Look = Callable[[], Mapping[str, AgentSample]]
+    Poll = Callable[[], Mapping[str, AgentSample]]
 
 
 @click.command()
 @options.job_argument
+@click.option("--rank", type=click.IntRange(min=0), help="Show this rank only.")
 @click.option(
     "--every",
     type=options.seconds,
     default="2s",
     show_default=True,
-    help="Time between two readings.",
+    help="Interval between two samples.",
 )
 @click.option(
     "--once",
     is_flag=True,
-    help="One reading over the whole life of the agents, also on a terminal.",
+    help="Print one sample over the whole life of the agents, also on a terminal.",
 )
 @click.option(
     "--local",
     is_flag=True,
-    help="The run of `kdist run` on this machine, even where -n or a cluster is set.",
+    help="Use the `kdist run` on this machine, even if -n or a cluster is set.",
 )
 @options.cluster_options
-@options.output_option("table", "json")
+@options.output_option("table", "json", "prom")
 def command(
     job: str | None,
     file: str | None,
     *,
+    rank: int | None,
     every: float,
     once: bool,
     local: bool,
     output: str,
     timeout: float | None,
-    **place: Any,
+    **cluster_options: Any,
 ) -> None:
     r"""Show what every rank spends its steps on, and who is slow.
 
-    On a terminal it is live, over the time since the reading before; elsewhere it is one table,
-    over two readings. A slow rank is told by its busy time: the others wait for it, so its own
-    all-reduces are the shortest.
+    On a terminal the view is live and covers the time since the previous sample; elsewhere it is
+    one table over two samples. A slow rank is identified by its busy time: the other ranks wait
+    for it, so its own all-reduces are the shortest.
+
+    `-o prom` prints the metrics of all agents in Prometheus' text format, every series with the
+    label `pod`; with --rank, those of the agent that runs this rank.
 
     \b
     Examples:
       kdist top digits
       kdist top digits -n ml --every 10s
       kdist top digits --once -o json
+      kdist top digits -o prom | grep kdist_loss
     """
-    name, look, explain_silence = _source(job, file, local=local, timeout=timeout, **place)
-    now = look()
+    name, poll, explain_silence = _source(
+        job, file, local=local, timeout=timeout, **cluster_options
+    )
+    now = poll()
     if not now:
         raise explain_silence()
+    from kdist import agent_metrics
+
+    selected = agent_metrics.select(now, rank)
+    if not selected:
+        raise NotFoundError(f"no agent has rank {rank}")
+    if output == "prom":
+        for line in agent_metrics.merge_samples(selected):
+            console.result(line)
+        return
     if console.can_draw() and not once and output == "table":
-        _live(name, look, every)
+        _live(name, poll, every, rank)
         return
     before = None
     if not once:
         time.sleep(every)
-        before, now = now, look() or now
-    _show(name, now, before, output)
+        before, now = now, poll() or now
+    _show(name, now, before, output, rank)
 
 
 def _source(
@@ -86,10 +103,12 @@ def _source(
     timeout: float | None,
     namespace: str | None,
     context: str | None,
-) -> tuple[str, Look, Callable[[], KdistError]]:
-    """Name of the job, how to read its agents, and why none answers."""
+) -> tuple[str, Poll, Callable[[], KdistError]]:
+    """The name of the job, a function that polls its agents, and one that explains why none
+    answers.
+    """
     root = options.find_run(
-        job, file, local=local, namespace=namespace, context=context, at_work=True
+        job, file, local=local, namespace=namespace, context=context, active=True
     )
     if root is not None:
         from kdist.local import agents as local_agents
@@ -97,54 +116,61 @@ def _source(
         silence = KdistError(
             f"no agent of {root.name} answers", next_command=f"kdist status {root.name}"
         )
-        return root.name, lambda: local_agents.read(root, metrics=True), lambda: silence
+        return root.name, lambda: local_agents.fetch_samples(root, metrics=True), lambda: silence
     from kdist.jobs import agents
 
     target = options.find_target(job, file, namespace=namespace, context=context, timeout=timeout)
     return (
         target.name,
-        lambda: agents.read(target, target.pods(), metrics=True),
+        lambda: agents.fetch_samples(target, target.pods(), metrics=True),
         lambda: agents.explain_silence(target),
     )
 
 
 def _show(
-    name: str, now: Mapping[str, AgentSample], before: Mapping[str, AgentSample] | None, output: str
+    name: str,
+    now: Mapping[str, AgentSample],
+    before: Mapping[str, AgentSample] | None,
+    output: str,
+    rank: int | None,
 ) -> None:
     from kdist import agent_metrics
     from kdist.views import top
 
     rows = agent_metrics.breakdown_rows(now, before)
+    selected = agent_metrics.select_rows(rows, rank)
     if output == "json":
-        console.emit(top.to_document(name, now, rows), output="json")
+        console.emit(top.to_document(name, now, selected), output="json")
         return
+    shown, hidden = top.choose(selected)
     console.result(top.headline(name, now))
-    shown, left = top.choose(rows)
     console.table([top.cells(row) for row in shown], header=top.HEADER)
-    if left:
-        console.message(f"{left} more ranks; -o json has all of them")
+    if hidden:
+        console.message(f"{hidden} more ranks; -o json has all of them")
     for sentence in agent_metrics.describe_slow(rows):
         console.warning(sentence)
 
 
-def _live(name: str, look: Look, every: float) -> None:
-    """Draw until Ctrl-C."""
+def _live(name: str, poll: Poll, every: float, rank: int | None) -> None:
+    """Refresh the view every `every` seconds until Ctrl-C."""
     from kdist import agent_metrics
 
     before: Mapping[str, AgentSample] | None = None
     try:
         with console.drawing() as drawing:
             while True:
-                now = look()
+                now = poll()
                 rows = agent_metrics.breakdown_rows(now, before)
-                drawing.update(_draw(name, now, rows), refresh=True)
+                drawing.update(_render(name, now, rows, rank), refresh=True)
                 before = now or before
                 time.sleep(every)
     except KeyboardInterrupt:
         return
 
 
-def _draw(name: str, now: Mapping[str, AgentSample], rows: list[RankBreakdown]) -> RenderableType:
+def _render(
+    name: str, now: Mapping[str, AgentSample], rows: list[RankBreakdown], rank: int | None
+) -> RenderableType:
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -155,17 +181,17 @@ def _draw(name: str, now: Mapping[str, AgentSample], rows: list[RankBreakdown]) 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for column, title in enumerate(top.HEADER):
         table.add_column(title, justify="left" if column in (1, 2, 13) else "right")
-    shown, left = top.choose(rows)
+    shown, hidden = top.choose(agent_metrics.select_rows(rows, rank))
     for row in shown:
         table.add_row(*top.cells(row), style="yellow" if row.slow else "")
-    foot = [Text(sentence, style="yellow") for sentence in agent_metrics.describe_slow(rows)]
-    if left:
-        foot.append(Text(f"{left} more ranks", style="dim"))
+    footer = [Text(sentence, style="yellow") for sentence in agent_metrics.describe_slow(rows)]
+    if hidden:
+        footer.append(Text(f"{hidden} more ranks", style="dim"))
     if not now:
-        foot.append(Text("no agent answers", style="yellow"))
+        footer.append(Text("no agent answers", style="yellow"))
     return Group(
         Text(top.headline(name, now), style="bold"),
         table,
-        *foot,
+        *footer,
         Text("Ctrl-C ends this view, not the job", style="dim"),
     )

@@ -17,14 +17,14 @@ from kdist.errors import Code, InvalidJobError, Problem
     "overrides",
     multiple=True,
     metavar="PATH=VALUE",
-    help="Lay a value over the file; may be repeated.",
+    help="Change a field of the job, e.g. spec.nodes=4; may be repeated.",
 )
 @click.option(
     "-o",
     "--output",
     type=click.Choice(["text", "json", "github"]),
     default="text",
-    help="github annotates a pull request.",
+    help="Output format; github prints annotations for a pull request.",
 )
 @click.pass_context
 def command(
@@ -76,7 +76,7 @@ def command(
 
 
 def _summary(job: Any) -> str:
-    """What a valid job would run, in a few words."""
+    """A summary of what a valid job would run."""
     nodes, procs = job.spec.nodes, job.spec.procs_per_node
     count = str(nodes.max) if nodes.min == nodes.max else f"{nodes.min} to {nodes.max}"
     what = (
@@ -91,7 +91,9 @@ def _summary(job: Any) -> str:
 
 
 def _next(problems: tuple[Problem, ...]) -> str:
-    """The field to read about: the first that the model knows, of the problems."""
+    """The `kdist explain` command for the first problem whose field the model knows; empty if there
+    is none.
+    """
     from kdist.spec import reference
     from kdist.spec.paths import parse
 
@@ -114,6 +116,6 @@ def _annotation(problem: Problem) -> str:
     """A workflow command of GitHub Actions."""
     text = f"{problem.sentence}. {problem.hint}" if problem.hint else problem.sentence
     escaped = text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-    place = problem.source.replace("%", "%25").replace(",", "%2C").replace(":", "%3A")
+    file = problem.source.replace("%", "%25").replace(",", "%2C").replace(":", "%3A")
     position = f",line={problem.line},col={problem.column}" if problem.line else ""
-    return f"::error file={place}{position}::{escaped}"
+    return f"::error file={file}{position}::{escaped}"

@@ -17,7 +17,7 @@ from kdist import console
     "--output",
     type=click.Choice(["text", "json", "yaml"]),
     default="text",
-    help="Format of the answer.",
+    help="Output format.",
 )
 def command(output: str) -> None:
     r"""Show the versions of kdist and what it runs on.

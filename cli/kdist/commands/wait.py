@@ -1,4 +1,4 @@
-"""`kdist wait`: until a job has come so far."""
+"""`kdist wait`: wait until a job reaches a condition."""
 
 from __future__ import annotations
 
@@ -7,31 +7,30 @@ from typing import Any
 import click
 
 from kdist import console
-from kdist.commands.options import cluster_options, connect, find_job, job_argument
+from kdist.commands import options
 from kdist.errors import Code
-
-_GOALS = ("done", "running", "first-step", "checkpoint", "suspended", "stopped", "deleted")
+from kdist.jobs import GOALS, describe_status, wait_for
 
 
 @click.command()
-@job_argument
+@options.job_argument
 @click.option(
     "--for",
     "goal",
-    type=click.Choice(_GOALS),
+    type=click.Choice(tuple(GOALS)),
     default="done",
     show_default=True,
-    help="What to wait for.",
+    help="Condition to wait for.",
 )
-@cluster_options
+@options.cluster_options
 def command(
-    job: str | None, file: str | None, *, goal: str, timeout: float | None, **place: Any
+    job: str | None, file: str | None, *, goal: str, timeout: float | None, **cluster_options: Any
 ) -> int:
-    r"""Wait until a job is done, or has come as far as asked.
+    r"""Wait until a job is done, or reaches another condition.
 
-    It ends on every end of the job, with an exit code of its own, and tells each change on stderr.
-    Without --timeout it waits as long as it takes; an API server that is away for a while is waited
-    for.
+    It also returns when the job ends otherwise, with an exit code for each case, and reports every
+    change on stderr. Without --timeout it waits without limit, also through outages of the API
+    server.
 
     \b
     Examples:
@@ -41,13 +40,11 @@ def command(
 
     \b
     Exit codes:
-      0 it came so far   4 there is no such job   5 the API server stays away   6 timed out
+      0 condition met   4 no such job   5 API server unreachable   6 timed out
       10 the job failed   11 the job was stopped
     """
-    from kdist import jobs
-
-    found = find_job(job, file)
-    cluster = connect(**place, timeout=timeout, job=found.namespace, stays=True)
-    status = jobs.wait_for(cluster, found.name, goal, timeout=timeout, tell=console.message)
-    console.result(f"{found.name} is gone" if status is None else jobs.describe_status(status))
+    found = options.find_job(job, file)
+    cluster = options.connect(**cluster_options, timeout=timeout, job=found.namespace, stays=True)
+    status = wait_for(cluster, found.name, goal, timeout=timeout, notify=console.message)
+    console.result(f"{found.name} is gone" if status is None else describe_status(status))
     return Code.OK

@@ -1,4 +1,4 @@
-"""`kdist why`: the one cause that matters."""
+"""`kdist why`: the root cause of a job's trouble."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kdist import console
-from kdist.commands.options import cluster_options, connect, find_job, job_argument, output_option
+from kdist.commands import options
 from kdist.errors import Code
 
 if TYPE_CHECKING:
@@ -15,17 +15,16 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@job_argument
-@output_option("table", "json", "yaml", "name")
-@cluster_options
+@options.job_argument
+@options.output_option("table", "json", "yaml", "name")
+@options.cluster_options
 def command(
-    job: str | None, file: str | None, *, output: str, timeout: float | None, **place: Any
+    job: str | None, file: str | None, *, output: str, timeout: float | None, **cluster_options: Any
 ) -> int:
-    r"""Say why a job does not do what it should, and what helps.
+    r"""Explain why a job does not progress, and how to fix it.
 
-    One cause, ranked before its consequences, with what it was seen by, the way out and the command
-    to type next. It reads events, pods, exit records, the queue and the agents, and changes
-    nothing.
+    Prints the root cause, ranked before its consequences, with its evidence, a fix and the command
+    to run next. It reads events, pods, exit records, the queue and the agents, and changes nothing.
 
     \b
     Examples:
@@ -36,9 +35,9 @@ def command(
     from kdist import jobs
     from kdist.diagnose import diagnose
 
-    found = find_job(job, file)
-    cluster = connect(**place, timeout=timeout, job=found.namespace)
-    seen = jobs.fetch_snapshot(cluster, found.name, closely=True)
+    found = options.find_job(job, file)
+    cluster = options.connect(**cluster_options, timeout=timeout, job=found.namespace)
+    seen = jobs.fetch_snapshot(cluster, found.name, controllers=True)
     cause = diagnose(seen)
     if seen.gap:
         console.warning(f"{seen.gap}: a rank that hangs or is slow may be among them")

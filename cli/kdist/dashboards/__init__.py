@@ -1,9 +1,9 @@
-"""Dashboards as code: their panels and queries are data, written as Grafana's JSON or drawn as an
-HTML page.
+"""Dashboards as code: their panels and queries are data, exported as Grafana's JSON.
 
-`model` defines what a dashboard consists of; `training` and `fleet` are the two dashboards;
-`grafana` writes them as Grafana's JSON; `preview` draws them from a Prometheus; `verify` tests them
-on a Grafana. The Helm chart contains committed copies of the JSON, which a test compares.
+`model` defines what a dashboard consists of, and is what to read first; `training` and `fleet` are
+the two dashboards; `grafana` converts them to Grafana's JSON. The Helm chart contains committed
+copies of that JSON, which a test compares. `tools.dashboards`, in a checkout, draws them without a
+Grafana and evaluates them on one.
 """
 
 from kdist.dashboards.fleet import FLEET
@@ -11,4 +11,4 @@ from kdist.dashboards.model import Dashboard
 from kdist.dashboards.training import TRAINING
 
 DASHBOARDS: dict[str, Dashboard] = {"training-job": TRAINING, "fleet": FLEET}
-"""All of them by the name of their file."""
+"""The dashboards by the name of their file."""

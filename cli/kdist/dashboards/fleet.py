@@ -1,13 +1,15 @@
-"""The dashboard of all trainings: who runs, who stands, and where the time of the machines goes."""
+"""The dashboard of all trainings: which run, which are stalled, and where the time of the machines
+goes.
+"""
 
-from kdist.agent_metrics import SLOW_BY
+from kdist.agent_metrics import STRAGGLER_RATIO
 from kdist.dashboards.model import (
     RATE,
     Dashboard,
     Kind,
     Panel,
     PanelRow,
-    Step,
+    Threshold,
     Variable,
     at_least,
     bars,
@@ -31,7 +33,7 @@ NOW = PanelRow(
     (
         stat(
             "Trainings",
-            "Jobs whose agents answer",
+            "Jobs whose agents export metrics",
             f"count(max {_BY_JOB} (kdist_job_info{{}}))",
             "none",
             width=4,
@@ -47,7 +49,7 @@ NOW = PanelRow(
         ),
         stat(
             "Ranks",
-            "Ranks in all groups",
+            "Ranks of all worker groups",
             f"sum(max {_BY_JOB} (kdist_world_size{{}}))",
             "none",
             width=4,
@@ -70,11 +72,11 @@ NOW = PanelRow(
             width=4,
             height=3,
             decimals=1,
-            steps=at_least(0.5, 0.8),
+            thresholds=at_least(0.5, 0.8),
         ),
         stat(
             "Restarts",
-            "Of all jobs since their agents began",
+            "Of all jobs since their agents started",
             "sum(kdist_worker_group_restarts_total{}) or vector(0)",
             "none",
             width=4,
@@ -84,7 +86,7 @@ NOW = PanelRow(
             title="Trainings",
             description="One line for each job",
             kind=Kind.TABLE,
-            word="state",
+            text_label="state",
             queries={
                 "State": "max by (namespace, kdist_job, state) (kdist_job_state{} == 1)",
                 "Ranks": f"max {_BY_JOB} (kdist_world_size{{}})",
@@ -112,11 +114,23 @@ NOW = PanelRow(
                 "Samples/s": "cps",
                 "FLOP/s": "flops",
             },
-            column_steps={
+            column_thresholds={
                 "Goodput": at_least(0.5, 0.8),
-                "Restarts": (Step(None, "neutral"), Step(1, "warning"), Step(4, "bad")),
-                "Skew": (Step(None, "neutral"), Step(1.2, "warning"), Step(SLOW_BY, "bad")),
-                "Last step": (Step(None, "neutral"), Step(60, "warning"), Step(120, "bad")),
+                "Restarts": (
+                    Threshold(None, "neutral"),
+                    Threshold(1, "warning"),
+                    Threshold(4, "bad"),
+                ),
+                "Skew": (
+                    Threshold(None, "neutral"),
+                    Threshold(1.2, "warning"),
+                    Threshold(STRAGGLER_RATIO, "bad"),
+                ),
+                "Last step": (
+                    Threshold(None, "neutral"),
+                    Threshold(60, "warning"),
+                    Threshold(120, "bad"),
+                ),
             },
             width=24,
             height=6,

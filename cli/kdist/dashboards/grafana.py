@@ -1,5 +1,5 @@
-"""A dashboard as Grafana's Classic JSON, which its import, its provisioning and the sidecar of its
-chart all take.
+"""A dashboard as Grafana's classic JSON, which its import, its provisioning and the sidecar of its
+chart accept.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from typing import Any
 
 from kdist.dashboards.model import (
     NAMED,
-    STATUS,
     Annotation,
     Dashboard,
     Kind,
@@ -18,13 +17,14 @@ from kdist.dashboards.model import (
     PanelRow,
     Variable,
 )
+from kdist.html.colors import STATUS
 
 _SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 _SCHEMA = 39
 
 
 def to_json(dashboard: Dashboard) -> str:
-    """Text of the dashboard's file, ending in a newline."""
+    """The dashboard's file, ending in a newline."""
     return json.dumps(to_document(dashboard), indent=2, ensure_ascii=False) + "\n"
 
 
@@ -41,7 +41,7 @@ def to_document(dashboard: Dashboard) -> dict[str, Any]:
         "refresh": "30s",
         "time": {"from": f"now-{dashboard.hours}h", "to": "now"},
         "timezone": "browser",
-        "annotations": {"list": [_annotation(dashboard, mark) for mark in dashboard.marks]},
+        "annotations": {"list": [_annotation(dashboard, mark) for mark in dashboard.annotations]},
         "templating": {"list": [_datasource(), *(_variable(each) for each in dashboard.variables)]},
         "panels": list(_panels(dashboard)),
     }
@@ -99,21 +99,22 @@ def _panels(dashboard: Dashboard) -> Iterator[dict[str, Any]]:
         header = {"id": number, "type": "row", "title": row.title, "collapsed": row.collapsed}
         header["gridPos"] = {"h": 1, "w": 24, "x": 0, "y": top}
         top += 1
-        drawn = []
-        for panel, place in zip(row.panels, places(row), strict=True):
+        panels = []
+        for panel, (x, y) in zip(row.panels, positions(row), strict=True):
             number += 1
-            x, y = place
-            position = {"h": panel.height, "w": panel.width, "x": x, "y": top + y}
-            drawn.append({"id": number, "gridPos": position, **_panel(dashboard, panel)})
-        top += max((each["gridPos"]["y"] + each["gridPos"]["h"] - top for each in drawn), default=0)
-        yield {**header, "panels": drawn if row.collapsed else []}
+            area = {"h": panel.height, "w": panel.width, "x": x, "y": top + y}
+            panels.append({"id": number, "gridPos": area, **_panel(dashboard, panel)})
+        top += max(
+            (each["gridPos"]["y"] + each["gridPos"]["h"] - top for each in panels), default=0
+        )
+        yield {**header, "panels": panels if row.collapsed else []}
         if not row.collapsed:
-            yield from drawn
+            yield from panels
 
 
-def places(row: PanelRow) -> list[tuple[int, int]]:
-    """Where each panel of a row stands: column, and lines below the row's head. Each takes the
-    highest free place.
+def positions(row: PanelRow) -> list[tuple[int, int]]:
+    """The position of each panel of a row: its column, and its line below the row's head. Each
+    panel takes the highest free position.
     """
     heights = [0] * 24
     found = []
@@ -172,8 +173,8 @@ def _defaults(panel: Panel) -> dict[str, Any]:
             "drawStyle": "line",
             "lineWidth": 2,
             "fillOpacity": 70 if panel.stacked else 8,
-            "showPoints": "always" if panel.bridged else "never",
-            "spanNulls": panel.bridged,
+            "showPoints": "always" if panel.spans_gaps else "never",
+            "spanNulls": panel.spans_gaps,
             "stacking": {"mode": "normal" if panel.stacked else "none", "group": "A"},
             "scaleDistribution": {"type": "log", "log": 10}
             if panel.logarithmic
@@ -181,7 +182,7 @@ def _defaults(panel: Panel) -> dict[str, Any]:
         }
     else:
         found["color"] = {"mode": "thresholds"}
-        known = panel.steps or ()
+        known = panel.thresholds or ()
         steps = [{"color": STATUS[step.color][0], "value": step.value} for step in known]
         found["thresholds"] = {
             "mode": "absolute",
@@ -230,7 +231,7 @@ def _named_colors(panel: Panel) -> Iterator[dict[str, Any]]:
 
 
 def _column_units(panel: Panel) -> Iterator[dict[str, Any]]:
-    units, steps = panel.units or {}, panel.column_steps or {}
+    units, steps = panel.units or {}, panel.column_thresholds or {}
     for name in dict.fromkeys([*units, *steps]):
         found: list[dict[str, Any]] = (
             [{"id": "unit", "value": units[name]}] if name in units else []
@@ -245,7 +246,10 @@ def _column_units(panel: Panel) -> Iterator[dict[str, Any]]:
 
 
 def _one_line_each(panel: Panel) -> list[dict[str, Any]]:
-    hidden = {"Time": True, **({f"Value #{panel.word.title()}": True} if panel.word else {})}
+    hidden = {
+        "Time": True,
+        **({f"Value #{panel.text_label.title()}": True} if panel.text_label else {}),
+    }
     return [
         {"id": "merge", "options": {}},
         {"id": "organize", "options": {"excludeByName": hidden}},

@@ -1,10 +1,9 @@
 """The model of a dashboard, independent of its renderer: rows of panels with queries, units,
-thresholds and variables, and the colours of series. Plain data.
+thresholds and variables, and the colors of series. Plain data.
 
 A query writes its metrics' label selectors as `{}`, with more labels in between where it needs
 them; the matchers of the dashboard's variables are inserted there, so that no selector can lack
-them. Every colour is a pair, for light and dark backgrounds, and a series has the same colour in
-Grafana and on the HTML page.
+them. A series has the same color in Grafana and on an HTML page.
 """
 
 from __future__ import annotations
@@ -15,28 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-Color = tuple[str, str]
-
-SERIES: tuple[Color, ...] = (
-    ("#2a78d6", "#3987e5"),
-    ("#eb6834", "#d95926"),
-    ("#1baf7a", "#199e70"),
-    ("#eda100", "#c98500"),
-    ("#4a3aa7", "#9085e9"),
-    ("#e87ba4", "#d55181"),
-    ("#008300", "#4caf50"),
-    ("#e34948", "#e66767"),
-)
-"""For things without a colour of their own, in this order."""
-
-STATUS: dict[str, Color] = {
-    "good": ("#0a8f4d", "#1fb873"),
-    "warning": ("#b97900", "#e0a020"),
-    "bad": ("#d03b3b", "#ec6a6a"),
-    "neutral": ("#52514e", "#c3c2b7"),
-}
-
-_GREY: tuple[Color, ...] = (("#a8a69e", "#6f6e69"), ("#c9c7bf", "#55544f"), ("#dedcd3", "#43423e"))
+from kdist.html.colors import DARK_RED, GREYS, SERIES, Color
 
 NAMED: dict[str, Color] = {
     # phases of a step
@@ -45,7 +23,7 @@ NAMED: dict[str, Color] = {
     "optimizer": SERIES[2],
     "comm_exposed": SERIES[1],
     "data_wait": SERIES[3],
-    "other": _GREY[1],
+    "other": GREYS[1],
     # categories of wall time
     "productive_step": SERIES[2],
     "checkpoint_save": SERIES[4],
@@ -53,19 +31,19 @@ NAMED: dict[str, Color] = {
     "evaluation": SERIES[0],
     "rendezvous": SERIES[1],
     "restart": SERIES[7],
-    "stalled": ("#8f1d1d", "#ff8a8a"),
-    "startup": _GREY[0],
-    "init": _GREY[1],
-    "idle": _GREY[2],
-    # lines that stand for what should be
-    "target": _GREY[0],
-    "at most": _GREY[0],
-    "interval": _GREY[0],
+    "stalled": DARK_RED,
+    "startup": GREYS[0],
+    "init": GREYS[1],
+    "idle": GREYS[2],
+    # lines that stand for a limit or a target
+    "target": GREYS[0],
+    "at most": GREYS[0],
+    "interval": GREYS[0],
 }
 
 
 def color_of(name: str, index: int) -> Color:
-    """The colour of the series `name`, the `index`-th of its panel."""
+    """The color of the series `name`, the `index`-th of its panel."""
     return NAMED.get(name, SERIES[index % len(SERIES)])
 
 
@@ -76,7 +54,7 @@ _SELECTOR = re.compile(r"(?P<metric>[a-zA-Z_:][\w:]*)\{(?P<labels>[^}]*)\}")
 
 
 class Kind(StrEnum):
-    """How a panel shows its numbers; Grafana's names."""
+    """How a panel shows its values; Grafana's names."""
 
     STAT = "stat"
     LINES = "timeseries"
@@ -85,8 +63,10 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True)
-class Step:
-    """From `value` on, a number is shown in `color`: good, warning, bad or neutral."""
+class Threshold:
+    """From `value` on (None: from the lowest), a number is shown in `color`, a key of
+    `kdist.html.colors.STATUS`.
+    """
 
     value: float | None
     color: str
@@ -94,8 +74,8 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """One picture: `queries` are PromQL by their legend, in which `{{label}}` stands for a label's
-    value.
+    """One panel. `queries` are PromQL by legend; in a legend, `{{label}}` stands for the value of
+    that label.
     """
 
     title: str
@@ -112,29 +92,29 @@ class Panel:
     minimum: float | None = None
     maximum: float | None = None
     decimals: int | None = None
-    steps: tuple[Step, ...] = ()
-    bridged: bool = False
-    """Points are joined over gaps: what happens seldom has a number only now and then."""
+    thresholds: tuple[Threshold, ...] = ()
+    spans_gaps: bool = False
+    """Points are connected over gaps: what happens rarely has few values."""
     shows_name: bool = False
     """A stat that shows its legend, not its value."""
     optional: bool = False
-    """It draws what may be absent: metrics of others (cAdvisor, DCGM), or of machines with GPUs."""
+    """Its metrics may be absent: those of cAdvisor and DCGM, and those of machines with GPUs."""
     units: Mapping[str, str] | None = None
     """Units of a table's columns by legend, where they differ from `unit`."""
-    column_steps: Mapping[str, tuple[Step, ...]] | None = None
-    """Steps of a table's columns by legend, where they have some."""
-    word: str = ""
+    column_thresholds: Mapping[str, tuple[Threshold, ...]] | None = None
+    """Thresholds of a table's columns by legend, where they have some."""
+    text_label: str = ""
     """A label whose value a table shows in the column of that name, in place of a number."""
 
     @property
     def instant(self) -> bool:
-        """Whether it shows now, and not how it came to be."""
+        """Whether it shows the newest values only."""
         return self.kind in (Kind.BARS, Kind.TABLE) or self.shows_name
 
 
 @dataclass(frozen=True)
 class PanelRow:
-    """A titled group of panels; `collapsed` ones are opened by who wants them."""
+    """A titled group of panels, at first closed if `collapsed`."""
 
     title: str
     panels: tuple[Panel, ...]
@@ -143,7 +123,7 @@ class PanelRow:
 
 @dataclass(frozen=True)
 class Variable:
-    """A choice at the dashboard's head: all values of `label` on `metric`."""
+    """A menu of the dashboard: all values of the label `name` on `metric`; `label` is its title."""
 
     name: str
     label: str
@@ -154,7 +134,7 @@ class Variable:
 
 @dataclass(frozen=True)
 class Annotation:
-    """An event that is drawn across all panels when `query` gives a number greater than zero."""
+    """An event that is drawn across all panels when `query` has a value above zero."""
 
     title: str
     query: str
@@ -170,9 +150,9 @@ class Dashboard:
     description: str
     rows: tuple[PanelRow, ...]
     variables: tuple[Variable, ...]
-    marks: tuple[Annotation, ...] = ()
+    annotations: tuple[Annotation, ...] = ()
     hours: int = 1
-    """How far back it looks at first."""
+    """The time range at first."""
 
     @property
     def panels(self) -> tuple[Panel, ...]:
@@ -180,26 +160,23 @@ class Dashboard:
         return tuple(panel for row in self.rows for panel in row.panels)
 
     def query(self, text: str) -> str:
-        """A panel's query with the variables' matchers in each selector: all of them only where a
-        metric is kdist's own.
+        """A panel's query with the variables' matchers in each selector: those whose labels the
+        metric has.
         """
 
         def with_variables(found: re.Match[str]) -> str:
-            known = [
-                each.name for each in self.variables if each.name in _known_to(found["metric"])
-            ]
-            own = [f'{name}=~"${name}"' for name in known]
-            labels = [*own, *filter(None, [found["labels"].strip()])]
-            return f"{found['metric']}{{{', '.join(labels)}}}"
+            usable = _variables_of(found["metric"])
+            names = [each.name for each in self.variables if each.name in usable]
+            matchers = [f'{name}=~"${name}"' for name in names]
+            matchers += filter(None, [found["labels"].strip()])
+            return f"{found['metric']}{{{', '.join(matchers)}}}"
 
         return _SELECTOR.sub(with_variables, text)
 
 
-def _known_to(metric: str) -> tuple[str, ...]:
-    """Variables whose labels a metric has: Prometheus' own lack the training, other people's the
-    scrape of ours too.
-
-    The namespace of what DCGM's exporter says may be that of the exporter.
+def _variables_of(metric: str) -> tuple[str, ...]:
+    """The variables whose labels a metric has: Prometheus' own metrics lack the training, those of
+    cAdvisor also our scrape. The namespace of DCGM's metrics may be that of its exporter.
     """
     if metric.startswith("kdist_"):
         return ("namespace", "kdist_job", "job", "instance")
@@ -222,7 +199,7 @@ def stat(
     height: int = 4,
     **panel: Any,
 ) -> Panel:
-    """One number, large; its trend behind it."""
+    """The newest value in large type, its trend behind it."""
     return Panel(
         title=title,
         description=description,
@@ -238,7 +215,7 @@ def stat(
 def lines(
     title: str, description: str, unit: str, queries: Mapping[str, str], **panel: Any
 ) -> Panel:
-    """Numbers over time."""
+    """Values over time."""
     return Panel(
         title=title, description=description, kind=Kind.LINES, queries=queries, unit=unit, **panel
     )
@@ -247,14 +224,14 @@ def lines(
 def stack(
     title: str, description: str, unit: str, queries: Mapping[str, str], **panel: Any
 ) -> Panel:
-    """Parts of a whole over time."""
+    """Parts of a whole over time, stacked."""
     return lines(title, description, unit, queries, stacked=True, minimum=0.0, **panel)
 
 
 def bars(
     title: str, description: str, unit: str, queries: Mapping[str, str], **panel: Any
 ) -> Panel:
-    """Numbers of now, side by side."""
+    """The newest values as bars."""
     return Panel(
         title=title,
         description=description,
@@ -266,11 +243,11 @@ def bars(
     )
 
 
-def at_most(warning: float, bad: float) -> tuple[Step, ...]:
+def at_most(warning: float, bad: float) -> tuple[Threshold, ...]:
     """Good below `warning`, bad from `bad` on."""
-    return (Step(None, "good"), Step(warning, "warning"), Step(bad, "bad"))
+    return (Threshold(None, "good"), Threshold(warning, "warning"), Threshold(bad, "bad"))
 
 
-def at_least(warning: float, good: float) -> tuple[Step, ...]:
+def at_least(warning: float, good: float) -> tuple[Threshold, ...]:
     """Bad below `warning`, good from `good` on."""
-    return (Step(None, "bad"), Step(warning, "warning"), Step(good, "good"))
+    return (Threshold(None, "bad"), Threshold(warning, "warning"), Threshold(good, "good"))

@@ -1,5 +1,10 @@
-"""A job goes to a cluster and leaves it: what it becomes there, sending its objects, what a change
-would do, taking them away.
+"""Applies jobs to a cluster and deletes them.
+
+Read `plan` first: it chooses workload kind, rendezvous and run, and renders the objects. `apply`
+sends them by server-side apply, after a dry run and the checks of `admission`, and computes diffs.
+`delete` removes a job, or the objects that a new version no longer has; `dependents` sets the owner
+references, by which objects are deleted with their workload. Rendering itself is in `kdist.render`,
+and everything about a running job in `kdist.jobs`.
 """
 
 from kdist.deploy.apply import ApplyResult, Difference, compare, forget_end, keep_runtime, send

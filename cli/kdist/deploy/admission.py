@@ -1,6 +1,6 @@
-"""What Pod Security of the namespace will refuse, found before anything is created.
+"""Checks in advance whether the namespace's Pod Security will reject the job's pods.
 
-It refuses pods, and of workloads it only warns, so that a job would be there and never have a pod.
+Pod Security rejects pods but only warns about workloads, so a job would exist and never get a pod.
 """
 
 from __future__ import annotations
@@ -20,21 +20,28 @@ ENFORCE = "pod-security.kubernetes.io/enforce"
 _VIOLATION = re.compile(r'violates? PodSecurity "(?P<level>[^":]+)[^"]*": (?P<why>.*)', re.DOTALL)
 
 
-def rehearse_pod(cluster: Cluster, plan: Plan, warned: tuple[str, ...]) -> None:
-    """Let the server judge a pod of the job, which it does not keep. Raises `KdistError` where it
-    refuses it.
+def check_pod_admission(cluster: Cluster, plan: Plan, warned: tuple[str, ...]) -> None:
+    """Create a pod of the job in a server-side dry run.
 
-    Of the reasons to refuse a pod only Pod Security's is believed: a quota's may pass, and so may
-    that of a webhook. Who may not create pods is told by what the server `warned` of the workload.
+    Only rejections by Pod Security count: quotas and webhooks may change their mind. For a user who
+    may not create pods, the server's warnings about the workload are used instead.
+
+    Args:
+        cluster: the cluster.
+        plan: the job.
+        warned: the server's warnings about the job's objects.
+
+    Raises:
+        KdistError: Pod Security rejects the pod.
     """
     templates = (pod for each in plan.manifests for pod in find_pods(each.document))
     template = next(templates, None)
     if template is None:
         return
-    # The job's account is not there yet, and a pod with none has the namespace's.
+    # The job's service account does not exist yet; a pod without one gets the namespace's default.
     spec = {key: value for key, value in template["spec"].items() if key != "serviceAccountName"}
     labels = (template.get("metadata") or {}).get("labels") or {}
-    metadata = {"name": f"{plan.job.metadata.name}-rehearsed", "labels": labels}
+    metadata = {"name": f"{plan.job.metadata.name}-dry-run", "labels": labels}
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
     try:
         cluster.create(pod, dry_run=True, again=False)
@@ -48,7 +55,7 @@ def rehearse_pod(cluster: Cluster, plan: Plan, warned: tuple[str, ...]) -> None:
 
 
 def _read_warnings(cluster: Cluster, warned: tuple[str, ...]) -> None:
-    """Raise what the warnings say, where their level is the one that the namespace enforces."""
+    """Raise the error of a warning whose level is the one that the namespace enforces."""
     from kdist.cluster import ApiError
 
     found = next(filter(None, map(_VIOLATION.search, warned)), None)
@@ -57,7 +64,7 @@ def _read_warnings(cluster: Cluster, warned: tuple[str, ...]) -> None:
     try:
         namespace = cluster.get("v1", "Namespace", cluster.namespace)
     except ApiError:
-        return  # then the warning, which is shown, is all that is known
+        return  # the warning itself has been shown
     if (namespace["metadata"].get("labels") or {}).get(ENFORCE) == found["level"]:
         raise _refuse(cluster, found)
 
@@ -65,11 +72,7 @@ def _read_warnings(cluster: Cluster, warned: tuple[str, ...]) -> None:
 def _refuse(cluster: Cluster, found: re.Match[str]) -> KdistError:
     return KdistError(
         f"namespace {cluster.namespace} enforces Pod Security `{found['level']}`, which "
-        "refuses the "
-        f"job's pods: {found['why'].strip()}",
-        hint=(
-            "what kdist makes meets `restricted`: change podTemplate, or send the job to "
-            "another namespace"
-        ),
+        f"rejects the job's pods: {found['why'].strip()}",
+        hint=("kdist's own pods meet `restricted`: change podTemplate, or use another namespace"),
         next_command="kdist render --annotate",
     )

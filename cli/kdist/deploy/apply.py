@@ -13,7 +13,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kdist import backends, rbac
-from kdist.deploy.admission import rehearse_pod
+from kdist.deploy.admission import check_pod_admission
 from kdist.deploy.delete import find_leftovers
 from kdist.deploy.dependents import RUNTIME, adopt, drop_owner
 from kdist.deploy.plan import Plan
@@ -23,14 +23,14 @@ from kdist.manifest import Manifest
 if TYPE_CHECKING:
     from kdist.cluster import ApiError, Applied, Cluster
 
-_RUNTIME_SECONDS = 20.0
-# end of the key under which agents keep how their run ended, as the trainer writes keys
-_VERDICT = "_2fverdict"
+_RUNTIME_SECONDS = 20.0  # for which a TrainJob is retried until Trainer knows its runtime
+# suffix of the key under which the agents store the run result, in the trainer's encoding
+_RESULT_KEY_SUFFIX = "_2fverdict"
 _IMMUTABLE = ("immutable", "updates to statefulset spec", "cannot be changed", "cannot be updated")
 
 
 class ApplyResult(NamedTuple):
-    """An object, and what came of sending it."""
+    """An object, and the result of applying it."""
 
     manifest: Manifest
     applied: Applied
@@ -39,91 +39,105 @@ class ApplyResult(NamedTuple):
 def send(
     cluster: Cluster, plan: Plan, *, dry_run: bool = False, force: bool = False
 ) -> Iterator[ApplyResult]:
-    """Apply the job's objects in their order, each given back as it is done.
+    """Apply the job's objects in order.
 
-    All of it is rehearsed first, so that what the server refuses leaves no half of it behind, and
-    nothing at all is sent where one object is somebody else's. What is made before an error all the
-    same is deleted again. Raises `KdistError` with everything that was refused.
+    A server-side dry run of all objects comes first, so nothing is applied if the API server
+    rejects one of them or one has another owner. Objects that were created before a later error are
+    deleted again.
+
+    Args:
+        cluster: the cluster to apply to.
+        plan: the job and its objects.
+        dry_run: stop after the dry run.
+        force: take over fields of other field managers.
+
+    Yields:
+        Each object with its result, as soon as it is applied.
+
+    Raises:
+        KdistError: with everything that was rejected.
     """
     if dry_run:
-        yield from _rehearse(cluster, plan, force=force)
+        yield from _dry_run(cluster, plan, force=force)
         return
     if not plan.exists:
         rbac.require(cluster, rbac.to_send(plan.manifests))
-    elif leftovers := find_leftovers(cluster, plan):  # to be pruned when all is sent
+    elif leftovers := find_leftovers(cluster, plan):  # pruned after everything is applied
         rbac.require(cluster, rbac.to_delete(leftovers))
-    for _ in _rehearse(cluster, plan, force=force):
+    for _ in _dry_run(cluster, plan, force=force):
         pass
     if plan.revived:
-        # what was the old workload's may be about to go
+        # objects owned by the old workload may be about to be garbage-collected
         drop_owner(cluster, plan.job.metadata.name)
         forget_end(cluster, plan.job.metadata.name)
-    made: list[ApplyResult] = []
+    created: list[ApplyResult] = []
     try:
         for each in _apply(cluster, plan, dry_run=False, force=force):
             if each.applied.verb == "created":
-                made.append(each)
+                created.append(each)
             yield each
     except KdistError as error:
-        if made:
-            raise _take_back(cluster, made, error) from error
+        if created:
+            raise _undo(cluster, created, error) from error
         raise
 
 
-def _rehearse(cluster: Cluster, plan: Plan, *, force: bool) -> Iterator[ApplyResult]:
-    """What sending would do, and whether the server would have the job's pods too."""
+def _dry_run(cluster: Cluster, plan: Plan, *, force: bool) -> Iterator[ApplyResult]:
+    """Apply with a server-side dry run, and check that the job's pods would be admitted."""
     warnings: list[str] = []
     for each in _apply(cluster, plan, dry_run=True, force=force):
         warnings += each.applied.warnings
         yield each
-    rehearse_pod(cluster, plan, tuple(warnings))
+    check_pod_admission(cluster, plan, tuple(warnings))
 
 
-def _take_back(cluster: Cluster, made: Iterable[ApplyResult], error: KdistError) -> KdistError:
-    """Delete what was made before the error, last made first, those very objects; the error, and
-    what became of them.
+def _undo(cluster: Cluster, created: Iterable[ApplyResult], error: KdistError) -> KdistError:
+    """Delete the objects that were created before the error, in reverse order; returns the error
+    extended by what was deleted.
     """
-    gone, left = [], []
-    for manifest, applied in reversed(list(made)):
+    deleted: list[str] = []
+    left: list[str] = []
+    for manifest, applied in reversed(list(created)):
         only = {"metadata": {"uid": applied.document["metadata"]["uid"]}}
         try:
             cluster.delete(manifest.api_version, manifest.kind, manifest.name, only=only)
-            gone.append(manifest.title)
+            deleted.append(manifest.title)
         except KdistError:
             left.append(manifest.title)
-    told = [f"deleted again: {', '.join(gone)}"] if gone else []
-    told += [f"made, and could not be deleted again: {', '.join(left)}"] if left else []
-    text = "\n  ".join([error.message, *told])
+    lines = [f"deleted again: {', '.join(deleted)}"] if deleted else []
+    lines += [f"created, and could not be deleted again: {', '.join(left)}"] if left else []
+    text = "\n  ".join([error.message, *lines])
     return KdistError(text, hint=error.hint, next_command=error.next_command, code=error.code)
 
 
 def forget_end(cluster: Cluster, name: str) -> None:
-    """Let the job's agents meet anew where their run has ended before: none may be at work. The
-    ledger keeps its generations.
+    """Clear the rendezvous of a finished run, so that new agents can rendezvous. No agent may be
+    running. Generations continue from the ledger.
     """
     store = f"{name}-rendezvous"
     try:
         found = cluster.get("v1", "ConfigMap", store)
     except NotFoundError:
         return
-    if any(key.endswith(_VERDICT) for key in found.get("binaryData") or {}):
+    if any(key.endswith(_RESULT_KEY_SUFFIX) for key in found.get("binaryData") or {}):
         cluster.change("v1", "ConfigMap", store, {"binaryData": None}, job=name)
 
 
 def _apply(cluster: Cluster, plan: Plan, *, dry_run: bool, force: bool) -> Iterator[ApplyResult]:
     from kdist.cluster import ApiError, Applied, ForeignError
 
-    refused: list[tuple[Manifest, KdistError]] = []
+    rejected: list[tuple[Manifest, KdistError]] = []
     for manifest in plan.manifests:
         try:
             applied = _apply_one(cluster, manifest, dry_run=dry_run, force=force)
         except ForeignError as error:
-            refused.append((manifest, error))
+            rejected.append((manifest, error))
             continue
         except ApiError as error:
-            if dry_run and (missing := _find_unmade(manifest, error)):
+            if dry_run and (missing := _find_missing_kind(manifest, error)):
                 unchecked = (
-                    f"{manifest.title} could not be checked: its {missing} was only rehearsed"
+                    f"{manifest.title} could not be checked: its {missing} does not exist in a "
+                    "dry run"
                 )
                 yield ApplyResult(
                     manifest, Applied(manifest.document, "created", warnings=(unchecked,))
@@ -131,13 +145,13 @@ def _apply(cluster: Cluster, plan: Plan, *, dry_run: bool, force: bool) -> Itera
                 continue
             if not (dry_run and error.status in (400, 409, 422, 500)):
                 raise
-            refused.append((manifest, error))
+            rejected.append((manifest, error))
             continue
         if not dry_run and _is_workload(plan, manifest):
             applied = _adopt(cluster, plan, applied)
         yield ApplyResult(manifest, applied)
-    if refused:
-        raise _explain(plan, refused)
+    if rejected:
+        raise _explain(plan, rejected)
 
 
 def _is_workload(plan: Plan, manifest: Manifest) -> bool:
@@ -145,21 +159,19 @@ def _is_workload(plan: Plan, manifest: Manifest) -> bool:
 
 
 def _adopt(cluster: Cluster, plan: Plan, applied: Applied) -> Applied:
-    """Let all other objects of the job go with its workload, which has just been sent, the last of
-    them.
-    """
+    """Make the workload, which is applied last, the owner of the job's other objects."""
     if titles := adopt(cluster, plan.job.metadata.name, applied.document):
         text = (
-            f"{', '.join(titles)} will outlive the job, as you may not give them an owner: "
-            "`kdist delete` deletes them"
+            f"{', '.join(titles)} will outlive the job, because you may not set their "
+            "owner: `kdist delete` deletes them"
         )
         return replace(applied, warnings=(*applied.warnings, text))
     return applied
 
 
 def _apply_one(cluster: Cluster, manifest: Manifest, *, dry_run: bool, force: bool) -> Applied:
-    """Apply an object. Trainer hears of a runtime a moment after it was made; until then it refuses
-    a TrainJob that names it.
+    """Apply an object. Trainer sees a new runtime only after a moment; until then it rejects a
+    TrainJob that names it, which is retried.
     """
     from kdist.cluster import ApiError
 
@@ -173,19 +185,19 @@ def _apply_one(cluster: Cluster, manifest: Manifest, *, dry_run: bool, force: bo
             time.sleep(0.5)
 
 
-def _find_unmade(manifest: Manifest, error: ApiError) -> str:
-    """The kind of another object of the job without which this one is refused, as that one was
-    rehearsed too; else empty.
+def _find_missing_kind(manifest: Manifest, error: ApiError) -> str:
+    """The kind of another object of the job whose absence in a dry run causes this rejection; else
+    empty.
     """
     if _waits_for_runtime(manifest, error):
         return "TrainingRuntime"
-    # Who is no admin may bind only what they hold themselves, so the server looks for the Role.
+    # Users may bind only permissions that they have, so the server looks up the Role.
     return "Role" if manifest.kind == "RoleBinding" and error.status == 404 else ""
 
 
 def _waits_for_runtime(manifest: Manifest, error: ApiError) -> bool:
-    """Whether a TrainJob is refused only because its runtime is not known: it was rehearsed too, or
-    made a moment ago.
+    """Whether a TrainJob is rejected only because its runtime is not known yet: it was created a
+    moment ago, or only in a dry run.
     """
     return (
         manifest.kind == "TrainJob" and re.search(r"[Rr]untime.*not found", str(error)) is not None
@@ -193,11 +205,10 @@ def _waits_for_runtime(manifest: Manifest, error: ApiError) -> bool:
 
 
 def keep_runtime(cluster: Cluster, manifests: Iterable[Manifest]) -> None:
-    """See to it that the TrainingRuntime among these objects is there while its TrainJob is
-    deleted.
+    """Make sure that the TrainingRuntime among these objects exists while its TrainJob is deleted.
 
-    The webhooks of Trainer and Kueue ask for it before they let a TrainJob's last finalizer go: a
-    TrainJob whose runtime went first, as what it owns does in a foreground deletion, would stay.
+    The webhooks of Trainer and Kueue look it up before they remove a TrainJob's last finalizer: a
+    TrainJob whose runtime is deleted first, as a foreground deletion does, would never go away.
     """
     for runtime in (each for each in manifests if each.kind == RUNTIME):
         try:
@@ -206,39 +217,39 @@ def keep_runtime(cluster: Cluster, manifests: Iterable[Manifest]) -> None:
             cluster.apply(runtime)
 
 
-def _explain(plan: Plan, refused: list[tuple[Manifest, KdistError]]) -> KdistError:
-    """One error for all that was refused: the first one's way out, others' objects' and immutable
-    fields' before any other.
+def _explain(plan: Plan, rejected: list[tuple[Manifest, KdistError]]) -> KdistError:
+    """One error for everything that was rejected. Objects of other owners take precedence, then
+    immutable fields, then the first error.
     """
     from kdist.cluster import ForeignError
 
     name = plan.job.metadata.name
-    if foreign := [error for _, error in refused if isinstance(error, ForeignError)]:
+    if foreign := [error for _, error in rejected if isinstance(error, ForeignError)]:
         return ForeignError("\n  ".join(str(each) for each in foreign), hint=foreign[0].hint)
-    for _, error in refused:
+    for _, error in rejected:
         if any(sign in str(error) for sign in _IMMUTABLE):
             return KdistError(
                 "\n  ".join(
                     [
                         f"these fields of {name} cannot be changed while it exists:",
-                        *(str(each) for _, each in refused),
+                        *(str(each) for _, each in rejected),
                     ]
                 ),
                 hint="`kdist delete` keeps the checkpoints, and the next apply resumes from them",
                 next_command=f"kdist delete {name} -n {plan.job.metadata.namespace}",
             )
-    first = refused[0][1]
-    if len(refused) == 1:
+    first = rejected[0][1]
+    if len(rejected) == 1:
         return first
     return KdistError(
-        "\n  ".join(["these objects are refused:", *(str(each) for _, each in refused)]),
+        "\n  ".join(["these objects were rejected:", *(str(each) for _, each in rejected)]),
         hint=first.hint,
     )
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One object before (None: it is new) and after (None: it goes), without the server's own
+    """One object before (None: it is new) and after (None: it is deleted), without server-set
     fields.
     """
 
@@ -256,7 +267,7 @@ class Difference:
 
     @staticmethod
     def text(document: Mapping[str, Any] | None) -> str:
-        """A document as YAML, its keys in one order; empty for None."""
+        """A document as YAML with sorted keys; empty for None."""
         import yaml
 
         if document is None:
@@ -269,13 +280,11 @@ class Difference:
 
 @cache
 def _dumper() -> Any:
-    """A dumper that writes text of several lines line by line, so that a diff shows which of them
-    differ.
-    """
+    """A dumper that writes multi-line text as a block, so that a diff shows the changed lines."""
     import yaml
 
     class Lines(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]  # chosen when it runs
-        """The dumper."""
+        """Writes multi-line text as a block."""
 
     def represent(dumper: Any, text: str) -> Any:
         return dumper.represent_scalar(
@@ -287,14 +296,14 @@ def _dumper() -> Any:
 
 
 def compare(cluster: Cluster, plan: Plan, *, force: bool = False) -> Iterator[Difference]:
-    """Each object of the job that would be new, different or gone. Raises `KdistError` with all
-    that the server would refuse.
+    """Each object of the job that an apply would create, change or delete. Raises `KdistError` with
+    everything that the server would reject.
     """
-    from kdist.cluster import essence
+    from kdist.cluster import normalize
 
     for manifest, applied in send(cluster, plan, dry_run=True, force=force):
         if applied.verb != "unchanged":
-            before = None if applied.before is None else essence(applied.before)
-            yield Difference(manifest, before, essence(applied.document))
+            before = None if applied.before is None else normalize(applied.before)
+            yield Difference(manifest, before, normalize(applied.document))
     for manifest in find_leftovers(cluster, plan):
-        yield Difference(manifest, essence(manifest.document), None)
+        yield Difference(manifest, normalize(manifest.document), None)

@@ -15,26 +15,33 @@ from typing import TYPE_CHECKING, Any
 
 from kdist import backends, rbac
 from kdist.backends import is_made_for
-from kdist.deploy.dependents import BESIDE, CLAIM, RUNTIME, drop_owner, find_others, workload_kinds
+from kdist.deploy.dependents import (
+    CLAIM,
+    DEPENDENT_KINDS,
+    RUNTIME,
+    drop_owner,
+    find_others,
+    workload_kinds,
+)
 from kdist.deploy.plan import Plan
 from kdist.errors import Code, KdistError, NotFoundError
-from kdist.manifest import Manifest, find_owner, sort
+from kdist.manifest import Manifest, find_owner, job_selector, sort
 from kdist.status import BACKEND
 from kdist.status.documents import annotation
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
 
-# a runtime goes with its TrainJob
-_KINDS = tuple(each for each in BESIDE if each[1] not in (CLAIM, RUNTIME))
-# No pod notices that these go; all else stays as long as pods live that were started with it.
-_UNNOTICED = frozenset({"NetworkPolicy", "PodDisruptionBudget"})
+# a runtime is deleted with its TrainJob
+_KINDS = tuple(each for each in DEPENDENT_KINDS if each[1] not in (CLAIM, RUNTIME))
+# Running pods do not need these; other objects stay while pods that use them exist.
+_NOT_USED_BY_PODS = frozenset({"NetworkPolicy", "PodDisruptionBudget"})
 
 
 def find_leftovers(cluster: Cluster, plan: Plan) -> list[Manifest]:
-    """Objects of the job that the plan does not have any more, in the order of taking them away.
+    """Objects of the job that the plan no longer contains, in the order of deletion.
 
-    What the caller may not list stays, and so does what pods lean on that are still there.
+    Objects that the caller may not list are left out, and so are those that existing pods use.
     """
     if not plan.exists:
         return []
@@ -54,19 +61,19 @@ def find_leftovers(cluster: Cluster, plan: Plan) -> list[Manifest]:
     if not left:
         return []
     pods = [
-        pod for pod in cluster.list("v1", "Pod", selector=f"kdist.dev/job={name}") if _lives(pod)
+        pod for pod in cluster.list("v1", "Pod", selector=job_selector(name)) if _is_active(pod)
     ]
     sent = json.dumps([each.document for each in plan.manifests])
-    gone = [
+    unused = [
         each
         for each in left
-        if not (each.kind == "ConfigMap" and f'"{each.name}"' in sent) and not _leans(pods, each)
+        if not (each.kind == "ConfigMap" and f'"{each.name}"' in sent) and not _is_used(pods, each)
     ]
-    return sort(gone)[::-1]
+    return sort(unused)[::-1]
 
 
 def prune(cluster: Cluster, plan: Plan, *, dry_run: bool = False) -> Iterator[Manifest]:
-    """Delete the leftovers, each given back as it goes. Raises `ApiError` where we may not."""
+    """Delete the leftovers; yields each afterwards. Raises `ApiError` without permission."""
     leftovers = find_leftovers(cluster, plan)
     if leftovers and not dry_run:
         rbac.require(cluster, rbac.to_delete(leftovers))
@@ -82,7 +89,7 @@ def _list(cluster: Cluster, api_version: str, kind: str, name: str) -> list[dict
 
     try:
         return cluster.list(
-            api_version, kind, selector=f"kdist.dev/job={name},app.kubernetes.io/managed-by=kdist"
+            api_version, kind, selector=f"{job_selector(name)},app.kubernetes.io/managed-by=kdist"
         )
     except ApiError as error:
         if error.status in (403, 404):
@@ -91,19 +98,17 @@ def _list(cluster: Cluster, api_version: str, kind: str, name: str) -> list[dict
 
 
 def _is_ours(document: dict[str, Any], name: str) -> bool:
-    """Whether it was made for the job, which a label alone does not say, and nothing but its
-    workload owns it.
-    """
+    """Whether the object is the job's, by its annotation, and only the workload owns it."""
     return find_owner(document) == name and not find_others(document, name)
 
 
-def _lives(pod: dict[str, Any]) -> bool:
+def _is_active(pod: dict[str, Any]) -> bool:
     return (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed")
 
 
-def _leans(pods: Sequence[dict[str, Any]], manifest: Manifest) -> bool:
-    """Whether one of the pods would miss it."""
-    if manifest.kind in _UNNOTICED:
+def _is_used(pods: Sequence[dict[str, Any]], manifest: Manifest) -> bool:
+    """Whether one of the pods uses the object."""
+    if manifest.kind in _NOT_USED_BY_PODS:
         return False
     if manifest.document.get("immutable"):  # code, which pods mount
         return any(manifest.name in _mounted(pod) for pod in pods)
@@ -118,22 +123,28 @@ def _mounted(pod: dict[str, Any]) -> Iterator[str]:
 
 
 _POLL_SECONDS = 0.5
-# Names that a job gives beside its own.
+# Names of objects that a job creates in addition to those with its own name.
 _DERIVED = (("ConfigMap", "-rendezvous"), (CLAIM, "-checkpoints"))
 
 
 def find_objects(cluster: Cluster, name: str) -> tuple[list[Manifest], list[Manifest]]:
-    """(the job's objects, others' that bear its label or a name that it gives), in the order of
-    taking them away.
+    """Find the job's objects, and foreign ones that have its label or one of its names.
 
-    What belongs to an object of somebody else's goes with that one, as a TrainJob's runtime goes
-    with it; both are left out.
+    Objects that are garbage-collected with another owner are left out, such as the runtime of a
+    TrainJob.
+
+    Args:
+        cluster: the cluster to search.
+        name: of the job.
+
+    Returns:
+        The job's objects and the foreign ones, both in the order of deletion.
     """
     own = _find_backend(cluster, name)
     with ThreadPoolExecutor(8) as pool:
         found = pool.map(
-            lambda kind: list(_look(cluster, kind[0], kind[1], name, own)),
-            (*BESIDE, *workload_kinds()),
+            lambda kind: list(_find_kind(cluster, kind[0], kind[1], name, own)),
+            (*DEPENDENT_KINDS, *workload_kinds()),
         )
         seen = [Manifest(each) for listed in found for each in listed]
     ours = [each for each in seen if find_owner(each.document) == name]
@@ -142,31 +153,33 @@ def find_objects(cluster: Cluster, name: str) -> tuple[list[Manifest], list[Mani
         for each in seen
         if each not in ours and not each.document["metadata"].get("ownerReferences")
     ]
-    return sort(each for each in ours if not _goes_by_itself(each, name))[::-1], sort(foreign)[::-1]
+    return sort(each for each in ours if not _is_garbage_collected(each, name))[::-1], sort(
+        foreign
+    )[::-1]
 
 
-def _goes_by_itself(manifest: Manifest, name: str) -> bool:
-    """Whether another object's end is its end too. A runtime must outlive its TrainJob, which takes
-    a while to go.
+def _is_garbage_collected(manifest: Manifest, name: str) -> bool:
+    """Whether the object is garbage-collected with its owner. A runtime has to exist until its
+    TrainJob is gone.
     """
     if manifest.kind == RUNTIME:
         return bool(manifest.document["metadata"].get("ownerReferences"))
     return bool(find_others(manifest.document, name))
 
 
-def _look(
+def _find_kind(
     cluster: Cluster, api_version: str, kind: str, name: str, own: str
 ) -> Iterator[dict[str, Any]]:
-    """The objects of a kind that bear the job's label, and those of the names that it gives."""
+    """The objects of a kind that have the job's label or one of its names."""
     from kdist.cluster import ApiError
 
     try:
-        listed = cluster.list(api_version, kind, selector=f"kdist.dev/job={name}")
+        listed = cluster.list(api_version, kind, selector=job_selector(name))
     except NotFoundError:
         return  # the cluster has no such kind
     except ApiError as error:
         if error.status == 403 and kind not in ("ConfigMap", own):
-            return  # who may not see what there is of a kind has not made any
+            return  # a user who may not list a kind has not created any
         raise
     yield from listed
     names = {each["metadata"]["name"] for each in listed}
@@ -183,7 +196,7 @@ def _look(
 
 
 def _find_backend(cluster: Cluster, name: str) -> str:
-    """The kind of the job's workload; empty where its ConfigMap does not tell."""
+    """The kind of the job's workload; empty if its ConfigMap does not contain it."""
     try:
         found = annotation(cluster.get("v1", "ConfigMap", name), BACKEND)
     except NotFoundError:
@@ -210,11 +223,23 @@ def remove(
     grace: int | None = None,
     wait: float | None,
 ) -> Iterator[Manifest]:
-    """Delete the objects, each given back as it goes. The rest waits up to `wait` seconds for the
-    pods; None: not at all.
+    """Delete the objects: the workloads first, the others when the pods have ended.
 
-    Pods that end save what they know, and need the rendezvous for it. Raises `KdistError` with code
-    TIMEOUT if they stay.
+    Pods that end save their state, and need the rendezvous for it.
+
+    Args:
+        cluster: the cluster to delete from.
+        name: of the job.
+        objects: its objects, as `find_objects` returns them.
+        dry_run: server-side only.
+        grace: seconds of grace for the pods; None for their own.
+        wait: seconds to wait for the pods; None not to wait.
+
+    Yields:
+        Each object after its deletion.
+
+    Raises:
+        KdistError: with code TIMEOUT if pods still exist.
     """
     workloads, others = split(objects)
     if not dry_run:
@@ -224,12 +249,12 @@ def remove(
         ]
         rbac.require(cluster, wanted)
     if workloads and wait is not None and not dry_run:
-        # or it would go at once, and pods that save meet by it
+        # otherwise it would be deleted at once, but pods need the rendezvous to save
         drop_owner(cluster, name, but=RUNTIME)
     for each in workloads:
         cluster.remove(each.api_version, each.kind, each.name, job=name, dry_run=dry_run)
         yield each
-    # the grace of pods that go with their workload is otherwise their own
+    # pods deleted by the garbage collector get their own grace period
     if grace is not None and not dry_run:
         for pod in find_pods(cluster, name):
             cluster.delete("v1", "Pod", pod["metadata"]["name"], grace=grace)
@@ -241,17 +266,17 @@ def remove(
 
 
 def find_pods(cluster: Cluster, name: str) -> list[dict[str, Any]]:
-    """The pods that the job's workload made: a label alone makes no pod the job's."""
+    """The pods that the job's workload created, not others with the same label."""
     return [
         pod
-        for pod in cluster.list("v1", "Pod", selector=f"kdist.dev/job={name}")
+        for pod in cluster.list("v1", "Pod", selector=job_selector(name))
         if is_made_for(pod, name)
     ]
 
 
 def wait_for_pods(cluster: Cluster, name: str, *, timeout: float) -> None:
-    """Return when no pod of the job is left. Raises `KdistError` with code TIMEOUT, and the pods
-    that stay.
+    """Return when no pod of the job is left. Raises `KdistError` with code TIMEOUT that names the
+    remaining pods.
     """
     end = time.monotonic() + timeout
     while left := find_pods(cluster, name):

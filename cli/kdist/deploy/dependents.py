@@ -1,8 +1,8 @@
-"""What goes with a job's workload: the garbage collector deletes it once the workload is gone, by
-its TTL or by hand.
+"""The objects that a job's workload owns: the garbage collector deletes them once the workload is
+gone, by its TTL or by hand.
 
-Two objects stay. The job's ConfigMap holds the job and its run, so that sending it again resumes
-that run; the claim holds the checkpoints, and beside them the ledger, which counts generations.
+Two objects stay. The job's ConfigMap contains the job and its run, so that applying it again
+resumes that run; the claim contains the checkpoints and the ledger, which counts generations.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from kdist import backends
 from kdist.errors import NotFoundError
-from kdist.manifest import Manifest, find_owner
+from kdist.manifest import Manifest, find_owner, job_selector
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
@@ -22,8 +22,8 @@ Reference = dict[str, Any]
 CLAIM = "PersistentVolumeClaim"
 RUNTIME = "TrainingRuntime"
 _RBAC = "rbac.authorization.k8s.io/v1"
-# What a job has beside its workload; pods and what controllers make go with the workload.
-BESIDE = (
+# The kinds of a job's objects besides its workload, which owns pods and what controllers create.
+DEPENDENT_KINDS = (
     ("v1", "ConfigMap"),
     ("v1", "Service"),
     ("v1", "ServiceAccount"),
@@ -43,15 +43,15 @@ def workload_kinds() -> list[tuple[str, str]]:
 
 
 def find_others(document: Mapping[str, Any], name: str) -> list[Reference]:
-    """The owners of an object but for the job's workload, be it this one or one before it."""
+    """The owners of an object other than the job's current or a previous workload."""
     kinds = {kind for _, kind in workload_kinds()}
     references = _references(document)
     return [each for each in references if each.get("kind") not in kinds or each["name"] != name]
 
 
 def adopt(cluster: Cluster, name: str, workload: Mapping[str, Any]) -> list[str]:
-    """Let the workload own all objects of the job that go with it; titles of those where we may
-    not.
+    """Make the workload the owner of the job's dependent objects; returns the titles of those for
+    which the permission is missing.
     """
     wanted = {
         "apiVersion": workload["apiVersion"],
@@ -64,8 +64,8 @@ def adopt(cluster: Cluster, name: str, workload: Mapping[str, Any]) -> list[str]
 
 
 def drop_owner(cluster: Cluster, name: str, *, but: str = "") -> None:
-    """Let nothing go with the job's workload any more, so that the next one can have it; `but`
-    names a kind that stays owned.
+    """Remove the workload as owner of the job's objects, so that they outlive it. Objects of kind
+    `but` stay owned.
     """
     found = [
         each
@@ -80,23 +80,23 @@ def _references(document: Mapping[str, Any]) -> list[Reference]:
 
 
 def _find(cluster: Cluster, name: str) -> list[Manifest]:
-    """The job's objects that go with its workload, without their content; not those that we may not
-    list.
+    """Metadata of the job's objects that its workload owns or should own, as far as they may be
+    listed.
     """
 
-    def look(kind: tuple[str, str]) -> Iterable[dict[str, Any]]:
+    def fetch(kind: tuple[str, str]) -> Iterable[dict[str, Any]]:
         from kdist.cluster import ApiError
 
         try:
-            return cluster.list(*kind, selector=f"kdist.dev/job={name}", metadata_only=True)
+            return cluster.list(*kind, selector=job_selector(name), metadata_only=True)
         except ApiError as error:
             if error.status in (403, 404):
                 return []
             raise
 
-    kinds = [each for each in BESIDE if each[1] != CLAIM]
+    kinds = [each for each in DEPENDENT_KINDS if each[1] != CLAIM]
     with ThreadPoolExecutor(len(kinds)) as pool:
-        listed = [Manifest(each) for found in pool.map(look, kinds) for each in found]
+        listed = [Manifest(each) for found in pool.map(fetch, kinds) for each in found]
     ours = [each for each in listed if find_owner(each.document) == name]
     return [each for each in ours if (each.kind, each.name) != ("ConfigMap", name)]
 
@@ -107,8 +107,8 @@ def _change(
     objects: Iterable[Manifest],
     owners: Callable[[list[Reference]], list[Reference] | None],
 ) -> list[str]:
-    """Give the objects these owners beside those that others gave them; titles of those where we
-    may not.
+    """Set the owners of objects, computed from those that others have set; returns the titles of
+    objects for which the permission is missing.
     """
 
     def change(each: Manifest) -> str:
@@ -118,7 +118,7 @@ def _change(
         try:
             cluster.change(each.api_version, each.kind, each.name, body, job=name)
         except NotFoundError:
-            return ""  # it has gone meanwhile
+            return ""  # deleted meanwhile
         except ApiError as error:
             if error.status != 403:
                 raise

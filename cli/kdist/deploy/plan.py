@@ -1,5 +1,5 @@
-"""The plan of a job for a cluster: workload kind, rendezvous and run are decided once and kept in
-the job's ConfigMap. The folder of `spec.code` is read into memory, to be sent in a ConfigMap.
+"""The plan of a job for a cluster: its workload kind, rendezvous and run, which are chosen once and
+stored in the job's ConfigMap. Also reads the folder of `spec.code`, to be sent in a ConfigMap.
 """
 
 from __future__ import annotations
@@ -21,18 +21,25 @@ from kdist.status import ASKED, BACKEND, NAMESPACE_VARIABLE, RENDEZVOUS, RUN_ID,
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
 
-# A ConfigMap holds 1 MiB; whoever names a folder far beyond that should hear of it before all of it
-# has been read.
-MOST_BYTES = 64 * 1024 * 1024
-_LEFT_OUT = frozenset({"__pycache__", "node_modules"})
+# A ConfigMap has at most 1 MiB; a folder far beyond that is rejected before all of it is read.
+MAX_BYTES = 64 * 1024 * 1024
+_EXCLUDED_FOLDERS = frozenset({"__pycache__", "node_modules"})
 
 
 def read_code(job: TrainingJob, base: Path) -> dict[str, bytes] | None:
-    """Files of the job's code folder by their path with `/`; None if it has none. `base` is where
-    its path starts.
+    """Read the files of the job's code folder, without hidden files, byte code and links that lead
+    out of the folder.
 
-    Hidden files, byte code and links that lead out of the folder stay behind. Raises `UsageError`
-    if there is no such folder, `KdistError` if it is far too big.
+    Args:
+        job: the job.
+        base: folder that `spec.code` is relative to.
+
+    Returns:
+        The content by path with `/`; None if the job has no code folder.
+
+    Raises:
+        UsageError: there is no such folder.
+        KdistError: it is far too large.
     """
     if job.spec.code is None:
         return None
@@ -45,9 +52,9 @@ def read_code(job: TrainingJob, base: Path) -> dict[str, bytes] | None:
     total = 0
     for path in _files(folder):
         total += path.stat().st_size
-        if total > MOST_BYTES:
+        if total > MAX_BYTES:
             raise KdistError(
-                f"spec.code: {folder} holds more than {MOST_BYTES // 2**20} MiB",
+                f"spec.code: {folder} has more than {MAX_BYTES // 2**20} MiB",
                 hint="put data and weights on a claim (spec.data), large code into the image",
             )
         found[path.relative_to(folder).as_posix()] = path.read_bytes()
@@ -57,7 +64,7 @@ def read_code(job: TrainingJob, base: Path) -> dict[str, bytes] | None:
 def _files(folder: Path) -> Iterator[Path]:
     for path in sorted(folder.rglob("*")):
         parts = path.relative_to(folder).parts
-        if any(part.startswith(".") or part in _LEFT_OUT for part in parts):
+        if any(part.startswith(".") or part in _EXCLUDED_FOLDERS for part in parts):
             continue
         if path.is_file() and path.resolve().is_relative_to(folder):
             yield path
@@ -65,10 +72,10 @@ def _files(folder: Path) -> Iterator[Path]:
 
 @dataclass(frozen=True)
 class Plan:
-    """A job as it would be sent: its objects, and what its user should know first.
+    """A job as it would be applied: its objects, and warnings for the user.
 
-    `config_map` is the job's ConfigMap as the cluster has it, None for a job that is not there.
-    `revived`: the job is there, and its workload is gone, by its TTL for instance.
+    `config_map` is the job's ConfigMap on the cluster, None for a new job. `revived`: the job
+    exists, but its workload is gone, for instance by its TTL.
     """
 
     job: TrainingJob
@@ -87,11 +94,20 @@ class Plan:
 def make_plan(
     cluster: Cluster | None, job: TrainingJob, *, base: Path, take_over: bool = False
 ) -> Plan:
-    """Decide what the job becomes on the cluster; what was decided when it was first sent stays.
-    None: without a cluster.
+    """Choose workload kind, rendezvous and run of a job, and render its objects. What was chosen
+    when the job was first applied stays.
 
-    `base` is the folder that its relative paths start from. Raises `KdistError` where the job
-    cannot be sent as it is.
+    Args:
+        cluster: the cluster; None to plan without one.
+        job: the job.
+        base: folder that its relative paths start from.
+        take_over: take over checkpoints locked by another run.
+
+    Returns:
+        The plan.
+
+    Raises:
+        KdistError: the job cannot be applied as it is.
     """
     code = read_code(job, base)
     if cluster is None:
@@ -122,10 +138,10 @@ def make_plan(
     )
     warnings = [
         *render.warn(job, placement),
-        *_say_state(cluster, job.metadata.name, state, decided),
+        *_describe_state(cluster, job.metadata.name, state, decided),
     ]
     manifests = [_keep(each, backend, workload) for each in render.render(job, placement)]
-    # what it ran stays to be looked at, until it is made anew
+    # a finished workload stays for inspection until a restart creates it again
     if state is not None and state.finished:
         manifests = [
             each
@@ -143,17 +159,17 @@ def make_plan(
 
 
 def _choose_run(cluster: Cluster, job: TrainingJob, decided: dict[str, str]) -> str:
-    """The run that the job names, else the one that was begun, else a new one."""
+    """The run that the job names, else the current one, else a new one."""
     if job.run is not None:
         return f"{cluster.namespace}/{job.run}"
-    # that one went by a name which the job does not give now
-    begun = decided.get(RUN_ID) if RUN not in decided else None
-    return begun or secrets.token_hex(4)
+    # a previous run with a name that the job no longer has is not continued
+    current = decided.get(RUN_ID) if RUN not in decided else None
+    return current or secrets.token_hex(4)
 
 
 def _keep(manifest: Manifest, backend: str, workload: dict[str, Any] | None) -> Manifest:
-    """The workload with those fields of the one that is there that follow from its first number of
-    nodes and cannot change.
+    """The workload, with the immutable fields of the existing one that follow from its first number
+    of nodes.
     """
     kind = backends.get(backend)
     if workload is None or (manifest.api_version, manifest.kind) != (kind.api_version, kind.kind):
@@ -162,8 +178,8 @@ def _keep(manifest: Manifest, backend: str, workload: dict[str, Any] | None) -> 
 
 
 def _find_workload(cluster: Cluster, backend: str, name: str) -> dict[str, Any] | None:
-    """The job's workload as it is; None if it is not there. Raises `ForeignError` for one of this
-    name that is not the job's.
+    """The job's workload on the cluster, or None. Raises `ForeignError` for a workload of this name
+    that has another owner.
     """
     from kdist.cluster import check_owner
 
@@ -177,15 +193,15 @@ def _find_workload(cluster: Cluster, backend: str, name: str) -> dict[str, Any] 
 
 
 def _is_suspended(job: TrainingJob, backend: str, state: WorkloadState | None) -> bool:
-    """A new job with a queue is started by Kueue, where the kind can be suspended; one that is
-    there stays as it is.
+    """Whether to render the workload as suspended: yes for a new job with a queue, because Kueue
+    starts it; an existing workload keeps its state.
     """
     if state is None:
         return job.spec.queue is not None and not backends.get(backend).parks
     return state.suspended or (state.finished is not None and backends.get(backend).parks)
 
 
-def _say_state(
+def _describe_state(
     cluster: Cluster, name: str, state: WorkloadState | None, decided: dict[str, str]
 ) -> Iterator[str]:
     if state is None:
@@ -193,19 +209,16 @@ def _say_state(
     if state.finished:
         restart = f"kdist restart {name} -n {cluster.namespace}"
         yield (
-            f"{name} has {state.finished}: what is sent now takes effect with `{restart}`, "
-            "from its last checkpoint"
+            f"job {name} has already {state.finished}; run `{restart}` to run it again from its "
+            "last checkpoint"
         )
     elif state.suspended and ASKED in decided:
-        yield (
-            f"{name} was {decided[ASKED]} and stays so: `kdist resume {name} -n "
-            f"{cluster.namespace}` starts it"
-        )
+        yield (f"{name} stays suspended: `kdist resume {name} -n {cluster.namespace}` starts it")
 
 
 def find_config_map(cluster: Cluster, name: str) -> dict[str, Any] | None:
-    """The job's ConfigMap, None if there is none. Raises `ForeignError` for one of this name that
-    is not the job's.
+    """The job's ConfigMap, or None. Raises `ForeignError` for a ConfigMap of this name that has
+    another owner.
     """
     from kdist.cluster import check_owner
 
@@ -214,17 +227,6 @@ def find_config_map(cluster: Cluster, name: str) -> dict[str, Any] | None:
     except NotFoundError:
         return None
     check_owner(found, name, api_version="v1", kind="ConfigMap")
-    return found
-
-
-def get_config_map(cluster: Cluster, name: str) -> dict[str, Any]:
-    """The job's ConfigMap. Raises `NotFoundError` if there is no such job."""
-    found = find_config_map(cluster, name)
-    if found is None:
-        raise NotFoundError(
-            f"there is no job {name} in namespace {cluster.namespace}",
-            next_command=f"kdist get -n {cluster.namespace}",
-        )
     return found
 
 
@@ -237,8 +239,8 @@ def _check_kind(cluster: Cluster, job: TrainingJob, decided: str) -> None:
         name, delete = job.metadata.name, f"kdist delete {job.metadata.name} -n {cluster.namespace}"
         raise KdistError(
             (
-                f"{name} runs as backend {decided}, and the job file says {job.spec.backend}: "
-                "a running job keeps its kind"
+                f"{name} runs as backend {decided}, but the job file has {job.spec.backend}: "
+                "the kind of an existing job cannot be changed"
             ),
             hint=f"`{delete}` keeps the checkpoints, and the next apply resumes from them",
             next_command=delete,
@@ -271,7 +273,7 @@ def _choose_rendezvous(cluster: Cluster, job: TrainingJob, decided: dict[str, st
         for kind in ("Role", "RoleBinding")
         for verb in ("get", "create", "patch")
     ]
-    # Nobody may grant what he does not hold, and the Role lets its account get and update a
+    # Users may grant only permissions that they have, and the Role grants get and update of a
     # ConfigMap.
     wanted += [Right(verb, "v1", "ConfigMap") for verb in ("get", "update")]
     return backends.choose_rendezvous(job, may_create_role=not rbac.find_missing(cluster, wanted))

@@ -1,5 +1,10 @@
-"""Why a job does not do what it should: one ranked cause, with the evidence, the way out and the
-next command. Pure.
+"""Explains why a job does not progress: the root cause, with evidence, a fix and the next commands.
+Performs no I/O.
+
+Read `rule` first (the input and the result of a rule), then `ranking`: the rules in order, and the
+choice of the root cause. The rules are grouped by what they look at: `admission` (queues, rejected
+pods), `scheduling`, `container_start`, `failures` (exit records, crashes) and `runtime`. Fetching
+the snapshot that they work on belongs to `kdist.jobs`.
 """
 
 from kdist.diagnose.ranking import RULES, diagnose

@@ -11,20 +11,18 @@ from kdist.diagnose.rule import Diagnosis, DiagnosticContext, clip, name_pods
 from kdist.status import Pod, documents
 from kdist.units import seconds
 
-_SLOW_PULL = 60.0  # seconds of pulling that are worth a word
+_SLOW_PULL = 60.0  # seconds of pulling that are reported
 _ABSENT_SOURCE = re.compile(
     r'(secret|configmap) "([^"]+)" not found'
     r"|references non-existent (secret|config) key: (\S+)"
 )
 
 
-def find_mount_trouble(case: DiagnosticContext) -> Diagnosis | None:
-    """A volume cannot be mounted. Slow pulls and waiting containers beside it are only what
-    follows.
-    """
-    pods = [pod for pod in case.waiting if pod.scheduled]
+def find_mount_trouble(ctx: DiagnosticContext) -> Diagnosis | None:
+    """A volume cannot be mounted. Slow pulls and waiting containers are only consequences."""
+    pods = [pod for pod in ctx.waiting if pod.scheduled]
     event = next(
-        case.events_of(
+        ctx.events_of(
             "Pod",
             [pod.name for pod in pods],
             "FailedMount",
@@ -35,24 +33,24 @@ def find_mount_trouble(case: DiagnosticContext) -> Diagnosis | None:
     )
     if event is None:
         return None
-    node = next((each.node for each in case.pods if each.name == event.name), "")
+    node = next((each.node for each in ctx.pods if each.name == event.name), "")
     sentence, fix = _explain_mount(event.name, event.message)
     return Diagnosis(
         "mount",
         sentence,
         evidence=(str(event), *([f"{event.name} is on node {node}"] if node else [])),
         fix=fix,
-        commands=(case.kubectl("describe", "pod", event.name),),
+        commands=(ctx.kubectl("describe", "pod", event.name),),
     )
 
 
-def _explain_mount(pod: str, said: str) -> tuple[str, str]:
-    """What the kubelet's message about a volume means, and the way out."""
-    volume = re.search(r'for volume "([^"]+)"', said) or re.search(
-        r"unmounted volumes=\[([^\]]*)\]", said
+def _explain_mount(pod: str, message: str) -> tuple[str, str]:
+    """What the kubelet's message about a volume means, and the fix."""
+    volume = re.search(r'for volume "([^"]+)"', message) or re.search(
+        r"unmounted volumes=\[([^\]]*)\]", message
     )
     name = volume[1] if volume else "?"
-    if found := _ABSENT_SOURCE.search(said):
+    if found := _ABSENT_SOURCE.search(message):
         kind = (
             (found[1] or found[3])
             .replace("configmap", "ConfigMap")
@@ -60,24 +58,25 @@ def _explain_mount(pod: str, said: str) -> tuple[str, str]:
             .replace("secret", "Secret")
         )
         what = f"{kind} {found[2]}" if found[2] else f"key {found[4]} of a {kind}"
-        return f"{what} does not exist, which the volume {name} is made of", "create it"
-    if "Multi-Attach" in said or "already exclusively attached" in said:
+        return f"{what} does not exist, which the volume {name} uses", "create it"
+    if "Multi-Attach" in message or "already exclusively attached" in message:
         return (
             f"the volume {name} is attached to another node and can be on one only",
-            "use a claim with accessMode ReadWriteMany, or nodes: 1; a pod that is gone lets "
-            "go after some minutes",
+            "use a claim with accessMode ReadWriteMany, or nodes: 1; a deleted pod releases "
+            "it after some minutes",
         )
     if found := re.search(
-        r"driver name (\S+) not found in the list of registered CSI drivers", said
+        r"driver name (\S+) not found in the list of registered CSI drivers", message
     ):
         return (
             f"the node lacks the storage driver {found[1]} of the volume {name}",
-            "whoever runs the cluster must bring it back on that node",
+            "an administrator must restore it on that node",
         )
-    detail = re.search(r"(?:mount failed|rpc error|Output|mount\.nfs)[^\n]*", said)
+    detail = re.search(r"(?:mount failed|rpc error|Output|mount\.nfs)[^\n]*", message)
+    reason = clip(detail[0] if detail else message, 200)
     return (
-        f"the volume {name} of {pod} cannot be mounted: {clip(detail[0] if detail else said, 200)}",
-        "see whether the storage answers from that node",
+        f"the volume {name} of {pod} cannot be mounted: {reason}",
+        "check whether the storage responds from that node",
     )
 
 
@@ -90,25 +89,25 @@ _PULLS = (
     "ImageInspectError",
 )
 
-# (in the message, stable word, sentence, way out); the first that is found counts.
+# (pattern in the message, cause, sentence, fix); the first match counts.
 _PULL_CAUSES: tuple[tuple[str, str, str, str], ...] = (
     (
         r"invalid reference format|InvalidImageName|couldn't parse image",
         "image-name",
-        "is no valid name of an image",
+        "is not a valid image name",
         "correct spec.image",
     ),
     (
         r"no match for platform|no matching manifest",
         "image-platform",
-        "is not made for the nodes' processors",
+        "is not built for the nodes' CPU architecture",
         "build it for them",
     ),
     (
         r"no such host|server misbehaving",
         "image-registry",
-        "cannot be pulled: the name of its registry is not known",
-        "correct the host in spec.image, or have the nodes' DNS looked at",
+        "cannot be pulled: its registry's host name cannot be resolved",
+        "correct the host in spec.image, or check the nodes' DNS",
     ),
     (
         (
@@ -116,7 +115,7 @@ _PULL_CAUSES: tuple[tuple[str, str, str, str], ...] = (
             r"Forbidden|insufficient_scope"
         ),
         "image-auth",
-        "cannot be pulled: the registry wants to know who asks, or knows no such repository",
+        "cannot be pulled: the registry requires authentication, or has no such repository",
         "create a registry Secret, name it in spec.imagePullSecrets, and check the name for a typo",
     ),
     (
@@ -137,7 +136,7 @@ _PULL_CAUSES: tuple[tuple[str, str, str, str], ...] = (
     (
         r"server gave HTTP response to HTTPS",
         "image-tls",
-        "cannot be pulled: the registry speaks plain HTTP, which the nodes refuse",
+        "cannot be pulled: the registry uses plain HTTP, which the nodes reject",
         "have the nodes allow it, or give the registry TLS",
     ),
     (
@@ -156,7 +155,7 @@ _PULL_CAUSES: tuple[tuple[str, str, str, str], ...] = (
         r"i/o timeout|connection refused|timed? ?out|unreachable|EOF|reset by peer",
         "image-registry",
         "cannot be pulled: its registry does not answer",
-        "see whether the nodes reach the registry",
+        "check whether the nodes reach the registry",
     ),
     (
         r"ErrImageNeverPull|is not present with pull policy",
@@ -167,13 +166,13 @@ _PULL_CAUSES: tuple[tuple[str, str, str, str], ...] = (
 )
 
 
-def find_image_trouble(case: DiagnosticContext) -> Diagnosis | None:
-    """The image cannot be had: its name, the registry, or who asks."""
-    pods = [pod for pod in case.waiting if pod.reason in _PULLS]
+def find_image_trouble(ctx: DiagnosticContext) -> Diagnosis | None:
+    """The image cannot be pulled: wrong name, registry unreachable, or no access."""
+    pods = [pod for pod in ctx.waiting if pod.reason in _PULLS]
     if not pods:
         return None
     events = list(
-        case.events_of("Pod", [pod.name for pod in pods], "Failed", "ErrImagePull", "InspectFailed")
+        ctx.events_of("Pod", [pod.name for pod in pods], "Failed", "ErrImagePull", "InspectFailed")
     )
     failed = next(
         (
@@ -183,47 +182,46 @@ def find_image_trouble(case: DiagnosticContext) -> Diagnosis | None:
         ),
         None,
     )
-    said = " ".join(
+    message = " ".join(
         [*(f"{pod.reason}: {pod.message}" for pod in pods[:1]), failed.message if failed else ""]
     )
-    image = _image_of(case, pods[0])
+    image = _image_of(ctx, pods[0])
     evidence = [
         f"pod/{pods[0].name}: {pods[0].reason}: {clip(pods[0].message)}",
         *([str(failed)] if failed else []),
     ]
     for pattern, cause, words, fix in _PULL_CAUSES:
-        if re.search(pattern, said):
-            return _image(case, pods, cause, f"the image {image} {words}", evidence, fix)
+        if re.search(pattern, message):
+            return _image(ctx, pods, cause, f"the image {image} {words}", evidence, fix)
     return _image(
-        case,
+        ctx,
         pods,
         "image",
         f"the image {image} cannot be pulled",
         evidence,
-        "see what the registry says",
+        "see the registry's message",
     )
 
 
 def _image(
-    case: DiagnosticContext,
+    ctx: DiagnosticContext,
     pods: Sequence[Pod],
     cause: str,
     sentence: str,
     evidence: Sequence[str],
     fix: str,
 ) -> Diagnosis:
-    told = (*evidence, f"waiting: {name_pods(pods)}")
     return Diagnosis(
         cause,
         sentence,
-        evidence=told,
+        evidence=(*evidence, f"waiting: {name_pods(pods)}"),
         fix=fix,
-        commands=(case.kubectl("describe", "pod", pods[0].name),),
+        commands=(ctx.kubectl("describe", "pod", pods[0].name),),
     )
 
 
-def _image_of(case: DiagnosticContext, pod: Pod) -> str:
-    document = case.document(pod)
+def _image_of(ctx: DiagnosticContext, pod: Pod) -> str:
+    document = ctx.document(pod)
     images = {
         documents.text(each, "name"): documents.text(each, "image")
         for each in documents.items(document, "spec", "containers")
@@ -234,96 +232,96 @@ def _image_of(case: DiagnosticContext, pod: Pod) -> str:
     return images.get(pod.container, "") or "?"
 
 
-def find_config_trouble(case: DiagnosticContext) -> Diagnosis | None:
-    """A container cannot be made: a Secret, a ConfigMap or a key of one is missing, or its user is
-    not allowed.
+def find_config_trouble(ctx: DiagnosticContext) -> Diagnosis | None:
+    """A container cannot be created: a Secret, a ConfigMap or one of its keys is missing, or its
+    user is not allowed.
     """
     pod = next(
         (
             pod
-            for pod in case.waiting
+            for pod in ctx.waiting
             if pod.reason in ("CreateContainerConfigError", "CreateContainerError")
         ),
         None,
     )
     if pod is None:
         return None
-    said = pod.message
+    message = pod.message
     fix = "see the message"
-    if found := re.search(r'(secret|configmap) "([^"]+)" not found', said):
+    if found := re.search(r'(secret|configmap) "([^"]+)" not found', message):
         kind = "Secret" if found[1] == "secret" else "ConfigMap"
         cause = f"{found[1]}-missing"
-        sentence = f"{kind} {found[2]} does not exist in namespace {case.namespace}"
+        sentence = f"{kind} {found[2]} does not exist in namespace {ctx.namespace}"
         fix = (
             "create it: kubectl create "
             f"{'secret generic' if kind == 'Secret' else 'configmap'} {found[2]} … -n "
-            f"{case.namespace}"
+            f"{ctx.namespace}"
         )
     elif found := re.search(
-        r"couldn't find key (\S+) in (Secret|ConfigMap) \S*?/?([^/\s]+)$", said
+        r"couldn't find key (\S+) in (Secret|ConfigMap) \S*?/?([^/\s]+)$", message
     ):
         cause = f"{found[2].lower()}-missing"
         sentence = f"{found[2]} {found[3]} has no key {found[1]}"
         fix = "add the key, or correct spec.env"
-    elif "runAsNonRoot" in said or "non-numeric user" in said:
+    elif "runAsNonRoot" in message or "non-numeric user" in message:
         cause = "image-user"
         sentence = (
-            f"the image wants to run as root, or as a user without a number: {clip(said, 200)}"
+            f"the image wants to run as root, or as a user without a number: {clip(message, 200)}"
         )
         fix = "give the image a numeric USER other than 0"
     else:
         cause = "container"
-        sentence = f"the container of {pod.name} cannot be made: {clip(said, 200)}"
-    evidence = (f"pod/{pod.name}: {pod.reason}: {clip(said)}",)
+        sentence = f"the container of {pod.name} cannot be created: {clip(message, 200)}"
+    evidence = (f"pod/{pod.name}: {pod.reason}: {clip(message)}",)
     return Diagnosis(
         cause,
         sentence,
         evidence=evidence,
         fix=fix,
-        commands=(case.kubectl("describe", "pod", pod.name),),
+        commands=(ctx.kubectl("describe", "pod", pod.name),),
     )
 
 
-def find_start_trouble(case: DiagnosticContext) -> Diagnosis | None:
-    """The image has not the program that it should start with."""
-    for pod in case.pods:
+def find_start_trouble(ctx: DiagnosticContext) -> Diagnosis | None:
+    """The image lacks the program to start."""
+    for pod in ctx.pods:
         end = pod.ended or pod.before
         reasons = {pod.reason, end.reason if end else ""}
-        said = f"{pod.message} {end.message if end else ''}"
+        message = f"{pod.message} {end.message if end else ''}"
         if reasons & {"RunContainerError", "StartError", "ContainerCannotRun"} or (
             end and end.code in (126, 127) and not end.record
         ):
             sentence = (
                 f"the container of {pod.name} cannot be started: "
-                f"{clip(said, 200).strip() or 'its command is not in the image'}"
+                f"{clip(message, 200).strip() or 'its command is not in the image'}"
             )
             fix = "build the image on kdist's own, whose entrypoint starts the trainer"
-            commands = (case.kdist("logs", "--previous"), case.kubectl("describe", "pod", pod.name))
+            commands = (ctx.kdist("logs", "--previous"), ctx.kubectl("describe", "pod", pod.name))
             return Diagnosis(
                 "container-start",
                 sentence,
-                evidence=(f"pod/{pod.name}: {clip(said)}",),
+                evidence=(f"pod/{pod.name}: {clip(message)}",),
                 fix=fix,
                 commands=commands,
             )
     return None
 
 
-def find_slow_pull(case: DiagnosticContext) -> Diagnosis | None:
-    """The image is still on its way."""
-    pods = [pod for pod in case.waiting if pod.scheduled and not pod.troubled]
+def find_slow_pull(ctx: DiagnosticContext) -> Diagnosis | None:
+    """The image is still being pulled."""
+    pods = [pod for pod in ctx.waiting if pod.scheduled and not pod.troubled]
     for pod in pods:
-        latest = next(case.events_of("Pod", [pod.name], "Pulling", "Pulled", "Created"), None)
+        latest = next(ctx.events_of("Pod", [pod.name], "Pulling", "Pulled", "Created"), None)
         if (
             latest is not None
             and latest.reason == "Pulling"
-            and (took := case.now - latest.at) >= _SLOW_PULL
+            and (took := ctx.now - latest.at) >= _SLOW_PULL
         ):
             sentence = (
-                f"{pod.name} has been pulling the image {_image_of(case, pod)} for {seconds(took)}"
+                f"{pod.name} has been pulling the image {_image_of(ctx, pod)} for {seconds(took)}"
             )
             fix = "wait: a node pulls an image once; torch's takes minutes on a slow line"
             return Diagnosis(
-                "slow-pull", sentence, "waiting", (str(latest),), fix, (case.kdist("events"),)
+                "slow-pull", sentence, "waiting", (str(latest),), fix, (ctx.kdist("events"),)
             )
     return None

@@ -5,7 +5,6 @@ of the workload.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 from kdist.diagnose import scheduling
 from kdist.diagnose.rule import Diagnosis, DiagnosticContext, Severity, clip, name_pods
@@ -23,21 +22,21 @@ _NEED_A_TRACEBACK = (
     "budget",
 )  # others say all in their message
 # the latter is of a pod whose node lost track of it
-_SAID_ELSEWHERE = ("OOMKilled", "ContainerStatusUnknown")
-_FRESH = 1800.0  # seconds for which an end that was recovered from is worth a word
+_HANDLED_ELSEWHERE = ("OOMKilled", "ContainerStatusUnknown")
+_FRESH = 1800.0  # seconds for which a failure is reported after the job has recovered
 
 
-def find_memory_trouble(case: DiagnosticContext) -> Diagnosis | None:
-    """A pod used more memory than it may: the peers that were lost with it are what followed."""
+def find_memory_trouble(ctx: DiagnosticContext) -> Diagnosis | None:
+    """A pod exceeded its memory limit; peers that were lost with it are consequences."""
     hit = [
         (pod, end)
-        for pod in case.pods
-        if (end := _killed_for_memory(pod)) is not None and _is_fresh(case, end)
+        for pod in ctx.pods
+        if (end := _killed_for_memory(pod)) is not None and _is_fresh(ctx, end)
     ]
-    record = case.status.exit_record
+    record = ctx.status.exit_record
     if not hit:
         return (
-            _host_memory(case, record)
+            _host_memory(ctx, record)
             if record and record.cause == "oom_host" and record.permanent
             else None
         )
@@ -49,17 +48,17 @@ def find_memory_trouble(case: DiagnosticContext) -> Diagnosis | None:
         and (record.time or 0.0) < (end.at or 0.0)
     ):
         return None  # something else came first
-    limit = _memory_limit(case, pod)
+    limit = _memory_limit(ctx, pod)
     had = f" of {size(limit)}" if limit else ""
-    ranks = ", ".join(str(rank.rank) for rank in case.status.ranks if rank.pod == pod.name)
+    ranks = ", ".join(str(rank.rank) for rank in ctx.status.ranks if rank.pod == pod.name)
     others = [
         each
-        for each in case.pods
+        for each in ctx.pods
         if each is not pod and each.record and each.record.code in (201, 202)
     ]
     evidence = [
         f"pod/{pod.name}: OOMKilled, exit code {end.code}"
-        + (f", {case.ago(end.at)}" if end.at else "")
+        + (f", {ctx.ago(end.at)}" if end.at else "")
     ]
     evidence += [f"its ranks: {ranks}"] if ranks else []
     evidence += [f"{name_pods(others)} only lost their peer"] if others else []
@@ -69,13 +68,13 @@ def find_memory_trouble(case: DiagnosticContext) -> Diagnosis | None:
             f"{name_pods([each for each, _ in hit])} used more memory than the limit{had} and "
             "was killed"
         ),
-        "failed" if case.status.phase is Phase.FAILED else "blocked",
+        "failed" if ctx.status.phase is Phase.FAILED else "blocked",
         tuple(evidence),
         (
             "raise spec.resources.memory, or lower train.microBatch or train.loader.workers; "
             "/dev/shm counts too"
         ),
-        (case.kdist("logs", "--pod", pod.name, "--previous"), case.kdist("metrics")),
+        (ctx.kdist("logs", "--pod", pod.name, "--previous"), ctx.kdist("top", "-o", "prom")),
     )
 
 
@@ -83,17 +82,17 @@ def _killed_for_memory(pod: Pod) -> ContainerTermination | None:
     return next((end for end in (pod.ended, pod.before) if end and end.reason == "OOMKilled"), None)
 
 
-def _is_fresh(case: DiagnosticContext, end: ContainerTermination) -> bool:
-    return end.at is None or case.now - end.at < _FRESH or case.status.phase.terminal
+def _is_fresh(ctx: DiagnosticContext, end: ContainerTermination) -> bool:
+    return end.at is None or ctx.now - end.at < _FRESH or ctx.status.phase.terminal
 
 
-def _memory_limit(case: DiagnosticContext, pod: Pod) -> float | None:
-    containers = documents.items(case.document(pod), "spec", "containers")
+def _memory_limit(ctx: DiagnosticContext, pod: Pod) -> float | None:
+    containers = documents.items(ctx.document(pod), "spec", "containers")
     found = next((each for each in containers if documents.text(each, "name") == pod.container), {})
     return scheduling.parse(documents.at(found, "resources", "limits", "memory"))
 
 
-def _host_memory(case: DiagnosticContext, record: ExitRecord) -> Diagnosis:
+def _host_memory(ctx: DiagnosticContext, record: ExitRecord) -> Diagnosis:
     sentence = f"{_where(record)} used more memory than there is and was killed"
     fix = "raise spec.resources.memory, or lower train.microBatch or train.loader.workers"
     return Diagnosis(
@@ -102,115 +101,115 @@ def _host_memory(case: DiagnosticContext, record: ExitRecord) -> Diagnosis:
         "failed",
         _evidence(record),
         fix,
-        (case.kdist("logs", *_rank(record)),),
+        (ctx.kdist("logs", *_rank(record)),),
     )
 
 
-Tell = Callable[[DiagnosticContext, ExitRecord], tuple[str, str]]
-
-# cause of an exit record -> (what it means, the way out); `{where}` and `{said}` are filled in.
+# cause of an exit record -> (sentence, fix), templates with `{where}`, `{message}`, `{collective}`.
 _CAUSES: dict[str, tuple[str, str]] = {
     "user_code": (
-        "{where} raised {said}",
-        "mend the code, then apply and restart: it goes on from its last checkpoint",
+        "{where} raised {message}",
+        "fix the code, then apply and restart: it resumes from its last checkpoint",
     ),
     "config": (
-        "the job cannot be trained as it is: {said}",
+        "the job cannot be trained: {message}",
         "change job.yaml, then apply and restart",
     ),
     "preflight": (
-        "the network between the ranks is slower than the job demands: {said}",
+        "the network between the ranks is slower than the job demands: {message}",
         "give it other nodes (nodeSelector, tolerations), or lower "
         "spec.preflight.allReduce.minBusBandwidth; "
         "`kdist bench all_reduce -f JOB.yaml` measures by itself",
     ),
     "data": (
-        "the data cannot be used: {said}",
-        "mend the data or spec.data, then apply and restart",
+        "the data cannot be used: {message}",
+        "fix the data or spec.data, then apply and restart",
     ),
     "mismatch": (
-        "the checkpoint or the data does not fit this job: {said}",
+        "the checkpoint or the data does not fit this job: {message}",
         "do what the message says, or use another checkpoint folder",
     ),
     "nan": (
-        "the loss is not finite: {said}",
+        "the loss is not finite: {message}",
         (
-            "lower the learning rate, use bf16 or fp32, look at the data; train.onNonfinite: "
-            "skip leaves such steps out"
+            "lower the learning rate, use bf16 or fp32, check the data; train.onNonfinite: "
+            "skip drops such steps"
         ),
     ),
     "oom_device": (
-        "{where} ran out of the GPU's memory: {said}",
+        "{where} ran out of the GPU's memory: {message}",
         "lower train.microBatch (the batch stays the same), or use bf16",
     ),
     "budget": (
-        "the job failed too often without getting on: {said}",
-        "mend the last failure; spec.maxRestarts is its budget",
+        "the job failed too often without progress: {message}",
+        "fix the last failure, or raise spec.maxRestarts",
     ),
     "hang": (
-        "{where} stood still{collective}: {said}",
-        "see the stacks in its log; spec.hangTimeoutSeconds is how long it may be silent",
+        "{where} hung{collective}: {message}",
+        "see the stacks in its log; spec.hangTimeoutSeconds is the limit",
     ),
     "collective_timeout": (
-        "{where} waited too long for its peers{collective}: {said}",
-        "look for the rank that is behind; spec.collectiveTimeoutSeconds is how long it may take",
+        "{where} waited too long for its peers{collective}: {message}",
+        "find the rank that is behind; spec.collectiveTimeoutSeconds is the limit",
     ),
     "collective_mismatch": (
-        "{where} is out of step with its peers: {said}",
+        "{where} diverged from its peers: {message}",
         (
-            "mend the code: all ranks must enter the same collectives, in the same order, "
+            "fix the code: all ranks must enter the same collectives, in the same order, "
             "with equal sizes"
         ),
     ),
     "storage": (
-        "the storage of checkpoints refuses: {said}",
-        "free space, or mend the volume; what was committed is safe",
+        "the checkpoint storage failed: {message}",
+        "free space, or repair the volume; committed checkpoints are safe",
     ),
     "rendezvous": (
-        "the nodes could not meet: {said}",
-        "see whether pods reach each other, and the API server: `kdist doctor`",
+        "the rendezvous failed: {message}",
+        "check whether pods reach each other and the API server: `kdist doctor`",
     ),
     "node_lost": (
-        "{where} lost its peers: {said}",
-        "look for the pod that went away first: `kdist events`",
+        "{where} lost its peers: {message}",
+        "find the pod that was lost first: `kdist events`",
     ),
     "signal": (
-        "{where} was killed: {said}",
+        "{where} was killed: {message}",
         "something outside the training ended it: `kdist events`",
     ),
-    "unknown": ("the agent failed: {said}", "see its log"),
+    "unknown": ("the agent failed: {message}", "see its log"),
 }
 
 
-def find_failure(case: DiagnosticContext) -> Diagnosis | None:
-    """What the exit record says: the first failure that decides, over all ranks."""
-    record = case.status.exit_record
+def find_failure(ctx: DiagnosticContext) -> Diagnosis | None:
+    """The cause of the exit record: the root cause over all ranks."""
+    record = ctx.status.exit_record
     if record is None or record.code in (0, 200):
         return None
-    if case.status.phase is not Phase.FAILED and not (record.permanent or case.stuck):
+    if ctx.status.phase is not Phase.FAILED and not (record.permanent or ctx.stuck):
         return None
     words, fix = _CAUSES.get(record.cause, _CAUSES["unknown"])
     collective = f" inside {record.collective}" if record.collective else ""
     sentence = words.format(
         where=_where(record),
-        said=clip(record.message, 300) or f"exit code {record.code}",
+        message=clip(record.message, 300) or f"exit code {record.code}",
         collective=collective,
     )
-    severity: Severity = "failed" if case.status.phase is Phase.FAILED else "blocked"
+    severity: Severity = "failed" if ctx.status.phase is Phase.FAILED else "blocked"
     if record.cause == "config" and "Extra inputs are not permitted" in record.message:
         fix = (
-            "the image's trainer is of another version than this kdist: build the image anew, "
+            "the image has another trainer version than this kdist: rebuild the image, "
             "and set spec.image"
         )
     if record.cause == "mismatch" and (found := re.search(r"; ([^;]+)$", record.message)):
         fix = found[1]
     commands = [
-        case.kdist("logs", *_rank(record), *([] if _is_there(case, record) else ["--previous"]))
+        ctx.kdist(
+            "logs", *_rank(record), *([] if _is_current_instance(ctx, record) else ["--previous"])
+        )
     ]
     if severity == "failed":
         commands += [
-            "kdist apply JOB.yaml" + (f" -n {case.namespace}" if case.namespace else ""),
-            case.kdist("restart"),
+            "kdist apply JOB.yaml" + (f" -n {ctx.namespace}" if ctx.namespace else ""),
+            ctx.kdist("restart"),
         ]
     return Diagnosis(_stable(record), sentence, severity, _evidence(record), fix, tuple(commands))
 
@@ -231,17 +230,17 @@ def _where(record: ExitRecord) -> str:
 
 
 def _evidence(record: ExitRecord) -> tuple[str, ...]:
-    told: tuple[str, ...] = (
+    lines: tuple[str, ...] = (
         f"exit record: cause {record.cause}, code {record.code}"
         + ("" if record.whole else ", cut short"),
     )
-    told += tuple(record.collectives[:_SHOWN_RANKS])
-    return (*told, *_traceback(record)) if record.cause in _NEED_A_TRACEBACK else told
+    lines += tuple(record.collectives[:_SHOWN_RANKS])
+    return (*lines, *_traceback(record)) if record.cause in _NEED_A_TRACEBACK else lines
 
 
 def _traceback(record: ExitRecord) -> tuple[str, ...]:
-    """Where it happened: the end of a traceback; of the stacks of a hang the beginning, where the
-    most recent call stands.
+    """The relevant lines: the end of a traceback, or the beginning of the stacks of a hang, which
+    start with the most recent call.
     """
     lines = tuple(record.traceback)
     stacks = [number for number, line in enumerate(lines) if line.startswith("Current thread")]
@@ -252,36 +251,36 @@ def _rank(record: ExitRecord) -> list[str]:
     return ["--rank", str(record.rank)] if record.rank is not None else []
 
 
-def _is_there(case: DiagnosticContext, record: ExitRecord) -> bool:
-    """Whether the log of the container that wrote the record is the present one."""
-    pod = next((each for each in case.pods if each.name == record.node), None)
+def _is_current_instance(ctx: DiagnosticContext, record: ExitRecord) -> bool:
+    """Whether the record was written by the current container instance."""
+    pod = next((each for each in ctx.pods if each.name == record.node), None)
     return pod is None or pod.ended is not None
 
 
-def find_crash(case: DiagnosticContext) -> Diagnosis | None:
-    """A container ends again and again, or ended for good, without an exit record."""
-    for pod in case.pods:
+def find_crash(ctx: DiagnosticContext) -> Diagnosis | None:
+    """A container crashes repeatedly, or has ended, without an exit record."""
+    for pod in ctx.pods:
         end = pod.ended or (pod.before if pod.reason == "CrashLoopBackOff" else None)
         if (
             end is None
             or end.code == 0
             or end.record
-            or end.reason in _SAID_ELSEWHERE
-            or (not case.stuck and case.status.phase is not Phase.FAILED)
+            or end.reason in _HANDLED_ELSEWHERE
+            or (not ctx.stuck and ctx.status.phase is not Phase.FAILED)
         ):
             continue
         how = (
             f"by signal {end.code - 128}" if 128 < end.code < 160 else f"with exit code {end.code}"
         )
         lines = [line for line in end.message.splitlines() if line.strip()][-_SHOWN_LINES:]
-        severity: Severity = "failed" if case.status.phase is Phase.FAILED else "blocked"
+        severity: Severity = "failed" if ctx.status.phase is Phase.FAILED else "blocked"
         sentence = f"the container of {pod.name} ended {how} and left no exit record"
         previous = ["--previous"] if pod.ended is None else []
         commands = (
-            case.kdist("logs", "--pod", pod.name, *previous),
-            case.kubectl("describe", "pod", pod.name),
+            ctx.kdist("logs", "--pod", pod.name, *previous),
+            ctx.kubectl("describe", "pod", pod.name),
         )
-        fix = "its log says why; the image must start kdist's trainer"
+        fix = "see its log; the image must start kdist's trainer"
         return Diagnosis(
             "crash",
             sentence,
@@ -295,54 +294,54 @@ def find_crash(case: DiagnosticContext) -> Diagnosis | None:
 
 _EVICTIONS = {
     "Evicted": (
-        "the node was short of something",
+        "the node was short of resources",
         "ask for what the pod uses: spec.resources; keep big files off the node's disk",
     ),
     "PreemptionByScheduler": (
         "a pod with a higher priority took its place",
         "give spec.priorityClass a higher one, or wait",
     ),
-    "EvictionByEvictionAPI": ("its node is being emptied", "nothing: it starts again elsewhere"),
+    "EvictionByEvictionAPI": ("its node is being drained", "nothing: it starts again elsewhere"),
     "DeletionByTaintManager": (
-        "its node was tainted or fell silent",
-        "nothing, if the job goes on; else see the node",
+        "its node was tainted or stopped responding",
+        "nothing, if the job continues; else check the node",
     ),
     "TerminationByKubelet": (
-        "the kubelet ended it, short of something or shutting down",
+        "the kubelet ended it for lack of resources, or to shut down",
         "see the node",
     ),
 }
 
 
-def find_eviction(case: DiagnosticContext) -> Diagnosis | None:
-    """A pod was put off its node."""
-    if not case.stuck and case.status.phase is not Phase.FAILED:
+def find_eviction(ctx: DiagnosticContext) -> Diagnosis | None:
+    """A pod was evicted from its node."""
+    if not ctx.stuck and ctx.status.phase is not Phase.FAILED:
         return None
-    for pod in case.pods:
+    for pod in ctx.pods:
         reason = "Evicted" if pod.state == "Evicted" else pod.reason
         if reason in _EVICTIONS and not pod.lost:
             why, fix = _EVICTIONS[reason]
-            said = pod.message or documents.text(case.document(pod), "status", "message")
+            message = pod.message or documents.text(ctx.document(pod), "status", "message")
             sentence = f"{pod.name} was evicted from node {pod.node or '?'}: {why}"
             return Diagnosis(
                 "evicted",
                 sentence,
                 "waiting",
-                (f"pod/{pod.name}: {reason}: {clip(said)}",),
+                (f"pod/{pod.name}: {reason}: {clip(message)}",),
                 fix,
-                (case.kdist("events"),),
+                (ctx.kdist("events"),),
             )
     return None
 
 
 _LIMITS = {
     "DeadlineExceeded": (
-        "its time was up (activeDeadlineSeconds)",
+        "it exceeded its activeDeadlineSeconds",
         "raise the deadline, then apply and restart",
     ),
     "BackoffLimitExceeded": ("its pods failed too often", "see the first failure in the logs"),
     "PodFailurePolicy": (
-        "a container ended with a code that another try cannot help",
+        "a container ended with an exit code that is not retried",
         "see its log",
     ),
     "MaxFailedIndexesExceeded": (
@@ -353,10 +352,10 @@ _LIMITS = {
 }
 
 
-def find_limit(case: DiagnosticContext) -> Diagnosis | None:
-    """The workload failed, and nothing better is known than its own word for it."""
-    state = case.seen.state
-    if case.status.phase is not Phase.FAILED or state is None:
+def find_limit(ctx: DiagnosticContext) -> Diagnosis | None:
+    """The workload failed, and its own reason is all that is known."""
+    state = ctx.seen.state
+    if ctx.status.phase is not Phase.FAILED or state is None:
         return None
     words, fix = _LIMITS.get(state.reason, ("", "see the logs and the events"))
     sentence = (
@@ -370,5 +369,5 @@ def find_limit(case: DiagnosticContext) -> Diagnosis | None:
         "failed",
         evidence,
         fix,
-        (case.kdist("logs", "--previous"), case.kdist("events")),
+        (ctx.kdist("logs", "--previous"), ctx.kdist("events")),
     )

@@ -1,8 +1,8 @@
-"""The table of causes, and which of several is the one that matters.
+"""The ordered table of rules, and the choice of the root cause among several diagnoses.
 
-A cause stands before its consequences: a volume that cannot be mounted before the image that is
-slow to come, the rank that was killed before the peers that lost it, the pods that cannot be made
-before the rendezvous that waits for them.
+A cause comes before its consequences: a volume that cannot be mounted before an image that is
+pulled slowly, the rank that was killed before the peers that lost it, the pods that cannot be
+created before the rendezvous that waits for them.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from kdist.status import Phase, Snapshot
 
 RULES: tuple[Rule, ...] = (
     runtime.find_success,
-    runtime.find_rest,
+    runtime.find_suspended,
     runtime.find_gone,
     admission.find_queue,
-    admission.find_refusal,
+    admission.find_rejection,
     scheduling.find_claim_trouble,
     container_start.find_mount_trouble,
     container_start.find_config_trouble,
@@ -36,38 +36,38 @@ RULES: tuple[Rule, ...] = (
     container_start.find_slow_pull,
     admission.find_idle_operator,
     runtime.find_no_answer,
-    runtime.find_on_its_way,
+    runtime.find_starting,
 )
-"""From the cause that explains most to the one that explains least."""
+"""From root causes to consequences."""
 
 _ONLY_WHEN_ALONE = ("starting", "failed", "operator-absent")
 _FOLLOWS = ("peers-lost", "rendezvous", "hang", "collective-timeout")
-"""What happens to the other pods when one is lost: no news beside the reason for which it was."""
+"""Consequences of a lost pod for the others: not reported in addition to its cause."""
 _OVER = ("done", "stopped", "suspended")
 
 
 def diagnose(seen: Snapshot) -> Diagnosis:
-    """The one cause that matters; the others that were found are in its `also`."""
-    case = DiagnosticContext(seen)
-    found = [diagnosis for rule in RULES if (diagnosis := rule(case)) is not None]
+    """The root cause; other causes are in its `also`."""
+    ctx = DiagnosticContext(seen)
+    found = [diagnosis for rule in RULES if (diagnosis := rule(ctx)) is not None]
     if (
-        case.status.phase is Phase.RUNNING
-        and case.status.reason != "NoAnswer"
+        ctx.status.phase is Phase.RUNNING
+        and ctx.status.reason != "NoAnswer"
         and not any(each.cause == "hang" for each in found)
     ):
-        # what limps beside a job that trains is worth a word, no more
-        found.insert(0, runtime.find_nothing_wrong(case))
+        # a job that trains is fine; other findings are secondary
+        found.insert(0, runtime.find_nothing_wrong(ctx))
     if not found:
-        found = [runtime.find_nothing_wrong(case)]
+        found = [runtime.find_nothing_wrong(ctx)]
     first, *others = found
     known = (*_ONLY_WHEN_ALONE, *_FOLLOWS, first.cause)
-    news = [each for each in others if each.cause not in known and not _repeats(first, each)]
-    also = {each.cause: each for each in reversed(news)}
+    further = [each for each in others if each.cause not in known and not _repeats(first, each)]
+    also = {each.cause: each for each in reversed(further)}
     return replace(first, also=() if first.cause in _OVER else tuple(reversed(also.values())))
 
 
 def _repeats(first: Diagnosis, other: Diagnosis) -> bool:
-    """Whether it is the same trouble, seen from another side."""
+    """Whether both diagnoses describe the same problem."""
     if first.cause.startswith("claim-") and other.cause == "unschedulable":
         return "persistentvolumeclaim" in " ".join(other.evidence).lower()
     return first.cause == "out-of-memory" and other.cause in ("unknown", "signal", "crash")

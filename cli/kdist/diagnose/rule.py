@@ -1,4 +1,4 @@
-"""One job as a rule looks at it, and what a rule says."""
+"""The input of a rule, `DiagnosticContext`, and its result, `Diagnosis`."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _NAMED = 3  # pods that are named one by one
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """One cause: a stable word, what it means in a sentence, what it was seen by, the way out, and
-    what to type next.
+    """One cause: its stable name, a sentence that explains it, the evidence, a fix, and the
+    commands to run next.
 
-    `severity`: `fine` needs nothing, `waiting` may pass by itself, `blocked` needs somebody,
-    `failed` is over.
+    `severity`: `fine` needs nothing, `waiting` may resolve by itself, `blocked` needs an action,
+    `failed` is final.
     """
 
     cause: str
@@ -44,9 +44,7 @@ Rule = Callable[["DiagnosticContext"], Diagnosis | None]
 
 
 class KubernetesEvent(NamedTuple):
-    """One of the cluster's events. `at` is unix seconds of its latest time, `times` how often it
-    came.
-    """
+    """A Kubernetes event. `at` is the unix time of its latest occurrence, `times` their number."""
 
     kind: str
     name: str
@@ -61,7 +59,7 @@ class KubernetesEvent(NamedTuple):
 
 
 class DiagnosticContext:
-    """What rules look at: a snapshot, its status, and short ways to what they often ask."""
+    """The input of rules: a snapshot, its status, and shortcuts to common lookups."""
 
     def __init__(self, seen: Snapshot) -> None:
         self.seen = seen
@@ -93,7 +91,7 @@ class DiagnosticContext:
 
     @property
     def waiting(self) -> list[Pod]:
-        """Pods that do not run yet, or not again."""
+        """Pods that do not run yet, or not yet again."""
         return [
             pod
             for pod in self.pods
@@ -102,7 +100,7 @@ class DiagnosticContext:
 
     @property
     def stuck(self) -> bool:
-        """Whether the job ought to be at work and is not."""
+        """Whether the job should run and does not."""
         return self.status.phase in (
             Phase.PENDING,
             Phase.QUEUED,
@@ -112,19 +110,19 @@ class DiagnosticContext:
         )
 
     def ago(self, at: float | None) -> str:
-        """How long ago that was, in words."""
+        """Time since `at` (unix seconds) in words, e.g. `5 s ago`; empty if unknown."""
         return "" if at is None or at <= 0 else f"{seconds(max(0.0, self.now - at))} ago"
 
     def kdist(self, verb: str, *args: str) -> str:
-        """A command of ours about this job."""
-        return " ".join(["kdist", verb, self.name, *self._place, *args])
+        """A kdist command line for this job."""
+        return " ".join(["kdist", verb, self.name, *self._namespace_option, *args])
 
     def kubectl(self, *args: str) -> str:
-        """A command of kubectl's in the job's namespace."""
-        return " ".join(["kubectl", *args, *self._place])
+        """A kubectl command line in the job's namespace."""
+        return " ".join(["kubectl", *args, *self._namespace_option])
 
     @property
-    def _place(self) -> list[str]:
+    def _namespace_option(self) -> list[str]:
         return ["-n", self.namespace] if self.namespace else []
 
 
@@ -149,7 +147,7 @@ def _read_event(document: Document) -> KubernetesEvent:
 
 
 def clip(text: str, longest: int = _LONGEST) -> str:
-    """Text on one line, cut where it is too long."""
+    """Text on one line, truncated to `longest` characters."""
     line = " ".join(text.split())
     return line if len(line) <= longest else line[: longest - 1] + "…"
 
@@ -165,8 +163,3 @@ def name_all(names: Sequence[str]) -> str:
     if more > 0:
         return f"{', '.join(shown)} and {more} more"
     return " and ".join([", ".join(shown[:-1]), shown[-1]] if len(shown) > 1 else shown)
-
-
-def count(number: int, what: str) -> str:
-    """`1 node`, `2 nodes`."""
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"

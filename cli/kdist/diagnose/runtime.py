@@ -1,35 +1,35 @@
-"""What holds up a job whose containers run, or have run: nodes that fell silent, a rendezvous, a
-hang; and that all is well.
+"""Causes in a job whose containers run, or have run: lost nodes, rendezvous, hangs; also that
+nothing is wrong.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kdist.diagnose.rule import Diagnosis, DiagnosticContext, clip, count, name_all, name_pods
+from kdist.agent_metrics import METRICS_PORT
+from kdist.diagnose.rule import Diagnosis, DiagnosticContext, clip, name_all, name_pods
 from kdist.status import Phase, Pod, RankStatus, documents
-from kdist.units import number, seconds
+from kdist.units import count, number, seconds
 
-# seconds without a rank's sign of life that are worth a word where it makes no steps
-_SILENT = 30.0
-_SHORT, _STEPS = 5.0, 5.0  # where it does: so many seconds, and so many of its usual steps
-_PLACES = 4  # groups of ranks that are named
+_SILENT = 30.0  # seconds without a heartbeat after which a rank that makes no steps is silent
+_SHORT, _STEPS = 5.0, 5.0  # for a rank that makes steps: seconds, and multiples of its step time
+_MAX_LOCATIONS = 4  # groups of ranks that are named
 _HANG_SECONDS = 300  # the default of spec.hangTimeoutSeconds
 
 
-def find_lost_node(case: DiagnosticContext) -> Diagnosis | None:
-    """A node fell silent. Its pods are not replaced as long as it may come back."""
-    lost = [pod for pod in case.pods if pod.lost]
-    if not lost or case.status.phase.terminal:
+def find_lost_node(ctx: DiagnosticContext) -> Diagnosis | None:
+    """A node does not respond. Its pods are not replaced as long as it may come back."""
+    lost = [pod for pod in ctx.pods if pod.lost]
+    if not lost or ctx.status.phase.terminal:
         return None
     node, nodes = lost[0].node, sorted({pod.node for pod in lost})
-    left = case.status.nodes.ready
-    since = _silent_since(case, node)
-    enough = left >= case.status.nodes.min
+    left = ctx.status.nodes.ready
+    since = _silent_since(ctx, node)
+    enough = left >= ctx.status.nodes.min
     consequence = (
-        f"the job goes on with {left}"
+        f"the job continues with {left}"
         if enough
-        else f"it needs {case.status.nodes.min} nodes and has {left}"
+        else f"it needs {ctx.status.nodes.min} nodes and has {left}"
     )
     named = (
         f"node {node} does not answer"
@@ -40,17 +40,17 @@ def find_lost_node(case: DiagnosticContext) -> Diagnosis | None:
         "Kubernetes does not replace a pod on a node that may come back: bring the node back, "
         "delete it if it is gone for good, "
     )
-    fix += "or taint it out of service if it is surely off"
-    if not enough and (most := case.status.nodes.max) > 1:
-        fix += f"; with nodes {{min: {left or 1}, max: {most}}} the others would go on"
+    fix += "or taint it out of service if it is certainly off"
+    if not enough and (most := ctx.status.nodes.max) > 1:
+        fix += f"; with nodes {{min: {left or 1}, max: {most}}} the others would continue"
     return Diagnosis(
         "node-lost",
         (
-            f"{named}{f' since {seconds(case.now - since)}' if since else ''}; "
+            f"{named}{f' since {seconds(ctx.now - since)}' if since else ''}; "
             f"{name_pods(lost)} {_are(lost)} on it, {consequence}"
         ),
         "waiting" if enough else "blocked",
-        tuple(_evidence_of_loss(case, lost)),
+        tuple(_evidence_of_loss(ctx, lost)),
         fix,
         (
             f"kubectl delete node {node}",
@@ -63,28 +63,26 @@ def _are(pods: list[Pod]) -> str:
     return "is" if len(pods) == 1 else "are"
 
 
-def _silent_since(case: DiagnosticContext, node: str) -> float | None:
+def _silent_since(ctx: DiagnosticContext, node: str) -> float | None:
     return documents.moment(
-        documents.condition(case.seen.nodes.get(node), "Ready"), "lastTransitionTime"
+        documents.condition(ctx.seen.nodes.get(node), "Ready"), "lastTransitionTime"
     )
 
 
-def _evidence_of_loss(case: DiagnosticContext, lost: list[Pod]) -> list[str]:
+def _evidence_of_loss(ctx: DiagnosticContext, lost: list[Pod]) -> list[str]:
     found = []
     for name in dict.fromkeys(pod.node for pod in lost):
-        ready = documents.condition(case.seen.nodes.get(name), "Ready")
+        ready = documents.condition(ctx.seen.nodes.get(name), "Ready")
         if ready:
-            said = clip(documents.text(ready, "message"))
+            message = clip(documents.text(ready, "message"))
             found.append(
                 f"node/{name}: Ready is {documents.text(ready, 'status')}: "
-                f"{documents.text(ready, 'reason')}: {said}"
+                f"{documents.text(ready, 'reason')}: {message}"
             )
     found += [
         str(event)
         for event in list(
-            case.events_of(
-                "Pod", [pod.name for pod in lost], "NodeNotReady", "TaintManagerEviction"
-            )
+            ctx.events_of("Pod", [pod.name for pod in lost], "NodeNotReady", "TaintManagerEviction")
         )[:2]
     ]
     return found or [
@@ -92,23 +90,23 @@ def _evidence_of_loss(case: DiagnosticContext, lost: list[Pod]) -> list[str]:
     ]
 
 
-def find_hang(case: DiagnosticContext) -> Diagnosis | None:
-    """Ranks stand still: the agents have noticed, or their heartbeats say so."""
-    hung = case.status.reason == "Hang"
-    silent = [rank for rank in case.status.ranks if _is_silent(rank)]
-    if case.status.phase not in (Phase.RUNNING, Phase.RECOVERING) or not (hung or silent):
+def find_hang(ctx: DiagnosticContext) -> Diagnosis | None:
+    """Ranks hang, as detected by their agents or seen in their heartbeats."""
+    hung = ctx.status.reason == "Hang"
+    silent = [rank for rank in ctx.status.ranks if _is_silent(rank)]
+    if ctx.status.phase not in (Phase.RUNNING, Phase.RECOVERING) or not (hung or silent):
         return None
     if not silent:
         rest = "their agents have written the stacks to the log and start them again"
         fix = "the stacks in the log name the line"
         return Diagnosis(
-            "hang", f"ranks stand still; {rest}", "waiting", fix=fix, commands=(case.kdist("logs"),)
+            "hang", f"ranks hang; {rest}", "waiting", fix=fix, commands=(ctx.kdist("logs"),)
         )
-    places = _places(silent)
-    others = [rank for rank in case.status.ranks if rank not in silent and rank.silence is not None]
+    places = _group_by_location(silent)
+    others = [rank for rank in ctx.status.ranks if rank not in silent and rank.silence is not None]
     since = min(rank.silence or 0.0 for rank in silent)
-    what = f"{_name_ranks(silent)} did not get on" if others else "no step has finished"
-    steps = [rank.step_seconds for rank in case.status.ranks if rank.step_seconds]
+    what = f"{_name_ranks(silent)} made no progress" if others else "no step has finished"
+    steps = [rank.step_seconds for rank in ctx.status.ranks if rank.step_seconds]
     usual = f", where a step usually takes {seconds(max(steps))}" if steps else ""
     words = "; ".join(f"{_name_ranks(ranks)} {_in(ranks, place)}" for place, ranks in places)
     evidence = [
@@ -118,7 +116,7 @@ def find_hang(case: DiagnosticContext) -> Diagnosis | None:
         )
         for place, ranks in places
     ]
-    outlook, fix = _outlook(case, silent, hung=hung)
+    outlook, fix = _outlook(ctx, silent, hung=hung)
     first = places[0][1][0]
     return Diagnosis(
         "hang",
@@ -126,13 +124,13 @@ def find_hang(case: DiagnosticContext) -> Diagnosis | None:
         "waiting",
         tuple(evidence),
         fix,
-        (case.kdist("logs", "--rank", str(first.rank), "--tail", "100"), case.kdist("top")),
+        (ctx.kdist("logs", "--rank", str(first.rank), "--tail", "100"), ctx.kdist("top")),
     )
 
 
 def _is_silent(rank: RankStatus) -> bool:
-    """Whether it should have been heard of: within a few steps, or, where no step is made, after a
-    while.
+    """Whether its last heartbeat is too old: by a few step times, or, if it makes no steps, by
+    `_SILENT`.
     """
     if rank.silence is None:
         return False
@@ -142,12 +140,12 @@ def _is_silent(rank: RankStatus) -> bool:
     )
 
 
-def _places(silent: Sequence[RankStatus]) -> list[tuple[str, list[RankStatus]]]:
-    """Where the ranks stand, those in no collective first: the others wait for them."""
+def _group_by_location(silent: Sequence[RankStatus]) -> list[tuple[str, list[RankStatus]]]:
+    """The ranks by collective or phase, those in no collective first: the others wait for them."""
     found: dict[str, list[RankStatus]] = {}
     for rank in sorted(silent, key=lambda each: (bool(each.collective), each.step or 0, each.rank)):
         found.setdefault(rank.collective or f"phase {rank.phase or '?'}", []).append(rank)
-    return list(found.items())[:_PLACES]
+    return list(found.items())[:_MAX_LOCATIONS]
 
 
 def _name_ranks(ranks: Sequence[RankStatus]) -> str:
@@ -159,20 +157,20 @@ def _in(ranks: Sequence[RankStatus], place: str) -> str:
     return (
         f"wait{verb} in {place}"
         if ranks[0].collective
-        else f"stand{verb} still in {place}, in no collective"
+        else f"hang{verb} in {place}, in no collective"
     )
 
 
 def _outlook(
-    case: DiagnosticContext, silent: Sequence[RankStatus], *, hung: bool
+    ctx: DiagnosticContext, silent: Sequence[RankStatus], *, hung: bool
 ) -> tuple[str, str]:
-    """When the stacks are there, and what to do with them."""
+    """When stacks will be written, and the fix."""
     if hung:
         return (
             "their agents have written the stacks to the log and start them again",
             "the stacks in the log name the line",
         )
-    limit = documents.integer(case.seen.job, "spec", "hangTimeoutSeconds") or _HANG_SECONDS
+    limit = documents.integer(ctx.seen.job, "spec", "hangTimeoutSeconds") or _HANG_SECONDS
     left = limit - max(each.silence or 0.0 for each in silent)
     when = f"in {seconds(left)} at the earliest" if left > 0 else "soon"
     return (
@@ -187,22 +185,22 @@ def _outlook(
     )
 
 
-def find_rendezvous(case: DiagnosticContext) -> Diagnosis | None:
-    """Agents wait for each other: how many are there, and which pods are missing."""
-    if case.status.reason not in ("Rendezvous", "TooFewNodes"):
+def find_rendezvous(ctx: DiagnosticContext) -> Diagnosis | None:
+    """Agents wait at the rendezvous: how many have joined, and which pods are missing."""
+    if ctx.status.reason not in ("Rendezvous", "TooFewNodes"):
         return None
     here = {
         name
-        for name, report in case.seen.reports.items()
+        for name, report in ctx.seen.reports.items()
         if documents.text(report, "state") == "rendezvous"
     }
-    wanted, most = case.status.nodes.min, case.status.nodes.max
-    present = {pod.index for pod in case.pods if pod.name in here}
-    missing = [pod for pod in case.pods if pod.name not in here and not pod.over]
-    unmade = [str(index) for index in range(most) if index not in {pod.index for pod in case.pods}]
+    wanted, most = ctx.status.nodes.min, ctx.status.nodes.max
+    present = {pod.index for pod in ctx.pods if pod.name in here}
+    missing = [pod for pod in ctx.pods if pod.name not in here and not pod.over]
+    unmade = [str(index) for index in range(most) if index not in {pod.index for pod in ctx.pods}]
     words = [f"{pod.name} ({pod.state})" for pod in missing]
     words += (
-        [f"{count(len(unmade), 'pod')} not made ({name_all(unmade)})"]
+        [f"{count(len(unmade), 'pod')} not created ({name_all(unmade)})"]
         if unmade and len(present) < wanted
         else []
     )
@@ -214,108 +212,105 @@ def find_rendezvous(case: DiagnosticContext) -> Diagnosis | None:
             f"{len(here)} nodes are at the rendezvous and {wanted} are enough: they wait a "
             "moment for more"
         )
-    limit = documents.integer(case.seen.job, "spec", "rendezvousTimeoutSeconds")
-    fix = f"see why the missing pods do not come; after {limit or '?'} s the job gives up"
+    limit = documents.integer(ctx.seen.job, "spec", "rendezvousTimeoutSeconds")
+    fix = f"find out why the missing pods do not start; after {limit or '?'} s the job gives up"
     commands = (
-        case.kdist("events"),
-        *((case.kdist("logs", "--pod", missing[0].name),) if missing else ()),
+        ctx.kdist("events"),
+        *((ctx.kdist("logs", "--pod", missing[0].name),) if missing else ()),
     )
-    evidence = tuple(f"pod/{pod.name}: {pod.state}" for pod in case.pods if not pod.over)[:8]
+    evidence = tuple(f"pod/{pod.name}: {pod.state}" for pod in ctx.pods if not pod.over)[:8]
     return Diagnosis("rendezvous", sentence, "waiting", evidence, fix, commands)
 
 
-def find_no_answer(case: DiagnosticContext) -> Diagnosis | None:
-    """The pods run, and what they do cannot be asked from here."""
-    if case.status.reason != "NoAnswer":
+def find_no_answer(ctx: DiagnosticContext) -> Diagnosis | None:
+    """The pods run, but their agents cannot be reached."""
+    if ctx.status.reason != "NoAnswer":
         return None
     evidence = tuple(
-        f"pod/{pod.name}: {pod.state}, port 9401 gives no answer"
-        for pod in case.pods
+        f"pod/{pod.name}: {pod.state}, no response on port {METRICS_PORT}"
+        for pod in ctx.pods
         if pod.working
     )[:4]
-    fix = (
-        "look at the logs; a NetworkPolicy may keep the API server from the pods, or the "
-        "agents may be stuck"
-    )
+    fix = "see the logs; a NetworkPolicy may block the API server, or the agents may be stuck"
     return Diagnosis(
         "no-answer",
-        case.status.message,
+        ctx.status.message,
         "waiting",
         evidence,
         fix,
-        (case.kdist("logs", "--tail", "20"), "kdist doctor"),
+        (ctx.kdist("logs", "--tail", "20"), "kdist doctor"),
     )
 
 
-def find_gone(case: DiagnosticContext) -> Diagnosis | None:
-    """The workload is not there."""
-    if case.status.reason != "NoWorkload":
+def find_gone(ctx: DiagnosticContext) -> Diagnosis | None:
+    """The workload does not exist."""
+    if ctx.status.reason != "NoWorkload":
         return None
-    fix = "send the job again: it resumes from its last checkpoint, or ends at once if it was done"
-    place = f" -n {case.namespace}" if case.namespace else ""
+    fix = "apply the job again: it resumes from its last checkpoint, or ends at once if it was done"
+    place = f" -n {ctx.namespace}" if ctx.namespace else ""
     return Diagnosis(
         "no-workload",
-        case.status.message,
+        ctx.status.message,
         fix=fix,
-        commands=(f"kdist apply JOB.yaml{place}", case.kdist("events")),
+        commands=(f"kdist apply JOB.yaml{place}", ctx.kdist("events")),
     )
 
 
-def find_rest(case: DiagnosticContext) -> Diagnosis | None:
-    """The job rests because somebody asked for it."""
-    phase = case.status.phase
+def find_suspended(ctx: DiagnosticContext) -> Diagnosis | None:
+    """The job is suspended, or was stopped on request."""
+    phase = ctx.status.phase
     if phase is Phase.SUSPENDED:
         return Diagnosis(
             "suspended",
-            f"{case.name} is suspended",
+            f"{ctx.name} is suspended",
             "waiting",
             fix="resume it",
-            commands=(case.kdist("resume"),),
+            commands=(ctx.kdist("resume"),),
         )
     if phase is Phase.STOPPED:
-        step = f" after step {case.status.step}" if case.status.step is not None else ""
+        step = f" after step {ctx.status.step}" if ctx.status.step is not None else ""
         return Diagnosis(
             "stopped",
-            f"{case.name} was stopped{step}; its state is saved",
+            f"{ctx.name} was stopped{step}; its state is saved",
             "fine",
-            commands=(case.kdist("restart"),),
+            commands=(ctx.kdist("restart"),),
         )
     return None
 
 
-def find_success(case: DiagnosticContext) -> Diagnosis | None:
+def find_success(ctx: DiagnosticContext) -> Diagnosis | None:
     """The job is done."""
-    if case.status.phase is not Phase.SUCCEEDED:
+    if ctx.status.phase is not Phase.SUCCEEDED:
         return None
-    step = f" after step {case.status.step:,}" if case.status.step is not None else ""
-    parked = (
+    step = f" after step {ctx.status.step:,}" if ctx.status.step is not None else ""
+    kept_alive = (
         "; its pods hold their resources until a kdist command sees it"
-        if case.status.parked
+        if ctx.status.kept_alive
         else ""
     )
-    return Diagnosis("done", f"nothing is wrong: {case.name} is done{step}{parked}", "fine")
+    return Diagnosis("done", f"nothing is wrong: {ctx.name} is done{step}{kept_alive}", "fine")
 
 
-def find_on_its_way(case: DiagnosticContext) -> Diagnosis | None:
-    """The job starts, or starts again, and nothing speaks against it."""
-    if not case.stuck:
+def find_starting(ctx: DiagnosticContext) -> Diagnosis | None:
+    """The job starts, or restarts, and nothing is wrong so far."""
+    if not ctx.stuck:
         return None
-    what = "starts again" if case.status.phase is Phase.RECOVERING else "starts"
-    told = case.status.message or case.status.reason or "nothing is known yet"
-    evidence = tuple(f"pod/{pod.name}: {pod.state}" for pod in case.pods)[:8]
+    what = "starts again" if ctx.status.phase is Phase.RECOVERING else "starts"
+    reason = ctx.status.message or ctx.status.reason or "nothing is known yet"
+    evidence = tuple(f"pod/{pod.name}: {pod.state}" for pod in ctx.pods)[:8]
     return Diagnosis(
         "starting",
-        f"{case.name} {what}: {told}",
+        f"{ctx.name} {what}: {reason}",
         "waiting",
         evidence,
         "wait a moment",
-        (case.kdist("status", "-w"),),
+        (ctx.kdist("status", "-w"),),
     )
 
 
-def find_nothing_wrong(case: DiagnosticContext) -> Diagnosis:
-    """The job trains: its pace says so."""
-    status = case.status
+def find_nothing_wrong(ctx: DiagnosticContext) -> Diagnosis:
+    """The job trains: report its pace."""
+    status = ctx.status
     parts = (
         [f"step {status.step:,}" + (f" of {status.target_steps:,}" if status.target_steps else "")]
         if status.step is not None
@@ -328,8 +323,8 @@ def find_nothing_wrong(case: DiagnosticContext) -> Diagnosis:
     parts += [f"{status.nodes} nodes"]
     smaller = (
         f"; {status.message}"
-        if status.reason in ("Smaller", "NodeLost", "Suspending", "Stopping", "Finishing")
+        if status.reason in ("Smaller", "NodeLost", "Suspending", "Finishing")
         else ""
     )
     sentence = f"nothing is wrong: {status.name} trains ({', '.join(parts)}){smaller}"
-    return Diagnosis("none", sentence, "fine", commands=(case.kdist("status", "-w"),))
+    return Diagnosis("none", sentence, "fine", commands=(ctx.kdist("status", "-w"),))

@@ -12,13 +12,12 @@ from kdist.diagnose.rule import (
     DiagnosticContext,
     Severity,
     clip,
-    count,
     name_all,
     name_pods,
 )
 from kdist.status import Pod, documents
 from kdist.status.documents import Document
-from kdist.units import number, size
+from kdist.units import count, number, size
 
 _UNITS = {
     "n": 1e-9,
@@ -42,7 +41,7 @@ _QUANTITY = re.compile(r"([0-9]{1,30}(?:\.[0-9]{1,30})?)(?:[eE]([+-]?[0-9]{1,2})
 
 
 def parse(text: object) -> float | None:
-    """The number that a quantity stands for; None if it is none."""
+    """Parse a Kubernetes quantity; None if it is not one."""
     found = (
         _QUANTITY.fullmatch(str(text))
         if isinstance(text, str | int | float) and not isinstance(text, bool)
@@ -62,7 +61,7 @@ def show(resource: str, amount: float) -> str:
 
 
 def requests(pod: Document) -> dict[str, float]:
-    """What all containers of a pod ask for together."""
+    """Sum of the requests (or limits) of all containers of a pod, by resource."""
     found: dict[str, float] = {}
     for container in documents.items(pod, "spec", "containers"):
         asked: Mapping[str, object] = {
@@ -75,7 +74,7 @@ def requests(pod: Document) -> dict[str, float]:
 
 
 def allocatable(node: Document, resource: str) -> float:
-    """What a node has to give of a resource, to all pods together."""
+    """Allocatable amount of a resource on a node."""
     return parse(documents.at(node, "status", "allocatable", resource)) or 0.0
 
 
@@ -84,39 +83,39 @@ _OBSTACLE = re.compile(
 )
 
 
-def _unscheduled(case: DiagnosticContext) -> list[Pod]:
-    return [pod for pod in case.waiting if not pod.scheduled and pod.reason == "Unschedulable"]
+def _unscheduled(ctx: DiagnosticContext) -> list[Pod]:
+    return [pod for pod in ctx.waiting if not pod.scheduled and pod.reason == "Unschedulable"]
 
 
-def find_claim_trouble(case: DiagnosticContext) -> Diagnosis | None:
-    """A volume claim does not exist, or gets no volume."""
-    if not case.waiting:
+def find_claim_trouble(ctx: DiagnosticContext) -> Diagnosis | None:
+    """A volume claim does not exist, or is not bound."""
+    if not ctx.waiting:
         return None
-    for pod in _unscheduled(case):
+    for pod in _unscheduled(ctx):
         if found := re.search(r'persistentvolumeclaim "([^"]+)" not found', pod.message):
-            return _missing_claim(case, found[1], f"pod/{pod.name}: {clip(pod.message)}")
-    for name, claim in case.seen.claims.items():
+            return _missing_claim(ctx, found[1], f"pod/{pod.name}: {clip(pod.message)}")
+    for name, claim in ctx.seen.claims.items():
         if not claim:
-            return _missing_claim(case, name, f"{name_pods(case.waiting)} mount it")
-    return next(filter(None, (_pending_claim(case, name) for name in case.seen.claims)), None)
+            return _missing_claim(ctx, name, f"{name_pods(ctx.waiting)} mount it")
+    return next(filter(None, (_pending_claim(ctx, name) for name in ctx.seen.claims)), None)
 
 
-def _missing_claim(case: DiagnosticContext, name: str, evidence: str) -> Diagnosis:
+def _missing_claim(ctx: DiagnosticContext, name: str, evidence: str) -> Diagnosis:
     return Diagnosis(
         "claim-missing",
-        f"the volume claim {name} does not exist in namespace {case.namespace}",
+        f"the volume claim {name} does not exist in namespace {ctx.namespace}",
         evidence=(evidence,),
         fix="create it (`kdist render JOB.yaml --claims only` prints that of "
         "`checkpoints.size`), name one that exists, or let "
         "`kdist apply` make one with `checkpoints: {size: 10Gi}`",
-        commands=(case.kubectl("get", "pvc"),),
+        commands=(ctx.kubectl("get", "pvc"),),
     )
 
 
-def _pending_claim(case: DiagnosticContext, name: str) -> Diagnosis | None:
-    claim = case.seen.claims[name]
+def _pending_claim(ctx: DiagnosticContext, name: str) -> Diagnosis | None:
+    claim = ctx.seen.claims[name]
     events = list(
-        case.events_of(
+        ctx.events_of(
             "PersistentVolumeClaim",
             [name],
             "ProvisioningFailed",
@@ -127,52 +126,52 @@ def _pending_claim(case: DiagnosticContext, name: str) -> Diagnosis | None:
     phase = documents.text(claim, "status", "phase")
     if phase == "Lost":
         return _claim(
-            case,
+            ctx,
             "claim-lost",
             f"the volume of claim {name} is gone",
             [f"pvc/{name}: Lost"],
             "restore it, or use another claim",
         )
     waits = any(
-        "unbound immediate PersistentVolumeClaims" in pod.message for pod in _unscheduled(case)
+        "unbound immediate PersistentVolumeClaims" in pod.message for pod in _unscheduled(ctx)
     )
     if phase != "Pending" or not (events or waits):
         return None
     sentence, fix = _explain_pending(name, claim, events[0].message if events else "")
     evidence = [str(event) for event in events[:2]] or [f"pvc/{name}: Pending"]
-    return _claim(case, "claim-pending", sentence, evidence, fix)
+    return _claim(ctx, "claim-pending", sentence, evidence, fix)
 
 
-def _explain_pending(name: str, claim: documents.Document, said: str) -> tuple[str, str]:
-    """Why a claim has no volume yet, and the way out."""
+def _explain_pending(name: str, claim: documents.Document, message: str) -> tuple[str, str]:
+    """Why a claim has no volume yet, and the fix."""
     wanted = documents.text(claim, "spec", "storageClassName")
     modes = documents.at(claim, "spec", "accessModes")
     asked = ", ".join(str(mode) for mode in modes) if isinstance(modes, list) else ""
-    fix = "choose a class that can give it: `kubectl get storageclass` lists them"
-    if "not found" in said and wanted:
+    fix = "choose a class that supports it: `kubectl get storageclass` lists them"
+    if "not found" in message and wanted:
         sentence = f"the volume claim {name} wants the storage class {wanted}, which does not exist"
-    elif "no storage class is set" in said:
+    elif "no storage class is set" in message:
         sentence = (
             f"the volume claim {name} names no storage class, there is no default one, and no "
             "volume fits"
         )
-        fix = "set checkpoints.class, or have a default storage class made"
+        fix = "set checkpoints.class, or create a default storage class"
     elif "ReadWriteMany" in asked:
         sentence = (
             f"the volume claim {name} gets no volume; the class {wanted or 'used'} may not "
-            "know ReadWriteMany"
+            "support ReadWriteMany"
         )
         fix = (
-            "choose a class that can share volumes, or checkpoints.accessMode: ReadWriteOnce "
+            "choose a class with shared volumes, or checkpoints.accessMode: ReadWriteOnce "
             "for a job of one node"
         )
     else:
-        sentence = f"the volume claim {name} has got no volume yet"
+        sentence = f"the volume claim {name} has no volume yet"
     return sentence, fix
 
 
 def _claim(
-    case: DiagnosticContext, cause: str, sentence: str, evidence: Sequence[str], fix: str
+    ctx: DiagnosticContext, cause: str, sentence: str, evidence: Sequence[str], fix: str
 ) -> Diagnosis:
     name = sentence.split("claim ")[1].split()[0].rstrip(",")
     return Diagnosis(
@@ -180,13 +179,13 @@ def _claim(
         sentence,
         evidence=tuple(evidence),
         fix=fix,
-        commands=(case.kubectl("describe", "pvc", name),),
+        commands=(ctx.kubectl("describe", "pvc", name),),
     )
 
 
-def find_unschedulable(case: DiagnosticContext) -> Diagnosis | None:
-    """No node takes a pod: which resource is short, and what the nodes have."""
-    pods = _unscheduled(case)
+def find_unschedulable(ctx: DiagnosticContext) -> Diagnosis | None:
+    """No node fits a pod: which resource is short, and what the nodes have."""
+    pods = _unscheduled(ctx)
     if not pods:
         return None
     message = next((pod.message for pod in pods if pod.message), "")
@@ -201,18 +200,18 @@ def find_unschedulable(case: DiagnosticContext) -> Diagnosis | None:
     ]
     evidence = [f"pod/{pods[0].name}: {clip(message)}"]
     if short:
-        return _short_of(case, pods, short, evidence)
-    return _kept_off(case, pods, obstacles, message, evidence)
+        return _short_of(ctx, pods, short, evidence)
+    return _blocked_by_constraints(ctx, pods, obstacles, message, evidence)
 
 
 def _short_of(
-    case: DiagnosticContext, pods: Sequence[Pod], short: Sequence[str], evidence: list[str]
+    ctx: DiagnosticContext, pods: Sequence[Pod], short: Sequence[str], evidence: list[str]
 ) -> Diagnosis:
-    wanted = requests(case.document(pods[0]))
-    resource = next((each for each in short if not _fits_anywhere(case, each, wanted)), short[0])
+    wanted = requests(ctx.document(pods[0]))
+    resource = next((each for each in short if not _fits_anywhere(ctx, each, wanted)), short[0])
     asked = show(resource, wanted[resource]) if resource in wanted else resource
-    largest = max((allocatable(node, resource) for node in case.seen.nodes.values()), default=None)
-    evidence += [_describe_nodes(case, resource)] if case.seen.nodes else []
+    largest = max((allocatable(node, resource) for node in ctx.seen.nodes.values()), default=None)
+    evidence += [_describe_nodes(ctx, resource)] if ctx.seen.nodes else []
     who = f"{name_pods(pods)} {'find' if len(pods) > 1 else 'finds'} no node"
     if largest is not None and resource in wanted and largest < wanted[resource]:
         offers = (
@@ -231,28 +230,27 @@ def _short_of(
     severity: Severity = (
         "blocked" if largest is not None and largest < wanted.get(resource, 0.0) else "waiting"
     )
-    commands = ("kubectl describe nodes", case.kubectl("describe", "pod", pods[0].name))
+    commands = ("kubectl describe nodes", ctx.kubectl("describe", "pod", pods[0].name))
     return Diagnosis("unschedulable", sentence, severity, tuple(evidence), fix, commands)
 
 
-def _fits_anywhere(case: DiagnosticContext, resource: str, wanted: dict[str, float]) -> bool:
+def _fits_anywhere(ctx: DiagnosticContext, resource: str, wanted: dict[str, float]) -> bool:
     return any(
-        allocatable(node, resource) >= wanted.get(resource, 0.0)
-        for node in case.seen.nodes.values()
+        allocatable(node, resource) >= wanted.get(resource, 0.0) for node in ctx.seen.nodes.values()
     )
 
 
-def _describe_nodes(case: DiagnosticContext, resource: str) -> str:
+def _describe_nodes(ctx: DiagnosticContext, resource: str) -> str:
     have = [
         f"{name} {show(resource, allocatable(node, resource))}"
-        for name, node in case.seen.nodes.items()
+        for name, node in ctx.seen.nodes.items()
     ]
     return f"allocatable in all: {', '.join(have[:8])}" + (
         f" and {len(have) - 8} more nodes" if len(have) > 8 else ""
     )
 
 
-_KEPT_OFF: tuple[tuple[str, str, str], ...] = (
+_CONSTRAINTS: tuple[tuple[str, str, str], ...] = (
     ("unreachable", "nodes are not reachable", "bring the nodes back, or add others"),
     ("not-ready", "nodes are not ready", "bring the nodes back, or add others"),
     (
@@ -273,14 +271,14 @@ _KEPT_OFF: tuple[tuple[str, str, str], ...] = (
     (
         "available persistent volumes",
         "no volume fits the job's claim on any node",
-        "have a volume made, or choose another class",
+        "create a volume, or choose another class",
     ),
     ("unschedulable", "nodes are cordoned", "uncordon one: kubectl uncordon NODE"),
     ("Too many pods", "the nodes are full of pods", "wait, or add a node"),
     (
         "free ports",
         "a host port of the pod is taken on every node",
-        "take the host port out of spec.podTemplate",
+        "remove the host port from spec.podTemplate",
     ),
 )
 
@@ -289,58 +287,58 @@ _SELECTOR = "affinity/selector"
 _EVERY_CLUSTER = ("node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master")
 
 
-def _kept_off(
-    case: DiagnosticContext,
+def _blocked_by_constraints(
+    ctx: DiagnosticContext,
     pods: Sequence[Pod],
     obstacles: Sequence[tuple[int, str]],
     message: str,
     evidence: list[str],
 ) -> Diagnosis:
-    reasons = _rank_obstacles(case, pods[0], obstacles or [(0, message)])
+    reasons = _rank_obstacles(ctx, pods[0], obstacles or [(0, message)])
     words = (
         "; ".join(each for each, _ in reasons)
         or clip(message, 200)
         or "the scheduler does not say why"
     )
-    if case.seen.nodes:
-        taints = sorted({_taint(each) for each in _taints(case)})
+    if ctx.seen.nodes:
+        taints = sorted({_taint(each) for each in _taints(ctx)})
         evidence += (
             [f"taints of the nodes: {name_all(taints)}"] if taints and "taint" in message else []
         )
-        evidence += [f"{count(len(case.seen.nodes), 'node')}: {name_all(list(case.seen.nodes))}"]
+        evidence += [f"{count(len(ctx.seen.nodes), 'node')}: {name_all(list(ctx.seen.nodes))}"]
     who = f"{name_pods(pods)} {'find' if len(pods) > 1 else 'finds'} no node"
-    commands = (case.kubectl("describe", "pod", pods[0].name), "kubectl get nodes --show-labels")
+    commands = (ctx.kubectl("describe", "pod", pods[0].name), "kubectl get nodes --show-labels")
     return Diagnosis(
         "unschedulable",
         f"{who}: {words}",
         evidence=tuple(evidence),
         fix="; ".join(fix for _, fix in reasons)
-        or "see what the scheduler says of the pod, and what nodes there are",
+        or "see the scheduler's events of the pod, and the nodes",
         commands=commands,
     )
 
 
 def _rank_obstacles(
-    case: DiagnosticContext, pod: Pod, obstacles: Sequence[tuple[int, str]]
+    ctx: DiagnosticContext, pod: Pod, obstacles: Sequence[tuple[int, str]]
 ) -> list[tuple[str, str]]:
-    """Words and way out of the two that explain most.
+    """Sentence and fix of the two most relevant obstacles.
 
     The scheduler names one obstacle per node, taints first. A control plane's taint is in every
     cluster, and a selector that no node at all satisfies decides whatever the taints are.
     """
-    selector = documents.mapping(case.document(pod), "spec", "nodeSelector")
+    selector = documents.mapping(ctx.document(pod), "spec", "nodeSelector")
     ranked: dict[str, tuple[tuple[bool, int], str, str]] = {}
-    for nodes, said in obstacles:
-        for key, words, fix in _KEPT_OFF:
-            if key not in said:
+    for nodes, message in obstacles:
+        for key, words, fix in _CONSTRAINTS:
+            if key not in message:
                 continue
             named = ", ".join(f"{name}={value}" for name, value in selector.items())
-            told = f"{words} ({named})" if key == _SELECTOR and named else words
-            late = key == "taint" and _is_control_plane(case, said)
-            ranked[key] = ((late, -nodes), told, fix)
+            sentence = f"{words} ({named})" if key == _SELECTOR and named else words
+            late = key == "taint" and _is_control_plane(ctx, message)
+            ranked[key] = ((late, -nodes), sentence, fix)
             break
-    if _SELECTOR in ranked and case.seen.nodes and selector:
-        matching = [node for node in case.seen.nodes.values() if _satisfies(node, selector)]
+    if _SELECTOR in ranked and ctx.seen.nodes and selector:
+        matching = [node for node in ctx.seen.nodes.values() if _satisfies(node, selector)]
         if matching:  # it is the obstacle of the other nodes only
             words = "the others lack the labels of spec.nodeSelector"
             ranked[_SELECTOR] = ((True, 1), words, ranked[_SELECTOR][2])
@@ -349,15 +347,15 @@ def _rank_obstacles(
     return [(words, fix) for _, words, fix in sorted(ranked.values(), key=lambda each: each[0])][:2]
 
 
-def _is_control_plane(case: DiagnosticContext, said: str) -> bool:
+def _is_control_plane(ctx: DiagnosticContext, message: str) -> bool:
     """Whether the taints that were met are those of control planes alone, as far as is known."""
-    named = re.search(r"\{([^:=}]+)", said)
-    keys = {named[1]} if named else {documents.text(each, "key") for each in _taints(case)}
+    named = re.search(r"\{([^:=}]+)", message)
+    keys = {named[1]} if named else {documents.text(each, "key") for each in _taints(ctx)}
     return bool(keys) and keys <= set(_EVERY_CLUSTER)
 
 
-def _taints(case: DiagnosticContext) -> list[documents.Document]:
-    nodes = case.seen.nodes.values()
+def _taints(ctx: DiagnosticContext) -> list[documents.Document]:
+    nodes = ctx.seen.nodes.values()
     return [each for node in nodes for each in documents.items(node, "spec", "taints")]
 
 

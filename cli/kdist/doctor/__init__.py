@@ -1,5 +1,9 @@
-"""Checks of a cluster and of this machine before a job meets them: each one small, each with the
-fix for what it finds.
+"""Checks whether a cluster and this machine can run jobs, for `kdist doctor`.
+
+Each check is a function that yields findings with a severity and a fix. `examine` has the table of
+checks and runs them; `cluster_checks` and `local_checks` contain them; `finding` is their result.
+Nothing is changed: checks only read, or use a server-side dry run. Checks of a running job belong
+to `kdist.diagnose`.
 """
 
 from kdist.doctor.examine import check_cluster, check_machine

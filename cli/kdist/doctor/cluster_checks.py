@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 def check_identity(cluster: Cluster) -> Iterator[Finding]:
-    """The name that the cluster knows us by."""
+    """The user as the cluster knows it."""
     name = cluster.whoami()
     yield ok("you", f"{name or 'known to the server'}, namespace {cluster.namespace}")
 
 
 def check_rights(cluster: Cluster) -> Iterator[Finding]:
-    """Each group of commands with the verbs that it lacks."""
+    """The missing permissions of each group of commands."""
     served = cluster.kinds()
     groups: list[tuple[str, list[rbac.Right], str]] = [
         (need.commands, [each for each in need.rights if _is_served(each, served)], need.without)
@@ -38,23 +38,23 @@ def check_rights(cluster: Cluster) -> Iterator[Finding]:
                 (
                     f"jobs as {kind[1]}",
                     [rbac.Right(verb, *kind) for verb in verbs],
-                    "other kinds may do",
+                    "other kinds may be allowed",
                 )
             )
     gone = set(rbac.find_missing(cluster, [right for _, wanted, _ in groups for right in wanted]))
-    lacking = [
+    incomplete = [
         (name, [str(each) for each in wanted if each in gone], without)
         for name, wanted, without in groups
         if wanted
     ]
-    jobs = [each for each in lacking if each[0].startswith("jobs as")]
+    jobs = [each for each in incomplete if each[0].startswith("jobs as")]
     if not any(verbs for _, verbs, _ in jobs):
         yield ok(
             "rights: jobs",
             f"every verb on {', '.join(name.removeprefix('jobs as ') for name, _, _ in jobs)}",
         )
-        lacking = [each for each in lacking if each not in jobs]
-    for name, found, without in lacking:
+        incomplete = [each for each in incomplete if each not in jobs]
+    for name, found, without in incomplete:
         title = f"rights: {name}"
         fix = rbac.advise(found, cluster.namespace)
         if not found:
@@ -66,9 +66,7 @@ def check_rights(cluster: Cluster) -> Iterator[Finding]:
 
 
 def _is_served(right: rbac.Right, served: set[tuple[str, str]]) -> bool:
-    """Whether the cluster has what the right is about, in whichever version; what every cluster has
-    is not looked up.
-    """
+    """Whether the cluster serves the kind of the right in any version, or the kind is built in."""
     group = right.api_version.rpartition("/")[0]
     return (
         "." not in group
@@ -78,7 +76,7 @@ def _is_served(right: rbac.Right, served: set[tuple[str, str]]) -> bool:
 
 
 def check_kinds(cluster: Cluster) -> Iterator[Finding]:
-    """One finding for all kinds: what jobs may become, and what `backend: auto` chooses."""
+    """The workload kinds that the cluster supports, and the choice of `backend: auto`."""
     served = cluster.kinds()
     found: list[str] = []
     absent: list[str] = []
@@ -90,13 +88,13 @@ def check_kinds(cluster: Cluster) -> Iterator[Finding]:
     if absent:
         yield note(
             "workload kinds",
-            f"not there: {', '.join(absent)}",
-            "install their operators if your jobs name them",
+            f"not installed: {', '.join(absent)}",
+            "install their operators if your jobs use them",
         )
 
 
 def check_operators(cluster: Cluster) -> Iterator[Finding]:
-    """A kind whose operator is away takes objects and does nothing with them."""
+    """Whether the operator of each kind runs; without it nothing happens to objects."""
     served = {kind for _, kind in cluster.kinds()}
     wanted = [kind for kind in operators.OPERATORS if kind in served]
     if not wanted:
@@ -112,8 +110,8 @@ def check_operators(cluster: Cluster) -> Iterator[Finding]:
             project = operators.OPERATORS[kind].project
             yield note(
                 f"operator of {kind}",
-                "no deployment is named as it is",
-                f"if {kind} objects stay as they are, install {project}",
+                "no deployment with its usual name was found",
+                f"if nothing happens to {kind} objects, install {project}",
             )
             continue
         home, name = found["metadata"]["namespace"], found["metadata"]["name"]
@@ -122,7 +120,7 @@ def check_operators(cluster: Cluster) -> Iterator[Finding]:
         if ready:
             yield ok(f"operator of {kind}", f"{where} is ready")
         else:
-            taken = f"{where} is not ready: {kind} objects are taken and nothing happens"
+            taken = f"{where} is not ready: {kind} objects are accepted but nothing happens"
             yield missing(
                 f"operator of {kind}", taken, f"kubectl -n {home} describe deployment {name}"
             )
@@ -148,7 +146,7 @@ _SHARED = (
 
 
 def check_namespace(cluster: Cluster) -> Iterator[Finding]:
-    """It exists, and how strict it is with pods."""
+    """Whether the namespace exists, and its Pod Security level."""
     name = cluster.namespace
     try:
         found = cluster.get("v1", "Namespace", name)
@@ -168,28 +166,31 @@ def check_namespace(cluster: Cluster) -> Iterator[Finding]:
 
 
 def check_pod_is_admitted(cluster: Cluster) -> Iterator[Finding]:
-    """The pod of a small job is rehearsed: policies, quota and webhooks answer as they will."""
+    """Create the pod of a small job in a server-side dry run, which includes policies, quotas and
+    webhooks.
+    """
     try:
         cluster.create(make_pod(), dry_run=True)
     except ApiNotFoundError:
-        return  # the namespace is missing, which another check says
+        return  # the namespace is missing, which another check reports
     except ApiError as error:
         if error.code == Code.FORBIDDEN:
-            yield unknown("pods", f"cannot be rehearsed: {error} (jobs do it for you)")
+            yield unknown(
+                "pods",
+                f"a dry run is not allowed: {error} (the workload's controller creates the pods)",
+            )
         else:
             yield missing(
                 "pods",
-                f"a pod as kdist makes them is refused: {error}",
-                error.hint or "ask who runs the cluster",
+                f"a pod as kdist creates it is rejected: {error}",
+                error.hint or "ask the cluster's administrator",
             )
         return
-    yield ok("pods", "a restricted pod is admitted (rehearsed)")
+    yield ok("pods", "a restricted pod is admitted (dry run)")
 
 
 def make_pod() -> dict[str, Any]:
-    """The pod of a small job as it is rendered, but for its account, which only a job that is sent
-    brings along.
-    """
+    """The rendered pod of a small job, without its service account, which does not exist yet."""
     from kdist.render import Placement, find_pods, render
     from kdist.spec import TrainingJob
 
@@ -198,7 +199,7 @@ def make_pod() -> dict[str, Any]:
         "kind": "TrainingJob",
         "metadata": {"name": "kdist-doctor"},
         "spec": {
-            "image": "kdist-doctor:rehearsal",
+            "image": "kdist-doctor:dry-run",
             "resources": {"cpu": "0.1", "memory": "64Mi"},
             "train": {"workload": "digits", "epochs": 1},
         },
@@ -219,7 +220,7 @@ def make_pod() -> dict[str, Any]:
 
 
 def check_quota(cluster: Cluster) -> Iterator[Finding]:
-    """Each quota of the namespace, and what is used up."""
+    """Each quota of the namespace, and which resources are used up."""
     for quota in cluster.list("v1", "ResourceQuota"):
         status = quota.get("status") or {}
         hard, used = status.get("hard") or {}, status.get("used") or {}
@@ -251,8 +252,8 @@ def check_queues(cluster: Cluster) -> Iterator[Finding]:
     if not queues:
         yield note(
             "queues",
-            f"Kueue is there, but namespace {cluster.namespace} has no LocalQueue",
-            "leave out spec.queue, or have one made",
+            f"Kueue is installed, but namespace {cluster.namespace} has no LocalQueue",
+            "leave out spec.queue, or create one",
         )
     for queue in queues:
         conditions = (queue.get("status") or {}).get("conditions") or []
@@ -271,7 +272,7 @@ def check_queues(cluster: Cluster) -> Iterator[Finding]:
 
 
 def check_nodes(cluster: Cluster) -> Iterator[Finding]:
-    """Nodes that are ready, and their GPUs."""
+    """Ready nodes and their GPUs."""
     try:
         nodes = cluster.list("v1", "Node")
     except ApiError as error:
@@ -304,7 +305,7 @@ def check_nodes(cluster: Cluster) -> Iterator[Finding]:
 
 
 def check_storage(cluster: Cluster) -> Iterator[Finding]:
-    """Classes that volumes for checkpoints can come from."""
+    """Storage classes for checkpoint volumes."""
     classes = cluster.list("storage.k8s.io/v1", "StorageClass")
     if not classes:
         yield note(
@@ -331,13 +332,13 @@ def check_storage(cluster: Cluster) -> Iterator[Finding]:
     else:
         yield unknown(
             "shared storage",
-            "whether a class offers ReadWriteMany cannot be told from their provisioners",
+            "whether a class offers ReadWriteMany is not known from their provisioners",
             "with ReadWriteOnce, checkpoints of several nodes need strategy ddp",
         )
 
 
 def check_dns(cluster: Cluster) -> Iterator[Finding]:
-    """The name server that pods find each other by."""
+    """The cluster's DNS, by which pods find each other."""
     try:
         slices = cluster.list(
             "discovery.k8s.io/v1",
@@ -355,11 +356,11 @@ def check_dns(cluster: Cluster) -> Iterator[Finding]:
     elif slices:
         yield missing(
             "DNS",
-            "kube-dns has no ready endpoint: pods do not find each other",
+            "kube-dns has no ready endpoint: pods cannot find each other",
             "kubectl -n kube-system get pods",
         )
     else:
-        yield unknown("DNS", "there is no kube-dns; another name server may do its work")
+        yield unknown("DNS", "there is no kube-dns; the cluster may use another DNS server")
 
 
 def _is_ready(node: dict[str, Any]) -> bool:

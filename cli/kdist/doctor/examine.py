@@ -1,6 +1,4 @@
-"""Runs the checks; one that cannot be made is a finding of its own and keeps no other from being
-made.
-"""
+"""Runs the checks. A check that fails becomes a finding, and does not affect the others."""
 
 from __future__ import annotations
 
@@ -35,25 +33,25 @@ OLDEST = (1, 31)
 
 
 def check_cluster(cluster: Cluster) -> Iterator[Finding]:
-    """Everything a job needs of the cluster and of the namespace, in the order of `CHECKS`, each as
-    soon as it is known.
+    """Check what a job needs of the cluster and the namespace; yields findings in the order of
+    `CHECKS`.
     """
     try:
         version = cluster.version()
     except KdistError as error:
         yield missing(
-            "cluster", str(error), error.hint or "see the context's server in the kubeconfig"
+            "cluster", str(error), error.hint or "check the context's server in the kubeconfig"
         )
         return
     yield _check_version(cluster, version)
     with ThreadPoolExecutor(_THREADS) as pool:
-        begun = [pool.submit(_run, name, check, cluster) for name, check in CHECKS]
-        for each in begun:
-            yield from each.result()
+        futures = [pool.submit(_run, name, check, cluster) for name, check in CHECKS]
+        for future in futures:
+            yield from future.result()
 
 
 def check_machine() -> Iterator[Finding]:
-    """What `kdist run` needs of this machine."""
+    """Check what `kdist run` needs on this machine."""
     return local_checks.check()
 
 

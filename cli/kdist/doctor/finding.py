@@ -1,4 +1,4 @@
-"""What a check found."""
+"""The result of a check."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Severity(StrEnum):
-    """How it is: in order, worth knowing, needed and not there, or not to be found out."""
+    """Fine, worth knowing, required but missing, or impossible to check."""
 
     OK = "ok"
     NOTE = "note"
@@ -24,7 +24,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One result: what was looked at, how it is, and what helps where it is not in order."""
+    """One result: what was checked, its severity and details, and a fix if there is a problem."""
 
     name: str
     mark: Severity
@@ -37,20 +37,20 @@ class Finding:
 
 
 def ok(name: str, detail: str) -> Finding:
-    """It is in order."""
+    """Nothing is wrong."""
     return Finding(name, Severity.OK, detail)
 
 
 def note(name: str, detail: str, fix: str = "") -> Finding:
-    """Nothing is wrong, but some jobs will want to know."""
+    """Nothing is wrong, but it matters for some jobs."""
     return Finding(name, Severity.NOTE, detail, fix)
 
 
 def missing(name: str, detail: str, fix: str) -> Finding:
-    """A job cannot do without."""
+    """Something that jobs require is missing."""
     return Finding(name, Severity.MISSING, detail, fix)
 
 
 def unknown(name: str, detail: str, fix: str = "") -> Finding:
-    """We may not look."""
+    """The check is not possible, for instance without permission."""
     return Finding(name, Severity.UNKNOWN, detail, fix)

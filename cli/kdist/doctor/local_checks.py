@@ -1,4 +1,4 @@
-"""What `kdist run` needs of this machine. torch is found, never imported: that takes seconds."""
+"""Checks of this machine for `kdist run`. torch is not imported, because that takes seconds."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from kdist.units import size
 
 OLDEST_PYTHON = (3, 11)
 OLDEST_TORCH = (2, 10)
-LITTLE_DISK = 2 * 2**30
-LITTLE_SHM = 256 * 2**20
+LOW_DISK = 2 * 2**30
+LOW_SHM = 256 * 2**20
 
 
 def check() -> Iterator[Finding]:
@@ -28,14 +28,14 @@ def check() -> Iterator[Finding]:
     yield ok(
         "processors",
         (
-            f"{len(_processors())} of {os.cpu_count()} may be used; {platform.system()} "
+            f"{len(_processors())} of {os.cpu_count()} usable; {platform.system()} "
             f"{platform.machine()}"
         ),
     )
 
 
 def check_python(version: tuple[int, ...]) -> Finding:
-    """The interpreter that kdist, and so a training of `kdist run`, runs on."""
+    """The Python that runs kdist and the trainings of `kdist run`."""
     detail = f"{'.'.join(map(str, version))} at {sys.executable}"
     if version < OLDEST_PYTHON:
         return missing(
@@ -45,11 +45,11 @@ def check_python(version: tuple[int, ...]) -> Finding:
 
 
 def check_torch(version: str | None) -> Finding:
-    """The version of torch beside kdist; None if there is none."""
+    """The installed version of torch; None if there is none."""
     if version is None:
         return note(
             "torch",
-            "not installed here, which `kdist run` needs and a cluster does not",
+            "not installed; `kdist run` needs it, jobs on a cluster do not",
             "pip install 'kdist[local]'",
         )
     number = tuple(int(part) for part in version.split("+")[0].split(".")[:2] if part.isdecimal())
@@ -66,25 +66,23 @@ def check_torch(version: str | None) -> Finding:
 
 
 def check_disk(folder: Path) -> Finding:
-    """Room for the runs and checkpoints of `kdist run`."""
+    """Free disk space for the runs and checkpoints of `kdist run`."""
     free = shutil.disk_usage(folder).free
     detail = f"{size(free)} free in {folder}"
     return (
-        note("disk", detail, "checkpoints may fill it; KDIST_HOME puts runs elsewhere")
-        if free < LITTLE_DISK
+        note("disk", detail, "checkpoints may fill it; KDIST_HOME selects another folder for runs")
+        if free < LOW_DISK
         else ok("disk", detail)
     )
 
 
 def check_shared_memory(folder: Path) -> Finding:
-    """Memory that processes of one node share; a container's 64 MB ends data loaders with a bus
-    error.
-    """
+    """Shared memory; with a container's default of 64 MB data loaders crash with a bus error."""
     total = shutil.disk_usage(folder).total
     detail = f"{size(total)} at {folder}"
     return (
         note("shared memory", detail, "give the container more: --shm-size=1g")
-        if total < LITTLE_SHM
+        if total < LOW_SHM
         else ok("shared memory", detail)
     )
 

@@ -1,17 +1,18 @@
-"""Jobs on a cluster, once they are there: read, watch, change and end them.
+"""Operations on jobs in a cluster: read, watch, change and delete them.
 
-Each verb has a module of its name (`scale`, `suspend`, `restart`, `wait`, `logs`, `profile`, …).
-All of them start from a `job.Job` read back from the cluster or from a `snapshot`: everything about
-one job at one moment. Read `snapshot` first.
+Each operation has a module of its name (`scale`, `suspend`, `restart`, `wait`, `logs`, `profile`,
+…). All start from a `job.ClusterJob`, which `ClusterJob.find` reads from the cluster, or from a
+snapshot: everything about one job at one moment. Read `snapshot` first.
 
-This package prints nothing: it returns values and sentences, and reports what takes long to a
+This package prints nothing: it returns values and messages, and reports progress to the `notify`
 function that it is given. Commands parse and print; sending a new job is `kdist.deploy`; what a
 status means is `kdist.status`.
 """
 
 from kdist.jobs.agents import Agents
 from kdist.jobs.events import Events
-from kdist.jobs.snapshot import fetch_snapshot, finalize, list_snapshots
+from kdist.jobs.finalization import finalize
+from kdist.jobs.snapshot import fetch_snapshot, list_snapshots, watch_job
 from kdist.jobs.wait import GOALS, describe_status, exit_code, wait_for
 
 __all__ = [
@@ -24,4 +25,5 @@ __all__ = [
     "finalize",
     "list_snapshots",
     "wait_for",
+    "watch_job",
 ]

@@ -1,110 +1,98 @@
-"""Requests to the agents of a job in the cluster, for their `/status` and their metrics.
+"""Polls the agents of a job in the cluster for their `/status` and metrics.
 
-All agents are asked at the same time, each with a short timeout: through the API server's proxy, or
-over a forwarded port where the proxy is refused or cannot reach the pods.
+All agents are polled at the same time, each with a short timeout: through the API server's proxy,
+or over a forwarded port where the proxy is forbidden or cannot reach the pods. `Agents` is for
+views and waits, which poll repeatedly and need only `/status`; `fetch_samples` also fetches
+metrics.
 """
 
 from __future__ import annotations
 
-import http.client
-import json
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
-from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from kdist import rbac
+from kdist import agent_client, rbac
+from kdist.agent_client import AgentClient, ProxyTransport, TunnelTransport
 from kdist.agent_metrics import AgentSample
 from kdist.errors import KdistError, NotFoundError, UsageError
 from kdist.status import Pod
+from kdist.units import ranges
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
     from kdist.jobs.job import ClusterJob
 
-PORT = 9401
-WAYS = (rbac.on_pods("get", part="proxy"), rbac.on_pods("create get", part="portforward"))
-"""Rights of which one set is needed to ask an agent."""
-_AT_ONCE = 16
+RIGHTS: Final = (rbac.on_pods("get", part="proxy"), rbac.on_pods("create get", part="portforward"))
+"""Sets of rights of which one is needed to reach an agent: for the proxy, for a forwarded port."""
+TIMEOUT: Final = 3.0
+"""Seconds for one response."""
+_LOST_TIMEOUT = 1.0  # seconds for a response of a pod whose node is not ready
+_TOTAL_TIMEOUT = 20.0  # seconds for all agents
+_MAX_TUNNELS = 4  # agents that one poll tries over a forwarded port, which costs more
+_SAMPLE_THREADS = 16
+_STATUS_THREADS = 32
 
 
-def read(
-    target: ClusterJob, pods: Sequence[Pod], *, metrics: bool = False, timeout: float = 5.0
+def fetch_samples(
+    target: ClusterJob,
+    pods: Sequence[Pod],
+    *,
+    metrics: bool = False,
+    timeout: float = agent_client.TIMEOUT,
 ) -> dict[str, AgentSample]:
-    """What each running pod's agent says; pods that do not answer within `timeout` seconds are left
-    out.
+    """Poll the agents of the running pods once.
+
+    Args:
+        target: the job.
+        pods: its pods.
+        metrics: fetch `/metrics` too.
+        timeout: seconds for one response.
+
+    Returns:
+        The sample of each agent that answered, by its pod.
     """
-    at_work = [pod for pod in pods if pod.running]
-    if not at_work:
+    running = [pod.name for pod in pods if pod.running]
+    if not running:
         return {}
-    with ThreadPoolExecutor(min(_AT_ONCE, len(at_work))) as pool:
-        found = list(pool.map(lambda pod: _read(target, pod, metrics, timeout), at_work))
-    return {
-        pod.name: reading
-        for pod, reading in zip(at_work, found, strict=True)
-        if reading is not None
-    }
+
+    def fetch(pod: str) -> AgentSample | None:
+        transports = ProxyTransport(target.cluster, pod), TunnelTransport(target.cluster, pod)
+        return AgentClient(*transports, timeout=timeout).sample(metrics=metrics)
+
+    with ThreadPoolExecutor(min(_SAMPLE_THREADS, len(running))) as pool:
+        samples = list(pool.map(fetch, running))
+    return {pod: sample for pod, sample in zip(running, samples, strict=True) if sample is not None}
 
 
 def explain_silence(target: ClusterJob) -> KdistError:
-    """Why no agent answers. Raises `KdistError` (FORBIDDEN) where the user has no right to ask."""
+    """The error that says why no agent answers.
+
+    Raises:
+        KdistError: the user has no right to reach an agent (FORBIDDEN).
+    """
     if any(pod.running for pod in target.pods()):
-        rbac.require_one_of(target.cluster, *WAYS)
+        rbac.require_one_of(target.cluster, *RIGHTS)
     return KdistError(f"no agent of {target.name} answers", next_command=target.command("status"))
 
 
-def _read(target: ClusterJob, pod: Pod, metrics: bool, timeout: float) -> AgentSample | None:
-    way = _by_proxy
-    status = way(target, pod, "/status", timeout)
-    if status is None:
-        way = _by_tunnel
-        status = way(target, pod, "/status", timeout)
-    if status is None:
-        return None
-    page = way(target, pod, "/metrics", timeout) if metrics else b""
-    try:
-        document: Any = json.loads(status)
-    except ValueError:
-        return None
-    return AgentSample(
-        document if isinstance(document, dict) else {}, (page or b"").decode(errors="replace")
-    )
-
-
-def _by_proxy(target: ClusterJob, pod: Pod, path: str, timeout: float) -> bytes | None:
-    try:
-        return target.cluster.proxy(pod.name, PORT, path, timeout=timeout)
-    except KdistError:
-        return None
-
-
-def _by_tunnel(target: ClusterJob, pod: Pod, path: str, timeout: float) -> bytes | None:
-    """Where a NetworkPolicy keeps the API server from the pod: by a forwarded port, which ends
-    inside of it.
-    """
-    import http.client
-
-    try:
-        with target.cluster.forward(pod.name, PORT) as local:
-            connection = http.client.HTTPConnection("127.0.0.1", local, timeout=timeout)
-            connection.request("GET", path)
-            response = connection.getresponse()
-            return response.read() if response.status == 200 else None
-    except (KdistError, OSError, http.client.HTTPException):
-        return None
-
-
 def choose_pod(target: ClusterJob, *, rank: int | None = None, pod: str = "") -> Pod:
-    """The running pod that is meant: by its name, by a rank that it holds, or the one with rank 0.
+    """Select a running pod of the job.
 
-    Raises `NotFoundError`, saying which there are.
+    Args:
+        target: the job.
+        rank: the pod that runs this rank; rank 0 if neither this nor `pod` is given.
+        pod: the pod of this name.
+
+    Raises:
+        UsageError: both `rank` and `pod` are given.
+        NotFoundError: there is no such pod; the message lists those that exist.
     """
     pods = target.pods()
     running = [one for one in pods if one.running]
     if pod and rank is not None:
-        raise UsageError("--rank and --pod say the same: give one of them")
+        raise UsageError("--rank and --pod are mutually exclusive")
     if pod:
         found = next((one for one in running if one.name == pod), None)
         if found is None:
@@ -112,15 +100,13 @@ def choose_pod(target: ClusterJob, *, rank: int | None = None, pod: str = "") ->
         return found
     if not running:
         raise _no_pod(target, f"no pod of {target.name} runs", pods)
-    readings = read(target, running, timeout=3.0)
-    holder = next(
-        (name for name, reading in readings.items() if (rank or 0) in reading.ranks), None
-    )
+    samples = fetch_samples(target, running, timeout=TIMEOUT)
+    holder = next((name for name, sample in samples.items() if (rank or 0) in sample.ranks), None)
     if holder is None and rank is None:
         return running[0]
     if holder is None:
-        there = sorted({each for reading in readings.values() for each in reading.ranks})
-        shown = f"ranks there are: {_spans(there)}" if there else "no agent tells its ranks yet"
+        known = sorted({each for sample in samples.values() for each in sample.ranks})
+        shown = f"its ranks: {ranges(known)}" if known else "no agent reports its ranks yet"
         raise NotFoundError(
             f"no pod of {target.name} has rank {rank}; {shown}",
             next_command=target.command("status"),
@@ -128,40 +114,57 @@ def choose_pod(target: ClusterJob, *, rank: int | None = None, pod: str = "") ->
     return next(one for one in running if one.name == holder)
 
 
+def is_running(target: ClusterJob, pod: str) -> bool:
+    """Whether the pod of this name is one of the job's, and runs."""
+    return any(one.name == pod and one.running for one in target.pods())
+
+
+def wait_for_pod(
+    target: ClusterJob, *, rank: int | None = None, pod: str = "", interval: float = 2.0
+) -> Pod:
+    """Wait until there is a pod that `choose_pod` selects, however long that takes.
+
+    Args:
+        target: the job.
+        rank: as in `choose_pod`.
+        pod: as in `choose_pod`.
+        interval: seconds between two attempts.
+
+    Raises:
+        KdistError: the job has finished or is suspended.
+    """
+    while True:
+        state = target.state()
+        if state.finished or state.suspended:
+            reason = f"has {state.finished}" if state.finished else "is suspended"
+            raise KdistError(
+                f"job {target.name} {reason}: there is no pod to forward to",
+                next_command=target.command("status"),
+            )
+        try:
+            return choose_pod(target, rank=rank, pod=pod)
+        except KdistError:
+            time.sleep(interval)
+
+
 def _no_pod(target: ClusterJob, what: str, pods: Sequence[Pod]) -> NotFoundError:
-    there = ", ".join(f"{one.name} ({one.state})" for one in pods[:8]) or "none"
-    return NotFoundError(f"{what}; its pods: {there}", next_command=target.command("why"))
-
-
-def _spans(numbers: Sequence[int]) -> str:
-    """0, 1, 2, 5 as `0-2,5`."""
-    parts: list[list[int]] = []
-    for number in numbers:
-        if parts and number == parts[-1][-1] + 1:
-            parts[-1].append(number)
-        else:
-            parts.append([number])
-    return ",".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)
-
-
-TIMEOUT = 3.0  # seconds for one answer
-_LOST = 1.0  # seconds for an answer of a pod whose node seems to be silent
-_THREADS = 32
-# seconds for all answers; where many agents are silent, those that are left over are not asked
-_ALTOGETHER = 20.0
-# agents that are asked over a forwarded port, which is dearer, when the API server's proxy is cut
-# off
-_FORWARDS = 4
-_LARGEST = 1 << 20
-_UNASKED: dict[str, Any] = {}
+    known = ", ".join(f"{one.name} ({one.state})" for one in pods[:8]) or "none"
+    return NotFoundError(f"{what}; its pods: {known}", next_command=target.command("why"))
 
 
 class Agents:
-    """Remembers from one snapshot to the next which way leads to a job's agents.
+    """Polls the agents of one job repeatedly, and remembers which of them the proxy does not reach.
 
-    `timeout` is seconds for one answer and `altogether` for all of them, `forwards` how many agents
-    at most are asked over a forwarded port. `unasked` counts those for which there was no time when
-    they were asked last.
+    Args:
+        cluster: the cluster.
+        namespace: the job's namespace.
+        timeout: seconds for one response.
+        total_timeout: seconds for all responses of one poll; agents whose turn has not come by then
+            are skipped.
+        max_tunnels: number of silent agents that one poll tries over a forwarded port.
+
+    Attributes:
+        skipped: number of agents that the last poll skipped for lack of time.
     """
 
     def __init__(
@@ -170,81 +173,59 @@ class Agents:
         *,
         namespace: str,
         timeout: float = TIMEOUT,
-        forwards: int = _FORWARDS,
-        altogether: float = _ALTOGETHER,
+        total_timeout: float = _TOTAL_TIMEOUT,
+        max_tunnels: int = _MAX_TUNNELS,
     ) -> None:
         self._cluster = cluster
         self._namespace = namespace
         self._timeout = timeout
-        self._forwards = forwards
-        self._altogether = altogether
-        self.unasked = 0
-        self._forwarded: set[str] = set()
+        self._total_timeout = total_timeout
+        self._max_tunnels = max_tunnels
+        self._tunnels: dict[str, AgentClient] = {}
+        self.skipped = 0
 
-    def ask(self, pods: Sequence[Pod]) -> dict[str, dict[str, Any]]:
-        """The documents of those that answer, by pod. Of a pod on a node that seems to be silent an
-        answer is the best news.
+    def poll(self, pods: Sequence[Pod]) -> dict[str, dict[str, Any]]:
+        """The status of each agent that answers, by its pod. Pods on a node that is not ready are
+        polled too, with a shorter timeout.
         """
-        asked = [pod.name for pod in pods if pod.running]
+        running = [pod.name for pod in pods if pod.running]
         lost = {pod.name for pod in pods if pod.lost}
-        self.unasked = 0
-        if not asked:
+        self.skipped = 0
+        if not running:
             return {}
-        end = time.monotonic() + self._altogether
-        with ThreadPoolExecutor(min(_THREADS, len(asked))) as pool:
-            begun = [
-                pool.submit(self._ask_in_time, name, end, _LOST if name in lost else self._timeout)
-                for name in asked
-            ]
-            answers = {name: each.result() for name, each in zip(asked, begun, strict=True)}
-            self.unasked = sum(answer is _UNASKED for answer in answers.values())
-            silent = [
-                name
-                for name in asked
-                if answers[name] is None and name not in self._forwarded | lost
-            ]
-            chosen = silent[: self._forwards]
-            for name, answer in zip(chosen, pool.map(self._ask_forwarded, chosen), strict=True):
-                if answer is not None:
-                    self._forwarded.add(name)
-                    answers[name] = answer
-        return {
-            name: answer
-            for name, answer in answers.items()
-            if answer is not None and answer is not _UNASKED
-        }
+        end = time.monotonic() + self._total_timeout
+        answers: dict[str, dict[str, Any]] = {}
+        silent: set[str] = set()
 
-    def _ask_in_time(self, pod: str, end: float, timeout: float) -> dict[str, Any] | None:
-        return self._ask_one(pod, timeout) if time.monotonic() < end else _UNASKED
+        def fetch(pod: str) -> bool:
+            """Whether there was time for it."""
+            if time.monotonic() >= end:
+                return False
+            status = self._client(pod, _LOST_TIMEOUT if pod in lost else self._timeout).status()
+            if status is not None:
+                answers[pod] = status
+            elif pod not in lost and pod not in self._tunnels:
+                silent.add(pod)
+            return True
 
-    def _ask_one(self, pod: str, timeout: float) -> dict[str, Any] | None:
-        if pod in self._forwarded:
-            return self._ask_forwarded(pod)
-        try:
-            return _parse(
-                self._cluster.proxy(pod, PORT, "status", namespace=self._namespace, timeout=timeout)
-            )
-        except (KdistError, OSError):
-            return None
+        with ThreadPoolExecutor(min(_STATUS_THREADS, len(running))) as pool:
+            self.skipped = list(pool.map(fetch, running)).count(False)
+            chosen = [pod for pod in running if pod in silent][: self._max_tunnels]
+            clients = [self._tunnel(pod) for pod in chosen]
+            for pod, client, status in zip(
+                chosen, clients, pool.map(AgentClient.status, clients), strict=True
+            ):
+                if status is not None:
+                    self._tunnels[pod] = client
+                    answers[pod] = status
+        return {pod: answers[pod] for pod in running if pod in answers}
 
-    def _ask_forwarded(self, pod: str) -> dict[str, Any] | None:
-        """Over the kubelet, which a NetworkPolicy does not stop."""
-        with (
-            suppress(KdistError, OSError, http.client.HTTPException),
-            self._cluster.forward(pod, PORT, namespace=self._namespace) as port,
-            closing(
-                http.client.HTTPConnection("127.0.0.1", port, timeout=self._timeout)
-            ) as connection,
-        ):
-            connection.request("GET", "/status")
-            response = connection.getresponse()
-            return _parse(response.read(_LARGEST)) if response.status == HTTPStatus.OK else None
-        return None
+    def _client(self, pod: str, timeout: float) -> AgentClient:
+        if pod in self._tunnels:
+            return self._tunnels[pod]
+        transport = ProxyTransport(self._cluster, pod, self._namespace)
+        return AgentClient(transport, timeout=timeout)
 
-
-def _parse(body: bytes) -> dict[str, Any] | None:
-    try:
-        document = json.loads(body[:_LARGEST])
-    except (ValueError, RecursionError):
-        return None
-    return document if isinstance(document, dict) else None
+    def _tunnel(self, pod: str) -> AgentClient:
+        transport = TunnelTransport(self._cluster, pod, self._namespace)
+        return AgentClient(transport, timeout=self._timeout)

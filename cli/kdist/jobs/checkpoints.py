@@ -2,10 +2,10 @@
 of weights. `checkpoint_rows` shows which checkpoint is LATEST, which one a training would resume
 from, and which are damaged.
 
-Questions are answered in a running pod of the job, or else in a viewer pod that is created for the
-purpose and deleted afterwards. The viewer pod has the image, account and volumes of the job, mounts
-only the checkpoints, and mounts them read-only unless checkpoints are to be set aside. An export
-always uses a viewer pod, because reading weights needs torch and memory that a training may not
+The trainer's tool runs in a running pod of the job, or else in a helper pod that is created for the
+purpose and deleted afterwards. The helper pod has the image, account and volumes of the job, mounts
+only the checkpoints, and mounts them read-only unless checkpoints are to be archived. An export
+always uses a helper pod, because reading weights needs torch and memory that a training may not
 have to spare.
 """
 
@@ -22,7 +22,7 @@ from kdist import rbac
 from kdist.errors import Code, KdistError
 from kdist.jobs import job, wait
 from kdist.jobs.job import ClusterJob
-from kdist.jobs.wait import Tell
+from kdist.jobs.wait import Notify
 from kdist.manifest import Manifest
 from kdist.status.documents import at, items, text
 from kdist.units import number, seconds, size
@@ -31,7 +31,7 @@ HEADER = ("STEP", "NAME", "AGE", "SIZE", "RANKS", "SAMPLES", "STATE", "")
 
 
 def checkpoint_rows(document: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """One row per checkpoint, newest first, as the trainer listed them."""
+    """One row per checkpoint of a listing, newest first."""
     return [_row(entry, document) for entry in entries(document)]
 
 
@@ -42,7 +42,7 @@ def entries(document: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
 
 
 def damaged(document: Mapping[str, Any]) -> list[str]:
-    """Names of committed checkpoints that do not verify."""
+    """Names of committed checkpoints that fail verification."""
     return [
         str(one.get("name"))
         for one in entries(document)
@@ -83,13 +83,13 @@ def _shown(value: object) -> str:
 
 
 MODULE = "kdist_trainer.checkpoint"
-PURPOSE = "kdist.dev/viewer"
+_HELPER_LABEL = "kdist.dev/viewer"
 RIGHTS = (*rbac.on_pods("get create delete"), *rbac.on_pods("get", part="log"))
-"""What it takes to look with a pod of its own."""
-_START_SECONDS = 180.0
-_ANSWER_SECONDS = 600
+"""Rights needed for a helper pod."""
+_START_TIMEOUT = 180.0  # seconds
+_TOOL_TIMEOUT = 600
 _MOUNT = "/checkpoints"
-_KEPT = (
+_COPIED_FIELDS = (
     "nodeSelector",
     "tolerations",
     "imagePullSecrets",
@@ -99,24 +99,34 @@ _KEPT = (
 )
 
 
-def ask(target: ClusterJob, question: str, *arguments: str, tell: Tell) -> dict[str, Any]:
-    """The trainer's answer about the folder of checkpoints: `list`, `verify`, `ledger`, `aside`.
+def run_tool(target: ClusterJob, action: str, *arguments: str, notify: Notify) -> dict[str, Any]:
+    """Run the trainer's checkpoint tool on the job's checkpoints.
 
-    Raises `KdistError` for a job without checkpoints, and where no pod can look.
+    Args:
+        target: the job.
+        action: `list`, `verify`, `ledger` or `aside`, which archives the checkpoints.
+        *arguments: further arguments of the tool.
+        notify: receives a message if a helper pod is needed.
+
+    Returns:
+        The document that the tool prints.
+
+    Raises:
+        KdistError: the job has no checkpoints, or the tool cannot run.
     """
-    check_there_are(target)
-    command = ["python", "-m", MODULE, question, target.checkpoints, *arguments]
+    check_has_checkpoints(target)
+    command = ["python", "-m", MODULE, action, target.checkpoints, *arguments]
     running = next((pod for pod in target.pods() if pod.running and not pod.deleting), None)
-    if running is not None and question != "aside":
+    if running is not None and action != "aside":
         code, output = target.cluster.run(
-            running.name, command, container=running.container, timeout=_ANSWER_SECONDS
+            running.name, command, container=running.container, timeout=_TOOL_TIMEOUT
         )
         return _read(output.decode(errors="replace"), code, running.name)
-    tell("no pod of it runs: a small pod looks into its checkpoints")
-    return _ask_in_a_pod(target, command, read_only=question != "aside")
+    notify(f"no pod of {target.name} runs: starting a helper pod")
+    return _run_in_helper_pod(target, command, read_only=action != "aside")
 
 
-def check_there_are(target: ClusterJob) -> None:
+def check_has_checkpoints(target: ClusterJob) -> None:
     """Raises `KdistError` for a job that keeps no checkpoints in the cluster."""
     spec = target.job.spec.checkpoints
     if spec is None or (spec.claim is None and spec.size is None):
@@ -126,31 +136,46 @@ def check_there_are(target: ClusterJob) -> None:
         )
 
 
-def _ask_in_a_pod(target: ClusterJob, command: Sequence[str], *, read_only: bool) -> dict[str, Any]:
-    with looking(target, command, read_only=read_only) as name:
-        phase = wait_for(target, name, ("Succeeded", "Failed"))
+def _run_in_helper_pod(
+    target: ClusterJob, command: Sequence[str], *, read_only: bool
+) -> dict[str, Any]:
+    with helper_pod(target, command, read_only=read_only) as name:
+        phase = wait_for_phase(target, name, ("Succeeded", "Failed"))
         output = "\n".join(target.cluster.logs(name, container="viewer"))
         return _read(output, 0 if phase == "Succeeded" else 1, name)
 
 
 @contextmanager
-def looking(
+def helper_pod(
     target: ClusterJob,
     command: Sequence[str],
     *,
     read_only: bool = True,
     memory: str = "256Mi",
-    seconds: int = _ANSWER_SECONDS,
+    seconds: int = _TOOL_TIMEOUT,
     node: str = "",
 ) -> Iterator[str]:
-    """Name of a pod with the job's checkpoints that runs `command` for at most `seconds`; it goes
-    with the block.
+    """Create a pod with the job's checkpoints, and delete it at the end of the context.
 
-    It runs on `node` if one is named.
+    Args:
+        target: the job.
+        command: what the pod runs.
+        read_only: whether it mounts the checkpoints read-only.
+        memory: request and limit of its memory.
+        seconds: after which Kubernetes ends it.
+        node: on which it runs; any node if empty.
+
+    Yields:
+        The name of the pod.
+
+    Raises:
+        KdistError: rights are missing (FORBIDDEN), or the server rejects the pod.
     """
     name = f"{target.name[:40].rstrip('-')}-viewer-{secrets.token_hex(3)}"
-    manifests = job.render_anew(target.without_code())
-    document = viewer(target, manifests, name, command, read_only=read_only, memory=memory)
+    manifests = job.render_objects(target.without_code())
+    document = build_helper_pod(
+        target, manifests, name, command, read_only=read_only, memory=memory
+    )
     document["spec"]["activeDeadlineSeconds"] = seconds
     if node:
         terms = [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}]
@@ -164,13 +189,15 @@ def looking(
         target.cluster.delete("v1", "Pod", name, grace=0)
 
 
-def wait_for(target: ClusterJob, name: str, phases: Collection[str]) -> str:
-    """Wait until the pod is in one of `phases`, and say in which. Raises `KdistError`."""
+def wait_for_phase(target: ClusterJob, name: str, phases: Collection[str]) -> str:
+    """Wait until the helper pod is in one of these phases, and return it. Raises `KdistError` if it
+    cannot start.
+    """
     return wait.wait_until(
         lambda: _phase(target, name, phases),
-        timeout=_START_SECONDS,
-        what=f"pod {name} to look into the checkpoints",
-        tell=lambda _: None,
+        timeout=_START_TIMEOUT,
+        what=f"helper pod {name} to start",
+        notify=lambda _: None,
         next_command=f"kubectl describe pod {name} -n {target.namespace}",
     )
 
@@ -192,7 +219,7 @@ def _phase(target: ClusterJob, name: str, phases: Collection[str]) -> str | None
     return phase if phase in phases else None
 
 
-def viewer(
+def build_helper_pod(
     target: ClusterJob,
     manifests: Sequence[Manifest],
     name: str,
@@ -201,8 +228,16 @@ def viewer(
     read_only: bool,
     memory: str = "256Mi",
 ) -> dict[str, Any]:
-    """The pod that looks: image, rights and place of the training's pod, the checkpoints' volume,
-    and nothing else of it.
+    """Build the helper pod from the training's pod: its image, rights and node selection, and the
+    volume with the checkpoints.
+
+    Args:
+        target: the job.
+        manifests: its rendered objects.
+        name: of the helper pod.
+        command: what it runs.
+        read_only: whether it mounts the checkpoints read-only.
+        memory: request and limit of its memory.
     """
     pod = next((found for one in manifests for found in pod_specs(one.document)), {})
     trainer = next(
@@ -216,7 +251,7 @@ def viewer(
         if read_only and at(volume, "persistentVolumeClaim") is not None:
             mounts = [{**mount, "readOnly": True} for mount in mounts]
     container = _make_container(trainer, command, mounts, memory=memory)
-    spec = {key: pod[key] for key in _KEPT if key in pod}
+    spec = {key: pod[key] for key in _COPIED_FIELDS if key in pod}
     # a volume may be mounted by its cloud identity
     if target.job.spec.service_account_name is not None:
         spec["serviceAccountName"] = target.job.spec.service_account_name
@@ -228,13 +263,13 @@ def viewer(
             "labels": {
                 "app.kubernetes.io/managed-by": "kdist",
                 "app.kubernetes.io/component": "viewer",
-                PURPOSE: target.name,
+                _HELPER_LABEL: target.name,
             },
         },
         "spec": {
             **spec,
             "restartPolicy": "Never",
-            "activeDeadlineSeconds": _ANSWER_SECONDS,
+            "activeDeadlineSeconds": _TOOL_TIMEOUT,
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
             "terminationGracePeriodSeconds": 0,
@@ -247,7 +282,7 @@ def viewer(
 def _make_container(
     trainer: Mapping[str, Any], command: Sequence[str], mounts: list[Any], *, memory: str
 ) -> dict[str, Any]:
-    """The viewer's container, with the image and the rights of the training's container."""
+    """The helper pod's container, with the image and the rights of the training's container."""
     return {
         "name": "viewer",
         "image": trainer.get("image"),
@@ -264,7 +299,7 @@ def _make_container(
 
 
 def pod_specs(document: Any) -> Iterator[Mapping[str, Any]]:
-    """Every pod spec in a document, wherever its kind keeps it."""
+    """Yield every pod spec in a document, at any depth."""
     if isinstance(document, Mapping):
         if isinstance(document.get("containers"), list):
             yield document
@@ -276,7 +311,7 @@ def pod_specs(document: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _read(output: str, code: int, pod: str) -> dict[str, Any]:
-    """The one JSON line of the answer. `verify` ends with 1 and answers all the same."""
+    """The JSON document in the tool's output. `verify` prints one although it exits with 1."""
     for line in reversed(output.splitlines()):
         try:
             found = json.loads(line)
@@ -284,30 +319,40 @@ def _read(output: str, code: int, pod: str) -> dict[str, Any]:
             continue
         if isinstance(found, dict):
             return found
-    said = output.strip().splitlines()[-1:] or [f"exit code {code}"]
-    raise KdistError(
-        f"pod {pod} could not look into the checkpoints: {said[0][:300]}", code=Code.ERROR
-    )
+    last = output.strip().splitlines()[-1:] or [f"exit code {code}"]
+    raise KdistError(f"pod {pod} could not read the checkpoints: {last[0][:300]}", code=Code.ERROR)
 
 
-_MEMORY = "1536Mi"
-_SECONDS = 6 * 3600
-_IDLE = ["python", "-c", f"import time; time.sleep({_SECONDS})"]
+_EXPORT_MEMORY = "1536Mi"
+_EXPORT_SECONDS = 6 * 3600
+_IDLE = ["python", "-c", f"import time; time.sleep({_EXPORT_SECONDS})"]
 
 
-def export(target: ClusterJob, file: Path, *arguments: str, tell: Tell) -> dict[str, Any]:
-    """Write the weights to `file`, whole or not at all, and say what it holds. Raises `KdistError`.
+def export(target: ClusterJob, file: Path, *arguments: str, notify: Notify) -> dict[str, Any]:
+    """Write the weights of a checkpoint to a file, completely or not at all.
 
-    `arguments` are those of `python -m kdist_trainer.checkpoint export`.
+    Args:
+        target: the job.
+        file: the file.
+        *arguments: of `python -m kdist_trainer.checkpoint export`.
+        notify: receives a message about the helper pod.
+
+    Returns:
+        A description of the file's content.
+
+    Raises:
+        KdistError: the weights cannot be read or written.
     """
-    check_there_are(target)
+    check_has_checkpoints(target)
     running = next((pod.node for pod in target.pods() if pod.running and not pod.deleting), "")
-    tell("a small pod reads its checkpoints")
-    # Beside a pod that runs, because not every volume can be mounted on a second node.
-    with looking(target, _IDLE, memory=_MEMORY, seconds=_SECONDS, node=running) as pod:
-        if wait_for(target, pod, ("Running", "Succeeded", "Failed")) != "Running":
+    notify("starting a helper pod to read the checkpoints")
+    # On the node of a running pod, because not every volume can be mounted on a second node.
+    with helper_pod(
+        target, _IDLE, memory=_EXPORT_MEMORY, seconds=_EXPORT_SECONDS, node=running
+    ) as pod:
+        if wait_for_phase(target, pod, ("Running", "Succeeded", "Failed")) != "Running":
             again = f"kubectl describe pod {pod} -n {target.namespace}"
-            raise KdistError(f"pod {pod} ended before it was asked", next_command=again)
+            raise KdistError(f"pod {pod} ended too early", next_command=again)
         command = ["python", "-m", MODULE, "export", target.checkpoints, *arguments, "--out", "-"]
         return _receive(target, pod, command, file)
 
@@ -327,25 +372,28 @@ def _receive(target: ClusterJob, pod: str, command: list[str], file: Path) -> di
 
 
 def _run(target: ClusterJob, pod: str, command: list[str], stream: BinaryIO) -> dict[str, Any]:
-    """Run the command, its output into `stream`, and compare what came with what it says it
-    sent.
+    """Run the command with its output into `stream`, and compare the digest of what was received
+    with the one it reports.
     """
     import hashlib
 
-    sha, said = hashlib.sha256(), bytearray()
+    digest = hashlib.sha256()
+    stderr = bytearray()
 
-    def take(data: bytes) -> None:
-        sha.update(data)
+    def receive(data: bytes) -> None:
+        digest.update(data)
         stream.write(data)
 
-    code = target.cluster.exec(pod, command, container="viewer", out=take, err=said.extend)
-    lines = said.decode(errors="replace").strip().splitlines() or [f"exit code {code}"]
+    code = target.cluster.exec(pod, command, container="viewer", out=receive, err=stderr.extend)
+    lines = stderr.decode(errors="replace").strip().splitlines() or [f"exit code {code}"]
     if code != 0:
         raise KdistError(f"{target.name}: {lines[-1][:400]}")
     try:
         document: Any = json.loads(lines[-1])
     except ValueError:
         document = None
-    if not isinstance(document, dict) or document.get("sha256") != sha.hexdigest():
-        raise KdistError(f"the weights did not come whole from pod {pod}", hint="try again")
+    if not isinstance(document, dict) or document.get("sha256") != digest.hexdigest():
+        raise KdistError(
+            f"the weights from pod {pod} arrived incomplete or damaged", hint="try again"
+        )
     return document

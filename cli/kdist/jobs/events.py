@@ -1,5 +1,5 @@
-"""The Kubernetes events of a namespace, listed once and then watched, and which of them belong to a
-job: those of its pods, past ones included, of its workload and of its volume claims.
+"""Kubernetes events: `Events` lists those of a namespace once and then watches them, `is_about`
+selects those of a job: of its pods, deleted ones included, its workload and its volume claims.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kdist.status.documents import Document
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
 
-_MAKERS = (
+_KINDS = (
     "Job",
     "JobSet",
     "TrainJob",
@@ -29,8 +29,14 @@ _MAKERS = (
 
 
 def is_about(event: Document, name: str, pods: Iterable[Document], claims: Collection[str]) -> bool:
-    """Whether the event is about something of the job. Names decide: an event outlives what it is
-    about.
+    """Whether an event is about an object of a job. Names decide, because an event outlives its
+    object.
+
+    Args:
+        event: the event.
+        name: of the job.
+        pods: the job's pods.
+        claims: names of its volume claims.
     """
     kind, about = (
         documents.text(event, "involvedObject", "kind"),
@@ -41,22 +47,23 @@ def is_about(event: Document, name: str, pods: Iterable[Document], claims: Colle
     if kind == "PersistentVolumeClaim":
         return about in claims or about == f"{name}-checkpoints"
     if about == name:
-        return kind in _MAKERS
-    # A JobSet makes Jobs with a name and a number of their own.
+        return kind in _KINDS
+    # A JobSet creates Jobs of its own name, a role and a number.
     return kind == "Job" and re.fullmatch(rf"{re.escape(name)}-[a-z]+-\d+", about) is not None
 
 
 def is_pod_name(pod: str, name: str) -> bool:
-    """Whether a pod of the job `name` may be called so, on any kind of workload."""
-    made = r"(-(worker|master|node|trainer)(-\d+){1,2}|-\d+)(-[a-z0-9]{5})?"
-    return re.fullmatch(re.escape(name) + made, pod) is not None
+    """Whether a pod of the job `name` may have this name, for any workload kind."""
+    suffix = r"(-(worker|master|node|trainer)(-\d+){1,2}|-\d+)(-[a-z0-9]{5})?"
+    return re.fullmatch(re.escape(name) + suffix, pod) is not None
 
 
 class Events:
-    """Events of one namespace as they are now; a shared namespace has thousands, which are too many
-    to list each second.
+    """The current events of one namespace. A shared namespace has thousands, too many to list every
+    second, so they are watched.
 
-    Where they may be listed and not watched, or the watch has ended, the next look lists them anew.
+    Where the user may list but not watch them, or the watch has ended, the next `read` lists them
+    again.
     """
 
     def __init__(self, cluster: Cluster, namespace: str) -> None:
@@ -67,13 +74,13 @@ class Events:
         self._watching: threading.Thread | None = None
 
     def read(self) -> list[dict[str, Any]]:
-        """All that are known of. Raises as `Cluster.list` does."""
+        """All events. Raises as `Cluster.list` does."""
         if self._watching is None or not self._watching.is_alive():
             listed, version = self._cluster.list_with_version(
                 "v1", "Event", namespace=self._namespace
             )
             self._known = {_event_key(each): each for each in listed}
-            if version:  # else there is no place to go on from
+            if version:  # where the watch starts
                 self._watching = threading.Thread(target=self._watch, args=(version,), daemon=True)
                 self._watching.start()
         with self._lock:
@@ -90,7 +97,7 @@ class Events:
                     else:
                         self._known[_event_key(document)] = document
         except KdistError:
-            return  # the next look lists, and says what is wrong
+            return  # the next `read` lists them, and raises the error
 
 
 def _event_key(event: dict[str, Any]) -> str:

@@ -1,5 +1,5 @@
-"""What the receipt of a run in the cluster needs: its ledger, when somebody kept it going, and how
-its pods came to life.
+"""Reads the history of a run in the cluster for the goodput report: its ledger, the intervals in
+which it was meant to run, and the startup times of its pods.
 """
 
 from __future__ import annotations
@@ -13,51 +13,62 @@ from typing import Any
 from kdist.errors import NotFoundError
 from kdist.jobs import checkpoints
 from kdist.jobs.job import ClusterJob
-from kdist.jobs.wait import Tell
+from kdist.jobs.wait import Notify
 from kdist.status.documents import condition, items, moment, name, text
 
 _PULLED = re.compile(r"Successfully pulled image .* in (?:(\d+)m)?([\d.]+)(ms|s)\b")
 
-Life = tuple[float, float | None]
+Interval = tuple[float, float | None]
+"""(start, end) in unix seconds; the end is None while it lasts."""
+Startup = tuple[float, float | None, float | None, float]
+"""(created, scheduled, started) of a pod in unix seconds, and seconds of its image pull."""
 
 
 @dataclass(frozen=True)
 class History:
-    """Ledger, lives and births, in the words of `report.receipt`; a birth is (created, scheduled,
-    started, pull seconds).
+    """Arguments of `kdist.report.goodput`: the ledger's events and steps, the active intervals of
+    the job, and the startup of each pod.
     """
 
     events: Sequence[Mapping[str, Any]]
     steps: Sequence[Mapping[str, Any]]
-    lives: list[Life]
-    births: list[tuple[float, float | None, float | None, float]]
+    intervals: list[Interval]
+    startups: list[Startup]
 
 
-def read(target: ClusterJob, *, tell: Tell) -> History:
-    """The run's history. Raises `KdistError` where nobody can read its ledger."""
-    ledger = checkpoints.ask(target, "ledger", tell=tell)
+def read_history(target: ClusterJob, *, notify: Notify) -> History:
+    """Read the history of the job's run. Raises `KdistError` if its ledger cannot be read."""
+    ledger = checkpoints.run_tool(target, "ledger", notify=notify)
     events = [one for one in ledger.get("events", ()) if isinstance(one, dict)]
     pods = target.cluster.list("v1", "Pod", selector=target.backend.pod_selector(target.name))
-    happened = target.cluster.list("v1", "Event")
-    births = [_birth(pod, happened) for pod in pods]
+    pod_events = target.cluster.list("v1", "Event")
+    startups = [_read_startup(pod, pod_events) for pod in pods]
     created = moment(target.config_map, "metadata", "creationTimestamp") or time.time()
-    born = [birth[0] for birth in births]
+    created_pods = [startup[0] for startup in startups]
     return History(
         events,
         list(ledger.get("steps", ())),
-        list(lives(events, created, _end(target), born)),
-        births,
+        list(active_intervals(events, created, _find_end(target), created_pods)),
+        startups,
     )
 
 
-def lives(
-    events: Sequence[Mapping[str, Any]], created: float, ended: float | None, born: Sequence[float]
-) -> Iterator[Life]:
-    """The times between which the job was meant to run: from its creation to its end, less what lay
-    between stop and resume.
+def active_intervals(
+    events: Sequence[Mapping[str, Any]],
+    created: float,
+    ended: float | None,
+    created_pods: Sequence[float],
+) -> Iterator[Interval]:
+    """Yield the intervals in which the job was meant to run: from its creation to its end, without
+    the times between a stop and a resume.
 
-    A resume is taken to begin with the first pod that was born (`born`, unix times) after the stop,
-    else with its generation.
+    A resume starts with the first pod created after the stop, otherwise with its generation.
+
+    Args:
+        events: of the ledger.
+        created: when the job was created, in unix seconds.
+        ended: when it ended, in unix seconds; None while it runs.
+        created_pods: when its pods were created, in unix seconds.
     """
     since, stopped = created, None
     for event in events:
@@ -69,14 +80,16 @@ def lives(
         elif event.get("event") == "generation" and stopped is not None:
             if event.get("reason") == "resume":
                 yield since, stopped
-                since = min((time for time in born if stopped < time <= at), default=float(at))
+                since = min(
+                    (time for time in created_pods if stopped < time <= at), default=float(at)
+                )
             stopped = None
     yield since, stopped if stopped is not None else ended
 
 
-def _end(target: ClusterJob) -> float | None:
-    """When the workload ended; None while it has not, so that the report counts up to what was
-    heard last.
+def _find_end(target: ClusterJob) -> float | None:
+    """When the workload ended, in unix seconds: now if it has not ended, None if it is unknown, so
+    that the report ends with the last event.
     """
     try:
         workload = target.workload()
@@ -92,9 +105,7 @@ def _end(target: ClusterJob) -> float | None:
     )
 
 
-def _birth(
-    pod: Mapping[str, Any], happened: Sequence[Mapping[str, Any]]
-) -> tuple[float, float | None, float | None, float]:
+def _read_startup(pod: Mapping[str, Any], pod_events: Sequence[Mapping[str, Any]]) -> Startup:
     started = None
     for status in items(pod, "status", "containerStatuses"):
         started = moment(status, "state", "running", "startedAt") or moment(
@@ -102,7 +113,7 @@ def _birth(
         )
     pulls = [
         pull_seconds(text(event, "message"))
-        for event in happened
+        for event in pod_events
         if text(event, "involvedObject", "name") == name(pod) and text(event, "reason") == "Pulled"
     ]
     scheduled = moment(condition(pod, "PodScheduled"), "lastTransitionTime")
@@ -115,7 +126,7 @@ def _birth(
 
 
 def pull_seconds(message: str) -> float:
-    """Seconds in the kubelet's words on a pull; 0 for an image that was there already."""
+    """Seconds of an image pull, from the kubelet's event message; 0 if the image was present."""
     found = _PULLED.search(message)
     if found is None:
         return 0.0

@@ -1,5 +1,5 @@
-"""A job in the cluster, read from its ConfigMap, which every verb starts from. Its objects can be
-rendered again from that ConfigMap, and those that have changed are sent.
+"""A job in the cluster, read from its ConfigMap: every operation starts from `ClusterJob.find`. The
+job's objects can be rendered again from that ConfigMap, and those that have changed are applied.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Any
 from kdist import backends, deploy, render
 from kdist.backends import Backend, Placement, WorkloadState
 from kdist.cluster import Cluster, check_owner
-from kdist.errors import KdistError, NotFoundError
+from kdist.deploy.plan import find_config_map
+from kdist.errors import JobNotFoundError, KdistError, NotFoundError
 from kdist.manifest import Manifest
 from kdist.rbac import Right
 from kdist.spec import TrainingJob
@@ -26,13 +27,42 @@ Document = dict[str, Any]
 
 @dataclass(frozen=True)
 class ClusterJob:
-    """One job of one cluster. `config_map` is as it was when the command began."""
+    """A job in a cluster.
+
+    Attributes:
+        cluster: a connection to the cluster, with the job's namespace.
+        config_map: the job's own ConfigMap, as it was when the job was found.
+        job: the job, read from the ConfigMap.
+        backend: its workload kind.
+        placement: how it was placed on the cluster.
+    """
 
     cluster: Cluster
     config_map: Mapping[str, Any]
     job: TrainingJob
     backend: Backend
     placement: Placement
+
+    @classmethod
+    def find(cls, cluster: Cluster, name: str) -> ClusterJob:
+        """Read the job `name` of the cluster's namespace.
+
+        Raises:
+            JobNotFoundError: there is no such job.
+            ForeignError: the ConfigMap of this name belongs to something else.
+            KdistError: the ConfigMap does not hold a job of this version.
+        """
+        config_map = find_config_map(cluster, name)
+        if config_map is None:
+            raise JobNotFoundError((name, cluster.namespace))
+        backend = annotation(config_map, BACKEND)
+        placement = Placement(
+            backend=backend,
+            rendezvous="c10d" if annotation(config_map, RENDEZVOUS) == "c10d" else "kubernetes",
+            run_id=annotation(config_map, RUN_ID),
+        )
+        job = render.read_job(config_map)
+        return cls(cluster, config_map, job, backends.get(backend), placement)
 
     @property
     def name(self) -> str:
@@ -43,24 +73,27 @@ class ClusterJob:
         return self.cluster.namespace
 
     def command(self, verb: str, *options: str) -> str:
-        """A command of ours about this job, as it may be typed anywhere."""
+        """The command line of `kdist VERB` for this job, valid in any directory."""
         return " ".join(["kdist", verb, self.name, "-n", self.namespace, *options])
 
     @property
     def checkpoints(self) -> str:
-        """Folder of the run's checkpoints in its pods."""
+        """The run's checkpoint folder inside its pods."""
         return f"/checkpoints/{self.job.checkpoint_folder}"
 
     def workload(self) -> Document:
-        """The object that makes the pods. Raises `NotFoundError` where it is gone, by its TTL for
-        instance, and `ForeignError` where one of that name is somebody else's.
+        """The workload, which creates the pods.
+
+        Raises:
+            NotFoundError: it does not exist; it may have been deleted after its TTL.
+            ForeignError: the object of this name belongs to something else.
         """
         found = self.cluster.get(self.backend.api_version, self.backend.kind, self.name)
         check_owner(found, self.name, api_version=self.backend.api_version, kind=self.backend.kind)
         return found
 
     def state(self) -> WorkloadState:
-        """What the workload says of itself. Raises `NotFoundError` where it is gone."""
+        """State of the workload. Raises as `workload` does."""
         return self.backend.read(self.workload())
 
     def pods(self) -> list[Pod]:
@@ -69,14 +102,14 @@ class ClusterJob:
         own = (read_pod(pod) for pod in found if backends.is_made_for(pod, self.name))
         return sorted(own, key=lambda pod: (pod.index or 0, pod.name))
 
-    def ask(self, word: str | None, *, dry_run: bool = False) -> None:
-        """Note in the ConfigMap what the user asked for: suspended, stopped, or None, which is to
-        run.
+    def record_request(self, state: str | None, *, dry_run: bool = False) -> None:
+        """Record in the ConfigMap which state the user requested: `suspended`, or None for
+        running.
         """
-        self.annotate({ASKED: word}, dry_run=dry_run)
+        self.annotate({ASKED: state}, dry_run=dry_run)
 
     def annotate(self, annotations: Mapping[str, str | None], *, dry_run: bool = False) -> None:
-        """Change annotations of the job's ConfigMap; None takes one away."""
+        """Change annotations of the job's ConfigMap; the value None removes one."""
         body = {"metadata": {"annotations": dict(annotations)}}
         self.cluster.change("v1", "ConfigMap", self.name, body, job=self.name, dry_run=dry_run)
 
@@ -88,48 +121,25 @@ class ClusterJob:
         )
 
     def patch_rights(self) -> list[Right]:
-        """What it takes to change the workload and what was asked for it."""
+        """Rights needed to change the workload and to record the requested state."""
         kinds = (("v1", "ConfigMap"), (self.backend.api_version, self.backend.kind))
         return [Right("patch", api_version, kind, name=self.name) for api_version, kind in kinds]
 
     def with_nodes(self, least: int, most: int) -> ClusterJob:
-        """The same job with other nodes. Raises `KdistError` where its own rules forbid them."""
+        """A copy of the job with these limits on its number of nodes. Raises `KdistError` if the
+        job is not valid with them.
+        """
         document = self.job.to_document()
         document["spec"]["nodes"] = {"min": least, "max": most}
-        return replace(self, job=_read(document, self.name))
+        return replace(self, job=_validate(document, self.name))
 
     def without_code(self) -> ClusterJob:
-        """The same job as if all its code were in the image."""
+        """A copy of the job without `spec.code`."""
         spec = self.job.spec.model_copy(update={"code": None})
         return replace(self, job=self.job.model_copy(update={"spec": spec}))
 
 
-def find(cluster: Cluster, name: str) -> ClusterJob:
-    """The job NAME of the cluster's namespace.
-
-    Raises `NotFoundError`, `ForeignError` for a ConfigMap that is somebody else's, `KdistError` for
-    one that holds no job.
-    """
-    try:
-        config_map = cluster.get("v1", "ConfigMap", name)
-    except NotFoundError as error:
-        raise NotFoundError(
-            f"there is no job {name} in namespace {cluster.namespace}",
-            next_command="kdist get -A",
-            hint=error.hint,
-        ) from error
-    check_owner(config_map, name, api_version="v1", kind="ConfigMap")
-    job = render.read_job(config_map)
-    backend, rendezvous = annotation(config_map, BACKEND), annotation(config_map, RENDEZVOUS)
-    placement = Placement(
-        backend=backend,
-        rendezvous="c10d" if rendezvous == "c10d" else "kubernetes",
-        run_id=annotation(config_map, RUN_ID),
-    )
-    return ClusterJob(cluster, config_map, job, backends.get(backend), placement)
-
-
-def _read(document: Document, name: str) -> TrainingJob:
+def _validate(document: Document, name: str) -> TrainingJob:
     from pydantic import ValidationError
 
     try:
@@ -141,13 +151,16 @@ def _read(document: Document, name: str) -> TrainingJob:
         raise KdistError(f"{name} cannot have these nodes: {reasons}") from error
 
 
-def render_anew(target: ClusterJob, *, suspended: bool = False) -> list[Manifest]:
-    """All objects of the target's job; the files of `spec.code` are those that it was sent with
-    last.
+def render_objects(target: ClusterJob, *, suspended: bool = False) -> list[Manifest]:
+    """Render all objects of the job again, with the files of `spec.code` that were applied last.
+
+    Args:
+        target: the job.
+        suspended: whether the workload is to be suspended.
     """
     code = read_code(target) if target.job.spec.code is not None else None
     rendered = render.render(target.job, replace(target.placement, suspended=suspended, code=code))
-    # The code that was read back is there already, and its ConfigMap is immutable.
+    # The ConfigMap that the code was read from exists, and is immutable.
     return [
         one
         for one in rendered
@@ -155,39 +168,46 @@ def render_anew(target: ClusterJob, *, suspended: bool = False) -> list[Manifest
     ]
 
 
-def fit(
+def keep_immutable(
     target: ClusterJob, manifests: Iterable[Manifest], workload: Mapping[str, Any]
 ) -> list[Manifest]:
-    """The same objects for a job that is at work: what its workload cannot change, and what its
-    agents were told, stays.
+    """Adapt rendered objects to a job that is running: fields of its workload that cannot change
+    keep their values, and so does the configuration of its agents.
 
-    The ConfigMap with its `train.json` is the one that it has: this kdist may be of another
-    version, and know other fields.
+    The ConfigMap with `train.json` stays the one that the workload mounts: the job may have been
+    applied by another version of kdist, with other fields.
+
+    Args:
+        target: the job.
+        manifests: its objects as rendered now.
+        workload: its workload as it is in the cluster.
     """
-    told = f"{target.name}-train-"
-    has = {
+    prefix = f"{target.name}-train-"
+    mounted = {
         str(each["name"])
         for each in _find_all(workload, "configMap")
-        if str(each.get("name")).startswith(told)
+        if str(each.get("name")).startswith(prefix)
     }
     found = []
     for one in manifests:
         document = one.document
         if is_workload(target, one):
             document = target.backend.keep(document, workload)
-            if len(has) == 1:
-                document = json.loads(
-                    re.sub(rf'"{told}[0-9a-f]+"', f'"{has.copy().pop()}"', json.dumps(document))
-                )
-        elif one.kind == "ConfigMap" and one.name.startswith(told):
+            if len(mounted) == 1:
+                (name,) = mounted
+                text = re.sub(rf'"{prefix}[0-9a-f]+"', f'"{name}"', json.dumps(document))
+                document = json.loads(text)
+        elif one.kind == "ConfigMap" and one.name.startswith(prefix):
             continue
         found.append(Manifest(document))
     return found
 
 
 def read_code(target: ClusterJob) -> dict[str, bytes]:
-    """The files of `spec.code` by their path, from the ConfigMap that holds them. Raises
-    `KdistError` where it is gone.
+    """The files of `spec.code` by their path, from the ConfigMap that holds them.
+
+    Raises:
+        KdistError: the ConfigMap does not exist or cannot be read.
     """
     try:
         return _read_files(target, json.loads(target.config_map["data"]["code.json"]))
@@ -215,7 +235,7 @@ def _read_files(target: ClusterJob, volume: Mapping[str, Any]) -> dict[str, byte
 
 
 def _find_all(document: Any, key: str) -> Iterator[Mapping[str, Any]]:
-    """Every object that stands under `key`, wherever in the document."""
+    """Every object under the key `key`, at any depth."""
     if isinstance(document, Mapping):
         for name, value in document.items():
             if name == key and isinstance(value, Mapping):
@@ -227,13 +247,15 @@ def _find_all(document: Any, key: str) -> Iterator[Mapping[str, Any]]:
 
 
 def is_workload(target: ClusterJob, manifest: Manifest) -> bool:
-    """Whether this is the object that makes the pods."""
+    """Whether this is the job's workload."""
     return (manifest.kind, manifest.name) == (target.backend.kind, target.name)
 
 
-def send(target: ClusterJob, manifests: Iterable[Manifest], *, dry_run: bool = False) -> None:
-    """Send objects by server-side apply, in their order; what the server refuses leaves no half of
-    them behind.
+def apply_objects(
+    target: ClusterJob, manifests: Iterable[Manifest], *, dry_run: bool = False
+) -> None:
+    """Send objects by server-side apply, in their order. If the server rejects one, those created
+    before it are deleted again.
     """
     known = dict(target.config_map)
     plan = deploy.Plan(target.job, target.placement, list(manifests), [], known)

@@ -15,25 +15,31 @@ from typing import TYPE_CHECKING
 
 from kdist.diagnose import diagnose
 from kdist.errors import KdistError, NotFoundError
-from kdist.events import Line
 from kdist.jobs.agents import Agents
 from kdist.jobs.events import Events
-from kdist.jobs.snapshot import fetch_snapshot, finalize
-from kdist.jobs.wait import too_late
+from kdist.jobs.finalization import finalize
+from kdist.jobs.pod_log import PodLine
+from kdist.jobs.snapshot import fetch_snapshot
+from kdist.jobs.wait import Notify, timeout_error
 from kdist.status import Pod, Snapshot, read_pod
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
 
-LOOK_SECONDS = 1.0  # between two looks at the job while its logs are followed
+POLL_SECONDS = 1.0  # between two snapshots of the job while its logs are followed
 MOST_STREAMS = 64  # logs that are read at the same time
 _WAITING_LINES = 10_000  # lines that wait for a slow reader; then the reading waits
 
 
 @dataclass(frozen=True)
 class LogRequest:
-    """Which logs: of the pods that `choose` picks, the last `tail` lines, those of the last `since`
-    seconds.
+    """Which logs to read.
+
+    Attributes:
+        choose: selects the pods.
+        tail: only the last lines of each pod; None for all.
+        since: only the lines of the last seconds; None for all.
+        previous: those of the previous container instance.
     """
 
     choose: Callable[[Pod], bool] = lambda _: True
@@ -44,39 +50,47 @@ class LogRequest:
 
 def read(
     cluster: Cluster,
-    seen: Snapshot,
-    wanted: LogRequest,
+    snapshot: Snapshot,
+    request: LogRequest,
     *,
-    tell: Callable[[str], None] = lambda _: None,
-) -> Iterator[Line]:
-    """The lines that are there now, over all pods in the order of their times. Raises `KdistError`
-    if there is no log at all.
+    notify: Notify = lambda _: None,
+) -> Iterator[PodLine]:
+    """Yield the lines that exist now, of all pods in the order of their times.
+
+    Args:
+        cluster: the cluster.
+        snapshot: of the job.
+        request: which logs.
+        notify: receives a message if not all pods can be shown.
+
+    Raises:
+        NotFoundError: there is no log yet.
     """
-    chosen = [pod for pod in seen.status.pods if wanted.choose(pod)]
+    chosen = [pod for pod in snapshot.status.pods if request.choose(pod)]
     pods = [
-        pod for pod in chosen if (pod.before is not None if wanted.previous else has_started(pod))
+        pod for pod in chosen if (pod.before is not None if request.previous else has_started(pod))
     ]
     if not pods:
-        raise _no_logs(seen, wanted)
+        raise _no_logs(snapshot, request)
     if len(pods) > MOST_STREAMS:
-        tell(
+        notify(
             f"the first {MOST_STREAMS} of {len(pods)} pods are shown; choose others with "
             "--rank or --pod"
         )
-    streams = [_read_one(cluster, seen.namespace, pod, wanted) for pod in pods[:MOST_STREAMS]]
+    streams = [_read_one(cluster, snapshot.namespace, pod, request) for pod in pods[:MOST_STREAMS]]
     yield from heapq.merge(*streams, key=lambda line: line.stamp)
 
 
-def _no_logs(seen: Snapshot, wanted: LogRequest) -> KdistError:
-    cause = diagnose(seen)
+def _no_logs(snapshot: Snapshot, request: LogRequest) -> KdistError:
+    cause = diagnose(snapshot)
     what = (
-        "no container of it has been started again"
-        if wanted.previous
+        "no container has been restarted"
+        if request.previous
         else f"there is nothing to read yet: {cause.sentence}"
     )
     return NotFoundError(
-        f"{seen.name}: {what}",
-        next_command=cause.commands[0] if cause.commands and not wanted.previous else "",
+        f"{snapshot.name}: {what}",
+        next_command=cause.commands[0] if cause.commands and not request.previous else "",
     )
 
 
@@ -85,16 +99,16 @@ def has_started(pod: Pod) -> bool:
     return pod.running or pod.ended is not None or pod.before is not None
 
 
-def _read_one(cluster: Cluster, namespace: str, pod: Pod, wanted: LogRequest) -> Iterator[Line]:
-    """Lines of one pod; none if it is gone meanwhile."""
+def _read_one(cluster: Cluster, namespace: str, pod: Pod, request: LogRequest) -> Iterator[PodLine]:
+    """Lines of one pod; none if it has been deleted in the meantime."""
     try:
         for text in cluster.logs(
             pod.name,
             namespace=namespace,
             container=pod.container,
-            previous=wanted.previous,
-            tail=wanted.tail,
-            since=wanted.since,
+            previous=request.previous,
+            tail=request.tail,
+            since=request.since,
             timestamps=True,
         ):
             if line := _line(pod, text):
@@ -103,62 +117,75 @@ def _read_one(cluster: Cluster, namespace: str, pod: Pod, wanted: LogRequest) ->
         return
 
 
-def _line(pod: Pod, text: str) -> Line | None:
-    """The line, or None for what the kubelet says itself where a log is gone: that has no time
-    before it.
-    """
+def _line(pod: Pod, text: str) -> PodLine | None:
+    """The line; None for the kubelet's own message about a missing log, which has no timestamp."""
     stamp, _, rest = text.partition(" ")
-    return Line(pod, stamp, rest) if stamp[:1].isdigit() else None
+    return PodLine(pod, stamp, rest) if stamp[:1].isdigit() else None
 
 
 @dataclass
 class _Reading:
-    """What has been read of one pod. `restarts` counts those of its container when the reading
-    began.
+    """Progress of reading one pod's log.
 
-    `last` is the stamp of the line that came last, which no later reading repeats; `whole` says
-    that nothing more comes of this container; `early` that the pod was there at the beginning, so
-    that the limits of what is wanted hold for it.
+    Attributes:
+        restarts: of the container when the reading started.
+        last: timestamp of the last line, where a later reading continues.
+        ended: whether its thread has ended.
+        complete: whether the container's log has been read to its end.
+        initial: whether the pod existed at the start, so that `tail` and `since` apply to it.
     """
 
     restarts: int
     last: str = ""
-    over: bool = True
-    whole: bool = False
-    early: bool = False
+    ended: bool = True
+    complete: bool = False
+    initial: bool = False
 
 
 class Follower:
-    """Follows the logs of a job until it has ended. `status` is of the last look."""
+    """Follows the logs of a job until it has ended.
+
+    Args:
+        cluster: the cluster.
+        name: of the job.
+        request: which logs.
+        namespace: of the job; None for the connection's own.
+        notify: receives messages, such as why there is nothing to read yet.
+        interval: seconds between two snapshots of the job.
+        timeout: in seconds; None follows until the job has ended.
+
+    Attributes:
+        snapshot: the last one; None before the first.
+    """
 
     def __init__(
         self,
         cluster: Cluster,
         name: str,
-        wanted: LogRequest,
+        request: LogRequest,
         *,
         namespace: str | None = None,
-        tell: Callable[[str], None] = lambda _: None,
-        look_seconds: float = LOOK_SECONDS,
+        notify: Notify = lambda _: None,
+        interval: float = POLL_SECONDS,
         timeout: float | None = None,
     ) -> None:
         self._cluster = cluster
         self._name = name
         self._namespace = namespace or cluster.namespace
-        self._wanted = wanted
-        self._tell = tell
-        self._look_seconds = look_seconds
+        self._request = request
+        self._notify = notify
+        self._interval = interval
         self._timeout = timeout
         self._agents = Agents(cluster, namespace=self._namespace)
         self._events = Events(cluster, self._namespace)
-        self._lines: queue.Queue[Line] = queue.Queue(_WAITING_LINES)
+        self._lines: queue.Queue[PodLine] = queue.Queue(_WAITING_LINES)
         self._readings: dict[str, _Reading] = {}
-        self._told = ""
-        # nobody follows any more: threads that still read say nothing
-        self._ended = threading.Event()
-        self.seen: Snapshot | None = None
+        self._reported = ""
+        # set when nobody follows any more, so that threads report no more errors
+        self._closed = threading.Event()
+        self.snapshot: Snapshot | None = None
 
-    def lines(self) -> Generator[Line, None, None]:
+    def lines(self) -> Generator[PodLine, None, None]:
         """Lines as they come. Raises `NotFoundError` if there is no such job, `KdistError` if the
         API server stays away, or with code TIMEOUT if the job has not ended after `timeout`
         seconds.
@@ -166,14 +193,14 @@ class Follower:
         try:
             yield from self._follow()
         finally:
-            self._ended.set()
+            self._closed.set()
 
-    def _follow(self) -> Iterator[Line]:
+    def _follow(self) -> Iterator[PodLine]:
         end = float("inf") if self._timeout is None else time.monotonic() + self._timeout
         yield from self._read_history()
         while True:
-            ended = self._look()
-            until = min(end, time.monotonic() + self._look_seconds)
+            ended = self._poll()
+            until = min(end, time.monotonic() + self._interval)
             while (left := until - time.monotonic()) > 0 and not (ended and self._is_quiet()):
                 try:
                     yield self._lines.get(timeout=min(left, 0.1))
@@ -182,21 +209,21 @@ class Follower:
             if ended and self._is_quiet():
                 return
             if time.monotonic() >= end:
-                raise too_late(self.seen, "done", self._timeout or 0.0)
+                raise timeout_error(self.snapshot, "done", self._timeout or 0.0)
 
-    def _read_history(self) -> Iterator[Line]:
-        """What is there at the beginning, over all pods in the order of its times; the following
-        goes on after it.
-        """
-        self.seen = seen = self._take_snapshot()
-        pods = [pod for pod in seen.status.pods if self._wanted.choose(pod) and has_started(pod)]
+    def _read_history(self) -> Iterator[PodLine]:
+        """Yield the lines that exist at the start, in the order of their times over all pods."""
+        self.snapshot = snapshot = self._take_snapshot()
+        pods = [
+            pod for pod in snapshot.status.pods if self._request.choose(pod) and has_started(pod)
+        ]
         if not pods:
             return
         self._readings = {
-            pod.name: _Reading(pod.restarts, whole=not pod.running, early=True)
+            pod.name: _Reading(pod.restarts, complete=not pod.running, initial=True)
             for pod in pods[:MOST_STREAMS]
         }
-        for line in read(self._cluster, seen, self._wanted):
+        for line in read(self._cluster, snapshot, self._request):
             self._readings[line.pod.name].last = line.stamp
             yield line
 
@@ -206,46 +233,47 @@ class Follower:
         )
 
     def _is_quiet(self) -> bool:
-        return all(reading.over for reading in self._readings.values()) and self._lines.empty()
+        return all(reading.ended for reading in self._readings.values()) and self._lines.empty()
 
-    def _look(self) -> bool:
-        """See which containers there are and read those that are new; whether the job has ended."""
+    def _poll(self) -> bool:
+        """Start to read new containers; returns whether the job has ended."""
         try:
-            self.seen = seen = self._take_snapshot()
+            self.snapshot = snapshot = self._take_snapshot()
         except NotFoundError:
-            if self.seen is None:
+            if self.snapshot is None:
                 raise
-            return True  # it was deleted while we looked on
-        finalize(self._cluster, seen)
-        for pod in seen.status.pods:
-            if self._wanted.choose(pod) and has_started(pod):
-                self._take(pod)
-        if not self._readings or all(reading.over for reading in self._readings.values()):
-            self._say_why(seen)
-        return seen.status.phase.terminal and not any(
-            pod.running for pod in seen.status.pods if self._wanted.choose(pod)
+            return True  # the job was deleted
+        finalize(self._cluster, snapshot)
+        for pod in snapshot.status.pods:
+            if self._request.choose(pod) and has_started(pod):
+                self._start_reading(pod)
+        if not self._readings or all(reading.ended for reading in self._readings.values()):
+            self._report_why(snapshot)
+        return snapshot.status.phase.terminal and not any(
+            pod.running for pod in snapshot.status.pods if self._request.choose(pod)
         )
 
-    def _take(self, pod: Pod) -> None:
-        """Read the pod's log unless that is being done, or there is nothing new in it."""
+    def _start_reading(self, pod: Pod) -> None:
+        """Start to read the pod's log, unless it is being read or contains nothing new."""
         reading = self._readings.get(pod.name)
         restarted = reading is not None and pod.restarts > reading.restarts
-        if reading is not None and (not reading.over or (reading.whole and not restarted)):
+        if reading is not None and (not reading.ended or (reading.complete and not restarted)):
             return
-        if sum(not each.over for each in self._readings.values()) >= MOST_STREAMS:
-            self._say_once(
+        if sum(not each.ended for each in self._readings.values()) >= MOST_STREAMS:
+            self._notify_once(
                 f"the logs of {MOST_STREAMS} pods are followed and no more; choose some "
                 "with --rank or --pod"
             )
             return
         if reading is not None and pod.restarts > reading.restarts + 1:
-            self._tell(
+            self._notify(
                 f"{pod.name} has restarted {pod.restarts - reading.restarts} times at "
-                "once: of some there is no log any more"
+                "once: the logs of some instances are lost"
             )
-        fresh = _Reading(pod.restarts, over=False)
+        fresh = _Reading(pod.restarts, ended=False)
         if reading is not None:
-            fresh.last, fresh.early = reading.last, reading.early and not restarted
+            fresh.last = reading.last
+            fresh.initial = reading.initial and not restarted
         self._readings[pod.name] = fresh
         known = reading.restarts if reading is not None else 0
         threading.Thread(
@@ -253,28 +281,31 @@ class Follower:
         ).start()
 
     def _read(self, pod: Pod, reading: _Reading, known: int) -> None:
-        """Put the pod's new lines into the queue, in a thread of its own: of the container that
-        ended, then the present one.
+        """Put the pod's new lines into the queue: of the previous container instance, then of the
+        current one. Runs in a thread of its own.
 
-        `known` are the restarts up to which its log was read.
+        Args:
+            pod: the pod.
+            reading: its progress.
+            known: number of restarts up to which the log has been read.
         """
         try:
-            # Time has passed since the look: another container may have begun.
+            # Another container may have started since the last snapshot.
             self._put_previous(pod, reading, known)
             self._put(pod, reading)
-            reading.whole = True
+            reading.complete = True
         except NotFoundError:
-            reading.whole = True  # the pod is gone, and its log with it
+            reading.complete = True  # the pod was deleted, and its log with it
         except (KdistError, OSError) as error:
-            not_there_yet = getattr(error, "status", None) == HTTPStatus.BAD_REQUEST
-            if not not_there_yet and not self._ended.is_set():
-                self._tell(f"the log of {pod.name} cannot be read: {error}; trying again")
+            not_ready = getattr(error, "status", None) == HTTPStatus.BAD_REQUEST
+            if not not_ready and not self._closed.is_set():
+                self._notify(f"the log of {pod.name} cannot be read: {error}; trying again")
         finally:
-            reading.over = True
+            reading.ended = True
 
     def _put_previous(self, pod: Pod, reading: _Reading, known: int) -> None:
-        """Put what is left of the container that ended, if the present one has been started again
-        more than `known` times.
+        """Put the rest of the previous container instance, if the container has restarted more than
+        `known` times.
         """
         from kdist.cluster import ApiError
 
@@ -282,11 +313,11 @@ class Follower:
             self._cluster.get("v1", "Pod", pod.name, self._namespace)
         ).restarts
         if reading.restarts > known:
-            with suppress(ApiError):  # the node keeps the log of one container back, or of none
+            with suppress(ApiError):  # the node keeps at most one previous log
                 self._put(pod, reading, previous=True)
 
     def _put(self, pod: Pod, reading: _Reading, *, previous: bool = False) -> None:
-        known, limited, first = reading.last, reading.early and not reading.last, not previous
+        known, limited, first = reading.last, reading.initial and not reading.last, not previous
         for text in self._cluster.logs(
             pod.name,
             namespace=self._namespace,
@@ -294,12 +325,12 @@ class Follower:
             follow=not previous,
             previous=previous,
             timestamps=True,
-            since=self._wanted.since if limited else known or None,
-            tail=self._wanted.tail if limited else None,
+            since=self._request.since if limited else known or None,
+            tail=self._request.tail if limited else None,
         ):
             line = _line(pod, text)
             if line is not None and line.stamp > known:
-                # it may be of a container that was started after the last look at the pod
+                # it may be of a container that started after the last snapshot
                 if first:
                     first = False
                     with suppress(NotFoundError):
@@ -307,18 +338,18 @@ class Follower:
                 reading.last = line.stamp
                 self._lines.put(line)
 
-    def _say_why(self, seen: Snapshot) -> None:
-        """While there is nothing to read: why, once for each reason."""
-        cause = diagnose(seen)
+    def _report_why(self, snapshot: Snapshot) -> None:
+        """Report why there is nothing to read, once for each reason."""
+        cause = diagnose(snapshot)
         if cause.severity != "fine":
-            self._say_once(cause.sentence)
+            self._notify_once(cause.sentence)
 
-    def _say_once(self, sentence: str) -> None:
-        if (news := without_times(sentence)) != self._told:
-            self._told = news
-            self._tell(sentence)
+    def _notify_once(self, sentence: str) -> None:
+        if (key := without_times(sentence)) != self._reported:
+            self._reported = key
+            self._notify(sentence)
 
 
 def without_times(sentence: str) -> str:
-    """The sentence without its durations, which change while its news does not."""
+    """The sentence without its durations, to compare what it says."""
     return re.sub(r"\d+(:\d\d)+|[\d.]+ (s|ms|µs)\b", "…", sentence)

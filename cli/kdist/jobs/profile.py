@@ -1,8 +1,8 @@
-"""A profile of a running training: asked of one agent, recorded by the ranks, fetched when they are
+"""Profiles a running job: requested from one agent, recorded by the ranks, downloaded when they are
 done.
 
-`Ask` runs the trainer's own `python -m kdist_trainer.profiling` beside an agent: in its pod, or on
-this machine.
+An `AgentTool` runs the trainer's own `python -m kdist_trainer.profiling` next to an agent: in its
+pod, or on this machine.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from typing import Any
 from kdist.errors import Code, KdistError
 from kdist.jobs import agents, wait
 from kdist.jobs.job import ClusterJob
-from kdist.jobs.wait import Tell
+from kdist.jobs.wait import Notify
 from kdist.units import number
 
 MODULE = "kdist_trainer.profiling"
-Ask = Callable[[Sequence[str]], bytes]
-"""Words for the module -> what it writes to stdout. Raises `KdistError`."""
+AgentTool = Callable[[Sequence[str]], bytes]
+"""Arguments of the module -> its standard output. Raises `KdistError`."""
 
 _SCRATCH = "/run/kdist"
-_ANSWER_SECONDS = 600.0
-_TOP = 12
+_TOOL_TIMEOUT = 600.0
+_TOP_OPERATIONS = 12
 
 
-def cluster_agents(target: ClusterJob) -> list[Ask]:
-    """The agents of a job in the cluster, that of rank 0 first. Raises `KdistError` for a job that
-    cannot be asked.
+def cluster_agents(target: ClusterJob) -> list[AgentTool]:
+    """The profiling tool of each agent of a job in the cluster, that of rank 0 first. Raises
+    `KdistError` for a job that cannot be profiled.
     """
     if target.job.spec.train is None:
         raise KdistError(
@@ -41,20 +41,20 @@ def cluster_agents(target: ClusterJob) -> list[Ask]:
         pod for pod in target.pods() if pod.running and not pod.deleting and pod.name != first.name
     ]
 
-    def of(name: str, container: str) -> Ask:
-        def ask(words: Sequence[str]) -> bytes:
+    def tool_of(name: str, container: str) -> AgentTool:
+        def run(arguments: Sequence[str]) -> bytes:
             command = [
                 "python",
                 "-m",
                 MODULE,
-                *words,
+                *arguments,
                 "--scratch",
                 _SCRATCH,
                 "--root",
                 target.checkpoints,
             ]
             code, output = target.cluster.run(
-                name, command, container=container, timeout=_ANSWER_SECONDS
+                name, command, container=container, timeout=_TOOL_TIMEOUT
             )
             if code != 0:
                 raise KdistError(
@@ -62,41 +62,58 @@ def cluster_agents(target: ClusterJob) -> list[Ask]:
                 )
             return output
 
-        return ask
+        return run
 
-    return [of(pod.name, pod.container) for pod in (first, *others)]
+    return [tool_of(pod.name, pod.container) for pod in (first, *others)]
 
 
 def record(
-    asks: Sequence[Ask], folder: Path, *, steps: int, ranks: str, timeout: float, tell: Tell
+    tools: Sequence[AgentTool],
+    folder: Path,
+    *,
+    steps: int,
+    ranks: str,
+    timeout: float,
+    notify: Notify,
 ) -> list[Mapping[str, Any]]:
-    """Ask, wait until all ranks that are meant have recorded, and write their traces into `folder`;
-    their summaries.
+    """Request a profile, wait until all selected ranks have recorded it, and write their traces to
+    a folder.
 
-    Raises `KdistError` (TIMEOUT) where no rank begins, or some do not end, within `timeout`
-    seconds.
+    Args:
+        tools: of the agents; the first one takes the request.
+        folder: for the traces, one file per rank.
+        steps: number of steps to record.
+        ranks: `all`, or ranks such as `0,3`.
+        timeout: seconds for the start of the recording, and again for its end.
+        notify: receives messages about progress.
+
+    Returns:
+        The summary of each rank.
+
+    Raises:
+        KdistError: ranks do not start or end in time (TIMEOUT), or do not exist (NOT_FOUND).
     """
-    name = str(_read(asks[0](["ask", "--steps", str(steps), "--ranks", ranks])).get("name"))
-    words = ["look", "--name", name]
+    name = str(_read(tools[0](["ask", "--steps", str(steps), "--ranks", ranks])).get("name"))
+    arguments = ["look", "--name", name]
     plan = wait.wait_until(
-        lambda: _read(asks[0](words)).get("plan") or None,
+        lambda: _read(tools[0](arguments)).get("plan") or None,
         timeout=timeout,
-        what="the ranks to begin with the profile",
-        tell=tell,
-        hint="they look for requests when they confer (train.syncEverySteps); is it at its steps?",
+        what="the ranks to start recording",
+        notify=notify,
+        hint="ranks check for requests every train.syncEverySteps steps; is the job training?",
     )
     wanted = [str(rank) for rank in plan["ranks"]]
     if not wanted:
         raise KdistError(f"the job has none of the ranks {ranks}", code=Code.NOT_FOUND)
-    tell(f"{len(wanted)} ranks record the steps {plan['first']} to {plan['last']}")
-    holders: dict[str, tuple[Ask, Mapping[str, Any]]] = {}
+    notify(f"{len(wanted)} ranks record the steps {plan['first']} to {plan['last']}")
+    holders: dict[str, tuple[AgentTool, Mapping[str, Any]]] = {}
 
     def gather() -> bool | None:
-        for ask in asks:
-            found = _read(ask(words)).get("ranks", {})
+        for tool in tools:
+            found = _read(tool(arguments)).get("ranks", {})
             holders.update(
                 {
-                    rank: (ask, found[rank])
+                    rank: (tool, found[rank])
                     for rank in wanted
                     if rank in found and rank not in holders
                 }
@@ -105,19 +122,17 @@ def record(
                 return True
         return None
 
-    wait.wait_until(gather, timeout=timeout, what="all of them to have recorded", tell=tell)
+    wait.wait_until(gather, timeout=timeout, what="all ranks to finish recording", notify=notify)
     folder.mkdir(parents=True, exist_ok=True)
-    for rank, (ask, _) in holders.items():
+    for rank, (tool, _) in holders.items():
         (folder / f"rank-{rank}.trace.json.gz").write_bytes(
-            ask(["send", "--name", name, "--rank", rank])
+            tool(["send", "--name", name, "--rank", rank])
         )
     return [holders[rank][1] for rank in wanted]
 
 
 def rank_rows(summaries: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
-    """Of each rank: steps, seconds a step, and the share of the time in which a collective was
-    under way.
-    """
+    """A row per rank: steps, time per step, and the share of time with a collective in progress."""
     rows: list[tuple[str, ...]] = []
     for one in summaries:
         steps, seconds = one["last"] - one["first"] + 1, float(one["seconds"])
@@ -134,14 +149,14 @@ def rank_rows(summaries: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
 
 
 def operation_rows(summaries: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
-    """The operations that took most time themselves, over all ranks that recorded."""
+    """The operations with the most self time, summed over all ranks."""
     sums: dict[str, list[float]] = {}
     for one in summaries:
         for each in one.get("operations", ()):
             found = sums.setdefault(str(each["name"]), [0, 0.0, 0.0])
             for index, key in enumerate(("calls", "cpuSeconds", "deviceSeconds")):
                 found[index] += each[key]
-    largest = sorted(sums.items(), key=lambda item: -(item[1][2] or item[1][1]))[:_TOP]
+    largest = sorted(sums.items(), key=lambda item: -(item[1][2] or item[1][1]))[:_TOP_OPERATIONS]
     total = sum(float(one["seconds"]) for one in summaries) or 1.0
     return [
         (
@@ -161,5 +176,5 @@ def _read(data: bytes) -> dict[str, Any]:
     except ValueError:
         document = None
     if not isinstance(document, dict):
-        raise KdistError("the agent's answer about the profile cannot be read")
+        raise KdistError("the agent's response about the profile cannot be read")
     return document

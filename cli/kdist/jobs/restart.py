@@ -1,4 +1,4 @@
-"""Restart: all ranks anew, from the last checkpoint, or from nothing where that is asked for."""
+"""Restarts a job: all ranks start again, from the last checkpoint or from scratch."""
 
 from __future__ import annotations
 
@@ -9,25 +9,35 @@ from kdist import deploy, rbac
 from kdist.errors import NotFoundError
 from kdist.jobs import checkpoints, job, suspend, wait
 from kdist.jobs.job import ClusterJob, Document
-from kdist.jobs.wait import Tell
+from kdist.jobs.wait import Notify
 from kdist.manifest import Manifest
 from kdist.rbac import Right
 
-_GONE_SECONDS = 120.0
+_DELETE_TIMEOUT = 120.0
 
 
 def restart(
-    target: ClusterJob, *, fresh: bool, wait: bool, timeout: float | None, tell: Tell
+    target: ClusterJob, *, fresh: bool, wait: bool, timeout: float | None, notify: Notify
 ) -> str:
-    """Start all ranks anew; returns the sentence that says so.
+    """Restart all ranks of a job. The workload of a job that has finished is re-created.
 
-    A job that is over is made anew and goes on from its last checkpoint; one that had succeeded has
-    nothing left to do, unless `fresh` puts its checkpoints aside. Raises `KdistError` where pods or
-    objects do not go in time.
+    Args:
+        target: the job.
+        fresh: archive the checkpoints and start from scratch. Without it, a job that has succeeded
+            has nothing left to do.
+        wait: wait until it trains.
+        timeout: seconds to wait; None for a default.
+        notify: receives messages about progress.
+
+    Returns:
+        The result as a message.
+
+    Raises:
+        KdistError: pods or objects do not end in time (TIMEOUT).
     """
     workload = _workload(target)
     state = target.backend.read(workload) if workload else None
-    anew = (
+    recreate = (
         fresh
         or workload is None
         or state is None
@@ -36,34 +46,34 @@ def restart(
     )
     if fresh:
         target = replace(target, placement=replace(target.placement, run_id=secrets.token_hex(4)))
-    manifests = job.render_anew(target) if anew else []  # first of all: it may not be possible
+    manifests = job.render_objects(target) if recreate else []  # may fail: first
     _require(target, workload, manifests, fresh=fresh)
     leaving = [pod for pod in target.pods() if not pod.over]
     if workload and state and not state.finished and not state.suspended:
         suspend.suspend_workload(target)
-        exits = suspend.wait_for_pods(target, leaving, timeout=timeout, tell=tell)
+        exits = suspend.wait_for_pods(target, leaving, timeout=timeout, notify=notify)
         if exits.step is not None:
-            tell(f"saved after step {exits.step:,}")
+            notify(f"saved after step {exits.step:,}")
     moved = None
     if fresh:
-        moved = checkpoints.ask(target, "aside", tell=tell).get("moved")
-    if anew:
-        _make_anew(target, workload, manifests)
+        moved = checkpoints.run_tool(target, "aside", notify=notify).get("moved")
+    if recreate:
+        _recreate(target, workload, manifests)
     else:
         deploy.forget_end(target.cluster, target.name)
         suspend.resume_workload(target)
-    target.ask(None)
+    target.record_request(None)
     done = f"{target.name} restarted" + (f"; its old checkpoints are in {moved}" if moved else "")
     if not wait:
         return f"{done}. Next: {target.command('status', '-w')}"
-    return f"{done}{suspend.wait_until_running(target, timeout=timeout, tell=tell)}"
+    return f"{done}{suspend.wait_until_running(target, timeout=timeout, notify=notify)}"
 
 
 def _require(
     target: ClusterJob, workload: Document | None, manifests: list[Manifest], *, fresh: bool
 ) -> None:
-    """All steps or none: to end the pods, to look into the checkpoints, to make the workload
-    anew.
+    """Check the rights to all steps before the first: to end the pods, to archive the checkpoints
+    and to re-create the workload.
     """
     wanted = [*target.patch_rights(), *rbac.to_send(manifests)]
     if manifests and workload is not None:
@@ -82,8 +92,8 @@ def _workload(target: ClusterJob) -> Document | None:
         return None
 
 
-def _make_anew(target: ClusterJob, workload: Document | None, manifests: list[Manifest]) -> None:
-    # or it would go with the old workload, from under the new one
+def _recreate(target: ClusterJob, workload: Document | None, manifests: list[Manifest]) -> None:
+    # or the garbage collector would delete them with the old workload
     deploy.drop_owner(target.cluster, target.name)
     if workload is not None:
         backend = target.backend
@@ -92,10 +102,10 @@ def _make_anew(target: ClusterJob, workload: Document | None, manifests: list[Ma
         target.cluster.remove(*kind, job=target.name, propagation="Foreground")
         wait.wait_until(
             lambda: True if _workload(target) is None and not target.pods() else None,
-            timeout=_GONE_SECONDS,
-            what=f"the old {backend.kind} {target.name} and its pods to go",
-            tell=lambda _: None,
+            timeout=_DELETE_TIMEOUT,
+            what=f"the old {backend.kind} {target.name} and its pods to be deleted",
+            notify=lambda _: None,
             next_command=target.command("status"),
         )
     deploy.forget_end(target.cluster, target.name)
-    job.send(target, manifests)
+    job.apply_objects(target, manifests)

@@ -1,8 +1,8 @@
-"""Scale: other bounds for the number of nodes, while the job runs.
+"""Scales a job: changes the limits on its number of nodes while it runs.
 
-First the agents are told the new bounds, then the number of pods changes: so no agent takes a
-newcomer for a stranger or waits for one that will not come. Nodes that join are let in by plan, at
-a step that all have saved; nodes that leave save first.
+The agents learn the new limits before the number of pods changes. So no agent rejects a new node as
+foreign, or waits for one that will not come. New nodes join at a planned restart, after a step that
+all ranks have saved; nodes that leave save first.
 """
 
 from __future__ import annotations
@@ -16,18 +16,23 @@ from kdist.agent_metrics import AgentSample
 from kdist.errors import KdistError, UsageError
 from kdist.jobs import agents, job, suspend, wait
 from kdist.jobs.job import ClusterJob
-from kdist.jobs.wait import Tell
-from kdist.status import Pod
+from kdist.jobs.wait import Notify
+from kdist.status import Pod, documents
+from kdist.units import count
 
-_BOUNDS_SECONDS = 120.0
-_TOUCH: Final = "kdist.dev/nodes"
+_LIMITS_TIMEOUT = 120.0
+_NODES_ANNOTATION: Final = "kdist.dev/nodes"
 
 
-def read_bounds(text: str, target: ClusterJob) -> tuple[int, int]:
-    """What `--nodes` asks for, as (min, max). One number keeps an elastic job elastic: its min
-    stays where it can.
+def parse_nodes(text: str, target: ClusterJob) -> tuple[int, int]:
+    """Parse the value of `--nodes`, N or MIN:MAX. With one number an elastic job stays elastic: it
+    keeps its min unless that is larger.
 
-    Raises `UsageError` for anything but N or MIN:MAX.
+    Returns:
+        (min, max).
+
+    Raises:
+        UsageError: the value is neither.
     """
     found = re.fullmatch(r"(\d{1,5})(?::(\d{1,5}))?", text)
     if found is None or int(found[1]) < 1 or (found[2] and int(found[2]) < int(found[1])):
@@ -45,55 +50,71 @@ def scale(
     *,
     wait: bool,
     timeout: float | None,
-    tell: Tell,
+    notify: Notify,
     dry_run: bool = False,
 ) -> str:
-    """Give the job these bounds; returns the sentence that says what became of it.
+    """Change the job's number of nodes.
 
-    Raises `KdistError` for a job that is over, for a kind that cannot be scaled while it is there,
-    and where the pods do not come or go in time.
+    Args:
+        target: the job.
+        least: minimum number of nodes.
+        most: maximum number of nodes.
+        wait: wait until as many nodes train as may.
+        timeout: seconds to wait for pods to start or end; None for a default.
+        notify: receives messages about progress.
+        dry_run: let the server check it, and change nothing.
+
+    Returns:
+        The result as a message.
+
+    Raises:
+        KdistError: the job has finished, its workload cannot be scaled, or pods do not start or end
+            in time (TIMEOUT).
     """
     before = target.job.spec.nodes
     if (before.min, before.max) == (least, most):
-        return f"{target.name} has {shown(least, most)} already"
+        return f"{target.name} has {describe_nodes(least, most)} already"
     workload = target.workload()
     state = target.backend.read(workload)
     if state.finished:
         raise KdistError(
-            f"{target.name} is over ({state.finished})", next_command=target.command("restart")
+            f"job {target.name} has finished ({state.finished})",
+            next_command=target.command("restart"),
         )
-    _refuse(target)
+    _check_scalable(target)
     wanted = target.with_nodes(least, most)
-    manifests = job.fit(wanted, job.render_anew(wanted, suspended=state.suspended), workload)
-    job.send(wanted, manifests, dry_run=True)  # all of it, before any of it
+    manifests = job.keep_immutable(
+        wanted, job.render_objects(wanted, suspended=state.suspended), workload
+    )
+    job.apply_objects(wanted, manifests, dry_run=True)  # apply all or nothing
     pods = [pod for pod in target.pods() if not pod.over]
     if dry_run:
-        return f"{target.name} has {shown(least, most)} (server dry run)"
+        return f"{target.name} has {describe_nodes(least, most)} (server dry run)"
     if any(pod.working for pod in pods):
         rbac.require(target.cluster, rbac.on_pods("patch"))
-    job.send(wanted, [one for one in manifests if not job.is_workload(wanted, one)])
+    job.apply_objects(wanted, [one for one in manifests if not job.is_workload(wanted, one)])
     if state.suspended:
-        job.send(wanted, [one for one in manifests if job.is_workload(wanted, one)])
-        return f"{target.name} has {shown(least, most)}, once it is resumed"
-    _tell_agents(wanted, pods, tell=tell)
-    job.send(wanted, [one for one in manifests if job.is_workload(wanted, one)])
+        job.apply_objects(wanted, [one for one in manifests if job.is_workload(wanted, one)])
+        return f"{target.name} has {describe_nodes(least, most)}, once it is resumed"
+    _announce_bounds(wanted, pods, notify=notify)
+    job.apply_objects(wanted, [one for one in manifests if job.is_workload(wanted, one)])
     if most == before.max:
-        return f"{target.name} has {shown(least, most)}"
-    change = f"from {before.max} to {shown(least, most)}"
+        return f"{target.name} has {describe_nodes(least, most)}"
+    change = f"from {before.max} to {describe_nodes(least, most)}"
     if not wait:
         return f"{target.name} scales {change}. Next: {target.command('status', '-w')}"
-    return f"{target.name} scaled {change}{_await_size(wanted, before.max, timeout, tell)}"
+    return f"{target.name} scaled {change}{_wait_for_size(wanted, before.max, timeout, notify)}"
 
 
-def _refuse(target: ClusterJob) -> None:
+def _check_scalable(target: ClusterJob) -> None:
     if target.backend.scalable:
         raise KdistError(
             (
-                f"{target.name} is a {target.backend.kind} and cannot be scaled while it is "
-                f"there: {target.backend.scalable}"
+                f"{target.name} is a {target.backend.kind} and cannot be scaled while it "
+                f"exists: {target.backend.scalable}"
             ),
             hint="change nodes in its job file; `kdist delete` keeps the checkpoints, and "
-            "`kdist apply` goes on from them. "
+            "`kdist apply` resumes from them. "
             "backend: job can be scaled while it runs",
             next_command=target.command("delete"),
         )
@@ -104,20 +125,20 @@ def _refuse(target: ClusterJob) -> None:
         )
 
 
-def _tell_agents(wanted: ClusterJob, pods: list[Pod], *, tell: Tell) -> None:
-    """Wait until every running agent knows the new bounds. Touching a pod makes its kubelet look at
-    the ConfigMap at once.
+def _announce_bounds(wanted: ClusterJob, pods: list[Pod], *, notify: Notify) -> None:
+    """Wait until every running agent knows the new limits. Annotating a pod makes its kubelet
+    update the mounted ConfigMap at once.
     """
     nodes = wanted.job.spec.nodes
     running = [pod for pod in pods if pod.working]
     for pod in running:
-        body = {"metadata": {"annotations": {_TOUCH: f"{nodes.min}:{nodes.max}"}}}
+        body = {"metadata": {"annotations": {_NODES_ANNOTATION: f"{nodes.min}:{nodes.max}"}}}
         wanted.cluster.patch("v1", "Pod", pod.name, body)
 
-    def look() -> bool | None:
-        readings = agents.read(wanted, wanted.pods(), timeout=3.0).values()
-        told = [reading.status.get("nodes") for reading in readings]
-        known = [bounds for bounds in told if isinstance(bounds, dict)]
+    def poll() -> bool | None:
+        samples = agents.fetch_samples(wanted, wanted.pods(), timeout=agents.TIMEOUT)
+        reported = [sample.status.get("nodes") for sample in samples.values()]
+        known = [bounds for bounds in reported if isinstance(bounds, dict)]
         return (
             True
             if all((one.get("min"), one.get("max")) == (nodes.min, nodes.max) for one in known)
@@ -125,57 +146,52 @@ def _tell_agents(wanted: ClusterJob, pods: list[Pod], *, tell: Tell) -> None:
         )
 
     if running:
-        what = (
-            f"the agents of {wanted.name} to know that there are {shown(nodes.min, nodes.max)} now"
-        )
-        wait.wait_until(look, timeout=_BOUNDS_SECONDS, what=what, tell=tell)
+        limits = describe_nodes(nodes.min, nodes.max)
+        what = f"the agents of {wanted.name} to learn the new limits, {limits}"
+        wait.wait_until(poll, timeout=_LIMITS_TIMEOUT, what=what, notify=notify)
 
 
-def _await_size(wanted: ClusterJob, before: int, timeout: float | None, tell: Tell) -> str:
-    """Wait until as many nodes train as may; the end of the sentence."""
+def _wait_for_size(wanted: ClusterJob, before: int, timeout: float | None, notify: Notify) -> str:
+    """Wait until as many nodes train as may; returns the end of the message."""
     most = wanted.job.spec.nodes.max
     if most < before:
         leaving = [pod for pod in wanted.pods() if not pod.over and (pod.index or 0) >= most]
-        exits = suspend.wait_for_pods(wanted, leaving, timeout=timeout, tell=tell)
+        exits = suspend.wait_for_pods(wanted, leaving, timeout=timeout, notify=notify)
         if exits.failures:
             pod, record = exits.failures[0]
-            tell(f"{pod} ended with code {record.code}: {record.message or record.cause}")
+            notify(f"{pod} ended with code {record.code}: {record.message or record.cause}")
 
-    def look() -> str | None:
+    def poll() -> str | None:
         if (state := wanted.state()).finished:
-            return f" and is over ({state.finished})"
-        readings = agents.read(wanted, wanted.pods(), timeout=3.0)
-        return _group(readings, most)
+            return f" and has finished ({state.finished})"
+        samples = agents.fetch_samples(wanted, wanted.pods(), timeout=agents.TIMEOUT)
+        return _describe_group(samples, most)
 
     limit = suspend.STARTING_SECONDS if timeout is None else timeout
     what = f"{most} nodes of {wanted.name} to train together"
     return wait.wait_until(
-        look, timeout=limit, what=what, tell=tell, next_command=wanted.command("why")
+        poll, timeout=limit, what=what, notify=notify, next_command=wanted.command("why")
     )
 
 
-def _group(readings: Mapping[str, AgentSample], most: int) -> str | None:
-    """Who trains together, once so many nodes do."""
-    newest = max((_integer(reading, "generation") for reading in readings.values()), default=0)
+def _describe_group(samples: Mapping[str, AgentSample], most: int) -> str | None:
+    """The worker group as the end of a message, once `most` nodes are in it; None before."""
+    newest = max((sample.generation for sample in samples.values()), default=0)
     group = [
-        reading
-        for reading in readings.values()
-        if _integer(reading, "generation") == newest
-        and reading.status.get("state") in ("running", "checkpointing")
+        sample
+        for sample in samples.values()
+        if sample.generation == newest
+        and sample.status.get("state") in ("running", "checkpointing")
     ]
     if len(group) != most or not newest:
         return None
-    world = _integer(group[0], "world_size")
-    return f": {world} rank{'s'[: world - 1]} train{'s' if world == 1 else ''}, generation {newest}"
+    world = documents.integer(group[0].status, "world_size") or 0
+    verb = "trains" if world == 1 else "train"
+    return f": {count(world, 'rank')} {verb}, generation {newest}"
 
 
-def _integer(reading: AgentSample, name: str) -> int:
-    found = reading.status.get(name)
-    return found if isinstance(found, int) else 0
-
-
-def shown(least: int, most: int) -> str:
-    """The bounds in words."""
+def describe_nodes(least: int, most: int) -> str:
+    """The limits in words: `1 node`, `4 nodes`, `1:4 nodes`."""
     if least != most:
         return f"{least}:{most} nodes"
-    return "1 node" if most == 1 else f"{most} nodes"
+    return count(most, "node")

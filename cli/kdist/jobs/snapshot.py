@@ -1,10 +1,10 @@
 """Fetches a `Snapshot` of one job, or of every job of a namespace: what every job has is requested
-at the same time, then what the first answers refer to. `finalize` scales a finished job to zero
-pods where its workload kind cannot end by itself.
+at the same time, then what the first responses refer to.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -13,55 +13,21 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kdist import backends
-from kdist.errors import KdistError, NotFoundError
+from kdist.errors import JobNotFoundError, KdistError, NotFoundError
 from kdist.jobs.agents import Agents
 from kdist.jobs.events import Events, is_about
-from kdist.status import BACKEND, OUTCOME, ExitRecord, Phase, Pod, Snapshot, documents, read_pod
+from kdist.jobs.finalization import finalize
+from kdist.manifest import JOB_LABEL, job_selector
+from kdist.status import BACKEND, Pod, Snapshot, documents, read_pod
 from kdist.status.documents import Document
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
 
 
-_KIND = "statefulset"
-
-
-def finalize(cluster: Cluster, seen: Snapshot) -> bool:
-    """Scale a parked job to zero pods and note its outcome on the workload; whether there was
-    something to do.
-
-    Does nothing where we may not: then somebody else will. Raises `KdistError` if the API server
-    stays away.
-    """
-    from kdist.cluster import ApiError, ForeignError
-
-    status = seen.status
-    if seen.backend != _KIND or not status.parked or not status.phase.terminal:
-        return False
-    if not documents.integer(seen.workload, "spec", "replicas"):
-        return False
-    record = status.exit_record or ExitRecord(
-        0 if status.phase is Phase.SUCCEEDED else 1, outcome=str(status.phase).lower()
-    )
-    patch = {"metadata": {"annotations": {OUTCOME: record.to_text()}}, "spec": {"replicas": 0}}
-    backend = backends.get(_KIND)
-    try:
-        cluster.change(
-            backend.api_version,
-            backend.kind,
-            seen.name,
-            patch,
-            job=seen.name,
-            namespace=seen.namespace,
-        )
-    except (ForeignError, ApiError):
-        return False
-    return True
-
-
 _T = TypeVar("_T")
 _THREADS = 8
-_FEW_NODES = 8  # that are asked for one by one
+_FEW_NODES = 8  # that are fetched one by one
 _KUEUE = ("kueue.x-k8s.io/v1beta2", "kueue.x-k8s.io/v1beta1")
 _QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 
@@ -73,73 +39,96 @@ def fetch_snapshot(
     *,
     agents: Agents | None = None,
     events: Events | None = None,
-    closely: bool = False,
+    controllers: bool = False,
 ) -> Snapshot:
-    """All of one job as it is now. `agents` and `events` may be kept from one snapshot to the next,
-    which is quicker then.
+    """Fetch all of one job as it is now. What the user may not read is left out, except for the
+    job's own objects.
 
-    `closely` looks for the controllers, too, where nobody makes pods.
+    Args:
+        cluster: the cluster.
+        name: of the job.
+        namespace: of the job; None for the connection's own.
+        agents: reused by later snapshots of the same job, which makes them faster.
+        events: reused as `agents` is.
+        controllers: fetch the deployments of controllers too, if the workload has no pods.
 
-    Raises `NotFoundError` if there is no such job, `KdistError` (code UNREACHABLE) if the API
-    server stays away. What may not be read is left out, except for the job's own objects.
+    Raises:
+        JobNotFoundError: there is no such job.
+        KdistError: the API server is unreachable (UNREACHABLE).
     """
-    place = namespace or cluster.namespace
-    agents = agents or Agents(cluster, namespace=place)
-    list_events = (
-        events.read if events is not None else lambda: cluster.list("v1", "Event", namespace=place)
-    )
-    with _side_by_side() as pool:
-        told = pool.submit(lambda: _optional(lambda: cluster.get("v1", "ConfigMap", name, place)))
-        listed = pool.submit(_list_pods, cluster, name, place)
-        heard = pool.submit(lambda: _listed(list_events))
-        config_map = told.result() or {}
+    namespace = namespace or cluster.namespace
+    agents = agents or Agents(cluster, namespace=namespace)
+    with _thread_pool() as pool:
+        config_map_task = pool.submit(_find_config_map, cluster, name, namespace)
+        pods_task = pool.submit(_list_pods, cluster, name, namespace)
+        events_task = pool.submit(_list_events, cluster, namespace, events)
+        config_map = config_map_task.result() or {}
         backend = _find_backend(documents.annotation(config_map, BACKEND))
-        made = pool.submit(lambda: _find_workload(cluster, backend, name, place))
-        pod_documents = listed.result()
+        workload_task = pool.submit(lambda: _find_workload(cluster, backend, name, namespace))
+        pod_documents = pods_task.result()
         pods = [read_pod(document) for document in pod_documents]
-        asked = pool.submit(agents.ask, pods)
+        statuses = pool.submit(agents.poll, pods)
         nodes = pool.submit(_find_nodes, cluster, pods)
-        claims = pool.submit(_find_claims, cluster, place, pod_documents, pods)
-        workload = made.result()
+        claims = pool.submit(_find_claims, cluster, namespace, pod_documents, pods)
+        workload = workload_task.result()
         if workload is None and not config_map and not pod_documents:
-            raise _report_absence(name, place)
-        admission = pool.submit(_find_admission, cluster, place, workload)
-        wanted = closely and workload is not None and not pod_documents
+            raise JobNotFoundError((name, namespace))
+        admission = pool.submit(_find_admission, cluster, namespace, workload)
+        wanted = controllers and workload is not None and not pod_documents
         deployments = pool.submit(_find_deployments, cluster) if wanted else None
         state = backend.read(workload) if backend is not None and workload is not None else None
-        about = _select_events(heard.result(), name, pod_documents, claims.result())
         return Snapshot(
             name,
-            place,
+            namespace,
             config_map,
             workload,
             state,
             pod_documents,
-            about,
-            asked.result(),
+            _select_events(events_task.result(), name, pod_documents, claims.result()),
+            statuses.result(),
             nodes.result(),
             claims.result(),
             admission.result(),
-            agents.unasked,
+            agents.skipped,
             deployments.result() if deployments else (),
         )
 
 
+def watch_job(cluster: Cluster, name: str, *, interval: float = 1.0) -> Iterator[Snapshot]:
+    """Yield a snapshot every `interval` seconds until the job has ended, and finalize it. Raises as
+    `fetch_snapshot` does.
+    """
+    agents, events = (
+        Agents(cluster, namespace=cluster.namespace),
+        Events(cluster, cluster.namespace),
+    )
+    while True:
+        snapshot = fetch_snapshot(cluster, name, agents=agents, events=events)
+        finalize(cluster, snapshot)
+        yield snapshot
+        if snapshot.status.phase.terminal:
+            return
+        time.sleep(interval)
+
+
 def _list_pods(cluster: Cluster, name: str, namespace: str) -> list[dict[str, Any]]:
-    return cluster.list("v1", "Pod", namespace=namespace, selector=f"kdist.dev/job={name}")
+    return cluster.list("v1", "Pod", namespace=namespace, selector=job_selector(name))
+
+
+def _find_config_map(cluster: Cluster, name: str, namespace: str) -> dict[str, Any] | None:
+    return _or_none(lambda: cluster.get("v1", "ConfigMap", name, namespace))
+
+
+def _list_events(cluster: Cluster, namespace: str, events: Events | None) -> list[dict[str, Any]]:
+    if events is not None:
+        return _or_empty(events.read)
+    return _or_empty(lambda: cluster.list("v1", "Event", namespace=namespace))
 
 
 def _select_events(
     events: Iterable[Document], name: str, pods: Sequence[Document], claims: Collection[str]
 ) -> tuple[Document, ...]:
     return tuple(event for event in events if is_about(event, name, pods, claims))
-
-
-def _report_absence(name: str, namespace: str) -> NotFoundError:
-    return NotFoundError(
-        f"there is no job {name} in namespace {namespace}",
-        next_command=f"kdist get -n {namespace}",
-    )
 
 
 def list_snapshots(
@@ -150,28 +139,35 @@ def list_snapshots(
     selector: str = "",
     known: dict[str, Document] | None = None,
 ) -> list[Snapshot]:
-    """Every job as it is now, without events, nodes and claims; of each job one agent is asked.
-    Raises as `fetch_snapshot` does.
+    """Fetch every job as it is now, without events, nodes and claims; one agent of each job is
+    polled. Raises as `fetch_snapshot` does.
 
-    Of ConfigMaps only metadata are listed, as most hold code; the jobs' own are read one by one. A
-    survey that is handed the same `known` again, where it keeps them, reads those alone that have
-    changed.
+    Only the metadata of ConfigMaps are listed, because most hold code; the jobs' own are then
+    fetched one by one.
+
+    Args:
+        cluster: the cluster.
+        namespace: of the jobs; None for the connection's own.
+        all_namespaces: the jobs of all namespaces.
+        selector: only jobs with these labels.
+        known: cache of ConfigMaps. With the same dict a later call fetches only those that have
+            changed.
     """
     known = {} if known is None else known
-    place = namespace or cluster.namespace
-    wanted = ",".join(part for part in ("kdist.dev/job", selector) if part)
+    namespace = namespace or cluster.namespace
+    wanted = ",".join(part for part in (JOB_LABEL, selector) if part)
 
     def find(api_version: str, kind: str, *, metadata_only: bool = False) -> list[Any]:
         return cluster.list(
             api_version,
             kind,
-            namespace=place,
+            namespace=namespace,
             all_namespaces=all_namespaces,
             selector=wanted,
             metadata_only=metadata_only,
         )
 
-    with _side_by_side() as pool:
+    with _thread_pool() as pool:
         listed = pool.submit(find, "v1", "Pod")
         config_maps = _read_config_maps(
             cluster, pool, find("v1", "ConfigMap", metadata_only=True), known
@@ -179,7 +175,7 @@ def list_snapshots(
         names = {documents.annotation(each, BACKEND) for each in config_maps}
         kinds = [backend for backend in map(_find_backend, sorted(names)) if backend is not None]
         found = {
-            kind.name: pool.submit(_listed, partial(find, kind.api_version, kind.kind))
+            kind.name: pool.submit(_or_empty, partial(find, kind.api_version, kind.kind))
             for kind in kinds
         }
         workloads = {
@@ -189,7 +185,7 @@ def list_snapshots(
         }
         pods = _group_by_job(listed.result())
         each = pool.map(
-            lambda one: _one_of_many(cluster, one, workloads, pods.get(_key(one), [])), config_maps
+            lambda one: _summarize(cluster, one, workloads, pods.get(_key(one), [])), config_maps
         )
         return sorted(each, key=lambda one: (one.namespace, one.name))
 
@@ -199,7 +195,7 @@ def _group_by_job(pods: Iterable[Document]) -> dict[tuple[str, str], list[Any]]:
     found: dict[tuple[str, str], list[Any]] = {}
     for pod in pods:
         namespace = documents.text(pod, "metadata", "namespace")
-        found.setdefault((namespace, documents.label(pod, "kdist.dev/job")), []).append(pod)
+        found.setdefault((namespace, documents.label(pod, JOB_LABEL)), []).append(pod)
     return found
 
 
@@ -209,45 +205,42 @@ def _read_config_maps(
     listed: Sequence[Document],
     known: dict[str, Document],
 ) -> list[Document]:
-    """The jobs' own ConfigMaps among those listed; `known` holds them by uid and version and is
-    brought up to date.
+    """Fetch the jobs' own ConfigMaps among those listed, and update `known`, which holds them by
+    uid and version.
     """
-    own = [
-        each for each in listed if documents.label(each, "kdist.dev/job") == documents.name(each)
-    ]
+    own = [each for each in listed if documents.label(each, JOB_LABEL) == documents.name(each)]
     versions = [
         ":".join(documents.text(each, "metadata", key) for key in ("uid", "resourceVersion"))
         for each in own
     ]
-    asked = {
+    tasks = {
         version: pool.submit(
-            _optional, partial(cluster.get, "v1", "ConfigMap", documents.name(each), _key(each)[0])
+            _or_none, partial(cluster.get, "v1", "ConfigMap", documents.name(each), _key(each)[0])
         )
         for each, version in zip(own, versions, strict=True)
         if version not in known
     }
-    found = {version: known.get(version) or asked[version].result() for version in versions}
+    found = {version: known.get(version) or tasks[version].result() for version in versions}
     known.clear()
     known.update({version: document for version, document in found.items() if document is not None})
     return list(known.values())
 
 
 @contextmanager
-def _side_by_side() -> Iterator[ThreadPoolExecutor]:
-    """Threads for what may be asked at the same time. Who is interrupted does not wait for a server
-    that is away.
-    """
-    pool, patient = ThreadPoolExecutor(_THREADS), True
+def _thread_pool() -> Iterator[ThreadPoolExecutor]:
+    """Threads for concurrent requests. Ctrl-C does not wait for a server that does not respond."""
+    pool = ThreadPoolExecutor(_THREADS)
+    interrupted = False
     try:
         yield pool
     except KeyboardInterrupt:
-        patient = False
+        interrupted = True
         raise
     finally:
-        pool.shutdown(wait=patient, cancel_futures=not patient)
+        pool.shutdown(wait=not interrupted, cancel_futures=interrupted)
 
 
-def _one_of_many(
+def _summarize(
     cluster: Cluster, config_map: Document, workloads: dict[Any, Any], pods: Sequence[Any]
 ) -> Snapshot:
     backend = _find_backend(documents.annotation(config_map, BACKEND))
@@ -257,7 +250,7 @@ def _one_of_many(
     first = sorted(
         (read_pod(pod) for pod in pods), key=lambda pod: (not pod.working, pod.index or 0)
     )[:1]
-    reports = Agents(cluster, namespace=namespace, forwards=0).ask(first)
+    reports = Agents(cluster, namespace=namespace, max_tunnels=0).poll(first)
     return Snapshot(name, namespace, config_map, workload, state, pods, reports=reports)
 
 
@@ -274,28 +267,30 @@ def _find_workload(
 ) -> Any:
     if backend is None:
         return None
-    return _optional(lambda: cluster.get(backend.api_version, backend.kind, name, namespace))
+    return _or_none(lambda: cluster.get(backend.api_version, backend.kind, name, namespace))
 
 
 def _find_nodes(cluster: Cluster, pods: Sequence[Pod]) -> dict[str, Any]:
-    """All nodes while a pod looks for one; the nodes of pods that are not well; none while all is
-    well.
-    """
+    """All nodes while a pod is not scheduled, otherwise the nodes of pods that are not healthy."""
     names = {
         pod.node
         for pod in pods
         if pod.node and not pod.over and (pod.deleting or pod.lost or not pod.ready)
     }
-    homeless = any(not pod.scheduled and not pod.over for pod in pods)
-    if homeless or len(names) > _FEW_NODES:
-        every = {documents.name(node): node for node in _listed(lambda: cluster.list("v1", "Node"))}
-        return every if homeless else {name: every[name] for name in sorted(names) if name in every}
+    unscheduled = any(not pod.scheduled and not pod.over for pod in pods)
+    if unscheduled or len(names) > _FEW_NODES:
+        every = {
+            documents.name(node): node for node in _or_empty(lambda: cluster.list("v1", "Node"))
+        }
+        return (
+            every if unscheduled else {name: every[name] for name in sorted(names) if name in every}
+        )
     found = {name: _find_node(cluster, name) for name in sorted(names)}
     return {name: node for name, node in found.items() if node is not None}
 
 
 def _find_node(cluster: Cluster, name: str) -> Any:
-    return _permitted(lambda: cluster.get("v1", "Node", name), None)
+    return _if_permitted(lambda: cluster.get("v1", "Node", name), None)
 
 
 def _find_claims(
@@ -319,17 +314,15 @@ def _find_claims(
 
 
 def _find_claim(cluster: Cluster, namespace: str, name: str) -> Any:
-    """The claim; an empty document if it does not exist, None if we may not know."""
-    return _permitted(
-        lambda: (
-            _optional(lambda: cluster.get("v1", "PersistentVolumeClaim", name, namespace)) or {}
-        ),
+    """The claim; an empty document if it does not exist, None if the user may not read it."""
+    return _if_permitted(
+        lambda: _or_none(lambda: cluster.get("v1", "PersistentVolumeClaim", name, namespace)) or {},
         None,
     )
 
 
 def _find_admission(cluster: Cluster, namespace: str, workload: Document | None) -> Any:
-    """What Kueue says of a job that a queue admits."""
+    """Kueue's Workload of a job in a queue; None without one."""
     uid = documents.text(workload, "metadata", "uid")
     if not documents.label(workload, _QUEUE_LABEL):
         return None
@@ -345,8 +338,8 @@ def _find_admission(cluster: Cluster, namespace: str, workload: Document | None)
 
 
 def _find_deployments(cluster: Cluster) -> list[dict[str, Any]]:
-    """All deployments that we may see: a controller's may have any name and namespace."""
-    return _listed(lambda: cluster.list("apps/v1", "Deployment", all_namespaces=True))
+    """All deployments that the user may list: a controller's may have any name and namespace."""
+    return _or_empty(lambda: cluster.list("apps/v1", "Deployment", all_namespaces=True))
 
 
 def _owners(document: Document) -> Iterator[str]:
@@ -357,24 +350,25 @@ def _owners(document: Document) -> Iterator[str]:
     )
 
 
-def _optional(ask: Callable[[], _T]) -> _T | None:
+def _or_none(fetch: Callable[[], _T]) -> _T | None:
+    """What `fetch` returns; None if it does not exist."""
     try:
-        return ask()
+        return fetch()
     except NotFoundError:
         return None
 
 
-def _listed(ask: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """What the server lists; nothing where we may not know."""
-    return _permitted(ask, [])
+def _or_empty(fetch: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """The list that `fetch` returns; empty if the user may not list it."""
+    return _if_permitted(fetch, [])
 
 
-def _permitted(ask: Callable[[], _T], otherwise: _T) -> _T:
-    """What the server says, or `otherwise` where we may not know, or it has no such thing."""
+def _if_permitted(fetch: Callable[[], _T], otherwise: _T) -> _T:
+    """What `fetch` returns; `otherwise` if the user may not read it, or it does not exist."""
     from kdist.cluster import ApiError
 
     try:
-        return ask()
+        return fetch()
     except ApiError as error:
         if error.status in (HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND):
             return otherwise

@@ -1,24 +1,21 @@
-"""Suspend, stop and resume. Pods end by SIGTERM, save their current step, and later continue from
-it. A job in a Kueue queue is suspended through its Workload object, because Kueue owns the
-`suspend` field there.
-
-Suspended and stopped jobs are in the same state on the cluster. They differ for `kdist wait` and
-`kdist status`: a suspended job waits to be resumed, a stopped job is over.
+"""Suspend and resume. Pods end by SIGTERM, save their current step, and later continue from it. A
+job in a Kueue queue is suspended through its Workload object, because Kueue owns the `suspend`
+field there.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Any
 
-from kdist import rbac
+from kdist import events, rbac
 from kdist.errors import KdistError, NotFoundError
 from kdist.jobs import agents, wait
 from kdist.jobs.job import ClusterJob, Document
-from kdist.jobs.wait import PodExits, Tell
+from kdist.jobs.wait import Notify, PodExits
 from kdist.status import ASKED, Pod
 from kdist.status.documents import annotation, integer
+from kdist.units import count
 
 _GROUP, _KIND = "kueue.x-k8s.io/", "Workload"
 
@@ -29,8 +26,8 @@ def is_queued(target: ClusterJob) -> bool:
 
 
 def set_active(target: ClusterJob, *, active: bool, dry_run: bool) -> None:
-    """Let Kueue end the job's pods and keep it out, or admit it again. Raises `KdistError` where
-    Kueue knows nothing of it.
+    """Let Kueue evict the job, or admit it again. Raises `KdistError` if Kueue has no Workload for
+    it.
     """
     version = _version(target)
     found = _find(target, version) if version else None
@@ -68,58 +65,81 @@ def _find(target: ClusterJob, version: str) -> Document | None:
 
 
 SPARE_SECONDS = 60.0
-"""What the cluster gets to end pods beside the grace that they have themselves."""
+"""Seconds that the cluster may need to end pods, in addition to their grace period."""
 STARTING_SECONDS = 600.0
+"""Seconds after which a job is expected to train."""
 _RENEWAL_SECONDS = 60.0
 _RUNNING = ("running", "checkpointing")
 
 
 def suspend(
     target: ClusterJob,
-    word: Literal["suspended", "stopped"],
     *,
     wait: bool,
     timeout: float | None,
-    tell: Tell,
+    notify: Notify,
     dry_run: bool = False,
 ) -> str:
-    """Let the job save and end its pods; returns the sentence that says so.
+    """Suspend the job: its pods save and end.
 
-    Raises `KdistError` for a job that is over, for pods that do not end in time, and for a state
-    that could not be saved.
+    Args:
+        target: the job.
+        wait: wait until the pods have ended.
+        timeout: seconds to wait; None for the grace period and a margin.
+        notify: receives messages about progress.
+        dry_run: let the server check it, and change nothing.
+
+    Returns:
+        The result as a message.
+
+    Raises:
+        KdistError: the job has finished, its pods do not end in time (TIMEOUT), or its state could
+            not be saved.
     """
-    before = annotation(target.config_map, ASKED)
     state = target.state()
     if state.finished:
         raise KdistError(
-            f"{target.name} is over ({state.finished}), there is nothing to be {word}",
+            f"job {target.name} has finished ({state.finished}) and cannot be suspended",
             next_command=target.command("status"),
         )
     leaving = [pod for pod in target.pods() if not pod.over]
     if state.suspended and not leaving and not is_queued(target):
-        target.ask(word, dry_run=dry_run)
-        return f"{target.name} is {word}" if before != word else f"{target.name} is {word} already"
+        already = "already " if annotation(target.config_map, ASKED) else ""
+        target.record_request("suspended", dry_run=dry_run)
+        return f"{target.name} is {already}suspended"
     _require(target, dry_run=dry_run)
-    _hold(target, dry_run=dry_run)
-    target.ask(word, dry_run=dry_run)
+    suspend_workload(target, dry_run=dry_run)
+    target.record_request("suspended", dry_run=dry_run)
     if dry_run:
-        return f"{target.name} {word} (server dry run)"
+        return f"{target.name} suspended (server dry run)"
     if not wait:
-        return f"{target.name} is being {word}; its {_count(leaving)} will save and end"
-    exits = wait_for_pods(target, leaving, timeout=timeout, tell=tell)
-    return describe(target, word, exits)
+        return (
+            f"{target.name} is being suspended; its {count(len(leaving), 'pod')} will save and end"
+        )
+    exits = wait_for_pods(target, leaving, timeout=timeout, notify=notify)
+    return describe_exits(target, exits)
 
 
 def wait_for_pods(
-    target: ClusterJob, leaving: Iterable[Pod], *, timeout: float | None, tell: Tell
+    target: ClusterJob, leaving: Iterable[Pod], *, timeout: float | None, notify: Notify
 ) -> PodExits:
-    """Wait until these pods have saved and ended; the time they get is their grace and some more,
-    unless `timeout` says.
+    """Wait until pods have saved and ended.
+
+    Args:
+        target: the job.
+        leaving: the pods.
+        timeout: seconds to wait; None for their grace period and `SPARE_SECONDS`.
+        notify: receives messages about progress.
+
+    Raises:
+        KdistError: they do not end in time (TIMEOUT).
     """
     leaving = list(leaving)
     grace = target.job.spec.termination_grace_period_seconds
     if leaving:
-        tell(f"waiting for {_count(leaving)} to save and end, which may take {grace} s")
+        notify(
+            f"waiting for {count(len(leaving), 'pod')} to save and end, which may take {grace} s"
+        )
     limit = grace + SPARE_SECONDS if timeout is None else timeout
     return wait.wait_for_exit(
         target,
@@ -129,57 +149,79 @@ def wait_for_pods(
     )
 
 
-def describe(target: ClusterJob, word: str, exits: PodExits) -> str:
-    """The sentence at the end. Raises `KdistError` where the state could not be saved."""
+def describe_exits(target: ClusterJob, exits: PodExits) -> str:
+    """The result of a suspension as a message. Raises `KdistError` if the state could not be
+    saved.
+    """
     if exits.failures:
         pod, record = exits.failures[0]
         raise KdistError(
             (
-                f"{target.name} is {word}, but {pod} ended with code {record.code}: "
+                f"{target.name} is suspended, but {pod} ended with code {record.code}: "
                 f"{record.message or record.cause}"
             ),
-            hint="it will go on from the checkpoint before",
+            hint="it will resume from the previous checkpoint",
             next_command=target.command("checkpoints"),
         )
     at = f" after step {exits.step:,}, state saved" if exits.step is not None else ""
-    kept = "" if target.job.spec.checkpoints else "; it has no checkpoints, so it will begin anew"
-    return f"{target.name} {word}{at}{kept}. Next: {target.command('resume')}   goes on from there"
+    kept = (
+        ""
+        if target.job.spec.checkpoints
+        else "; it has no checkpoints, so it will start from scratch"
+    )
+    return (
+        f"{target.name} suspended{at}{kept}. "
+        f"Next: {target.command('resume')}   continues from there"
+    )
 
 
 def resume(
-    target: ClusterJob, *, wait: bool, timeout: float | None, tell: Tell, dry_run: bool = False
+    target: ClusterJob, *, wait: bool, timeout: float | None, notify: Notify, dry_run: bool = False
 ) -> str:
-    """Let a suspended or stopped job go on; returns the sentence that says so, with the step it
-    goes on from.
+    """Resume a suspended job.
 
-    Raises `KdistError` for a job that is over or gone, and for one that does not start in time.
+    Args:
+        target: the job.
+        wait: wait until it trains.
+        timeout: seconds to wait; None for a default.
+        notify: receives messages about progress.
+        dry_run: let the server check it, and change nothing.
+
+    Returns:
+        The result as a message, with the step it resumes from.
+
+    Raises:
+        KdistError: the job has finished, or does not start in time (TIMEOUT).
+        NotFoundError: its workload does not exist.
     """
     state = target.state()
     if state.finished:
         raise KdistError(
-            f"{target.name} is over ({state.finished})", next_command=target.command("restart")
+            f"job {target.name} has finished ({state.finished})",
+            next_command=target.command("restart"),
         )
     asked = annotation(target.config_map, ASKED)
     if not state.suspended and not asked:
         return f"{target.name} is not suspended"
     _require(target, dry_run=dry_run)
-    target.ask(None, dry_run=dry_run)
+    target.record_request(None, dry_run=dry_run)
     resume_workload(target, dry_run=dry_run)
     if dry_run:
         return f"{target.name} resumed (server dry run)"
     if not wait:
         return f"{target.name} is being resumed. Next: {target.command('status', '-w')}"
-    return f"{target.name} resumed{wait_until_running(target, timeout=timeout, tell=tell)}"
+    return f"{target.name} resumed{wait_until_running(target, timeout=timeout, notify=notify)}"
 
 
 def _require(target: ClusterJob, *, dry_run: bool) -> None:
-    """Both changes or none; a rehearsal hears it from the server itself."""
+    """Check the rights to all changes before the first. In a dry run the server checks them."""
     if not dry_run:
         wanted = target.patch_rights()
         rbac.require(target.cluster, wanted[:1] if is_queued(target) else wanted)
 
 
-def _hold(target: ClusterJob, *, dry_run: bool) -> None:
+def suspend_workload(target: ClusterJob, *, dry_run: bool = False) -> None:
+    """Let the workload, or Kueue, end the job's pods."""
     if is_queued(target):
         set_active(target, active=False, dry_run=dry_run)
     else:
@@ -198,7 +240,7 @@ def resume_workload(target: ClusterJob, *, dry_run: bool = False) -> None:
                 lambda: True if _is_renewed(target.workload()) else None,
                 timeout=_RENEWAL_SECONDS,
                 what=f"the controller of {target.name} to take note that it has no pods",
-                tell=lambda _: None,
+                notify=lambda _: None,
             )
         target.patch_workload(
             target.backend.suspend_patch(False, nodes=target.job.spec.nodes.max), dry_run=dry_run
@@ -214,60 +256,39 @@ def _is_renewed(workload: Mapping[str, Any]) -> bool:
     return status.get("currentRevision") == status.get("updateRevision") and seen[0] == seen[1]
 
 
-def suspend_workload(target: ClusterJob) -> None:
-    """Let the workload end its pods."""
-    _hold(target, dry_run=False)
+def wait_until_running(target: ClusterJob, *, timeout: float | None, notify: Notify) -> str:
+    """Wait until a rank trains; returns where it resumed, as the end of a message."""
 
-
-def wait_until_running(target: ClusterJob, *, timeout: float | None, tell: Tell) -> str:
-    """Wait until a rank trains; where it goes on, as the end of a sentence."""
-
-    def look() -> str | None:
+    def poll() -> str | None:
         state = target.state()
         if state.finished:
-            return f" and is over ({state.finished})"
+            return f" and has finished ({state.finished})"
         pods = target.pods()
-        readings = agents.read(target, pods, timeout=3.0)
-        if not any(reading.status.get("state") in _RUNNING for reading in readings.values()):
+        samples = agents.fetch_samples(target, pods, timeout=agents.TIMEOUT)
+        if not any(sample.status.get("state") in _RUNNING for sample in samples.values()):
             return None
-        return _where(target, [pod for pod in pods if pod.running])
+        return _describe_start(target, [pod for pod in pods if pod.running])
 
     return wait.wait_until(
-        look,
+        poll,
         timeout=STARTING_SECONDS if timeout is None else timeout,
         what=f"{target.name} to train again",
-        tell=tell,
+        notify=notify,
         next_command=target.command("why"),
     )
 
 
-def _where(target: ClusterJob, pods: Iterable[Pod]) -> str:
-    """What rank 0 logged about where it goes on."""
+def _describe_start(target: ClusterJob, pods: Iterable[Pod]) -> str:
+    """Where training resumed, from the log of rank 0."""
     for pod in pods:
         try:
             lines = list(target.cluster.logs(pod.name, container=pod.container))
         except (KdistError, NotFoundError):
             continue
         for line in reversed(lines):
-            event = _event(line)
-            if event.get("event") == "resumed":
-                return f": goes on after step {event.get('step'):,}"
-            if event.get("event") == "training-started":
-                return ": begins anew, there was no checkpoint"
+            event = events.parse(line)
+            if event is not None and event["event"] == "resumed":
+                return f": resumes after step {event['step']:,}"
+            if event is not None and event["event"] == "training-started":
+                return ": starts from scratch, there was no checkpoint"
     return ""
-
-
-def _event(line: str) -> dict[str, object]:
-    start = line.find('{"time"')
-    if start < 0 or ('"resumed"' not in line and '"training-started"' not in line):
-        return {}
-    try:
-        found = json.loads(line[start:])
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _count(pods: Iterable[Pod]) -> str:
-    number = len(list(pods))
-    return "1 pod" if number == 1 else f"{number} pods"

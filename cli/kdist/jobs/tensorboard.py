@@ -1,8 +1,7 @@
-"""TensorBoard for a job in the cluster: started where its event files are, and ended with whoever
-looks.
+"""Runs TensorBoard on the event files of a job in the cluster, for as long as a user views it.
 
-In the pod of rank 0 where that has memory to spare, since no volume needs to be mounted a second
-time then; else, and for a job that is over, in a small pod made for the purpose.
+It runs in the pod of rank 0 if that has memory to spare, because no volume needs to be mounted a
+second time then; otherwise, and for a job that has finished, in a small helper pod.
 """
 
 from __future__ import annotations
@@ -17,31 +16,36 @@ from kdist.cluster import ExecSession
 from kdist.errors import KdistError, NotFoundError
 from kdist.jobs import agents, checkpoints
 from kdist.jobs.job import ClusterJob
-from kdist.jobs.wait import Tell
+from kdist.jobs.wait import Notify
 
 MODULE = "kdist_trainer.tensorboard"
 FOLDER = "tensorboard"
-_START_SECONDS = 120.0
+_START_TIMEOUT = 120.0
 _MEMORY = "512Mi"
-_SECONDS = 12 * 3600
+_MAX_SECONDS = 12 * 3600
 
 
 @dataclass(frozen=True)
 class TensorBoardSession:
-    """A TensorBoard that runs: on loopback, in this pod, at this port."""
+    """A running TensorBoard, which listens on loopback inside a pod.
+
+    Attributes:
+        pod: name of the pod.
+        port: in the pod.
+        is_open: whether it still runs; takes a fraction of a second.
+    """
 
     pod: str
     port: int
     is_open: Callable[[], bool]
-    """Whether it still runs; takes a fraction of a second."""
 
 
 @contextmanager
-def show(target: ClusterJob, *, tell: Tell) -> Iterator[TensorBoardSession]:
-    """A TensorBoard on the job's event files as long as the block lasts. Raises `KdistError` where
-    there can be none.
+def run_tensorboard(target: ClusterJob, *, notify: Notify) -> Iterator[TensorBoardSession]:
+    """Run TensorBoard on the job's event files while the context lasts. Raises `KdistError` if that
+    is not possible.
     """
-    checkpoints.check_there_are(target)
+    checkpoints.check_has_checkpoints(target)
     running = next((pod for pod in target.pods() if pod.running and not pod.deleting), None)
     if running is not None:
         pod = agents.choose_pod(target)
@@ -49,18 +53,23 @@ def show(target: ClusterJob, *, tell: Tell) -> Iterator[TensorBoardSession]:
             try:
                 port = _read_port(session, pod.name)
             except MemoryShortError as error:
-                tell(f"{error}: a small pod beside it shows them")
+                notify(f"{error}: starting a helper pod on its node")
             else:
                 yield TensorBoardSession(pod.name, port, session.is_open)
                 return
     else:
-        tell(f"no pod of {target.name} runs: a small pod shows its event files")
+        notify(f"no pod of {target.name} runs: starting a helper pod")
     idle = ["python", "-m", MODULE, target.checkpoints, "--wait"]
     node = running.node if running is not None else ""
-    with checkpoints.looking(target, idle, memory=_MEMORY, seconds=_SECONDS, node=node) as name:
-        if checkpoints.wait_for(target, name, ("Running", "Succeeded", "Failed")) != "Running":
-            again = f"kubectl describe pod {name} -n {target.namespace}"
-            raise KdistError(f"pod {name} ended before it was asked", next_command=again)
+    with checkpoints.helper_pod(
+        target, idle, memory=_MEMORY, seconds=_MAX_SECONDS, node=node
+    ) as name:
+        if (
+            checkpoints.wait_for_phase(target, name, ("Running", "Succeeded", "Failed"))
+            != "Running"
+        ):
+            next_command = f"kubectl describe pod {name} -n {target.namespace}"
+            raise KdistError(f"pod {name} ended too early", next_command=next_command)
         with target.cluster.session(name, _command(target), container="viewer") as session:
             yield TensorBoardSession(name, _read_port(session, name), session.is_open)
 
@@ -74,20 +83,20 @@ def _command(target: ClusterJob) -> list[str]:
 
 
 def _read_port(session: ExecSession, pod: str) -> int:
-    """Where it listens, by the first line that it says."""
-    line = session.read_line(_START_SECONDS)
+    """The port on which TensorBoard listens, from its first line of output."""
+    line = session.read_line(_START_TIMEOUT)
     try:
-        said: Any = json.loads(line or b"")
+        report: Any = json.loads(line or b"")
     except ValueError:
-        said = None
-    if isinstance(said, dict) and isinstance(said.get("port"), int):
-        return int(said["port"])
-    if not isinstance(said, dict) or "problem" not in said:
+        report = None
+    if isinstance(report, dict) and isinstance(report.get("port"), int):
+        return int(report["port"])
+    if not isinstance(report, dict) or "problem" not in report:
         raise KdistError(
             f"TensorBoard does not start in pod {pod}",
             hint="the image may be older than this kdist",
         )
     kind = {"memory": MemoryShortError, "empty": NotFoundError}.get(
-        str(said.get("cause")), KdistError
+        str(report.get("cause")), KdistError
     )
-    raise kind(f"pod {pod}: {str(said['problem'])[:300]}")
+    raise kind(f"pod {pod}: {str(report['problem'])[:300]}")

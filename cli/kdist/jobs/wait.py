@@ -14,7 +14,8 @@ from kdist.diagnose import diagnose
 from kdist.errors import Code, KdistError, NotFoundError
 from kdist.jobs.agents import Agents
 from kdist.jobs.events import Events
-from kdist.jobs.snapshot import fetch_snapshot, finalize
+from kdist.jobs.finalization import finalize
+from kdist.jobs.snapshot import fetch_snapshot
 from kdist.status import ExitRecord, JobStatus, Phase, Pod, Snapshot, read_pod
 
 if TYPE_CHECKING:
@@ -22,29 +23,44 @@ if TYPE_CHECKING:
     from kdist.jobs.job import ClusterJob
 
 T = TypeVar("T")
-Tell = Callable[[str], None]
+Notify = Callable[[str], None]
+"""Receives a message about progress."""
 
-EVERY_SECONDS = 0.5
-_TELL_AFTER = 5.0
-_LOOK_AGAIN = 5.0
+INTERVAL = 0.5
+"""Seconds between two polls of a condition."""
+_NOTIFY_AFTER = 5.0  # seconds
+_RELIST_SECONDS = 5.0
 
 
 def wait_until(
-    look: Callable[[], T | None],
+    poll: Callable[[], T | None],
     *,
     timeout: float,
     what: str,
-    tell: Tell,
+    notify: Notify,
     hint: str = "",
     next_command: str = "",
 ) -> T:
-    """What `look` gives once it is not None. Raises `KdistError` (TIMEOUT) after `timeout` seconds,
-    naming `what`.
+    """Poll a condition until it is met.
+
+    Args:
+        poll: returns None as long as it is not.
+        timeout: in seconds.
+        what: the condition, for messages.
+        notify: is called once if it takes long.
+        hint: of the error.
+        next_command: of the error.
+
+    Returns:
+        What `poll` returned.
+
+    Raises:
+        KdistError: the condition was not met in time (TIMEOUT).
     """
     began = time.monotonic()
-    told = False
+    notified = False
     while True:
-        found = look()
+        found = poll()
         if found is not None:
             return found
         waited = time.monotonic() - began
@@ -55,27 +71,27 @@ def wait_until(
                 next_command=next_command,
                 code=Code.TIMEOUT,
             )
-        if not told and waited > _TELL_AFTER:
-            told = True
-            tell(f"waiting: {what} …")
-        time.sleep(EVERY_SECONDS)
+        if not notified and waited > _NOTIFY_AFTER:
+            notified = True
+            notify(f"waiting: {what} …")
+        time.sleep(INTERVAL)
 
 
 @dataclass
 class PodExits:
-    """What ending pods left behind: the exit record of each, as it was last seen."""
+    """The newest exit record of each pod that was observed."""
 
     records: dict[str, ExitRecord] = field(default_factory=dict)
 
-    def see(self, pods: Collection[Pod]) -> None:
-        """Take in what the pods say now."""
+    def observe(self, pods: Collection[Pod]) -> None:
+        """Collect the pods' exit records."""
         for pod in pods:
             if pod.record is not None:
                 self.records[pod.name] = pod.record
 
     @property
     def step(self) -> int | None:
-        """The step that was saved, as far as it was told."""
+        """The last step that a pod reports as saved; None if none does."""
         return max(
             (record.step for record in self.records.values() if record.step is not None),
             default=None,
@@ -83,7 +99,7 @@ class PodExits:
 
     @property
     def failures(self) -> list[tuple[str, ExitRecord]]:
-        """Pods that did not save: their agents ended by something else than the wish to stop."""
+        """(pod, record) of each pod that ended with a failure instead of a save."""
         return [
             (pod, record) for pod, record in self.records.items() if record.code not in (0, 200)
         ]
@@ -92,22 +108,29 @@ class PodExits:
 def wait_for_exit(
     target: ClusterJob, *, leaving: Collection[str], timeout: float, what: str
 ) -> PodExits:
-    """Wait until the pods named in `leaving` have ended or are gone. Raises `KdistError` (TIMEOUT)
-    after `timeout` seconds.
+    """Wait until pods have ended or are deleted. They are watched, because the exit record of a
+    deleted pod is visible for a moment only.
 
-    They are watched, because the record of a deleted pod is there for a moment only.
+    Args:
+        target: the job.
+        leaving: names of the pods.
+        timeout: in seconds.
+        what: the condition, for the error.
+
+    Raises:
+        KdistError: they did not end in time (TIMEOUT).
     """
     exits, end = PodExits(), time.monotonic() + timeout
     while True:
-        there = [pod for pod in target.pods() if pod.name in leaving]
-        exits.see(there)
-        left = {pod.name for pod in there if not pod.over}
+        present = [pod for pod in target.pods() if pod.name in leaving]
+        exits.observe(present)
+        left = {pod.name for pod in present if not pod.over}
         if not left:
             return exits
         remaining = end - time.monotonic()
         if remaining <= 0:
             break
-        _watch(target, left, exits, seconds=min(_LOOK_AGAIN, remaining))
+        _watch(target, left, exits, seconds=min(_RELIST_SECONDS, remaining))
     raise KdistError(
         f"{what}: {', '.join(sorted(left))} did not end within {timeout:.0f} s",
         next_command=target.command("why"),
@@ -116,57 +139,53 @@ def wait_for_exit(
 
 
 def _watch(target: ClusterJob, left: set[str], exits: PodExits, *, seconds: float) -> None:
-    """See pods off until all in `left` have ended, or for so long: one may have gone just before
-    the watch began.
+    """Watch pods until all in `left` have ended, for at most `seconds`: one may have been deleted
+    just before the watch began.
     """
     selector = target.backend.pod_selector(target.name)
     for change, document in target.cluster.watch("v1", "Pod", selector=selector, timeout=seconds):
         pod = read_pod(document)
         if pod.name in left:
-            exits.see([pod])
+            exits.observe([pod])
             if change == "DELETED" or pod.over:
                 left.discard(pod.name)
         if not left:
             return
 
 
-PAUSE = 1.0  # seconds between two looks; after a minute twice as long
-_LATER = 60.0
+STATUS_INTERVAL = 1.0
+"""Seconds between two snapshots of a job; twice as many after a minute."""
+_SLOW_AFTER = 60.0  # seconds
 
 
 def _is_done(status: JobStatus) -> bool:
     return status.phase is Phase.SUCCEEDED
 
 
-def _runs(status: JobStatus) -> bool:
+def _is_running(status: JobStatus) -> bool:
     return status.phase is Phase.SUCCEEDED or (
         status.phase is Phase.RUNNING and status.reason != "NoAnswer"
     )
 
 
 def _has_stepped(status: JobStatus) -> bool:
-    return status.phase is Phase.SUCCEEDED or (_runs(status) and bool(status.step))
+    return status.phase is Phase.SUCCEEDED or (_is_running(status) and bool(status.step))
 
 
 def _has_saved(status: JobStatus) -> bool:
     return status.phase is Phase.SUCCEEDED or status.last_checkpoint_step is not None
 
 
-def _rests(status: JobStatus) -> bool:
+def _is_suspended(status: JobStatus) -> bool:
     return status.phase is Phase.SUSPENDED and all(pod.over for pod in status.pods)
-
-
-def _is_stopped(status: JobStatus) -> bool:
-    return status.phase is Phase.STOPPED
 
 
 GOALS: dict[str, Callable[[JobStatus], bool]] = {
     "done": _is_done,
-    "running": _runs,
+    "running": _is_running,
     "first-step": _has_stepped,
     "checkpoint": _has_saved,
-    "suspended": _rests,
-    "stopped": _is_stopped,
+    "suspended": _is_suspended,
     "deleted": lambda _: False,
 }
 
@@ -178,54 +197,71 @@ def wait_for(
     *,
     namespace: str | None = None,
     timeout: float | None = None,
-    tell: Callable[[str], None] = lambda _: None,
-    pause: float = PAUSE,
+    notify: Notify = lambda _: None,
+    interval: float = STATUS_INTERVAL,
 ) -> JobStatus | None:
-    """The status in which the job reached the goal, one of `GOALS`; None once it is gone, where
-    that is the goal.
+    """Wait until a job reaches a goal.
 
-    `timeout` is in seconds, None for ever; `tell` hears of every change. Raises `KdistError`:
-    JOB_FAILED or JOB_CANCELLED if the job ended otherwise, TIMEOUT with what keeps it, UNREACHABLE
-    if the API server never answers or is away at the end; `NotFoundError` if there is no such job.
+    Args:
+        cluster: the cluster.
+        name: of the job.
+        goal: one of `GOALS`.
+        namespace: of the job; None for the connection's own.
+        timeout: in seconds; None waits forever.
+        notify: receives each change of the status.
+        interval: seconds between two snapshots.
+
+    Returns:
+        The status in which the job reached the goal; None if the goal is that it is deleted.
+
+    Raises:
+        JobNotFoundError: there is no such job.
+        KdistError: the job ended otherwise (JOB_FAILED, JOB_CANCELLED), did not reach the goal in
+            time (TIMEOUT), or the API server is unreachable (UNREACHABLE).
     """
     began = time.monotonic()
     deadline = None if timeout is None else began + timeout
-    place = namespace or cluster.namespace
-    agents, events = Agents(cluster, namespace=place), Events(cluster, place)
-    seen: Snapshot | None = None
-    told = ""
+    namespace = namespace or cluster.namespace
+    agents, events = Agents(cluster, namespace=namespace), Events(cluster, namespace)
+    snapshot: Snapshot | None = None
+    reported = ""
     while True:
         try:
-            seen = fetch_snapshot(cluster, name, namespace, agents=agents, events=events)
+            snapshot = fetch_snapshot(cluster, name, namespace, agents=agents, events=events)
         except NotFoundError:
             if goal == "deleted":
                 return None
             raise
         except KdistError as error:
-            late = seen is None if deadline is None else time.monotonic() >= deadline
+            late = snapshot is None if deadline is None else time.monotonic() >= deadline
             if late or not _is_outage(error):
                 raise
         else:
-            if (now := describe_status(seen.status)) != told:
-                tell(told := now)
-            finalize(cluster, seen)
-            if GOALS[goal](seen.status):
-                return seen.status
+            status = snapshot.status
+            if (line := describe_status(status)) != reported:
+                notify(line)
+                reported = line
+            finalize(cluster, snapshot)
+            if GOALS[goal](status):
+                return status
             if goal != "deleted":
-                _raise_if_over(seen, goal)
+                _raise_if_over(snapshot, goal)
         if deadline is not None and time.monotonic() >= deadline:
-            raise too_late(seen, goal, timeout or 0.0)
+            raise timeout_error(snapshot, goal, timeout or 0.0)
         time.sleep(
-            min(_next_pause(pause, began), max(0.0, (deadline or float("inf")) - time.monotonic()))
+            min(
+                _next_interval(interval, began),
+                max(0.0, (deadline or float("inf")) - time.monotonic()),
+            )
         )
 
 
-def _next_pause(pause: float, began: float) -> float:
-    return pause if time.monotonic() - began < _LATER else 2 * pause
+def _next_interval(interval: float, began: float) -> float:
+    return interval if time.monotonic() - began < _SLOW_AFTER else 2 * interval
 
 
 def _is_outage(error: KdistError) -> bool:
-    """Whether the server is away, rather than that it refuses us."""
+    """Whether the server is unreachable, in contrast to a rejected request."""
     return error.code is Code.UNREACHABLE and getattr(error, "status", 500) >= 500
 
 
@@ -240,43 +276,49 @@ def describe_status(status: JobStatus) -> str:
 
 
 def exit_code(status: JobStatus) -> Code:
-    """The exit code of a command that stays until the job is over: what came of it."""
+    """The exit code of a command that waits until the job has ended."""
     return {Phase.FAILED: Code.JOB_FAILED, Phase.STOPPED: Code.JOB_CANCELLED}.get(
         status.phase, Code.OK
     )
 
 
-def _raise_if_over(seen: Snapshot, goal: str) -> None:
-    status = seen.status
+def _raise_if_over(snapshot: Snapshot, goal: str) -> None:
+    status = snapshot.status
     if not status.phase.terminal:
         return
-    cause = diagnose(seen)
+    cause = diagnose(snapshot)
     code = exit_code(status) or Code.ERROR
     what = {Phase.FAILED: "failed", Phase.STOPPED: "was stopped"}.get(status.phase, "is done")
     if status.phase is not Phase.FAILED:
         raise KdistError(f"{status.name} {what}; it will not be {goal}", code=code)
-    place = f" -n {status.namespace}" if status.namespace else ""
+    option = f" -n {status.namespace}" if status.namespace else ""
     raise KdistError(
         f"{status.name} failed: {cause.sentence}",
         hint=cause.fix,
-        next_command=f"kdist why {status.name}{place}",
+        next_command=f"kdist why {status.name}{option}",
         code=code,
     )
 
 
-def too_late(seen: Snapshot | None, goal: str, timeout: float) -> KdistError:
-    """A time-out that says what the job waits for, as far as it was seen."""
-    if seen is None:
+def timeout_error(snapshot: Snapshot | None, goal: str, timeout: float) -> KdistError:
+    """The error of a wait that timed out: it says what the job waits for.
+
+    Args:
+        snapshot: the last one; None if the API server never responded.
+        goal: what was waited for.
+        timeout: in seconds.
+    """
+    if snapshot is None:
         return KdistError(
             f"the API server did not answer within {timeout:.0f} s",
             next_command="kdist doctor",
             code=Code.TIMEOUT,
         )
-    status, cause = seen.status, diagnose(seen)
-    place = f" -n {status.namespace}" if status.namespace else ""
+    status, cause = snapshot.status, diagnose(snapshot)
+    option = f" -n {status.namespace}" if status.namespace else ""
     return KdistError(
         f"{status.name} is {status.phase} and not {goal} after {timeout:.0f} s: {cause.sentence}",
         hint=cause.fix,
-        next_command=f"kdist why {status.name}{place}",
+        next_command=f"kdist why {status.name}{option}",
         code=Code.TIMEOUT,
     )

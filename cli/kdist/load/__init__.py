@@ -1,8 +1,11 @@
-"""Text to `TrainingJob`, or every problem at once with its place.
+"""Reads a job.yaml into a `TrainingJob`, or reports all its problems at once with line and column.
 
-The YAML read here is YAML 1.2's core schema with fewer features: one document, no tags, no merge
-keys `<<`, no duplicate keys; anchors and aliases within limits. `no`, `on`, `1:30`, `1_000` and
-dates are text and `012` is twelve.
+The accepted YAML is a subset of YAML 1.2's core schema: one document, no tags, no merge keys `<<`,
+no duplicate keys; anchors and aliases within limits. `no`, `on`, `1:30`, `1_000` and dates are
+text, and `012` is twelve.
+
+Start with `load_text` here, then read `yaml_parser` (text to a tree of nodes with positions),
+`overrides` (`--set`) and `problems` (validation errors to messages).
 """
 
 from __future__ import annotations
@@ -20,10 +23,18 @@ from kdist.spec import TrainingJob
 
 
 def load_text(text: str | bytes, *, source: str, overrides: Sequence[str] = ()) -> TrainingJob:
-    """Read a job from text. `source` names it in problems; `overrides` are `path=value` as given to
-    `--set`.
+    """Read a job from text.
 
-    Raises `InvalidJobError` with every problem, sorted by place.
+    Args:
+        text: the YAML.
+        source: name of the text in problems.
+        overrides: `path=value` settings, as given to `--set`.
+
+    Returns:
+        The job.
+
+    Raises:
+        InvalidJobError: with every problem, sorted by position.
     """
     decoded, problems = decode(text, source=source)
     job = None
@@ -31,8 +42,8 @@ def load_text(text: str | bytes, *, source: str, overrides: Sequence[str] = ()) 
         tree, problems = read(decoded, source=source)
         if tree is not None:
             job, found = _validate(tree, overrides)
-            told = {(each.line, each.column) for each in problems if each.line}
-            problems += [each for each in found if (each.line, each.column) not in told]
+            reported = {(each.line, each.column) for each in problems if each.line}
+            problems += [each for each in found if (each.line, each.column) not in reported]
     if problems or job is None:
         lines = split_lines(decoded)
         ordered = sorted(
@@ -44,8 +55,8 @@ def load_text(text: str | bytes, *, source: str, overrides: Sequence[str] = ()) 
 
 
 def _validate(tree: YamlNode, overrides: Sequence[str]) -> tuple[TrainingJob | None, list[Problem]]:
-    """The job, or every problem of tree and overrides. A good file does not pay for the words about
-    bad ones.
+    """The job, or every problem of tree and overrides. `load.problems` is imported only for invalid
+    files.
     """
     unusable: list[Problem] = []
     if overrides:
@@ -61,8 +72,8 @@ def _validate(tree: YamlNode, overrides: Sequence[str]) -> tuple[TrainingJob | N
 
 
 def load_file(path: str | Path, *, overrides: Sequence[str] = ()) -> TrainingJob:
-    """Read a job from a file; `-` is stdin. Raises `UsageError` if it cannot be read, else as
-    `load_text`.
+    """Read a job from a file; `-` is stdin. Raises `UsageError` if it cannot be read, and what
+    `load_text` raises.
     """
     if str(path) == "-":
         return load_text(sys.stdin.buffer.read(MAX_BYTES + 1), source="stdin", overrides=overrides)
@@ -82,7 +93,7 @@ def load_file(path: str | Path, *, overrides: Sequence[str] = ()) -> TrainingJob
 
 
 def _near(path: Path) -> str:
-    """A hint at a file whose name is close to one that does not exist."""
+    """A hint for a missing file: an existing file with a similar name, or `kdist init`."""
     from difflib import get_close_matches
 
     try:
@@ -90,8 +101,4 @@ def _near(path: Path) -> str:
     except OSError:
         return ""
     near = get_close_matches(path.name, names, n=1, cutoff=0.5)
-    return (
-        f"did you mean `{path.with_name(near[0])}`?"
-        if near
-        else "`kdist init` writes one to start from"
-    )
+    return f"did you mean `{path.with_name(near[0])}`?" if near else "`kdist init` writes one"

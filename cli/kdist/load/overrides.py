@@ -1,10 +1,10 @@
-"""`--set path=value`: values from the command line laid over the tree of a job file, typed by the
-model.
+"""`--set path=value`: values from the command line merged into the tree of a job file, with types
+from the model.
 
 `spec.env[0].value` names a list's item (one past the end appends),
 `spec.nodeSelector["example.com/disk"]` a key with dots. The value is YAML (`{min: 1, max: 4}`)
-except where the field takes only text, which is taken as it is. `null` takes the field away, so
-that its default holds.
+unless the field accepts only text, which is used unchanged. `null` removes the field, so that its
+default applies.
 """
 
 from __future__ import annotations
@@ -20,9 +20,7 @@ from kdist.spec.paths import Path, near_path, parse, show
 
 
 def override(tree: YamlNode, overrides: Sequence[str]) -> tuple[YamlNode, list[Problem]]:
-    """The tree with every override laid over it in order, and the problems of those that cannot
-    be.
-    """
+    """The tree with all overrides merged in order, and the problems of invalid overrides."""
     problems: list[Problem] = []
     for option in overrides:
         source = f"--set {shown(option, 120)}"
@@ -42,7 +40,7 @@ def override(tree: YamlNode, overrides: Sequence[str]) -> tuple[YamlNode, list[P
         node, found = _value(value, field, source)
         problems.extend(found)
         if not found:
-            changed = _put(tree, path, node, reference.root(), Mark(source, 0, 0))
+            changed = _set(tree, path, node, reference.root(), Mark(source, 0, 0))
             if changed is None:
                 problems.append(
                     Problem(
@@ -51,7 +49,7 @@ def override(tree: YamlNode, overrides: Sequence[str]) -> tuple[YamlNode, list[P
                         0,
                         show(path),
                         "the list has no such item",
-                        hint="one past its end appends",
+                        hint="an index one past the end appends",
                     )
                 )
             else:
@@ -60,7 +58,7 @@ def override(tree: YamlNode, overrides: Sequence[str]) -> tuple[YamlNode, list[P
 
 
 def _split(option: str) -> tuple[str, str, str]:
-    """Path, `=` and value; a quoted key may hold `=`."""
+    """Path, `=` and value; a quoted key may contain `=`."""
     bracket = option.rfind("]", 0, option.find("=") + 1)
     quoted = re.match(r"""[^="']*(\[["'][^"']+["']\][^="']*)*""", option)
     end = option.find("=", quoted.end() if quoted else max(bracket, 0))
@@ -68,7 +66,7 @@ def _split(option: str) -> tuple[str, str, str]:
 
 
 def _value(text: str, field: reference.Field, source: str) -> tuple[YamlNode | None, list[Problem]]:
-    """The node of a value, or None to take the field away."""
+    """The node of a value, or None to remove the field."""
     if text.strip() == "null":
         return None, []
     if field.takes_only_text:
@@ -76,19 +74,19 @@ def _value(text: str, field: reference.Field, source: str) -> tuple[YamlNode | N
     node, problems = read_value(text, source=source)
     if node is None and not problems:
         problems = [
-            Problem(source, 0, 0, field.path, "the value is empty", hint="null takes a field away")
+            Problem(source, 0, 0, field.path, "the value is empty", hint="null removes a field")
         ]
     return node, problems
 
 
-def _put(
+def _set(
     node: YamlNode | None,
     path: Path,
     value: YamlNode | None,
     field: reference.Field | None,
     mark: Mark,
 ) -> YamlNode | None:
-    """A copy of `node` with the value at `path`; None where a list has no such item."""
+    """A copy of `node` with `value` at `path`; None if a list has no such item."""
     if not path:
         return value
     head, rest = path[0], path[1:]
@@ -96,7 +94,7 @@ def _put(
         items = list(node.items) if node is not None and node.kind == "list" else []
         if head > len(items):
             return None
-        item = _put(
+        item = _set(
             items[head] if head < len(items) else None, rest, value, field and field.item, mark
         )
         items[head : head + 1] = (
@@ -110,34 +108,34 @@ def _put(
     entries = (
         dict(node.entries)
         if node is not None and node.kind == "mapping"
-        else _written_out(node, field, mark)
+        else _expanded_entries(node, field, mark)
     )
     if not rest and value is None:
         entries.pop(head, None)
     else:
         key_mark, child = entries.get(head, (mark, None))
-        changed = _put(child, rest, value, field and field.children.get(head, field.entry), mark)
+        changed = _set(child, rest, value, field and field.children.get(head, field.entry), mark)
         if changed is None:
             return None
         entries[head] = (key_mark if child is not None and rest else mark, changed)
     return YamlNode("mapping", node.mark if node is not None else mark, entries=entries)
 
 
-def _written_out(
+def _expanded_entries(
     node: YamlNode | None, field: reference.Field | None, mark: Mark
 ) -> dict[str, tuple[Mark, YamlNode]]:
-    """What a section says before a field of it is set: `nodes: 2` says min and max, and so does its
-    default.
+    """The required fields of a section in its long form, before one of them is set: `nodes: 2` and
+    the default of nodes both stand for min and max.
     """
     if field is None or not isinstance(field.default, dict):
         return {}
     short = node is not None and isinstance(node.scalar, int)
-    said = {
+    values = {
         name: node.scalar if node is not None and short else field.default.get(name)
         for name in field.children
     }
     return {
-        name: (mark, YamlNode("scalar", mark, scalar=said[name], text=str(said[name])))
+        name: (mark, YamlNode("scalar", mark, scalar=values[name], text=str(values[name])))
         for name, child in field.children.items()
-        if child.required and said[name] is not None
+        if child.required and values[name] is not None
     }

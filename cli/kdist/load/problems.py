@@ -1,5 +1,5 @@
-"""Validation errors of the model as problems with a place in the file: what the field expects, what
-was found, and the likely fix.
+"""Converts validation errors of the model to problems with a location in the file: what the field
+expects, what was found, and the likely fix.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from kdist.load.scalars import number_hint
 from kdist.load.text import shown
 from kdist.load.yaml_parser import Mark, YamlNode
 from kdist.spec import Spec, reference
-from kdist.spec.models import SAYS
+from kdist.spec.models import PATTERN_MESSAGES
 from kdist.spec.paths import Path, elsewhere, near_name, show
 from kdist.spec.violations import RULE, Violation
 
 
 class SourceLocation(NamedTuple):
-    """What a location of the model is in the file."""
+    """The part of the file that a location of the model refers to."""
 
     path: Path
-    node: YamlNode | None  # None where the file has nothing at that path
-    key: Mark  # the key of that node, or of the nearest section that is there
+    node: YamlNode | None  # None if the file has nothing at that path
+    key: Mark  # the key of that node, or of the nearest section that exists
 
     @property
     def value(self) -> Mark:
-        """Where the value stands: a scalar's own place, else its key's."""
+        """Position of the value: of a scalar itself, else of its key."""
         if self.node is not None and self.node.kind == "scalar" and self.node.text:
             return self.node.mark
         return self.key
 
 
 def locate(tree: YamlNode, location: Sequence[str | int]) -> SourceLocation:
-    """The place of a location of pydantic's, whose parts are names, list positions, and marks that
-    the file does not have.
+    """Find a location of pydantic in the file. Its parts are names, list indices, and markers that
+    the file does not contain.
 
-    Such marks (the branch of a union, `[key]`) are passed over, except that a last part that is a
-    name is kept in the path: it is a field that is missing.
+    Markers (the branch of a union, `[key]`) are skipped; a trailing name stays in the path, because
+    it is a missing field.
     """
     node, key, path = tree, tree.mark, list[str | int]()
     for index, part in enumerate(location):
@@ -63,57 +63,59 @@ _BYTES = re.compile(r"([0-9]+)\s*([kKmMgGtT])(i?)[bB]?\Z")
 _NO_NAME = re.compile(r"[^a-z0-9]+")
 
 
-class Sentence(NamedTuple):
-    """What is wrong, what may have been meant, and how to repair it."""
+class Message(NamedTuple):
+    """What is wrong, what was probably meant, and how to fix it."""
 
     message: str
     suggestion: str = ""
     hint: str = ""
 
 
-def about_missing(path: Path) -> Sentence:
-    """A field that must be there."""
+def about_missing(path: Path) -> Message:
+    """For a missing required field."""
     field = reference.find(path)
-    return Sentence("is required", hint=field.sentence if field else "")
+    return Message("is required", hint=field.description if field else "")
 
 
-def about_unknown(path: Path) -> Sentence:
-    """A field that the model does not have: a near name beside it, the same name elsewhere, or the
-    names there are.
+def about_unknown(path: Path) -> Message:
+    """For a field that the model does not have: suggest a similar name in the section, the same
+    name in another section, or list the section's names.
     """
     section, name = reference.find(path[:-1]), str(path[-1])
     names = list(section.children) if section else []
     near = near_name(name, names)
     if near:
-        return Sentence("unknown field", near)
-    home = elsewhere(name)
-    if home:
-        return Sentence("unknown field", hint=f"it belongs to `{home.rsplit('.', 1)[0]}`: {home}")
+        return Message("unknown field", near)
+    other = elsewhere(name)
+    if other:
+        return Message("unknown field", hint=f"it belongs to `{other.rsplit('.', 1)[0]}`: {other}")
     listed = ", ".join(names)
-    return Sentence("unknown field", hint=f"known here: {listed}" if len(listed) <= 300 else "")
+    return Message("unknown field", hint=f"known here: {listed}" if len(listed) <= 300 else "")
 
 
-def about_value(error: ErrorDetails, place: SourceLocation, *, of_key: bool = False) -> Sentence:
-    """A value that does not fit its field."""
+def about_value(error: ErrorDetails, place: SourceLocation, *, of_key: bool = False) -> Message:
+    """For a value that its field does not accept."""
     kind, context = error["type"], error.get("ctx", {})
     field = reference.find(place.path)
     node = place.node
     if of_key:
-        return Sentence(f"as a key {_of_text(kind, context)}")
-    if node is None or field is None:  # no field of ours has such an error today
-        return Sentence(f"does not fit: {error['msg']}")
+        return Message(f"as a key {_of_text(kind, context)}")
+    if node is None or field is None:  # no field has such an error today
+        return Message(f"does not fit: {error['msg']}")
     if node.kind == "scalar" and node.scalar is None and not node.text:
-        return Sentence(f"is empty, must be {field.words}", hint="give a value, or delete the line")
+        return Message(
+            f"is empty, must be {field.type_text}", hint="give a value, or delete the line"
+        )
     if kind in ("too_long", "too_short"):
-        return Sentence(_of_length(context))
+        return Message(_of_length(context))
     if kind in ("string_too_long", "string_too_short", "string_pattern_mismatch"):
-        says = f"must be {field.words}" if len(field.forms) > 1 else _of_text(kind, context)
-        return Sentence(f"{says}, found {_describe_found(node)}", _repaired(field, node.text))
+        expected = f"must be {field.type_text}" if len(field.forms) > 1 else _of_text(kind, context)
+        return Message(f"{expected}, found {_describe_found(node)}", _repaired(field, node.text))
     suggestion = (
         near_name(str(node.text), field.choices) if field.choices and node.kind == "scalar" else ""
     )
-    return Sentence(
-        f"must be {field.words}, found {_describe_found(node)}",
+    return Message(
+        f"must be {field.type_text}, found {_describe_found(node)}",
         suggestion,
         "" if suggestion else _hint(node, field),
     )
@@ -124,11 +126,11 @@ def _of_text(kind: str, context: dict[str, Any]) -> str:
         return f"must have at most {context['max_length']} characters"
     if kind == "string_too_short":
         return "must not be empty"
-    return SAYS.get(str(context.get("pattern")), "has a form that is not allowed")
+    return PATTERN_MESSAGES.get(str(context.get("pattern")), "has an invalid format")
 
 
 def _of_length(context: dict[str, Any]) -> str:
-    """Pydantic's words for a list or mapping with too many or too few entries."""
+    """For a list or mapping with too many or too few entries."""
     if "max_length" in context:
         return (
             f"must have at most {context['max_length']} entries, found "
@@ -140,7 +142,7 @@ def _of_length(context: dict[str, Any]) -> str:
 
 
 def _describe_found(node: YamlNode) -> str:
-    """What stands in the file, as a noun."""
+    """The value in the file, as a noun."""
     if node.kind == "mapping":
         return "a mapping" if node.entries else "an empty mapping"
     if node.kind == "list":
@@ -154,7 +156,7 @@ def _describe_found(node: YamlNode) -> str:
 
 
 def _hint(node: YamlNode, field: reference.Field) -> str:
-    """The way out, where what was written tells what was meant."""
+    """How to fix the value, if the text shows what was meant."""
     if node.kind != "scalar":
         return ""
     if isinstance(node.scalar, str):
@@ -172,29 +174,27 @@ def _hint(node: YamlNode, field: reference.Field) -> str:
     pattern = field.forms[0].get("pattern", "")
     if field.takes_text and not field.choices and re.match(pattern, node.text):
         taken = "boolean" if isinstance(node.scalar, bool) else "number"
-        return f'without quotes YAML takes it for a {taken}; write "{node.text}"'
+        return f'without quotes YAML reads it as a {taken}; write "{node.text}"'
     return ""
 
 
 def _repaired(field: reference.Field, text: str) -> str:
-    """The name or quantity that a wrong one is close to; empty if there is none that the field
-    takes.
-    """
+    """A valid name or quantity that is close to an invalid one; empty if there is none."""
     pattern, longest = field.forms[0].get("pattern", ""), field.forms[0].get("maxLength", 0)
     size = _BYTES.match(text)
     plain = normalize("NFKD", text.lower()).encode("ascii", "ignore").decode()
-    tries = [
+    candidates = [
         f"{size[1]}{size[2].upper()}i" if size else "",
         _NO_NAME.sub("-", plain).strip("-"),
         re.sub(r"[^A-Za-z0-9]", "_", text),
     ]
     # references and paths are not guessed
     if "/" in text or re.match(pattern, "a/b") or not re.search("[A-Za-z0-9]", text):
-        tries = tries[:1]
+        candidates = candidates[:1]
     return next(
         (
             each
-            for each in tries
+            for each in candidates
             if each and each != text and len(each) <= longest and re.match(pattern, each)
         ),
         "",
@@ -204,16 +204,16 @@ def _repaired(field: reference.Field, text: str) -> str:
 _MAX_PROBLEMS = 100
 
 
-class _Found(NamedTuple):
-    """A problem, the path that is wrong, and the paths whose values it was judged by."""
+class _LocatedProblem(NamedTuple):
+    """A problem, the path that is wrong, and the paths whose values its rule has read."""
 
     problem: Problem
     path: Path
-    judged: tuple[Path, ...] = ()
+    fields_read: tuple[Path, ...] = ()
 
 
 def explain(tree: YamlNode, error: ValidationError) -> list[Problem]:
-    """Every problem that the model has with a tree, given what it said at once."""
+    """Every problem of a tree: those of `error`, and those of rules that pydantic did not check."""
     values = tree.value()
     found = list(_found(tree, error.errors(include_url=False)))
     if isinstance(values.get("spec"), dict):
@@ -221,15 +221,17 @@ def explain(tree: YamlNode, error: ValidationError) -> list[Problem]:
     return [each.problem for each in found[:_MAX_PROBLEMS]]
 
 
-def _rules_behind(tree: YamlNode, spec: dict[str, Any], first: list[_Found]) -> list[_Found]:
-    """The broken rules that pydantic does not reach while a field is wrong: ask again without what
-    is wrong.
+def _rules_behind(
+    tree: YamlNode, spec: dict[str, Any], first: list[_LocatedProblem]
+) -> list[_LocatedProblem]:
+    """The broken rules that pydantic does not check while a field is wrong: validate again without
+    the wrong fields.
 
-    A rule judged by something wrong is not told, as it may be a consequence only.
+    A rule that reads a wrong field is not reported, because it may only be a consequence.
     """
     wrong = {path for each in first for path in _wrong(each)}
-    told = {each.problem for each in first}
-    revealed: list[_Found] = []
+    reported = {each.problem for each in first}
+    revealed: list[_LocatedProblem] = []
     remove = {each.path for each in first}
     while remove:
         wrong |= remove
@@ -249,27 +251,25 @@ def _rules_behind(tree: YamlNode, spec: dict[str, Any], first: list[_Found]) -> 
         }
         rules = [each for each in details if each["type"] in (RULE, "value_error")]
         broken = [
-            each for each in _found(tree, rules, prefix=("spec",)) if each.problem not in told
+            each for each in _found(tree, rules, prefix=("spec",)) if each.problem not in reported
         ]
         revealed += [each for each in broken if not any(_depends(each, path) for path in wrong)]
     return revealed
 
 
-def _wrong(found: _Found) -> Iterator[Path]:
-    """The path that is wrong; of an unknown field also the one that was meant."""
+def _wrong(found: _LocatedProblem) -> Iterator[Path]:
+    """The path that is wrong; for an unknown field also the suggested one."""
     yield found.path
     if found.problem.suggestion:
         yield (*found.path[:-1], found.problem.suggestion)
 
 
-def _depends(found: _Found, wrong: Path) -> bool:
-    return any(judged[: len(wrong)] == wrong for judged in found.judged)
+def _depends(found: _LocatedProblem, wrong: Path) -> bool:
+    return any(fields_read[: len(wrong)] == wrong for fields_read in found.fields_read)
 
 
 def _remove(values: Any, path: Path) -> bool:
-    """Take a path out of plain values; of a list the whole list, so that positions stay what they
-    are.
-    """
+    """Remove a path from plain values; for a list item the whole list, so that indices hold."""
     for index, part in enumerate(path):
         if not isinstance(values, dict) or part not in values:
             return False
@@ -280,8 +280,10 @@ def _remove(values: Any, path: Path) -> bool:
     return False
 
 
-def _found(tree: YamlNode, details: Iterable[ErrorDetails], prefix: Path = ()) -> Iterator[_Found]:
-    """One problem per complaint; the branches of a union, which all complain, become one."""
+def _found(
+    tree: YamlNode, details: Iterable[ErrorDetails], prefix: Path = ()
+) -> Iterator[_LocatedProblem]:
+    """One problem per error; the errors of all branches of a union become one."""
     seen: set[Path] = set()
     for each in details:
         location = (*prefix, *each["loc"])
@@ -290,25 +292,33 @@ def _found(tree: YamlNode, details: Iterable[ErrorDetails], prefix: Path = ()) -
             continue
         place = locate(tree, location)
         if each["type"] == "value_error":
-            sentence = Sentence(each["msg"].removeprefix("Value error, "))
-            judged = _named(place.path, sentence.message)
-            place = locate(tree, judged[0]) if len(judged) == 1 else place
-            yield _Found(_problem(place.path, place.value, sentence), place.path, judged)
+            message = Message(each["msg"].removeprefix("Value error, "))
+            fields_read = _named(place.path, message.message)
+            place = locate(tree, fields_read[0]) if len(fields_read) == 1 else place
+            yield _LocatedProblem(
+                _problem(place.path, place.value, message), place.path, fields_read
+            )
         elif each["type"] == "missing":
-            yield _Found(_problem(place.path, place.key, about_missing(place.path)), place.path)
+            yield _LocatedProblem(
+                _problem(place.path, place.key, about_missing(place.path)), place.path
+            )
         elif each["type"] == "extra_forbidden":
-            yield _Found(_problem(place.path, place.key, about_unknown(place.path)), place.path)
+            yield _LocatedProblem(
+                _problem(place.path, place.key, about_unknown(place.path)), place.path
+            )
         elif "[key]" in location:
-            yield _Found(
+            yield _LocatedProblem(
                 _problem(place.path, place.key, about_value(each, place, of_key=True)), place.path
             )
         elif place.path not in seen:
             seen.add(place.path)
-            yield _Found(_problem(place.path, place.value, about_value(each, place)), place.path)
+            yield _LocatedProblem(
+                _problem(place.path, place.value, about_value(each, place)), place.path
+            )
 
 
 def _named(path: Path, message: str) -> tuple[Path, ...]:
-    """The fields of a section that a message names: those are what its rule looked at."""
+    """The fields of a section that a message names, which are those that its rule has read."""
     section = reference.find(path)
     return tuple(
         (*path, name)
@@ -317,27 +327,29 @@ def _named(path: Path, message: str) -> tuple[Path, ...]:
     )
 
 
-def _violations(tree: YamlNode, location: Path, violations: Iterable[Any]) -> Iterator[_Found]:
+def _violations(
+    tree: YamlNode, location: Path, violations: Iterable[Any]
+) -> Iterator[_LocatedProblem]:
     for each in violations:
         violation = Violation(*each)
-        judged = tuple((*location, *_parts(field)) for field in violation.judged)
+        fields_read = tuple((*location, *_parts(field)) for field in violation.fields_read)
         place = locate(tree, (*location, *_parts(violation.at)))
-        sentence = Sentence(violation.message, violation.suggestion)
-        yield _Found(_problem(place.path, place.value, sentence), place.path, judged)
+        message = Message(violation.message, violation.suggestion)
+        yield _LocatedProblem(_problem(place.path, place.value, message), place.path, fields_read)
 
 
 def _parts(dotted: str) -> Path:
     return tuple(int(part) if part.isdigit() else part for part in dotted.split(".") if part)
 
 
-def _problem(path: Path, mark: Mark, sentence: Sentence) -> Problem:
+def _problem(path: Path, mark: Mark, message: Message) -> Problem:
     return Problem(
         mark.source,
         mark.line,
         mark.column,
         show(path),
-        sentence.message,
-        sentence.suggestion,
-        sentence.hint,
+        message.message,
+        message.suggestion,
+        message.hint,
         width=mark.width,
     )

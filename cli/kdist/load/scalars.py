@@ -1,4 +1,4 @@
-"""Plain scalars as YAML 1.2's core schema resolves them, and hints for values that YAML 1.1 read as
+"""Plain scalars as YAML 1.2's core schema resolves them, and hints for text that YAML 1.1 reads as
 numbers.
 """
 
@@ -22,8 +22,8 @@ Scalar = None | bool | int | float | str
 
 
 def resolve(text: str) -> Scalar:
-    """Value of a plain (unquoted) scalar. Raises `ValueError` with a sentence if no number of a job
-    can be that.
+    """Value of a plain (unquoted) scalar. Raises `ValueError` with a message for numbers that no
+    field can have.
     """
     if text in ("", "~", "null", "Null", "NULL"):
         return None
@@ -34,7 +34,7 @@ def resolve(text: str) -> Scalar:
     if not (text[0].isascii() and (text[0].isdigit() or text[0] in "+-.")):
         return text
     if _NO_FINITE.match(text):
-        raise ValueError(f"{text} is no finite number")
+        raise ValueError(f"{text} is not a finite number")
     for pattern, base in ((_INT, 10), (_OCTAL, 8), (_HEX, 16)):
         if pattern.match(text):
             if len(text) > _MAX_DIGITS:
@@ -43,21 +43,19 @@ def resolve(text: str) -> Scalar:
     if _FLOAT.match(text):
         number = float(text)
         if number in (float("inf"), float("-inf")):
-            raise ValueError(f"{text[:40]} is too large a number")
+            raise ValueError(f"the number {text[:40]} is too large")
         return number
     return text
 
 
 def number_hint(text: str, *, plain: bool) -> str:
-    """How to write the number that a text in the place of a number may have meant; empty if there
-    is none.
-    """
+    """How to write the number that a text was probably meant as; empty if there is none."""
     if _SEXAGESIMAL.match(text):
         total = 0
         for part in text.split(":"):
             total = total * 60 + int(part)
         return (
-            f"`{text}` is text in YAML 1.2; YAML 1.1 took it for {total} in base 60: write {total}"
+            f"`{text}` is text in YAML 1.2; YAML 1.1 reads it as {total} in base 60: write {total}"
         )
     if _UNDERSCORED.match(text):
         return f"`{text}` is text in YAML 1.2; write {text.replace('_', '')}"

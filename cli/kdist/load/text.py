@@ -1,5 +1,5 @@
-"""The bytes of a job file as text: at most 1 MiB of UTF-8 without control characters. Lines are
-counted as YAML counts them.
+"""Decodes a job file: at most 1 MiB of UTF-8 without control characters. Lines are counted as YAML
+counts them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _LINE_BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
 
 
 def decode(data: str | bytes, *, source: str) -> tuple[str, list[Problem]]:
-    """Text of a job file, or the one problem that makes it none."""
+    """Decode a job file. Returns the text, or an empty text and the problem."""
 
     def refuse(
         message: str, *, line: int = 1, column: int = 1, hint: str = ""
@@ -37,7 +37,7 @@ def decode(data: str | bytes, *, source: str) -> tuple[str, list[Problem]]:
             "utf-8", "surrogatepass" if isinstance(data, str) else "strict"
         )
     except UnicodeDecodeError as error:
-        line, column = _place(raw[: error.start].decode("utf-8", "replace"))
+        line, column = _position(raw[: error.start].decode("utf-8", "replace"))
         return refuse(
             f"byte 0x{raw[error.start]:02x} is not UTF-8",
             line=line,
@@ -46,32 +46,32 @@ def decode(data: str | bytes, *, source: str) -> tuple[str, list[Problem]]:
         )
     found = _FORBIDDEN.search(text)
     if found:
-        line, column = _place(text[: found.start()])
+        line, column = _position(text[: found.start()])
         code = ord(found[0])
         what = (
-            "a NUL character: this is no text file"
+            "a NUL character: this is not a text file"
             if code == 0
             else f"the control character U+{code:04X}"
         )
         return refuse(
-            f"the file holds {what}", line=line, column=column, hint="delete it" if code else ""
+            f"the file contains {what}", line=line, column=column, hint="delete it" if code else ""
         )
     return text, []
 
 
 def split_lines(text: str) -> list[str]:
-    """The lines as YAML counts them."""
+    """Split text into lines as YAML does."""
     return _LINE_BREAK.split(text)
 
 
-def _place(before: str) -> tuple[int, int]:
-    """Line and column that come after this text."""
+def _position(before: str) -> tuple[int, int]:
+    """Line and column that follow this text."""
     lines = split_lines(before.removeprefix("\ufeff"))
     return len(lines), len(lines[-1]) + 1
 
 
 def shown(value: object, limit: int = 60) -> str:
-    """A value from a file as one short line that cannot disturb a terminal."""
+    """A value as one short line without control characters, which is safe for a terminal."""
     text = "".join(
         char if char.isprintable() else ascii(char)[1:-1] for char in str(value)[: limit + 1]
     )

@@ -1,9 +1,8 @@
-"""YAML text to a tree of nodes that know their places, within limits on size and depth; PyYAML's
-syntax errors become problems with a hint.
+"""Parses YAML text into a tree of nodes with positions, within limits on size and depth, and
+converts PyYAML's syntax errors to problems with a hint.
 
 The tree is built from PyYAML's events rather than by its composer: depth and size are checked
-before anything recurses, keys keep the text that was written, and several mistakes are found in one
-pass.
+before any recursion, keys keep their original text, and several mistakes are found in one pass.
 """
 
 from __future__ import annotations
@@ -18,16 +17,19 @@ from kdist.errors import Problem
 from kdist.load.scalars import Scalar, resolve
 from kdist.load.text import decode, shown, split_lines
 
-_NO_KEY = ("this line is no `key: value`", "put `: ` after the key, or quote text of several lines")
+_NO_KEY = (
+    "this line is not a `key: value`",
+    "put `: ` after the key, or quote text of several lines",
+)
 
-# (what PyYAML says, what we say, the way out); the first that is found in its words counts.
-_WORDS = (
-    (r"found character '\\t'", "a tab cannot stand here", "YAML is indented with spaces"),
+# (pattern in PyYAML's message, our message, hint); the first match counts.
+_MESSAGES = (
+    (r"found character '\\t'", "a tab is not allowed here", "indent YAML with spaces"),
     (r"found character '([%@`])'", "text cannot begin with `{0}`", "put the text in quotes"),
     (
         "mapping values are not allowed here",
-        "`:` cannot stand here",
-        "indent the line as its neighbours, or quote text with `: `",
+        "`:` is not allowed here",
+        "indent the line like its neighbors, or quote text with `: `",
     ),
     ("could not find expected ':'", *_NO_KEY),
     ("found unexpected end of stream", "the quotes that open here are never closed", "close them"),
@@ -48,34 +50,34 @@ _WORDS = (
     ),
     (
         "expected <block end>",
-        "the indentation fits no line above",
-        "lines of one section begin in the same column",
+        "the indentation matches no line above",
+        "lines of one section start in the same column",
     ),
     (
         "found unknown escape character '(.)'",
-        "`\\{0}` is no escape in double quotes",
+        "`\\{0}` is not an escape sequence in double quotes",
         "use single quotes, or write `\\\\`",
     ),
     ("expected escape sequence", "the escape sequence is not complete", "use single quotes"),
     ("found undefined tag handle", "a tag is not allowed", "quote text that begins with `!`"),
     (
         "sequence entries are not allowed",
-        "`- ` cannot stand here",
+        "`- ` is not allowed here",
         "put the list on the next lines, below its key",
     ),
-    ("block mapping|block keys", "a key cannot stand here", "put it on its own line"),
+    ("block mapping|block keys", "a key is not allowed here", "put it on its own line"),
 )
 _OPENING = ("quotes that open", "that opens here")
 
 
 def explain(error: yaml.MarkedYAMLError, text: str, *, source: str) -> Problem:
-    """One problem out of PyYAML's error."""
-    said = f"{error.problem or ''} {error.context or ''}"
+    """Convert an error of PyYAML to a problem."""
+    error_text = f"{error.problem or ''} {error.context or ''}"
     message, hint = f"not YAML: {(error.problem or error.context or 'cannot be read').strip()}", ""
-    for pattern, ours, way_out in _WORDS:
-        found = re.search(pattern, said)
+    for pattern, our_message, our_hint in _MESSAGES:
+        found = re.search(pattern, error_text)
         if found:
-            message, hint = ours.format(*found.groups()), way_out.format()
+            message, hint = our_message.format(*found.groups()), our_hint.format()
             break
     mark = error.problem_mark or error.context_mark
     if any(words in message for words in _OPENING) and error.context_mark is not None:
@@ -83,7 +85,7 @@ def explain(error: yaml.MarkedYAMLError, text: str, *, source: str) -> Problem:
     line, column = (mark.line + 1, mark.column + 1) if mark is not None else (1, 1)
     lines = split_lines(text)
     above = lines[line - 2] if 1 < line <= len(lines) else ":"
-    # YAML took the line above for the key's beginning
+    # PyYAML read the line above as the beginning of the key
     if message.startswith("`:`") and above.strip() and ":" not in above:
         message, hint = _NO_KEY
         line, column = line - 1, len(above) - len(above.lstrip()) + 1
@@ -93,11 +95,11 @@ def explain(error: yaml.MarkedYAMLError, text: str, *, source: str) -> Problem:
 MAX_DEPTH: Final = 50
 MAX_NODES: Final = 20_000
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_START: Final = "`kdist init` writes one to start from"
+_START: Final = "`kdist init` writes one"
 
 
 class Mark(NamedTuple):
-    """A place: line and column from 1, and how many columns it is wide. Line 0 is a `--set`
+    """A position: line and column, counted from 1, and the width in columns. Line 0 is a `--set`
     option.
     """
 
@@ -109,9 +111,7 @@ class Mark(NamedTuple):
 
 @dataclass
 class YamlNode:
-    """A value and its place. Aliases share nodes, so a node is never changed once it is
-    complete.
-    """
+    """A value and its position. Aliases share nodes, so a complete node is never changed."""
 
     kind: str  # "mapping", "list" or "scalar"
     mark: Mark
@@ -130,14 +130,14 @@ class YamlNode:
         return [node.value() for node in self.items] if self.kind == "list" else self.scalar
 
 
-class _Stop(Exception):  # noqa: N818 - no error: it carries the problem after which reading makes no sense
+class _Stop(Exception):  # noqa: N818 - control flow: carries the problem that ends the parse
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
 
 
 def read(text: str, *, source: str) -> tuple[YamlNode | None, list[Problem]]:
-    """The tree of a job file and the problems of its YAML; no tree where what follows a mistake
-    would be guesswork.
+    """Parse a job file. Returns the tree and the problems of its YAML; the tree is None after a
+    mistake that makes the rest unreliable.
     """
     tree, problems = _parse(text, _Reader(source))
     if problems and tree is None:
@@ -146,7 +146,7 @@ def read(text: str, *, source: str) -> tuple[YamlNode | None, list[Problem]]:
         return None, [*problems, Problem(source, 1, 1, "", "the file is empty", hint=_START)]
     if tree.kind != "mapping":
         what = "a list" if tree.kind == "list" else f"the text `{shown(tree.text, 40)}`"
-        message = f"must be a mapping that begins with apiVersion and kind, found {what}"
+        message = f"must be a mapping that starts with apiVersion and kind, found {what}"
         return None, [
             *problems,
             Problem(source, tree.mark.line, tree.mark.column, "", message, hint=_START),
@@ -155,7 +155,7 @@ def read(text: str, *, source: str) -> tuple[YamlNode | None, list[Problem]]:
 
 
 def read_value(text: str, *, source: str) -> tuple[YamlNode | None, list[Problem]]:
-    """The tree of one value that was given on the command line; its marks have line 0."""
+    """Parse one value from the command line; its marks have line 0."""
     text, problems = decode(text, source=source)
     tree = None
     if not problems:
@@ -166,7 +166,7 @@ def read_value(text: str, *, source: str) -> tuple[YamlNode | None, list[Problem
 def _parse(text: str, reader: _Reader) -> tuple[YamlNode | None, list[Problem]]:
     try:
         for event in yaml.parse(text, Loader=yaml.SafeLoader):
-            reader.take(event)
+            reader.handle(event)
     except _Stop as stop:
         return None, [*reader.problems, stop.problem]
     except yaml.MarkedYAMLError as error:
@@ -175,7 +175,7 @@ def _parse(text: str, reader: _Reader) -> tuple[YamlNode | None, list[Problem]]:
 
 
 class _Reader:
-    """Takes events one by one; `document` is the tree when all are taken."""
+    """Builds the tree from PyYAML's events; `document` is complete after the last event."""
 
     def __init__(self, source: str, *, inline: bool = False) -> None:
         self.source = source
@@ -183,17 +183,19 @@ class _Reader:
         self.document: YamlNode | None = None
         self.problems: list[Problem] = []
         self._open: list[YamlNode] = []
-        # the key that waits for its value, per open mapping
+        # per open mapping, the key whose value comes next
         self._keys: list[tuple[str, Mark] | None] = []
         self._names: list[str | None] = []  # the anchor of each open collection
         self._anchors: dict[str, YamlNode | None] = {}
         self._nodes = 0
 
-    def take(self, event: yaml.Event) -> None:
+    def handle(self, event: yaml.Event) -> None:
         if isinstance(event, yaml.DocumentStartEvent) and self.document is not None:
             raise _Stop(
                 self._problem(
-                    event, "a second document begins here", "one job per file; move it to its own"
+                    event,
+                    "a second document starts here",
+                    "one job per file; move it to its own file",
                 )
             )
         if isinstance(event, yaml.AliasEvent):
@@ -220,7 +222,7 @@ class _Reader:
         if self._inline:
             return Mark(self.source, 0, 0)
         start, end = event.start_mark, event.end_mark
-        # events of a parser always have marks; those made by hand need not
+        # parsed events always have marks
         if start is None or end is None:
             return Mark(self.source, 1, 1)
         width = end.column - start.column if end.line == start.line else 1
@@ -258,14 +260,14 @@ class _Reader:
         self._check_properties(event)
         plain = event.style is None
         text = event.value
-        # JSON's way to write 😀 is two escapes, each half a character to YAML
+        # JSON writes 😀 as two escapes, which YAML reads as two surrogates
         if _SURROGATE.search(text):
             text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         node = YamlNode("scalar", self._mark(event), text=text, plain=plain)
-        waits_for_key = self._open and self._open[-1].kind == "mapping" and self._keys[-1] is None
+        expects_key = self._open and self._open[-1].kind == "mapping" and self._keys[-1] is None
         try:
             node.scalar = text
-            if plain and not waits_for_key:
+            if plain and not expects_key:
                 node.scalar = resolve(text)
         except ValueError as error:
             self.problems.append(self._problem(event, str(error)))
@@ -288,7 +290,7 @@ class _Reader:
         if node is None:
             raise _Stop(
                 self._problem(
-                    event, f"the alias `*{shown(event.anchor, 40)}` lies within its own anchor"
+                    event, f"the alias `*{shown(event.anchor, 40)}` is inside its own anchor"
                 )
             )
         if len(self._open) + node.depth > MAX_DEPTH:
@@ -296,9 +298,7 @@ class _Reader:
         return node
 
     def _add(self, node: YamlNode, event: yaml.Event) -> None:
-        """Put a complete node where it belongs: into the open list, as a key, as a key's value, or
-        as the document.
-        """
+        """Add a complete node: to the open list, as a key, as a key's value, or as the document."""
         if not self._open:
             self.document = node
             return
@@ -312,7 +312,7 @@ class _Reader:
             raise _Stop(
                 self._problem(
                     event,
-                    f"the file holds more than {MAX_NODES} values, counting what aliases repeat",
+                    f"the file has more than {MAX_NODES} values, including aliases",
                 )
             )
         waiting = self._keys[-1]
@@ -324,7 +324,7 @@ class _Reader:
         if key in parent.entries:
             first = parent.entries[key][0]
             message = (
-                f"the key `{shown(key)}` is already given at line {first.line}, column "
+                f"the key `{shown(key)}` is already defined at line {first.line}, column "
                 f"{first.column}"
             )
             self.problems.append(

@@ -1,14 +1,11 @@
-"""The agents of a run on this machine, from outside: which run is active, its agents' ports, and
-their `/status` and metrics. `StatusPoller` requests them in one thread per agent, so that a slow
-answer delays neither the live view nor the training.
+"""Polls the agents of a run on this machine: which run is active, its agents' ports, and their
+`/status` and metrics. `StatusPoller` requests them in one thread per agent, so that a slow response
+delays neither the live view nor the training.
 """
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
-import http.client
-import json
 import os
 import threading
 import time
@@ -17,17 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kdist.agent_client import AgentClient, LoopbackTransport
 from kdist.agent_metrics import AgentSample
 from kdist.local import run_dir
 
-_MOST_BYTES = 4 << 20
+_SAMPLE_TIMEOUT = 2.0  # seconds for one response
+_STATUS_TIMEOUT = 1.0
 
 
 def find_run(name: str) -> Path | None:
-    """The run folder that NAME means: a job of `.kdist` (or `$KDIST_HOME`), or a path to one; None
-    if there is none.
-
-    A path to a folder of checkpoints will do too.
+    """The run folder of NAME, which is the name of a job in `.kdist` (or `$KDIST_HOME`), or the
+    path to a run folder or a checkpoint folder. None if there is none.
     """
     if os.sep not in name:
         root = run_dir.home() / name
@@ -37,8 +34,8 @@ def find_run(name: str) -> Path | None:
     return root if known else None
 
 
-def is_at_work(root: Path) -> bool:
-    """Whether a `kdist run` holds the folder."""
+def is_active(root: Path) -> bool:
+    """Whether an active `kdist run` holds the lock of the folder."""
     try:
         lock = os.open(root / "lock", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -53,53 +50,49 @@ def is_at_work(root: Path) -> bool:
         os.close(lock)
 
 
-def read(root: Path, *, metrics: bool = False) -> dict[str, AgentSample]:
-    """What each agent that is at work says, by its node."""
-    found = {}
-    for node, port in ports(root).items() if is_at_work(root) else ():
-        status = ask_agents(port, "/status")
-        if status is None:
-            continue
-        page = ask_agents(port, "/metrics") if metrics else b""
-        with contextlib.suppress(ValueError):
-            document = json.loads(status)
-            found[node] = AgentSample(
-                document if isinstance(document, dict) else {},
-                (page or b"").decode(errors="replace"),
-            )
-    return found
+def fetch_samples(root: Path, *, metrics: bool = False) -> dict[str, AgentSample]:
+    """Poll the agents of the run in `root` once.
+
+    Args:
+        root: the run folder.
+        metrics: fetch `/metrics` too.
+
+    Returns:
+        The sample of each agent that answered, by its node; empty if the run is not active.
+    """
+    if not is_active(root):
+        return {}
+    samples = {
+        node: _client(port, timeout=_SAMPLE_TIMEOUT).sample(metrics=metrics)
+        for node, port in ports(root).items()
+    }
+    return {node: sample for node, sample in samples.items() if sample is not None}
+
+
+def _client(port: int, *, timeout: float) -> AgentClient:
+    return AgentClient(LoopbackTransport(port), timeout=timeout)
 
 
 def ports(root: Path) -> dict[str, int]:
-    """Port of each agent by its node, as the agents wrote them down."""
-    found = {}
-    for scratch in sorted(root.glob("node-*")):
-        note = run_dir.read_json(scratch / "agent.json")
-        if note and isinstance(note.get("port"), int):
-            found[scratch.name] = int(note["port"])
-    return found
+    """Port of each agent by its node, as the agents recorded them."""
+    found = {scratch.name: _read_port(scratch) for scratch in sorted(root.glob("node-*"))}
+    return {node: port for node, port in found.items() if port is not None}
 
 
-def ask_agents(port: int, path: str, *, timeout: float = 2.0) -> bytes | None:
-    """What an agent on this machine answers to `GET path`, None if it does not. Seconds."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
-    try:
-        connection.request("GET", path)
-        response = connection.getresponse()
-        return response.read(_MOST_BYTES) if response.status == 200 else None
-    except (OSError, OverflowError, http.client.HTTPException):
-        return None
-    finally:
-        connection.close()
-
-
-TIMEOUT = 1.0  # seconds for one answer
+def _read_port(scratch: Path) -> int | None:
+    """Port of the agent with this scratch folder; None before it listens."""
+    port = (run_dir.read_json(scratch / "agent.json") or {}).get("port")
+    return port if isinstance(port, int) else None
 
 
 @dataclass(frozen=True)
 class StatusReply:
-    """The last status that an agent gave. `asked_at` and `answered_at` are monotonic seconds; the
-    latter is None before any.
+    """The last status that an agent reported.
+
+    Attributes:
+        status: the document; empty before the first response.
+        asked_at: when it was requested, in monotonic seconds.
+        answered_at: when the response came, in monotonic seconds; None before the first one.
     """
 
     status: Mapping[str, Any]
@@ -107,60 +100,49 @@ class StatusReply:
     answered_at: float | None
 
     def silence(self, now: float) -> float:
-        """Seconds since the last answer, or since the first question."""
+        """Seconds since the last response, or since the first request if there was none."""
         return now - (self.answered_at if self.answered_at is not None else self.asked_at)
 
 
 class StatusPoller:
-    """Keeps the newest answer of every agent. `scratch` names each node's folder, where
-    `agent.json` tells the port.
+    """Polls every agent in a thread of its own, and keeps the newest status of each.
+
+    Args:
+        scratch: scratch folder of each node, in which `agent.json` holds the agent's port.
+        interval: seconds between two requests to one agent.
     """
 
-    def __init__(self, scratch: Mapping[str, Path], *, every: float = 0.5) -> None:
+    def __init__(self, scratch: Mapping[str, Path], *, interval: float = 0.5) -> None:
         self._scratch = dict(scratch)
-        self._every = every
-        self._answers: dict[str, StatusReply] = {}
-        self._over = threading.Event()
+        self._interval = interval
+        self._replies: dict[str, StatusReply] = {}
+        self._closed = threading.Event()
         self._threads = [
-            threading.Thread(target=self._ask_on, args=(node,), daemon=True, name=f"status {node}")
+            threading.Thread(target=self._poll, args=(node,), daemon=True, name=f"status {node}")
             for node in scratch
         ]
 
     def start(self) -> None:
-        """Begin to ask."""
+        """Start polling."""
         for thread in self._threads:
             thread.start()
 
     def close(self) -> None:
-        """Ask no more. Threads that wait for an answer end by themselves and are not waited for."""
-        self._over.set()
+        """Stop polling. Threads that wait for a response end by themselves and are not waited
+        for.
+        """
+        self._closed.set()
 
-    def answers(self) -> dict[str, StatusReply]:
-        """The newest answer of each node that has been asked."""
-        return dict(self._answers)
+    def replies(self) -> dict[str, StatusReply]:
+        """The newest reply of each node that has been polled."""
+        return dict(self._replies)
 
-    def _ask_on(self, node: str) -> None:
-        while not self._over.wait(self._every):
+    def _poll(self, node: str) -> None:
+        while not self._closed.wait(self._interval):
             now = time.monotonic()
-            previous = self._answers.get(node) or StatusReply({}, now, None)
-            note = run_dir.read_json(self._scratch[node] / "agent.json")
-            status = ask(note.get("port")) if note else None
-            self._answers[node] = (
+            previous = self._replies.get(node) or StatusReply({}, now, None)
+            port = _read_port(self._scratch[node])
+            status = None if port is None else _client(port, timeout=_STATUS_TIMEOUT).status()
+            self._replies[node] = (
                 previous if status is None else StatusReply(status, now, time.monotonic())
             )
-
-
-def ask(port: object) -> dict[str, Any] | None:
-    """The status that an agent on this machine gives at `port`, or None if it gives none."""
-    if not isinstance(port, int):
-        return None
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT)
-    try:
-        connection.request("GET", "/status")
-        response = connection.getresponse()
-        status = json.loads(response.read(1 << 20)) if response.status == 200 else None
-    except (OSError, OverflowError, http.client.HTTPException, ValueError):
-        return None
-    finally:
-        connection.close()
-    return status if isinstance(status, dict) else None

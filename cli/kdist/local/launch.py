@@ -1,7 +1,7 @@
-"""How the agents of a job are started on this machine: command line, environment, folders and
-devices of each.
+"""The commands that start the agents of a job on this machine: arguments, environment, folders and
+devices.
 
-torch is never imported here; whether it is there is asked of the import system.
+This module never imports torch; it only checks whether it is installed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kdist.spec import TrainingJob
 
 
 def check_torch() -> None:
-    """Raises `KdistError` if torch is not installed beside kdist."""
+    """Raises `KdistError` if torch is not installed in kdist's environment."""
     if find_spec("torch") is None:
         raise KdistError(
             "training on this machine needs torch, which is not installed",
@@ -40,13 +40,15 @@ def plan_agents(
 
     Args:
         job: the job.
-        folder: its run folder, whose invocation begins after this and writes `train.json` there.
+        folder: its run folder; the next invocation writes `train.json` there.
         base: folder that the job's relative paths start from, and working directory of the agents.
         environment: the caller's environment, which the agents inherit and which holds the
             values of the job's secrets.
-        devices: GPUs that may be used, dealt to the nodes; None leaves the choice to each agent.
+        devices: GPUs that may be used, divided among the nodes; None leaves the choice to each
+            agent.
 
-    Raises `UsageError` for data, code or secrets that are not here; all of them at once.
+    Raises:
+        UsageError: data, code or secrets are missing on this machine; it names all of them.
     """
     problems: list[str] = []
     shared = [
@@ -82,16 +84,14 @@ def plan_agents(
             "--port",
             "0",
         ]
-        argv += ["--lifeline", str(folder.lifeline), *shared]
+        argv += ["--parent-pipe", str(folder.parent_pipe), *shared]
         mine = {**variables, supervisor.MARK: scratch, **_share(devices, index, count)}
         commands.append(AgentCommand(node, argv, mine, base, folder.log(node)))
     return commands
 
 
 def checkpoint_folder(job: TrainingJob, base: Path) -> Path | None:
-    """The job's own folder of checkpoints on this machine, or None where it keeps them in a
-    cluster's claim or nowhere.
-    """
+    """The job's checkpoint folder on this machine; None if the job names none."""
     checkpoints = job.spec.checkpoints
     return resolve(base, checkpoints.path) if checkpoints and checkpoints.path else None
 
@@ -107,16 +107,12 @@ def script_of(job: TrainingJob, base: Path) -> str | None:
 
 
 def resolve(base: Path, path: str) -> Path:
-    """A path of the job file as a path of this machine: relative to `base`, `~` is the caller's
-    home.
-    """
+    """An absolute path for a path of the job file: relative to `base`, `~` is the caller's home."""
     return (base / Path(path).expanduser()).absolute()
 
 
 def list_devices(environment: Mapping[str, str]) -> list[str]:
-    """GPUs of this machine that the caller lets us use, as CUDA_VISIBLE_DEVICES names them; none is
-    an empty list.
-    """
+    """The usable GPUs of this machine, as in CUDA_VISIBLE_DEVICES."""
     chosen = environment.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
         return [device.strip() for device in chosen.split(",") if device.strip()]
@@ -125,8 +121,8 @@ def list_devices(environment: Mapping[str, str]) -> list[str]:
 
 
 def _share(devices: Sequence[str] | None, index: int, count: int) -> dict[str, str]:
-    """A node's own GPUs: NCCL refuses one GPU in two ranks, so they are dealt out. With fewer GPUs
-    than nodes all use the CPU.
+    """A node's own GPUs, because NCCL rejects two ranks on one GPU. With fewer GPUs than nodes all
+    use the CPU.
     """
     if devices is None or count == 1:
         return {}

@@ -1,26 +1,25 @@
-"""What is known of a running job at this moment, gathered from its events and from the agents'
-answers; drawn by `kdist.views.live_run`.
+"""State of a running local job, gathered from the events of its agents and from their replies to
+status requests. `kdist.views.live` renders it.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kdist.events import Entry
+from kdist.events import Entry, Event
 from kdist.local.agents import StatusReply
+from kdist.status.step_history import StepHistory
 
-SLOW = 3.0  # seconds without an answer after which an agent's numbers are marked as old
-QUIET = 1.0  # seconds of a job that says nothing, after which it says what it waits for
-_RETRYABLE = 128  # exit codes of agents from here on are no end of the job
-_HISTORY = 240
-_PACE = 60
-# said by rank 0 of what all ranks do
-_JOINT = ("resumed", "training-started", "first-step", "progress")
+STALE_SECONDS = 3.0  # without a reply, after which an agent's numbers are marked as stale
+_IDLE_SECONDS = 1.0  # without a step, after which the job reports what it waits for
+_PACE_MAX_AGE = 10.0  # seconds since the last step, after which there is no estimate of the end
+_RETRYABLE = 128  # exit codes of agents from here on do not end the job
+# Events that rank 0 logs about all ranks.
+_LOGGED_FOR_ALL_RANKS = ("resumed", "training-started", "first-step", "progress")
 
 _PHASES = {
     "agent-started": "starting",
@@ -43,31 +42,56 @@ _PHASES = {
 
 @dataclass
 class NodeProgress:
-    """One agent as it is seen. `answer` is its last status, None before the first question."""
+    """State of one agent.
+
+    Attributes:
+        name: name of its node.
+        phase: what the agent does, in words for the view.
+        reply: its last status; None before the first request.
+    """
 
     name: str
     phase: str = "starting"
-    starts: int = 0
-    answer: StatusReply | None = None
+    reply: StatusReply | None = None
 
     @property
     def ranks(self) -> list[Mapping[str, Any]]:
-        found = self.answer.status.get("ranks") if self.answer else None
+        """Its ranks, as its last status lists them."""
+        ranks = self.reply.status.get("ranks") if self.reply else None
         return (
-            [rank for rank in found if isinstance(rank, Mapping)] if isinstance(found, list) else []
+            [rank for rank in ranks if isinstance(rank, Mapping)] if isinstance(ranks, list) else []
         )
 
 
 @dataclass
 class Progress:
-    """The job as a whole. Steps count from 1; times are monotonic seconds of `clock`, except
-    `saved_at`, which is unix time.
+    """State of the whole job.
+
+    Attributes:
+        job: name of the job.
+        nodes: state of each agent, by node.
+        min_nodes: nodes without which no worker group starts.
+        managed: whether kdist runs the training loop; a script may never report its steps.
+        clock: monotonic seconds. All times are of this clock, except `saved_at`.
+        step: last completed step, counted from 1.
+        target: step at which the training ends.
+        rate: samples per second.
+        world: number of ranks.
+        budget: restarts that the job may make in total.
+        saved_step: step of the last checkpoint.
+        saved_at: unix time of the last checkpoint.
+        history: recent steps and losses.
+        bars: newest state of each rank's progress bar, by the rank's prefix.
+        allow_rollback: whether a lower step than before is believed, because a new worker group
+            may resume from an earlier checkpoint.
+        last_step_at: time of the last completed step.
+        started_at: time at which the job started.
     """
 
     job: str
     nodes: dict[str, NodeProgress]
-    needed: int  # nodes without which nothing starts
-    managed: bool = True  # false for a script, which may never tell its steps
+    min_nodes: int
+    managed: bool = True
     clock: Callable[[], float] = time.monotonic
     step: int = 0
     target: int | None = None
@@ -80,33 +104,30 @@ class Progress:
     budget: int | None = None
     saved_step: int | None = None
     saved_at: float | None = None
-    losses: deque[float] = field(default_factory=lambda: deque(maxlen=_HISTORY))
-    # (time, step) of the last moves
-    pace: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=_PACE))
-    bars: dict[str, Entry] = field(default_factory=dict)  # newest state of each rank's progress bar
-    rewound: bool = False  # a new group may begin at an earlier step
-    moved_at: float = field(init=False)
-    began: float = field(init=False)
+    history: StepHistory = field(default_factory=StepHistory)
+    bars: dict[str, Entry] = field(default_factory=dict)
+    allow_rollback: bool = False
+    last_step_at: float = field(init=False)
+    started_at: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self.began = self.moved_at = self.clock()
+        self.started_at = self.clock()
+        self.last_step_at = self.started_at
 
-    def observe(self, name: str, event: Mapping[str, Any]) -> None:
-        """Take in one event of the node `name`."""
-        # kdist itself speaks too and is no node
+    def observe_event(self, name: str, event: Event) -> None:
+        """Apply an event of the node `name`; events of kdist itself have no node of their own."""
         node, kind = self.nodes.get(name) or NodeProgress(name), event["event"]
-        # else what follows says what becomes of it
+        # After a retryable failure, the events that follow say what happens to the agent.
         if kind != "failed" or (_integer(event.get("code")) or 0) < _RETRYABLE:
             node.phase = _PHASES.get(kind, node.phase)
-        self.rewound |= kind in ("rendezvous-completed", "resumed")
-        if kind in _JOINT:
+        self.allow_rollback |= kind in ("rendezvous-completed", "resumed")
+        if kind in _LOGGED_FOR_ALL_RANKS:
             for each in self.nodes.values():
                 each.phase = "training" if each.phase == "starting ranks" else each.phase
         if kind == "rendezvous-completed" and not self.managed:
             node.phase = "running"
         if kind == "agent-started":
-            node.starts += 1
-            node.answer = None
+            node.reply = None
         self.generation = max(self.generation, _integer(event.get("generation")) or 0)
         if kind in ("rendezvous-completed", "agent-ended"):
             self.bars.clear()
@@ -116,104 +137,93 @@ class Progress:
             self.restarts = max(self.restarts, _integer(event.get("restarts")) or 0)
             self.budget = _integer(event.get("budget"))
         elif kind == "checkpoint-committed":
-            self.saved_step, self.saved_at = _integer(event.get("step")), time.time()
+            self.saved_step = _integer(event.get("step"))
+            self.saved_at = time.time()
         elif kind in ("progress", "resumed", "first-step", "done"):
             self.rate = _or(_number(event.get("samples_per_second")), self.rate)
-            self._take_step(event)
+            self._record_step(event)
 
     def observe_print(self, entry: Entry) -> None:
-        """Take in what a rank printed: a state of its progress bar, or a line, which ends the
-        bar.
-        """
-        speaker, _ = entry.speaker
-        if entry.is_state:
-            self.bars[speaker] = entry
+        """Apply printed text: a state of a rank's progress bar, or a line, which ends the bar."""
+        if entry.is_progress_bar:
+            self.bars[entry.prefix] = entry
         else:
-            self.bars.pop(speaker, None)
+            self.bars.pop(entry.prefix, None)
 
-    def observe_answer(self, name: str, answer: StatusReply) -> None:
-        """Take in what an agent answered, or that it did not."""
-        node, status = self.nodes[name], answer.status
-        if node.answer and node.answer.answered_at == answer.answered_at:
+    def observe_reply(self, name: str, reply: StatusReply) -> None:
+        """Apply the result of a status request to the agent of the node `name`."""
+        node, status = self.nodes[name], reply.status
+        if node.reply and node.reply.answered_at == reply.answered_at:
             return
-        node.answer = answer
+        node.reply = reply
         if status.get("generation") == self.generation or not self.generation:
-            self._take_step({**status, "target": status.get("target_steps")})
-            answers = [each.answer.status for each in self.nodes.values() if each.answer]
+            self._record_step({**status, "target": status.get("target_steps")})
+            statuses = [each.reply.status for each in self.nodes.values() if each.reply]
             rates = [
                 rate
-                for one in answers
-                if (rate := _number(one.get("samples_per_second"))) is not None
+                for each in statuses
+                if (rate := _number(each.get("samples_per_second"))) is not None
             ]
-            self.rate = sum(rates) if rates else self.rate  # each agent speaks of its own ranks
+            self.rate = sum(rates) if rates else self.rate  # each agent reports its own ranks
         if _number(status.get("last_checkpoint_step")) and _number(
             status.get("last_checkpoint_time")
         ):
-            self.saved_step, self.saved_at = (
-                int(status["last_checkpoint_step"]),
-                float(status["last_checkpoint_time"]),
-            )
+            self.saved_step = int(status["last_checkpoint_step"])
+            self.saved_at = float(status["last_checkpoint_time"])
 
-    def _take_step(self, seen: Mapping[str, Any]) -> None:
-        step, loss = _integer(seen.get("step")), _number(seen.get("loss"))
-        self.target = _integer(seen.get("target")) or self.target
-        self.learning_rate = _or(_number(seen.get("learning_rate")), self.learning_rate)
-        if step is None or step == self.step or (step < self.step and not self.rewound):
-            return  # the nodes' answers differ in age: an older one must not turn the clock back
-        if step < self.step:
-            self.pace.clear()
-        self.rewound = False
-        self.step, self.moved_at = step, self.clock()
-        self.pace.append((self.moved_at, step))
-        if loss is not None and step > 0:
-            self.loss = loss
-            self.losses.extend([loss] if math.isfinite(loss) else [])
+    def _record_step(self, fields: Mapping[str, Any]) -> None:
+        step, loss = _integer(fields.get("step")), _number(fields.get("loss"))
+        self.target = _integer(fields.get("target")) or self.target
+        self.learning_rate = _or(_number(fields.get("learning_rate")), self.learning_rate)
+        if step is None or step == self.step or (step < self.step and not self.allow_rollback):
+            return  # the nodes' replies differ in age: an older one must not reset the step
+        self.allow_rollback = False
+        self.step = step
+        self.last_step_at = self.clock()
+        if step == 0:
+            loss = None
+        self.loss = _or(loss, self.loss)
+        self.history.record(self.last_step_at, step, loss)
 
     def seconds_left(self) -> float | None:
-        """Estimate from the pace of the last moves; None while there is none."""
-        if not self.target or len(self.pace) < 2 or self.clock() - self.moved_at > 10:
-            return None
-        (since, first), (until, last) = self.pace[0], self.pace[-1]
-        return (self.target - last) * (until - since) / (last - first) if last > first else None
+        """Estimate the seconds until the last step; None without a recent pace."""
+        return self.history.seconds_left(self.clock(), self.target, max_age=_PACE_MAX_AGE)
 
     def waiting_for(self) -> str | None:
-        """What a job that has not moved for a second waits for, in one sentence; None while it
-        moves.
-        """
-        quiet = self.clock() - self.moved_at
-        if quiet < QUIET:
+        """Say in a sentence what the job waits for; None if it made a step in the last second."""
+        idle = self.clock() - self.last_step_at
+        if idle < _IDLE_SECONDS:
             return None
         phases = [node.phase for node in self.nodes.values()]
         for phase, sentence in (
             ("agent restarts", "an agent ended and starts again"),
             ("saving, then stops", "the ranks save their state and stop"),
             ("killed", "the agents are killed"),
-            ("failed", "the other agents are told to stop"),
+            ("failed", "the other agents are stopped"),
         ):
             if phase in phases:
                 return sentence
         if "starting" in phases:
             return f"starting: {phases.count('starting')} of {len(phases)} agents load torch"
         if "rendezvous" in phases:
-            here = len(phases) - phases.count("ended")
-            at_the_table = phases.count("rendezvous")
-            return f"rendezvous: {at_the_table} of {here} nodes are there, {self.needed} needed"
+            expected = len(phases) - phases.count("ended")
+            joined = phases.count("rendezvous")
+            return f"rendezvous: {joined} of {expected} nodes joined, {self.min_nodes} needed"
         if "starting ranks" in phases:
             return "the ranks start and load the workload"
         if "restarting" in phases:
             return "the ranks of the failed group are stopped, then a new group forms"
-        if quiet < SLOW or "training" not in phases:
+        if idle < STALE_SECONDS or "training" not in phases:
             return None
-        doing = {str(rank.get("phase")) for node in self.nodes.values() for rank in node.ranks}
-        if "evaluate" in doing:
+        activities = {str(rank.get("phase")) for node in self.nodes.values() for rank in node.ranks}
+        if "evaluate" in activities:
             return "the ranks evaluate the model"
-        return (
-            f"no step for {quiet:.0f} s; the ranks are in: {', '.join(sorted(doing)) or 'unknown'}"
-        )
+        activity = ", ".join(sorted(activities)) or "unknown"
+        return f"no step for {idle:.0f} s; the ranks are in: {activity}"
 
 
 def _number(value: object) -> float | None:
-    if value in ("nan", "inf", "-inf"):  # what JSON has no number for comes as a word
+    if value in ("nan", "inf", "-inf"):  # JSON has no numbers for these
         return float(str(value))
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 

@@ -8,7 +8,7 @@ of `kdist run`.
     checkpoints/     unless the job names a folder of its own
     report.json      the end report
     lock             held by the active `kdist run`
-    lifeline         its end of file ends every agent
+    parent-pipe      its end of file ends every agent
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any
 from kdist.errors import KdistError
 
 HOME_VARIABLE = "KDIST_HOME"
-_GLANCE_SECONDS = 1.0
+_LOCK_SECONDS = 1.0
 
 
 def home() -> Path:
@@ -37,7 +37,7 @@ def home() -> Path:
 
 
 def write_json(path: Path, document: object) -> None:
-    """Replace `path` in one move, so that a reader never sees half of it."""
+    """Replace `path` atomically, so that a reader never sees a partial document."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         draft.write_text(
@@ -51,7 +51,7 @@ def write_json(path: Path, document: object) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """The document at `path`, or None where there is none that can be read (yet)."""
+    """The document at `path`; None if there is none, or it cannot be read (yet)."""
     try:
         document = json.loads(path.read_bytes())
     except (OSError, ValueError):
@@ -61,7 +61,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 @dataclass
 class RunFolder:
-    """An open run folder; locked until `close`. `moved` are the folders that `fresh` put aside."""
+    """An open run folder, locked until `close`. `moved` are the folders that `fresh` renamed."""
 
     root: Path
     lock: int
@@ -85,21 +85,21 @@ class RunFolder:
 
         Args:
             name: name of the job.
-            fresh: put the old folder aside and begin a new run. The folder of checkpoints goes
-                with it where it lies elsewhere.
+            fresh: rename the old folder, and a checkpoint folder elsewhere, and begin a new run.
             checkpoints: the job's own folder of checkpoints, or None for the one in the run folder.
             script: the script that is to run, an absolute path or `-m MODULE`; None for a managed
                 training.
 
-        Raises `KdistError` if another `kdist run` is at work there, if the run is another script's,
-        or if the folder cannot be used.
+        Raises:
+            KdistError: another `kdist run` is active there, the run is that of another script, or
+                the folder cannot be used.
         """
         root = home() / name
         try:
             lock = _lock(root)
             moved = []
             if fresh:
-                moved = _put_aside(root)
+                moved = _archive(root)
                 os.close(lock)
                 lock = _lock(root)
         except OSError as error:
@@ -107,12 +107,12 @@ class RunFolder:
         folder = cls(root, lock, _read_run(root), moved)
         folder.run["checkpoints"] = str(checkpoints or root / "checkpoints")
         if script is not None:
-            folder._belong_to(script)
+            folder._check_script(script)
         return folder
 
-    def _belong_to(self, script: str) -> None:
-        """Note whose run it is; raises `KdistError` where it is another script's. Both may have
-        been moved together.
+    def _check_script(self, script: str) -> None:
+        """Record the script of the run, relative to the folder, so that both may be moved
+        together. Raises `KdistError` if the run is that of another script.
         """
         own = os.path.relpath(script, self.root) if Path(script).is_absolute() else script
         known = self.run.setdefault("script", own)
@@ -122,11 +122,9 @@ class RunFolder:
             raise KdistError(
                 (
                     f"the run in {self.root} is that of another script, {other}: this one "
-                    "would go on from its state"
+                    "would continue from its state"
                 ),
-                hint=(
-                    "--fresh puts that run aside; a job file with its own metadata.name keeps both"
-                ),
+                hint=("--fresh renames that run; a job file with its own metadata.name keeps both"),
             )
 
     @property
@@ -135,7 +133,7 @@ class RunFolder:
 
     @property
     def invocation(self) -> int:
-        """Number of the invocation at work, from 1."""
+        """Number of the current invocation, from 1."""
         return len(self.run["invocations"])
 
     @property
@@ -143,31 +141,27 @@ class RunFolder:
         return Path(self.run["checkpoints"])
 
     @property
-    def lifeline(self) -> Path:
-        return self.root / "lifeline"
+    def parent_pipe(self) -> Path:
+        return self.root / "parent-pipe"
 
     @property
     def store(self) -> Path:
-        """File of the rendezvous of the invocation that `open` was for, whether it has begun or
-        not.
-        """
+        """Rendezvous file of the invocation that `open` prepared."""
         return self.root / f"rendezvous-{self.number}" / "store"
 
     def node(self, name: str) -> Path:
-        """Scratch folder of a node's agent, for its owner only."""
+        """Create the scratch folder of a node's agent, accessible to its owner only."""
         path = self.root / name
         path.mkdir(mode=0o700, exist_ok=True)
         return path
 
     def log(self, name: str) -> Path:
-        """Everything that a node's agent and ranks print, of all invocations."""
+        """Log of a node's agent and ranks, of all invocations."""
         return self.node(name) / "log"
 
     def begin(self, train_json: str | None = None) -> None:
-        """Note the new invocation, and what its agents are told; what only an earlier one needed
-        goes.
-
-        Raises `KdistError` where the disk does not take it.
+        """Record the new invocation and the configuration of its agents, and delete the files of
+        earlier ones. Raises `KdistError` if the folder cannot be written.
         """
         try:
             self._begin(train_json)
@@ -190,14 +184,14 @@ class RunFolder:
             (self.root / "train.json").write_text(train_json, encoding="utf-8")
 
     def end(self, outcome: str) -> None:
-        """Note how the invocation ended. Raises `OSError` where the disk does not take it; it is
-        noted in memory all the same.
+        """Record how the invocation ended. Raises `OSError` if the file cannot be written; the
+        record in memory is updated all the same.
         """
         self.run["invocations"][-1] |= {"ended": time.time(), "outcome": outcome}
         write_json(self.root / "run.json", self.run)
 
     def done(self) -> dict[str, Any] | None:
-        """The DONE document of this very run, if it has ended."""
+        """The DONE document of this run; None if it has not ended."""
         document = read_json(self.checkpoints / "DONE")
         return document if document and document.get("run_id", self.run_id) == self.run_id else None
 
@@ -206,30 +200,30 @@ class RunFolder:
 
 
 def _lock(root: Path) -> int:
-    """Lock `root`, made where it is missing, and tell who holds it if somebody else does."""
+    """Create and lock `root`. Raises `KdistError` with the pid of another owner of the lock."""
     root.mkdir(parents=True, exist_ok=True)
     path = root / "lock"
-    patient_until = time.monotonic() + _GLANCE_SECONDS
+    deadline = time.monotonic() + _LOCK_SECONDS
     while True:
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            # somebody who only asks whether a run is at work holds it for a moment
-            if time.monotonic() < patient_until:
+            # a process that only checks whether a run is active holds the lock briefly
+            if time.monotonic() < deadline:
                 os.close(lock)
-                time.sleep(_GLANCE_SECONDS / 20)
+                time.sleep(_LOCK_SECONDS / 20)
                 continue
             owner = os.pread(lock, 32, 0).decode(errors="replace").strip()
             os.close(lock)
             hint = "stop it first (Ctrl-C there), or give this job another metadata.name"
             raise KdistError(
-                f"another kdist run{f' (pid {owner})' if owner else ''} is at work in {root}",
+                f"another kdist run{f' (pid {owner})' if owner else ''} is active in {root}",
                 hint=hint,
             ) from None
         if path.exists() and os.path.samestat(os.fstat(lock), path.stat()):
             break
-        os.close(lock)  # put aside by another one's --fresh between the two calls
+        os.close(lock)  # renamed by --fresh of another process between the two calls
         root.mkdir(parents=True, exist_ok=True)
     os.truncate(lock, 0)
     os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
@@ -237,15 +231,15 @@ def _lock(root: Path) -> int:
 
 
 def _read_run(root: Path) -> dict[str, Any]:
-    """What `run.json` says, or a new run."""
+    """The run in `run.json`, or a new one."""
     run = read_json(root / "run.json")
     if run and isinstance(run.get("run_id"), str) and isinstance(run.get("invocations"), list):
         return run
     return {"run_id": secrets.token_hex(4), "created": time.time(), "invocations": []}
 
 
-def _put_aside(root: Path) -> list[Path]:
-    """Rename the run folder, and its checkpoints where they lie elsewhere; the new names."""
+def _archive(root: Path) -> list[Path]:
+    """Rename the run folder, and its checkpoint folder if that is elsewhere; the new paths."""
     run = read_json(root / "run.json")
     if run is None:
         return []

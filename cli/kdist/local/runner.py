@@ -1,4 +1,4 @@
-"""Runs a job on this machine: creates the run folder, starts the agents, follows their logs,
+"""Runs a job on this machine: creates the run folder, starts the agents, follows their logs and
 handles signals until all agents have ended, and writes the end report.
 """
 
@@ -15,52 +15,63 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from kdist.errors import Code, KdistError
-from kdist.events import Entry, EventFilter, LogTail, last_words
+from kdist.events import Entry, EventFilter, LogTail, last_printed_line
 from kdist.local import run_dir as folders
 from kdist.local.agents import StatusPoller
 from kdist.local.launch import checkpoint_folder, list_devices, plan_agents, script_of
 from kdist.local.progress import NodeProgress, Progress
 from kdist.local.run_dir import RunFolder
 from kdist.local.spawner import Spawner
-from kdist.local.supervisor import AgentCommand, Interrupts, Outcome, ParentDeathPipe, Supervisor
+from kdist.local.supervisor import AgentCommand, Outcome, ParentDeathPipe, SignalQueue, Supervisor
 from kdist.report.ledger import build_report, read_ledger
-from kdist.spec import Exit, TrainingJob, judge_done
+from kdist.spec import Exit, TrainingJob, compare_done
 
-# seconds between two looks at logs and agents; a signal or the end of an agent shortens it
-TICK = 0.25
-FRAME = 0.5  # seconds between two drawings of the view: it shares the machine with the training
-_WAITING_AGAIN = 30.0  # seconds after which a line off the terminal says the same once more
+REPORT_VERSION = "cli.kdist.dev/v1"
+_POLL_INTERVAL = 0.25  # seconds; a signal or the exit of an agent shortens it
+_FRAME_INTERVAL = 0.5  # seconds: the view shares the machine with the training
+_REPEAT_WAITING = 30.0  # seconds after which an unchanged reason for waiting is logged again
+# Variable for agents: log each state of the ranks' progress bars as a line of its own.
+_LIVE_VIEW = "KDIST_LIVE_VIEW"
 
 
 class Display(Protocol):
-    """Where the session shows itself: a live view, or plain lines. It never waits for whoever looks
-    at it.
-    """
+    """Shows the run: as a live view, or as plain lines. It never blocks on its reader."""
 
     def show(self, entry: Entry) -> None:
-        """One line that stays."""
+        """Print an entry, which stays."""
 
     def draw(self, progress: Progress) -> None:
-        """The state of now, which replaces the one before."""
+        """Draw the present state in place of the one before."""
 
 
 @dataclass
 class RunSession:
-    """What `run` needs. `stopped_by` is the signal that asked for the end, if one did."""
+    """One invocation: the agents from start to exit.
+
+    Attributes:
+        commands: how to start each agent.
+        supervisor: starts, restarts and stops the agents.
+        progress: state of the job.
+        parent_death_pipe: ends the agents when this process dies.
+        poller: requests the agents' status.
+        event_filter: selects the events to show.
+        display: shows entries and progress.
+        stopped_by: the signal that requested the stop; None without one.
+    """
 
     commands: Sequence[AgentCommand]
-    kubelet: Supervisor
+    supervisor: Supervisor
     progress: Progress
-    lifeline: ParentDeathPipe
+    parent_death_pipe: ParentDeathPipe
     poller: StatusPoller
-    narrator: EventFilter
-    screen: Display
+    event_filter: EventFilter
+    display: Display
     stopped_by: signal.Signals | None = None
     _tails: dict[str, LogTail] = field(init=False)
-    _waiting: tuple[str, float] = field(init=False, default=("", 0.0))
-    _drawn_at: float = field(init=False, default=-FRAME)
-    # the screen has gone: a closed terminal, a pipe that nobody reads
-    _blind: bool = field(init=False, default=False)
+    _last_waiting: tuple[str, float] = field(init=False, default=("", 0.0))
+    _drawn_at: float = field(init=False, default=-_FRAME_INTERVAL)
+    # Writing failed: the terminal is closed, or nobody reads the pipe.
+    _display_lost: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         self._tails = {
@@ -68,102 +79,102 @@ class RunSession:
         }
 
     def run(self) -> Outcome:
-        """Start the agents and see them to their end. Raises `OSError` when they cannot be
-        started.
+        """Start the agents and wait until all have ended.
+
+        Raises:
+            OSError: the agents cannot be started.
         """
-        with Interrupts() as interrupts:
+        with SignalQueue() as signals:
             try:
                 self.poller.start()
-                self.kubelet.start()
-                while self.kubelet.poll():
-                    self._obey(interrupts.received)
-                    self._look()
-                    interrupts.wait(
-                        0 if any(tail.behind for tail in self._tails.values()) else TICK
+                self.supervisor.start()
+                while self.supervisor.poll():
+                    self._handle_signals(signals.received)
+                    self._poll()
+                    signals.wait(
+                        0 if any(tail.behind for tail in self._tails.values()) else _POLL_INTERVAL
                     )
-                self._look(last=True)
+                self._poll(last=True)
             finally:
                 self.poller.close()
-                self.kubelet.close()
-                self.lifeline.close()
-        return self.kubelet.outcome
+                self.supervisor.close()
+                self.parent_death_pipe.close()
+        return self.supervisor.outcome
 
-    def tell(self, node: str, event: str, /, **fields: object) -> None:
-        """Take an event of kdist's own, in the form of the trainer's. What a node said before its
-        agent ended comes first.
+    def log_event(self, node: str, event: str, /, **fields: object) -> None:
+        """Log an event of kdist itself in the form of the trainer's events.
+
+        When an agent has ended, the rest of its log comes first.
         """
         if event in ("agent-ended", "agent-restarting"):
             for entry in self._tails[node].read(last=True):
-                self._take(entry)
+                self._handle(entry)
         stamp = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        self._take(Entry(node, {"time": stamp, "event": event, "level": "info", **fields}, ""))
+        self._handle(Entry(node, {"time": stamp, "event": event, "level": "info", **fields}, ""))
 
-    def _obey(self, received: list[signal.Signals]) -> None:
+    def _handle_signals(self, received: list[signal.Signals]) -> None:
         while received:
             number = received.pop(0)
             if self.stopped_by is None:
                 self.stopped_by = number
-                self.tell(
-                    "kdist",
-                    "stopping",
-                    reason=f"{number.name}; once more ends it now, without saving",
-                )
-                self.kubelet.stop()
+                reason = f"{number.name}; repeat it to exit now, without saving"
+                self.log_event("kdist", "stopping", reason=reason)
+                self.supervisor.stop()
             else:
-                self.tell(
-                    "kdist",
-                    "force-stopping",
-                    message=f"{number.name} again: ends now, without saving",
-                )
-                self.kubelet.kill()
+                message = f"{number.name} again: exits now, without saving"
+                self.log_event("kdist", "force-stopping", message=message)
+                self.supervisor.kill()
 
-    def _look(self, *, last: bool = False) -> None:
-        read = [entry for tail in self._tails.values() for entry in _dated(tail.read(last=last))]
-        # so that a cause is told before what follows from it elsewhere
-        for _, entry in sorted(read, key=lambda dated: dated[0]):
-            self._take(entry)
-        for node, answer in self.poller.answers().items():
-            self.progress.observe_answer(node, answer)
-        self._tell_what_it_waits_for()
+    def _poll(self, *, last: bool = False) -> None:
+        entries = [
+            entry for tail in self._tails.values() for entry in _with_time(tail.read(last=last))
+        ]
+        # A cause is shown before its effects on other nodes.
+        for _, entry in sorted(entries, key=lambda timed: timed[0]):
+            self._handle(entry)
+        for node, reply in self.poller.replies().items():
+            self.progress.observe_reply(node, reply)
+        self._log_waiting()
         now = self.progress.clock()
-        if last or now - self._drawn_at >= FRAME:
+        if last or now - self._drawn_at >= _FRAME_INTERVAL:
             self._drawn_at = now
-            self._show(lambda: self.screen.draw(self.progress))
+            self._show(lambda: self.display.draw(self.progress))
 
-    def _take(self, entry: Entry) -> None:
+    def _handle(self, entry: Entry) -> None:
         if entry.event is not None:
             before = self.progress.step
-            self.progress.observe(entry.node, entry.event)
+            self.progress.observe_event(entry.node, entry.event)
             if self.progress.step > before or entry.event["event"] == "checkpoint-committed":
-                self.kubelet.note_progress()
-            if not self.narrator.is_news(entry.event):
+                self.supervisor.record_progress()
+            if not self.event_filter.should_show(entry.event):
                 return
         else:
             self.progress.observe_print(entry)
-        self._show(lambda: self.screen.show(entry))
+        self._show(lambda: self.display.show(entry))
 
-    def _show(self, what: Callable[[], None]) -> None:
-        """A training does not end because nobody can watch it any more."""
-        if not self._blind:
+    def _show(self, show: Callable[[], None]) -> None:
+        """Call the display, until it fails once: a training outlives its terminal."""
+        if not self._display_lost:
             try:
-                what()
+                show()
             except OSError:
-                self._blind = True
+                self._display_lost = True
 
-    def _tell_what_it_waits_for(self) -> None:
+    def _log_waiting(self) -> None:
+        """Log what the job waits for when that changes, and again from time to time."""
         sentence = self.progress.waiting_for()
-        words = re.sub(r"no step for.*", "no step", sentence or "")
-        said, at = self._waiting
+        reason = re.sub(r"no step for.*", "no step", sentence or "")
+        last_reason, logged_at = self._last_waiting
         now = self.progress.clock()
-        if words != said or (words and now - at > _WAITING_AGAIN):
-            self._waiting = (words, now)
+        if reason != last_reason or (reason and now - logged_at > _REPEAT_WAITING):
+            self._last_waiting = (reason, now)
             if sentence:
-                self.tell("kdist", "waiting", message=sentence)
+                self.log_event("kdist", "waiting", message=sentence)
 
 
-def _dated(entries: Iterable[Entry]) -> Iterator[tuple[str, Entry]]:
-    """Each entry with its time, as text that sorts; what is printed counts with the event before
-    it.
+def _with_time(entries: Iterable[Entry]) -> Iterator[tuple[str, Entry]]:
+    """Yield each entry with its time, as text that sorts; printed text has the time of the event
+    before it.
     """
     time = ""
     for entry in entries:
@@ -171,14 +182,15 @@ def _dated(entries: Iterable[Entry]) -> Iterator[tuple[str, Entry]]:
         yield time, entry
 
 
-_LIVE_VIEW = "KDIST_LIVE_VIEW"  # agents then tell the states of progress bars as they come
-REPORT_VERSION = "cli.kdist.dev/v1"
-
-
 @dataclass(frozen=True)
 class RunEnded:
-    """How an invocation ended. `already` is true if the run had been done before and nothing was
-    started.
+    """Result of an invocation.
+
+    Attributes:
+        outcome: how the job ended.
+        report: the end report.
+        stopped_by: the signal that requested the stop; None without one.
+        already: whether the run was done before, so that nothing was started.
     """
 
     outcome: Outcome
@@ -188,30 +200,38 @@ class RunEnded:
 
     @property
     def save_failed(self) -> bool:
-        """Whether the job was asked to save and stop and could not save."""
+        """Whether the job was stopped and could not save its state."""
         return self.outcome.kind == "stopped" and self.outcome.code == Exit.STORAGE
 
 
 def run_job(
-    job: TrainingJob, train_json: str, *, base: Path, fresh: bool, screen: Display, lines_only: bool
+    job: TrainingJob,
+    train_json: str,
+    *,
+    base: Path,
+    fresh: bool,
+    display: Display,
+    lines_only: bool,
 ) -> RunEnded:
     """Run the job until it is done, has failed or was stopped.
 
     Args:
         job: the job.
-        train_json: what the agents are told, as the rendered objects carry it.
+        train_json: configuration of the agents, as the rendered objects carry it.
         base: folder that relative paths start from, and working directory of the agents.
-        fresh: put the old run aside instead of resuming it.
-        screen: where to show what happens.
-        lines_only: the screen draws no live view, so progress and waiting are told in lines.
+        fresh: archive the previous run instead of resuming it.
+        display: shows what happens.
+        lines_only: whether the display has no live view, so that progress and waiting are shown
+            as lines.
 
-    Raises `KdistError` for what keeps the job from starting.
+    Raises:
+        KdistError: the job cannot be started.
     """
     checkpoints, script = checkpoint_folder(job, base), script_of(job, base)
     folder = RunFolder.open(job.metadata.name, fresh=fresh, checkpoints=checkpoints, script=script)
     try:
         done = folder.done()
-        if done is not None and _is_over(job, done, train_json):
+        if done is not None and _is_finished(job, done, train_json):
             return RunEnded(
                 Outcome("done", 0), _report(job, folder, Outcome("done", 0)), already=True
             )
@@ -221,40 +241,51 @@ def run_job(
             job, folder, base=base, environment=environment, devices=devices or None
         )
         folder.begin(train_json)
-        outcome = Outcome("killed", 0)
-        stopped_by = None
-        session: RunSession | None = None
-        spawner: Spawner | None = None
-        lifeline = ParentDeathPipe(folder.lifeline)
-        try:
-            spawner = Spawner(folder, commands[0])
-            session = _make_session(
-                job, folder, spawner.serve(commands), lifeline, screen, lines_only
-            )
-            which = f"{job.metadata.name}, run {folder.run_id}, invocation {folder.invocation}"
-            session.tell(
-                "kdist",
-                "run-started",
-                message=f"{which}: {len(commands)} agents, all of it in {folder.root}",
-            )
-            for moved in folder.moved:
-                session.tell("kdist", "run-archived", message=f"the old run is in {moved}")
-            outcome = session.run()
-            stopped_by = session.stopped_by
-        finally:
-            report = _note_end(job, folder, outcome, session)
-            lifeline.close()
-            if spawner is not None:
-                spawner.close()
-        return RunEnded(outcome, report, stopped_by)
+        return _run_agents(job, folder, commands, display, lines_only=lines_only)
     finally:
         folder.close()
 
 
-def _note_end(
+def _run_agents(
+    job: TrainingJob,
+    folder: RunFolder,
+    commands: list[AgentCommand],
+    display: Display,
+    *,
+    lines_only: bool,
+) -> RunEnded:
+    outcome = Outcome("killed", 0)
+    stopped_by = None
+    session: RunSession | None = None
+    spawner: Spawner | None = None
+    pipe = ParentDeathPipe(folder.parent_pipe)
+    try:
+        spawner = Spawner(folder, commands[0])
+        session = _make_session(
+            job, folder, spawner.serve(commands), pipe, display, lines_only=lines_only
+        )
+        run = f"{job.metadata.name}, run {folder.run_id}, invocation {folder.invocation}"
+        session.log_event(
+            "kdist",
+            "run-started",
+            message=f"{run}: {len(commands)} agents, all files in {folder.root}",
+        )
+        for moved in folder.moved:
+            session.log_event("kdist", "run-archived", message=f"the previous run is in {moved}")
+        outcome = session.run()
+        stopped_by = session.stopped_by
+    finally:
+        report = _write_report(job, folder, outcome, session)
+        pipe.close()
+        if spawner is not None:
+            spawner.close()
+    return RunEnded(outcome, report, stopped_by)
+
+
+def _write_report(
     job: TrainingJob, folder: RunFolder, outcome: Outcome, session: RunSession | None
 ) -> dict[str, Any]:
-    """Leave the end report in the run folder; a disk that refuses it changes nothing about how the
+    """Write the end report to the run folder and return it; a failed write does not change how the
     job ended.
     """
     try:
@@ -265,73 +296,75 @@ def _note_end(
         report = _report(job, folder, outcome)
         if session is not None:
             message = f"the end report cannot be written to {folder.root}: {error.strerror}"
-            session.tell("kdist", "report-not-kept", message=message)
+            session.log_event("kdist", "report-not-kept", message=message)
     return report
 
 
-def _is_over(job: TrainingJob, done: Mapping[str, Any], train_json: str) -> bool:
-    """Whether what was done is what the job asks for; False where its end was moved further away.
+def _is_finished(job: TrainingJob, done: Mapping[str, Any], train_json: str) -> bool:
+    """Whether the finished run is what the job asks for; False if the job asks for more steps.
 
-    Raises `KdistError` where the job was edited in any other way: the old report would not be about
-    it.
+    Raises:
+        KdistError: the job was edited in any other way, so that the old report is about another
+            job.
     """
-    finished = judge_done(done, json.loads(train_json))
+    finished = compare_done(done, json.loads(train_json))
     if finished.problem is not None:
         hint = (
-            "--fresh trains it anew and keeps the old run aside; more epochs or steps go on "
-            "from its last checkpoint"
+            "--fresh archives the previous run and trains from scratch; more epochs or steps "
+            "continue from its last checkpoint"
         )
         raise KdistError(
             f"{job.metadata.name}: {finished.problem}", hint=hint, code=Code.JOB_FAILED
         )
-    return finished.is_over
+    return finished.is_complete
 
 
 def _make_session(
     job: TrainingJob,
     folder: RunFolder,
     commands: list[AgentCommand],
-    lifeline: ParentDeathPipe,
-    screen: Display,
+    pipe: ParentDeathPipe,
+    display: Display,
+    *,
     lines_only: bool,
 ) -> RunSession:
     spec = job.spec
     nodes = {command.node: NodeProgress(command.node) for command in commands}
     session: RunSession
 
-    def tell(node: str, event: str, /, **fields: object) -> None:
-        session.tell(node, event, **fields)
+    def log_event(node: str, event: str, /, **fields: object) -> None:
+        session.log_event(node, event, **fields)
 
     session = RunSession(
         commands=commands,
-        # The job's own budget is counted by the agents; this one is for agents that die before they
-        # can count.
-        kubelet=Supervisor(
+        # The agents count the job's own restarts; this limit is for agents that die before they can
+        # count.
+        supervisor=Supervisor(
             commands,
             grace_seconds=spec.termination_grace_period_seconds,
-            backstop=spec.max_restarts + 5,
-            tell=tell,
+            max_restarts=spec.max_restarts + 5,
+            on_event=log_event,
         ),
         progress=Progress(
-            job.metadata.name, nodes, needed=spec.nodes.min, managed=spec.train is not None
+            job.metadata.name, nodes, min_nodes=spec.nodes.min, managed=spec.train is not None
         ),
-        lifeline=lifeline,
+        parent_death_pipe=pipe,
         poller=StatusPoller({node: folder.node(node) for node in nodes}),
-        narrator=EventFilter(lines_only=lines_only),
-        screen=screen,
+        event_filter=EventFilter(lines_only=lines_only),
+        display=display,
     )
     return session
 
 
 def _report(job: TrainingJob, folder: RunFolder, outcome: Outcome) -> dict[str, Any]:
-    """The end report: how it ended, what the ledger tells, and where everything lies."""
+    """Build the end report: the outcome, what the ledger recorded, and where the files are."""
     events, steps = read_ledger(folder.checkpoints)
     invocations = [(each["started"], each["ended"]) for each in folder.run["invocations"]]
     ledger = build_report(events, steps, invocations=invocations)
     ledger["metrics"] = (
         ledger["metrics"] or (folder.done() or {}).get("metrics") or {}
     )  # DONE is written before the ledger's line
-    began, ended = invocations[-1] if invocations else (0.0, 0.0)
+    started, ended = invocations[-1] if invocations else (0.0, 0.0)
     return {
         "apiVersion": REPORT_VERSION,
         "kind": "RunReport",
@@ -341,7 +374,7 @@ def _report(job: TrainingJob, folder: RunFolder, outcome: Outcome) -> dict[str, 
         "trainerExitCode": outcome.code,
         "failure": _failure(folder, outcome),
         "invocation": folder.invocation,
-        "wallSeconds": round((ended or began) - began, 3),
+        "wallSeconds": round((ended or started) - started, 3),
         **ledger,
         "folder": str(folder.root),
         "checkpointFolder": str(folder.checkpoints),
@@ -349,13 +382,13 @@ def _report(job: TrainingJob, folder: RunFolder, outcome: Outcome) -> dict[str, 
 
 
 def _failure(folder: RunFolder, outcome: Outcome) -> dict[str, Any] | None:
-    """The exit record of the agent that decided, with the log to read on in; None if the job did
-    not fail.
+    """Return the exit record of the agent that ended the job, with the path of its log; None if
+    the job did not fail.
     """
     if outcome.kind != "failed" or outcome.node is None:
         return None
     log = folder.log(outcome.node)
     record = folders.read_json(folder.root / outcome.node / "exit.json") or {
-        "message": last_words(log)
+        "message": last_printed_line(log)
     }
     return {**record, "agent": outcome.node, "log": str(log)}

@@ -1,8 +1,8 @@
 """The process that imports torch for all agents of a run and forks them
 (`kdist_trainer.agent.spawner`).
 
-Each agent is started as a shim that asks it for the agent; without it, the shim becomes the agent
-and imports torch itself.
+Each agent is started as a shim that requests the agent from the spawner; if the spawner is gone,
+the shim becomes the agent and imports torch itself.
 """
 
 from __future__ import annotations
@@ -25,30 +25,36 @@ _END_SECONDS = 5.0
 
 
 class Spawner:
-    """Runs from its creation to `close`, or until the run's lifeline ends."""
+    """Runs from its creation to `close`, or until the parent-death pipe is closed."""
 
     def __init__(self, folder: RunFolder, command: AgentCommand) -> None:
-        """Start it beside the agents of which `command` is one; the lifeline is there already.
-        Raises `OSError`.
+        """Start the process; the run's parent-death pipe exists already.
+
+        Args:
+            folder: The run's folder.
+            command: Command line of one of the agents that will be forked.
+
+        Raises:
+            OSError: If the process cannot be started.
         """
-        self._asking, serving = socket.socketpair(type=socket.SOCK_DGRAM)
+        self._requests, serving = socket.socketpair(type=socket.SOCK_DGRAM)
         with serving:
             environment = dict(command.environment)
-            # by which the end of one agent would end this too
+            # else the end of one agent would end the spawner too
             environment.pop(supervisor.MARK, None)
             argv = [
                 command.argv[0],
                 "-m",
                 _SPAWNER,
                 str(folder.root / "train.json"),
-                str(folder.lifeline),
+                str(folder.parent_pipe),
             ]
             self._process = subprocess.Popen(
                 argv,
                 env={**environment, _VARIABLE: str(serving.fileno())},
                 cwd=command.directory,
                 stdin=subprocess.DEVNULL,
-                # An agent that has to import for itself says what does not work.
+                # Agents report import errors: they then import torch themselves.
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
@@ -56,8 +62,8 @@ class Spawner:
             )
 
     def serve(self, commands: Sequence[AgentCommand]) -> list[AgentCommand]:
-        """The same agents, forked by this process."""
-        descriptor = self._asking.fileno()
+        """Convert the agents' commands to those of shims, which let the spawner fork the agents."""
+        descriptor = self._requests.fileno()
         return [
             replace(
                 command,
@@ -69,8 +75,8 @@ class Spawner:
         ]
 
     def close(self) -> None:
-        """Wait for its end, which the end of the lifeline brings about."""
-        self._asking.close()
+        """Wait for its end after the parent-death pipe was closed; kill it after 5 s."""
+        self._requests.close()
         try:
             self._process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:

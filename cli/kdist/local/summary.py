@@ -4,40 +4,42 @@ and the final message.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from kdist.errors import Code, KdistError
+from kdist.events import parse
 from kdist.local.runner import RunEnded
 from kdist.units import number, seconds, size
 
-_FIRST_WORD = b'"rendezvous-started"'
+_FIRST_EVENT = b'"rendezvous-started"'
 
 Life = tuple[float, float | None]
 
 
 def starts(root: Path, lives: Sequence[Life]) -> Iterator[tuple[float, float]]:
-    """For each life of the run, and each node in it: when the life began, and when the node's agent
-    was up; unix times.
+    """For each active interval of the run and each node: the unix times at which the interval began
+    and the node's agent had started.
     """
     for log in sorted(root.glob("node-*/log")):
-        said = list(_words(log))
+        times = list(_start_times(log))
         for began, ended in lives:
-            inside = [at for at in said if began <= at and (ended is None or at <= ended)]
+            inside = [at for at in times if began <= at and (ended is None or at <= ended)]
             if inside:
                 yield began, inside[0]
 
 
-def _words(log: Path) -> Iterator[float]:
+def _start_times(log: Path) -> Iterator[float]:
+    """Unix times at which the node's agent entered a rendezvous."""
     try:
         with log.open("rb") as lines:
             for line in lines:
-                if _FIRST_WORD in line:
-                    yield datetime.fromisoformat(str(json.loads(line)["time"])).timestamp()
-    except (OSError, ValueError, KeyError, TypeError):
+                event = parse(line.decode(errors="replace")) if _FIRST_EVENT in line else None
+                if event is not None:
+                    yield datetime.fromisoformat(str(event["time"])).timestamp()
+    except (OSError, ValueError, KeyError):
         return
 
 
@@ -45,14 +47,14 @@ Report = Mapping[str, Any]
 
 
 def summary_rows(report: Report) -> list[tuple[str, str]]:
-    """(name, value) of everything that is known."""
+    """(name, value) of every known result."""
     return list(_rows(report))
 
 
 def _rows(report: Report) -> Iterator[tuple[str, str]]:
     steps, restarts, checkpoints = report["steps"], report["restarts"], report["checkpoints"]
     yield "outcome", str(report["outcome"])
-    if steps["reached"]:  # a script may tell no steps
+    if steps["reached"]:  # a script may report no steps
         yield "steps", f"{steps['reached']:,}"
     if steps["reached"] and steps["lost"] is not None:
         yield "lost steps", f"{steps['lost']:,}"
@@ -82,7 +84,7 @@ def _rows(report: Report) -> Iterator[tuple[str, str]]:
             f"{checkpoints['committed']}, last {size(checkpoints['bytes'])}; {waited}",
         )
     if checkpoints["fellBack"]:
-        yield "damaged checkpoints", f"{checkpoints['fellBack']}, passed over"
+        yield "damaged checkpoints", f"{checkpoints['fellBack']}, skipped"
     if report["loss"] is not None:
         yield "final loss", number(report["loss"])
     for name, value in report["metrics"].items():
@@ -99,14 +101,14 @@ def _rows(report: Report) -> Iterator[tuple[str, str]]:
 
 
 def conclude(ended: RunEnded, again: str) -> str | KdistError:
-    """What to know and what to type next. `again` is what `kdist run` was given."""
+    """The final message, or the error. `again` are the arguments of `kdist run`."""
     report, kind = ended.report, ended.outcome.kind
     saved = report["steps"]["committed"]
     kept = f"step {saved:,} is saved" if saved else "nothing was saved yet"
     if ended.already:
         return (
             f"{report['job']} is done already. Next: kdist run --fresh {again}   trains it "
-            "anew and keeps this run aside"
+            "again and archives this run"
         )
     if kind == "done":
         return f"{report['job']} is done."
@@ -119,7 +121,7 @@ def conclude(ended: RunEnded, again: str) -> str | KdistError:
             code=Code.JOB_FAILED,
         )
     how = "was ended at once" if kind == "killed" else "stopped"
-    return f"{report['job']} {how}; {kept}. Next: kdist run {again}   goes on from there"
+    return f"{report['job']} {how}; {kept}. Next: kdist run {again}   continues from there"
 
 
 def _failed(ended: RunEnded, again: str) -> KdistError:
@@ -153,7 +155,7 @@ def _failed(ended: RunEnded, again: str) -> KdistError:
             [
                 *(failure.get("collectives") or ())[:8],
                 *place[-1:],
-                f"everything it said is in {failure.get('log')}",
+                f"its log is {failure.get('log')}",
             ]
         ),
         next_command=f"kdist run {again}",

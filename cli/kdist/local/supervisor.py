@@ -20,15 +20,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Literal, Protocol
 
-REQUESTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class Interrupts:
-    """While the `with` block lasts, signals are counted instead of ending the process. For the main
-    thread only.
+class SignalQueue:
+    """Queues signals instead of ending the process while the context lasts. For the main thread
+    only.
+
+    Attributes:
+        received: the signals so far.
     """
 
     def __init__(self) -> None:
@@ -39,21 +42,16 @@ class Interrupts:
         os.set_blocking(self._reader, False)
         os.set_blocking(self._writer, False)
 
-    def __enter__(self) -> Interrupts:
-        for number in REQUESTS:
-            # nohup keeps its promise: a signal that the caller has us ignore stays ignored
+    def __enter__(self) -> SignalQueue:
+        for number in STOP_SIGNALS:
+            # a signal that the caller had us ignore, as nohup does, stays ignored
             if signal.getsignal(number) != signal.SIG_IGN or number == signal.SIGINT:
-                self._before[number] = signal.signal(number, self._note)
+                self._before[number] = signal.signal(number, self._receive)
         self._before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, _only_wake)
         self._wakeup_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         signal.set_wakeup_fd(self._wakeup_before)
         for number, handler in self._before.items():
             signal.signal(number, handler)
@@ -66,21 +64,21 @@ class Interrupts:
         with contextlib.suppress(BlockingIOError):
             os.read(self._reader, 4096)
 
-    def _note(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - a handler's signature
+    def _receive(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - a handler's signature
         self.received.append(signal.Signals(number))
 
 
 def _only_wake(number: int, frame: FrameType | None) -> None:
-    """SIGCHLD needs a handler to reach the wake-up file; whoever waits for the child learns the
-    rest.
-    """
+    """Handle SIGCHLD, which without a handler would not be written to the wake-up file."""
 
 
 class ParentDeathPipe:
-    """The one write end. It is not inherited by any child and goes when this process goes."""
+    """The only write end of a FIFO. No child inherits it, so its readers see the end of file when
+    this process ends.
+    """
 
     def __init__(self, path: Path) -> None:
-        """Make the FIFO anew. Raises `OSError`."""
+        """Create the FIFO. Raises `OSError`."""
         path.unlink(missing_ok=True)
         os.mkfifo(path, 0o600)
         # For reading as well, because a FIFO without a reader cannot be opened for writing alone;
@@ -88,66 +86,72 @@ class ParentDeathPipe:
         self._end: int | None = os.open(path, os.O_RDWR | os.O_CLOEXEC)
 
     def close(self) -> None:
-        """Let go: whoever still watches ends at once. Closing twice is fine."""
+        """Close it, which ends all processes that watch it. Idempotent."""
         if self._end is not None:
             os.close(self._end)
             self._end = None
 
 
 MARK = "KDIST_SCRATCH"
-"""The variable that tells an agent, and whatever comes from it, from all others: its scratch
-folder.
-"""
+"""Environment variable that identifies an agent and its descendants: its scratch folder."""
 
-_LOOK_SECONDS = 0.01
+_POLL_SECONDS = 0.01
 
 
-def find(scratch: str) -> list[int]:
-    """Pids of the processes that come from the agent with this scratch folder; none where the
-    system does not show them.
+def find_descendants(scratch: str) -> list[int]:
+    """Pids of the agent with this scratch folder and its descendants; empty if the system does not
+    show them.
     """
     mark = f"{MARK}={scratch}".encode()
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # another user's, or gone meanwhile
+        with contextlib.suppress(OSError):  # another user's, or it has ended
             if mark in (entry / "environ").read_bytes().split(b"\0"):
                 found.append(int(entry.name))
     return [pid for pid in found if pid != os.getpid()]
 
 
-def kill(scratch: str, *, seconds: float = 2.0) -> None:
-    """Kill them until there are none, for so many seconds at most. Call it when the agent has
-    ended.
+def kill_descendants(scratch: str, *, seconds: float = 2.0) -> None:
+    """Kill the descendants of an agent that has ended.
+
+    Args:
+        scratch: scratch folder of the agent.
+        seconds: for how long to retry.
     """
     deadline = time.monotonic() + seconds
-    while (found := find(scratch)) and time.monotonic() < deadline:
+    while (found := find_descendants(scratch)) and time.monotonic() < deadline:
         for pid in found:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_POLL_SECONDS)
 
 
-FIRST_PAUSE = 0.5  # seconds before an agent is started again
+FIRST_PAUSE = 0.5  # seconds before an agent is restarted
 LONGEST_PAUSE = 10.0
-# that the other agents have to learn by themselves why the job failed, before they are told to stop
-SETTLE_SECONDS = 3.0
-KILL_SECONDS = 2.0  # after SIGKILL, in which the kernel takes a process away
+# that the other agents get to detect the failure by themselves, before they are stopped
+FAILURE_GRACE_SECONDS = 3.0
+KILL_SECONDS = 2.0  # after SIGKILL, for a process to end
 
 Kind = Literal["done", "failed", "stopped", "killed"]
 
 
-class Tell(Protocol):
-    """Takes what happens to agents, in the form of the trainer's own events."""
+class OnEvent(Protocol):
+    """Receives what happens to agents, as trainer events."""
 
     def __call__(self, node: str, event: str, /, **fields: object) -> None: ...
 
 
 @dataclass(frozen=True)
 class AgentCommand:
-    """How to start one agent: argv, whole environment, working directory, and the file that takes
-    what it prints.
+    """How to start one agent.
 
-    `descriptors` are those that it inherits.
+    Attributes:
+        node: its node.
+        argv: its command line.
+        environment: its whole environment.
+        directory: its working directory.
+        log: file for its output.
+        descriptors: file descriptors that it inherits.
     """
 
     node: str
@@ -160,8 +164,12 @@ class AgentCommand:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How it ended. `code` is the trainer's exit code that decided, `node` whose it was; a signal's
-    number is negative.
+    """How the job ended.
+
+    Attributes:
+        kind: how.
+        code: the deciding exit code; for a signal, its negative number.
+        node: of the agent with that code.
     """
 
     kind: Kind
@@ -173,10 +181,10 @@ class Outcome:
 class _Agent:
     command: AgentCommand
     process: subprocess.Popen[bytes] | None = None
-    due: float | None = None  # when it is to be started again
+    due: float | None = None  # when it is restarted
     code: int | None = None  # its last exit code
     pause: float = field(default_factory=lambda: FIRST_PAUSE)
-    fruitless: int = 0  # restarts since the training last made progress
+    restarts: int = 0  # restarts since the training last made progress
 
     @property
     def ended(self) -> bool:
@@ -192,7 +200,7 @@ class _Agent:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                # so Ctrl-C reaches kdist alone, which asks the agents to save first
+                # so that Ctrl-C reaches only kdist, which lets the agents save first
                 start_new_session=True,
                 pass_fds=self.command.descriptors,
             )
@@ -200,38 +208,37 @@ class _Agent:
 
     def send(self, number: signal.Signals) -> None:
         if self.process:
-            # SIGKILL for whatever is in its group; a request to stop for the agent alone, which
-            # passes it on in its own way
+            # SIGKILL goes to its whole process group, other signals to the agent, which forwards
+            # them
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 (os.killpg if number == signal.SIGKILL else os.kill)(self.process.pid, number)
 
     def end_leftovers(self) -> None:
-        """Kill what has outlived the agent, as the end of a container does."""
+        """Kill processes that have outlived the agent, as the end of a container does."""
         if scratch := self.command.environment.get(MARK):
-            kill(scratch)
+            kill_descendants(scratch)
 
 
 @dataclass
 class Supervisor:
-    """Keeps the agents of one job going. Single-threaded: call `poll` often, it never blocks.
+    """Keeps the agents of one job running. Single-threaded: call `poll` often, it never blocks.
 
     Attributes:
         commands: one for each agent.
-        grace_seconds: from the request to stop to SIGKILL.
-        backstop: restarts of one agent without any progress after which the job is given up. The
-            job's own budget is smaller and is kept by the agents; this one ends what dies before
-            it can count.
-        tell: is told what happens.
+        grace_seconds: between SIGTERM and SIGKILL.
+        max_restarts: restarts of one agent without progress after which the job fails. The agents
+            enforce the job's own, smaller limit; this one is for agents that die before they can.
+        on_event: receives what happens to the agents, as trainer events.
     """
 
     commands: Sequence[AgentCommand]
     grace_seconds: float
-    backstop: int
-    tell: Tell
+    max_restarts: int
+    on_event: OnEvent
     clock: Callable[[], float] = time.monotonic
     _agents: list[_Agent] = field(init=False)
     _failure: Outcome | None = field(init=False, default=None)
-    _asked: Kind | None = field(init=False, default=None)  # what somebody outside wants of it
+    _requested: Kind | None = field(init=False, default=None)  # requested by the caller
     _term_at: float | None = field(init=False, default=None)
     _kill_at: float | None = field(init=False, default=None)
 
@@ -244,13 +251,13 @@ class Supervisor:
             self._start(agent)
 
     def poll(self) -> bool:
-        """Look after the agents; False once all have ended for good."""
+        """Handle ended agents, restarts and timeouts. Returns False once all agents have ended."""
         now = self.clock()
         for agent in self._agents:
             if agent.process and (code := agent.process.poll()) is not None:
                 agent.process = None
                 agent.end_leftovers()
-                self._take_end(agent, code, now)
+                self._handle_exit(agent, code, now)
         for agent in self._agents:
             if agent.due is not None and now >= agent.due:
                 self._start(agent)
@@ -259,76 +266,73 @@ class Supervisor:
             self._terminate(now)
         if self._kill_at is not None and now >= self._kill_at:
             self._kill_at = None
-            self._asked = "killed" if self._asked else None
+            self._requested = "killed" if self._requested else None
             self._kill_all("they did not end in time")
         return not all(agent.ended for agent in self._agents)
 
     def stop(self) -> None:
-        """Ask the job to save and stop; whatever is left after the grace is killed."""
-        if self._asked is None:
-            self._asked = "stopped"
+        """Let the job save and stop. What still runs after the grace period is killed."""
+        if self._requested is None:
+            self._requested = "stopped"
             self._drop_restarts()
             self._terminate(self.clock())
 
     def kill(self) -> None:
-        """End everything now, nothing saved."""
-        self._asked = "killed"
+        """Kill all agents at once, without saving."""
+        self._requested = "killed"
         self._drop_restarts()
         self._kill_all("asked to")
 
-    def note_progress(self) -> None:
-        """The training moved on: pauses and the backstop begin anew."""
+    def record_progress(self) -> None:
+        """Reset pauses and restart counts, because the training has made progress."""
         for agent in self._agents:
-            agent.pause, agent.fruitless = FIRST_PAUSE, 0
-
-    @property
-    def stopping(self) -> bool:
-        return self._asked is not None or self._failure is not None
+            agent.pause = FIRST_PAUSE
+            agent.restarts = 0
 
     @property
     def outcome(self) -> Outcome:
-        """How the job ended, once `poll` has said that it did."""
+        """How the job ended; valid once `poll` has returned False."""
         if self._failure:
             return self._failure
         codes = [(agent.code or 0, agent.command.node) for agent in self._agents]
         if all(code == 0 for code, _ in codes):
             return Outcome("done", 0)
-        code, node = max(codes)  # a save that failed (203) says more than the others' 200
-        return Outcome(self._asked or "failed", code, node)
+        code, node = max(codes)  # a failed save (203) takes precedence over 200
+        return Outcome(self._requested or "failed", code, node)
 
-    def close(self, patience: float = KILL_SECONDS) -> None:
-        """Kill what is still there and wait for it, at most `patience` seconds for each."""
+    def close(self, timeout: float = KILL_SECONDS) -> None:
+        """Kill all agents that still run, and wait for each for at most `timeout` seconds."""
         for agent in self._agents:
             agent.send(signal.SIGKILL)
             if agent.process:
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    agent.process.wait(patience)
+                    agent.process.wait(timeout)
                     agent.end_leftovers()
 
     def _start(self, agent: _Agent) -> None:
         pid = agent.start()
-        self.tell(agent.command.node, "agent-started", pid=pid)
+        self.on_event(agent.command.node, "agent-started", pid=pid)
 
-    def _take_end(self, agent: _Agent, code: int, now: float) -> None:
+    def _handle_exit(self, agent: _Agent, code: int, now: float) -> None:
         agent.code = code
         node = agent.command.node
-        if code == 0 or self._asked or self._failure:
-            self.tell(node, "agent-ended", code=code)
+        if code == 0 or self._requested or self._failure:
+            self.on_event(node, "agent-ended", code=code)
             if 0 < code < 128 and not self._failure:
                 self._failure = Outcome("failed", code, node)
-        elif 0 < code < 128 or agent.fruitless >= self.backstop:
+        elif 0 < code < 128 or agent.restarts >= self.max_restarts:
             self._fail(Outcome("failed", code, node), now)
         else:
             agent.due = now + agent.pause
-            agent.fruitless += 1
-            self.tell(node, "agent-restarting", code=code, seconds=agent.pause)
+            agent.restarts += 1
+            self.on_event(node, "agent-restarting", code=code, seconds=agent.pause)
             agent.pause = min(2 * agent.pause, LONGEST_PAUSE)
 
     def _fail(self, outcome: Outcome, now: float) -> None:
-        self.tell(outcome.node or "", "agent-ended", code=outcome.code)
+        self.on_event(outcome.node or "", "agent-ended", code=outcome.code)
         self._failure = outcome
         self._drop_restarts()
-        self._term_at = now + SETTLE_SECONDS
+        self._term_at = now + FAILURE_GRACE_SECONDS
 
     def _drop_restarts(self) -> None:
         for agent in self._agents:
@@ -342,5 +346,5 @@ class Supervisor:
     def _kill_all(self, why: str) -> None:
         for agent in self._agents:
             if agent.process:
-                self.tell(agent.command.node, "agent-killed", reason=why)
+                self.on_event(agent.command.node, "agent-killed", reason=why)
                 agent.send(signal.SIGKILL)

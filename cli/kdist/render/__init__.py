@@ -1,5 +1,11 @@
-"""A `TrainingJob` becomes Kubernetes objects. Pure: the same job gives the same bytes; no clock,
-network or randomness.
+"""Renders a `TrainingJob` to Kubernetes objects. Deterministic: the same job gives the same bytes,
+without clock, network or randomness.
+
+Start with `render` here. `context` computes the values for the Jinja templates in `manifests/`,
+`templates` renders them and tracks which field of job.yaml each value comes from, `pod_overlay`
+merges `spec.podTemplate`, `pod_security` checks the result, and `text` writes manifests as YAML or
+JSON. What differs between workload kinds is in `kdist.backends`; sending objects is in
+`kdist.deploy`.
 """
 
 from __future__ import annotations
@@ -31,10 +37,10 @@ __all__ = [
 
 
 def render(job: TrainingJob, placement: Placement | None = None) -> list[Manifest]:
-    """All objects of the job, in the order of sending; without a placement only what a run on this
-    machine reads.
+    """All objects of the job, in the order to apply them; without a placement only the ConfigMap
+    that a local run reads.
 
-    Raises `KdistError` with all that a cluster would need and the job does not say.
+    Raises `KdistError` with everything that a cluster needs and the job lacks.
     """
     if placement is None:
         return render_template("configmap.yaml.j2", collect(job, None))
@@ -66,21 +72,19 @@ def render(job: TrainingJob, placement: Placement | None = None) -> list[Manifes
 
 
 def warn(job: TrainingJob, placement: Placement) -> list[str]:
-    """What this cluster's kind cannot give the job, and what the job's own pod template makes
-    unsafe; one sentence each.
-    """
+    """Warnings about what the workload kind does not support and about an insecure podTemplate."""
     found = backends.get(placement.backend).warnings(job, placement.rendezvous)
     if job.spec.pod_template:
         pod = next(pod for each in render(job, placement) for pod in find_pods(each.document))
         found += [
-            f"Pod Security `restricted` refuses what podTemplate makes of the pods: {each}"
+            f"Pod Security `restricted` rejects the pods because of podTemplate: {each}"
             for each in violations(pod)
         ]
     return found
 
 
 def find_pods(document: Any) -> Iterator[dict[str, Any]]:
-    """Every pod template within an object, however deep its kind puts it."""
+    """Every pod template within an object, at any depth."""
     if isinstance(document, dict):
         template = document.get("spec")
         if isinstance(template, dict) and isinstance(template.get("containers"), list):
@@ -94,13 +98,11 @@ def find_pods(document: Any) -> Iterator[dict[str, Any]]:
 
 
 def read_train_json(manifests: Iterable[Manifest]) -> str:
-    """Text of `train.json` as the rendered ConfigMap carries it. Raises `KdistError` if no object
-    does.
-    """
+    """Text of `train.json` in the rendered ConfigMap. Raises `KdistError` if there is none."""
     for each in manifests:
         if each.kind == "ConfigMap" and "train.json" in each.document.get("data", {}):
             return str(each.document["data"]["train.json"])
-    raise KdistError("the rendered objects carry no train.json")
+    raise KdistError("the rendered objects contain no train.json")
 
 
 def read_job(config_map: Mapping[str, Any]) -> TrainingJob:
@@ -114,6 +116,6 @@ def read_job(config_map: Mapping[str, Any]) -> TrainingJob:
         )
     except (KeyError, ValueError) as error:
         raise KdistError(
-            f"ConfigMap {name} does not hold a job that this kdist understands",
-            hint="`kdist apply` with the job file writes it anew",
+            f"ConfigMap {name} does not contain a job that this version of kdist understands",
+            hint="run `kdist apply` with the job file to write it again",
         ) from error

@@ -1,5 +1,5 @@
-"""The values for the templates: the job, the names and labels of its objects, the placement, and
-the files of `spec.code` as the content of a ConfigMap. Quantities are written as the API server
+"""Computes the values for the templates: the job, names and labels of its objects, the placement,
+and the files of `spec.code` as the content of a ConfigMap. Quantities are written as the API server
 returns them (`0.2` as `200m`), so that a second apply changes nothing. Also renders the pod
 template, with `spec.podTemplate` merged into it last.
 """
@@ -15,8 +15,10 @@ from hashlib import sha256
 from typing import Any, Final
 
 from kdist import backends
+from kdist.agent_metrics import METRICS_PORT
 from kdist.backends import Placement
 from kdist.errors import KdistError
+from kdist.manifest import JOB_LABEL
 from kdist.render.pod_overlay import merge_overlay
 from kdist.render.templates import TracedValue, read_template, trace_value
 from kdist.spec import TrainingJob
@@ -25,29 +27,27 @@ _STEPS: Final = {1024: ("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), 1000: ("k", "M", "G
 
 
 def cpu(text: str) -> str:
-    """Cores (`1.5`) or millicores (`1500m`); less than a millicore is rounded up to one."""
+    """Normalize cores (`1.5`) or millicores (`1500m`); rounds up to whole millicores."""
     exact = Decimal(text.removesuffix("m")) * (1 if text.endswith("m") else 1000)
     millis = int(exact.to_integral_value(ROUND_CEILING))
     return f"{millis}m" if millis % 1000 else str(millis // 1000)
 
 
 def storage(text: str) -> str:
-    """Bytes with the largest unit that leaves a whole number."""
+    """Normalize a number of bytes to the largest unit that gives a whole number."""
     digits = text.rstrip("KMGTPEik")
     number, unit = int(digits), text[len(digits) :]
     for step, units in _STEPS.items():
         if unit in units:
-            place = units.index(unit)
-            while number % step == 0 and place + 1 < len(units):
-                number, place = number // step, place + 1
-            return f"{number}{units[place]}"
+            index = units.index(unit)
+            while number % step == 0 and index + 1 < len(units):
+                number, index = number // step, index + 1
+            return f"{number}{units[index]}"
     return text
 
 
 def rewrite(document: dict[str, Any]) -> dict[str, Any]:
-    """The job file's document with its quantities in that form; the rest is shared with the
-    original.
-    """
+    """The job file's document with normalized quantities; the rest is shared with the original."""
     spec = dict(document["spec"])
     wanted = spec["resources"]
     spec["resources"] = {**wanted, "cpu": cpu(wanted["cpu"]), "memory": storage(wanted["memory"])}
@@ -57,15 +57,15 @@ def rewrite(document: dict[str, Any]) -> dict[str, Any]:
 
 
 LIMIT: Final = 1024 * 1024
-"""Bytes that a ConfigMap may hold."""
-_LARGEST_SHOWN: Final = 3
+"""Maximum size of a ConfigMap in bytes."""
+_LARGEST_SHOWN: Final = 3  # files named in an error
 
 
 def pack(files: Mapping[str, bytes]) -> dict[str, Any]:
-    """Values for templates: `digest`, `data` (text), `binary` (base64) and `items` (key, path),
-    always in the same order.
+    """Values for templates: `digest`, `data` (text), `binary` (base64) and `items` (key, path), in
+    deterministic order.
 
-    Raises `KdistError` where they are too big for a ConfigMap, with the files to blame.
+    Raises `KdistError` with the largest files if they do not fit into a ConfigMap.
     """
     _check_size(files)
     data: dict[str, str] = {}
@@ -90,7 +90,7 @@ def _check_size(files: Mapping[str, bytes]) -> None:
         named = ", ".join(f"{path} ({len(files[path]) / 1024:.0f} KiB)" for path in largest)
         raise KdistError(
             (
-                f"spec.code holds {total / 1024:.0f} KiB, and a ConfigMap holds at most "
+                f"spec.code has {total / 1024:.0f} KiB, but a ConfigMap has at most "
                 f"{LIMIT // 1024} KiB: {named}"
             ),
             hint="put data and weights on a claim (spec.data), large code into the image",
@@ -98,16 +98,13 @@ def _check_size(files: Mapping[str, bytes]) -> None:
 
 
 RENDEZVOUS_PORT: Final = 29_400
-METRICS_PORT: Final = 9401
-_NOT_THE_PODS: Final = ("backend", "code", "nodes", "queue", "ttlSecondsAfterFinished")
-"""Fields of the job that change nothing in its pods, or by more than their own text."""
+_NOT_IN_PODS: Final = ("backend", "code", "nodes", "queue", "ttlSecondsAfterFinished")
+"""Fields of the job that do not change its pods, or not only by their own value."""
 QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
 
 
 def collect(job: TrainingJob, placement: Placement | None) -> dict[str, Any]:
-    """The values that every template may use. Without a placement only those of the ConfigMap of a
-    local run.
-    """
+    """The values for all templates; without a placement only those for a local run's ConfigMap."""
     document = job.model_dump(mode="json", by_alias=True)
     values: dict[str, Any] = {
         "name": TracedValue(job.metadata.name, "metadata.name"),
@@ -119,11 +116,11 @@ def collect(job: TrainingJob, placement: Placement | None) -> dict[str, Any]:
     if placement is None:
         return values
     backend, written = backends.get(placement.backend), rewrite(document)
-    told = job.to_train_config().to_document()
-    nodes = told.pop("nodes")
+    settings = job.to_train_config().to_document()
+    nodes = settings.pop("nodes")
     return values | {
-        "train_json": trace_value(_write(told), "spec"),
-        "train_digest": sha256(_write(told).encode()).hexdigest()[:10],
+        "train_json": trace_value(_write(settings), "spec"),
+        "train_digest": sha256(_write(settings).encode()).hexdigest()[:10],
         "nodes_json": trace_value(_write(nodes), "spec.nodes"),
         "checkpoint_folder": job.checkpoint_folder,
         "backend": backend,
@@ -133,13 +130,13 @@ def collect(job: TrainingJob, placement: Placement | None) -> dict[str, Any]:
         "elastic": backends.is_elastic(job),
         "replaced_whole": "jobset" in backend.parts and not backends.is_elastic(job),
         "procs": TracedValue(str(job.spec.procs_per_node), "spec.procsPerNode"),
-        "backstop": TracedValue(backends.backstop(job), "spec.maxRestarts"),
-        "job_backstop": TracedValue(100 * backends.backstop(job), "spec.maxRestarts"),
+        "backoff_limit": TracedValue(backends.backoff_limit(job), "spec.maxRestarts"),
+        "job_backoff_limit": TracedValue(100 * backends.backoff_limit(job), "spec.maxRestarts"),
         "permanent_codes": backends.list_permanent_codes(),
         "rendezvous": placement.rendezvous,
         "host": f"{backend.first_host(job.metadata.name)}:{RENDEZVOUS_PORT}",
         "metrics_port": METRICS_PORT,
-        "selector": {"kdist.dev/job": trace_value(job.metadata.name, "metadata.name")},
+        "selector": {JOB_LABEL: trace_value(job.metadata.name, "metadata.name")},
         "workload_labels": {QUEUE_LABEL: TracedValue(job.spec.queue, "spec.queue")}
         if job.spec.queue
         else {},
@@ -150,12 +147,12 @@ def collect(job: TrainingJob, placement: Placement | None) -> dict[str, Any]:
 
 
 def digest_version(job: TrainingJob, code: str) -> str:
-    """What tells one version of what the job's pods run from another, with code of that digest; the
-    same at any size.
+    """Digest of everything that the job's pods run, including the digest of their code; independent
+    of the number of nodes.
     """
     spec = job.model_dump(mode="json", by_alias=True)["spec"]
-    told = {name: value for name, value in spec.items() if name not in _NOT_THE_PODS}
-    return sha256(_write({**told, "code": code}).encode()).hexdigest()[:10]
+    settings = {name: value for name, value in spec.items() if name not in _NOT_IN_PODS}
+    return sha256(_write({**settings, "code": code}).encode()).hexdigest()[:10]
 
 
 def _write(document: dict[str, Any]) -> str:
@@ -163,15 +160,15 @@ def _write(document: dict[str, Any]) -> str:
 
 
 def _metadata(job: TrainingJob) -> Callable[..., dict[str, Any]]:
-    """A function for templates: the metadata of an object of that name, with more labels and
-    annotations if it needs any.
+    """A function for templates: the metadata of an object, with optional further labels and
+    annotations.
     """
     own = {
         "app.kubernetes.io/name": "kdist",
         "app.kubernetes.io/instance": TracedValue(job.metadata.name, "metadata.name"),
         "app.kubernetes.io/component": "training",
         "app.kubernetes.io/managed-by": "kdist",
-        "kdist.dev/job": TracedValue(job.metadata.name, "metadata.name"),
+        JOB_LABEL: TracedValue(job.metadata.name, "metadata.name"),
     }
     labels = {**trace_value(job.metadata.labels, "metadata.labels"), **own}
     annotations = trace_value(job.metadata.annotations, "metadata.annotations")
@@ -195,7 +192,7 @@ def _metadata(job: TrainingJob) -> Callable[..., dict[str, Any]]:
 
 
 def _field(document: dict[str, Any]) -> Callable[[str], Any]:
-    """A function for templates: the value at a path of the job file, marked with that path."""
+    """A function for templates: the value at a path of the job file, traced to that path."""
 
     def field(path: str) -> Any:
         value: Any = document
@@ -207,7 +204,7 @@ def _field(document: dict[str, Any]) -> Callable[[str], Any]:
 
 
 def _notes(job: TrainingJob) -> Iterator[str]:
-    """What somebody who comes upon the object in a cluster should know."""
+    """Comments for users who find the object on a cluster."""
     yield (
         f"The training job {job.metadata.name}, rendered by kdist from its job.yaml; change "
         "it there and send it again."
@@ -219,11 +216,11 @@ def _notes(job: TrainingJob) -> Iterator[str]:
 
 
 def check(job: TrainingJob, placement: Placement) -> None:
-    """Raises `KdistError` with everything that pods need and the job does not say."""
+    """Raise `KdistError` with everything that pods need and the job lacks."""
     problems = list(_missing(job, placement))
     if problems:
         hint = (
-            "`--set spec.image=REGISTRY/NAME:TAG` gives it for once"
+            "`--set spec.image=REGISTRY/NAME:TAG` sets it for this command"
             if job.spec.image is None
             else ""
         )
@@ -236,21 +233,20 @@ def _missing(job: TrainingJob, placement: Placement) -> Iterator[str]:
     for index, data in enumerate(job.spec.data):
         if data.claim is None:
             yield (
-                f"spec.data[{index}] is at {data.path} of your own machine; add the claim "
-                "that holds it on the cluster"
+                f"spec.data[{index}] has only the local path {data.path}; add the claim "
+                "with the data on the cluster"
             )
     if job.spec.code is not None and placement.code is None:
         yield f"spec.code: the files of {job.spec.code} were not read"
 
 
-# The root of the image is read-only, and what is printed shall be seen at once; a job may say
-# otherwise.
+# The image's root is read-only, and output should appear at once; a job may override these.
 _DEFAULT_VARIABLES: Final = {"HOME": "/tmp", "PYTHONUNBUFFERED": "1"}  # noqa: S108 - an emptyDir of the pod
 
 
 def read_pod(job: TrainingJob, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The pod template as a document with marked leaves. Raises `KdistError` if the overlay breaks
-    what kdist needs.
+    """The pod template as a document of traced values. Raises `KdistError` if the overlay changes
+    what kdist requires.
     """
     taken = {toleration.key for toleration in job.spec.tolerations}
     lost = [
@@ -279,9 +275,7 @@ def read_pod(job: TrainingJob, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def literal(text: str) -> str:
-    """`text` so that Kubernetes hands it to the container as it is, where it would otherwise
-    replace `$(NAME)`.
-    """
+    """Escape `text` so that Kubernetes passes it unchanged, without expanding `$(NAME)`."""
     return text.replace("$", "$$") if "$(" in text or "$$" in text else text
 
 
@@ -308,7 +302,7 @@ def _resources(field: Callable[[str], Any], gpus: int) -> dict[str, Any]:
 
 
 def _pull_policy(image: str) -> str:
-    """Kubernetes' own default, written out: a tag that moves is pulled each time."""
+    """Kubernetes' own default, made explicit: a mutable tag is pulled each time."""
     name = image.rsplit("/", 1)[-1]
-    moves = "@" not in name and (":" not in name or name.endswith(":latest"))
-    return "Always" if moves else "IfNotPresent"
+    mutable = "@" not in name and (":" not in name or name.endswith(":latest"))
+    return "Always" if mutable else "IfNotPresent"

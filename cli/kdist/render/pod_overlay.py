@@ -1,8 +1,8 @@
-"""`spec.podTemplate`, laid over the rendered pod template last: Kubernetes' strategic merge, and a
-guard over what kdist needs.
+"""Merges `spec.podTemplate` into the rendered pod template by Kubernetes' strategic merge, and
+rejects changes of what kdist requires.
 
-Mappings are merged, null takes a field away, lists of named things are merged by their names and
-all other lists replaced. The training's container is called `trainer` here whatever the workload
+Mappings are merged, null removes a field, lists of named items are merged by their names and all
+other lists are replaced. The training's container is called `trainer` here whatever the workload
 kind calls it.
 """
 
@@ -40,22 +40,23 @@ _OWN_VOLUMES: Final = ("config", "token", "checkpoints", "code")
 def merge_overlay(
     pod: dict[str, Any], overlay: Mapping[str, Any], backend: Backend
 ) -> dict[str, Any]:
-    """The pod template with the overlay merged into it. Raises `KdistError` with everything it must
-    not change, or cannot.
+    """The pod template with the overlay merged into it. Raises `KdistError` with all invalid
+    changes.
     """
     if not overlay:
         return pod
-    strange = [key for key in overlay if key not in ("metadata", "spec")]
-    if strange:
+    unknown = [key for key in overlay if key not in ("metadata", "spec")]
+    if unknown:
         raise KdistError(
-            f"{_SOURCE} takes metadata and spec, found {', '.join(map(repr, strange))}",
-            hint="it is laid over a pod template: podTemplate: {spec: {…}}",
+            f"{_SOURCE} takes metadata and spec, found {', '.join(map(repr, unknown))}",
+            hint="it is merged into a pod template: podTemplate: {spec: {…}}",
         )
     if directives := list(_find_directives(overlay, _SOURCE)):
         raise KdistError(
-            f"podTemplate knows no directives of a strategic merge patch: {', '.join(directives)}",
+            f"podTemplate does not support directives of a strategic merge patch: "
+            f"{', '.join(directives)}",
             hint=(
-                "null takes a field away; lists of named things are merged by their names, "
+                "null removes a field; lists of named items are merged by their names, "
                 "all other lists are replaced"
             ),
         )
@@ -72,17 +73,14 @@ def merge_overlay(
     if broken:
         raise KdistError(
             "; ".join(broken),
-            hint=(
-                "kdist needs these as they are; `kdist render --annotate` shows where they "
-                "come from"
-            ),
+            hint=("kdist requires these; `kdist render --annotate` shows where they come from"),
         )
     found: dict[str, Any] = merged
     return found
 
 
 def _find_directives(overlay: Any, path: str) -> Iterator[str]:
-    """Where `$patch`, `$retainKeys` and the like stand; no field of a pod begins so."""
+    """Paths of `$patch`, `$retainKeys` and the like; no pod field starts with `$`."""
     if isinstance(overlay, Mapping):
         yield from (f"{path}.{key}" for key in overlay if str(key).startswith("$"))
         for key, value in overlay.items():
@@ -107,7 +105,7 @@ def _with_container_name(overlay: Mapping[str, Any], backend: Backend) -> dict[s
 
 
 def _merge(old: Any, new: Any, path: tuple[str, ...]) -> Any:
-    """`new` laid over `old`; the leaves of `new` know where they come from."""
+    """`new` merged into `old`; the leaves of `new` are traced to podTemplate."""
     if isinstance(new, Mapping) and isinstance(old, dict | None):
         merged = dict(old or {})
         for key, value in new.items():
@@ -132,15 +130,15 @@ def _merge_named(old: list[Any], new: list[Any], path: tuple[str, ...]) -> list[
             raise KdistError(
                 f"each item of {_SOURCE}.{'.'.join(path)} needs its {key}, by which it is merged"
             )
-        place = next(
+        index = next(
             (index for index, each in enumerate(merged) if _value(each.get(key)) == name), None
         )
-        if place is None:
+        if index is None:
             given = {part: value for part, value in item.items() if value is not None}
             merged.append(trace_value(given, _SOURCE))
         else:
-            merged[place] = _merge(
-                merged[place], {part: value for part, value in item.items() if part != key}, path
+            merged[index] = _merge(
+                merged[index], {part: value for part, value in item.items() if part != key}, path
             )
     return merged
 
@@ -160,7 +158,7 @@ def _value(marked: Any) -> Any:
 
 
 def _contract(pod: Mapping[str, Any], name: str) -> Iterator[tuple[str, Any]]:
-    """What the pod owes to the other parts of kdist, by the words that an error uses for it."""
+    """What other parts of kdist require of the pod: descriptions for errors, and values."""
     metadata, spec = pod.get("metadata") or {}, pod.get("spec") or {}
     for kind in ("labels", "annotations"):
         for key, value in (metadata.get(kind) or {}).items():
@@ -180,7 +178,7 @@ def _contract(pod: Mapping[str, Any], name: str) -> Iterator[tuple[str, Any]]:
     )
     yield "the container's args: change the job's own fields instead", container.get("args")
     yield (
-        "terminationMessagePath, where the exit record is left",
+        "terminationMessagePath, where the exit record is written",
         container.get("terminationMessagePath"),
     )
     for variable in container.get("env") or ():

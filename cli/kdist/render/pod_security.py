@@ -1,8 +1,8 @@
 """The rules of the Pod Security Standard "restricted" as of Kubernetes 1.37, checked without a
 cluster.
 
-The rendered pod keeps all of them; `spec.podTemplate` may not, and then a namespace that enforces
-them refuses every pod.
+The rendered pod meets all of them; `spec.podTemplate` may violate them, and then a namespace that
+enforces them rejects every pod.
 """
 
 from __future__ import annotations
@@ -48,14 +48,11 @@ _APPARMOR: Final = "container.apparmor.security.beta.kubernetes.io/"
 
 
 def violations(template: Mapping[str, Any]) -> list[str]:
-    """What the pod template does that "restricted" forbids, or leaves out that it demands; one
-    sentence each.
-    """
+    """The violations of "restricted" by a pod template; one sentence each."""
     spec, metadata = template.get("spec") or {}, template.get("metadata") or {}
     found = [*_pod(spec), *_annotations(metadata.get("annotations") or {})]
     pod_context = spec.get("securityContext") or {}
-    # Kubernetes refuses these fields in a pod for Windows, so "restricted" does not ask for them
-    # there.
+    # Kubernetes rejects these fields in Windows pods, so "restricted" does not require them there.
     rules = (
         (_container,)
         if (spec.get("os") or {}).get("name") == "windows"
@@ -91,7 +88,7 @@ def _annotations(annotations: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _context(context: Mapping[str, Any]) -> Iterator[str]:
-    """What holds for the security context of a pod as for that of a container."""
+    """The rules for the security context of both pods and containers."""
     if context.get("runAsUser") == 0:
         yield "runAsUser must not be 0"
     if (context.get("seccompProfile") or {}).get("type", "RuntimeDefault") not in (
@@ -129,7 +126,7 @@ def _container(container: Mapping[str, Any], pod: Mapping[str, Any]) -> Iterator
 
 
 def _confinement(container: Mapping[str, Any], pod: Mapping[str, Any]) -> Iterator[str]:
-    """What only Linux knows."""
+    """The rules for Linux containers only."""
     own = container.get("securityContext") or {}
     if own.get("allowPrivilegeEscalation") is not False:
         yield "allowPrivilegeEscalation must be false"

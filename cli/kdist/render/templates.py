@@ -1,9 +1,9 @@
-"""Templates to objects: how a value is written, and how what was written is read back with its
-origin.
+"""Renders templates to objects: writes values safely, and parses the result with the origin of each
+value.
 
 Templates in `manifests/` write every value as JSON (`as_json`, Jinja's `finalize`), which is also
-YAML, so that no value can add a key, a line or an object; what comes out is parsed back, and only
-then is it an object. A template may use nothing undefined. A value that a template takes with
+YAML, so that no value can add a key, a line or an object; the output is parsed into objects.
+Undefined names are errors. A value that a template takes with
 `field("spec.image")` or marks with `| of("spec.image")` travels as the YAML tag `!from`, so that
 each leaf of the parsed document knows which field of job.yaml it comes from.
 """
@@ -37,8 +37,8 @@ class TracedValue:
 
 @dataclass(frozen=True)
 class Fragment:
-    """A document that was read from another template, to be put in whole where a template names it;
-    read only once so.
+    """A document of another template, which is rendered once and inserted where templates name
+    it.
     """
 
     name: str
@@ -46,10 +46,10 @@ class Fragment:
 
 
 def as_json(value: object) -> str:
-    """`value` as JSON that every YAML reader understands in the same way; Jinja's `finalize`.
+    """`value` as JSON that all YAML parsers read in the same way; Jinja's `finalize`.
 
-    Raises `ValueError` for what JSON cannot say (NaN, infinity), `TypeError` for other kinds of
-    objects, and `jinja2.UndefinedError` for a name that the template has not been given.
+    Raises `ValueError` for NaN and infinity, `TypeError` for unsupported types, and
+    `jinja2.UndefinedError` for undefined names.
     """
     if isinstance(value, jinja2.Undefined):
         return str(value)  # StrictUndefined raises here
@@ -70,14 +70,12 @@ def as_json(value: object) -> str:
         return "[" + ", ".join(as_json(item) for item in value) + "]"
     text = to_json(value)
     if isinstance(value, float) and "e" in text and "." not in text:
-        return text.replace("e", ".0e")  # to YAML 1.1, 1e-05 is a word
+        return text.replace("e", ".0e")  # YAML 1.1 reads 1e-05 as text
     return text
 
 
 def trace_value(value: Any, source: str) -> Any:
-    """`value` with every leaf marked as coming from `source`, so that mappings and lists stay what
-    they are.
-    """
+    """`value` with every leaf traced to `source`; mappings and lists stay mappings and lists."""
     if isinstance(value, Mapping):
         return {key: trace_value(item, source) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -95,7 +93,7 @@ def _construct_part(loader: Any, node: Any) -> Any:
 
 
 def _fill(value: Any, parts: Mapping[str, Any]) -> Any:
-    """`value` with the documents of the parts in their places."""
+    """`value` with its fragments replaced by their documents."""
     if isinstance(value, Fragment):
         return parts[value.name]
     if isinstance(value, dict):
@@ -104,7 +102,7 @@ def _fill(value: Any, parts: Mapping[str, Any]) -> Any:
 
 
 class _Loader(_BASE_LOADER):  # type: ignore[misc]
-    yaml_constructors = {  # noqa: RUF012 - PyYAML's way to know tags
+    yaml_constructors = {  # noqa: RUF012 - PyYAML's table of tags
         **_BASE_LOADER.yaml_constructors,
         "!from": _construct,
         "!part": _construct_part,
@@ -120,17 +118,17 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        autoescape=False,  # noqa: S701 - the output is YAML; as_json is what keeps values in their place
+        autoescape=False,  # noqa: S701 - the output is YAML; as_json escapes values
     )
-    # Jinja brings a function `namespace`, which must not stand in for a value that is missing
+    # Jinja's function `namespace` must not replace a missing value
     environment.globals.clear()
     environment.filters = {"of": TracedValue}
     return environment
 
 
 def read_template(name: str, values: Mapping[str, Any]) -> list[Any]:
-    """The documents that the template `name` describes, leaves marked. Raises `KdistError` where it
-    cannot be rendered.
+    """The documents of the template `name`, with traced values. Raises `KdistError` if it cannot be
+    rendered.
     """
     try:
         text = _environment().get_template(name).render(values)
@@ -142,9 +140,7 @@ def read_template(name: str, values: Mapping[str, Any]) -> list[Any]:
 
 
 def render_template(name: str, values: Mapping[str, Any]) -> list[Manifest]:
-    """The objects that the template `name` describes. Raises `KdistError` where it gives anything
-    but whole objects.
-    """
+    """The objects of the template `name`. Raises `KdistError` if it gives anything else."""
     documents = read_template(name, values)
     try:
         return [to_manifest(document) for document in documents]
@@ -153,8 +149,8 @@ def render_template(name: str, values: Mapping[str, Any]) -> list[Manifest]:
 
 
 def to_manifest(marked: Any) -> Manifest:
-    """The object of a marked document, with the origin of each leaf beside it. Raises `ValueError`
-    if it is no whole object.
+    """The object of a document of traced values, and the origin of each leaf. Raises `ValueError`
+    if it is not a complete object.
     """
     sources: dict[tuple[str | int, ...], str] = {}
     return Manifest(_plain(marked, (), sources), sources)

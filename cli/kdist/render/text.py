@@ -1,5 +1,5 @@
-"""Manifests as text: YAML or JSON, and YAML whose lines say which field of job.yaml they come from.
-The same bytes every time.
+"""Writes manifests as YAML or JSON, optionally with comments that name the field of job.yaml that a
+line comes from. Deterministic.
 """
 
 from __future__ import annotations
@@ -15,18 +15,17 @@ from kdist.manifest import Manifest
 
 Path = tuple[str | int, ...]
 
-# What YAML 1.1 (PyYAML, half of Go's), YAML 1.2 or Go's parsers take for something else than text
-# where it is bare.
+# What YAML 1.1 (PyYAML, partly Go), YAML 1.2 or Go's parsers do not read as text without quotes.
 _WORDS = frozenset(
     {"", "~", "null", "true", "false", "yes", "no", "on", "off", "y", "n", ".nan", "<<", "="}
 )
 _NUMBER = re.compile(r"[-+._]*(?:[0-9][-+.:_0-9a-fotxz \t]*|inf)", re.IGNORECASE)
-# What one parser takes for a line break and another does not, or that only an escape keeps.
+# What some parsers read as a line break, or that only an escape preserves.
 _ESCAPED = re.compile("[\r\x85\u2028\u2029\ufeff]")
 
 
 def to_json(manifests: Iterable[Manifest]) -> str:
-    """One document that `kubectl apply --server-side -f -` takes: a List."""
+    """Manifests as one JSON document, a List, for `kubectl apply --server-side -f -`."""
     items = [each.document for each in manifests]
     return json.dumps(
         {"apiVersion": "v1", "kind": "List", "items": items}, indent=2, ensure_ascii=False
@@ -34,24 +33,20 @@ def to_json(manifests: Iterable[Manifest]) -> str:
 
 
 def to_yaml(manifests: Iterable[Manifest], *, annotate: bool = False) -> str:
-    """Documents that `kubectl apply --server-side -f -` takes; with `annotate`, comments name the
-    fields of job.yaml.
+    """Manifests as YAML documents for `kubectl apply --server-side -f -`; with `annotate`, comments
+    name the fields of job.yaml.
     """
     return "---\n".join(_document(each, annotate=annotate) for each in manifests).removesuffix("\n")
 
 
 class _Dumper(yaml.SafeDumper):
-    """Text of several lines stays readable, nothing is folded, and nothing becomes an alias of
-    something else.
-    """
+    """Writes multi-line text as blocks, without folding and aliases."""
 
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - PyYAML's signature
         return True
 
     def represent_text(self, data: str) -> Any:
-        """Text of several lines as a block, where YAML can; quoted, what a parser would read as
-        something else.
-        """
+        """Write multi-line text as a block if possible; quote text that could be misread."""
         return self.represent_scalar("tag:yaml.org,2002:str", data, style=_style(data))
 
     yaml_representers: ClassVar[dict[Any, Any]] = {
@@ -61,14 +56,12 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _style(text: str) -> str | None:
-    """How to write a text so that every parser reads the same; None where it can stand bare, as far
-    as its content goes.
-    """
+    """The style in which all parsers read a text identically; None if it needs no quotes."""
     if _ESCAPED.search(text):
         return '"'
     if "\n" in text:
-        # Go's parser refuses a block whose first line opens with a tab; one that opens with a space
-        # needs a count of columns.
+        # Go's parser rejects a block whose first line starts with a tab; one that starts with a
+        # space needs an indentation indicator.
         return "|" if not text[0].isspace() and not text.endswith(" ") else '"'
     return "'" if text.lower() in _WORDS or _NUMBER.fullmatch(text) else None
 
@@ -81,22 +74,20 @@ def _document(manifest: Manifest, *, annotate: bool) -> str:
         return text
     lines = text.split("\n")
     tree = yaml.compose(text, Loader=yaml.SafeLoader)
-    for line, source in _places(tree, (), manifest.sources):
+    for line, source in _source_lines(tree, (), manifest.sources):
         lines[line] += f"  # {source}"
     return "\n".join(lines)
 
 
-def _places(
+def _source_lines(
     node: Any, path: Path, sources: Mapping[Path, str], line: int = 0
 ) -> Iterator[tuple[int, str]]:
-    """The lines on which leaves with a source begin. A block of text is marked on the line of its
-    key.
-    """
+    """The lines of leaves with a source. A text block gets its comment on the line of its key."""
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
-            yield from _places(value, (*path, key.value), sources, key.start_mark.line)
+            yield from _source_lines(value, (*path, key.value), sources, key.start_mark.line)
     elif isinstance(node, yaml.SequenceNode):
         for index, item in enumerate(node.value):
-            yield from _places(item, (*path, index), sources, item.start_mark.line)
+            yield from _source_lines(item, (*path, index), sources, item.start_mark.line)
     elif path in sources:
         yield line, sources[path]

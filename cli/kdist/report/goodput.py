@@ -1,9 +1,9 @@
-"""The goodput receipt: where the time of a run went, as a whole and by attempt. Pure: the ledger's
-records in, one document out.
+"""The goodput report: where the time of a run went, as a whole and by attempt. A pure function of
+the ledger's records.
 
-An attempt is one generation: a group of ranks from its rendezvous to its end. All its time is put
-into categories, and so is the time before it. What pods can tell of their start (queue, image pull)
-is known only while they are there.
+An attempt is one generation: a worker group from its rendezvous to its end. Each second of it is in
+one category, and so is the time before it. How a pod started (queue, image pull) is known only
+while the pod exists.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from kdist.report.ledger import (
     Generation,
     Record,
     build_report,
-    clean,
-    last_signs,
+    last_step_times,
     read_generations,
+    valid_fields,
 )
 
 CATEGORIES = (
@@ -37,12 +37,15 @@ CATEGORIES = (
     "unobserved",
     "other",
 )
-_MOST_POINTS = 600
+_MOST_POINTS = 600  # of the loss curve
+
+Interval = tuple[float, float | None]
+"""Begin and end in Unix time; None if it has not ended."""
 
 
 @dataclass(frozen=True)
 class PodStartup:
-    """One pod's way to its first process, in unix seconds; None for what nobody knows any more."""
+    """When one pod was created, scheduled and started, in Unix time; None if that is not known."""
 
     created: float
     scheduled: float | None = None
@@ -52,8 +55,8 @@ class PodStartup:
 
 @dataclass
 class Attempt:
-    """One generation and the time before it. `seconds` are by category, `spans` say when:
-    (category, from, to).
+    """One generation and the time before it: `seconds` by category, `spans` as (category, begin,
+    end) in Unix time. `kept` and `lost` count its steps.
     """
 
     generation: Generation
@@ -65,30 +68,31 @@ class Attempt:
     spans: list[tuple[str, float, float]] = field(default_factory=list)
 
     def add(self, category: str, since: float, until: float) -> None:
-        """Put a stretch of time into a category."""
+        """Add the time between two Unix times to a category."""
         if until > since:
             self.seconds[category] += until - since
             self.spans.append((category, since, until))
 
 
-def build_receipt(
+def build_goodput_report(
     events: Sequence[Record],
     steps: Sequence[Record],
     *,
-    lives: Sequence[tuple[float, float | None]],
-    births: Sequence[PodStartup] = (),
+    active: Sequence[Interval],
+    startups: Sequence[PodStartup] = (),
 ) -> dict[str, Any]:
-    """The receipt.
+    """The end report of a run, with its time by category, its attempts and its loss curve.
 
     Args:
         events: lines of events.jsonl, in their order.
         steps: lines of steps.jsonl, in their order.
-        lives: unix times between which somebody kept the run going; None where it is not over.
-        births: how the run's pods came to life, as far as it is known.
+        active: intervals in which the run was meant to run, in their order.
+        startups: of the run's pods, as far as they are known.
     """
-    report = build_report(events, steps, invocations=lives)
-    events, steps = [clean(event) for event in events], [clean(step) for step in steps]
-    attempts = list(_attempts(read_generations(events, steps), events, steps, lives, births))
+    report = build_report(events, steps, invocations=active)
+    events = [valid_fields(event) for event in events]
+    steps = [valid_fields(step) for step in steps]
+    attempts = list(_attempts(read_generations(events, steps), events, steps, active, startups))
     totals: dict[str, float] = defaultdict(float)
     for attempt in attempts:
         for category, seconds in attempt.seconds.items():
@@ -107,8 +111,8 @@ def _attempts(
     generations: Sequence[Generation],
     events: Sequence[Record],
     steps: Sequence[Record],
-    lives: Sequence[tuple[float, float | None]],
-    births: Sequence[PodStartup],
+    active: Sequence[Interval],
+    startups: Sequence[PodStartup],
 ) -> Iterator[Attempt]:
     limits = [*(later.from_step for later in generations[1:]), inf][: len(generations)]
     for index in range(len(limits) - 2, -1, -1):
@@ -117,11 +121,11 @@ def _attempts(
     before: Attempt | None = None
     for index, (one, limit) in enumerate(zip(generations, limits, strict=True)):
         after = generations[index + 1].began if index + 1 < len(generations) else inf
-        ended = _end_of(one, events, after, lives)
+        ended = _end_of(one, events, after, active)
         kept = [step for step in one.productive if step <= limit]
         lost = max(0, one.reached - int(limit)) if limit < inf else 0
         attempt = Attempt(one, one.began, ended, len(kept), lost)
-        _fill_gap(attempt, before, lives, births)
+        _fill_gap(attempt, before, active, startups)
         _fill(attempt, events, waits.get(one.number, {}), limit)
         before = attempt
         yield attempt
@@ -131,60 +135,60 @@ def _end_of(
     one: Generation,
     events: Sequence[Record],
     after: float,
-    lives: Sequence[tuple[float, float | None]],
+    active: Sequence[Interval],
 ) -> float:
-    """When the group ended: by its failure, its word, or with the last that was heard of it."""
+    """When the worker group ended: at its failure, at its last event, or after its last known
+    step.
+    """
     if one.failure and "time" in one.failure:
         return max(one.began, min(float(one.failure["time"]), after))
-    heard = [event["time"] for event in events if one.began <= event.get("time", -inf) < after]
-    said = [
-        event["time"]
-        for event in events
-        if event.get("event") in ("done", "stopped") and event.get("time") in heard
-    ]
-    if said:
-        return float(max(said))
+    own = [event for event in events if one.began <= event.get("time", -inf) < after]
+    ends = [event["time"] for event in own if event.get("event") in ("done", "stopped")]
+    if ends:
+        return float(max(ends))
     closed = next(
-        (ended for began, ended in reversed(lives) if ended is not None and began <= one.began),
+        (ended for began, ended in reversed(active) if ended is not None and began <= one.began),
         None,
     )
-    signs = [] if closed is not None and closed > one.began else last_signs([one], events)
-    end = after if after < inf else max([*heard, closed or 0.0, one.began, *signs])
+    known = [] if closed is not None and closed > one.began else last_step_times([one], events)
+    times = [event["time"] for event in own]
+    end = after if after < inf else max([*times, closed or 0.0, one.began, *known])
     return max(one.began, end)
 
 
 def _fill_gap(
     attempt: Attempt,
     before: Attempt | None,
-    lives: Sequence[tuple[float, float | None]],
-    births: Sequence[PodStartup],
+    active: Sequence[Interval],
+    startups: Sequence[PodStartup],
 ) -> None:
-    """Put the time between the attempt before (or the birth of this life) and this one into
-    categories.
+    """Put the time before this attempt into categories: since the attempt before it, or since the
+    active interval began.
     """
-    life = max((began for began, _ in lives if began <= attempt.began), default=attempt.began)
-    since = max(life, before.ended) if before else life
-    if before and before.ended >= life and attempt.generation.reason == "failure":
+    active_since = max(
+        (began for began, _ in active if began <= attempt.began), default=attempt.began
+    )
+    since = max(active_since, before.ended) if before else active_since
+    if before and before.ended >= active_since and attempt.generation.reason == "failure":
         attempt.add("down", since, attempt.began)
         return
-    born = [one for one in births if since - 1 <= one.created <= attempt.began]
-    scheduled = max((one.scheduled for one in born if one.scheduled is not None), default=since)
-    pulled = scheduled + max((one.pull_seconds for one in born), default=0.0)
-    started = max((one.started for one in born if one.started is not None), default=pulled)
-    marks = [since, scheduled, pulled, started, attempt.began]
-    for index in range(1, len(marks)):
-        marks[index] = min(max(marks[index], marks[index - 1]), attempt.began)
-    for category, (left, right) in zip(
-        ("queue", "imagePull", "start", "rendezvous"), pairwise(marks), strict=True
-    ):
-        attempt.add(category, left, right)
+    pods = [pod for pod in startups if since - 1 <= pod.created <= attempt.began]
+    scheduled = max((pod.scheduled for pod in pods if pod.scheduled is not None), default=since)
+    pulled = scheduled + max((pod.pull_seconds for pod in pods), default=0.0)
+    started = max((pod.started for pod in pods if pod.started is not None), default=pulled)
+    times = [since, scheduled, pulled, started, attempt.began]
+    for index in range(1, len(times)):
+        times[index] = min(max(times[index], times[index - 1]), attempt.began)
+    categories = ("queue", "imagePull", "start", "rendezvous")
+    for category, (begin, end) in zip(categories, pairwise(times), strict=True):
+        attempt.add(category, begin, end)
 
 
 def _fill(
     attempt: Attempt, events: Sequence[Record], waits: Mapping[int, float], limit: float
 ) -> None:
-    """Put the attempt's own time into categories: start, steps (kept or lost), checkpoints, and
-    what is left.
+    """Put the attempt's own time into categories: start, steps (kept or lost), checkpoints, and the
+    rest.
     """
     one = attempt.generation
     inside = [
@@ -207,8 +211,8 @@ def _fill(
     start = length if first is None and not total else 0.0
     if first is not None:
         start = max(0.0, first - attempt.began - next(iter(one.productive.values()), 0.0))
-    left = max(0.0, length - start - total - saving)
-    broken = one.failure is not None
+    rest = max(0.0, length - start - total - saving)
+    failed = one.failure is not None
     if not one.observed:
         attempt.add("unobserved", attempt.began, attempt.ended)
         return
@@ -217,8 +221,8 @@ def _fill(
         ("productive", max(0.0, one.kept(limit) - wait)),
         ("allReduceWait", wait),
         ("checkpoint", saving),
-        ("lost", total - one.kept(limit) + (left if broken else 0.0)),
-        ("other", 0.0 if broken else left),
+        ("lost", total - one.kept(limit) + (rest if failed else 0.0)),
+        ("other", 0.0 if failed else rest),
     ]
     at = attempt.began
     for category, seconds in parts:
@@ -235,7 +239,7 @@ def _waits(steps: Sequence[Record]) -> dict[int, dict[int, float]]:
 
 
 def _curve(steps: Sequence[Record]) -> Iterator[list[float]]:
-    """(step, loss), the last word on each step, thinned."""
+    """(step, loss) by step, of a step that was done again the last loss, thinned out."""
     last: dict[int, float] = {}
     for line in steps:
         try:
@@ -243,11 +247,11 @@ def _curve(steps: Sequence[Record]) -> Iterator[list[float]]:
         except (KeyError, TypeError, ValueError, OverflowError):
             continue
     points = [[float(step), loss] for step, loss in sorted(last.items()) if abs(loss) < inf]
-    share = max(1, -(-len(points) // _MOST_POINTS))
+    stride = max(1, -(-len(points) // _MOST_POINTS))
     yield from (
         point
         for index, point in enumerate(points)
-        if index % share == 0 or index == len(points) - 1
+        if index % stride == 0 or index == len(points) - 1
     )
 
 

@@ -1,8 +1,7 @@
-"""The end report of a run, computed from the ledger beside its checkpoints. Pure: records in, one
-document out.
+"""The end report of a run, a pure function of the records of the ledger next to its checkpoints.
 
-Lines of the ledger may be torn, missing or out of place after a crash; the report is then about
-what is left.
+Lines of the ledger may be torn, missing or out of order after a crash; the report then covers the
+rest.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def parse_lines(data: bytes) -> Iterator[Record]:
             yield record
 
 
-_KINDS: dict[str, type | tuple[type, ...]] = {
+_TYPES: dict[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("generation", "step", "from_step", "last", "bytes", "rank"), int),
     **dict.fromkeys(("time", "seconds", "visible_seconds", "wait_seconds"), (int, float)),
     **dict.fromkeys(("event", "cause", "reason", "loss", "node", "message", "entrypoint"), str),
@@ -54,12 +53,12 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
 }
 
 
-def clean(record: Record) -> Record:
-    """The fields that the report uses, where they are of their kind: what comes after may trust
-    them.
+def valid_fields(record: Record) -> Record:
+    """The fields that the report uses, without those of a wrong type and those that are not
+    finite.
     """
     found = {
-        name: record[name] for name, kind in _KINDS.items() if isinstance(record.get(name), kind)
+        name: record[name] for name, type_ in _TYPES.items() if isinstance(record.get(name), type_)
     }
     return {
         name: value
@@ -70,8 +69,8 @@ def clean(record: Record) -> Record:
 
 @dataclass(frozen=True)
 class Generation:
-    """One group of ranks in the life of a run: `began` in unix time, `reached` is its last step,
-    `productive` seconds by step.
+    """One worker group of a run: `began` in Unix time, `reached` is its last step, `productive`
+    seconds by step.
     """
 
     number: int
@@ -82,14 +81,14 @@ class Generation:
     productive: Mapping[int, float]
     failure: Record | None
     observed: bool = True
-    """Whether its ranks tell their steps; a script's own are not known."""
+    """Whether its ranks report their steps; those of a script may be unknown."""
     previous_failure: Record | None = None
-    """The failure that ended the generation before; nothing else is known of that one if its agent
-    was killed early.
+    """The failure that ended the generation before. If an agent was killed early, it is all that is
+    known of that generation.
     """
 
     def kept(self, limit: float) -> float:
-        """Seconds of the steps up to `limit`, the ones that no later generation did again."""
+        """Seconds of the steps up to `limit`, those that no later generation did again."""
         return sum(seconds for step, seconds in self.productive.items() if step <= limit)
 
 
@@ -140,26 +139,27 @@ def build_report(
     *,
     invocations: Sequence[tuple[float, float | None]],
 ) -> dict[str, Any]:
-    """The part of the end report that the ledger tells; None stands for what nobody told, as the
-    steps of a script.
+    """The part of the end report that the ledger contains; None stands for what is not known, such
+    as the steps of a script.
 
     Args:
         events: lines of events.jsonl, in their order.
         steps: lines of steps.jsonl, in their order.
-        invocations: unix times at which each `kdist run` began and ended; None where it was killed
-            or is at work.
+        invocations: Unix times at which each `kdist run` began and ended; None if it was killed or
+            is still running.
     """
-    events, steps = [clean(event) for event in events], [clean(step) for step in steps]
+    events = [valid_fields(event) for event in events]
+    steps = [valid_fields(step) for step in steps]
     generations = read_generations(events, steps)
     ends = [*(later.from_step for later in generations[1:]), inf][: len(generations)]
     for index in range(len(ends) - 2, -1, -1):
-        # an even later generation may have gone further back
+        # a later generation may have resumed from an even earlier step
         ends[index] = min(ends[index], ends[index + 1])
     productive = sum(
         generation.kept(limit) for generation, limit in zip(generations, ends, strict=True)
     )
     known = all(generation.observed for generation in generations)
-    elapsed = _elapsed([*_times(events), *last_signs(generations, events)], invocations)
+    elapsed = _elapsed([*_times(events), *last_step_times(generations, events)], invocations)
     commits = list(_named(events, "commit"))
     return {
         "steps": _count_steps(generations, commits, steps),
@@ -214,8 +214,8 @@ def _count_restarts(generations: Sequence[Generation]) -> dict[str, Any]:
 
 
 def _recoveries(generations: Sequence[Generation], events: Sequence[Record]) -> Iterator[float]:
-    """Seconds from each failure to the first step after it. Failures on the way to that step are
-    part of the same recovery.
+    """Seconds from each failure to the first step after it. Failures before that step belong to the
+    same recovery.
     """
     waiting: float | None = None
     for after in generations:
@@ -233,9 +233,9 @@ def _recoveries(generations: Sequence[Generation], events: Sequence[Record]) -> 
             waiting = None
 
 
-def last_signs(generations: Iterable[Generation], events: Sequence[Record]) -> Iterator[float]:
-    """When, at the earliest, each generation ended its last step: of these only the first has a
-    time of its own.
+def last_step_times(generations: Iterable[Generation], events: Sequence[Record]) -> Iterator[float]:
+    """The earliest Unix time at which each generation can have finished its last step. Only the
+    first step has a time of its own.
     """
     firsts = {
         event.get("generation"): event["time"]
@@ -252,8 +252,8 @@ def _times(events: Iterable[Record]) -> Iterator[float]:
 
 
 def _elapsed(times: Sequence[float], invocations: Sequence[tuple[float, float | None]]) -> float:
-    """Seconds in which some `kdist run` was at work; one that was killed ended with the last sign
-    of it.
+    """Seconds in which some `kdist run` was running; one that was killed ended with its last known
+    event or step.
     """
     total = 0.0
     for index, (began, ended) in enumerate(invocations):
@@ -274,7 +274,7 @@ def _sum_checkpoints(commits: Sequence[Record], events: Sequence[Record]) -> dic
 
 
 def _last_loss(steps: Sequence[Record]) -> float | None:
-    """Loss of the last step; the ledger keeps it as `float.hex`, so that no bit is lost."""
+    """Loss of the last step; the ledger stores it as `float.hex`, which is exact."""
     for line in reversed(steps):
         try:
             loss = float.fromhex(line["loss"])

@@ -1,4 +1,4 @@
-"""The receipt as rows for people. Pure."""
+"""The goodput report as lines and rows of tables."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ GOODPUT = (
     "goodput is productive + all-reduce wait (any waiting for peers): the time of the steps "
     "that count"
 )
-_LONGEST = 60
+_LONGEST_MESSAGE = 60  # characters
 
 Report = Mapping[str, Any]
 
 
 def totals(report: Report) -> list[tuple[str, str, str]]:
-    """(category, time, share) of the whole run, and what they sum to."""
+    """(category, time, share) of the whole run, and their sum."""
     return list(_totals(report))
 
 
@@ -40,7 +40,7 @@ def _totals(report: Report) -> Iterator[tuple[str, str, str]]:
     for name, label in LABELS.items():
         if found.get(name):
             yield label, seconds(found[name]), _share(found[name], elapsed)
-    yield "together", seconds(elapsed), _share(sum(found.values()), elapsed)
+    yield "total", seconds(elapsed), _share(sum(found.values()), elapsed)
 
 
 def attempts(report: Report) -> list[tuple[str, ...]]:
@@ -49,11 +49,11 @@ def attempts(report: Report) -> list[tuple[str, ...]]:
 
 
 def _attempt(one: Mapping[str, Any]) -> tuple[str, ...]:
-    spent = one["secondsByCategory"]
-    whole = sum(spent.values())
-    if spent.get("unobserved"):  # a script that tells no steps
+    by_category = one["secondsByCategory"]
+    total = sum(by_category.values())
+    if by_category.get("unobserved"):  # a script that reports no steps
         unknown = ("-",) * 4
-        return str(one["generation"]), str(one["reason"]), *unknown, seconds(whole), "-", _end(one)
+        return str(one["generation"]), str(one["reason"]), *unknown, seconds(total), "-", _end(one)
     return (
         str(one["generation"]),
         str(one["reason"]),
@@ -61,20 +61,20 @@ def _attempt(one: Mapping[str, Any]) -> tuple[str, ...]:
         number(one["reachedStep"] - one["fromStep"]),
         number(one["keptSteps"]),
         number(one["lostSteps"]),
-        seconds(whole),
-        _share(spent.get("productive", 0.0) + spent.get("allReduceWait", 0.0), whole),
+        seconds(total),
+        _share(by_category.get("productive", 0.0) + by_category.get("allReduceWait", 0.0), total),
         _end(one),
     )
 
 
 def _end(one: Mapping[str, Any]) -> str:
-    """What ended an attempt: the cause, and in whose words."""
+    """What ended an attempt: the cause, and the failure's message or its rank."""
     if not one.get("endedBy"):
         return "-"
     failure = one.get("failure") or {}
-    said = next(iter(str(failure.get("message") or "").splitlines()), "")
-    if said and len(said) <= _LONGEST:
-        return f"{one['endedBy']}: {said}"
+    message = next(iter(str(failure.get("message") or "").splitlines()), "")
+    if message and len(message) <= _LONGEST_MESSAGE:
+        return f"{one['endedBy']}: {message}"
     return (
         f"{one['endedBy']} (rank {failure['rank']})"
         if failure.get("rank") is not None
@@ -87,12 +87,12 @@ def headline(report: Report) -> str:
     goodput = report.get("goodput")
     return (
         f"{f'goodput {goodput:.1%}' if goodput is not None else 'goodput unknown'} · "
-        f"{course(report)}"
+        f"{summary(report)}"
     )
 
 
-def course(report: Report) -> str:
-    """What the run came to, its goodput left out."""
+def summary(report: Report) -> str:
+    """The run in one line without its goodput: steps, restarts, loss."""
     steps, restarts = report["steps"], report["restarts"]
     reached = "steps unknown" if steps["reached"] is None else f"{number(steps['reached'])} steps"
     parts = [
@@ -104,5 +104,5 @@ def course(report: Report) -> str:
     return " · ".join(parts)
 
 
-def _share(part: float, whole: float) -> str:
-    return f"{part / whole:.1%}" if whole > 0 else "-"
+def _share(part: float, total: float) -> str:
+    return f"{part / total:.1%}" if total > 0 else "-"

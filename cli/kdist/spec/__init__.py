@@ -1,7 +1,13 @@
-"""`TrainingJob`: what a job.yaml may say. The schema, `kdist explain`, `kdist init` and the
-documentation are made from it.
+"""The model of job.yaml, `TrainingJob`. The JSON Schema, `kdist explain`, `kdist init` and the
+documentation are generated from it.
 
-This room is the only bridge to the trainer: others take `TrainConfig` and `Exit` from here.
+Read `training_job` first (metadata and spec), then `models` (text types and small sections) and
+`validators` (rules across fields). `violations` carries broken rules through pydantic, `reference`
+describes fields, `paths` formats and suggests them, and `scaffold` writes new job files. Reading
+YAML does not belong here but in `kdist.load`.
+
+This package is the only one that imports the trainer: others import `TrainConfig` and `Exit` from
+here.
 """
 
 from __future__ import annotations
@@ -9,7 +15,7 @@ from __future__ import annotations
 from kdist.spec.models import Checkpoints, Data, EnvVar, Resources, SecretKey, Toleration
 from kdist.spec.training_job import API_VERSION, KIND, Metadata, Spec, TrainingJob
 from kdist.spec.validators import RUN
-from kdist_trainer.config import Cause, Exit, Nodes, Script, TrainConfig, Training, judge_done
+from kdist_trainer.config import Cause, Exit, Nodes, Script, TrainConfig, Training, compare_done
 
 __all__ = [
     "API_VERSION",
@@ -30,5 +36,5 @@ __all__ = [
     "TrainConfig",
     "Training",
     "TrainingJob",
-    "judge_done",
+    "compare_done",
 ]

@@ -1,8 +1,8 @@
 """The text types of job.yaml (names, labels, quantities, paths) and its small sections: data,
 checkpoints, environment, resources, tolerations.
 
-Each text type has a pattern, which the JSON Schema keeps so that editors check it too; `SAYS` holds
-the sentence that a problem shows instead of the pattern.
+Each text type has a pattern, which is part of the JSON Schema, so that editors check it too;
+`PATTERN_MESSAGES` maps it to the message that a problem shows instead of the pattern.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MOUNT_PATH: Final = r"^/[^\x00:]*[^\x00:/]$"
 _ONE_LINE: Final = r"^[^\x00-\x1f\x7f]+$"
 _NO_NUL: Final = r"^[^\x00]*$"
 
-SAYS: Final[dict[str, str]] = {
+PATTERN_MESSAGES: Final[dict[str, str]] = {
     _JOB_NAME: (
         "must be lower-case letters, digits and `-`, beginning with a letter and ending with "
         "a letter or digit"
@@ -53,10 +53,10 @@ SAYS: Final[dict[str, str]] = {
     _CPU: "must be millicores such as `500m`",
     _MOUNT_PATH: "must be an absolute path such as `/data`, without `:` and without `/` at its end",
     _ONE_LINE: "must be a path: one line without control characters",
-    _NO_NUL: "must not hold a NUL character",
+    _NO_NUL: "must not contain a NUL character",
 }
 
-# 50 characters leave room for what backends append to make the names of pods, which end at 63.
+# 50 characters leave room for the suffixes of pod names, which have at most 63.
 JobName = Annotated[str, Field(min_length=1, max_length=50, pattern=_JOB_NAME)]
 Label = Annotated[str, Field(min_length=1, max_length=63, pattern=_LABEL)]
 ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=_SUBDOMAIN)]
@@ -81,32 +81,30 @@ def _text_of_cores(value: Any) -> Any:
 
 
 class Resources(ConfigModel):
-    """What each pod asks for, as requests and as limits."""
+    """Requests and limits of each pod."""
 
     cpu: Annotated[
         CpuText, BeforeValidator(_text_of_cores, json_schema_input_type=CoreCount | CpuText)
-    ] = Field("1", description="cpu cores of each pod: a number, or millicores such as 500m.")
+    ] = Field("1", description="CPU cores of each pod: a number, or millicores such as 500m.")
     memory: Storage = Field(
-        "4Gi", description="memory of each pod, with a unit such as Gi; shared memory counts too."
+        "4Gi", description=("Memory of each pod, with a unit such as Gi; includes shared memory.")
     )
-    gpu: int = Field(0, ge=0, le=1024, description="gpu: GPUs of each pod.")
+    gpu: int = Field(0, ge=0, le=1024, description="Number of GPUs of each pod.")
 
 
 class Data(ConfigModel):
     """One data set that every rank can read."""
 
     claim: ObjectName | None = Field(
-        None, description="claim: PersistentVolumeClaim that holds the data on a cluster."
+        None, description="PersistentVolumeClaim with the data on a cluster."
     )
     path: FolderPath | None = Field(
-        None, description="path of the same data on this machine, for `kdist run`."
+        None, description="Path of the same data on this machine, for `kdist run`."
     )
-    mount_path: MountPath = Field(
-        description="mountPath where the training finds the data on a cluster."
-    )
+    mount_path: MountPath = Field(description="Path at which the data is mounted on a cluster.")
 
     @model_validator(mode="after")
-    def _somewhere(self) -> Data:
+    def _has_a_source(self) -> Data:
         refuse(self._violations())
         return self
 
@@ -121,27 +119,27 @@ class Data(ConfigModel):
 
 
 class Checkpoints(ConfigModel):
-    """Where the training's state is kept: in a claim that exists, a claim to be made, or a folder
-    of this machine.
+    """Where checkpoints are stored: an existing claim, a claim to create, or a folder on this
+    machine.
     """
 
-    claim: ObjectName | None = Field(None, description="claim: PersistentVolumeClaim that exists.")
+    claim: ObjectName | None = Field(None, description="Existing PersistentVolumeClaim.")
     size: Storage | None = Field(
-        None, description="size of a PersistentVolumeClaim that is made for the job."
+        None, description="Size of a PersistentVolumeClaim to create for the job."
     )
     class_: ObjectName | None = Field(
-        None, alias="class", description="class of storage of the claim that is made."
+        None, alias="class", description="StorageClass of the created claim."
     )
     access_mode: Literal["ReadWriteMany", "ReadWriteOnce", "ReadWriteOncePod"] | None = Field(
         None,
-        description="accessMode of the claim that is made; with size the default is ReadWriteMany.",
+        description=("Access mode of the created claim; ReadWriteMany unless given."),
     )
     path: FolderPath | None = Field(
-        None, description="path of a folder on this machine, for `kdist run`."
+        None, description="Path of a folder on this machine, for `kdist run`."
     )
 
     @model_validator(mode="after")
-    def _one_form(self) -> Checkpoints:
+    def _exactly_one_storage(self) -> Checkpoints:
         refuse(self._violations())
         return self
 
@@ -155,7 +153,7 @@ class Checkpoints(ConfigModel):
             for value, name in ((self.class_, "class"), (self.access_mode, "accessMode")):
                 if value is not None:
                     yield Violation(
-                        "belongs to a claim that is made for the job: it needs size",
+                        "applies to a claim that is created for the job: it needs size",
                         name,
                         ("size", name),
                     )
@@ -164,25 +162,25 @@ class Checkpoints(ConfigModel):
 class SecretKey(ConfigModel):
     """A key of a Secret."""
 
-    name: ObjectName = Field(description="name of the Secret.")
-    key: SecretKeyName = Field(description="key in the Secret.")
+    name: ObjectName = Field(description="Name of the Secret.")
+    key: SecretKeyName = Field(description="Key in the Secret.")
 
 
 class EnvVar(ConfigModel):
     """One variable of the training's environment."""
 
-    name: EnvName = Field(description="name of the variable.")
-    value: EnvValue | None = Field(None, description="value as text; quote numbers.")
+    name: EnvName = Field(description="Name of the variable.")
+    value: EnvValue | None = Field(None, description="Value as text; quote numbers.")
     secret: SecretKey | None = Field(
         None,
         description=(
-            "secret that holds the value on a cluster; `kdist run` takes it from its own "
+            "Secret with the value on a cluster; `kdist run` takes the value from its own "
             "environment."
         ),
     )
 
     @model_validator(mode="after")
-    def _one_origin(self) -> EnvVar:
+    def _exactly_one_source(self) -> EnvVar:
         refuse(self._violations())
         return self
 
@@ -193,31 +191,31 @@ class EnvVar(ConfigModel):
 
 
 class Toleration(ConfigModel):
-    """A taint of nodes that the pods accept, as in a pod's `tolerations`."""
+    """A node taint that the pods tolerate, as in a pod's `tolerations`."""
 
     key: LabelKey | None = Field(
-        None, description="key of the taint; without it every taint is accepted."
+        None, description="Key of the taint; without it all taints are tolerated."
     )
     operator: Literal["Equal", "Exists"] = Field(
-        "Equal", description="operator: Equal compares the value, Exists does not."
+        "Equal", description=("Equal compares the value of the taint, Exists matches any value.")
     )
-    value: LabelValue | None = Field(None, description="value of the taint, for Equal.")
+    value: LabelValue | None = Field(None, description="Value of the taint, for Equal.")
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
-        None, description="effect of the taint; without it every effect is accepted."
+        None, description="Effect of the taint; without it all effects are tolerated."
     )
     toleration_seconds: Seconds | None = Field(
-        None, description="tolerationSeconds before a NoExecute taint evicts the pod."
+        None, description="Seconds before a NoExecute taint evicts the pod."
     )
 
     @model_validator(mode="after")
-    def _sensible(self) -> Toleration:
+    def _operator_matches_fields(self) -> Toleration:
         refuse(self._violations())
         return self
 
     def _violations(self) -> Iterator[Violation]:
         if self.key is None and self.operator != "Exists":
-            yield Violation("must be Exists where no key is given", "operator", ("key", "operator"))
+            yield Violation("must be Exists if there is no key", "operator", ("key", "operator"))
         if self.operator == "Exists" and self.value is not None:
             yield Violation(
-                "cannot be compared by the operator Exists", "value", ("operator", "value")
+                "cannot be used with the operator Exists", "value", ("operator", "value")
             )

@@ -1,4 +1,4 @@
-"""Paths to fields: how they are shown, and which one a person may have meant."""
+"""Paths to fields: format, parse, and suggest the path that a misspelled one was meant as."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*\Z")
 
 
 def show(path: Sequence[str | int]) -> str:
-    """`("spec", "env", 0, "name")` → `spec.env[0].name`; keys that are no plain word stand in
+    """`("spec", "env", 0, "name")` → `spec.env[0].name`; other keys are quoted in
     brackets.
     """
     text = ""
@@ -32,7 +32,7 @@ def show(path: Sequence[str | int]) -> str:
 
 
 def parse(text: str) -> Path | None:
-    """`a.b[0]` → `("a", "b", 0)`; None if it is no path."""
+    """`a.b[0]` → `("a", "b", 0)`; None if it is not a path."""
     parts: list[str | int] = []
     position = 0
     while position < len(text):
@@ -45,23 +45,23 @@ def parse(text: str) -> Path | None:
 
 
 def near_name(word: str, names: Iterable[str]) -> str:
-    """The name that a word is close to, whatever its case or separators; empty if none is."""
+    """The name that is similar to a word, ignoring case and separators; empty if there is none."""
     from difflib import get_close_matches
 
     by_letters = {_letters(name): name for name in names}
     letters = _letters(word[:64])
-    begun = [
+    prefixed = [
         name
         for known, name in by_letters.items()
-        if min(len(known), len(letters)) >= 3 and _begins(letters, known)
+        if min(len(known), len(letters)) >= 3 and _shares_prefix(letters, known)
     ]
     near = get_close_matches(letters, by_letters, n=1, cutoff=0.7)
-    return by_letters[near[0]] if near else begun[0] if len(begun) == 1 else ""
+    return by_letters[near[0]] if near else prefixed[0] if len(prefixed) == 1 else ""
 
 
 def near_path(path: Sequence[str | int]) -> str:
-    """The whole path that a wrong one is close to: a near name in its section, else the same name
-    elsewhere.
+    """The path that a misspelled one was probably meant as: a similar name in the section, else the
+    same name in another section; empty if there is none.
     """
     good: list[str | int] = []
     for index, part in enumerate(path):
@@ -84,14 +84,14 @@ def near_path(path: Sequence[str | int]) -> str:
 
 
 def elsewhere(name: str) -> str:
-    """The only field of that name in the whole file; empty if there is none or several."""
+    """Path of the only field of that name in the whole file; empty if there is none or several."""
     found = [
         field.path for field in reference.root().walk() if _letters(field.name) == _letters(name)
     ]
     return found[0] if len(found) == 1 else ""
 
 
-def _begins(word: str, other: str) -> bool:
+def _shares_prefix(word: str, other: str) -> bool:
     return word.startswith(other) or other.startswith(word)
 
 

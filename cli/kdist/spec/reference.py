@@ -2,7 +2,7 @@
 description, as text for `kdist explain`, as a Markdown table, and as plain values.
 
 `kdist explain`, `kdist init`, the documentation and the problems of a file all read the fields from
-here, so none of them can differ from the model.
+here, so they always match the models.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import cache, cached_property
 from textwrap import wrap
 from typing import Any, Final
 
-from kdist.spec.models import SAYS
+from kdist.spec.models import PATTERN_MESSAGES
 from kdist.spec.training_job import TrainingJob
 
 SCHEMA_ID: Final = "https://kdist.dev/schemas/v1alpha1/job.schema.json"
@@ -22,7 +22,7 @@ SCHEMA_ID: Final = "https://kdist.dev/schemas/v1alpha1/job.schema.json"
 
 @cache
 def schema() -> dict[str, Any]:
-    """JSON Schema (draft 2020-12) of job.yaml. Shared: do not change it."""
+    """JSON Schema (draft 2020-12) of job.yaml. Cached: callers must not change it."""
     document = TrainingJob.model_json_schema(by_alias=True)
     _tidy(document)
     head = {
@@ -34,8 +34,8 @@ def schema() -> dict[str, Any]:
 
 
 def _tidy(node: Any) -> None:
-    """Drop pydantic's generated titles, which only repeat names, and close the mappings whose keys
-    follow a pattern.
+    """Remove pydantic's generated titles, which only repeat names, and forbid other keys in
+    mappings whose keys follow a pattern.
     """
     if isinstance(node, dict):
         if isinstance(node.get("title"), str):
@@ -50,8 +50,8 @@ def _tidy(node: Any) -> None:
 
 
 class Field:
-    """One field with its references resolved. `path` is dotted, with `[]` for a list's items:
-    `spec.env[].name`.
+    """One field of job.yaml, with its schema references resolved. `path` is dotted, with `[]` for a
+    list's items: `spec.env[].name`.
     """
 
     def __init__(self, path: str, node: dict[str, Any], *, required: bool) -> None:
@@ -67,40 +67,40 @@ class Field:
         return self.path.rsplit(".", 1)[-1]
 
     @property
-    def sentence(self) -> str:
-        """What the field is for."""
+    def description(self) -> str:
+        """What the field is for, in a sentence."""
         return str(self._node.get("description", ""))
 
     @property
     def default(self) -> Any:
-        """The default as it would be written in the file; None where leaving it out means something
-        no value can say.
+        """The default as it would be written in the file; None if no value has the meaning of an
+        absent field.
         """
         return self._node.get("default")
 
     @property
-    def words(self) -> str:
-        """The type and its limits, as the end of a sentence that begins with "must be"."""
-        return " or ".join(dict.fromkeys(describe_fields(form) for form in self.forms))
+    def type_text(self) -> str:
+        """The type and its limits, worded to follow "must be"."""
+        return " or ".join(dict.fromkeys(describe_type(form) for form in self.forms))
 
     @property
     def choices(self) -> list[str]:
-        """The allowed words, where the field is chosen from a list."""
+        """The allowed values of an enumeration; empty for other fields."""
         return [str(word) for form in self.forms for word in _choices(form)]
 
     @property
     def takes_text(self) -> bool:
-        """True where text may stand."""
+        """True if the value may be text."""
         return any(form.get("type") == "string" for form in self.forms)
 
     @property
     def takes_only_text(self) -> bool:
-        """True where nothing but text may stand, so that a plain 012 has to be quoted."""
+        """True if the value must be text, so that a plain 012 has to be quoted."""
         return all(form.get("type") == "string" for form in self.forms)
 
     @property
     def is_free(self) -> bool:
-        """True where any JSON value may stand, with anything below it."""
+        """True if the value may be any JSON value."""
         return self.forms == [{}]
 
     @cached_property
@@ -120,7 +120,7 @@ class Field:
 
     @cached_property
     def item(self) -> Field | None:
-        """The field that a list's items are, if this is a list."""
+        """The items of a list; None if this is not a list."""
         for form in self.forms:
             kinds = [form["items"]] if "items" in form else form.get("prefixItems", [])
             if kinds:
@@ -129,7 +129,7 @@ class Field:
 
     @cached_property
     def entry(self) -> Field | None:
-        """The field that the values of a free mapping are, if this is one."""
+        """The values of a mapping with arbitrary keys; None if this is not one."""
         if self.is_free:
             return Field(f"{self.path}.*", {}, required=False)
         for form in self.forms:
@@ -144,7 +144,7 @@ class Field:
         return None
 
     def walk(self) -> Iterator[Field]:
-        """This field's descendants, each before its own."""
+        """Yield all nested fields, parents before children."""
         for child in self.children.values():
             yield child
             yield from child.walk()
@@ -154,12 +154,12 @@ class Field:
 
 @cache
 def root() -> Field:
-    """The whole file as a field without a path."""
+    """The whole file, as a field with an empty path."""
     return Field("", schema(), required=True)
 
 
 def find(path: Sequence[str | int]) -> Field | None:
-    """The field at a path of names and list positions; None if the model has none there."""
+    """The field at a path of names and list indices; None if there is none."""
     field: Field | None = root()
     for part in path:
         if field is None:
@@ -169,8 +169,8 @@ def find(path: Sequence[str | int]) -> Field | None:
 
 
 def look_up(dotted: str) -> Field | None:
-    """The field that a person names: `spec.env[].name`, `spec.env[0].name` and `spec.env.name` are
-    the same.
+    """The field with this dotted path, or None: `spec.env[].name`, `spec.env[0].name` and
+    `spec.env.name` are the same.
     """
     field: Field | None = root()
     for part in (
@@ -186,12 +186,12 @@ def look_up(dotted: str) -> Field | None:
 
 
 def schema_text() -> str:
-    """The JSON Schema as a file."""
+    """The JSON Schema as the text of a file."""
     return json.dumps(schema(), indent=2, ensure_ascii=False) + "\n"
 
 
-def describe_fields(form: dict[str, Any]) -> str:
-    """One form of a field in words."""
+def describe_type(form: dict[str, Any]) -> str:
+    """One of the types that a field may have, in words."""
     choices = _choices(form)
     if choices:
         return choices[0] if len(choices) == 1 else "one of " + ", ".join(choices)
@@ -201,8 +201,8 @@ def describe_fields(form: dict[str, Any]) -> str:
     if kind == "number":
         return "a number" + _limits(form)
     if kind == "string":
-        says = SAYS.get(form.get("pattern", ""), "")
-        return says.removeprefix("must be ") if says.startswith("must be ") else "text"
+        message = PATTERN_MESSAGES.get(form.get("pattern", ""), "")
+        return message.removeprefix("must be ") if message.startswith("must be ") else "text"
     if kind == "array":
         return (
             f"a list of {len(form['prefixItems'])} numbers" if "prefixItems" in form else "a list"
@@ -250,13 +250,13 @@ _WIDTH = 100
 
 
 def describe(field: Field, *, recursive: bool = False) -> str:
-    """A field as `kdist explain` shows it: what it is, its limits, its default, and the fields
-    below it.
+    """A field as `kdist explain` shows it: type and limits, default, description, and its own
+    fields.
     """
     lines = [f"FIELD:    {field.path or 'the whole file'}", *_wrapped("TYPE:     ", _type(field))]
     lines += _wrapped("DEFAULT:  ", default_words(field))
-    if field.sentence:
-        lines += ["", *wrap(_opening(field), _WIDTH)]
+    if field.description:
+        lines += ["", *wrap(field.description, _WIDTH)]
     below = list(_below(field, recursive=recursive))
     if below:
         width = min(max(len(name) for name, _ in below), 44)
@@ -264,7 +264,7 @@ def describe(field: Field, *, recursive: bool = False) -> str:
         for name, child in below:
             lines.append(f"  {name:<{width}}  <{_short(child)}>{_marks(child)}")
             lines += wrap(
-                child.sentence,
+                child.description,
                 _WIDTH,
                 initial_indent=" " * (width + 4),
                 subsequent_indent=" " * (width + 4),
@@ -273,37 +273,37 @@ def describe(field: Field, *, recursive: bool = False) -> str:
 
 
 def table(field: Field) -> str:
-    """The fields below `field` as a Markdown table."""
-    rows = ["| field | type | default | what it is |", "|---|---|---|---|"]
+    """All fields nested in `field` as a Markdown table."""
+    rows = ["| field | type | default | description |", "|---|---|---|---|"]
     for child in field.walk():
-        cells = (f"`{child.path}`", _type(child), _as_code(default_words(child)), child.sentence)
+        cells = (f"`{child.path}`", _type(child), _as_code(default_words(child)), child.description)
         rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(rows)
 
 
 def document(field: Field, *, recursive: bool = False) -> dict[str, Any]:
-    """A field as plain values, its children the same."""
+    """A field and its children as plain values."""
     value: dict[str, Any] = {
         "path": field.path,
         "type": _type(field),
         "required": field.required,
         "default": field.default,
         "choices": field.choices,
-        "description": field.sentence,
+        "description": field.description,
     }
     if field.children or field.item is not None:
         inner = field.children or (field.item.children if field.item else {})
         value["fields"] = [
             document(child, recursive=True)
             if recursive
-            else {"path": child.path, "description": child.sentence}
+            else {"path": child.path, "description": child.description}
             for child in inner.values()
         ]
     return value
 
 
 def default_words(field: Field) -> str:
-    """The default as it would be written; `required` and `none` where there is no such thing."""
+    """The default as it would be written, or `required`, or `none`."""
     if field.required:
         return "required"
     return (
@@ -321,9 +321,9 @@ def _without_none(value: Any) -> Any:
 
 def _type(field: Field) -> str:
     item = field.item
-    if item is not None and field.words == "a list":
-        return f"a list; each item is {item.words}"
-    return field.words
+    if item is not None and field.type_text == "a list":
+        return f"a list; each item is {item.type_text}"
+    return field.type_text
 
 
 def _short(field: Field) -> str:
@@ -358,18 +358,6 @@ def _below(field: Field, *, recursive: bool) -> Iterator[tuple[str, Field]]:
         return
     children = field.children or (field.item.children if field.item is not None else {})
     yield from ((child.name, child) for child in children.values())
-
-
-def _opening(field: Field) -> str:
-    """The sentence as it stands alone: without its own `name:`, and with a capital unless it opens
-    with a camelCase name.
-    """
-    text = field.sentence.removeprefix(f"{field.name}: ")
-    return (
-        text
-        if text.startswith(field.name) and not field.name.islower()
-        else text[:1].upper() + text[1:]
-    )
 
 
 def _wrapped(head: str, text: str) -> list[str]:

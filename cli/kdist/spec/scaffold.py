@@ -1,5 +1,5 @@
-"""The job files that `kdist init` writes: a few fields with values, each under its sentence from
-the model.
+"""The job files that `kdist init` writes: a few fields with values, each below a comment with its
+description from the model.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from kdist.spec.training_job import API_VERSION, KIND
 _WIDTH = 100
 
 
-class _Later:
-    """A field that is written as a comment, for the reader to take."""
+class _Optional:
+    """A field that is written as a comment, for the user to enable."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -26,9 +26,9 @@ def _job(name: str, **spec: Any) -> dict[str, Any]:
 
 
 _CLUSTER: Final = {
-    "image": _Later("registry.example.com/team/kdist-trainer:0.1.0"),
-    "resources": _Later({"cpu": 2, "memory": "4Gi", "gpu": 1}),
-    "checkpoints": _Later({"claim": "checkpoints"}),
+    "image": _Optional("registry.example.com/team/kdist-trainer:0.1.0"),
+    "resources": _Optional({"cpu": 2, "memory": "4Gi", "gpu": 1}),
+    "checkpoints": _Optional({"claim": "checkpoints"}),
 }
 
 TEMPLATES: Final[dict[str, dict[str, Any]]] = {
@@ -69,16 +69,25 @@ TEMPLATES: Final[dict[str, dict[str, Any]]] = {
         nodes=2,
         procsPerNode=1,
         **_CLUSTER,
-        env=_Later([{"name": "WANDB_MODE", "value": "offline"}]),
-        data=_Later([{"claim": "my-data", "path": "./data", "mountPath": "/data"}]),
+        env=_Optional([{"name": "WANDB_MODE", "value": "offline"}]),
+        data=_Optional([{"claim": "my-data", "path": "./data", "mountPath": "/data"}]),
         script={"path": "train.py", "args": ["--epochs", "10"]},
     ),
 }
 
 
 def write(template: str, *, schema: str = reference.SCHEMA_ID) -> str:
-    """Text of a job file. `schema` is what editors check it by. Raises `KeyError` for a template
-    that is not there.
+    """Render a template of `TEMPLATES` as the text of a job file.
+
+    Args:
+        template: its name.
+        schema: URL or path of the JSON Schema by which editors check the file.
+
+    Returns:
+        The text.
+
+    Raises:
+        KeyError: there is no such template.
     """
     head = [
         f"# yaml-language-server: $schema={schema}",
@@ -87,8 +96,8 @@ def write(template: str, *, schema: str = reference.SCHEMA_ID) -> str:
             "# A training job. `kdist validate` checks this file, `kdist run` trains on this "
             "machine, and"
         ),
-        "# `kdist explain spec` shows all the fields that are not here, with their defaults.",
-        "# A line that begins with `#` and no space is a field to take when you need it.",
+        "# `kdist explain spec` describes all other fields, with their defaults.",
+        "# Lines that start with `#` and no space are optional fields: remove the `#` to use them.",
     ]
     return "\n".join([*head, *_section(TEMPLATES[template], reference.root(), 0)]) + "\n"
 
@@ -98,10 +107,10 @@ def _section(values: dict[str, Any], section: reference.Field, depth: int) -> li
     indent = "  " * depth
     for name, value in values.items():
         field = section.children[name]
-        mark, plain = ("#", value.value) if isinstance(value, _Later) else ("", value)
+        mark, plain = ("#", value.value) if isinstance(value, _Optional) else ("", value)
         if depth:
             lines += wrap(
-                field.sentence,
+                field.description,
                 _WIDTH,
                 initial_indent=f"{indent}# ",
                 subsequent_indent=f"{indent}# ",

@@ -1,8 +1,8 @@
 """The whole of a job.yaml: `TrainingJob`, its metadata and its spec.
 
-Field rules: camelCase in the file, snake_case in Python; a description begins with the field's
-name; seconds are integers with the unit in the name; enums are used where a boolean might grow;
-every list is bounded.
+Field rules: camelCase in the file, snake_case in Python; a description is a sentence; seconds are
+integers with the unit in the name; enums are used where a boolean might grow; every list is
+bounded.
 """
 
 from __future__ import annotations
@@ -51,134 +51,132 @@ NodeCount = Annotated[int, Field(ge=1, le=4096)]
 
 
 class Metadata(ConfigModel):
-    """What the job is called, and where it lives."""
+    """Name, namespace, labels and annotations of the job."""
 
-    name: JobName = Field(description="name of the job; its objects are named after it.")
+    name: JobName = Field(description="Name of the job and of its objects.")
     namespace: Label | None = Field(
-        None, description="namespace of the cluster; without it the one of the kubeconfig."
+        None, description=("Namespace on the cluster; defaults to that of the kubeconfig.")
     )
     labels: dict[LabelKey, LabelValue] = Field(
-        {}, max_length=64, description="labels put on every object of the job."
+        {}, max_length=64, description="Labels for every object of the job."
     )
     annotations: dict[LabelKey, Annotated[str, Field(max_length=65_536)]] = Field(
-        {}, max_length=64, description="annotations put on every object of the job."
+        {}, max_length=64, description="Annotations for every object of the job."
     )
 
 
 class Spec(ConfigModel):
-    """What the job runs, and on what. Exactly one of train and script is given."""
+    """What the job runs, and where. Exactly one of train and script is required."""
 
     backend: Literal["auto", "job", "statefulset", "pytorchjob", "jobset", "trainjob"] = Field(
         "auto",
         description=(
-            "backend: the workload kind on a cluster; job is an Indexed Job, auto asks the cluster."
+            "Workload kind on a cluster; job is an Indexed Job, auto selects what the "
+            "cluster supports."
         ),
     )
     image: ImageReference | None = Field(
-        None, description="image of the pods; `kdist run` needs none."
+        None, description="Container image of the pods; not used by `kdist run`."
     )
     nodes: Annotated[
         Nodes, BeforeValidator(_nodes_from_number, json_schema_input_type=NodeCount | Nodes)
     ] = Field(
         Nodes(min=1, max=1),
-        description="nodes of the job: a number, or {min, max} for an elastic job.",
+        description="Number of nodes, or {min, max} for an elastic job.",
     )
     procs_per_node: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = Field(
-        "auto", description="procsPerNode: ranks on each node; auto is one per GPU, else 1."
+        "auto", description="Ranks per node; auto is one per GPU, or 1 without GPUs."
     )
-    threads_per_rank: int = Field(
-        1, ge=1, le=1024, description="threadsPerRank: CPU threads of each rank."
-    )
+    threads_per_rank: int = Field(1, ge=1, le=1024, description="CPU threads of each rank.")
     resources: Resources = Field(
-        Resources(), description="resources of each pod; `kdist run` does not limit any."
+        Resources(), description=("Requests and limits of each pod; not enforced by `kdist run`.")
     )
     code: FolderPath | None = Field(
         None,
         description=(
-            "code: a folder with your modules or script, relative to the job file; without it "
-            "they are in the image."
+            "Folder with your modules or script, relative to the job file; defaults to what "
+            "the image contains."
         ),
     )
-    data: list[Data] = Field([], max_length=64, description="data sets that every rank can read.")
+    data: list[Data] = Field([], max_length=64, description="Data sets that every rank can read.")
     checkpoints: Checkpoints | None = Field(
         None,
         description=(
-            "checkpoints: where state is kept; without it a lost pod loses all (`kdist run` "
-            "keeps a folder)."
+            "Where checkpoints are stored; without it a lost pod loses all progress (`kdist "
+            "run` always uses a folder)."
         ),
     )
     env: list[EnvVar] = Field(
-        [], max_length=256, description="env: variables of the training's environment."
+        [], max_length=256, description="Environment variables of the training."
     )
     max_restarts: int = Field(
         10,
         ge=0,
         le=100_000,
-        description="maxRestarts without progress before the job gives up; progress refills it.",
+        description=("Restarts without progress before the job fails; progress resets the count."),
     )
-    queue: Label | None = Field(None, description="queue: Kueue's LocalQueue that admits the job.")
+    queue: Label | None = Field(None, description="Kueue LocalQueue that admits the job.")
     rendezvous: Literal["auto", "file", "kubernetes", "c10d"] = Field(
         "auto",
         description=(
-            "rendezvous: how nodes find each other; auto is file here, kubernetes on a "
-            "cluster, else c10d."
+            "How nodes find each other; auto is file for `kdist run` and kubernetes on a "
+            "cluster, with c10d as fallback."
         ),
     )
     node_selector: dict[LabelKey, LabelValue] = Field(
-        {}, max_length=64, description="nodeSelector: labels a node must have."
+        {}, max_length=64, description="Labels that a node must have to run a pod."
     )
     tolerations: list[Toleration] = Field(
-        [], max_length=64, description="tolerations: taints of nodes that the pods accept."
+        [], max_length=64, description="Node taints that the pods tolerate."
     )
     image_pull_secrets: list[ObjectName] = Field(
-        [], max_length=16, description="imagePullSecrets: names of registry Secrets."
+        [], max_length=16, description="Names of Secrets for pulling the image."
     )
-    priority_class: ObjectName | None = Field(None, description="priorityClass of the pods.")
+    priority_class: ObjectName | None = Field(None, description="PriorityClass of the pods.")
     service_account_name: ObjectName | None = Field(
         None,
         description=(
-            "serviceAccountName: an account that is there, for cloud identities; without it "
-            "one that may do nothing."
+            "Existing service account, e.g. for cloud identities; without it the job gets "
+            "one with no permissions beyond its rendezvous."
         ),
     )
     termination_grace_period_seconds: PositiveSeconds = Field(
         60,
-        description="terminationGracePeriodSeconds from the request to stop to the end by force.",
+        description="Seconds between the request to stop and a forced kill.",
     )
     ttl_seconds_after_finished: Seconds = Field(
-        86_400, description="ttlSecondsAfterFinished that the objects of an ended job stay."
+        86_400, description=("Seconds after which the objects of a finished job are deleted.")
     )
     rendezvous_timeout_seconds: PositiveSeconds = Field(
-        600, description="rendezvousTimeoutSeconds to wait for enough nodes."
+        600, description="Maximum time to wait for enough nodes, in seconds."
     )
     join_window_seconds: Seconds = Field(
-        10, description="joinWindowSeconds in which joining nodes are let in together."
+        10, description=("Seconds to wait for further nodes, so that they join together.")
     )
     collective_timeout_seconds: PositiveSeconds = Field(
-        300, description="collectiveTimeoutSeconds a collective may take."
+        300, description="Maximum duration of a collective, in seconds."
     )
     hang_timeout_seconds: PositiveSeconds = Field(
-        300, description="hangTimeoutSeconds without progress before a rank is killed."
+        300, description="Seconds without progress after which a rank is killed."
     )
     final_scrape_timeout_seconds: Seconds = Field(
         30,
         description=(
-            "finalScrapeTimeoutSeconds at most that a scraped agent whose work is over waits for a "
-            "last scrape."
+            "Maximum time a finished agent keeps serving /metrics for a final scrape, in seconds."
         ),
     )
     pod_template: dict[str, JsonValue] = Field(
-        {}, max_length=64, description="podTemplate: an overlay for the pod template, merged last."
+        {}, max_length=64, description="Overlay for the pod template, merged last."
     )
     preflight: Preflight | None = Field(
         None,
         description=(
-            "preflight: what is measured between the ranks before they train; too slow a "
-            "group ends the job."
+            "Checks of the network between ranks before they train; a worker group that is "
+            "too slow ends the job."
         ),
     )
-    train: Training | None = Field(None, description="train: the managed loop.")
-    script: Script | None = Field(None, description="script: a torchrun script as it is.")
+    train: Training | None = Field(None, description="Settings of the managed training loop.")
+    script: Script | None = Field(None, description="A torchrun script, run unchanged.")
 
     @model_validator(mode="after")
     def _rules(self) -> Spec:
@@ -187,14 +185,14 @@ class Spec(ConfigModel):
 
 
 class TrainingJob(ConfigModel):
-    """A distributed PyTorch training: one file that runs on this machine and on any Kubernetes."""
+    """A distributed PyTorch training that runs on this machine and on any Kubernetes."""
 
     api_version: Literal["kdist.dev/v1alpha1"] = Field(
-        description="apiVersion of this file: kdist.dev/v1alpha1."
+        description="API version of this file: kdist.dev/v1alpha1."
     )
-    kind: Literal["TrainingJob"] = Field(description="kind of this file: TrainingJob.")
-    metadata: Metadata = Field(description="metadata: name and namespace.")
-    spec: Spec = Field(description="spec: what the job runs, and on what.")
+    kind: Literal["TrainingJob"] = Field(description="Kind of this file: TrainingJob.")
+    metadata: Metadata = Field(description="Name, namespace, labels and annotations.")
+    spec: Spec = Field(description="What the job runs, and where.")
 
     @model_validator(mode="after")
     def _rules(self) -> TrainingJob:
@@ -203,19 +201,19 @@ class TrainingJob(ConfigModel):
 
     @property
     def run(self) -> str | None:
-        """What the job calls its run, None where it leaves that to kdist."""
+        """The run's name from the annotation; None if kdist generates it."""
         return self.metadata.annotations.get(RUN)
 
     @property
     def checkpoint_folder(self) -> str:
-        """Name of its folder of checkpoints on a cluster: a run that has a name begins with none of
-        another run's.
+        """Name of the checkpoint folder on a cluster. A named run has its own folder, so it never
+        resumes from another run's checkpoints.
         """
         return self.metadata.name if self.run is None else f"{self.metadata.name}@{self.run}"
 
     def to_train_config(self) -> TrainConfig:
-        """What the trainer is told (`train.json`): the part of the job that does not depend on
-        where it runs.
+        """The trainer's settings (`train.json`): the part of the job that does not depend on where
+        it runs.
         """
         shared = {
             name: getattr(self.spec, name)
@@ -225,5 +223,5 @@ class TrainingJob(ConfigModel):
         return TrainConfig(name=self.metadata.name, **shared)
 
     def to_document(self) -> dict[str, Any]:
-        """The job as plain values, camelCase, every default written out."""
+        """The job as plain values in camelCase, with all defaults."""
         return self.model_dump(mode="json", by_alias=True)

@@ -1,7 +1,7 @@
-"""The rules that tie several fields of a job together.
+"""The rules across several fields of a job.
 
-Every rule names the fields it has read, so that a problem points at a line, and is left out when
-one of these fields is itself wrong.
+Every rule names the fields it has read: a problem points at one of them, and is not reported if one
+of them is itself wrong.
 """
 
 from __future__ import annotations
@@ -20,27 +20,26 @@ MODEL_PARALLEL = ("tensor", "pipeline")
 TENSOR_WORKLOADS = ("gpt",)
 """Shipped workloads that have a tensor plan."""
 GPT_HEADS = 4
-"""Heads of `gpt` where its options say nothing."""
+"""Default number of heads of `gpt`."""
 
 
 def check(spec: Spec) -> Iterator[Violation]:
-    """Every broken rule of a job's spec."""
-    yield from _one_kind(spec)
+    """Yield the violations of a job's spec."""
+    yield from _train_or_script(spec)
     yield from _shards(spec)
     yield from _devices(spec)
     yield from _one_process(spec)
-    yield from _copies(spec)
-    yield from _plan(spec)
+    yield from _replicas(spec)
+    yield from _tensor_plan(spec)
     yield from _stages(spec)
-    yield from _unique(spec)
+    yield from _unique_names(spec)
     yield from _own_mounts(spec)
     yield from _workload(spec)
 
 
-# What namespaces have of their own: an account, and in `default` the API server's Service.
+# In every namespace there is such a service account, and in `default` the API server's Service.
 _TAKEN_NAMES = ("default", "kubernetes")
-# How objects are called that a job, or the controller of its kind, makes beside those of its own
-# name.
+# Names of further objects that a job, or the controller of its kind, creates.
 _DERIVED_NAME = re.compile(
     r"-(rendezvous|checkpoints|(code|train)-[0-9a-f]{10}|node-\d+|worker-\d+|master-\d+)$"
 )
@@ -54,19 +53,19 @@ begins another run.
 def check_job(job: TrainingJob) -> Iterator[Violation]:
     """Every broken rule that ties a job's name to the rest of it."""
     name, nodes = job.metadata.name, job.spec.nodes.max
-    judged = ("metadata.name",)
+    fields_read = ("metadata.name",)
     if name in _TAKEN_NAMES:
         yield Violation(
             f"must not be `{name}`: a namespace has an object of that name already",
             "metadata.name",
-            judged,
+            fields_read,
         )
     if found := _DERIVED_NAME.search(name):
         owner = name[: found.start()]
         message = (
             f"must not end with `{found[0]}`: a job `{owner}` would make an object of the same name"
         )
-        yield Violation(message, "metadata.name", judged)
+        yield Violation(message, "metadata.name", fields_read)
     most = _LONGEST_POD_NAME - len(f"-node-0-{nodes - 1}-abcde")
     if len(name) > most:
         message = (
@@ -74,7 +73,7 @@ def check_job(job: TrainingJob) -> Iterator[Violation]:
             "called NAME-node-0-INDEX-XXXXX"
         )
         yield Violation(
-            f"{message}, found {len(name)}", "metadata.name", (*judged, "spec.nodes.max")
+            f"{message}, found {len(name)}", "metadata.name", (*fields_read, "spec.nodes.max")
         )
     run = job.metadata.annotations.get(RUN)
     if run is not None and not re.fullmatch(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", run):
@@ -116,7 +115,7 @@ def _own_mounts(spec: Spec) -> Iterator[Violation]:
                 )
 
 
-def _one_kind(spec: Spec) -> Iterator[Violation]:
+def _train_or_script(spec: Spec) -> Iterator[Violation]:
     if spec.train is not None and spec.script is not None:
         yield Violation(
             "train and script exclude each other; keep one", "script", ("script", "train")
@@ -179,14 +178,14 @@ def _devices(spec: Spec) -> Iterator[Violation]:
 
 
 def _one_process(spec: Spec) -> Iterator[Violation]:
-    """`data_parallel` is one process with all GPUs: nobody would average the gradients of
-    several.
+    """`data_parallel` is a single process with all GPUs; nothing averages gradients across
+    processes.
     """
     if spec.train is None or spec.train.strategy != "data_parallel":
         return
     if spec.nodes.max > 1:
         message = (
-            "must be 1 with strategy data_parallel, which is one process; ddp takes several "
+            "must be 1 with strategy data_parallel, which is one process; ddp supports several "
             f"nodes, found {spec.nodes.max}"
         )
         yield Violation(message, "nodes.max", ("nodes.max", "train.strategy"))
@@ -198,37 +197,35 @@ def _one_process(spec: Spec) -> Iterator[Violation]:
         yield Violation(message, "procsPerNode", ("procsPerNode", "train.strategy"))
 
 
-def _copies(spec: Spec) -> Iterator[Violation]:
-    """Every size that the job may have must be a whole number of copies of the model, each within a
-    node or of whole nodes.
+def _replicas(spec: Spec) -> Iterator[Violation]:
+    """Every world size of the job must be a whole number of model replicas, each within a node or
+    on whole nodes.
     """
     train = spec.train
     if train is None or (train.strategy not in MODEL_PARALLEL and train.model_parallel is None):
         return
     ways, strategy = train.model_parallel, train.strategy
-    asked = ("train.modelParallel", "train.strategy")
+    fields_read = ("train.modelParallel", "train.strategy")
     if strategy not in MODEL_PARALLEL:
         message = (
             f"must be left out with strategy {strategy}, which has no ranks that share a copy "
             "of the model"
         )
-        yield Violation(message, "train.modelParallel", asked)
+        yield Violation(message, "train.modelParallel", fields_read)
         return
     if ways is None:
-        message = (
-            f"needs modelParallel beside {strategy}: how many ranks share one copy of the model"
-        )
-        yield Violation(message, "train.strategy", asked)
+        message = f"needs modelParallel with {strategy}: how many ranks share one copy of the model"
+        yield Violation(message, "train.strategy", fields_read)
         return
     per_node = (spec.resources.gpu or 1) if spec.procs_per_node == "auto" else spec.procs_per_node
     fields = ("train.modelParallel", "procsPerNode", "resources.gpu", "nodes.min", "nodes.max")
     nodes = spec.nodes
     if per_node % ways == 0:
-        return  # so any number of nodes will do
+        return  # any number of nodes fits
     if ways % per_node:
         message = (
-            f"must be a multiple of modelParallel, {ways}, so that a copy of the model lies "
-            f"within a node, found {per_node}"
+            f"must be a multiple of modelParallel, {ways}, so that a copy of the model is "
+            f"within one node, found {per_node}"
         )
         yield Violation(
             message,
@@ -239,7 +236,7 @@ def _copies(spec: Spec) -> Iterator[Violation]:
         message = (
             f"must be one number: a copy of the model takes {ways // per_node} nodes "
             f"(modelParallel {ways}, procsPerNode "
-            f"{per_node}), and not every size between is a multiple; procsPerNode: {ways} "
+            f"{per_node}), and not every size in between is a multiple; procsPerNode: {ways} "
             "keeps the job elastic"
         )
         yield Violation(message, "nodes", (*fields, "nodes"))
@@ -252,20 +249,15 @@ def _copies(spec: Spec) -> Iterator[Violation]:
         yield Violation(message, "nodes", (*fields, "nodes"))
 
 
-def _plan(spec: Spec) -> Iterator[Violation]:
-    """A shipped workload must know how to split its model; another one is asked when the job
-    starts.
-    """
+def _tensor_plan(spec: Spec) -> Iterator[Violation]:
+    """A shipped workload must have a tensor plan; others are checked when the job starts."""
     train = spec.train
     if train is None or train.strategy != "tensor" or train.workload not in SHIPPED_WORKLOADS:
         return
-    judged = ("train.strategy", "train.workload", "train.modelParallel")
+    fields_read = ("train.strategy", "train.workload", "train.modelParallel")
     if train.workload not in TENSOR_WORKLOADS:
-        message = (
-            f"must not be tensor: {train.workload} has no plan of how ranks split its model; "
-            "use fsdp"
-        )
-        yield Violation(message, "train.strategy", judged)
+        message = f"must not be tensor: {train.workload} has no tensor plan; use fsdp"
+        yield Violation(message, "train.strategy", fields_read)
         return
     heads = train.options.get("heads", GPT_HEADS)
     if train.model_parallel is not None and isinstance(heads, int) and heads % train.model_parallel:
@@ -273,12 +265,12 @@ def _plan(spec: Spec) -> Iterator[Violation]:
             f"must divide the {heads} heads of gpt's attention (options.heads), found "
             f"{train.model_parallel}"
         )
-        yield Violation(message, "train.modelParallel", (*judged, "train.options"))
+        yield Violation(message, "train.modelParallel", (*fields_read, "train.options"))
 
 
 def _stages(spec: Spec) -> Iterator[Violation]:
-    """A shipped workload's model must have a part with weights for each stage; another one is asked
-    when the job starts.
+    """A shipped workload's model must have a part with weights for each stage; other workloads are
+    checked when the job starts.
     """
     train = spec.train
     if (
@@ -302,8 +294,8 @@ def _stages(spec: Spec) -> Iterator[Violation]:
         )
 
 
-def _unique(spec: Spec) -> Iterator[Violation]:
-    """Names of variables are unique, and no data set is mounted over another one."""
+def _unique_names(spec: Spec) -> Iterator[Violation]:
+    """Names of variables are unique, and mounts of data sets do not overlap."""
     names: dict[str, int] = {}
     for index, variable in enumerate(spec.env):
         field = f"env.{index}.name"

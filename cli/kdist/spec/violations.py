@@ -16,15 +16,13 @@ class Violation(NamedTuple):
     """One broken rule. Fields are dotted names relative to the model that the rule belongs to."""
 
     message: str
-    at: str  # the field to blame; empty for the model itself
-    judged: tuple[str, ...]  # the fields that the rule looked at
+    at: str  # the wrong field; empty for the model itself
+    fields_read: tuple[str, ...]  # the fields that the rule has read
     suggestion: str = ""
 
 
 def refuse(violations: Iterable[Violation]) -> None:
-    """Raise one error that carries every violation, if there is any. Raises
-    `PydanticCustomError`.
-    """
+    """Raise a `PydanticCustomError` with all violations, if there are any."""
     found = [tuple(violation) for violation in violations]
     if found:
         raise PydanticCustomError(
@@ -32,7 +30,7 @@ def refuse(violations: Iterable[Violation]) -> None:
         )
 
 
-# What torch's elastic agent and kdist tell the ranks; a job that sets them would break its own
+# Set for the ranks by torch's elastic agent and kdist; a job that sets them would break its own
 # rendezvous.
 _RESERVED_RANKS = (
     "RANK",
@@ -48,7 +46,7 @@ _RESERVED_PREFIXES = ("KDIST_", "TORCHELASTIC_")
 
 
 def check_variable(name: str) -> Iterator[Violation]:
-    """A variable's name must not be one that kdist sets."""
+    """Check that kdist does not set a variable of this name itself."""
     if name in _RESERVED_RANKS + _RESERVED_SIZES or name.startswith(_RESERVED_PREFIXES):
         yield Violation(f"`{name}` is set by kdist itself and cannot be changed", "name", ("name",))
 
@@ -69,19 +67,19 @@ _SYSTEM_FOLDERS = (
     "tmp",
     "usr",
 )
-_KDISTS_FOLDERS = ("checkpoints", "code")
+_KDIST_FOLDERS = ("checkpoints", "code")
 
 
 def check_mount(path: str) -> Iterator[Violation]:
-    """A mount must not lie in the system's folders, nor leave its own."""
+    """Check that a mount path is normalized and outside of the folders of the system and kdist."""
     parts = path.split("/")[1:]
     if {"..", ".", ""} & set(parts):
-        yield Violation("must not hold `.`, `..` or `//`", "mountPath", ("mountPath",))
+        yield Violation("must not contain `.`, `..` or `//`", "mountPath", ("mountPath",))
     elif parts[0] in _SYSTEM_FOLDERS:
         yield Violation(
-            f"must not lie in /{parts[0]}, which belongs to the system", "mountPath", ("mountPath",)
+            f"must not be in /{parts[0]}, which belongs to the system", "mountPath", ("mountPath",)
         )
-    elif parts[0] in _KDISTS_FOLDERS or path.startswith("/var/run"):
+    elif parts[0] in _KDIST_FOLDERS or path.startswith("/var/run"):
         yield Violation(
-            "must not lie where kdist itself mounts a volume", "mountPath", ("mountPath",)
+            "must not be where kdist itself mounts a volume", "mountPath", ("mountPath",)
         )

@@ -1,5 +1,13 @@
-"""What a job is doing, in words that do not depend on the kind of its workload. Pure: documents in,
-a `JobStatus` out.
+"""Status of a job on a cluster, in words that do not depend on the kind of its workload: documents
+in, a `JobStatus` out.
+
+`snapshot` holds the documents of a job and derives the status from them; `job_status` decides the
+phase. `pod`, `agent_status` and `exit_record` each read one kind of document, with the access
+functions of `documents`, because documents of a cluster may be incomplete or invalid.
+`step_history` collects steps over time, for live views.
+
+Fetching documents is `kdist.jobs`, explaining a phase is `kdist.diagnose`, and showing it is
+`kdist.views`. Read `snapshot` first.
 """
 
 from kdist.status.agent_status import AgentStatus, RankStatus

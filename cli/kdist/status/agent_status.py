@@ -1,5 +1,5 @@
-"""An agent's `/status` document, taken as what it is: words from a pod, which may be old, foreign
-or broken.
+"""An agent's `/status` document. It comes from a pod and may be stale, invalid, or of another
+run; fields that cannot be read are None.
 """
 
 from __future__ import annotations
@@ -10,17 +10,22 @@ from dataclasses import dataclass
 from kdist.status import documents
 from kdist.status.exit_record import ExitRecord
 
-WORKING = ("running", "checkpointing")
-MEETING = ("pending", "rendezvous", "initializing")
-OVER = ("succeeded", "failed")
+RUNNING_STATES = ("running", "checkpointing")
+JOINING_STATES = ("pending", "rendezvous", "initializing")
+FINISHED_STATES = ("succeeded", "failed")
 
 
 @dataclass(frozen=True)
 class RankStatus:
-    """One rank as its agent sees it. Seconds are means or smoothed times of a step; `silence` is
-    since its last sign of life.
+    """One rank, as its agent reports it.
 
-    `collective` is the one that it is in, such as `all_reduce(float32[1024]) #17`; empty in none.
+    Attributes:
+        pod: name of the rank's pod.
+        step_seconds: mean or smoothed seconds per step; `busy_seconds` and `all_reduce_seconds`
+            are parts of it.
+        silence: seconds since its last heartbeat.
+        collective: the collective that it is in, such as `all_reduce(float32[1024]) #17`; empty if
+            it is in none.
     """
 
     rank: int
@@ -37,7 +42,7 @@ class RankStatus:
 
 @dataclass(frozen=True)
 class AgentStatus:
-    """What one agent says. Numbers that it does not know are None; a loss may be NaN."""
+    """Report of one agent. Unknown numbers are None; a loss may be NaN."""
 
     pod: str
     state: str
@@ -58,13 +63,13 @@ class AgentStatus:
     exit: ExitRecord | None = None
 
     @property
-    def parked(self) -> bool:
-        """Whether the agent's work is over, though its pod stays."""
-        return self.state in OVER
+    def finished(self) -> bool:
+        """Whether the agent's work has ended. Its pod may stay alive."""
+        return self.state in FINISHED_STATES
 
     @classmethod
     def read(cls, pod: str, document: object) -> AgentStatus | None:
-        """The report in a `/status` document; None if it says nothing."""
+        """Read a `/status` document; None if it has no state."""
         state = documents.text(document, "state")
         if not state:
             return None
@@ -112,9 +117,12 @@ def _ranks(pod: str, document: object) -> list[RankStatus]:
     return found
 
 
-def read_all(documents: Mapping[str, object], *, run_id: str) -> dict[str, AgentStatus]:
-    """The reports of this run by pod; what another run's agent says is left out, where both say
-    which run they are of.
+def read_reports(documents: Mapping[str, object], *, run_id: str) -> dict[str, AgentStatus]:
+    """Read the reports of one run.
+
+    Args:
+        documents: `/status` documents by pod.
+        run_id: the run; empty if unknown. Reports with another run's id are left out.
     """
     read = {pod: AgentStatus.read(pod, document) for pod, document in documents.items()}
     return {
@@ -124,9 +132,10 @@ def read_all(documents: Mapping[str, object], *, run_id: str) -> dict[str, Agent
     }
 
 
-def latest(reports: Mapping[str, AgentStatus]) -> list[AgentStatus]:
-    """The reports of the newest generation, the one with rank 0 first: an agent that was cut off
-    still shows an old one.
+def newest_generation(reports: Mapping[str, AgentStatus]) -> list[AgentStatus]:
+    """Return the reports of the newest generation, the one with rank 0 first.
+
+    An agent that has lost contact to the others still reports an older generation.
     """
     newest = max((report.generation for report in reports.values()), default=0)
     current = [report for report in reports.values() if report.generation == newest]

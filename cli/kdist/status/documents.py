@@ -1,5 +1,5 @@
-"""Reading of documents that others wrote: whatever is missing or of another kind reads as nothing,
-and nothing raises.
+"""Access to fields of untrusted documents. A field that is missing or of an unexpected type reads
+as None or as an empty value; nothing raises.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any
 
 Document = Mapping[str, Any]
 
-_NOTHING: Document = {}
-_WORDS = {
+_EMPTY: Document = {}
+_NON_FINITE = {
     "nan": math.nan,
     "inf": math.inf,
     "-inf": -math.inf,
@@ -23,7 +23,7 @@ _WORDS = {
 
 
 def at(document: object, *path: str) -> Any:
-    """The value at a path of keys; None where there is none."""
+    """Return the value at a path of keys; None if there is none."""
     for key in path:
         if not isinstance(document, Mapping):
             return None
@@ -32,13 +32,13 @@ def at(document: object, *path: str) -> Any:
 
 
 def mapping(document: object, *path: str) -> Document:
-    """The object at the path; an empty one where there is none."""
+    """Return the object at the path; an empty one if there is none."""
     found = at(document, *path)
-    return found if isinstance(found, Mapping) else _NOTHING
+    return found if isinstance(found, Mapping) else _EMPTY
 
 
 def items(document: object, *path: str) -> list[Document]:
-    """The objects in the list at the path."""
+    """Return the objects in the list at the path."""
     found = at(document, *path)
     return (
         [item for item in found if isinstance(item, Mapping)]
@@ -48,22 +48,24 @@ def items(document: object, *path: str) -> list[Document]:
 
 
 def text(document: object, *path: str) -> str:
-    """The text at the path; empty where there is none."""
+    """Return the text at the path; empty if there is none."""
     found = at(document, *path)
     return found if isinstance(found, str) else ""
 
 
 def integer(document: object, *path: str) -> int | None:
-    """The whole number at the path."""
+    """Return the number at the path as an integer; None if there is no finite number."""
     found = number(document, *path)
     return None if found is None or not math.isfinite(found) else int(found)
 
 
 def number(document: object, *path: str) -> float | None:
-    """The number at the path; JSON's missing ones (`"nan"`) come as words."""
+    """Return the number at the path, or the one that a word like `"nan"` stands for, since JSON
+    has none for it; None if there is neither.
+    """
     found = at(document, *path)
     if isinstance(found, str):
-        return _WORDS.get(found)
+        return _NON_FINITE.get(found)
     if isinstance(found, bool) or not isinstance(found, int | float):
         return None
     try:
@@ -73,7 +75,7 @@ def number(document: object, *path: str) -> float | None:
 
 
 def moment(document: object, *path: str) -> float | None:
-    """The RFC 3339 time at the path, as unix seconds."""
+    """Return the RFC 3339 time at the path as unix seconds; None if there is none."""
     found = text(document, *path)
     try:
         read = datetime.fromisoformat(found)
@@ -83,23 +85,23 @@ def moment(document: object, *path: str) -> float | None:
 
 
 def name(document: object) -> str:
-    """Name of an object."""
+    """Return the name of an object."""
     return text(document, "metadata", "name")
 
 
 def label(document: object, key: str) -> str:
-    """A label of an object; empty where there is none."""
+    """Return a label of an object; empty if there is none."""
     return text(document, "metadata", "labels", key)
 
 
 def annotation(document: object, key: str) -> str:
-    """An annotation of an object; empty where there is none."""
+    """Return an annotation of an object; empty if there is none."""
     return text(document, "metadata", "annotations", key)
 
 
 def condition(document: object, kind: str) -> Document:
-    """The condition of that type in an object's status; an empty one where there is none."""
+    """Return the condition of that type in an object's status; an empty one if there is none."""
     return next(
         (each for each in items(document, "status", "conditions") if text(each, "type") == kind),
-        _NOTHING,
+        _EMPTY,
     )

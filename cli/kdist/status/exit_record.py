@@ -1,8 +1,7 @@
-"""The exit record that an agent leaves in its container's termination message, as far as it can be
-read.
+"""Exit records that agents write to the termination message of their container.
 
-Kubernetes cuts the message at 4096 bytes, and a container that died without a word has the end of
-its log there, or nothing.
+Kubernetes truncates the message at 4096 bytes. If the agent died before it wrote one, the message
+is the end of the container's log, or empty.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import re
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from kdist.events import parse
 from kdist.status import documents
 
 DONE, STOPPED, PEERS_LOST = 0, 200, 201
@@ -29,14 +29,23 @@ _KEYS = (
     "collective",
     "collectives",
 )
-_LONGEST = 1 << 16
+_MAX_TEXT = 1 << 16
 
 
 @dataclass(frozen=True)
 class ExitRecord:
-    """How an agent's work ended. `code` is one of the trainer's exit codes, `time` unix seconds.
+    """How an agent's work ended.
 
-    `whole` is false where the record was cut or put together from a log.
+    Attributes:
+        code: exit code of the trainer.
+        cause: a word for the cause of a failure.
+        outcome: `done`, `stopped` or `failed`.
+        rank: the rank that failed first.
+        step: its last step.
+        time: unix seconds.
+        collective: the collective that the rank was in.
+        collectives: the last collective of each rank, one line each.
+        whole: false if the record was truncated, or is from a log.
     """
 
     code: int
@@ -55,11 +64,11 @@ class ExitRecord:
 
     @property
     def permanent(self) -> bool:
-        """Whether another try cannot help."""
+        """Whether a restart cannot help."""
         return 0 < self.code < 128
 
     def to_document(self) -> dict[str, Any]:
-        """The record as plain values."""
+        """Return the record as plain values."""
         return {
             **asdict(self),
             "traceback": list(self.traceback),
@@ -67,22 +76,22 @@ class ExitRecord:
         }
 
     def to_text(self) -> str:
-        """The record as JSON, for an annotation."""
+        """Return the record as JSON, for an annotation."""
         return json.dumps(self.to_document(), ensure_ascii=False)
 
     @classmethod
     def parse(cls, text: object) -> ExitRecord | None:
-        """Read a termination message, an annotation, or the end of a log; None if it holds no
+        """Parse a termination message, an annotation, or the end of a log; None if it holds no
         record.
         """
         if not isinstance(text, str):
             return None
-        text = text[:_LONGEST]
-        return cls.read(_loads(text)) or _from_log(text) or _from_pieces(text)
+        text = text[:_MAX_TEXT]
+        return cls.read(_loads(text)) or _from_log(text) or _from_truncated(text)
 
     @classmethod
     def read(cls, document: object, *, whole: bool = True) -> ExitRecord | None:
-        """The record that a JSON object holds; None if it lacks a code."""
+        """Read a record from a JSON object; None if it is not one."""
         code = documents.integer(document, "code")
         if (
             code is None
@@ -121,35 +130,30 @@ def _loads(text: str) -> Any:
 
 
 def _from_log(text: str) -> ExitRecord | None:
-    """The agent's last `failed` event, where the message is the end of the container's log."""
+    """Read the last `failed` event of the agent from the end of its log."""
     for line in reversed(text.splitlines()):
-        start = line.find('{"time"')
-        event = _loads(line[start:]) if start >= 0 else None
-        if documents.text(event, "event") == "failed":
+        event = parse(line)
+        if event is not None and event["event"] == "failed":
             return ExitRecord.read(
-                {
-                    **documents.mapping(event),
-                    "time": documents.moment(event, "time"),
-                    "outcome": "failed",
-                },
+                {**event, "time": documents.moment(event, "time"), "outcome": "failed"},
                 whole=False,
             )
     return None
 
 
-def _from_pieces(text: str) -> ExitRecord | None:
-    """What is left of a record that was cut: its first fields, each of which is whole."""
+def _from_truncated(text: str) -> ExitRecord | None:
+    """Read the fields that are left of a truncated record."""
     if not text.lstrip().startswith("{"):
         return None
     decoder, found = json.JSONDecoder(), {}
     for key in _KEYS:
-        place = re.search(rf'[{{,]\s*"{key}"\s*:\s*', text)
-        if place is None:
+        match = re.search(rf'[{{,]\s*"{key}"\s*:\s*', text)
+        if match is None:
             continue
         try:
-            found[key], _ = decoder.raw_decode(text, place.end())
+            found[key], _ = decoder.raw_decode(text, match.end())
         except (ValueError, RecursionError):
-            # this one was cut: its beginning still says something
-            if text[place.end() : place.end() + 1] == '"':
-                found[key] = text[place.end() + 1 :].replace("\\n", "\n").rstrip("\\")
+            # Truncated: keep the beginning of a text.
+            if text[match.end() : match.end() + 1] == '"':
+                found[key] = text[match.end() + 1 :].replace("\\n", "\n").rstrip("\\")
     return ExitRecord.read(found, whole=False)

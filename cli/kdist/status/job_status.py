@@ -10,16 +10,36 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, Literal
 
-from kdist.status.agent_status import MEETING, WORKING, AgentStatus, RankStatus, latest
+from kdist.status.agent_status import (
+    JOINING_STATES,
+    RUNNING_STATES,
+    AgentStatus,
+    RankStatus,
+    newest_generation,
+)
 from kdist.status.exit_record import STOPPED, ExitRecord
 from kdist.status.pod import Pod
+from kdist.units import camel_case
+
+API_VERSION = "cli.kdist.dev/v1"
+
+# An agent may take this long to answer: it loads torch, perhaps from a slow disk.
+_STARTING_SECONDS = 90.0
 
 
 @dataclass(frozen=True)
 class WorkloadState:
-    """State of a workload. Counts are of pods; `finished` is None while it is at work or waits.
+    """State of a workload, whatever its kind.
 
-    `reason` and `message` are the workload's own, of its end or of what keeps it from working.
+    Attributes:
+        active: pods that run or wait.
+        ready: pods that are ready.
+        succeeded: pods that succeeded.
+        failed: pods that failed.
+        suspended: whether the workload keeps no pods for now.
+        finished: its result; None before it has finished.
+        reason: its own reason for having finished, or for not running.
+        message: its own message about that.
     """
 
     active: int = 0
@@ -30,9 +50,6 @@ class WorkloadState:
     finished: Literal["succeeded", "failed"] | None = None
     reason: str = ""
     message: str = ""
-
-
-API_VERSION = "cli.kdist.dev/v1"
 
 
 class Phase(StrEnum):
@@ -51,13 +68,13 @@ class Phase(StrEnum):
 
     @property
     def terminal(self) -> bool:
-        """Whether nothing more happens by itself."""
+        """Whether the job has ended."""
         return self in (Phase.SUCCEEDED, Phase.FAILED, Phase.STOPPED)
 
 
 @dataclass(frozen=True)
 class Nodes:
-    """Nodes of a job: `ready` are at work, at least `min` are needed, `max` are wanted."""
+    """Nodes of a job: `ready` are running, at least `min` are needed, at most `max` are used."""
 
     ready: int
     min: int
@@ -69,8 +86,18 @@ class Nodes:
 
 @dataclass(frozen=True)
 class JobStatus:
-    """A job at one moment. What nobody knows is None; times are unix seconds, `throughput` is in
-    samples per second.
+    """A job at one moment. Unknown values are None.
+
+    Attributes:
+        reason: a CamelCase word for why the job is in its phase; empty if there is nothing to add.
+        message: a sentence about that.
+        throughput: samples per second, of all ranks.
+        lost_steps: steps that were repeated after restarts.
+        last_checkpoint_time: unix seconds.
+        all_reduce_seconds: seconds per step.
+        created: unix seconds.
+        age: seconds.
+        kept_alive: whether pods stay alive after the training has ended.
     """
 
     name: str
@@ -97,27 +124,22 @@ class JobStatus:
     queue: str = ""
     created: float | None = None
     age: float | None = None
-    parked: bool = False
+    kept_alive: bool = False
     ranks: tuple[RankStatus, ...] = ()
     pods: tuple[Pod, ...] = ()
     exit_record: ExitRecord | None = None
 
     def to_document(self) -> dict[str, Any]:
-        """The status for programs: camelCase, fields are only ever added."""
-        document = {_camel(key): _plain(value) for key, value in asdict(self).items()}
+        """Return the status for programs: names in camelCase; fields are only ever added."""
+        document = {camel_case(key): _plain(value) for key, value in asdict(self).items()}
         document["terminal"] = self.phase.terminal
         return {"apiVersion": API_VERSION, "kind": "JobStatus", **document}
 
 
-def _camel(key: str) -> str:
-    head, *rest = key.split("_")
-    return head + "".join(part.capitalize() for part in rest)
-
-
 def _plain(value: Any) -> Any:
-    """The value as JSON and YAML can hold it."""
+    """Convert a value to what JSON and YAML can represent."""
     if isinstance(value, dict):
-        return {_camel(key): _plain(item) for key, item in value.items()}
+        return {camel_case(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
@@ -125,16 +147,20 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, Phase) else value
 
 
-_STARTING_SECONDS = 90.0  # an agent that loads torch from a slow disk answers nothing so long
-
-
 @dataclass(frozen=True)
 class Evidence:
-    """All that the decision looks at. `asked` is what the user asked for last, `queue` the queue
-    that admits the job.
+    """Inputs of the phase decision.
 
-    `ttl` is after how many seconds the cluster deletes a workload that has ended; None where it
-    never does.
+    Attributes:
+        state: state of the workload; None if it does not exist.
+        pods: pods of the job.
+        reports: status of each agent that answers, by pod.
+        nodes: nodes of the job.
+        asked: what the user requested last, such as `suspended`; empty if it is to run.
+        queue: name of the queue that admits the job; empty without one.
+        record: the exit record that explains the end; None without one.
+        now: unix seconds.
+        ttl: seconds after which the cluster deletes a finished workload; None if never.
     """
 
     state: WorkloadState | None
@@ -157,180 +183,190 @@ class Evidence:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """A phase, a word for the reason, and a sentence; the latter two are empty where there is
-    nothing to add.
-    """
+class PhaseDecision:
+    """A phase, with a reason and a message where there is something to add."""
 
     phase: Phase
     reason: str = ""
     message: str = ""
 
 
-def decide(seen: Evidence) -> Verdict:
-    """The phase."""
-    return _decide_end(seen) or _decide_rest(seen) or _decide_work(seen)
+def decide(evidence: Evidence) -> PhaseDecision:
+    """Decide the phase from the strongest evidence there is."""
+    return _decide_finished(evidence) or _decide_suspended(evidence) or _decide_active(evidence)
 
 
-def _decide_end(seen: Evidence) -> Verdict | None:
-    """The job is over: its workload says so, or agents that stay after their end do."""
-    state, record = seen.state, seen.record
+def _decide_finished(evidence: Evidence) -> PhaseDecision | None:
+    """Decide the phase of a job that has ended, according to its workload or to agents that stay
+    alive after the training; None if it has not.
+    """
+    state, record = evidence.state, evidence.record
     if state is None:
-        return None if seen.alive else Verdict(Phase.UNKNOWN, "NoWorkload", _say_gone(seen.ttl))
+        return (
+            None
+            if evidence.alive
+            else PhaseDecision(Phase.UNKNOWN, "NoWorkload", _explain_missing(evidence.ttl))
+        )
     if state.finished == "succeeded":
-        return Verdict(Phase.SUCCEEDED, state.reason, state.message)
+        return PhaseDecision(Phase.SUCCEEDED, state.reason, state.message)
     if state.finished == "failed":
-        if seen.asked == "stopped" or _all_stopped(seen):
-            return Verdict(Phase.STOPPED, "Stopped", "stopped on request, its state is saved")
+        if _all_stopped(evidence):
+            return PhaseDecision(Phase.STOPPED, "Stopped", "stopped on request, its state is saved")
         if record and record.permanent:
-            return Verdict(
+            return PhaseDecision(
                 Phase.FAILED, record.cause or state.reason, record.message or state.message
             )
-        return Verdict(
+        return PhaseDecision(
             Phase.FAILED, state.reason or (record.cause if record else ""), state.message
         )
-    parked = [report for report in seen.reports.values() if report.parked]
-    failed = [report for report in parked if report.state == "failed"]
+    finished = [report for report in evidence.reports.values() if report.finished]
+    failed = [report for report in finished if report.state == "failed"]
     if failed:
-        said = next((report.exit for report in failed if report.exit), record)
-        return Verdict(Phase.FAILED, said.cause if said else "", said.message if said else "")
-    if parked and len(parked) == len(seen.working):
-        return Verdict(Phase.SUCCEEDED, "Parked", "done; its pods wait to be taken away")
+        found = next((report.exit for report in failed if report.exit), record)
+        return PhaseDecision(
+            Phase.FAILED, found.cause if found else "", found.message if found else ""
+        )
+    if finished and len(finished) == len(evidence.working):
+        return PhaseDecision(Phase.SUCCEEDED, "KeptAlive", "done; its pods wait to be deleted")
     return None
 
 
-def _say_gone(ttl: int | None) -> str:
-    why = (
-        ""
-        if ttl is None
-        else f", or deleted by the cluster {ttl:,} s after its end (ttlSecondsAfterFinished)"
+def _explain_missing(ttl: int | None) -> str:
+    expired = (
+        "" if ttl is None else f", or expired {ttl:,} s after its end (ttlSecondsAfterFinished)"
     )
-    return f"its workload is not there: it was refused, or deleted by somebody{why}; its run stays"
+    return f"its workload does not exist: it was rejected or deleted{expired}; its run stays"
 
 
-def _all_stopped(seen: Evidence) -> bool:
+def _all_stopped(evidence: Evidence) -> bool:
     """Whether every pod ended with the code of a request to stop."""
-    codes = [pod.ended.code for pod in seen.pods if pod.ended]
-    return bool(codes) and len(codes) == len(seen.pods) and all(code == STOPPED for code in codes)
+    codes = [pod.ended.code for pod in evidence.pods if pod.ended]
+    return (
+        bool(codes) and len(codes) == len(evidence.pods) and all(code == STOPPED for code in codes)
+    )
 
 
-def _decide_rest(seen: Evidence) -> Verdict | None:
-    """The job rests: on request, or because its queue holds it."""
-    if seen.state is None or not (seen.state.suspended or seen.asked):
+def _decide_suspended(evidence: Evidence) -> PhaseDecision | None:
+    """Decide the phase of a job that is suspended, on request or by its queue; None if it is
+    not.
+    """
+    if evidence.state is None or not (evidence.state.suspended or evidence.asked):
         return None
-    if not seen.state.suspended and seen.alive:
+    if not evidence.state.suspended and evidence.alive:
         return None
-    if seen.alive:
-        what = "Stopping" if seen.asked == "stopped" else "Suspending"
-        return Verdict(
-            Phase.RUNNING if seen.working else Phase.SUSPENDED, what, "its pods save and end"
+    if evidence.alive:
+        return PhaseDecision(
+            Phase.RUNNING if evidence.working else Phase.SUSPENDED,
+            "Suspending",
+            "its pods save and end",
         )
-    if seen.asked == "stopped":
-        return Verdict(Phase.STOPPED, "Stopped", "stopped on request, its state is saved")
-    if seen.asked == "suspended":
-        return Verdict(Phase.SUSPENDED, "Suspended", "suspended on request")
-    if seen.queue:
-        return Verdict(
+    if evidence.asked:
+        return PhaseDecision(Phase.SUSPENDED, "Suspended", "suspended on request")
+    if evidence.queue:
+        return PhaseDecision(
             Phase.QUEUED,
-            seen.state.reason or "Queued",
-            seen.state.message or f"waits in the queue {seen.queue}",
+            evidence.state.reason or "Queued",
+            evidence.state.message or f"waits in the queue {evidence.queue}",
         )
     return (
-        Verdict(Phase.SUSPENDED, "Suspended", seen.state.message) if seen.state.suspended else None
+        PhaseDecision(Phase.SUSPENDED, "Suspended", evidence.state.message)
+        if evidence.state.suspended
+        else None
     )
 
 
-def _decide_work(seen: Evidence) -> Verdict:
-    """The job is at work, or on its way to it."""
-    working = seen.working
-    reports = latest(
-        {pod.name: seen.reports[pod.name] for pod in working if pod.name in seen.reports}
+def _decide_active(evidence: Evidence) -> PhaseDecision:
+    """Decide the phase of a job that runs or is starting."""
+    working = evidence.working
+    reports = newest_generation(
+        {pod.name: evidence.reports[pod.name] for pod in working if pod.name in evidence.reports}
     )
-    if any(report.state in WORKING for report in reports):
-        return _running(seen, len(working))
+    if any(report.state in RUNNING_STATES for report in reports):
+        return _running(evidence, len(working))
     if any(report.state == "hung" for report in reports):
-        return Verdict(Phase.RECOVERING, "Hang", "ranks stood still and are stopped")
+        return PhaseDecision(Phase.RECOVERING, "Hang", "ranks hang and are stopped")
     if any(report.state == "restarting" for report in reports):
-        return Verdict(
+        return PhaseDecision(
             Phase.RECOVERING,
             "Restarting",
             "the ranks of a failed group are stopped, then a new group forms",
         )
-    again = _has_history(seen)
-    if any(report.state in MEETING for report in reports):
-        return _meeting(reports, seen.nodes, again=again)
+    again = _has_history(evidence)
+    if any(report.state in JOINING_STATES for report in reports):
+        return _joining(reports, evidence.nodes, again=again)
     if any(report.state == "succeeded" for report in reports):
-        return Verdict(Phase.RUNNING, "Finishing", "the training is done, its pods end")
+        return PhaseDecision(Phase.RUNNING, "Finishing", "the training is done, its pods end")
     if working:
-        return _silent(seen, working, again=again)
-    if any(pod.lost for pod in seen.pods):
-        return Verdict(Phase.RECOVERING, "NodeLost", "no pod is on a node that answers")
-    return _not_running(seen, again=again)
+        return _unanswered(evidence, working, again=again)
+    if any(pod.lost for pod in evidence.pods):
+        return PhaseDecision(Phase.RECOVERING, "NodeLost", "none of its nodes responds")
+    return _not_running(evidence, again=again)
 
 
-def _running(seen: Evidence, working: int) -> Verdict:
-    if any(pod.lost for pod in seen.pods):
-        return Verdict(
-            Phase.RUNNING, "NodeLost", f"goes on with {working} nodes: one is not heard of"
+def _running(evidence: Evidence, working: int) -> PhaseDecision:
+    if any(pod.lost for pod in evidence.pods):
+        return PhaseDecision(
+            Phase.RUNNING, "NodeLost", f"continues with {working} nodes: one does not respond"
         )
-    if working < seen.nodes.max:
-        return Verdict(
-            Phase.RUNNING, "Smaller", f"{working} of at most {seen.nodes.max} nodes are there"
+    if working < evidence.nodes.max:
+        return PhaseDecision(
+            Phase.RUNNING, "Smaller", f"runs on {working} of at most {evidence.nodes.max} nodes"
         )
-    return Verdict(Phase.RUNNING)
+    return PhaseDecision(Phase.RUNNING)
 
 
-def _has_history(seen: Evidence) -> bool:
-    """Whether the job has been at work before."""
+def _has_history(evidence: Evidence) -> bool:
+    """Whether the job has run before."""
     if any(
         report.generation > 1 or report.restarts or report.step or report.checkpoint_step
-        for report in seen.reports.values()
+        for report in evidence.reports.values()
     ):
         return True
-    failed = bool(seen.state and seen.state.failed)
+    failed = bool(evidence.state and evidence.state.failed)
     return failed or any(
-        pod.restarts or pod.ended or pod.before or (pod.lost and pod.started) for pod in seen.pods
+        pod.restarts or pod.ended or pod.before or (pod.lost and pod.started)
+        for pod in evidence.pods
     )
 
 
-def _meeting(reports: Sequence[AgentStatus], nodes: Nodes, *, again: bool) -> Verdict:
-    meeting = sum(report.state == "rendezvous" for report in reports)
+def _joining(reports: Sequence[AgentStatus], nodes: Nodes, *, again: bool) -> PhaseDecision:
+    joined = sum(report.state == "rendezvous" for report in reports)
     phase = Phase.RECOVERING if again else Phase.STARTING
-    if meeting:
-        return Verdict(
-            phase, "Rendezvous", f"{meeting} of {nodes.max} nodes are there, {nodes.min} needed"
+    if joined:
+        return PhaseDecision(
+            phase, "Rendezvous", f"{joined} of {nodes.max} nodes joined, {nodes.min} needed"
         )
-    return Verdict(phase, "Initializing", "the ranks start and load the workload")
+    return PhaseDecision(phase, "Initializing", "the ranks start and load the workload")
 
 
-def _silent(seen: Evidence, working: Sequence[Pod], *, again: bool) -> Verdict:
-    """Containers run and nobody answers: still loading, or out of reach."""
-    ages = [seen.now - pod.started for pod in working if pod.started is not None]
+def _unanswered(evidence: Evidence, working: Sequence[Pod], *, again: bool) -> PhaseDecision:
+    """Decide the phase where containers run but no agent answers: it loads, or is unreachable."""
+    ages = [evidence.now - pod.started for pod in working if pod.started is not None]
     if not ages or max(ages) < _STARTING_SECONDS:
-        return Verdict(
+        return PhaseDecision(
             Phase.RECOVERING if again else Phase.STARTING, "Loading", "the agents load torch"
         )
-    if len(working) < seen.nodes.min:
-        waits = f"{len(working)} of {seen.nodes.min} needed nodes run"
-        return Verdict(Phase.RECOVERING if again else Phase.PENDING, "TooFewNodes", waits)
-    return Verdict(
-        Phase.RUNNING, "NoAnswer", "its pods run, but their agents do not answer from here"
+    if len(working) < evidence.nodes.min:
+        message = f"{len(working)} of {evidence.nodes.min} needed nodes run"
+        return PhaseDecision(Phase.RECOVERING if again else Phase.PENDING, "TooFewNodes", message)
+    return PhaseDecision(
+        Phase.RUNNING, "NoAnswer", "its pods run, but their agents cannot be reached from here"
     )
 
 
-def _not_running(seen: Evidence, *, again: bool) -> Verdict:
-    alive = seen.alive
+def _not_running(evidence: Evidence, *, again: bool) -> PhaseDecision:
+    alive = evidence.alive
     if not alive:
-        message = "its pods are not made yet"
-        return Verdict(
+        message = "its pods are not created yet"
+        return PhaseDecision(
             Phase.RECOVERING if again else Phase.PENDING,
-            (seen.state and seen.state.reason) or "NoPods",
+            (evidence.state and evidence.state.reason) or "NoPods",
             message,
         )
     worst = next((pod for pod in alive if pod.troubled), alive[0])
     if again:
-        return Verdict(Phase.RECOVERING, worst.state, worst.message)
-    return Verdict(
+        return PhaseDecision(Phase.RECOVERING, worst.state, worst.message)
+    return PhaseDecision(
         Phase.STARTING if worst.scheduled and not worst.troubled else Phase.PENDING,
         worst.state,
         worst.message,

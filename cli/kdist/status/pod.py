@@ -1,5 +1,5 @@
-"""One pod of a job: where it is, what its training container does or how it ended, in kubectl's
-words.
+"""A pod of a job: its node, and the state or the end of its training container, in the words of
+kubectl.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from kdist.status import documents
 from kdist.status.documents import Document
 from kdist.status.exit_record import ExitRecord
 
-# what the kinds of workloads call the training's container
+# Names of the training container in the different kinds of workloads.
 _CONTAINERS = ("trainer", "pytorch", "node")
 _INDEX_LABELS = (
     "batch.kubernetes.io/job-completion-index",
     "apps.kubernetes.io/pod-index",
     "training.kubeflow.org/replica-index",
 )
-_ON_ITS_WAY = ("", "ContainerCreating", "PodInitializing")
+_STARTING_REASONS = ("", "ContainerCreating", "PodInitializing")
 _INDEX_IN_NAME = re.compile(r"-(\d+)(-[a-z0-9]{5})?$")
 
 
 @dataclass(frozen=True)
 class ContainerTermination:
-    """How a container ended. `reason` is Kubernetes' word (Error, OOMKilled, Completed), `at` unix
-    seconds.
+    """How a container ended. `reason` is Kubernetes' word (Error, OOMKilled, Completed); `at` is in
+    unix seconds.
     """
 
     code: int
@@ -38,11 +38,19 @@ class ContainerTermination:
 
 @dataclass(frozen=True)
 class Pod:
-    """One pod. `state` is what kubectl shows as its status; times are unix seconds.
+    """One pod.
 
-    `ended` is set while the container is not running again, `before` tells of the container before
-    this one. `lost` means that the pod's node has not been heard of, so that nothing said of the
-    pod is news.
+    Attributes:
+        container: name of the training container.
+        index: its index among the job's pods; None if unknown.
+        state: the status that kubectl shows.
+        reason: why the pod does not run; empty if it does.
+        lost: whether the pod's node does not respond, so that its last known state may be stale.
+        restarts: restarts of the container.
+        created: unix seconds.
+        started: unix seconds at which the container started.
+        ended: how the container ended; None while it runs.
+        before: how the previous container instance ended.
     """
 
     name: str
@@ -66,7 +74,7 @@ class Pod:
 
     @property
     def working(self) -> bool:
-        """Whether its container runs and may be spoken to."""
+        """Whether its container runs on a node that responds."""
         return self.running and not self.lost
 
     @property
@@ -76,20 +84,23 @@ class Pod:
 
     @property
     def troubled(self) -> bool:
-        """Whether something keeps it from running."""
-        return self.reason not in _ON_ITS_WAY
+        """Whether an error keeps it from running."""
+        return self.reason not in _STARTING_REASONS
 
     @property
     def record(self) -> ExitRecord | None:
-        """The newest exit record that it holds."""
+        """Its newest exit record; None without one."""
         return next((end.record for end in (self.ended, self.before) if end and end.record), None)
 
 
 def read_pod(document: Document, *, lost_nodes: Collection[str] = (), answers: bool = False) -> Pod:
-    """The pod in its object. `lost_nodes` names nodes that are known not to answer.
+    """Read a pod from its object.
 
-    A pod that `answers` itself is not lost, whatever the control plane says: after an outage of its
-    own it believes for a while that all nodes are silent.
+    Args:
+        document: the object.
+        lost_nodes: names of nodes that do not respond.
+        answers: whether the pod's agent answers. Such a pod is never lost: after an outage of its
+            own, the control plane considers all nodes lost for a while.
     """
     container = container_of(document)
     status = next(
@@ -100,10 +111,8 @@ def read_pod(document: Document, *, lost_nodes: Collection[str] = (), answers: b
         ),
         {},
     )
-    node, phase = (
-        documents.text(document, "spec", "nodeName"),
-        documents.text(document, "status", "phase"),
-    )
+    node = documents.text(document, "spec", "nodeName")
+    phase = documents.text(document, "status", "phase")
     running = phase == "Running" and bool(documents.mapping(status, "state", "running"))
     deleting = bool(documents.text(document, "metadata", "deletionTimestamp"))
     silent = not answers and (node in lost_nodes or _is_abandoned(document))
@@ -133,7 +142,7 @@ def read_pod(document: Document, *, lost_nodes: Collection[str] = (), answers: b
 
 
 def container_of(document: Document) -> str:
-    """Name of the container that trains: kinds of workloads want it under different names."""
+    """Return the name of the training container, which differs between kinds of workloads."""
     names = [
         documents.text(each, "name") for each in documents.items(document, "spec", "containers")
     ]
@@ -151,18 +160,16 @@ def _read_index(document: Document) -> int | None:
 
 
 def _is_abandoned(document: Document) -> bool:
-    """Whether the control plane took readiness away from a pod whose own containers were ready: its
-    node is silent.
+    """Whether the pod is marked unready though its containers are ready, as the control plane does
+    when a node stops responding.
     """
     if documents.text(document, "status", "reason") == "NodeLost":
         return True
     if documents.items(document, "spec", "readinessGates"):
         return False
-    ready, inside = (
-        documents.condition(document, "Ready"),
-        documents.condition(document, "ContainersReady"),
-    )
-    return documents.text(ready, "status") == "False" and documents.text(inside, "status") == "True"
+    pod_ready = documents.text(documents.condition(document, "Ready"), "status")
+    containers_ready = documents.text(documents.condition(document, "ContainersReady"), "status")
+    return pod_ready == "False" and containers_ready == "True"
 
 
 def _read_end(terminated: object) -> ContainerTermination | None:
@@ -180,12 +187,12 @@ def _read_end(terminated: object) -> ContainerTermination | None:
 
 
 def _read_trouble(document: Document, status: Document) -> tuple[str, str]:
-    """Why the pod does not run: reason and message of the container, of an init container, of
+    """Read why the pod does not run: reason and message of the container, of an init container, of
     scheduling, or of the pod.
     """
     for each in (status, *documents.items(document, "status", "initContainerStatuses")):
         waiting = documents.mapping(each, "state", "waiting")
-        if documents.text(waiting, "reason") not in _ON_ITS_WAY:
+        if documents.text(waiting, "reason") not in _STARTING_REASONS:
             return documents.text(waiting, "reason"), documents.text(waiting, "message")
     scheduled = documents.condition(document, "PodScheduled")
     if documents.text(scheduled, "status") == "False":

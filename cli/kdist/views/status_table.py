@@ -1,9 +1,9 @@
-"""A job's status as rows of tables and lines of text. Pure."""
+"""A job's status as rows of tables."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from kdist.status import JobStatus, Phase, Pod, RankStatus
 from kdist.units import number, seconds
@@ -22,7 +22,7 @@ RANK_HEADER = (
 
 
 def status_rows(status: JobStatus) -> list[tuple[str, str]]:
-    """(name, value) of all that is known of the job as a whole."""
+    """List what is known of the job as a whole, as pairs of name and value."""
     return list(_rows(status))
 
 
@@ -34,17 +34,17 @@ def _rows(status: JobStatus) -> Iterator[tuple[str, str]]:
     )
     if status.message:
         yield "message", " ".join(status.message.split())[:300]
-    least = f", at least {status.nodes.min}" if status.nodes.min != status.nodes.max else ""
-    yield "nodes", f"{status.nodes}{least}"
+    minimum = f", at least {status.nodes.min}" if status.nodes.min != status.nodes.max else ""
+    yield "nodes", f"{status.nodes}{minimum}"
     if status.world_size:
         yield "ranks", f"{status.world_size}, generation {status.generation}"
     if status.step is not None:
-        of = (
+        target = (
             f"/{status.target_steps:,} ({status.step / status.target_steps:.0%})"
             if status.target_steps
             else ""
         )
-        yield "step", f"{status.step:,}{of}"
+        yield "step", f"{status.step:,}{target}"
     if status.loss is not None:
         yield "loss", number(status.loss)
     if status.throughput is not None:
@@ -52,7 +52,9 @@ def _rows(status: JobStatus) -> Iterator[tuple[str, str]]:
     if status.all_reduce_seconds is not None:
         yield "all-reduce", f"{seconds(status.all_reduce_seconds)} per step"
     if status.last_checkpoint_step is not None:
-        yield "last checkpoint", describe_checkpoint(status)
+        saved_at = status.last_checkpoint_time
+        seconds_ago = None if saved_at is None else max(0.0, time.time() - saved_at)
+        yield "last checkpoint", describe_checkpoint(status.last_checkpoint_step, seconds_ago)
     left = f" ({status.restarts_left} left)" if status.restarts_left is not None else ""
     yield "restarts", f"{status.restarts}{left}"
     if status.lost_steps:
@@ -73,34 +75,30 @@ def _rows(status: JobStatus) -> Iterator[tuple[str, str]]:
         yield "age", age(status.age)
 
 
-def describe_checkpoint(status: JobStatus, *, now: float | None = None) -> str:
-    """`step 100, 30 s ago`; empty while there is none."""
-    if status.last_checkpoint_step is None:
+def describe_checkpoint(step: int | None, seconds_ago: float | None) -> str:
+    """Describe the last checkpoint: `step 100, 30 s ago`; empty without a step."""
+    if step is None:
         return ""
-    when = status.last_checkpoint_time
-    ago = (
-        ""
-        if when is None
-        else f", {seconds(max(0.0, (time.time() if now is None else now) - when))} ago"
-    )
-    return f"step {status.last_checkpoint_step:,}{ago}"
+    if seconds_ago is None:
+        return f"step {step:,}"
+    when = f"{seconds(seconds_ago)} ago" if seconds_ago >= 1 else "just now"
+    return f"step {step:,}, {when}"
 
 
 def rank_rows(status: JobStatus) -> list[tuple[str, ...]]:
-    """One row for each rank that is known, and one for each pod without any."""
+    """List one row for each known rank, and one for each pod without ranks."""
     ranks: dict[str, list[RankStatus]] = {}
     for rank in status.ranks:
         ranks.setdefault(rank.pod, []).append(rank)
-    found: list[tuple[str, ...]] = []
+    rows: list[tuple[str, ...]] = []
     for pod in status.pods:
-        if (
-            status.phase is not Phase.FAILED
-            and pod.over
-            and any(other.index == pod.index and not other.over for other in status.pods)
-        ):
-            continue  # another pod has taken its place
-        found += [_rank_row(pod, rank) for rank in ranks.get(pod.name, [])] or [_pod_row(pod)]
-    return found
+        if status.phase is Phase.FAILED or not _is_replaced(pod, status.pods):
+            rows += [_rank_row(pod, rank) for rank in ranks.get(pod.name, [])] or [_pod_row(pod)]
+    return rows
+
+
+def _is_replaced(pod: Pod, pods: Sequence[Pod]) -> bool:
+    return pod.over and any(other.index == pod.index and not other.over for other in pods)
 
 
 def _rank_row(pod: Pod, rank: RankStatus) -> tuple[str, ...]:
@@ -109,9 +107,9 @@ def _rank_row(pod: Pod, rank: RankStatus) -> tuple[str, ...]:
         pod.name,
         pod.state,
         "-" if rank.step is None else f"{rank.step:,}",
-        _shown(rank.step_seconds),
-        _shown(rank.busy_seconds),
-        _shown(rank.all_reduce_seconds),
+        _duration(rank.step_seconds),
+        _duration(rank.busy_seconds),
+        _duration(rank.all_reduce_seconds),
         str(pod.restarts),
         pod.node or "-",
     )
@@ -121,12 +119,12 @@ def _pod_row(pod: Pod) -> tuple[str, ...]:
     return ("-", pod.name, pod.state, "-", "-", "-", "-", str(pod.restarts), pod.node or "-")
 
 
-def _shown(value: float | None) -> str:
+def _duration(value: float | None) -> str:
     return "-" if value is None else seconds(value)
 
 
 def age(value: float) -> str:
-    """An age as kubectl writes it: 45s, 5m, 3h, 2d."""
+    """Format an age in seconds as kubectl does: 45s, 5m, 3h, 2d."""
     for unit, length in (("d", 86_400), ("h", 3600), ("m", 60)):
         if value >= 2 * length:
             return f"{int(value // length)}{unit}"

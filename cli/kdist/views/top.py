@@ -1,4 +1,4 @@
-"""The rows of `kdist top` as text: each rank's step, laid open. Pure."""
+"""The table of `kdist top`: the breakdown of each rank's step."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from kdist import agent_metrics
 from kdist.agent_metrics import AgentSample, RankBreakdown
-from kdist.units import number, seconds
+from kdist.units import camel_case, number, seconds
 
 HEADER = (
     "RANK",
@@ -25,66 +25,78 @@ HEADER = (
     "CHECKPOINT",
     "",
 )
-_MOST_ROWS = 64
+_MAX_ROWS = 64
+_MAX_HEARTBEAT_AGE = 10.0  # seconds without a heartbeat, after which a rank is marked
 
 
 def cells(row: RankBreakdown) -> tuple[str, ...]:
-    """One rank. COLLECTIVES is the time with one under way, WAIT the part of it that nothing
-    hides.
+    """Format the row of one rank, under `HEADER`.
+
+    COLLECTIVES is the time during which a collective ran, WAIT the part of it that did not overlap
+    with computation.
     """
-    part = row.phases
     return (
         str(row.rank),
         row.pod,
         row.state or "-",
         "-" if row.step is None else f"{row.step:,}",
-        _time(row.seconds),
-        _time(row.busy),
-        _time(part.get("data_wait")),
-        _time(part.get("forward")),
-        _time(part.get("backward")),
-        _time(row.exchange),
-        _time(part.get("comm_exposed")),
-        _time(part.get("optimizer")),
+        _time(row.step_seconds),
+        _time(row.busy_seconds),
+        _time(row.phases.get("data_wait")),
+        _time(row.phases.get("forward")),
+        _time(row.phases.get("backward")),
+        _time(row.collective_seconds),
+        _time(row.phases.get("comm_exposed")),
+        _time(row.phases.get("optimizer")),
         _time(row.checkpoint),
-        _mark(row),
+        _flag(row),
     )
 
 
 def choose(
-    rows: Sequence[RankBreakdown], most: int = _MOST_ROWS
+    rows: Sequence[RankBreakdown], limit: int = _MAX_ROWS
 ) -> tuple[list[RankBreakdown], int]:
-    """The rows to show, and how many are left out: of very many, the slow ones and the first."""
-    if len(rows) <= most:
+    """Choose the rows to show: slow ranks first, then those with the lowest numbers.
+
+    Returns:
+        At most `limit` rows in the order of ranks, and the number of rows left out.
+    """
+    if len(rows) <= limit:
         return list(rows), 0
-    ranked = sorted(rows, key=lambda row: (not row.slow, row.rank))[:most]
-    return sorted(ranked, key=lambda row: row.rank), len(rows) - most
+    chosen = sorted(rows, key=lambda row: (not row.slow, row.rank))[:limit]
+    return sorted(chosen, key=lambda row: row.rank), len(rows) - limit
 
 
 def headline(name: str, now: Mapping[str, AgentSample]) -> str:
-    """The job in one line: step, loss, throughput, ranks, restarts, last checkpoint."""
+    """Summarize the job in one line: step, loss, throughput, ranks, generation, last checkpoint."""
     parts = [name]
     step, target = agent_metrics.first(now, "step"), agent_metrics.first(now, "target_steps")
     if step is not None:
-        parts.append(f"step {_count(step)}" + (f"/{_count(target)}" if target is not None else ""))
+        parts.append(
+            f"step {_or_dash(step)}" + (f"/{_or_dash(target)}" if target is not None else "")
+        )
     if (loss := agent_metrics.first(now, "loss")) is not None:
         parts.append(f"loss {number(loss)}")
     if (rate := agent_metrics.samples_per_second(now)) is not None:
         parts.append(f"{number(round(rate))} samples/s")
-    world, generation = (
-        agent_metrics.first(now, "world_size"),
-        agent_metrics.first(now, "generation"),
-    )
-    parts.append(f"{_count(world)} ranks, generation {_count(generation)}")
+    world = agent_metrics.first(now, "world_size")
+    generation = agent_metrics.first(now, "generation")
+    parts.append(f"{_or_dash(world)} ranks, generation {_or_dash(generation)}")
     saved = agent_metrics.first(now, "last_checkpoint_step")
-    parts.append(f"checkpoint {_count(saved)}" if saved is not None else "no checkpoint yet")
+    parts.append(f"checkpoint {_or_dash(saved)}" if saved is not None else "no checkpoint yet")
     return " · ".join(parts)
 
 
 def to_document(
     name: str, now: Mapping[str, AgentSample], rows: Sequence[RankBreakdown]
 ) -> dict[str, Any]:
-    """The grid for programs."""
+    """Return the table for programs.
+
+    Args:
+        name: name of the job.
+        now: the newest sample of each agent.
+        rows: one row per rank.
+    """
     names = (
         "step",
         "target_steps",
@@ -94,34 +106,28 @@ def to_document(
         "generation",
         "last_checkpoint_step",
     )
-    facts = {_camel(each): agent_metrics.first(now, each) for each in names} | {
+    values = {camel_case(each): agent_metrics.first(now, each) for each in names} | {
         "samplesPerSecond": agent_metrics.samples_per_second(now)
     }
     return {
         "apiVersion": "cli.kdist.dev/v1",
         "kind": "Top",
         "job": name,
-        **facts,
+        **values,
         "ranks": [row.to_document() for row in rows],
     }
 
 
-def _mark(row: RankBreakdown) -> str:
+def _flag(row: RankBreakdown) -> str:
     if row.slow:
         return "SLOW"
-    return (
-        f"silent for {seconds(row.silence)}" if row.silence is not None and row.silence > 10 else ""
-    )
+    age = row.heartbeat_age
+    return f"silent for {seconds(age)}" if age is not None and age > _MAX_HEARTBEAT_AGE else ""
 
 
 def _time(value: float | None) -> str:
     return "-" if value is None else seconds(value)
 
 
-def _count(value: object) -> str:
+def _or_dash(value: object) -> str:
     return number(value) if value is not None else "-"
-
-
-def _camel(name: str) -> str:
-    head, *rest = name.split("_")
-    return head + "".join(part.capitalize() for part in rest)

@@ -1,4 +1,4 @@
-"""Workload kinds beside their templates: which is chosen, how it is steered, what its status says,
+"""Workload kinds next to their templates: which is chosen, how it is steered, what its status says,
 what is warned of.
 """
 
@@ -59,12 +59,6 @@ def test_the_permanent_codes_are_those_below_128() -> None:
 @KINDS
 def test_all_pods_of_a_job_have_the_same_selector(name: str) -> None:
     assert backends.get(name).pod_selector("digits") == "kdist.dev/job=digits"
-
-
-@KINDS
-def test_a_kind_can_be_scaled_or_says_why_not(name: str) -> None:
-    backend = backends.get(name)
-    assert (backend.scale_patch(3) is None) == bool(backend.scalable)
 
 
 def condition(kind: str, **more: str) -> dict[str, Any]:
@@ -180,11 +174,11 @@ def test_what_is_lost_with_a_pod_or_a_node_is_said(name: str) -> None:
 
 @KINDS
 def test_a_job_whose_pods_nothing_admits_together_is_told_of_queues(name: str) -> None:
-    assert find(name, "spec.queue (Kueue) admits a job whole", nodes=2)
-    assert not find(name, "admits a job whole", nodes={"min": 1, "max": 2})
-    assert not find(name, "admits a job whole", nodes=2, queue="q")
+    assert find(name, "spec.queue (Kueue) admits a job as a whole", nodes=2)
+    assert not find(name, "admits a job as a whole", nodes={"min": 1, "max": 2})
+    assert not find(name, "admits a job as a whole", nodes=2, queue="q")
     assert not find(
-        name, "admits a job whole", nodes=2, podTemplate={"spec": {"schedulerName": "volcano"}}
+        name, "admits a job as a whole", nodes=2, podTemplate={"spec": {"schedulerName": "volcano"}}
     )
 
 
@@ -194,17 +188,17 @@ def test_what_to_do_about_a_dead_node_is_left_to_why(name: str) -> None:
 
 
 def test_what_a_kind_alone_cannot_do_is_said() -> None:
-    assert find("statefulset", "has no end")
-    assert find("pytorchjob", "never removes a job that failed")
+    assert find("statefulset", "never completes")
+    assert find("pytorchjob", "never deletes a job that failed")
     assert find("statefulset", "Kueue", queue="q")
     for name in ("pytorchjob", "jobset", "trainjob"):
-        assert find(name, "cannot be scaled then", queue="q")
-    assert find("job", "has room for all 3 nodes", queue="q")
+        assert find(name, "then it cannot be scaled", queue="q")
+    assert find("job", "has quota for all 3 nodes", queue="q")
 
 
 @KINDS
 def test_how_slowly_lost_pods_come_back_is_said_where_the_others_wait_for_them(name: str) -> None:
-    assert bool(
-        find(name, "after 10 s, twice as long with each further loss, at most 10 min", nodes=2)
-    ) is (name == "job")
+    assert bool(find(name, "after 10 s, doubled with each further loss up to 10 min", nodes=2)) is (
+        name == "job"
+    )
     assert not find(name, "after 10 s"), "an elastic job goes on with the others"

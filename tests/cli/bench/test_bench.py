@@ -21,7 +21,7 @@ from tests.cli.conftest import Kdist
 from tests.cli.running import PATIENCE
 
 SIZES = {"min": 1024, "max": 4096, "factor": 4}
-WANTED = BenchSpec(collective="all_reduce", **SIZES, rounds=20, warmup=5, seconds=5.0, slow=2.0)
+SPEC = BenchSpec(collective="all_reduce", **SIZES, rounds=20, warmup=5, seconds=5.0, slow=2.0)
 SIZED = [("8", 8), ("1K", 1024), ("1KiB", 1024), ("2kb", 2048), ("64MiB", 64 << 20)]
 
 
@@ -31,8 +31,8 @@ def test_sizes_are_read_as_nccl_tests_and_people_write_them(text: str, nbytes: i
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "1.5M", "MiB", "1TB", "1K1"])
-def test_what_is_no_size_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="is no size"):
+def test_a_text_that_is_not_a_size_is_rejected(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a size"):
         read_size(text)
 
 
@@ -55,7 +55,7 @@ def test_a_bench_of_a_job_takes_its_machines_and_nothing_of_its_training() -> No
             },
         }
     )
-    job = make_job(WANTED, load.load_text(text, source="job.yaml"), overrides=["spec.nodes=3"])
+    job = make_job(SPEC, load.load_text(text, source="job.yaml"), overrides=["spec.nodes=3"])
     assert (job.metadata.namespace, job.spec.nodes.max, job.spec.procs_per_node) == ("ml", 3, 2)
     assert job.spec.resources.gpu == 2
     assert job.spec.node_selector == {"zone": "a"}
@@ -67,12 +67,12 @@ def test_a_bench_of_a_job_takes_its_machines_and_nothing_of_its_training() -> No
     assert job.spec.script is not None
     assert job.spec.script.command[:3] == ("-m", "kdist_trainer.bench", "all_reduce")
     assert job.metadata.name.endswith("-bench-all-reduce")
-    assert make_job(WANTED).metadata.name == "bench-all-reduce"
+    assert make_job(SPEC).metadata.name == "bench-all-reduce"
 
 
-def test_a_ladder_that_leads_down_is_refused() -> None:
+def test_a_smallest_size_above_the_largest_is_rejected() -> None:
     with pytest.raises(UsageError, match="larger than the largest"):
-        make_job(BenchSpec(**{**vars(WANTED), "min": 8192}))
+        make_job(BenchSpec(**{**vars(SPEC), "min": 8192}))
 
 
 def event(name: str, **fields: object) -> str:
@@ -80,12 +80,12 @@ def event(name: str, **fields: object) -> str:
 
 
 def measured(rank: int) -> dict[str, object]:
-    """What a rank says of its pairs."""
+    """What a rank logs of its pairs."""
     seconds = [None if other == rank else 1e-3 for other in range(3)]
     return {"node": f"node-{rank}", "size": 1 << 20, "seconds": seconds}
 
 
-def told(slow: bool) -> Result:
+def logged(slow: bool) -> Result:
     pair = {"nodes": ["node-0", "<b>node-2"], "seconds": 9e-3, "ratio": 9.0}
     row = {"rounds": 20, "mean": 2e-4, "p50": 1.5e-4, "p90": 3e-4, "p99": 1.25e-3}
     lines = [
@@ -103,7 +103,7 @@ def told(slow: bool) -> Result:
 
 
 def test_what_ranks_have_logged_becomes_a_table_with_the_slow_pair_named() -> None:
-    result = told(slow=True)
+    result = logged(slow=True)
     assert result.done
     assert result.wrong == 2
     assert [len(cells) for cells in result.table()] == [len(COLUMNS)] * 2
@@ -120,16 +120,16 @@ def test_what_ranks_have_logged_becomes_a_table_with_the_slow_pair_named() -> No
     )
     expected = "all_reduce among 3 ranks on 3 nodes (cpu, gloo): bus bandwidth up to 27.3 MB/s"
     assert result.headline() == expected
-    assert "the pair rank 0 (node-0) and rank 2" in result.verdict()
-    assert "9.0 times the median of the others" in result.verdict()
-    assert "no pair of ranks is slower" in told(slow=False).verdict()
+    assert "the pair rank 0 (node-0) and rank 2" in result.describe_pairs()
+    assert "9.0 times the median of the others" in result.describe_pairs()
+    assert "no pair of ranks is slower" in logged(slow=False).describe_pairs()
     document = json.loads(json.dumps(result.to_document()))
     assert document["pairs"]["seconds"][0] == [None, 1e-3, 1e-3]
     assert document["slow"]["ranks"] == [0, 2]
 
 
-def test_the_page_stands_for_itself_and_holds_no_foreign_markup() -> None:
-    text = html.render_page(told(slow=True))
+def test_the_page_is_self_contained_and_escapes_names() -> None:
+    text = html.render_result(logged(slow=True))
     assert "<b>node-2" not in text
     assert not re.search(r"https?://|<script|src=", text)
     assert text.count("<polyline") == 4
@@ -144,9 +144,9 @@ def test_times_have_three_digits(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
-def test_usage_that_means_nothing_is_refused_before_anything_starts(kdist: Kdist) -> None:
-    for words, said in (
-        (["all_reduce", "-b", "12X"], "is no size"),
+def test_wrong_usage_is_rejected_before_anything_starts(kdist: Kdist) -> None:
+    for words, message in (
+        (["all_reduce", "-b", "12X"], "is not a size"),
         (["everything"], "all_reduce"),
         (["all_reduce", "-b", "1M", "-e", "1K"], "larger than the largest"),
         (["all_reduce", "--procs", "many"], "procsPerNode"),
@@ -154,7 +154,7 @@ def test_usage_that_means_nothing_is_refused_before_anything_starts(kdist: Kdist
     ):
         refused = kdist("bench", *words)
         assert refused.exit_code == 2, refused.stderr
-        assert said in refused.stderr
+        assert message in refused.stderr
 
 
 @pytest.mark.processes
@@ -163,7 +163,7 @@ def test_a_bench_on_this_machine_checks_every_result_and_leaves_nothing_behind(
 ) -> None:
     words = ["bench", "all_reduce", "--nodes", "2", "--procs", "1", "-b", "1K", "-e", "64K"]
     words += ["--rounds", "5", "-o", "json"]
-    told = subprocess.run(
+    finished = subprocess.run(
         [sys.executable, "-m", "kdist", *words],
         check=False,
         cwd=tmp_path,
@@ -172,8 +172,8 @@ def test_a_bench_on_this_machine_checks_every_result_and_leaves_nothing_behind(
         text=True,
         timeout=PATIENCE,
     )
-    assert told.returncode == 0, told.stderr
-    result = json.loads(told.stdout)
+    assert finished.returncode == 0, finished.stderr
+    result = json.loads(finished.stdout)
     assert result["collective"] == "all_reduce"
     assert result["ranks"] == 2
     assert result["nodes"] == ["node-0", "node-1"]
@@ -186,5 +186,5 @@ def test_a_bench_on_this_machine_checks_every_result_and_leaves_nothing_behind(
             == row["algbwBytesPerSecond"]
             == pytest.approx(row["sizeBytes"] / row["seconds"]["mean"])
         )
-    assert "64 KiB: bus bandwidth" in told.stderr
+    assert "64 KiB: bus bandwidth" in finished.stderr
     assert not list((tmp_path / "runs").iterdir())

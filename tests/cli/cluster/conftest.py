@@ -22,7 +22,7 @@ Connect = Callable[..., Cluster]
 def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pauses that people would not notice, told of at once."""
     monkeypatch.setattr(retry, "FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(retry, "QUIET", 0.0)
+    monkeypatch.setattr(retry, "QUIET_SECONDS", 0.0)
 
 
 @pytest.fixture
@@ -49,10 +49,10 @@ def told() -> list[str]:
 def connect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: list[str]) -> Connect:
     """`connect(url)` connects to a server by a kubeconfig of its own."""
 
-    def make(url: str, *, patience: float = 5.0, **how: Any) -> Cluster:
+    def make(url: str, *, retry_seconds: float = 5.0, **how: Any) -> Cluster:
         file = tmp_path / "kubeconfig"
         write_kubeconfig(file, url, **how)
         monkeypatch.setenv("KUBECONFIG", str(file))
-        return cluster.connect(patience=patience, tell=told.append)
+        return cluster.connect(retry_seconds=retry_seconds, notify=told.append)
 
     return make

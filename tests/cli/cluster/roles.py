@@ -16,7 +16,6 @@ ELSEWHERE = {
     "init",
     "validate",
     "explain",
-    "schema",
     "run",
     "render",
     "dashboards",
@@ -56,9 +55,9 @@ class Verb(NamedTuple):
     pods: bool = True
 
     @property
-    def stopped(self) -> bool:
-        """Whether another job is there, which was stopped."""
-        return " stopped " in self.words
+    def suspended(self) -> bool:
+        """Whether another job exists, which is suspended."""
+        return " suspended " in self.words
 
 
 VERBS = (
@@ -70,7 +69,7 @@ VERBS = (
     Verb("logs digits", ("logs p -c trainer",), EVERYBODY),
     Verb("doctor", ("auth whoami",), EVERYBODY),
     Verb("top digits --once", ASK, LIVE, either=True),
-    Verb("metrics digits", ASK, LIVE, either=True),
+    Verb("top digits -o prom", ASK, LIVE, either=True),
     Verb("port-forward digits :9401", ASK[1:], LIVE),
     Verb("port-forward digits :tensorboard", (EXEC,), EDIT),
     Verb("exec digits -- true", (EXEC,), EDIT),
@@ -91,8 +90,7 @@ VERBS = (
     Verb("scale digits --nodes 3 --no-wait", (SEND, f"annotate pod p a=b {DRY}"), EDIT, pods=False),
     Verb("scale digits --nodes 3 --no-wait", (SEND, f"annotate pod p a=b {DRY}"), EDIT, waits=True),
     Verb("suspend digits --no-wait", (MARK, SUSPEND), EDIT),
-    Verb("stop digits --no-wait", (MARK, SUSPEND), EDIT),
-    Verb("resume stopped --no-wait", (MARK, SUSPEND), EDIT),
+    Verb("resume suspended --no-wait", (MARK, SUSPEND), EDIT),
     Verb("restart digits --no-wait", (MARK, SUSPEND), EDIT, pods=False),
     Verb(
         "restart digits --fresh --yes --no-wait",

@@ -83,7 +83,7 @@ class Store:
         return refusal(404, f'"{name}" not found', "NotFound", name=name)
 
     def _post(self, asked: Asked) -> Reply:
-        """A pod that is only rehearsed, judged by `insecure`: what Pod Security says of it."""
+        """A pod that is only tried by dry run; `insecure` is what Pod Security says of it."""
         name = asked.body["metadata"]["name"]
         assert (asked.path.rpartition("/")[2], asked.query.get("dryRun")) == ("pods", "All"), asked
         if self.insecure and "create pods" in self.may_not:

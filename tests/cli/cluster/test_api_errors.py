@@ -127,7 +127,7 @@ def test_a_webhook_whose_service_is_known_is_named_with_it(serve: Serve, connect
         f'failed to call webhook: Post "{url}": '
         'no endpoints available for service "kueue-webhook-service"'
     )
-    api = connect(serve(lambda _: refusal(500, message)).url, patience=0.01)
+    api = connect(serve(lambda _: refusal(500, message)).url, retry_seconds=0.01)
     said = "of the service kueue-webhook-service in namespace kueue-system"
     with pytest.raises(ApiError, match=said) as raised:
         api.get("batch/v1", "Job", "digits")
@@ -141,7 +141,7 @@ def test_a_webhook_that_is_away_is_named_with_where_it_is_configured(
         'Internal error occurred: failed calling webhook "mjob.kb.io": '
         'failed to call webhook: Post "https://x": refused'
     )
-    api = connect(serve(lambda _: refusal(500, message)).url, patience=0.01)
+    api = connect(serve(lambda _: refusal(500, message)).url, retry_seconds=0.01)
     with pytest.raises(ApiError) as raised:
         api.get("batch/v1", "Job", "digits")
     said = "get jobs.batch/digits: the admission webhook mjob.kb.io does not answer (Post"

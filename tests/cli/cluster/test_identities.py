@@ -74,7 +74,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
 @pytest.fixture
 def folder(plane: ControlPlane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with two jobs, and the kubeconfig of an admin."""
-    for name in ("digits", "other", "stopped"):
+    for name in ("digits", "other", "suspended"):
         document = yaml.safe_load(JOB)
         document["metadata"]["name"] = name
         document["spec"] |= {"image": IMAGE, "backend": "job", "rendezvous": "c10d"}
@@ -144,9 +144,9 @@ def prepare(admin: cluster.Cluster, plane: ControlPlane, verb: Verb, kdist: Kdis
     """The job as the command meets it: new, with or without a pod that runs."""
     clear(admin)
     assert kdist("apply", "job.yaml").exit_code == Code.OK
-    if verb.stopped:
-        assert kdist("apply", "stopped.yaml").exit_code == Code.OK
-        assert kdist("stop", "stopped", "--no-wait").exit_code == Code.OK
+    if verb.suspended:
+        assert kdist("apply", "suspended.yaml").exit_code == Code.OK
+        assert kdist("suspend", "suspended", "--no-wait").exit_code == Code.OK
     if verb.pods:
         place_pod(plane)
 
@@ -168,7 +168,7 @@ def test_each_command_is_refused_where_kubectl_is_and_then_names_the_right_and_c
         if allowed and verb.waits:
             continue
         last = VERBS[index - 1]
-        if objects(admin) != before or (verb.pods, verb.stopped) != (last.pods, last.stopped):
+        if objects(admin) != before or (verb.pods, verb.suspended) != (last.pods, last.suspended):
             prepare(admin, plane, verb, kdist)
             before = objects(admin)
         command, *words = verb.words.split()

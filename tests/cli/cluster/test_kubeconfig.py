@@ -223,7 +223,9 @@ def test_an_answer_that_is_silent_ends_with_the_request_timeout(
     api = serve(answer)
     write_kubeconfig(tmp_path / "config", api.url)
     with pytest.raises(KdistError, match="timed out"):
-        cluster.connect(file=str(tmp_path / "config"), patience=0.0, request_timeout=0.1).version()
+        cluster.connect(
+            file=str(tmp_path / "config"), retry_seconds=0.0, request_timeout=0.1
+        ).version()
     held.set()
 
 
@@ -273,13 +275,13 @@ def test_several_files_are_one_kubeconfig(tmp_path: Path, monkeypatch: pytest.Mo
     assert cluster.connect(namespace="mine").namespace == "mine"
 
 
-def test_certificates_may_be_in_it_or_in_files_beside_it(tmp_path: Path) -> None:
+def test_certificates_may_be_in_it_or_in_files_next_to_it(tmp_path: Path) -> None:
     pem = "-----BEGIN CERTIFICATE-----\n"
     (tmp_path / "a.pem").write_text(pem)
     file = tmp_path / "config"
-    beside = {"client-certificate": "a.pem", "client-key": str(tmp_path / "a.pem")}
-    inside = {f"{name}-data": base64.b64encode(pem.encode()).decode() for name in beside}
-    for user in (beside, inside):
+    files = {"client-certificate": "a.pem", "client-key": str(tmp_path / "a.pem")}
+    inside = {f"{name}-data": base64.b64encode(pem.encode()).decode() for name in files}
+    for user in (files, inside):
         trusted = {"certificate-authority": "a.pem"}
         write_kubeconfig(file, "https://127.0.0.1:1", user=user, cluster=trusted)
         found = kubeconfig.load(file=str(file))

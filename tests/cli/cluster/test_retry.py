@@ -44,7 +44,7 @@ def test_the_pause_that_the_server_asks_for_is_kept(
 ) -> None:
     api = serve(in_turn(Reply(429, headers={"Retry-After": "9"}), Reply(document=POD)))
     with pytest.raises(KdistError, match="get pods/a") as raised:
-        connect(api.url, patience=2).get("v1", "Pod", "a")
+        connect(api.url, retry_seconds=2).get("v1", "Pod", "a")
     assert raised.value.code == Code.UNREACHABLE
     assert len(api.asked) == 1, "nine seconds are more than the patience, so there is no second try"
     assert told == []
@@ -54,7 +54,7 @@ def test_a_server_that_comes_back_answers_all_threads_and_the_outage_is_told_onc
     serve: Serve, connect: Connect, told: list[str]
 ) -> None:
     first = serve(in_turn(Reply(document=POD)))
-    cluster = connect(first.url, patience=20)
+    cluster = connect(first.url, retry_seconds=20)
     first.close()
     found: list[object] = []
     threads = [
@@ -76,7 +76,7 @@ def test_a_server_that_comes_back_answers_all_threads_and_the_outage_is_told_onc
     assert told[-1] == "the API server answers again"
 
 
-def test_a_server_that_begins_anew_is_asked_again_until_it_knows_its_roles(
+def test_a_server_that_begins_again_is_asked_again_until_it_knows_its_roles(
     serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hidden = "/api/v1/namespaces/ml/secrets/a"
@@ -85,7 +85,7 @@ def test_a_server_that_begins_anew_is_asked_again_until_it_knows_its_roles(
         return refusal(403, "no", "Forbidden") if asked.path == hidden else Reply(document=POD)
 
     first = serve(answer)
-    cluster = connect(first.url, patience=0.3)
+    cluster = connect(first.url, retry_seconds=0.3)
     assert cluster.get("v1", "Pod", "a") == POD
     with pytest.raises(KdistError):
         cluster.get("v1", "Secret", "a")
@@ -99,7 +99,7 @@ def test_a_server_that_begins_anew_is_asked_again_until_it_knows_its_roles(
     with pytest.raises(KdistError):
         cluster.get("v1", "Secret", "a")  # which was not allowed before either
     assert [each.path for each in again.asked].count(hidden) == 1
-    monkeypatch.setattr(retry, "WARM_UP", 0.0)
+    monkeypatch.setattr(retry, "WARM_UP_SECONDS", 0.0)
     with pytest.raises(KdistError):
         cluster.get("v1", "Pod", "a")
 
@@ -110,14 +110,14 @@ def test_a_server_that_stays_away_is_an_error_with_the_code_for_it(connect: Conn
     with pytest.raises(
         KdistError, match=f"127.0.0.1:{port} does not answer: connection refused"
     ) as raised:
-        connect(f"http://127.0.0.1:{port}", patience=0.1).get("v1", "Pod", "a")
+        connect(f"http://127.0.0.1:{port}", retry_seconds=0.1).get("v1", "Pod", "a")
     assert raised.value.code == Code.UNREACHABLE
     assert "context test" in raised.value.hint
 
 
 def test_a_name_that_nobody_knows_is_said_plainly(connect: Connect) -> None:
     with pytest.raises(KdistError, match=r"nowhere\.invalid:6443 does not answer") as raised:
-        connect("http://nowhere.invalid:6443", patience=0.05).version()
+        connect("http://nowhere.invalid:6443", retry_seconds=0.05).version()
     assert "HTTPConnection" not in str(raised.value)
 
 
@@ -182,7 +182,7 @@ def test_an_end_of_file_in_the_handshake_is_an_outage(
     closing: int, connect: Connect, told: list[str]
 ) -> None:
     with pytest.raises(KdistError, match="does not answer") as raised:
-        connect(f"https://127.0.0.1:{closing}", patience=1).version()
+        connect(f"https://127.0.0.1:{closing}", retry_seconds=1).version()
     assert raised.value.code == Code.UNREACHABLE
     assert "certificate" not in str(raised.value)
     assert len(told) == 1
@@ -243,19 +243,19 @@ def test_an_answer_of_500_about_the_object_itself_is_believed_at_once(
 def test_an_answer_of_500_that_names_nothing_that_is_away_is_tried_again_briefly(
     serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retry, "BRIEFLY", 0.05)
+    monkeypatch.setattr(retry, "UNEXPLAINED_SECONDS", 0.05)
     odd = serve(lambda _: refusal(500, "Internal error occurred: odd", "InternalError"))
     with pytest.raises(KdistError, match="odd"):  # and not after ten minutes
-        connect(odd.url, patience=600).get("v1", "Pod", "a")
+        connect(odd.url, retry_seconds=600).get("v1", "Pod", "a")
     away = serve(in_turn(*[refusal(500, "etcdserver: request timed out")] * 5, Reply(document=POD)))
-    assert connect(away.url, patience=60).get("v1", "Pod", "a") == POD
+    assert connect(away.url, retry_seconds=60).get("v1", "Pod", "a") == POD
 
 
 def test_a_request_that_began_before_the_first_answer_is_as_patient_as_later_ones(
     told: list[str],
 ) -> None:
-    patience = RetryPolicy(0.0, told.append, until=math.inf)
-    early = Attempts(patience)
+    policy = RetryPolicy(0.0, told.append, until=math.inf)
+    early = Attempts(policy)
     assert not early.pause("the server does not answer"), "nobody knows whether there is a server"
-    patience.answered()  # to another thread
+    policy.succeeded()  # to another thread
     assert early.pause("the server does not answer")

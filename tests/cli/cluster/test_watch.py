@@ -1,4 +1,4 @@
-"""A watch goes on where it was cut, lists anew when its place is gone, and misses nothing."""
+"""A watch goes on where it was cut, lists again when its place is gone, and misses nothing."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ GONE = {
     [Reply(lines=[event("ERROR", GONE)]), Reply(410, GONE)],
     ids=["told as an event", "told as an answer"],
 )
-def test_a_place_that_is_gone_is_listed_anew_and_only_differences_are_told(
+def test_a_place_that_is_gone_is_listed_again_and_only_differences_are_told(
     gone: Reply, serve: Serve, connect: Connect
 ) -> None:
     script = Script(
@@ -172,7 +172,7 @@ def test_a_long_list_comes_in_pages(serve: Serve, connect: Connect) -> None:
     ]
 
 
-def test_a_list_whose_pages_the_server_has_forgotten_is_taken_anew_and_whole(
+def test_a_list_whose_pages_the_server_has_forgotten_is_taken_again_and_whole(
     serve: Serve, connect: Connect
 ) -> None:
     def answer(asked: Asked) -> Reply:

@@ -152,7 +152,7 @@ def test_a_namespace_in_both_places_is_the_options_and_said(
     api: Api, file: Path, kdist: Kdist
 ) -> None:
     result = kdist("apply", str(file), "-n", "ml", "--set", "metadata.namespace=other")
-    assert "namespace ml (-n) is used, not other of the job file" in result.stderr
+    assert "using namespace ml (-n), not other of the job file" in result.stderr
 
 
 def test_delete_takes_the_workload_first_and_keeps_the_claim(
@@ -223,10 +223,10 @@ def test_a_train_job_is_sent_until_trainer_has_heard_of_its_runtime(
     assert any("/trainjobs/" in path for path in store.objects)
 
 
-def test_a_train_job_that_is_over_is_made_anew_though_its_runtime_would_go_before_it(
+def test_a_train_job_that_is_over_is_made_again_though_its_runtime_would_go_before_it(
     api: Api, store: Store, file: Path, kdist: Kdist, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(restart, "_GONE_SECONDS", 0.5)
+    monkeypatch.setattr(restart, "_DELETE_TIMEOUT", 0.5)
     assert kdist("apply", str(file), "--set", "spec.backend=trainjob").exit_code == Code.OK
     path = next(path for path in store.objects if "/trainjobs/" in path)
     store.objects[path]["status"] = {"conditions": [{"type": "Complete", "status": "True"}]}

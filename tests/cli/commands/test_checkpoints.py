@@ -29,7 +29,7 @@ def test_a_run_without_checkpoints_says_so(kdist: Kdist, run: Path) -> None:
     shown = kdist("checkpoints", "digits")
     assert (shown.exit_code, shown.stdout) == (0, "")
     assert f"no checkpoints in {run / 'checkpoints'}" in shown.stderr
-    assert "-n NAMESPACE asks the cluster" in shown.stderr
+    assert "-n NAMESPACE selects a cluster" in shown.stderr
 
 
 def test_a_checkpoint_without_a_manifest_cannot_be_used_and_is_an_error(
@@ -39,7 +39,7 @@ def test_a_checkpoint_without_a_manifest_cannot_be_used_and_is_an_error(
     shown = kdist("checkpoints", "verify", ".kdist/digits")
     assert shown.exit_code == 1
     assert "damaged: manifest.json is missing" in shown.stdout
-    assert "1 of them cannot be used: step-00000005-e1" in shown.stderr
+    assert "1 damaged: step-00000005-e1" in shown.stderr
     listed = json.loads(kdist("checkpoints", "-o", "json", str(run / "checkpoints")).stdout)
     assert (listed["kind"], listed["checkpoints"][0]["step"]) == ("CheckpointList", 5)
     assert kdist("checkpoints", "-o", "name", "digits", "--local").stdout == "step-00000005-e1\n"
@@ -56,13 +56,11 @@ def test_one_run_has_to_be_named(kdist: Kdist, run: Path) -> None:
     ] == [2, 2, 2]
 
 
-def test_top_and_metrics_of_a_run_that_is_not_at_work_say_what_tells_of_it(
-    kdist: Kdist, run: Path
-) -> None:
-    for name in ("top", "metrics"):
-        shown = kdist(name, str(run))
+def test_top_of_a_run_that_is_not_running_points_to_the_report(kdist: Kdist, run: Path) -> None:
+    for words in ((), ("-o", "prom")):
+        shown = kdist("top", str(run), *words)
         assert shown.exit_code == 4
-        assert "no `kdist run` is at work" in shown.stderr
+        assert "no `kdist run` is running" in shown.stderr
         assert "kdist report" in shown.stderr
 
 
@@ -73,10 +71,10 @@ def test_top_and_metrics_of_a_run_that_is_not_at_work_say_what_tells_of_it(
         (("export", "digits", "-o", "json"), "name the file to write"),
         (
             ("digits", "-o", "model.safetensors"),
-            "`model.safetensors` is none of table, json, yaml, name",
+            "`model.safetensors` is not one of table, json, yaml, name",
         ),
-        (("digits", "--ema"), "go with `kdist checkpoints export`"),
-        (("verify", "digits", "--step", "3"), "go with `kdist checkpoints export`"),
+        (("digits", "--ema"), "are options of `kdist checkpoints export`"),
+        (("verify", "digits", "--step", "3"), "are options of `kdist checkpoints export`"),
     ],
 )
 def test_export_wants_a_file_and_the_others_a_format(

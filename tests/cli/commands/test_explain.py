@@ -17,7 +17,7 @@ def test_every_field_is_explained(field: reference.Field, kdist: Kdist) -> None:
     result = kdist("explain", field.path)
     assert result.exit_code == 0
     assert result.stdout.startswith(f"FIELD:    {field.path}\nTYPE:     ")
-    assert field.sentence.rsplit(" ", 1)[-1] in result.stdout
+    assert field.description.rsplit(" ", 1)[-1] in result.stdout
 
 
 def test_a_section_shows_its_type_default_sentence_and_fields(kdist: Kdist) -> None:
@@ -26,18 +26,18 @@ def test_a_section_shows_its_type_default_sentence_and_fields(kdist: Kdist) -> N
         "TYPE:     {every, mode, keep, load}\n"
         'DEFAULT:  {"every": {"seconds": 300}, "mode": "async", "keep": 3, "load": "each"}\n'
         "\n"
-        "When and how state is saved.\n"
+        "When and how checkpoints are saved.\n"
         "\n"
         "FIELDS:\n"
         '  every  <mapping> default {"seconds": 300}\n'
-        "         every so many seconds or steps a checkpoint is saved.\n"
+        "         Interval between checkpoints, in seconds, steps or both.\n"
         '  mode   <async or blocking> default "async"\n'
-        "         mode: async writes while the training goes on.\n"
+        "         async writes in the background while training continues; blocking does not.\n"
         "  keep   <int> default 3\n"
-        "         keep that many committed checkpoints.\n"
+        "         Number of committed checkpoints to keep.\n"
         '  load   <each or broadcast> default "each"\n'
-        "         load: each rank reads what it holds, or with broadcast rank 0 reads and "
-        "sends it.\n"
+        "         each: every rank reads its own part; broadcast: rank 0 reads and sends it to the "
+        "others.\n"
     )
 
 
@@ -72,6 +72,13 @@ def test_json_is_for_programs(kdist: Kdist) -> None:
     whole = json.loads(kdist("explain", "-r", "-o", "json").stdout)
     expected = ["apiVersion", "kind", "metadata", "spec"]
     assert [field["path"] for field in whole["fields"]] == expected
+
+
+def test_the_json_schema_is_that_of_the_whole_file(kdist: Kdist) -> None:
+    printed = kdist("explain", "-o", "jsonschema")
+    assert (printed.exit_code, printed.stdout) == (0, reference.schema_text())
+    assert json.loads(printed.stdout)["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+    assert kdist("explain", "spec", "-o", "jsonschema").exit_code == 2
 
 
 @pytest.mark.parametrize(

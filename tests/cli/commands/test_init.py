@@ -51,7 +51,7 @@ def test_every_field_stands_below_its_sentence(template: str) -> None:
     for name in job:
         field = reference.find(("spec", name))
         assert field is not None
-        assert field.sentence in text
+        assert field.description in text
 
 
 def test_the_digits_template_trains_digits_elastically(kdist: Kdist) -> None:
@@ -74,7 +74,7 @@ def test_a_file_that_is_there_is_kept(kdist: Kdist, tmp_path: Path) -> None:
     refused = kdist("init")
     assert refused.exit_code == 2
     assert refused.stderr == (
-        "Error: `job.yaml` is there already\nHint: name another file, or write over it\n"
+        "Error: `job.yaml` exists already\nHint: name another file, or overwrite it\n"
         "Next: kdist init job.yaml --force\n"
     )
     assert (tmp_path / "job.yaml").read_text() == "mine"

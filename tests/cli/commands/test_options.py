@@ -23,7 +23,7 @@ def test_a_duration_is_read_as_kubectl_reads_it(text: str, seconds: float) -> No
 
 @pytest.mark.parametrize("text", ["", "m", "5x", "-1", "1.5m", "five"])
 def test_what_is_no_duration_is_refused(text: str) -> None:
-    with pytest.raises(click.BadParameter, match="is no duration"):
+    with pytest.raises(click.BadParameter, match="is not a duration"):
         options.seconds(text)
 
 
@@ -68,19 +68,19 @@ def test_the_problems_of_all_files_come_at_once_and_a_job_comes_once(
         options.read_jobs([])
 
 
-@pytest.mark.parametrize("at_work", [True, False])
+@pytest.mark.parametrize("active", [True, False])
 def test_a_run_that_is_nowhere_is_said_to_be_neither_here_nor_in_a_known_cluster(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_work: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, active: bool
 ) -> None:
     monkeypatch.setenv("KDIST_HOME", str(tmp_path / "runs"))
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     with pytest.raises(
-        NotFoundError, match=r"no run digits .*on this machine, and no kubeconfig"
+        NotFoundError, match=r"no (active )?run digits on this machine, and no kubeconfig"
     ) as raised:
-        options.find_run("digits", at_work=at_work)
+        options.find_run("digits", active=active)
     assert str(tmp_path / "runs") in str(raised.value.hint)
     assert options.find_run("digits", namespace="ml") is None, (
         "whoever names a namespace means the cluster"
     )
     (tmp_path / "none").write_text("kind: Config\n")
-    assert options.find_run("digits", at_work=at_work) is None, "the cluster is asked"
+    assert options.find_run("digits", active=active) is None, "the cluster is asked"

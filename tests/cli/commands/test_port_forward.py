@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kdist.commands.port_forward import read_board, read_port
+from kdist.commands.port_forward import read_port, read_tensorboard_port
 from kdist.errors import UsageError
 from tests.cli.conftest import Kdist
 from tests.patience import soon
@@ -32,7 +32,7 @@ def test_a_port_is_a_name_or_a_number_or_two(text: str, ports: tuple[int, int]) 
 
 @pytest.mark.parametrize("text", ["", "x", "0", "70000", "1:2:3", "70000:80", "-1"])
 def test_anything_else_is_no_port(text: str) -> None:
-    with pytest.raises(UsageError, match="is no port"):
+    with pytest.raises(UsageError, match="is not a port"):
         read_port(text)
 
 
@@ -40,19 +40,19 @@ def test_anything_else_is_no_port(text: str) -> None:
     ("text", "port"), [("tensorboard", 6006), ("8080:tensorboard", 8080), (":tensorboard", 0)]
 )
 def test_tensorboard_has_its_own_port_or_the_one_that_is_named(text: str, port: int) -> None:
-    assert read_board(text) == port
+    assert read_tensorboard_port(text) == port
 
 
 def test_a_port_that_cannot_be_is_refused() -> None:
-    with pytest.raises(UsageError, match="names no port"):
-        read_board("70000:tensorboard")
+    with pytest.raises(UsageError, match="is not a port"):
+        read_tensorboard_port("70000:tensorboard")
 
 
 def test_tensorboard_goes_alone(kdist: Kdist) -> None:
     for words in (("tensorboard", "metrics"), ("tensorboard", "--rank", "1")):
         done = kdist("port-forward", "digits", *words)
         assert done.exit_code == 2
-        assert "goes alone" in done.stderr
+        assert "cannot be combined" in done.stderr
 
 
 def test_a_run_without_event_files_says_so_and_what_to_type(kdist: Kdist, tmp_path: Path) -> None:

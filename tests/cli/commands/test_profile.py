@@ -69,4 +69,4 @@ def test_the_tables_say_the_pace_the_share_of_collectives_and_what_took_longest(
 
 def test_an_answer_that_is_no_answer_is_an_error_and_no_traceback(tmp_path: Path) -> None:
     with pytest.raises(KdistError, match="cannot be read"):
-        profile.record([lambda _: b"[]"], tmp_path, steps=1, ranks="", timeout=1, tell=print)
+        profile.record([lambda _: b"[]"], tmp_path, steps=1, ranks="", timeout=1, notify=print)

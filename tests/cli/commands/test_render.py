@@ -54,9 +54,9 @@ def test_the_workload_kind_can_be_chosen(
     assert documents[-1]["kind"] == kind
 
 
-def test_what_a_kind_cannot_give_is_said_beside_the_objects(kdist: Kdist, job_file: Path) -> None:
+def test_what_a_kind_cannot_give_is_said_next_to_the_objects(kdist: Kdist, job_file: Path) -> None:
     result = kdist("render", *IMAGE, "--backend", "statefulset")
-    assert "Warning: a StatefulSet has no end" in result.stderr
+    assert "Warning: a StatefulSet never completes" in result.stderr
     assert "Warning" not in result.stdout
 
 
@@ -65,7 +65,7 @@ def test_a_missing_image_is_said_with_the_way_out(kdist: Kdist, job_file: Path) 
     assert result.exit_code == 1
     assert result.stderr.splitlines() == [
         "Error: spec.image is missing: pods need the image of the trainer",
-        "Hint: `--set spec.image=REGISTRY/NAME:TAG` gives it for once",
+        "Hint: `--set spec.image=REGISTRY/NAME:TAG` sets it for this command",
         "Next: kdist explain spec",
     ]
 
@@ -73,7 +73,7 @@ def test_a_missing_image_is_said_with_the_way_out(kdist: Kdist, job_file: Path) 
 def test_all_that_a_cluster_would_miss_is_said_at_once(kdist: Kdist, job_file: Path) -> None:
     result = kdist("render", "--set", 'spec.data=[{path: here, mountPath: "/data"}]')
     assert "spec.image is missing" in result.stderr
-    assert "spec.data[0] is at here of your own machine" in result.stderr
+    assert "spec.data[0] has only the local path here" in result.stderr
 
 
 def test_code_travels_with_the_job(kdist: Kdist, job_file: Path) -> None:

@@ -70,7 +70,7 @@ def test_a_script_runs_as_under_torchrun_with_its_arguments_untouched(
     fresh = start("--fresh", script)
     fresh.wait(0)
     assert re.search(
-        r"run-archived +the old run is in .*/runs/sub-my-script\.\d{8}-\d{6}", fresh.errors()
+        r"run-archived +the previous run is in .*/runs/sub-my-script\.\d{8}-\d{6}", fresh.errors()
     )
     (aside,) = (tmp_path / "runs").glob("sub-my-script.*")
     assert json.loads((aside / "run.json").read_text())["run_id"] == old

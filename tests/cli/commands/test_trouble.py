@@ -31,7 +31,7 @@ VERBS: dict[str, tuple[str, ...]] = {
     "events": ("events", "digits"),
     "why": ("why", "digits"),
     "top": ("top", "digits", "--once", "-n", "ml"),
-    "metrics": ("metrics", "digits", "-n", "ml"),
+    "top -o prom": ("top", "digits", "-o", "prom", "-n", "ml"),
     "report": ("report", "digits", "-n", "ml"),
     "checkpoints": ("checkpoints", "digits", "-n", "ml"),
     "exec": ("exec", "digits", "--", "true"),
@@ -40,7 +40,6 @@ VERBS: dict[str, tuple[str, ...]] = {
     "suspend": ("suspend", "digits"),
     "resume": ("resume", "digits"),
     "restart": ("restart", "digits"),
-    "stop": ("stop", "digits"),
     "delete": ("delete", "digits"),
 }
 each_verb = pytest.mark.parametrize("verb", VERBS)
@@ -51,7 +50,7 @@ Point = Callable[[str], None]
 @pytest.fixture
 def point(tmp_path: Path, job_file: Path, monkeypatch: pytest.MonkeyPatch) -> Point:
     """`point(url)` has the kubeconfig name this server; nobody is patient."""
-    monkeypatch.setattr(options, "PATIENCE", 0.02)
+    monkeypatch.setattr(options, "RETRY_SECONDS", 0.02)
 
     def write(url: str) -> None:
         write_kubeconfig(tmp_path / "kubeconfig", url)
@@ -79,7 +78,7 @@ def test_a_server_that_stays_away_is_told_with_where_it_should_be(
     assert code == Code.UNREACHABLE, said
     assert "does not answer" in said
     assert f"127.0.0.1:{gone.port}" in said
-    assert "kdist itself failed" not in said
+    assert "internal error" not in said
 
 
 @each_verb
@@ -152,7 +151,7 @@ LOOKS = ("get", "status", "logs", "events", "why")
 def test_a_server_that_stumbles_once_at_each_question_is_no_news(
     kdist: Kdist, point: Point, serve: Serve, verb: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(options, "PATIENCE", 20.0)
+    monkeypatch.setattr(options, "RETRY_SECONDS", 20.0)
     world, stumbled = World(), set[str]()
     world.logs = {each["metadata"]["name"]: [] for each in world.pods}
 

@@ -53,7 +53,7 @@ def test_json_tells_of_every_file_and_problem(kdist: Kdist, job_file: Path) -> N
                         "found the text `1:30`",
                         "suggestion": "",
                         "hint": (
-                            "`1:30` is text in YAML 1.2; YAML 1.1 took it for 90 in base 60: "
+                            "`1:30` is text in YAML 1.2; YAML 1.1 reads it as 90 in base 60: "
                             "write 90"
                         ),
                     }

@@ -27,7 +27,7 @@ def test_what_pod_security_will_refuse_is_refused_before_anything_is_made(
     refused = kdist(*command, str(file), "--set", f"spec.backend={backend}")
     assert refused.exit_code == (Code.USAGE if command == ("diff",) else Code.ERROR)
     assert (
-        "namespace ml enforces Pod Security `restricted`, which refuses the job's pods: hostNetwork"
+        "namespace ml enforces Pod Security `restricted`, which rejects the job's pods: hostNetwork"
         in refused.stderr
     )
     assert store.objects == {}

@@ -14,7 +14,7 @@ from kdist.spec import TrainingJob
 
 @pytest.fixture
 def with_code(job: str) -> TrainingJob:
-    """A job whose code is in the folder `src` beside it."""
+    """A job whose code is in the folder `src` next to it."""
     return load.load_text(job, source="job.yaml", overrides=["spec.code=./src"])
 
 
@@ -50,9 +50,9 @@ def test_a_folder_that_is_missing_or_far_too_big_is_said(
 ) -> None:
     with pytest.raises(UsageError, match="there is no folder"):
         deploy.read_code(with_code, tmp_path)
-    monkeypatch.setattr(plan, "MOST_BYTES", 10)
+    monkeypatch.setattr(plan, "MAX_BYTES", 10)
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "weights.bin").write_bytes(b"x" * 11)
-    with pytest.raises(KdistError, match="holds more than") as raised:
+    with pytest.raises(KdistError, match="has more than") as raised:
         deploy.read_code(with_code, tmp_path)
     assert "claim" in raised.value.hint

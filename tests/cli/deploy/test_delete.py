@@ -49,8 +49,8 @@ def test_the_code_of_an_earlier_digest_goes_once_no_pod_mounts_it(
     assert shown.exit_code == 1
     assert f"--- live/ConfigMap/{old}" in shown.stdout
     assert any(line.startswith("-") and "answer = 41" in line for line in shown.stdout.splitlines())
-    rehearsed = kdist("apply", str(file), "--dry-run=server")
-    assert f"configmap/{old} pruned (server dry run)" in rehearsed.stdout
+    dry_run = kdist("apply", str(file), "--dry-run=server")
+    assert f"configmap/{old} pruned (server dry run)" in dry_run.stdout
     sent = kdist("apply", str(file), "--error-unchanged")
     assert sent.exit_code == Code.OK, "something has changed"
     assert f"configmap/{old} pruned" in sent.stdout

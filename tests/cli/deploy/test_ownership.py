@@ -66,13 +66,13 @@ def test_no_command_touches_what_is_not_of_the_job(
         name = path.rpartition("/")[2]
         refused = kdist(*sent, "--set", "spec.nodes=2")  # which would prune too
         assert refused.exit_code == Code.ERROR, path
-        assert store.objects == with_it, f"apply has changed something beside {path}"
+        assert store.objects == with_it, f"apply has changed something next to {path}"
         assert f"/{name} " in refused.stderr
         assert SAYS[whose] in refused.stderr
         if "-code-" not in name:  # which scaling has no use for
             scaled = kdist("scale", "digits", "--nodes", "2:2", "--no-wait")
             assert scaled.exit_code != Code.OK, path
-            assert store.objects == with_it, f"scale has changed something beside {path}"
+            assert store.objects == with_it, f"scale has changed something next to {path}"
             assert SAYS[whose] in scaled.stderr or "cannot be scaled" in scaled.stderr
         deleted = kdist("delete", "digits", "--purge")
         assert deleted.exit_code == Code.OK, deleted.stderr

@@ -34,7 +34,7 @@ def told(store: Store) -> dict[str, dict[str, Any]]:
 
 
 def fail(store: Store, backend: str) -> None:
-    """Let the workload be over, and its agents' verdict be in their store, as after a failure for
+    """Let the workload be over, and its agents' result be in their store, as after a failure for
     good.
     """
     workload = store.objects[PLACES[backend]]
@@ -45,10 +45,10 @@ def fail(store: Store, backend: str) -> None:
         )
     else:
         workload["status"] = {"conditions": [{"type": "Failed", "status": "True"}]}
-    verdict = b64encode(b"{}").decode()
+    result = b64encode(b"{}").decode()
     store.objects[RENDEZVOUS]["binaryData"] = {
-        "kdist_2fr_2fverdict": verdict,
-        "torch.rendezvous.r": verdict,
+        "kdist_2fr_2fverdict": result,
+        "torch.rendezvous.r": result,
     }
 
 
@@ -74,7 +74,7 @@ def test_other_nodes_are_told_at_once_and_all_else_stands_under_another_name(
         {"apiVersion": "v1", "kind": "Pod", **pod, "spec": {"volumes": mounts}},
     )
     changed = kdist(*sent, "--set", "spec.train.globalBatch=24")
-    assert "stays until `kdist restart digits -n ml`" in changed.stderr
+    assert "reach the pods of digits with `kdist restart digits -n ml`" in changed.stderr
     assert told(store)[first] == config, "what the pods were started with"
     assert len(told(store)) == 2
 
@@ -91,7 +91,7 @@ def test_after_a_failure_what_was_mended_goes_on_as_the_same_run(
     mended = kdist(*sent, "--set", "spec.train.globalBatch=24")
     assert mended.exit_code == Code.OK, mended.stderr
     assert (
-        "digits has failed: what is sent now takes effect with `kdist restart digits -n ml`"
+        "job digits has already failed; run `kdist restart digits -n ml` to run it again"
         in mended.stderr
     )
     restarted = kdist("restart", "digits", "--no-wait")
@@ -109,11 +109,11 @@ def test_after_a_failure_what_was_mended_goes_on_as_the_same_run(
     assert all(f'"{name}"' in workload for name in (*told(store), code))
     assert f"--run-id={run}" in workload
     assert "conditions" not in workload
-    assert "binaryData" not in store.objects[RENDEZVOUS], "the old verdict would end the new pods"
+    assert "binaryData" not in store.objects[RENDEZVOUS], "the old result would end the new pods"
 
 
 @pytest.mark.parametrize("backend", ["pytorchjob", "trainjob"])
-def test_a_restart_makes_a_running_workload_anew_that_would_keep_what_it_was_started_with(
+def test_a_restart_makes_a_running_workload_again_that_would_keep_what_it_was_started_with(
     api: Api, store: Store, file: Path, kdist: Kdist, backend: str
 ) -> None:
     sent = ("apply", str(file), "--set", f"spec.backend={backend}")

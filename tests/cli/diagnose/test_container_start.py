@@ -176,7 +176,7 @@ CASES = [
     (scene([mounting(creating(), "ckpt")], claims={"ckpt": {}}), "claim-missing", ["ckpt"]),
     (claimed(NO_CLASS), "claim-pending", ["storage class fast, which does not exist"]),
     (claimed(NO_DEFAULT), "claim-pending", ["no default one"]),
-    (claimed(ONE_WRITER), "claim-pending", ["may not know ReadWriteMany"]),
+    (claimed(ONE_WRITER), "claim-pending", ["may not support ReadWriteMany"]),
     (
         scene([mounting(unscheduled(0, UNBOUND), "ckpt")], claims={"ckpt": claim("ckpt")}),
         "claim-pending",
@@ -189,7 +189,7 @@ CASES = [
     ),
     # what the API server refuses
     (refused(QUOTA), "quota", ["compute", "requests.cpu=4", "requests.cpu=8"]),
-    (refused(MUST_SPECIFY), "quota", ["how much it takes"]),
+    (refused(MUST_SPECIFY), "quota", ["specify its resources"]),
     (refused(POD_SECURITY), "pod-security", ["restricted:latest", "allowPrivilegeEscalation"]),
     (refused(WEBHOOK), "webhook-refused", ["policy.example.com", "label team is missing"]),
     (
@@ -205,11 +205,15 @@ CASES = [
     (pulling(NOT_FOUND), "image-missing", ["registry/kdist-trainer:1", "typo"]),
     (pulling(DENIED, "ErrImagePull"), "image-auth", ["imagePullSecrets"]),
     (pulling("401 Unauthorized", "ErrImagePull"), "image-auth", ["imagePullSecrets"]),
-    (pulling(NO_HOST, "ErrImagePull"), "image-registry", ["not known"]),
-    (pulling(BAD_NAME, "InvalidImageName"), "image-name", ["no valid name"]),
+    (pulling(NO_HOST, "ErrImagePull"), "image-registry", ["cannot be resolved"]),
+    (pulling(BAD_NAME, "InvalidImageName"), "image-name", ["not a valid image name"]),
     (pulling(NO_ANSWER, "ErrImagePull"), "image-registry", ["does not answer"]),
     (pulling(UNTRUSTED), "image-tls", ["certificate"]),
-    (pulling("no match for platform in manifest: not found"), "image-platform", ["processors"]),
+    (
+        pulling("no match for platform in manifest: not found"),
+        "image-platform",
+        ["CPU architecture"],
+    ),
     (pulling("toomanyrequests: You have reached your pull rate limit"), "image-limit", ["limit"]),
     (pulling("something nobody has seen"), "image", ["cannot be pulled"]),
     # volumes, Secrets, ConfigMaps

@@ -58,7 +58,7 @@ def test_a_job_that_was_preempted_by_its_queue_says_so() -> None:
 
 def test_a_queue_that_takes_no_notice_is_named() -> None:
     found = diagnose(scene([], state=WorkloadState(suspended=True), over=QUEUED))
-    assert "Kueue may not run here" in found.sentence
+    assert "Kueue may not be running" in found.sentence
 
 
 def deployment(name: str, place: str, *, ready: int = 0, wanted: int = 0) -> Document:
@@ -83,8 +83,9 @@ def test_a_controller_that_is_seen_to_be_away_is_named_within_seconds(kind: str)
     found = diagnose(seen)
     assert found.cause == "operator-absent"
     assert found.sentence == (
-        f"nobody has made pods of the {kind} for 8.0 s: the controller of JobSet does not run: "
-        "0 of 0 replicas of jobset-system/jobset-controller-manager are ready"
+        f"no pods have been created for the {kind} for 8.0 s: "
+        "the controller of JobSet does not run: 0 of 0 replicas of "
+        "jobset-system/jobset-controller-manager are ready"
     )
     away = "kubectl describe deployment jobset-controller-manager -n jobset-system"
     assert found.commands[0] == away

@@ -68,7 +68,7 @@ CASES = [
         ["rank 1", "train.py", "step 42"],
     ),
     (failed(64, "config", DEALT), "config", ["globalBatch", "job.yaml"]),
-    (failed(64, "config", UNKNOWN_KEY), "config", ["another version"]),
+    (failed(64, "config", UNKNOWN_KEY), "config", ["another trainer version"]),
     (failed(65, "data", "the data set is empty"), "data", ["empty"]),
     (failed(73, "mismatch", FOREIGN), "mismatch", ["give the job a folder of its own"]),
     (failed(74, "nan", "the loss is nan"), "nan", ["learning rate"]),
@@ -80,8 +80,8 @@ CASES = [
     (failed(70, "unheard_of", "?"), "unknown", ["unheard_of"]),
     (failed_alone(ended_pod(0, 1, record=IMPORT)), "crash", ["exit code 1", "last line"]),
     (failed_alone(ended_pod(0, 137)), "crash", ["signal 9"]),
-    (failed_alone(), "failed", ["a code that another try cannot help"]),
-    (scene([], state=LATE), "failed", ["time was up"]),
+    (failed_alone(), "failed", ["exit code that is not retried"]),
+    (scene([], state=LATE), "failed", ["activeDeadlineSeconds"]),
 ]
 
 
@@ -159,7 +159,7 @@ def test_a_lost_node_that_the_job_needs_is_named_with_the_two_commands_that_help
         "node worker-2 does not answer since 3:00; digits-1-abcde is on it, it needs 2 "
         "nodes and has 1"
     )
-    assert found.fix.endswith("with nodes {min: 1, max: 2} the others would go on")
+    assert found.fix.endswith("with nodes {min: 1, max: 2} the others would continue")
     assert found.commands == (
         "kubectl delete node worker-2",
         "kubectl taint nodes worker-2 node.kubernetes.io/out-of-service=nodeshutdown:NoExecute",
@@ -211,13 +211,11 @@ def standing(*silences: float, **more: object) -> Diagnosis:
     return diagnose(scene([pod(0), pod(1)], reports={FIRST: first | more, SECOND: second | more}))
 
 
-def test_a_standstill_is_told_from_its_first_seconds_on_with_who_waits_where_and_what_comes() -> (
-    None
-):
+def test_a_stall_is_told_from_its_first_seconds_on_with_who_waits_where_and_what_comes() -> None:
     found = standing(8.0, 8.5)
     assert (found.cause, found.severity) == ("hang", "waiting")
     assert found.sentence == (
-        "no step has finished for 8.0 s, where a step usually takes 0.2 s: rank 1 stands still in "
+        "no step has finished for 8.0 s, where a step usually takes 0.2 s: rank 1 hangs in "
         "phase step, in no collective; rank 0 waits in all_reduce(float32[1024]) #17; in 4:52 at "
         "the earliest (spec.hangTimeoutSeconds: 300) the agents write the stacks to the log and "
         "start the ranks again"
@@ -227,7 +225,7 @@ def test_a_standstill_is_told_from_its_first_seconds_on_with_who_waits_where_and
 
 
 @pytest.mark.parametrize(("usual", "phase"), [(0.2, "save"), (6.0, "step"), (None, "init")])
-def test_a_long_step_and_a_long_save_are_no_standstill(usual: float | None, phase: str) -> None:
+def test_a_long_step_and_a_long_save_are_no_stall(usual: float | None, phase: str) -> None:
     told = report()
     told["ranks"][0] |= {"heartbeat_age": 20.0, "step_seconds": usual, "phase": phase}
     assert diagnose(scene([pod(0), pod(1)], reports={FIRST: told})).cause == "none"
@@ -263,7 +261,11 @@ BOTH_DONE = {FIRST: report("succeeded"), SECOND: report("succeeded")}
     ("seen", "cause", "command"),
     [
         (resting("suspended"), "suspended", "kdist resume digits -n ml"),
-        (resting("stopped"), "stopped", "kdist restart digits -n ml"),
+        (
+            scene([ended_pod(0, 200, record=record(200, "preempted"))], state=FAILED),
+            "stopped",
+            "kdist restart digits -n ml",
+        ),
         (scene([ended_pod(0, 0)], state=SUCCEEDED), "done", None),
         (scene([pod(0), pod(1)], reports=BOTH_DONE), "done", None),
         (Snapshot("digits", "ml", config_map()), "no-workload", "kdist apply JOB.yaml -n ml"),

@@ -14,16 +14,16 @@ from kdist.jobs import checkpoints
 from tests.cli.jobs import jobs
 
 
-def viewer(backend: str = "job", *, read_only: bool = True) -> dict[str, Any]:
+def build_helper_pod(backend: str = "job", *, read_only: bool = True) -> dict[str, Any]:
     target = jobs.target(backend=backend)
-    return checkpoints.viewer(
+    return checkpoints.build_helper_pod(
         target, jobs.objects(target), "digits-viewer-1", ["python", "-m", "x"], read_only=read_only
     )
 
 
 @pytest.mark.parametrize("backend", backends.NAMES)
 def test_it_mounts_the_checkpoints_read_only_and_nothing_else_of_the_job(backend: str) -> None:
-    spec = viewer(backend)["spec"]
+    spec = build_helper_pod(backend)["spec"]
     container = spec["containers"][0]
     assert container["image"] == "registry/trainer:1"
     assert [(mount["mountPath"], mount["readOnly"]) for mount in container["volumeMounts"]] == [
@@ -37,7 +37,7 @@ def test_it_mounts_the_checkpoints_read_only_and_nothing_else_of_the_job(backend
 
 
 def test_it_is_restricted_has_no_token_and_does_not_count_as_a_pod_of_the_job() -> None:
-    pod = viewer()
+    pod = build_helper_pod()
     spec, labels = pod["spec"], pod["metadata"]["labels"]
     assert spec["automountServiceAccountToken"] is False
     assert spec["restartPolicy"] == "Never"
@@ -48,7 +48,10 @@ def test_it_is_restricted_has_no_token_and_does_not_count_as_a_pod_of_the_job() 
 
 
 def test_only_to_put_a_folder_aside_it_may_write() -> None:
-    assert "readOnly" not in viewer(read_only=False)["spec"]["containers"][0]["volumeMounts"][0]
+    assert (
+        "readOnly"
+        not in build_helper_pod(read_only=False)["spec"]["containers"][0]["volumeMounts"][0]
+    )
 
 
 def test_a_job_without_checkpoints_in_the_cluster_has_none_to_show() -> None:
@@ -57,8 +60,8 @@ def test_a_job_without_checkpoints_in_the_cluster_has_none_to_show() -> None:
         update={"spec": target.job.spec.model_copy(update={"checkpoints": None})}
     )
     with pytest.raises(KdistError, match="has no checkpoints in the cluster"):
-        checkpoints.ask(
+        checkpoints.run_tool(
             type(target)(target.cluster, {}, bare, target.backend, target.placement),
             "list",
-            tell=print,
+            notify=print,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kdist.jobs.history import lives, pull_seconds
+from kdist.jobs.history import active_intervals, pull_seconds
 
 STOPPED = {"event": "stopped", "time": 50.0}
 RESUMED = {"event": "generation", "reason": "resume", "time": 90.0}
@@ -12,20 +12,23 @@ RESUMED = {"event": "generation", "reason": "resume", "time": 90.0}
 
 def test_the_time_between_a_stop_and_the_resume_is_no_life() -> None:
     events = [{"event": "generation", "reason": "start", "time": 20.0}, STOPPED, RESUMED]
-    assert list(lives(events, 10.0, 120.0, [11.0, 80.0, 84.0])) == [(10.0, 50.0), (80.0, 120.0)]
-    assert list(lives(events, 10.0, 120.0, [])) == [(10.0, 50.0), (90.0, 120.0)]
+    assert list(active_intervals(events, 10.0, 120.0, [11.0, 80.0, 84.0])) == [
+        (10.0, 50.0),
+        (80.0, 120.0),
+    ]
+    assert list(active_intervals(events, 10.0, 120.0, [])) == [(10.0, 50.0), (90.0, 120.0)]
 
 
 def test_a_stopped_job_lives_until_it_stopped_and_a_running_one_until_now() -> None:
-    assert list(lives([STOPPED], 10.0, 120.0, [])) == [(10.0, 50.0)]
-    assert list(lives([], 10.0, None, [])) == [(10.0, None)]
+    assert list(active_intervals([STOPPED], 10.0, 120.0, [])) == [(10.0, 50.0)]
+    assert list(active_intervals([], 10.0, None, [])) == [(10.0, None)]
 
 
 def test_ranks_that_stop_so_that_others_may_join_do_not_end_a_life() -> None:
     joined = {"event": "generation", "reason": "join", "time": 55.0}
-    assert list(lives([STOPPED, joined, {"event": "x", "time": "?"}], 10.0, 120.0, [])) == [
-        (10.0, 120.0)
-    ]
+    assert list(
+        active_intervals([STOPPED, joined, {"event": "x", "time": "?"}], 10.0, 120.0, [])
+    ) == [(10.0, 120.0)]
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ import pytest
 from kdist import jobs
 from kdist.cluster import Cluster
 from kdist.errors import NotFoundError
-from kdist.events import Line, RankFilter
 from kdist.jobs.logs import Follower, LogRequest, read, without_times
+from kdist.jobs.pod_log import PodLine, RankFilter
 from kdist.status import read_pod
 from tests.cli.cluster.conftest import Connect, Serve
 from tests.cli.jobs.test_wait import DONE
@@ -45,7 +45,7 @@ def test_where_there_is_no_log_yet_the_reason_is_told(cluster: Cluster, world: W
     world.pods = [unscheduled(0, "0/2 nodes are available: 2 Insufficient cpu.")]
     with pytest.raises(NotFoundError, match="nothing to read yet: digits-0-abcde finds no node"):
         list(read(cluster, jobs.fetch_snapshot(cluster, "digits"), LogRequest()))
-    with pytest.raises(NotFoundError, match="no container of it has been started again"):
+    with pytest.raises(NotFoundError, match="no container has been restarted"):
         list(read(cluster, jobs.fetch_snapshot(cluster, "digits"), LogRequest(previous=True)))
 
 
@@ -56,7 +56,7 @@ class Reader:
         self.texts: list[str] = []
         self.told: list[str] = []
         self.follower = Follower(
-            cluster, "digits", wanted or LogRequest(), tell=self.told.append, look_seconds=0.02
+            cluster, "digits", wanted or LogRequest(), notify=self.told.append, interval=0.02
         )
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
@@ -111,8 +111,8 @@ def test_a_pod_that_replaces_another_is_followed_and_the_end_is_noticed(
     reader.until("a", "b")
     world.pods, world.workload = [ended_pod(0, 0, "Completed", name="digits-0-fghij")], DONE
     reader.finish()
-    assert reader.follower.seen is not None
-    assert reader.follower.seen.status.phase == "Succeeded"
+    assert reader.follower.snapshot is not None
+    assert reader.follower.snapshot.status.phase == "Succeeded"
 
 
 def test_waiting_for_the_first_line_says_why_once_for_each_reason(
@@ -164,44 +164,44 @@ def test_a_job_that_is_deleted_meanwhile_ends_the_following(cluster: Cluster, wo
     assert reader.texts == ["a"]
 
 
-def told(index: int, event: str, rank: int | None = None, printed: str = "") -> Line:
+def told(index: int, event: str, rank: int | None = None, printed: str = "") -> PodLine:
     document = {
         "time": "2026-01-31T12:00:00.000Z",
         "event": event,
         **({} if rank is None else {"rank": rank}),
     }
-    return Line(read_pod(pod(index)), "", printed + json.dumps(document))
+    return PodLine(read_pod(pod(index)), "", printed + json.dumps(document))
 
 
 def test_ranks_are_found_in_the_logs_themselves_and_move_with_the_groups() -> None:
     chosen = RankFilter({1}, {})
-    printed = Line(read_pod(pod(1)), "", "hello from somebody")
-    assert not chosen.passes(printed)
-    assert chosen.passes(told(1, "worker-started", rank=1))
-    assert chosen.passes(printed)
-    assert not chosen.passes(told(0, "progress", rank=0))
-    assert not chosen.passes(told(1, "rendezvous-completed"))
-    assert not chosen.passes(told(1, "worker-started", rank=0))
-    assert not chosen.passes(printed)
+    printed = PodLine(read_pod(pod(1)), "", "hello from somebody")
+    assert not chosen.matches(printed)
+    assert chosen.matches(told(1, "worker-started", rank=1))
+    assert chosen.matches(printed)
+    assert not chosen.matches(told(0, "progress", rank=0))
+    assert not chosen.matches(told(1, "rendezvous-completed"))
+    assert not chosen.matches(told(1, "worker-started", rank=0))
+    assert not chosen.matches(printed)
 
 
 def test_ranks_that_the_agents_tell_of_need_no_beginning_of_the_log() -> None:
-    printed = Line(read_pod(pod(1)), "", "hello")
-    assert RankFilter({3}, {SECOND: [2, 3]}).passes(printed)
-    assert not RankFilter({0}, {SECOND: [2, 3]}).passes(printed)
+    printed = PodLine(read_pod(pod(1)), "", "hello")
+    assert RankFilter({3}, {SECOND: [2, 3]}).matches(printed)
+    assert not RankFilter({0}, {SECOND: [2, 3]}).matches(printed)
 
 
 def test_what_a_rank_prints_is_its_own_and_not_its_neighbours() -> None:
-    printed = Line(read_pod(pod(1)), "", "[rank3]: hello")
-    assert RankFilter({3}, {}).passes(printed)
-    assert not RankFilter({2}, {SECOND: [2, 3]}).passes(printed)
+    printed = PodLine(read_pod(pod(1)), "", "[rank3]: hello")
+    assert RankFilter({3}, {}).matches(printed)
+    assert not RankFilter({2}, {SECOND: [2, 3]}).matches(printed)
 
 
 def test_an_event_behind_an_unfinished_line_is_both() -> None:
     line = told(0, "progress", rank=0, printed="10%\r20%")
     assert line.event is not None
     assert (line.event["event"], line.printed) == ("progress", "20%")
-    assert Line(read_pod(pod(0)), "", '{"time": broken').event is None
+    assert PodLine(read_pod(pod(0)), "", '{"time": broken').event is None
 
 
 def test_who_no_longer_follows_is_told_nothing_more(
@@ -211,7 +211,11 @@ def test_who_no_longer_follows_is_told_nothing_more(
     api = serve(world)
     told: list[str] = []
     follower = Follower(
-        connect(api.url, patience=0.1), "digits", LogRequest(), tell=told.append, look_seconds=0.02
+        connect(api.url, retry_seconds=0.1),
+        "digits",
+        LogRequest(),
+        notify=told.append,
+        interval=0.02,
     )
     following = follower.lines()
     assert next(following).text == "a"

@@ -1,4 +1,4 @@
-"""What `--nodes` means, and what of a job that runs is sent anew when it is scaled."""
+"""What `--nodes` means, and what of a job that runs is sent again when it is scaled."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from tests.cli.jobs import jobs
 def test_one_number_keeps_an_elastic_job_elastic_where_it_can(
     now: str, asked: str, bounds: tuple[int, int]
 ) -> None:
-    assert scale.read_bounds(asked, jobs.target(now)) == bounds
+    assert scale.parse_nodes(asked, jobs.target(now)) == bounds
 
 
 @pytest.mark.parametrize("asked", ["", "0", "-1", "x", "2:1", "1:2:3", "1.5", "0:2", "999999"])
 def test_anything_else_is_refused(asked: str) -> None:
     with pytest.raises(UsageError, match="--nodes takes"):
-        scale.read_bounds(asked, jobs.target())
+        scale.parse_nodes(asked, jobs.target())
 
 
 def test_bounds_that_no_job_may_have_are_refused_in_the_jobs_own_words() -> None:
@@ -49,7 +49,7 @@ def test_the_agents_of_another_version_are_told_the_new_nodes_and_nothing_else(
     workload = json.loads(
         re.sub("digits-train-[0-9a-f]+", "digits-train-0123456789", json.dumps(workload))
     )
-    fitted = job.fit(wanted, jobs.objects(wanted), workload)
+    fitted = job.keep_immutable(wanted, jobs.objects(wanted), workload)
     config = next(
         one.document for one in fitted if one.kind == "ConfigMap" and one.name == "digits"
     )
@@ -66,4 +66,4 @@ def test_the_agents_of_another_version_are_told_the_new_nodes_and_nothing_else(
 
 def test_the_size_is_told_in_words() -> None:
     expected = ["1 node", "2 nodes", "1:3 nodes"]
-    assert [scale.shown(*bounds) for bounds in ((1, 1), (2, 2), (1, 3))] == expected
+    assert [scale.describe_nodes(*bounds) for bounds in ((1, 1), (2, 2), (1, 3))] == expected

@@ -59,7 +59,7 @@ def test_what_may_not_be_read_is_left_out(cluster: Cluster, world: World) -> Non
     world.forbidden = {"/events", "/nodes", "/proxy"}
     world.pods = [pod(0), unscheduled(1, "0/2 nodes are available: 2 Insufficient cpu.")]
     seen = jobs.fetch_snapshot(
-        cluster, "digits", agents=jobs.Agents(cluster, namespace="ml", forwards=0)
+        cluster, "digits", agents=jobs.Agents(cluster, namespace="ml", max_tunnels=0)
     )
     assert (seen.events, seen.nodes, seen.reports) == ((), {}, {})
 
@@ -82,12 +82,14 @@ def test_controllers_are_looked_for_closely_where_nobody_makes_pods(
     found = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": about}
     world.deployments = [found]
     cluster = connect(serve(world).url)
-    assert jobs.fetch_snapshot(cluster, "digits", closely=True).deployments == (), "there are pods"
+    assert jobs.fetch_snapshot(cluster, "digits", controllers=True).deployments == (), (
+        "there are pods"
+    )
     world.pods = []
     assert jobs.fetch_snapshot(cluster, "digits").deployments == ()
-    assert list(jobs.fetch_snapshot(cluster, "digits", closely=True).deployments) == [found]
+    assert list(jobs.fetch_snapshot(cluster, "digits", controllers=True).deployments) == [found]
     world.forbidden = {"/deployments"}
-    assert list(jobs.fetch_snapshot(cluster, "digits", closely=True).deployments) == []
+    assert list(jobs.fetch_snapshot(cluster, "digits", controllers=True).deployments) == []
 
 
 def test_pods_that_may_not_be_listed_are_an_error(cluster: Cluster, world: World) -> None:
@@ -191,7 +193,7 @@ def test_agents_behind_a_policy_are_asked_over_a_forwarded_port_and_from_then_on
     cut: Any = CutOff()
     agents = jobs.Agents(cut, namespace="ml")
     for _ in range(2):
-        assert agents.ask([read_pod(pod(0))])[FIRST]["step"] == 77
+        assert agents.poll([read_pod(pod(0))])[FIRST]["step"] == 77
     assert cut.proxied == 1
 
 
@@ -209,18 +211,18 @@ class Crowd:
 def test_the_agents_of_all_pods_are_asked_however_many_there_are() -> None:
     crowd: Any = Crowd(0.0)
     agents = jobs.Agents(crowd, namespace="ml")
-    assert len(agents.ask([read_pod(pod(index)) for index in range(700)])) == 700
-    assert agents.unasked == 0
+    assert len(agents.poll([read_pod(pod(index)) for index in range(700)])) == 700
+    assert agents.skipped == 0
 
 
 def test_agents_for_which_there_is_no_time_are_counted_and_said() -> None:
     slow: Any = Crowd(0.02)
-    agents = jobs.Agents(slow, namespace="ml", altogether=0.01)
+    agents = jobs.Agents(slow, namespace="ml", total_timeout=0.01)
     pods = [pod(index) for index in range(100)]
-    answers = agents.ask([read_pod(each) for each in pods])
-    assert 0 < agents.unasked == 100 - len(answers)
-    seen = Snapshot("digits", "ml", pods=pods, reports=answers, unasked=agents.unasked)
-    assert f"{agents.unasked} of the 100 pods" in seen.gap
+    answers = agents.poll([read_pod(each) for each in pods])
+    assert 0 < agents.skipped == 100 - len(answers)
+    seen = Snapshot("digits", "ml", pods=pods, reports=answers, skipped=agents.skipped)
+    assert f"{agents.skipped} of the 100 pods" in seen.gap
 
 
 def test_many_nodes_are_asked_for_at_once(world: World, serve: Serve, connect: Connect) -> None:
@@ -230,7 +232,7 @@ def test_many_nodes_are_asked_for_at_once(world: World, serve: Serve, connect: C
     assert [asked.path for asked in api.asked if "/nodes" in asked.path] == ["/api/v1/nodes"]
 
 
-def parked(state: str, exit_record: dict[str, Any]) -> World:
+def kept_alive(state: str, exit_record: dict[str, Any]) -> World:
     """A StatefulSet whose agents stay after their end."""
     found = World()
     assert found.config_map
@@ -245,7 +247,7 @@ def parked(state: str, exit_record: dict[str, Any]) -> World:
 def test_work_that_is_over_and_cannot_end_is_taken_away_with_its_outcome(
     state: str, code: int, cause: str | None, serve: Serve, connect: Connect
 ) -> None:
-    done = parked(state, record(code, cause, outcome="done" if code == 0 else "failed"))
+    done = kept_alive(state, record(code, cause, outcome="done" if code == 0 else "failed"))
     cluster = connect(serve(lambda asked: _as_statefulset(done, asked)).url)
     seen = jobs.fetch_snapshot(cluster, "digits")
     assert jobs.finalize(cluster, seen)

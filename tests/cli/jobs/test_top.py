@@ -52,7 +52,11 @@ def test_a_rank_is_shown_by_its_mean_step_since_the_reading_before() -> None:
     assert recent.phases["forward"] == pytest.approx(0.01)
     assert whole.phases["forward"] == pytest.approx(50.1 / 110)
     assert whole.collectives == {"all_reduce": pytest.approx(0.004)}
-    assert recent.exchange == recent.to_document()["allReduceSeconds"] == pytest.approx(0.004)
+    assert (
+        recent.collective_seconds
+        == recent.to_document()["allReduceSeconds"]
+        == pytest.approx(0.004)
+    )
     assert whole.checkpoint == pytest.approx(0.001)
 
 
@@ -61,7 +65,7 @@ def test_the_slow_rank_is_told_by_its_busy_time_although_its_all_reduces_are_the
     now["pod-2"] = reading(2, 50, data=0.05)
     rows = agent_metrics.breakdown_rows(now)
     assert [row.rank for row in rows if row.slow] == [2]
-    assert min(rows, key=lambda row: row.exchange or 0).rank == 2
+    assert min(rows, key=lambda row: row.collective_seconds or 0).rank == 2
     said = "rank 2 on pod-2 is slow: busy 2.7 times as long as the others, "
     assert list(describe_slow(rows)) == [f"{said}most of it in waiting for data"]
     assert top.cells(rows[2])[-1] == "SLOW"
@@ -93,7 +97,7 @@ def test_equal_ranks_and_a_rank_alone_are_not_slow() -> None:
     assert not any(row.slow for row in agent_metrics.breakdown_rows(alone))
 
 
-def test_sums_that_began_anew_are_taken_as_they_are() -> None:
+def test_counters_that_were_reset_are_taken_as_they_are() -> None:
     row = agent_metrics.breakdown_rows({"a": reading(0, 5)}, {"a": reading(0, 100)})[0]
     assert row.steps == 5
     assert row.phases["backward"] == pytest.approx(0.02)

@@ -1,7 +1,7 @@
-"""Every malformed job file in `bad/` is told of in exactly the words of the `.txt` beside it: line,
-column, path, suggestion.
+"""Every malformed job file in `bad/` is reported exactly as in the `.txt` next to it: line, column,
+path, suggestion.
 
-`KDIST_REGENERATE=1 pytest tests/cli/load/test_bad_files.py` writes the `.txt` files anew, to be
+`KDIST_REGENERATE=1 pytest tests/cli/load/test_bad_files.py` writes the `.txt` files again, to be
 read before they are committed.
 """
 

@@ -74,7 +74,7 @@ def test_a_value_takes_the_type_of_its_field(
     assert found == value
 
 
-def test_one_bound_is_set_beside_what_the_file_or_the_default_says_of_the_other() -> None:
+def test_one_bound_is_set_next_to_what_the_file_or_the_default_says_of_the_other() -> None:
     for text, nodes in (
         (JOB, (1, 4)),
         (JOB + "  nodes: 3\n", (3, 4)),
@@ -128,7 +128,7 @@ def test_later_options_win() -> None:
         ("spec.nodes", "must be path=value"),
         ("=3", "must be path=value"),
         ("spec..nodes=3", "must be path=value"),
-        ("spec.nodes=\x1f", "the file holds the control character U+001F"),
+        ("spec.nodes=\x1f", "the file contains the control character U+001F"),
     ],
 )
 def test_a_wrong_option_is_told_of_by_itself(option: str, told: str) -> None:

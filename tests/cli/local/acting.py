@@ -1,6 +1,6 @@
 """A real process that keeps to an agent's contract with `kdist run` and ends as a test wants it to.
 
-    python acting.py COUNTER LIFELINE END…
+    python acting.py COUNTER PIPE END…
 
 Its n-th start (counted in the file COUNTER) acts the n-th END: a number exits with it, `kill` dies
 by SIGKILL, `wait` exits with 200 when it is told to stop, `wait70` with 70, `deaf` ignores that.
@@ -34,9 +34,9 @@ def act(end: str) -> None:
 
 
 def main() -> None:
-    counter, lifeline, *ends = sys.argv[1:]
-    if lifeline != "-":
-        watch(Path(lifeline))
+    counter, pipe, *ends = sys.argv[1:]
+    if pipe != "-":
+        watch(Path(pipe))
     path = Path(counter)
     start = int(path.read_text()) if path.exists() else 0
     path.write_text(str(start + 1))

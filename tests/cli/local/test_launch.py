@@ -85,7 +85,7 @@ def test_all_agents_share_config_run_id_rendezvous_and_lifeline(
             "--run-id": folder.run_id,
             "--rendezvous": f"file:{folder.root / 'rendezvous-1' / 'store'}",
             "--port": "0",
-            "--lifeline": str(folder.root / "lifeline"),
+            "--parent-pipe": str(folder.root / "parent-pipe"),
             "--checkpoints": str(folder.root / "checkpoints"),
         }
     )

@@ -32,7 +32,7 @@ def invoke(*, fresh: bool = False, checkpoints: Path | None = None) -> RunFolder
     return folder
 
 
-def test_without_a_home_the_runs_are_beside_the_working_directory(
+def test_without_a_home_the_runs_are_next_to_the_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("KDIST_HOME")
@@ -127,7 +127,7 @@ def test_two_fresh_runs_within_a_second_keep_both_old_ones(home: Path) -> None:
 @pytest.mark.parametrize("fresh", [False, True])
 def test_a_run_that_is_at_work_lets_nobody_else_in_and_says_who_it_is(fresh: bool) -> None:
     folder = RunFolder.open("job")
-    with pytest.raises(KdistError, match=rf"another kdist run \(pid {os.getpid()}\) is at work in"):
+    with pytest.raises(KdistError, match=rf"another kdist run \(pid {os.getpid()}\) is active in"):
         RunFolder.open("job", fresh=fresh)
     folder.close()
     RunFolder.open("job").close()

@@ -87,7 +87,7 @@ def test_what_is_not_known_has_no_row() -> None:
 def test_a_stopped_job_says_what_is_saved_and_how_to_go_on() -> None:
     told = summary.conclude(ended("stopped", 200), "job.yaml")
     assert (
-        told == "digits stopped; step 350 is saved. Next: kdist run job.yaml   goes on from there"
+        told == "digits stopped; step 350 is saved. Next: kdist run job.yaml   continues from there"
     )
 
 
@@ -95,8 +95,8 @@ def test_a_job_that_was_ended_at_once_does_not_claim_to_have_saved() -> None:
     report = {"steps": {"reached": 9, "committed": 0, "lost": 0, "samples": 1}}
     told = summary.conclude(ended("killed", -9, **report), "job.yaml")
     assert told == (
-        "digits was ended at once; nothing was saved yet. Next: kdist run job.yaml   goes "
-        "on from there"
+        "digits was ended at once; nothing was saved yet. Next: kdist run job.yaml   "
+        "continues from there"
     )
 
 
@@ -128,7 +128,7 @@ def test_a_failure_says_who_where_and_why() -> None:
     assert (
         told.message == "digits failed (user_code), rank 1 on node-1 at step 42: ValueError: boom"
     )
-    assert told.hint == 'File "/src/model.py", line 12, in forward; everything it said is in /x/log'
+    assert told.hint == 'File "/src/model.py", line 12, in forward; its log is /x/log'
 
 
 @pytest.mark.parametrize("failure", [None, {"agent": "node-0", "log": "/x/log"}])
@@ -140,9 +140,9 @@ def test_a_failure_without_a_record_still_says_what_is_known(
     assert "digits failed (exit code 1)" in told.message
 
 
-def test_a_run_that_was_done_before_says_how_to_begin_anew() -> None:
+def test_a_run_that_was_done_before_says_how_to_train_again() -> None:
     told = summary.conclude(RunEnded(Outcome("done", 0), make_report(), already=True), "job.yaml")
     assert told == (
-        "digits is done already. Next: kdist run --fresh job.yaml   trains it anew and "
-        "keeps this run aside"
+        "digits is done already. Next: kdist run --fresh job.yaml   trains it again and "
+        "archives this run"
     )

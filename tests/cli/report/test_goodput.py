@@ -1,6 +1,4 @@
-"""The goodput receipt from ledgers written by hand, where every second can be counted on
-fingers.
-"""
+"""The goodput report of ledgers that are small enough to count every second."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kdist.report import html, text
-from kdist.report.goodput import CATEGORIES, PodStartup, build_receipt
+from kdist.report.goodput import CATEGORIES, PodStartup, build_goodput_report
 from tests.cli.report.test_ledger import commit, failure, first_step, generation, step
 
 Record = dict[str, Any]
@@ -34,16 +32,16 @@ STEPS: list[Record] = [
     line | {"wait_seconds": 0.25}
     for line in [step(n, 1) for n in range(1, 7)] + [step(n, 2, loss=1 / n) for n in range(5, 11)]
 ]
-LIVES = [(100.0, 125.0)]
+ACTIVE = [(100.0, 125.0)]
 
 
-def seconds(receipt: Record) -> Record:
-    return {name: value for name, value in receipt["secondsByCategory"].items() if value}
+def seconds(report: Record) -> Record:
+    return {name: value for name, value in report["secondsByCategory"].items() if value}
 
 
-def test_every_second_of_a_run_with_a_kill_in_it_has_its_place() -> None:
-    receipt = build_receipt(EVENTS, STEPS, lives=LIVES)
-    assert seconds(receipt) == {
+def test_every_second_of_a_run_with_a_kill_is_in_a_category() -> None:
+    report = build_goodput_report(EVENTS, STEPS, active=ACTIVE)
+    assert seconds(report) == {
         "rendezvous": 4.0,
         "start": pytest.approx(2.0 + 1.0),
         "productive": pytest.approx(7.5),  # ten steps that count, less the waiting
@@ -54,15 +52,13 @@ def test_every_second_of_a_run_with_a_kill_in_it_has_its_place() -> None:
         "other": pytest.approx(1.9),
     }
     assert (
-        sum(receipt["secondsByCategory"].values())
-        == pytest.approx(receipt["elapsedSeconds"])
-        == 25.0
+        sum(report["secondsByCategory"].values()) == pytest.approx(report["elapsedSeconds"]) == 25.0
     )
-    assert receipt["goodput"] == pytest.approx(10 / 25)
+    assert report["goodput"] == pytest.approx(10 / 25)
 
 
-def test_attempts_say_what_they_kept_what_was_lost_and_what_ended_them() -> None:
-    first, second = build_receipt(EVENTS, STEPS, lives=LIVES)["attempts"]
+def test_attempts_count_kept_and_lost_steps_and_name_what_ended_them() -> None:
+    first, second = build_goodput_report(EVENTS, STEPS, active=ACTIVE)["attempts"]
     assert first["reason"] == "start"
     assert first["keptSteps"] == 4
     assert first["lostSteps"] == 2
@@ -75,19 +71,19 @@ def test_attempts_say_what_they_kept_what_was_lost_and_what_ended_them() -> None
     assert second["endedBy"] is None
 
 
-def test_pods_tell_of_queue_and_image_pull() -> None:
-    births = [
+def test_queue_and_image_pull_come_from_the_pods() -> None:
+    startups = [
         PodStartup(100.0, 101.0, 103.0, pull_seconds=1.5),
         PodStartup(100.2, 101.5, 103.5, pull_seconds=0.5),
         PodStartup(900.0),
     ]
-    found = seconds(build_receipt(EVENTS, STEPS, lives=LIVES, births=births))
+    found = seconds(build_goodput_report(EVENTS, STEPS, active=ACTIVE, startups=startups))
     assert (found["queue"], found["imagePull"]) == (1.5, 1.5)
     assert found["rendezvous"] == pytest.approx(0.5)
     assert found["start"] == pytest.approx(3.0 + 0.5)
 
 
-def test_time_in_which_nobody_kept_the_run_going_is_not_counted() -> None:
+def test_time_outside_of_active_intervals_is_not_counted() -> None:
     events = [
         generation(1, "start", 101.0),
         first_step(1, 102.0, 1),
@@ -98,46 +94,46 @@ def test_time_in_which_nobody_kept_the_run_going_is_not_counted() -> None:
         {"time": 1005.0, "event": "done", "step": 4},
     ]
     steps = [step(1, 1), step(2, 1), step(3, 2), step(4, 2)]
-    receipt = build_receipt(events, steps, lives=[(100.0, 104.0), (1001.0, 1005.0)])
-    assert receipt["elapsedSeconds"] == 8.0
-    assert sum(receipt["secondsByCategory"].values()) == pytest.approx(8.0)
-    assert receipt["secondsByCategory"]["down"] == 0
-    assert receipt["secondsByCategory"]["rendezvous"] == 2.0
+    report = build_goodput_report(events, steps, active=[(100.0, 104.0), (1001.0, 1005.0)])
+    assert report["elapsedSeconds"] == 8.0
+    assert sum(report["secondsByCategory"].values()) == pytest.approx(8.0)
+    assert report["secondsByCategory"]["down"] == 0
+    assert report["secondsByCategory"]["rendezvous"] == 2.0
 
 
-def test_steps_since_the_last_event_have_their_place_too() -> None:
+def test_steps_since_the_last_event_are_counted_too() -> None:
     events = [generation(1, "start", 104.0), first_step(1, 107.0, 1), commit(2, 108.5)]
-    receipt = build_receipt(
-        events, [step(number, 1) for number in range(1, 11)], lives=[(100.0, None)]
+    report = build_goodput_report(
+        events, [step(number, 1) for number in range(1, 11)], active=[(100.0, None)]
     )
-    assert seconds(receipt)["productive"] == pytest.approx(10.0)
+    assert seconds(report)["productive"] == pytest.approx(10.0)
     # nine more steps of a second after the first one's end
-    assert receipt["elapsedSeconds"] == pytest.approx(16.0)
-    assert sum(receipt["secondsByCategory"].values()) == pytest.approx(16.2, abs=0.21)
+    assert report["elapsedSeconds"] == pytest.approx(16.0)
+    assert sum(report["secondsByCategory"].values()) == pytest.approx(16.2, abs=0.21)
 
 
-def test_a_run_that_never_formed_a_group_is_all_other() -> None:
-    receipt = build_receipt(
-        [{"time": 105.0, "event": "failure", "generation": 1}], [], lives=[(100.0, 110.0)]
+def test_a_run_without_a_worker_group_is_all_other() -> None:
+    report = build_goodput_report(
+        [{"time": 105.0, "event": "failure", "generation": 1}], [], active=[(100.0, 110.0)]
     )
-    assert (seconds(receipt), receipt["attempts"]) == ({"other": 10.0}, [])
+    assert (seconds(report), report["attempts"]) == ({"other": 10.0}, [])
 
 
 def test_the_rows_show_shares_and_the_rank_that_failed() -> None:
-    receipt = build_receipt(EVENTS, STEPS, lives=LIVES)
-    assert ("down", "3.0 s", "12.0%") in text.totals(receipt)
-    assert text.totals(receipt)[-1] == ("together", "25 s", "100.0%")
+    report = build_goodput_report(EVENTS, STEPS, active=ACTIVE)
+    assert ("down", "3.0 s", "12.0%") in text.totals(report)
+    assert text.totals(report)[-1] == ("total", "25 s", "100.0%")
     expected = ("1", "start", "step 0", "6", "4", "2", "13 s", "30.8%", "signal: gone")
-    assert text.attempts(receipt)[0] == expected
-    receipt["attempts"][0]["failure"]["message"] = "a traceback that is long\n" * 3
-    assert text.attempts(receipt)[0][-1] == "signal: a traceback that is long"
-    receipt["attempts"][0]["failure"]["message"] = "far too long " * 9
-    assert text.attempts(receipt)[0][-1] == "signal (rank 1)"
-    assert text.headline(receipt) == "goodput 40.0% · 10 steps, 2 lost · 1 restart · loss 0.1"
+    assert text.attempts(report)[0] == expected
+    report["attempts"][0]["failure"]["message"] = "a traceback that is long\n" * 3
+    assert text.attempts(report)[0][-1] == "signal: a traceback that is long"
+    report["attempts"][0]["failure"]["message"] = "far too long " * 9
+    assert text.attempts(report)[0][-1] == "signal (rank 1)"
+    assert text.headline(report) == "goodput 40.0% · 10 steps, 2 lost · 1 restart · loss 0.1"
 
 
 class Page(HTMLParser):
-    """Notes tags that are not closed in order, and everything that would be fetched."""
+    """Records tags that are not closed in order, and everything that would be fetched."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -161,9 +157,9 @@ class Page(HTMLParser):
 
 
 def test_the_page_is_whole_draws_everything_and_fetches_nothing() -> None:
-    receipt = {"job": "<b>digits</b>", **build_receipt(EVENTS, STEPS, lives=LIVES)}
-    receipt["attempts"][0]["failure"]["message"] = "<script>alert(1)</script>"
-    text = html.render_page(receipt)
+    report = {"job": "<b>digits</b>", **build_goodput_report(EVENTS, STEPS, active=ACTIVE)}
+    report["attempts"][0]["failure"]["message"] = "<script>alert(1)</script>"
+    text = html.render_report(report)
     reader = Page()
     reader.feed(text)
     assert (reader.open, reader.outside) == ([], [])
@@ -175,9 +171,9 @@ def test_the_page_is_whole_draws_everything_and_fetches_nothing() -> None:
 
 
 def test_a_page_of_a_run_that_did_nothing_yet_can_be_drawn() -> None:
-    text = html.render_page({"job": "d", **build_receipt([], [], lives=[(1.0, None)])})
-    assert "Too few steps" in text
-    assert "Nothing was noted" in text
+    text = html.render_report({"job": "d", **build_goodput_report([], [], active=[(1.0, None)])})
+    assert "too few steps" in text
+    assert "There are no attempts" in text
 
 
 VALUES = (
@@ -220,10 +216,10 @@ EVENT = st.dictionaries(NAMES, VALUES, max_size=7) | st.fixed_dictionaries(
     st.floats(0, 1e4),
     st.floats(0, 1e4) | st.none(),
 )
-def test_no_ledger_makes_the_receipt_or_its_page_raise(
+def test_no_ledger_makes_the_report_or_its_page_raise(
     events: list[Record], steps: list[Record], began: float, ended: float | None
 ) -> None:
-    receipt = build_receipt(events, steps, lives=[(began, ended)])
-    assert all(value >= 0 for value in receipt["secondsByCategory"].values())
-    assert json.dumps(receipt)
-    assert html.render_page({"job": "d", **receipt}).endswith("</html>\n")
+    report = build_goodput_report(events, steps, active=[(began, ended)])
+    assert all(value >= 0 for value in report["secondsByCategory"].values())
+    assert json.dumps(report)
+    assert html.render_report({"job": "d", **report}).endswith("</html>\n")

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kdist.report import text
-from kdist.report.goodput import build_receipt
+from kdist.report.goodput import build_goodput_report
 from kdist.report.ledger import build_report, parse_lines, read_ledger
 
 Record = dict[str, Any]
@@ -24,8 +24,8 @@ def step(number: int, generation: int, *, loss: float = 1.0, seconds: float = 1.
 
 
 def generation(number: int, reason: str, time: float, *, from_step: int = 0) -> Record:
-    told = {"time": time, "event": "generation", "generation": number}
-    return {**told, "reason": reason, "from_step": from_step, "world_size": 2}
+    event = {"time": time, "event": "generation", "generation": number}
+    return {**event, "reason": reason, "from_step": from_step, "world_size": 2}
 
 
 def failure(number: int, time: float, cause: str = "signal", **fields: Any) -> Record:
@@ -237,7 +237,7 @@ def test_no_nonsense_in_a_ledger_breaks_the_report(lines: list[Record]) -> None:
     assert set(report) >= {"steps", "restarts", "goodput"}
 
 
-def test_of_a_script_that_tells_no_steps_nothing_is_claimed() -> None:
+def test_the_steps_of_a_script_that_reports_none_are_unknown() -> None:
     began: Record = {"time": 1.0, "event": "generation", "generation": 1, "reason": "start"}
     began |= {"from_step": 0, "entrypoint": "script"}
     report = build_report([began], [], invocations=[(0.0, 10.0)])
@@ -245,10 +245,10 @@ def test_of_a_script_that_tells_no_steps_nothing_is_claimed() -> None:
     assert report["productiveSeconds"] is None
     assert report["elapsedSeconds"] == 10.0
     assert report["steps"] == {"reached": None, "committed": 0, "lost": None, "samples": None}
-    receipt = build_receipt([began], [], lives=[(0.0, 10.0)])
-    assert {name: spent for name, spent in receipt["secondsByCategory"].items() if spent} == {
+    report = build_goodput_report([began], [], active=[(0.0, 10.0)])
+    assert {name: value for name, value in report["secondsByCategory"].items() if value} == {
         "rendezvous": 1.0,
         "unobserved": 9.0,
     }
-    assert text.headline(receipt) == "goodput unknown · steps unknown · 0 restarts"
-    assert text.attempts(receipt)[0][3:6] == ("-", "-", "-")
+    assert text.headline(report) == "goodput unknown · steps unknown · 0 restarts"
+    assert text.attempts(report)[0][3:6] == ("-", "-", "-")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kdist.status import ExitRecord
 from kdist_trainer.agent.exit_record import failed, stopped, success
 from kdist_trainer.config import Cause, Exit
-from kdist_trainer.errors import Failure
+from kdist_trainer.failure import Failure
 from tests.cli.status.objects import record
 
 FAILURE = Failure(

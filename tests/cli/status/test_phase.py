@@ -47,7 +47,7 @@ REPLACED = ended_pod(0, 201, name="old")
 COMPLETED = [ended_pod(0, 0, "Completed"), ended_pod(1, 0, "Completed")]
 ASKED = config_map(asked="suspended")
 TRAINING = {FIRST: report(), SECOND: report(ranks=(1,))}
-PARKED = {FIRST: report("succeeded"), SECOND: report("succeeded")}
+KEPT_ALIVE = {FIRST: report("succeeded"), SECOND: report("succeeded")}
 SMALLER = {FIRST: report(generation=2)}
 MEETING = {FIRST: report("rendezvous")}
 
@@ -84,7 +84,7 @@ def look(
         (look(reports={FIRST: report("restarting")}), Phase.RECOVERING, "Restarting"),
         (look(reports={FIRST: report("hung")}), Phase.RECOVERING, "Hang"),
         (look(reports={FIRST: report("succeeded")}), Phase.RUNNING, "Finishing"),
-        (look(reports=PARKED), Phase.SUCCEEDED, "Parked"),
+        (look(reports=KEPT_ALIVE), Phase.SUCCEEDED, "KeptAlive"),
         (look(reports={FIRST: report("failed", exit=TRACEBACK)}), Phase.FAILED, "user_code"),
         (look(), Phase.RUNNING, "NoAnswer"),
         (look(pods=[]), Phase.PENDING, "NoPods"),
@@ -105,7 +105,6 @@ def look(
         (look(FAILED, [stopped_pod(0), ended_pod(1, 137)]), Phase.FAILED, "PodFailurePolicy"),
         (look(SUSPENDED, []), Phase.SUSPENDED, "Suspended"),
         (look(SUSPENDED, [], told=ASKED), Phase.SUSPENDED, "Suspended"),
-        (look(SUSPENDED, [], told=config_map(asked="stopped")), Phase.STOPPED, "Stopped"),
         (look(SUSPENDED, BOTH, told=ASKED), Phase.RUNNING, "Suspending"),
         (look(SUSPENDED, [], over=QUEUED), Phase.QUEUED, "Queued"),
         (look(SUSPENDED, [], over=QUEUED, told=ASKED), Phase.SUSPENDED, "Suspended"),
@@ -158,11 +157,11 @@ def test_the_failure_that_decides_is_told_and_not_what_followed_from_it() -> Non
 
 
 def test_an_outcome_that_was_noted_outlives_the_pods() -> None:
-    parked = {
+    kept_alive = {
         **workload(kind="StatefulSet"),
         "metadata": {"name": "digits", "annotations": {"kdist.dev/outcome": json.dumps(TRACEBACK)}},
     }
-    status = look(FAILED, [], over=parked)
+    status = look(FAILED, [], over=kept_alive)
     assert (status.phase, status.reason, status.step) == (Phase.FAILED, "user_code", 42)
 
 

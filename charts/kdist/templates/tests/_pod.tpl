@@ -1,11 +1,11 @@
-{{/* What both test pods share: as restricted as trainings are. */}}
+{{/* The common part of the test pods: as restricted as the pods of trainings. */}}
 {{- define "kdist.testPod" -}}
 restartPolicy: Never
 serviceAccountName: {{ include "kdist.serviceAccount" . }}
 automountServiceAccountToken: false
 enableServiceLinks: false
 activeDeadlineSeconds: 600
-{{- /* As the pods of trainings have it, so that what judges these (Pod Security, OpenShift's SCCs) judges those the same. */}}
+{{- /* The same as for the pods of trainings, so that Pod Security and OpenShift's SCCs treat them the same. */}}
 securityContext:
   runAsNonRoot: true
   fsGroup: 65532

@@ -1,10 +1,10 @@
 """The dashboard of one training: whether it learns, how fast, what it waits for, which rank is
-slow, what a restart cost.
+slow, and what a restart cost.
 """
 
 from kdist.dashboards.model import Annotation, Dashboard, Variable
 from kdist.dashboards.training.learning import (
-    ANATOMY,
+    BREAKDOWN,
     COMMUNICATION,
     LEARNING,
     OVERVIEW,
@@ -23,13 +23,13 @@ TRAINING = Dashboard(
     uid="kdist-training-job",
     title="kdist / Training job",
     description=(
-        "One distributed training: learning, step anatomy, all-reduce, stragglers, goodput, "
+        "One distributed training: learning, step breakdown, all-reduce, stragglers, goodput, "
         "checkpoints, restarts."
     ),
     rows=(
         OVERVIEW,
         LEARNING,
-        ANATOMY,
+        BREAKDOWN,
         COMMUNICATION,
         STRAGGLERS,
         GOODPUT,
@@ -45,7 +45,7 @@ TRAINING = Dashboard(
         Variable("job", "Job", "kdist_job_info"),
         Variable("instance", "Instance", "kdist_job_info"),
     ),
-    marks=(
+    annotations=(
         Annotation("New group", "max(changes(kdist_generation{}[$__rate_interval]))", "bad"),
         Annotation(
             "Checkpoint",

@@ -1,8 +1,8 @@
-"""Rows of the training dashboard: overview, learning, step anatomy, communication, stragglers."""
+"""Rows of the training dashboard: overview, learning, step breakdown, communication, stragglers."""
 
 from __future__ import annotations
 
-from kdist.agent_metrics import SLOW_BY
+from kdist.agent_metrics import STRAGGLER_RATIO
 from kdist.dashboards.model import RATE, PanelRow, at_least, at_most, bars, lines, stack, stat
 
 _BUSY = (
@@ -28,7 +28,7 @@ OVERVIEW = PanelRow(
         ),
         stat(
             "Progress",
-            "Steps done of the steps to do",
+            "Steps done of all steps",
             "max(kdist_last_step{}) / max(kdist_target_steps{})",
             "percentunit",
             minimum=0.0,
@@ -49,13 +49,13 @@ OVERVIEW = PanelRow(
             "clamp_min(time() - max(kdist_last_step_timestamp_seconds{}), 0)",
             "s",
             decimals=1,
-            steps=at_most(60, 120),
+            thresholds=at_most(60, 120),
         ),
         stat(
             "Loss",
             (
-                "Training loss of the last step that was told: the mean over all ranks, of a "
-                "script what its rank 0 reports"
+                "Training loss of the last reported step: the mean over all ranks; of a script, "
+                "what its rank 0 reports"
             ),
             "max(kdist_loss{})",
             "none",
@@ -81,24 +81,24 @@ OVERVIEW = PanelRow(
             "percentunit",
             width=4,
             decimals=1,
-            steps=at_least(0.5, 0.8),
+            thresholds=at_least(0.5, 0.8),
         ),
         stat(
             "Restarts",
-            "Restarts of the group of ranks since its agents began",
+            "Restarts of the worker group since its agents started",
             (
                 "max(sum by (instance) (kdist_worker_group_restarts_total{}) or 0 * "
                 "kdist_generation{})"
             ),
             "none",
-            steps=at_most(1, 4),
+            thresholds=at_most(1, 4),
         ),
         stat(
             "Lost steps",
             "Steps done again after a restart",
             "sum(kdist_lost_steps_total{})",
             "none",
-            steps=at_most(1, 1000),
+            thresholds=at_most(1, 1000),
         ),
         stat(
             "Checkpoint age",
@@ -130,7 +130,7 @@ OVERVIEW = PanelRow(
             "none",
             width=4,
             decimals=2,
-            steps=at_most(1.2, SLOW_BY),
+            thresholds=at_most(1.2, STRAGGLER_RATIO),
         ),
     ),
 )
@@ -153,7 +153,7 @@ LEARNING = PanelRow(
     (
         lines(
             "Loss",
-            "Training loss: the mean over all ranks, of a script what its rank 0 reports",
+            "Training loss: the mean over all ranks; of a script, what its rank 0 reports",
             "none",
             {"loss": "max(kdist_loss{})"},
             width=12,
@@ -207,8 +207,8 @@ LEARNING = PanelRow(
     ),
 )
 
-ANATOMY = PanelRow(
-    "Step anatomy",
+BREAKDOWN = PanelRow(
+    "Step breakdown",
     (
         lines(
             "Step time",
@@ -265,8 +265,8 @@ ANATOMY = PanelRow(
         lines(
             "Batches ready",
             (
-                "Chunks of samples that loader processes have ready for each rank: none is "
-                "left where data is too slow"
+                "Prefetched chunks of samples of each rank: none is left where data loading is "
+                "too slow"
             ),
             "none",
             {"rank {{rank}}": "max by (rank) (kdist_dataloader_queue_depth{})"},
@@ -358,7 +358,7 @@ STRAGGLERS = PanelRow(
                     "(kdist_heartbeat_timestamp_seconds{}), 0))"
                 )
             },
-            steps=at_most(30, 60),
+            thresholds=at_most(30, 60),
         ),
     ),
 )

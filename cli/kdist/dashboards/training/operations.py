@@ -71,7 +71,7 @@ GOODPUT = PanelRow(
         ),
         stat(
             "Rendezvous",
-            "Mean time to form a group, of the agent that waited most",
+            "Mean time of a rendezvous, of the agent that waited longest",
             (
                 "max(kdist_rendezvous_duration_seconds_sum{} / "
                 "kdist_rendezvous_duration_seconds_count{})"
@@ -88,16 +88,16 @@ CHECKPOINTS = PanelRow(
     (
         lines(
             "Save duration",
-            "Blocking is the stall that training sees, total lasts until the commit is durable",
+            "Blocking is how long training waits, total lasts until the commit is durable",
             "s",
             {"blocking": _mean_duration("blocking"), "total": _mean_duration("total")},
-            bridged=True,
+            spans_gaps=True,
             minimum=0.0,
             width=6,
         ),
         lines(
             "Age and interval",
-            "Time since the last durable save, beside the time that lies between two",
+            "Time since the last durable save, and the time between two",
             "s",
             {
                 "age": (
@@ -137,7 +137,7 @@ RELIABILITY = PanelRow(
     (
         lines(
             "Group",
-            "Ranks of the group, the most it may have, and its generation",
+            "Ranks of the worker group, its largest size, and its generation",
             "none",
             {
                 "ranks": "max(kdist_world_size{})",
@@ -156,22 +156,22 @@ RELIABILITY = PanelRow(
         bars(
             "Restarts",
             (
-                "By cause, as the agent saw them that saw most; to the other nodes a failed "
-                "rank's node is lost"
+                "By cause, of the agent that counted most; the other nodes count a failed rank as "
+                "a lost node"
             ),
             "none",
             {"{{cause}}": "max by (cause) (kdist_worker_group_restarts_total{})"},
             width=5,
-            steps=at_most(1, 4),
+            thresholds=at_most(1, 4),
         ),
         stat(
             "Restarts left",
-            "Of the job's budget; a checkpoint of a later step fills it up",
+            "Until the job's restart limit; a checkpoint of a later step resets it",
             "min(kdist_restarts_remaining{})",
             "none",
             width=5,
             height=7,
-            steps=at_least(2, 4),
+            thresholds=at_least(2, 4),
         ),
     ),
 )
@@ -196,7 +196,7 @@ DEVICES = PanelRow(
         ),
         lines(
             "Device memory",
-            "That tensors take, and that torch has reserved for them, of the rank with most",
+            "Allocated for tensors, and reserved by torch, of the rank with most",
             "bytes",
             {
                 "allocated": "max(kdist_device_memory_allocated_bytes{})",
@@ -208,7 +208,7 @@ DEVICES = PanelRow(
         ),
         lines(
             "Peak device memory",
-            "Most that tensors of each rank ever took",
+            "Peak of what was allocated for tensors, by rank",
             "bytes",
             {"rank {{rank}}": "max by (rank) (kdist_device_memory_peak_bytes{})"},
             optional=True,
@@ -217,7 +217,7 @@ DEVICES = PanelRow(
         ),
         lines(
             "Allocator retries",
-            "Times that torch had to free its reserve to go on: memory is nearly too small",
+            "Times that torch freed its cache to allocate more: memory is nearly exhausted",
             "cps",
             {
                 "rank {{rank}}": (
@@ -236,13 +236,13 @@ _OF_THIS_TRAINING = "on (namespace, pod) group_left() group by (namespace, pod) 
 
 
 def _of_pod(expression: str) -> str:
-    """What others say of a pod, of the pods of the training alone."""
+    """A metric of pods that others export, for the pods of the training only."""
     return f"({expression}) * {_OF_THIS_TRAINING}"
 
 
 def _of_gpu(expression: str) -> str:
-    """What DCGM's exporter says of a GPU, by the pod that uses it: scraped without `honorLabels`,
-    `pod` is the exporter's own.
+    """A metric of DCGM's exporter, by GPU and the pod that uses it: scraped without `honorLabels`,
+    `pod` is the exporter's own, and `exported_pod` the one that uses the GPU.
     """
     known = expression
     for label in ("namespace", "pod"):
@@ -274,8 +274,8 @@ RESOURCES = PanelRow(
         lines(
             "GPU activity",
             (
-                "Share of time with work on the multiprocessors; of any engine, where DCGM "
-                "tells no more"
+                "Share of time with work on the multiprocessors; of any engine, if DCGM "
+                "exports no more"
             ),
             "percentunit",
             {"{{pod}} GPU {{gpu}}": _of_gpu(_ACTIVE)},
@@ -293,20 +293,20 @@ RESOURCES = PanelRow(
         bars(
             "Last XID error",
             (
-                "Number of the newest error that the driver told of each GPU; 0 is none, "
-                "NVIDIA's list says what the others mean"
+                "Number of the newest error that the driver reported for each GPU; 0 is none, "
+                "NVIDIA's list explains the others"
             ),
             "none",
             {"{{pod}} GPU {{gpu}}": _of_gpu("DCGM_FI_DEV_XID_ERRORS{}")},
             optional=True,
-            steps=at_most(1, 1),
+            thresholds=at_most(1, 1),
         ),
     ),
     collapsed=True,
 )
 
-# Of all that a Prometheus scrapes, what told of this training, lately: one that is down has no
-# other word for whose it is.
+# Of all that a Prometheus scrapes, the targets that exported this training's metrics in the last
+# ten minutes: `up` of one that is down has no label of the training.
 _AGENTS = "and on (namespace, job, instance) last_over_time(kdist_job_info{}[10m])"
 
 EXPORTER = PanelRow(
@@ -314,7 +314,7 @@ EXPORTER = PanelRow(
     (
         lines(
             "Scraped",
-            "Agents that answer Prometheus",
+            "Agents that Prometheus can scrape",
             "none",
             {"up": f"sum(up{{}} {_AGENTS})"},
             minimum=0.0,
@@ -322,7 +322,7 @@ EXPORTER = PanelRow(
         ),
         lines(
             "Scrape",
-            "Time that an agent takes to answer",
+            "Time of a scrape, by agent",
             "s",
             {"{{instance}}": "max by (instance) (kdist_exporter_scrape_duration_seconds{})"},
             minimum=0.0,

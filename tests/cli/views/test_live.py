@@ -1,4 +1,4 @@
-"""The live view, drawn from what is known at one moment."""
+"""The live view of a job, on this machine and on a cluster, and the state that it renders."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from rich.console import Console, RenderableType
 from kdist.events import Entry
 from kdist.local.agents import StatusReply
 from kdist.local.progress import NodeProgress, Progress
-from kdist.views.live_run import draw_entry, render_progress, sparkline
+from kdist.status.step_history import StepHistory
+from kdist.views.live import from_progress, from_snapshot, render, render_entry, sparkline
+from tests.cli.diagnose.scenes import scene
+from tests.cli.status.objects import pod, report, unscheduled
 
 
 class Clock:
@@ -30,7 +33,10 @@ def clock() -> Clock:
 @pytest.fixture
 def progress(clock: Clock) -> Progress:
     return Progress(
-        "digits", {name: NodeProgress(name) for name in ("node-0", "node-1")}, needed=2, clock=clock
+        "digits",
+        {name: NodeProgress(name) for name in ("node-0", "node-1")},
+        min_nodes=2,
+        clock=clock,
     )
 
 
@@ -41,7 +47,7 @@ def drawn(renderable: RenderableType, width: int = 120) -> str:
 
 
 def observe(progress: Progress, name: str, node: str = "node-0", **fields: Any) -> None:
-    progress.observe(node, {"event": name, **fields})
+    progress.observe_event(node, {"event": name, **fields})
 
 
 def answer(clock: Clock, **status: Any) -> StatusReply:
@@ -61,7 +67,7 @@ def test_a_training_shows_step_loss_rate_and_what_is_left(progress: Progress, cl
         learning_rate=0.001,
         samples_per_second=1234.0,
     )
-    text = drawn(render_progress(progress))
+    text = drawn(render(from_progress(progress)))
     for part in (
         "digits",
         "step 25/100  25%",
@@ -76,8 +82,8 @@ def test_a_training_shows_step_loss_rate_and_what_is_left(progress: Progress, cl
 
 def test_the_rate_of_a_script_is_that_of_all_nodes(progress: Progress, clock: Clock) -> None:
     for node in ("node-0", "node-1"):
-        progress.observe_answer(node, answer(clock, step=7, generation=1, samples_per_second=100.0))
-    assert "200 samples/s" in drawn(render_progress(progress))
+        progress.observe_reply(node, answer(clock, step=7, generation=1, samples_per_second=100.0))
+    assert "200 samples/s" in drawn(render(from_progress(progress)))
 
 
 def test_ranks_are_listed_with_their_state_and_heartbeat(progress: Progress, clock: Clock) -> None:
@@ -90,17 +96,17 @@ def test_ranks_are_listed_with_their_state_and_heartbeat(progress: Progress, clo
         "busy_seconds": 0.004,
         "heartbeat_age": 0.5,
     }
-    progress.observe_answer("node-0", answer(clock, ranks=[rank], generation=1, step=7))
-    lines = drawn(render_progress(progress)).splitlines()
+    progress.observe_reply("node-0", answer(clock, ranks=[rank], generation=1, step=7))
+    lines = drawn(render(from_progress(progress))).splitlines()
     (row,) = [line.split() for line in lines if line.startswith("node-0")]
     assert row == ["node-0", "0", "training", "7", "20", "ms", "4", "ms", "0.5", "s"]
 
 
 def test_an_agent_that_does_not_answer_is_shown_as_such(progress: Progress, clock: Clock) -> None:
     observe(progress, "first-step", step=1)
-    progress.observe_answer("node-0", answer(clock, ranks=[]))
+    progress.observe_reply("node-0", answer(clock, ranks=[]))
     clock.now += 8
-    assert "no answer for 8 s" in drawn(render_progress(progress))
+    assert "no answer for 8 s" in drawn(render(from_progress(progress)))
 
 
 @pytest.mark.parametrize(
@@ -110,7 +116,7 @@ def test_an_agent_that_does_not_answer_is_shown_as_such(progress: Progress, cloc
         (["rendezvous-started"], "starting: 1 of 2 agents load torch"),
         (
             ["rendezvous-started", "rendezvous-started"],
-            "rendezvous: 2 of 2 nodes are there, 2 needed",
+            "rendezvous: 2 of 2 nodes joined, 2 needed",
         ),
         (["rendezvous-completed", "rendezvous-completed"], "the ranks start and load the workload"),
         (["first-step", "agent-restarting"], "an agent ended and starts again"),
@@ -125,17 +131,17 @@ def test_a_job_that_is_quiet_for_a_second_says_what_it_waits_for(
     assert progress.waiting_for() is None
     clock.now += 1.1
     assert progress.waiting_for() == sentence
-    assert f"… {sentence}" in drawn(render_progress(progress))
+    assert f"… {sentence}" in drawn(render(from_progress(progress)))
 
 
 def test_an_agent_that_failed_and_starts_again_has_nobody_told_to_stop(
     progress: Progress, clock: Clock
 ) -> None:
     clock.now += 2
-    progress.observe("node-0", {"event": "failed", "cause": "storage", "code": 203})
+    progress.observe_event("node-0", {"event": "failed", "cause": "storage", "code": 203})
     assert progress.waiting_for() == "starting: 2 of 2 agents load torch"
-    progress.observe("node-0", {"event": "failed", "cause": "user_code", "code": 70})
-    assert progress.waiting_for() == "the other agents are told to stop"
+    progress.observe_event("node-0", {"event": "failed", "cause": "user_code", "code": 70})
+    assert progress.waiting_for() == "the other agents are stopped"
 
 
 def test_a_training_that_moves_waits_for_nothing(progress: Progress, clock: Clock) -> None:
@@ -143,38 +149,41 @@ def test_a_training_that_moves_waits_for_nothing(progress: Progress, clock: Cloc
     clock.now += 10
     observe(progress, "progress", step=2, loss=1.0)
     assert progress.waiting_for() is None
-    assert "Ctrl-C" in drawn(render_progress(progress, hint="Ctrl-C saves"))
+    assert "Ctrl-C" in drawn(render(from_progress(progress, hint="Ctrl-C saves")))
 
 
 def test_a_script_that_tells_no_steps_is_not_called_stuck(clock: Clock) -> None:
     progress = Progress(
-        "script", {"node-0": NodeProgress("node-0")}, needed=1, managed=False, clock=clock
+        "script", {"node-0": NodeProgress("node-0")}, min_nodes=1, managed=False, clock=clock
     )
-    assert "step 0" not in drawn(render_progress(progress))
+    assert "step 0" not in drawn(render(from_progress(progress)))
     observe(progress, "rendezvous-completed", world_size=1)
     clock.now += 60
     assert progress.waiting_for() is None
 
 
 def test_the_age_of_the_last_checkpoint_is_shown(progress: Progress) -> None:
-    assert "no checkpoint yet" in drawn(render_progress(progress))
+    assert "no checkpoint yet" in drawn(render(from_progress(progress)))
     observe(progress, "checkpoint-committed", step=50)
-    assert "last checkpoint step 50, just now" in drawn(render_progress(progress))
+    assert "last checkpoint step 50, just now" in drawn(render(from_progress(progress)))
     assert progress.saved_at is not None
     progress.saved_at -= 90
-    assert "last checkpoint step 50, 1:30 ago" in drawn(render_progress(progress))
+    assert "last checkpoint step 50, 1:30 ago" in drawn(render(from_progress(progress)))
 
 
 def test_restarts_and_the_rest_of_the_budget_are_shown(progress: Progress) -> None:
     observe(progress, "restarting", restarts=2, budget=10)
-    assert "2 restarts (8 left)" in drawn(render_progress(progress))
+    assert "2 restarts (8 left)" in drawn(render(from_progress(progress)))
 
 
 def test_of_many_ranks_only_a_screenful_is_listed(clock: Clock) -> None:
     progress = Progress(
-        "big", {f"node-{n}": NodeProgress(f"node-{n}") for n in range(64)}, needed=64, clock=clock
+        "big",
+        {f"node-{n}": NodeProgress(f"node-{n}") for n in range(64)},
+        min_nodes=64,
+        clock=clock,
     )
-    text = drawn(render_progress(progress))
+    text = drawn(render(from_progress(progress)))
     assert text.count("node-") == 16
     assert "48 more" in text
 
@@ -197,7 +206,7 @@ def test_a_sparkline_goes_with_its_values(values: list[float], width: int, bars:
 
 def test_square_brackets_that_a_rank_prints_are_no_markup() -> None:
     expected = "[node-0] [red]loss[/red] [/]"
-    assert drawn(draw_entry(Entry("node-0", None, "[red]loss[/red] [/]"))).rstrip() == expected
+    assert drawn(render_entry(Entry("node-0", None, "[red]loss[/red] [/]"))).rstrip() == expected
 
 
 def test_the_newest_state_of_each_ranks_progress_bar_is_drawn_until_its_line_ends(
@@ -205,20 +214,27 @@ def test_the_newest_state_of_each_ranks_progress_bar_is_drawn_until_its_line_end
 ) -> None:
     for rank, percent in ((0, 10), (1, 10), (0, 20)):
         progress.observe_print(
-            Entry("node-0", None, f"[rank{rank}]: {percent}% [eta]", is_state=True)
+            Entry("node-0", None, f"[rank{rank}]: {percent}% [eta]", is_progress_bar=True)
         )
-    rows = [row.rstrip() for row in drawn(render_progress(progress)).splitlines() if "%" in row]
+    rows = [
+        row.rstrip() for row in drawn(render(from_progress(progress))).splitlines() if "%" in row
+    ]
     assert rows == ["[rank0]: 20% [eta]", "[rank1]: 10% [eta]"]
     progress.observe_print(Entry("node-0", None, "[rank0]: 100% [eta]"))
-    assert "[rank0]" not in drawn(render_progress(progress))
-    progress.observe("node-0", {"event": "rendezvous-completed", "world_size": 2})
-    assert "[rank1]" not in drawn(render_progress(progress)), "another process has that rank now"
+    assert "[rank0]" not in drawn(render(from_progress(progress)))
+    progress.observe_event("node-0", {"event": "rendezvous-completed", "world_size": 2})
+    assert "[rank1]" not in drawn(render(from_progress(progress))), (
+        "another process has that rank now"
+    )
 
 
 @pytest.mark.parametrize("width", [20, 60, 200])
 def test_the_view_can_be_drawn_on_any_terminal(progress: Progress, width: int) -> None:
     observe(progress, "progress", step=25, target=100, loss="nan")
-    assert max(len(line) for line in drawn(render_progress(progress), width).splitlines()) <= width
+    assert (
+        max(len(line) for line in drawn(render(from_progress(progress)), width).splitlines())
+        <= width
+    )
 
 
 def test_what_rank_0_says_of_the_group_holds_for_every_node(progress: Progress) -> None:
@@ -248,11 +264,11 @@ def test_an_older_answer_of_another_node_does_not_turn_the_clock_back(
     observe(progress, "progress", step=10, target=100, loss=1.0, generation=1)
     for step in (20, 18, 30, 29):
         clock.now += 1
-        progress.observe_answer("node-0", answer(clock, generation=1, step=step, loss=0.5))
+        progress.observe_reply("node-0", answer(clock, generation=1, step=step, loss=0.5))
     assert progress.step == 30
     assert progress.seconds_left() == pytest.approx(70 / (20 / 3))
     observe(progress, "rendezvous-completed", world_size=2, generation=2)
-    progress.observe_answer("node-1", answer(clock, generation=2, step=7, loss=0.5))
+    progress.observe_reply("node-1", answer(clock, generation=2, step=7, loss=0.5))
     assert progress.step == 7
 
 
@@ -269,6 +285,33 @@ def test_a_training_that_stands_says_where_its_ranks_are(
     for node in progress.nodes:
         observe(progress, "rendezvous-completed", node)
     observe(progress, "first-step", step=1)
-    progress.observe_answer("node-0", answer(clock, ranks=[{"rank": 0, "phase": phase}]))
+    progress.observe_reply("node-0", answer(clock, ranks=[{"rank": 0, "phase": phase}]))
     clock.now += 4
     assert progress.waiting_for() == sentence
+
+
+def test_a_job_on_a_cluster_has_the_same_view_with_its_phase_and_its_pods() -> None:
+    history = StepHistory()
+    for number in range(1, 5):
+        first = report(step=30 * number, loss=1 / number)
+        both = {"digits-0-abcde": first, "digits-1-abcde": report(ranks=(1,), step=30 * number)}
+        snapshot = scene([pod(0), pod(1)], reports=both)
+        history.record(snapshot.taken + number, snapshot.status.step, snapshot.status.loss)
+    text = drawn(render(from_snapshot(snapshot, history)))
+    for part in (
+        "digits Running",
+        "step 120/500  24%",
+        "loss 0.25  █▃▂▁   2,000 samples/s",
+        "2/2 nodes · 2 ranks · generation 1 · 0 restarts (10 left)",
+        "last checkpoint step 100, 30 s ago",
+        "digits-1-abcde",
+        "Ctrl-C leaves the job alone",
+    ):
+        assert part in text
+
+
+def test_the_view_of_a_stuck_job_ends_with_its_cause() -> None:
+    snapshot = scene([unscheduled(0, "0/2 nodes are available: 2 Insufficient cpu.")])
+    text = drawn(render(from_snapshot(snapshot, StepHistory())))
+    assert "… digits-0-abcde finds no node" in text
+    assert "Ctrl-C" not in text

@@ -1,4 +1,4 @@
-"""Asks a Prometheus over its HTTP API, and puts the variables of a dashboard into its queries."""
+"""A client of Prometheus' HTTP API, and the variables of a dashboard's queries."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Window:
-    """What is looked at: Unix times, and the seconds between two points."""
+    """A range of Unix times, and the seconds between two points."""
 
     start: float
     end: float
@@ -44,21 +44,21 @@ class Window:
 
 
 class Prometheus:
-    """A Prometheus at `url`. Every method raises `KdistError` where it does not answer, or refuses
-    a query.
+    """A Prometheus at `url`. Every method raises `KdistError` if it does not answer or rejects a
+    query.
     """
 
     def __init__(self, url: str) -> None:
         if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
             raise KdistError(
-                f"`{url}` is no http address",
+                f"`{url}` is not an http address",
                 hint="as in --prometheus http://localhost:9090",
                 code=Code.USAGE,
             )
         self.url = url.rstrip("/")
 
     def instant(self, query: str, *, at: float) -> list[Series]:
-        """The query's series at one time."""
+        """The query's series at one Unix time."""
         found = self._ask("query", {"query": query, "time": f"{at:.3f}"})["result"]
         if isinstance(found, list) and found and not isinstance(found[0], dict):
             return [Series({}, (_point(found),))]  # a scalar
@@ -85,7 +85,7 @@ class Prometheus:
         return found
 
     def scrape_seconds(self) -> float:
-        """How often it scrapes the agents of trainings; 15 where it does not say."""
+        """Seconds between two scrapes of the agents; 15 if it does not report them."""
         active = self._ask("targets", {"state": "active"}, get=True).get("activeTargets", [])
         known = [
             _seconds(str(one.get("scrapeInterval", "")))
@@ -101,15 +101,15 @@ class Prometheus:
             f"{url}?{encoded}" if get else url, data=None if get else encoded.encode()
         )
         try:
-            with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS) as answer:  # noqa: S310 - the scheme was looked at
+            with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS) as answer:  # noqa: S310 - the scheme was checked
                 document = json.loads(answer.read(_MOST_BYTES))
         except urllib.error.HTTPError as error:
             raise KdistError(
-                f"Prometheus refused a query: {_reason(error)}", hint=fields.get("query", "")
+                f"Prometheus rejected a query: {_reason(error)}", hint=fields.get("query", "")
             ) from None
         except (OSError, ValueError) as error:
             reason = getattr(error, "reason", error)
-            hint = "is it there, and is the address right?"
+            hint = "is it running, and is the address right?"
             raise KdistError(
                 f"Prometheus at {self.url} does not answer: {reason}",
                 hint=hint,
@@ -122,21 +122,24 @@ class Prometheus:
         return document["data"]
 
 
-def choose_job(prometheus: Prometheus, window: Window, asked: str | None) -> str:
-    """The training that is meant: the one asked for, or the only one. Raises `KdistError` where
-    that is none, or several.
+def choose_job(prometheus: Prometheus, window: Window, name: str | None) -> str:
+    """The training of this name, or the only one if `name` is None.
+
+    Raises:
+        NotFoundError: there was no training within the window.
+        UsageError: none has this name, or there are several to choose from.
     """
     known = sorted(prometheus.label_values("kdist_job", "kdist_job_info", window))
-    if asked is not None and asked in known:
-        return asked
-    if asked is None and len(known) == 1:
+    if name is not None and name in known:
+        return name
+    if name is None and len(known) == 1:
         return known[0]
     if not known:
         raise NotFoundError(
             "this Prometheus knows no training in that time",
             hint="does it scrape the agents' port 9401?",
         )
-    reason = f"it knows no training `{asked}`" if asked else f"there are {len(known)} trainings"
+    reason = f"it knows no training `{name}`" if name else f"there are {len(known)} trainings"
     raise UsageError(reason, hint=f"name one of {', '.join(known[:20])}")
 
 
@@ -148,8 +151,14 @@ def fill(
     chosen: Mapping[str, str],
     scrape_seconds: float,
 ) -> str:
-    """A panel's query as Prometheus takes it: variables by `chosen` or all of them, and the windows
-    that Grafana would choose.
+    """A panel's query as Prometheus takes it, with the windows that Grafana would choose.
+
+    Args:
+        dashboard: whose variables the query may have.
+        text: the query as the panel has it.
+        window: that the panel shows.
+        chosen: values of variables; the others take all values.
+        scrape_seconds: between two scrapes; a rate needs four of them.
     """
     query = dashboard.query(text)
     query = query.replace("$__rate_interval", f"{math.ceil(max(4 * scrape_seconds, window.step))}s")
@@ -160,7 +169,7 @@ def fill(
 
 
 def _seconds(duration: str) -> float:
-    """Prometheus' way to write a duration, as in `1m30s`; 0 for anything else."""
+    """Seconds of a duration as Prometheus writes it, such as `1m30s`; 0 for anything else."""
     units = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
     return sum(
         int(number) * units[unit] for number, unit in re.findall(r"(\d+)(ms|s|m|h)", duration)

@@ -1,4 +1,4 @@
-"""`kdist dashboards verify` against an HTTP server that answers as Grafana's API does."""
+"""`verify` against an HTTP server that responds as Grafana's API does."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from typing import Any
 import pytest
 
 from kdist.dashboards import DASHBOARDS
+from tests.tools.dashboards.conftest import Tool
 
 
 class Grafana(ThreadingHTTPServer):
-    """Keeps the dashboards it is given; a query of `broken` fails, all others find one series
+    """Stores the dashboards it is given; a query of `broken` fails, all others find one series
     each.
     """
 
     def __init__(self, *, broken: str = "", sources: bool = True) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.broken = broken
-        self.kept = dict[str, Any]()
+        self.stored = dict[str, Any]()
         self.queries = list[str]()
         self.tokens = set[str | None]()
         self.sources = (
@@ -44,7 +45,7 @@ class _Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.tokens.add(self.headers["Authorization"])
         if self.path == "/api/dashboards/db":
-            self.server.kept[body["dashboard"]["uid"]] = body["dashboard"]
+            self.server.stored[body["dashboard"]["uid"]] = body["dashboard"]
             self._answer({"uid": body["dashboard"]["uid"]})
             return
         results: dict[str, Any] = {}
@@ -57,7 +58,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer({"results": results})
 
     def do_DELETE(self) -> None:
-        del self.server.kept[self.path.rsplit("/", 1)[1]]
+        del self.server.stored[self.path.rsplit("/", 1)[1]]
         self._answer({})
 
     def _answer(self, document: Any) -> None:
@@ -68,7 +69,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-        """Say nothing."""
+        """Log nothing."""
 
 
 @pytest.fixture
@@ -83,10 +84,10 @@ def grafana(request: pytest.FixtureRequest) -> Iterator[Grafana]:
 
 
 def test_every_panel_is_evaluated_and_nothing_is_left_behind(
-    kdist: Any, grafana: Grafana, monkeypatch: pytest.MonkeyPatch
+    tool: Tool, grafana: Grafana, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GRAFANA_TOKEN", "glsa_x")
-    done = kdist("dashboards", "verify", "--grafana", grafana.url)
+    done = tool("verify", "--grafana", grafana.url)
     assert done.exit_code == 0
     panels = [panel for dashboard in DASHBOARDS.values() for panel in dashboard.panels]
     assert len(done.stdout.splitlines()) == 1 + len(panels)
@@ -94,30 +95,30 @@ def test_every_panel_is_evaluated_and_nothing_is_left_behind(
     assert not [query for query in grafana.queries if re.search(r"\$[^1]", query)], (
         "$1 is what label_replace has found"
     )
-    assert grafana.kept == {}
+    assert grafana.stored == {}
     assert grafana.tokens == {"Bearer glsa_x"}
 
 
 @pytest.mark.parametrize("grafana", [{"broken": "kdist_grad_norm"}], indirect=True)
-def test_a_panel_that_fails_is_named_and_fails_the_command(kdist: Any, grafana: Grafana) -> None:
-    done = kdist("dashboards", "verify", "--grafana", grafana.url)
+def test_a_panel_that_fails_is_named_and_fails_the_command(tool: Tool, grafana: Grafana) -> None:
+    done = tool("verify", "--grafana", grafana.url)
     assert done.exit_code == 1
     assert [
         line
         for line in done.stdout.splitlines()
         if "parse error" in line and "Gradient norm" in line
     ]
-    assert grafana.kept == {}
+    assert grafana.stored == {}
 
 
 @pytest.mark.parametrize("grafana", [{"sources": False}], indirect=True)
-def test_a_grafana_without_a_prometheus_is_told(kdist: Any, grafana: Grafana) -> None:
-    done = kdist("dashboards", "verify", "--grafana", grafana.url)
+def test_a_grafana_without_a_prometheus_is_reported(tool: Tool, grafana: Grafana) -> None:
+    done = tool("verify", "--grafana", grafana.url)
     assert done.exit_code == 1
     assert "no Prometheus data source" in done.stderr
 
 
-def test_an_address_without_a_grafana_is_told(kdist: Any) -> None:
-    done = kdist("dashboards", "verify", "--grafana", "http://127.0.0.1:9")
+def test_an_address_without_a_grafana_is_reported(tool: Tool) -> None:
+    done = tool("verify", "--grafana", "http://127.0.0.1:9")
     assert done.exit_code == 5
     assert "does not answer" in done.stderr

@@ -1,4 +1,4 @@
-"""The lines that tell a job's events off the terminal, and which events become lines."""
+"""The lines that show a job's events outside a live view, and which events become lines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kdist.events import Entry, EventFilter, describe_event, format_line
 TIME = "2026-01-31T12:00:01.123Z"
 
 
-def told(name: str, node: str = "node-0", **fields: Any) -> str:
+def formatted(name: str, node: str = "node-0", **fields: Any) -> str:
     return format_line(Entry(node, {"time": TIME, "event": name, "level": "info", **fields}, ""))
 
 
@@ -85,13 +85,15 @@ def told(name: str, node: str = "node-0", **fields: Any) -> str:
         ),
     ],
 )
-def test_an_event_is_told_in_a_sentence(name: str, fields: dict[str, Any], sentence: str) -> None:
+def test_an_event_is_described_in_a_sentence(
+    name: str, fields: dict[str, Any], sentence: str
+) -> None:
     assert describe_event({"event": name, **fields}) == sentence
 
 
 def test_a_line_has_time_node_and_name_in_fixed_columns() -> None:
     expected = "2026-01-31T12:00:01Z node-0 stopped               stopped after step 7, state saved"
-    assert told("stopped", step=7) == expected
+    assert formatted("stopped", step=7) == expected
 
 
 def test_what_a_rank_prints_carries_its_node() -> None:
@@ -99,7 +101,7 @@ def test_what_a_rank_prints_carries_its_node() -> None:
     assert format_line(Entry("node-1", None, "[rank3]:  hello")) == "[rank3]:  hello"
 
 
-def test_an_event_without_a_sentence_is_told_by_its_fields() -> None:
+def test_an_event_without_a_sentence_is_described_by_its_fields() -> None:
     assert (
         describe_event(
             {"event": "new-thing", "level": "info", "message": "Look.", "size": 3, "words": ["a"]}
@@ -108,37 +110,38 @@ def test_an_event_without_a_sentence_is_told_by_its_fields() -> None:
     )
 
 
-def test_an_event_that_lacks_its_fields_is_still_told() -> None:
+def test_an_event_that_lacks_its_fields_is_still_described() -> None:
     assert describe_event({"event": "checkpoint-committed", "step": 5}) == "step=5"
 
 
-def test_what_every_agent_says_is_told_once() -> None:
-    narrator = EventFilter(lines_only=True)
+def test_an_event_that_every_agent_logs_is_shown_once() -> None:
+    event_filter = EventFilter(lines_only=True)
     formed = {"event": "rendezvous-completed", "world_size": 2, "nodes": 2, "generation": 1}
     assert [
-        narrator.is_news(event) for event in (formed, dict(formed), {**formed, "generation": 2})
+        event_filter.should_show(event)
+        for event in (formed, dict(formed), {**formed, "generation": 2})
     ] == [True, False, True]
 
 
-def test_ranks_beside_rank_0_are_quiet_unless_they_fail() -> None:
-    narrator = EventFilter(lines_only=True)
-    assert not narrator.is_news({"event": "resumed", "rank": 1, "step": 3})
-    assert narrator.is_news({"event": "worker-failed", "rank": 1, "cause": "hang"})
+def test_other_ranks_than_rank_0_are_shown_only_when_they_fail() -> None:
+    event_filter = EventFilter(lines_only=True)
+    assert not event_filter.should_show({"event": "resumed", "rank": 1, "step": 3})
+    assert event_filter.should_show({"event": "worker-failed", "rank": 1, "cause": "hang"})
 
 
-def test_progress_is_told_less_often_the_longer_it_lasts() -> None:
+def test_progress_is_shown_less_often_the_longer_it_lasts() -> None:
     now = 0.0
-    narrator = EventFilter(lines_only=True, clock=lambda: now)
-    heard = []
+    event_filter = EventFilter(lines_only=True, clock=lambda: now)
+    shown = []
     for second in range(1, 1801):
         now = float(second)
-        if narrator.is_news({"event": "progress", "step": second, "loss": 1.0}):
-            heard.append(second)
-    assert len([at for at in heard if at <= 60]) == 30
-    assert len([at for at in heard if 600 < at <= 1800]) == 20
+        if event_filter.should_show({"event": "progress", "step": second, "loss": 1.0}):
+            shown.append(second)
+    assert len([at for at in shown if at <= 60]) == 30
+    assert len([at for at in shown if 600 < at <= 1800]) == 20
 
 
 def test_the_live_view_shows_progress_itself() -> None:
-    narrator = EventFilter(lines_only=False)
-    assert not narrator.is_news({"event": "progress", "step": 1, "loss": 1.0})
-    assert not narrator.is_news({"event": "waiting", "message": "x"})
+    event_filter = EventFilter(lines_only=False)
+    assert not event_filter.should_show({"event": "progress", "step": 1, "loss": 1.0})
+    assert not event_filter.should_show({"event": "waiting", "message": "x"})

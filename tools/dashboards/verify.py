@@ -1,5 +1,5 @@
-"""Tries the dashboards on a Grafana: imports each, asks for every panel as a browser would, and
-takes them away again.
+"""Evaluates a dashboard on a Grafana: imports a copy, queries every panel as a browser would, and
+deletes the copy.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _TIMEOUT_SECONDS = 30.0
 
 
 class PanelFinding(NamedTuple):
-    """What Grafana said to one panel: series found, or its error."""
+    """The result of one panel: the number of its series, or Grafana's error."""
 
     dashboard: str
     panel: str
@@ -28,14 +28,14 @@ class PanelFinding(NamedTuple):
 
 
 class Grafana:
-    """A Grafana at `url`, with a service account's `token` or none. Methods raise `KdistError`
-    where it refuses.
+    """A Grafana at `url`, with a service account's `token` or none. Methods raise `KdistError` if
+    it does not answer or rejects a request.
     """
 
     def __init__(self, url: str, *, token: str | None = None) -> None:
         if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
             raise KdistError(
-                f"`{url}` is no http address",
+                f"`{url}` is not an http address",
                 hint="as in --grafana http://localhost:3000",
                 code=Code.USAGE,
             )
@@ -45,19 +45,19 @@ class Grafana:
             **({"Authorization": f"Bearer {token}"} if token else {}),
         }
 
-    def ask(self, method: str, path: str, body: Any = None) -> Any:
-        """One request's JSON answer."""
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(  # noqa: S310
+    def request(self, method: str, path: str, document: Any = None) -> Any:
+        """The JSON response to one request."""
+        data = None if document is None else json.dumps(document).encode()
+        message = urllib.request.Request(  # noqa: S310
             f"{self.url}{path}", data=data, headers=self._headers, method=method
         )
         try:
-            with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS) as answer:  # noqa: S310 - the scheme was looked at
-                return json.loads(answer.read() or b"{}")
+            with urllib.request.urlopen(message, timeout=_TIMEOUT_SECONDS) as response:  # noqa: S310 - the scheme was checked
+                return json.loads(response.read() or b"{}")
         except urllib.error.HTTPError as error:
-            said = error.read(2000).decode(errors="replace")
+            body = error.read(2000).decode(errors="replace")
             raise KdistError(
-                f"Grafana refused {method} {path}: {error.code} {said}", code=Code.UNREACHABLE
+                f"Grafana rejected {method} {path}: {error.code} {body}", code=Code.UNREACHABLE
             ) from None
         except (OSError, ValueError) as error:
             reason = getattr(error, "reason", error)
@@ -66,36 +66,36 @@ class Grafana:
             ) from None
 
     def source(self) -> dict[str, Any]:
-        """The Prometheus data source that Grafana takes by itself. Raises `KdistError` if it has
-        none.
-        """
-        known = [one for one in self.ask("GET", "/api/datasources") if one["type"] == "prometheus"]
-        if not known:
+        """Its default Prometheus data source. Raises `KdistError` if it has none."""
+        sources = [
+            one for one in self.request("GET", "/api/datasources") if one["type"] == "prometheus"
+        ]
+        if not sources:
             raise KdistError(
                 f"Grafana at {self.url} has no Prometheus data source",
                 hint="add one, then verify again",
             )
-        found: dict[str, Any] = next((one for one in known if one.get("isDefault")), known[0])
-        return found
+        default: dict[str, Any] = next((one for one in sources if one.get("isDefault")), sources[0])
+        return default
 
 
 def verify(grafana: Grafana, dashboard: Dashboard) -> Iterator[PanelFinding]:
     """Import a copy of the dashboard, evaluate each panel through Grafana, and delete the copy."""
-    grafana.ask("GET", "/api/health")
+    grafana.request("GET", "/api/health")
     source = grafana.source()
     copy = {
         **to_document(dashboard),
         "uid": f"{dashboard.uid}-verify",
         "title": f"{dashboard.title} (verify)",
     }
-    kept = grafana.ask("POST", "/api/dashboards/db", {"dashboard": copy, "overwrite": True})
+    imported = grafana.request("POST", "/api/dashboards/db", {"dashboard": copy, "overwrite": True})
     try:
         for panel in copy["panels"]:
             for one in [panel, *panel.get("panels", [])]:
                 if "targets" in one:
                     yield _evaluate(grafana, source, dashboard, one)
     finally:
-        grafana.ask("DELETE", f"/api/dashboards/uid/{kept['uid']}")
+        grafana.request("DELETE", f"/api/dashboards/uid/{imported['uid']}")
 
 
 def _evaluate(
@@ -116,7 +116,7 @@ def _evaluate(
             }
         )
     try:
-        results = grafana.ask(
+        results = grafana.request(
             "POST", "/api/ds/query", {"queries": queries, "from": "now-1h", "to": "now"}
         )["results"]
     except KdistError as error:

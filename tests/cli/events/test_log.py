@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kdist.events import Entry, LogTail, last_words
+from kdist.events import Entry, LogTail, last_printed_line
 
 
 class Clock:
@@ -102,13 +102,14 @@ def test_a_progress_bar_is_shown_in_its_last_state(log: Path) -> None:
 def test_a_state_of_a_progress_bar_is_told_from_its_last_one(log: Path) -> None:
     tail = LogTail("node-0", log)
     append(log, b"[rank3]:  50%\r\n[rank3]: 100%\n")
-    told = [(entry.speaker, entry.is_state) for entry in tail.read()]
-    assert told == [(("[rank3]:", " 50%"), True), (("[rank3]:", "100%"), False)]
+    told = [(entry.prefix, entry.body, entry.is_progress_bar) for entry in tail.read()]
+    assert told == [("[rank3]:", " 50%", True), ("[rank3]:", "100%", False)]
 
 
 @pytest.mark.parametrize("text", ["hello", "rank0: hello", "[rankx]: hello", ""])
 def test_what_no_rank_has_printed_is_its_nodes(text: str) -> None:
-    assert Entry("node-1", None, text).speaker == ("[node-1]", text)
+    entry = Entry("node-1", None, text)
+    assert (entry.prefix, entry.body) == ("[node-1]", text)
 
 
 def test_bytes_that_are_no_text_hide_nothing(log: Path) -> None:
@@ -145,7 +146,7 @@ def test_a_flood_is_taken_in_portions_and_none_of_it_is_lost(log: Path) -> None:
     assert rest == [f"line {number:06d} of a flood" for number in range(count)]
 
 
-def test_the_last_words_are_the_last_line_that_is_no_event(log: Path) -> None:
-    assert last_words(log) == ""
+def test_the_last_printed_line_is_found_behind_events(log: Path) -> None:
+    assert last_printed_line(log) == ""
     append(log, b"Traceback\nImportError: no\n\n" + event("failed") + b"\n")
-    assert last_words(log) == "ImportError: no"
+    assert last_printed_line(log) == "ImportError: no"

@@ -1,0 +1,63 @@
+"""The client of an agent's HTTP endpoint: responses that come, come late, or never come."""
+
+from __future__ import annotations
+
+import socket
+import time
+
+import pytest
+
+from kdist.agent_client import AgentClient, LoopbackTransport
+from tests.cli.conftest import ServeAgent
+
+
+class Recording:
+    """A transport that answers each path with `body`, and records the paths."""
+
+    def __init__(self, body: bytes | None) -> None:
+        self.body = body
+        self.paths: list[str] = []
+
+    def get(self, path: str, *, timeout: float) -> bytes | None:  # noqa: ARG002 - the protocol
+        self.paths.append(path)
+        return self.body
+
+
+def test_a_sample_holds_status_and_metrics(serve_agent: ServeAgent) -> None:
+    client = AgentClient(LoopbackTransport(serve_agent(b'{"step": 5}', 200)))
+    sample = client.sample()
+    assert sample is not None
+    assert sample.status == {"step": 5}
+    assert sample.metrics == '{"step": 5}'
+
+
+@pytest.mark.parametrize(
+    ("body", "status"), [(b"{}", 503), (b"not json", 200), (b"[]", 200), (b"", 200)]
+)
+def test_a_response_that_is_no_status_is_none(
+    serve_agent: ServeAgent, body: bytes, status: int
+) -> None:
+    client = AgentClient(LoopbackTransport(serve_agent(body, status)))
+    assert client.status() is None
+    assert client.sample() is None
+
+
+@pytest.mark.parametrize("port", [0, 70000])
+def test_an_impossible_port_gives_no_status(port: int) -> None:
+    assert AgentClient(LoopbackTransport(port)).status() is None
+
+
+def test_an_agent_that_accepts_and_stays_silent_is_given_up_in_time() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        began = time.monotonic()
+        client = AgentClient(LoopbackTransport(silent.getsockname()[1]), timeout=0.2)
+        assert client.status() is None
+    assert time.monotonic() - began < 60
+
+
+def test_the_first_transport_that_answers_is_used_from_then_on() -> None:
+    cut_off, working = Recording(None), Recording(b"{}")
+    client = AgentClient(cut_off, working)
+    assert client.sample() is not None
+    assert cut_off.paths == ["/status"]
+    assert working.paths == ["/status", "/metrics"]

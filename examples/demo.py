@@ -1,10 +1,10 @@
-"""The demonstration: a training of two nodes on this machine loses a worker, comes back from its
-checkpoint and ends well.
+"""The demonstration: a training of two nodes on this machine loses a worker and resumes from its
+checkpoint.
 
     make demo
 
 It runs `kdist run examples/digits.yaml`, sends one SIGKILL while the training runs, and checks what
-kdist promises from the ledger beside the checkpoints: the first step after the loss is the one
+kdist promises from the ledger next to the checkpoints: the first step after the loss is the one
 after the last committed step, and its loss is the one that the lost worker had computed, to the
 bit. Exits with 1 if any of it does not hold.
 """
@@ -78,7 +78,7 @@ def check(folder: Path) -> list[tuple[bool, str]]:
         ),
         (
             bool(before) and before[-1]["loss"] == first["loss"],
-            f"its loss {float.fromhex(first['loss']):.6f} is, to the bit, the one that was lost",
+            f"its loss {float.fromhex(first['loss']):.6f} is bitwise identical to the lost one",
         ),
         (accuracy >= ACCURACY, f"test accuracy {accuracy:.2%}, at least {ACCURACY:.0%}"),
     ]

@@ -1,4 +1,4 @@
-"""The launch style of many tutorials: the script starts its own processes, and is told which
+"""The launch style of many tutorials: the script starts its own processes, and is given which
 machine of how many it runs on.
 
     one machine, two processes:
@@ -7,7 +7,7 @@ machine of how many it runs on.
     two nodes, one process each:
     kdist run --nodes 2 examples/script/classic.py --nodes 2 --gpus 1 --epochs 2
 
-On a cluster nobody types `--nr`: torchrun and kdist tell every node its number (GROUP_RANK) and the
+On a cluster nobody types `--nr`: torchrun and kdist give every node its number (GROUP_RANK) and the
 first one's address. Without GPUs the processes train on the CPU. A script that leaves starting to
 torchrun, as ddp.py does, is shorter and heals.
 """

@@ -4,7 +4,7 @@ kdist.
     torchrun --nproc-per-node 2 examples/script/ddp.py --epochs 3
     kdist run --procs-per-node 2 examples/script/ddp.py --epochs 3
 
-At its end rank 0 prints a digest of the weights: the same under both, to the bit.
+At its end rank 0 prints a digest of the weights: bitwise identical under both.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A workload of one's own: which of three growers a wine comes from, told by 13 measurements
+"""A custom workload: which of three growers a wine comes from, by 13 measurements
 (scikit-learn's bundled data).
 """
 

@@ -16,7 +16,7 @@ JOBS ?= 2
 # How many seeds the random kills of `make chaos` draw from.
 KDIST_SEEDS ?= 20
 
-# Set, it would have every process of every test compile our modules and the tests anew.
+# Set, it would have every process of every test compile our modules and the tests again.
 unexport PYTHONDONTWRITEBYTECODE
 
 # Not empty: a test that failed is tried once more, alone, when the machine is quieter; .ci/run asks for it and names those tests.
@@ -37,7 +37,7 @@ $(call pytest,$(1)) -o cache_dir=.kdist/tiers/$(1).cache $(2) || { [[ $$? == 1 &
   $(call pytest,$(1).again) -o cache_dir=.kdist/tiers/$(1).cache $(2) --last-failed --last-failed-no-failures none -n 0 -x; }
 endef
 
-.PHONY: help setup system demo test unit house processes chaos e2e stranger lint format bench pictures lock clean
+.PHONY: help setup system demo test unit house processes chaos e2e acceptance compat lint format bench pictures lock clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9]+):.*## /\1\t/' | expand -t 12
@@ -60,7 +60,7 @@ $(READY): requirements.txt cli/pyproject.toml trainer/pyproject.toml
 system: # What the tests need besides Python: installed on Debian as root, named elsewhere
 	@tests/install-system.sh
 
-demo: setup ## Train on this machine with two nodes, lose a worker on the way, and end well all the same
+demo: setup ## Train on this machine with two nodes, survive a worker failure
 	$(BIN)/python examples/demo.py
 
 test: setup system lint house unit processes ## Set up, check the style, run all fast tests (at most ten minutes after the set-up)
@@ -69,40 +69,59 @@ house: setup
 	$(call pytest,house) tests/house -n $(JOBS) $(ARGS)
 
 unit: setup
-	$(call patiently,unit,-m "not (processes or chaos or e2e or stranger)" --ignore=tests/house -n $(JOBS) --dist=worksteal $(ARGS))
+	$(call patiently,unit,-m "not (processes or chaos or e2e or acceptance)" --ignore=tests/house -n $(JOBS) --dist=worksteal $(ARGS))
 
 processes: setup
-	$(call patiently,processes,$(REAL) -m "processes and not (chaos or e2e or stranger)" -n $(JOBS) --dist=worksteal $(ARGS))
+	$(call patiently,processes,$(REAL) -m "processes and not (chaos or e2e or acceptance)" -n $(JOBS) --dist=worksteal $(ARGS))
 
-chaos: setup system ## Kill, crash and fill disks, for long; started again, it goes on where it was stopped
+chaos: setup system ## Kill processes, crash nodes and fill disks; an interrupted run continues where it was stopped
 	export KDIST_SEEDS=$(KDIST_SEEDS); \
 	$(call patiently,chaos,$(REAL) -p tests.resume --resume-file=.kdist/chaos-passed -m "chaos$(if $(NARROW), and not wide)" -n $(JOBS) --dist=worksteal $(ARGS))
 
-e2e: setup system ## Meet a real Kubernetes: kind, started and kept here, or with KDIST_E2E=kubeconfig your kubeconfig's cluster
+e2e: setup system ## Test against a real Kubernetes: kind, started and kept here, or with KDIST_E2E=kubeconfig the cluster of your kubeconfig
 	@[[ "$${KDIST_E2E:-}" == kubeconfig ]] || tests/cluster/cluster all
 	$(call patiently,e2e,$(CLUSTER) -m "e2e and not disruptive$(if $(NARROW), and not wide)" --dist=worksteal -n $(JOBS) $(ARGS))
 	$(if $(filter kubeconfig,$(KDIST_E2E)),,$(call patiently,disruptive,-o testpaths=tests/cluster -m "e2e and disruptive$(if $(NARROW), and not wide" -p tests.draw --draw,") -n 0 $(ARGS)))
 
-stranger: setup system ## Meet the project as a stranger does: a fresh clone, the built wheels, the README's commands
-	$(call patiently,stranger,-o testpaths=tests/stranger -m stranger $(ARGS))
+acceptance: setup system ## Install from a fresh clone and from the built wheels, and run the README's commands
+	$(call patiently,acceptance,-o testpaths=tests/acceptance -m acceptance $(ARGS))
 
-lint: setup ## Check format, style, types and who imports whom
+# The torch of the lock is the oldest that is supported.
+OLDEST := $(shell sed -n 's/^torch==\([0-9.]*\).*/\1/p' requirements.txt)
+
+compat: setup ## Run the tests with real processes on the oldest supported torch and on the newest, each in .venv-compat/VERSION
+	@newest=$$(echo torch | $(BIN)/uv pip compile --quiet --python $(BIN)/python --no-deps --no-header --no-annotate - | sed -n 's/^torch==//p'); \
+	failed=; \
+	for version in $$(printf '%s\n' $(OLDEST) $$newest | uniq); do \
+	  $(MAKE) --no-print-directory VENV=.venv-compat/$$version TORCH=$$version .torch || failed+=" $$version"; \
+	done; \
+	echo "compat: oldest torch $(OLDEST), newest torch $$newest$$([[ $$newest != $(OLDEST) ]] || echo ", which is the same"), failed on:$${failed:- none}"; \
+	[[ -z $$failed ]]
+
+.PHONY: .torch
+.torch: setup
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python torch==$(TORCH)
+	$(call pytest,torch-internals-$(TORCH)) $(wildcard tests/trainer/test_torch_internals.py tests/trainer/*/test_torch_internals.py) -n 0
+	$(call pytest,processes-$(TORCH)) $(REAL) -m "processes and not (chaos or e2e or acceptance)" -n $(JOBS) --dist=worksteal $(ARGS)
+
+lint: setup ## Check format, style, types, who imports whom, and that no code is dead
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/vulture
 
 format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: setup ## Measure kdist beside its peers (prints only; never decides whether a test passes)
+bench: setup ## Measure kdist next to its peers (prints only; never decides whether a test passes)
 	@for measure in startup commands step cost recovery checkpoint; do $(BIN)/python -m bench.$$measure; done
 
-pictures: setup ## Draw the dashboards of real trainings anew, and shoot them with Chromium, into docs/ (takes ten minutes)
+pictures: setup ## Redraw the dashboards of real trainings into docs/, with Chromium (takes ten minutes)
 	@for picture in job fleet; do $(BIN)/python -m tests.charts.pictures $$picture; done
 
-lock: setup ## Resolve requirements.txt, and the image's part of it, anew: exact versions with hashes, no index address
+lock: setup ## Resolve requirements.txt, and the image's part of it, again: exact versions with hashes, no index address
 	$(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
 	  --all-extras --group pyproject.toml:dev --group pyproject.toml:bench \
 	  --no-emit-package kdist-trainer --no-emit-package kdist \
@@ -111,5 +130,5 @@ lock: setup ## Resolve requirements.txt, and the image's part of it, anew: exact
 	  --extra torch --extra tensorboard --constraint requirements.txt --output-file trainer/requirements.txt trainer/pyproject.toml
 
 clean: ## Remove what make has made here: .venv, caches, test reports (never the runs in .kdist)
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build .kdist/tiers .kdist/chaos-passed
+	rm -rf $(VENV) .venv-compat .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build .kdist/tiers .kdist/chaos-passed
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -171,7 +171,7 @@ def calm(job: Job) -> Job:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Show beside a failure what was in the test's namespace, while it is still there."""
+    """Show next to a failure what was in the test's namespace, while it is still there."""
     report = yield
     space = getattr(item, "funcargs", {}).get("namespace")
     if call.when == "call" and report.failed and isinstance(space, Namespace):

@@ -1,4 +1,4 @@
-"""Finds pods for a Prometheus that was built without Kubernetes, as Debian's is: runs beside it in
+"""Finds pods for a Prometheus that was built without Kubernetes, as Debian's is: runs next to it in
 its pod, with its account.
 
 It writes what `kubernetes_sd_configs` with the role `pod` yields into a file for `file_sd_configs`:
@@ -71,7 +71,7 @@ def pods_of(namespace: str) -> list[dict[str, Any]]:
 
 
 def main(namespaces: str, file: Path) -> None:
-    """Write the targets anew each second; a server that does not answer leaves them as they
+    """Write the targets again each second; a server that does not answer leaves them as they
     were.
     """
     while True:

@@ -15,13 +15,13 @@ from typing import Any
 
 import yaml
 
-from kdist.dashboards.prometheus import Prometheus
 from tests.charts.monitored import free_port, is_ready
 from tests.charts.podmonitor import scrape_config
 from tests.charts.rules import CHART, shorten
 from tests.cluster import discovery
 from tests.cluster.helm import call_helm, render_chart
 from tests.cluster.namespace import CLUSTER, Namespace
+from tools.dashboards.prometheus import Prometheus
 
 SCRAPE_SECONDS = 2
 _TARGETS = "/data/targets.json"
@@ -30,9 +30,10 @@ _SIGNAL = "import os, sys; os.kill(int(sys.argv[1]), int(sys.argv[2]))"
 
 
 @contextmanager
-def monitoring(namespace: Namespace, *, hasty: bool = False) -> Iterator[Prometheus]:
-    """Install the chart and a Prometheus that scrapes as its PodMonitor says; `hasty`: alerts wait
-    a sixtieth of their `for`.
+def monitoring(namespace: Namespace, *, immediate: bool = False) -> Iterator[Prometheus]:
+    """Install the chart and a Prometheus that scrapes as its PodMonitor says.
+
+    `immediate`: alerts wait a sixtieth of their `for`.
     """
     every = f"{SCRAPE_SECONDS}s"
     values = {
@@ -47,7 +48,7 @@ def monitoring(namespace: Namespace, *, hasty: bool = False) -> Iterator[Prometh
     rendered = render_chart(namespace, "--no-hooks", "--values", file, "--set", always)
     objects = {each["kind"]: each for each in yaml.safe_load_all(rendered) if each}
     groups: list[dict[str, Any]] = objects["PrometheusRule"]["spec"]["groups"]
-    if hasty:
+    if immediate:
         shorten(groups)
     scrape = scrape_config(objects["PodMonitor"])
     (places,) = scrape.pop("kubernetes_sd_configs")

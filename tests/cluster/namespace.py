@@ -82,14 +82,14 @@ class Namespace:
             )
 
     def apply(self, document: Mapping[str, Any], *args: str) -> str:
-        """`kdist apply job.yaml` with this document; `code: ./src` is the folder beside these
+        """`kdist apply job.yaml` with this document; `code: ./src` is the folder next to these
         tests.
         """
         self.copy_sources()
         return self.kdist("apply", self.write(document), *args)
 
     def copy_sources(self) -> None:
-        """Put the folder that `code: ./src` means beside the job file."""
+        """Put the folder that `code: ./src` means next to the job file."""
         shutil.copytree(Path(__file__).parent / "src", self.home / "src", dirs_exist_ok=True)
 
     def get(self, kind: str, name: str) -> dict[str, Any]:

@@ -20,11 +20,11 @@ from typing import Any
 import pytest
 import yaml
 
-from kdist.dashboards.prometheus import Prometheus
 from tests.charts.rules import CHART
 from tests.cluster.helm import call_helm
 from tests.cluster.monitoring import SCRAPE_SECONDS, forwarded
 from tests.cluster.namespace import CLUSTER, Namespace
+from tools.dashboards.prometheus import Prometheus
 
 # of the Prometheus, and the label by which it takes monitors and rules, as kube-prometheus-stack's
 # does
@@ -38,7 +38,7 @@ _USER = {
     "seccompProfile": {"type": "RuntimeDefault"},
 }
 _SHARING = {"__tmp_hash", "__tmp_current_shard"}
-_SECONDS = 1200.0  # in which the programs were built anew, where their versions changed
+_SECONDS = 1200.0  # in which the programs were built again, where their versions changed
 
 
 @contextmanager

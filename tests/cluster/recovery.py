@@ -9,10 +9,10 @@ import time
 import urllib.request
 from typing import Any
 
-from kdist.dashboards.prometheus import Prometheus, Window
 from tests.charts.monitored import firing, unanswered
 from tests.cluster.monitoring import SCRAPE_SECONDS, signal_rank
 from tests.cluster.namespace import Namespace
+from tools.dashboards.prometheus import Prometheus, Window
 
 _ITS_OWN = ("__name__", "pod", "instance")
 
@@ -23,7 +23,7 @@ def see_a_recovery(
     """Kill a rank of `digits`, which was sent at the Unix time `since`; panels, rules and targets
     answer before and after.
 
-    Returns the targets that were up by their pod's name: what labels each had beside `pod` and
+    Returns the targets that were up by their pod's name: what labels each had next to `pod` and
     `instance`.
     """
 

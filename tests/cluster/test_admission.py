@@ -135,7 +135,7 @@ def test_pod_security_that_refuses_is_named_with_what_it_complains_of(
     for kind in RESOURCE:
         refused = namespace.type_kdist("apply", f"jobs/{kind}.yaml")
         assert (
-            "enforces Pod Security `restricted`, which refuses the job's pods: host namespaces"
+            "enforces Pod Security `restricted`, which rejects the job's pods: host namespaces"
             in refused.stderr
         )
         assert namespace.find("configmap", "kdist.dev/job") == []

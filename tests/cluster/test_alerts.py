@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from kdist.dashboards.prometheus import Prometheus
 from tests.charts.monitored import firing
 from tests.cluster.monitoring import monitoring, signal_process, signal_rank
 from tests.cluster.namespace import Namespace
+from tools.dashboards.prometheus import Prometheus
 
 pytestmark = [pytest.mark.e2e, pytest.mark.wide, pytest.mark.timeout(1200)]
 
@@ -58,7 +58,7 @@ class Watched:
 
 @pytest.fixture
 def watched(namespace: Namespace) -> Iterator[Watched]:
-    with monitoring(namespace, hasty=True) as prometheus:
+    with monitoring(namespace, immediate=True) as prometheus:
         yield Watched(namespace, prometheus)
 
 

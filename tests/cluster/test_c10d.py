@@ -10,9 +10,9 @@ import pytest
 
 from tests.cluster.conftest import Job
 from tests.cluster.namespace import Namespace
-from tests.cluster.test_endings import every_kind
+from tests.cluster.test_completion import every_kind
 from tests.cluster.test_faults import exactly_once, kill_rank
-from tests.cluster.test_steering import world_of
+from tests.cluster.test_scale_and_suspend import world_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 

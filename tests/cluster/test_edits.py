@@ -77,7 +77,7 @@ def assert_taken_over(namespace: Namespace) -> None:
         namespace.kubectl("logs", pod["metadata"]["name"]) for pod in namespace.pods("digits")
     )
     assert TOLD in logs
-    namespace.kdist("stop", "digits")
+    namespace.kdist("suspend", "digits")
     volume = namespace.volume("digits")
     assert batches(volume["steps"])[told["generation"]] == {24}
     (formed,) = [
@@ -122,7 +122,7 @@ def test_an_edit_of_a_running_job_waits_for_its_restart_and_is_taken_over_then(
         0.001
     )
     assert list(read_batch_of_each_pod(namespace).values()) == [128, 128]
-    assert "goes on after step" in namespace.kdist("restart", "digits")
+    assert "resumes after step" in namespace.kdist("restart", "digits")
     assert_taken_over(namespace)
 
 

@@ -50,13 +50,13 @@ def delete_last(namespace: Namespace) -> None:
 
 
 @every_kind
-def test_a_training_that_loses_every_process_and_pod_ends_with_the_weights_of_an_undisturbed_one(
+def test_a_training_that_loses_every_process_and_pod_ends_with_the_weights_of_an_uninterrupted_one(
     namespace: Namespace,
     kind: str,
     calm: Callable[..., dict[str, Any]],
     record_property: Callable[[str, object], None],
 ) -> None:
-    namespace.apply({**calm(), "metadata": {"name": "undisturbed"}})
+    namespace.apply({**calm(), "metadata": {"name": "uninterrupted"}})
     namespace.apply(calm(backend=kind))
     namespace.kdist("wait", "digits", "--for=first-step", "--timeout=3m")
     for wound in (kill_rank, delete_first, delete_last):
@@ -73,12 +73,12 @@ def test_a_training_that_loses_every_process_and_pod_ends_with_the_weights_of_an
     record_property("recoveries", json.dumps(seen))
     assert len(seen) >= 3
     assert exactly_once(volume["steps"], volume["events"])
-    namespace.kdist("wait", "undisturbed", "--timeout=6m", timeout=400)
-    undisturbed = namespace.volume("undisturbed")
-    assert recoveries(undisturbed["events"]) == []
-    assert losses(volume["steps"]) == losses(undisturbed["steps"])
-    assert volume["done"]["weights"] == undisturbed["done"]["weights"]
-    assert volume["done"]["metrics"] == undisturbed["done"]["metrics"]
+    namespace.kdist("wait", "uninterrupted", "--timeout=6m", timeout=400)
+    uninterrupted = namespace.volume("uninterrupted")
+    assert recoveries(uninterrupted["events"]) == []
+    assert losses(volume["steps"]) == losses(uninterrupted["steps"])
+    assert volume["done"]["weights"] == uninterrupted["done"]["weights"]
+    assert volume["done"]["metrics"] == uninterrupted["done"]["metrics"]
 
 
 def training(namespace: Namespace, after: int = 0) -> dict[str, Any] | None:
@@ -125,7 +125,7 @@ def effective(steps: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
 
 
 def losses(steps: list[dict[str, Any]]) -> dict[int, str]:
-    """Loss of each step that counts, in hexadecimal: equal means equal to the bit."""
+    """Loss of each step that counts, in hexadecimal: equal means bitwise identical."""
     return {number: step["loss"] for number, step in effective(steps).items()}
 
 

@@ -145,6 +145,6 @@ def test_the_truth_table_of_who_reaches_whom(namespace: Namespace) -> None:
         if came is not wanted
     ]
     assert wrong == []
-    # The kubelet's probes always pass: a container that starts anew under the policy becomes ready.
+    # The kubelet's probes always pass: a container that restarts under the policy becomes ready.
     namespace.kubectl("delete", "pod", "rank")
     start(namespace, {"rank": JOB})

@@ -14,7 +14,7 @@ import pytest
 
 from tests.cluster.conftest import Job
 from tests.cluster.namespace import CLUSTER, Namespace
-from tests.cluster.test_steering import APART, world_of
+from tests.cluster.test_scale_and_suspend import APART, world_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.disruptive, pytest.mark.timeout(900)]
 

@@ -134,19 +134,19 @@ def type_all(
 
 
 @matrix(lambda place: 0 if place == 0 else -1)
-def test_no_command_touches_what_stands_beside_a_job(
+def test_no_command_touches_what_stands_next_to_a_job(
     namespace: Namespace, job: Job, backend: str, shift: int
 ) -> None:
     namespace.copy_sources()
     file = namespace.write(job(backend=backend, nodes={"min": 1, "max": 3}, code="./src", **IDLE))
     namespace.kdist("apply", file)
-    beside = [
+    dependents = [
         each
         for each in all_of(namespace, KINDS)
         if (each["kind"], each["metadata"]["name"]) != ("ConfigMap", "digits")
     ]
-    assert {each["kind"] for each in beside} >= DROPPED | KEPT
-    foreign = [(each, WHOSE[(place + shift) % 3]) for place, each in enumerate(beside)]
+    assert {each["kind"] for each in dependents} >= DROPPED | KEPT
+    foreign = [(each, WHOSE[(place + shift) % 3]) for place, each in enumerate(dependents)]
     theirs = replace(namespace, foreign)
     own = namespace.get("configmap", "digits")["metadata"]["resourceVersion"]
     scale = ("scale", "digits", "--nodes", "1:2", "--no-wait")
@@ -206,7 +206,7 @@ def test_no_command_touches_a_workload_or_a_job_of_somebody_else(
     for foreign in (workload, [namespace.get("configmap", "digits")]):
         theirs |= replace(namespace, [(each, WHOSE[shift]) for each in foreign])
         scale = ("scale", "digits", "--nodes", "1", "--no-wait")
-        others = (("restart", "digits"), ("stop", "digits"))
+        others = (("restart", "digits"), ("suspend", "digits"))
         for refused in type_all(namespace, ("apply", file), scale, *others):
             assert refused.returncode == Code.ERROR, refused.stderr
             assert f"{foreign[-1]['kind'].lower()}" in refused.stderr.lower()

@@ -14,7 +14,7 @@ import pytest
 from tests.cluster.conftest import Job
 from tests.cluster.namespace import Namespace
 from tests.cluster.test_nodes import Machines, machines
-from tests.cluster.test_steering import APART, world_of
+from tests.cluster.test_scale_and_suspend import APART, world_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.disruptive, pytest.mark.timeout(900)]
 
@@ -86,7 +86,7 @@ def test_of_two_groups_of_one_run_the_later_one_commits_and_the_other_ends(
         namespace.kubectl("taint", "node", node, f"{OUT_OF_SERVICE}-")
 
     namespace.until("the other trains on", partial(world_of, namespace, 2, int(new["step"])))
-    namespace.kdist("stop", "digits", "--timeout=3m")
+    namespace.kdist("suspend", "digits", "--timeout=3m")
     volume = namespace.volume("digits")
     newest = volume["checkpoints"][0]
     assert newest["epoch"] == new["generation"]

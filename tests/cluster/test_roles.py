@@ -30,7 +30,7 @@ LOOKS = (
     ("status digits", EVERYBODY, EVERYBODY),
     ("logs digits --tail 5", EVERYBODY, EVERYBODY),
     ("top digits --once", LIVE, LIVE),
-    ("metrics digits", LIVE, LIVE),
+    ("top digits -o prom", LIVE, LIVE),
     ("exec digits -- true", EDIT, EDIT),
     ("profile digits --steps 1 -o traces", EDIT, OTHER),
     ("checkpoints digits", EDIT, ONE),
@@ -139,7 +139,7 @@ def test_each_role_looks_into_a_job_as_far_as_its_rights_reach_and_edit_steers_i
     for role in sorted(LIVE):
         forward(role, namespace, tmp_path / role)
 
-    assert "state saved" in succeed("chart-edit", "stop digits", namespace)
+    assert "state saved" in succeed("chart-edit", "suspend digits", namespace)
     namespace.until("its pod is gone", lambda: namespace.find("pods") == [])
     for line, one in (
         ("checkpoints verify digits", "builtin-edit"),

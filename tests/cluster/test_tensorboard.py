@@ -72,7 +72,7 @@ def test_tensorboard_shows_a_job_at_work_and_one_that_is_over_and_leaves_nothing
         lambda: namespace.kdist("exec", "digits", "--", "python", "-c", _COUNT).strip() == "0",
     )
 
-    namespace.kdist("stop", "digits")
+    namespace.kdist("suspend", "digits")
     output = tmp_path / "over"
     forwarding = namespace.start_kdist("port-forward", "digits", ":tensorboard", output=output)
     try:

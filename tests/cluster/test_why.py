@@ -1,10 +1,11 @@
 """`kdist why` tells several stuck jobs of one namespace apart, also where a second symptom stands
-beside the cause.
+next to the cause.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from tests.cluster.namespace import Namespace
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
-LITTLE = {"cpu": 0.02, "memory": "128Mi"}  # so that all of them have room beside other tests
+LITTLE = {"cpu": 0.02, "memory": "128Mi"}  # so that all of them have room next to other tests
 MOUNT = {
     "volumes": [{"name": "extra", "secret": {"secretName": "nowhere"}}],
     "containers": [{"name": "trainer", "volumeMounts": [{"name": "extra", "mountPath": "/extra"}]}],
@@ -25,8 +26,17 @@ KEYS = {
     "containers": [{"name": "trainer", "volumeMounts": [{"name": "extra", "mountPath": "/extra"}]}],
 }
 TOKEN = {"name": "TOKEN", "secret": {"name": "wandb", "key": "token"}}
+MISSING = "no-such-tag"
 
 STUCK: dict[str, tuple[dict[str, Any], str, list[str]]] = {
+    "image": ({}, "image-missing", [MISSING]),
+    "cpu": ({"resources": {"cpu": 500, "memory": "1Gi"}}, "unschedulable", ["cpu"]),
+    "claim": ({"checkpoints": {"claim": "nowhere"}}, "claim-missing", ["nowhere"]),
+    "class": (
+        {"checkpoints": {"size": "1Gi", "class": "nowhere"}},
+        "claim-pending",
+        ["nowhere"],
+    ),
     "gpu": (
         {"resources": {**LITTLE, "gpu": 8}},
         "unschedulable",
@@ -66,6 +76,7 @@ STUCK: dict[str, tuple[dict[str, Any], str, list[str]]] = {
         ["names no storage class", "checkpoints.class"],
     ),
 }
+PENDING = ("image", "cpu", "claim", "class")
 # A claim that wants a volume of no class, of which there are none.
 CLASSLESS = {
     "apiVersion": "v1",
@@ -82,8 +93,11 @@ CLASSLESS = {
 def test_each_of_several_stuck_jobs_is_told_its_own_cause(namespace: Namespace, job: Job) -> None:
     (namespace.home / "jobs").mkdir()
     namespace.kubectl("create", "-f", "-", stdin=json.dumps(CLASSLESS))
+    # Another tag of an image that is there, so that its registry is one that answers.
+    image = re.sub(r"(@sha256)?:[^:/]*$", f":{MISSING}", namespace.environment["KDIST_IMAGE"])
     for name, (spec, _, _) in STUCK.items():
-        document = job(backend="job", **{"checkpoints": None, "resources": LITTLE, **spec})
+        document = job(backend="job", checkpoints=None, resources=LITTLE)
+        document["spec"] |= {"image": image} if name == "image" else spec
         namespace.write(document | {"metadata": {"name": name}}, f"jobs/{name}.yaml")
     namespace.kdist("apply", "jobs")
     for name, (_, cause, words) in STUCK.items():
@@ -99,3 +113,6 @@ def test_each_of_several_stuck_jobs_is_told_its_own_cause(namespace: Namespace, 
         told = json.dumps(answers[-1])
         assert [word for word in words if word not in told] == []
         assert answers[-1]["severity"] == "blocked"
+        assert answers[-1]["commands"]
+    for name in PENDING:
+        assert namespace.status(name)["phase"] == "Pending"

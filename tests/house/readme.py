@@ -10,8 +10,8 @@ README = ROOT / "README.md"
 
 # Commands that the end-to-end tier does not type one after the other, and who runs them instead.
 RUN_ELSEWHERE = {
-    "make demo": "tests/stranger/test_clone.py",
-    "make setup": "tests/stranger/test_clone.py",
+    "make demo": "tests/acceptance/test_clone.py",
+    "make setup": "tests/acceptance/test_clone.py",
     "make test": ".ci/run",
     "make chaos": ".ci/run",
     "make bench": "bench/__init__.py",
@@ -31,7 +31,7 @@ def commands(text: str) -> list[str]:
 
 
 def typed() -> list[str]:
-    """Commands of the README that a stranger types in their order, in an empty folder."""
+    """Commands of the README in their order, as a newcomer types them, in an empty folder."""
     elsewhere, cluster = (*RUN_ELSEWHERE, "git clone", "cd "), typed_on_a_cluster()
     return [
         line

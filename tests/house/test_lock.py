@@ -63,7 +63,7 @@ def test_the_image_holds_the_versions_that_were_tested_here() -> None:
     "line",
     [
         "--index-url https://index.example/simple",
-        "torch>=2.10 --hash=sha256:00",
+        "torch>=2.13 --hash=sha256:00",
         "torch==2.13.0",
         "torch @ https://host.example/torch.whl",
         "-e ./cli",
@@ -94,6 +94,12 @@ def test_the_floors_shut_out_versions_with_known_holes() -> None:
         for requirement in declared()
         if requirement.name == "torch"
     )
+
+
+def test_the_oldest_torch_that_is_supported_is_the_one_of_the_lock() -> None:
+    floors = [one.specifier for one in declared() if one.name == "torch" and ">=" in str(one)]
+    locked = Version(dict(PINNED.findall(LOCK))["torch"])
+    assert [str(floor) for floor in floors] == [f">={locked.major}.{locked.minor}"]
 
 
 def test_both_distributions_have_one_version() -> None:

@@ -26,7 +26,8 @@ TARGETS = {
     "test",
     "chaos",
     "e2e",
-    "stranger",
+    "compat",
+    "acceptance",
     "lint",
     "bench",
     "clean",
@@ -130,7 +131,7 @@ def test_what_failed_is_tried_once_more_where_that_is_asked_for(
     ][:tries]
 
 
-@pytest.mark.parametrize("tier", ["processes", "chaos", "e2e", "disruptive", "stranger"])
+@pytest.mark.parametrize("tier", ["processes", "chaos", "e2e", "disruptive", "acceptance"])
 def test_a_tier_reads_every_folder_that_has_tests_of_it(tier: str, tmp_path: Path) -> None:
     (tmp_path / ".ready").touch()
     plan = make("--dry-run", "e2e" if tier == "disruptive" else tier, f"VENV={tmp_path}").stdout

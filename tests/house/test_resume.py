@@ -1,5 +1,5 @@
 """The plugin behind `make chaos`: a run that was stopped goes on, a run that is over starts
-anew.
+again.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def test_a_run_that_was_stopped_goes_on(sample: Path) -> None:
     assert "2 passed, 2 deselected" in run(sample)
 
 
-def test_a_run_that_is_over_starts_anew(sample: Path) -> None:
+def test_a_run_that_is_over_starts_again(sample: Path) -> None:
     assert "4 passed" in run(sample)
     assert not (sample / "notes" / "passed").exists()
     assert "4 passed" in run(sample)

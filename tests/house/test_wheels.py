@@ -32,5 +32,10 @@ def test_the_wheels_hold_every_source_and_template_and_nothing_else(contents: se
     assert {name for name in contents if ".dist-info/" not in name} == expected | templates
 
 
+def test_the_wheels_contain_no_developer_tools(contents: set[str]) -> None:
+    assert (ROOT / "tools").is_dir()
+    assert [name for name in contents if "tools" in name.split("/")] == []
+
+
 def test_the_wheels_carry_their_licence(contents: set[str]) -> None:
     assert sum(name.endswith(".dist-info/licenses/LICENSE") for name in contents) == 2

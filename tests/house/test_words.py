@@ -95,6 +95,6 @@ def test_the_changelog_opens_with_what_is_not_released() -> None:
     ]
     assert headings[:2] == ["# Changelog", "## Unreleased"]
     assert all(
-        re.fullmatch(r"## (\d+\.\d+\.\d+ — \d{4}-\d{2}-\d{2}|Unreleased)|### \w+", heading)
+        re.fullmatch(r"## (\d+\.\d+\.\d+ — \d{4}-\d{2}-\d{2}|Unreleased)|### \w[\w ]+", heading)
         for heading in headings[1:]
     )

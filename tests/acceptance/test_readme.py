@@ -10,16 +10,16 @@ import pytest
 from tests.house.readme import typed
 from tests.house.tree import ROOT
 
-pytestmark = [pytest.mark.stranger, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(1800)]
 
 
-def test_every_command_of_the_readme_succeeds(stranger: dict[str, str], tmp_path: Path) -> None:
+def test_every_command_of_the_readme_succeeds(clean_env: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     for line in typed():
         done = subprocess.run(
             ["bash", "-euc", line],
             cwd=tmp_path,
-            env=stranger,
+            env=clean_env,
             capture_output=True,
             text=True,
             check=False,

@@ -1,4 +1,4 @@
-"""A stranger's machine: a fresh clone of what is committed, and an environment that holds only the
+"""A clean machine: a fresh clone of what is committed, and an environment that holds only the
 built wheels.
 """
 
@@ -19,7 +19,7 @@ from tests.house.wheels import build
 @pytest.fixture(scope="session")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A clone of the committed state in a folder of its own."""
-    folder = tmp_path_factory.mktemp("stranger") / "kdist"
+    folder = tmp_path_factory.mktemp("clean") / "kdist"
     subprocess.run(["git", "clone", "--quiet", str(ROOT), str(folder)], check=True)
     return folder
 
@@ -63,7 +63,7 @@ def installed(clone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def stranger(installed: Path, tmp_path: Path) -> dict[str, str]:
+def clean_env(installed: Path, tmp_path: Path) -> dict[str, str]:
     """Environment variables of someone who has the wheels and an empty home."""
     kept = {
         name: value

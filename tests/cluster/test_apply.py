@@ -81,7 +81,7 @@ def test_what_cannot_change_is_refused_whole_with_the_way_out(
     assert after == before, "nothing of it was sent"
     kind = namespace.type_kdist("apply", str(file), "--backend", "statefulset")
     assert kind.returncode == Code.ERROR
-    assert "a running job keeps its kind" in kind.stderr
+    assert "the kind of an existing job cannot be changed" in kind.stderr
 
 
 def test_a_field_that_another_set_is_a_conflict_with_its_name(
@@ -150,8 +150,8 @@ def test_what_a_job_asks_for_no_longer_is_pruned_once_no_pod_needs_it(
     one = ("--set", "spec.nodes=1")
     shown = namespace.kdist("diff", file, *one, code=1)
     assert f"--- live/ConfigMap/{old.rpartition('/')[2]}" in shown
-    rehearsed = namespace.kdist("apply", file, *one, "--dry-run=server")
-    assert f"{old} pruned (server dry run)" in rehearsed
+    dry_run = namespace.kdist("apply", file, *one, "--dry-run=server")
+    assert f"{old} pruned (server dry run)" in dry_run
     lines = namespace.kdist("apply", file, *one).splitlines()
     pruned = [line.split()[0] for line in lines if line.endswith(" pruned")]
     assert sorted(pruned) == [old, "poddisruptionbudget.policy/digits"]
@@ -283,7 +283,7 @@ def test_all_but_what_it_resumes_from_goes_with_a_workload_that_is_deleted_by_ha
     namespace.kubectl("delete", "job", "digits")
     namespace.until("the garbage collector to delete the rest", lambda: objects(namespace) == stays)
     found = json.loads(namespace.kdist("why", "digits", "-o", "json"))
-    assert "deleted by somebody" in found["sentence"]
+    assert "it was rejected or deleted" in found["sentence"]
     for _ in range(2):  # the second time what the first workload owned may be about to go
         namespace.kdist("apply", str(file))
         assert objects(namespace) == made

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.stranger, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(600)]
 
 
 def kdist(*args: str, cwd: Path, env: dict[str, str]) -> str:
@@ -21,13 +21,13 @@ def kdist(*args: str, cwd: Path, env: dict[str, str]) -> str:
 
 
 def test_the_packages_come_from_the_wheels(
-    installed: Path, stranger: dict[str, str], tmp_path: Path
+    installed: Path, clean_env: dict[str, str], tmp_path: Path
 ) -> None:
     program = "import kdist, kdist_trainer; print(kdist.__file__); print(kdist_trainer.__file__)"
     done = subprocess.run(
         [installed / "python", "-c", program],
         cwd=tmp_path,
-        env=stranger,
+        env=clean_env,
         capture_output=True,
         text=True,
         check=True,
@@ -36,20 +36,19 @@ def test_the_packages_come_from_the_wheels(
     assert [Path(line).is_relative_to(installed.parent) for line in done.stdout.split()] == expected
 
 
-def test_a_stranger_goes_from_nothing_to_a_trained_model(
-    stranger: dict[str, str], tmp_path: Path
+def test_a_newcomer_goes_from_nothing_to_a_trained_model(
+    clean_env: dict[str, str], tmp_path: Path
 ) -> None:
-    assert "0.1.0" in kdist("version", cwd=tmp_path, env=stranger)
-    kdist("init", cwd=tmp_path, env=stranger)
-    assert "job.yaml" in kdist("validate", "job.yaml", cwd=tmp_path, env=stranger)
-    report = json.loads(kdist("run", "job.yaml", "-o", "json", cwd=tmp_path, env=stranger))
+    assert "0.1.0" in kdist("version", cwd=tmp_path, env=clean_env)
+    kdist("init", cwd=tmp_path, env=clean_env)
+    assert "job.yaml" in kdist("validate", "job.yaml", cwd=tmp_path, env=clean_env)
+    report = json.loads(kdist("run", "job.yaml", "-o", "json", cwd=tmp_path, env=clean_env))
     assert report["metrics"]["accuracy"] >= 0.97
 
 
 def test_the_schema_and_every_explanation_are_in_the_wheel(
-    stranger: dict[str, str], tmp_path: Path
+    clean_env: dict[str, str], tmp_path: Path
 ) -> None:
-    assert (
-        json.loads(kdist("schema", cwd=tmp_path, env=stranger))["title"] == "TrainingJob of kdist"
-    )
-    assert "globalBatch" in kdist("explain", "spec.train", cwd=tmp_path, env=stranger)
+    schema = kdist("explain", "-o", "jsonschema", cwd=tmp_path, env=clean_env)
+    assert json.loads(schema)["title"] == "TrainingJob of kdist"
+    assert "globalBatch" in kdist("explain", "spec.train", cwd=tmp_path, env=clean_env)

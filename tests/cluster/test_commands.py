@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from kdist.agent_metrics import parse
 from tests.cluster.conftest import Job
 from tests.cluster.kinds import every_kind
 from tests.cluster.namespace import Namespace
@@ -101,33 +102,29 @@ def test_what_a_scale_may_not_do_is_refused_and_changes_nothing(
 
 
 @every_kind
-def test_a_stopped_job_is_over_keeps_its_objects_and_can_be_restarted(
+def test_a_suspended_job_keeps_its_checkpoints_and_a_restart_begins_with_the_last_or_with_none(
     namespace: Namespace, calm: Job, kind: str
 ) -> None:
     start(namespace, calm, kind)
-    saved = number(namespace.kdist("stop", "digits"), r"stopped after step ([\d,]+), state saved")
-    assert namespace.status("digits")["phase"] == "Stopped"
-    namespace.kdist("wait", "digits", "--timeout", "30s", code=11)
+    suspended = namespace.kdist("suspend", "digits")
+    saved = number(suspended, r"suspended after step ([\d,]+), state saved")
+    assert namespace.status("digits")["phase"] == "Suspended"
+    namespace.kdist("wait", "digits", "--for=suspended", "--timeout", "30s")
     listed = json.loads(namespace.kdist("checkpoints", "verify", "digits", "-o", "json"))
     assert listed["checkpoints"][0]["step"] == saved
     assert listed["checkpoints"][0]["state"] == "verified"
     assert listed["resumesFrom"] == listed["latest"] == listed["checkpoints"][0]["name"]
     assert namespace.find("pods") == [], "the pod that looked is gone"
-    assert number(namespace.kdist("restart", "digits"), r"goes on after step ([\d,]+)") == saved
+    assert number(namespace.kdist("restart", "digits"), r"resumes after step ([\d,]+)") == saved
     assert namespace.status("digits")["phase"] == "Running"
 
-
-@every_kind
-def test_a_restart_starts_all_ranks_anew_from_the_last_checkpoint_or_from_nothing(
-    namespace: Namespace, calm: Job, kind: str
-) -> None:
-    start(namespace, calm, kind)
+    trains(namespace, 2)
     before = {pod["metadata"]["uid"] for pod in namespace.pods("digits")}
-    assert number(namespace.kdist("restart", "digits"), r"goes on after step ([\d,]+)") > 0
+    assert number(namespace.kdist("restart", "digits"), r"resumes after step ([\d,]+)") > 0
     assert before.isdisjoint(pod["metadata"]["uid"] for pod in namespace.pods("digits"))
     namespace.kdist("restart", "digits", "--fresh", code=2)  # nobody is there to be asked
     said = namespace.kdist("restart", "digits", "--fresh", "--yes")
-    assert "begins anew" in said
+    assert "starts from scratch" in said
     aside = re.search(r"old checkpoints are in (\S+?)[:;.]? ", said + " ")
     assert aside
     kept = ask_checkpoints(namespace, "verify", aside[1].rstrip(":"))["checkpoints"]
@@ -136,6 +133,7 @@ def test_a_restart_starts_all_ranks_anew_from_the_last_checkpoint_or_from_nothin
 
 def test_looks_into_a_running_job(namespace: Namespace, calm: Job, tmp_path: Path) -> None:
     start(namespace, calm)
+    assert json.loads(namespace.kdist("why", "digits", "-o", "json"))["severity"] == "fine"
     holders = {rank["rank"]: rank["pod"] for rank in namespace.status("digits")["ranks"]}
     for rank, pod in holders.items():
         program = ("python", "-c", "import os; print(os.environ['KDIST_POD'])")
@@ -145,11 +143,13 @@ def test_looks_into_a_running_job(namespace: Namespace, calm: Job, tmp_path: Pat
     assert namespace.type_kdist("exec", "digits", "--", *program).returncode == 7
     assert namespace.type_kdist("exec", "digits", "--rank", "9", "--", "true").returncode == 4
 
-    metrics = json.loads(namespace.kdist("metrics", "digits", "-o", "json"))["samples"]
-    steps = {each["pod"]: each["value"] for each in metrics if each["name"] == "kdist_steps_total"}
+    steps = {
+        sample.labels["pod"]: sample.value
+        for sample in parse(namespace.kdist("top", "digits", "-o", "prom"))
+        if sample.name == "kdist_steps_total"
+    }
     assert set(steps) == set(holders.values())
     assert min(steps.values()) > 0
-    assert 'pod="' in namespace.kdist("metrics", "digits", "-o", "prom")
 
     top = json.loads(namespace.kdist("top", "digits", "-o", "json"))
     assert [row["rank"] for row in top["ranks"]] == [0, 1]
@@ -181,6 +181,6 @@ def test_a_kind_that_cannot_be_scaled_says_why_and_what_can(
     start(namespace, calm, backend)
     done = namespace.type_kdist("scale", "digits", "--nodes", "3")
     assert done.returncode == 1
-    assert "cannot be scaled while it is there" in done.stderr
+    assert "cannot be scaled while it exists" in done.stderr
     assert "backend: job can be scaled while it runs" in done.stderr
     assert namespace.status("digits")["nodes"]["max"] == 2

@@ -24,31 +24,6 @@ def world_of(namespace: Namespace, size: int, after: int = 0) -> dict[str, Any] 
     return None
 
 
-def test_a_job_that_brings_its_code_is_unchanged_when_it_is_sent_again(
-    namespace: Namespace, calm: Job
-) -> None:
-    namespace.apply(calm(image="localhost:5000/nobody/nothing:1.0"))
-    again = namespace.kdist("apply", "job.yaml", "--error-unchanged", code=3)
-    assert "configured" not in again
-
-
-def test_nodes_come_and_go_and_no_step_is_lost(namespace: Namespace, calm: Job) -> None:
-    namespace.apply(calm(nodes={"min": 1, "max": 2}, joinWindowSeconds=1, train={"steps": 2000}))
-    namespace.until("two nodes train", partial(world_of, namespace, 2))
-    namespace.kdist("scale", "digits", "--nodes", "1:3", "--timeout=3m")
-    three = namespace.until("three nodes train", partial(world_of, namespace, 3))
-    assert three
-    namespace.kdist("scale", "digits", "--nodes", "1", "--timeout=3m")
-    namespace.until("one node trains on", partial(world_of, namespace, 1, int(three["step"])))
-    volume = namespace.volume("digits")
-    lost = [
-        event
-        for event in volume["events"]
-        if event["event"] == "generation" and event["reason"] == "failure"
-    ]
-    assert lost == []
-
-
 @every_kind
 def test_a_suspended_job_gives_its_pods_back_and_goes_on_where_it_was(
     namespace: Namespace, kind: str, calm: Job

@@ -13,7 +13,7 @@ import pytest
 
 from tests.house.tree import ROOT
 
-pytestmark = [pytest.mark.stranger, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,5 @@
 """A pod is taken away between the last step and the job's completion: the job succeeds, and nothing
-is trained anew.
+is trained again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pytest
 from tests.cluster.conftest import Job
 from tests.cluster.kinds import RESOURCE
 from tests.cluster.namespace import Namespace
-from tests.cluster.test_steering import world_of
+from tests.cluster.test_scale_and_suspend import world_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 

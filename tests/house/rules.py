@@ -104,6 +104,13 @@ def public_things_are_explained(source: str) -> Iterator[str]:
             yield f"{node.lineno}: {node.name} is public and has no docstring"
 
 
+def package_says_what_belongs_in_it(source: str) -> Iterator[str]:
+    """A package's docstring has 5 to 15 lines: what belongs here, what does not, what to read."""
+    lines = len((ast.get_docstring(ast.parse(source)) or "").splitlines())
+    if not 5 <= lines <= 15:
+        yield f"1: the package's docstring has {lines} lines, 5 to 15 say what belongs in it"
+
+
 def tests_are_named_as_sentences(source: str) -> Iterator[str]:
     """A test's name says what holds: at least three words."""
     for test in _tests(source):

@@ -1,5 +1,10 @@
-"""The part of kdist that every pod runs. For a script of your own: `Reporter` and `Checkpointer`,
-loaded when asked for.
+"""What every node of a training runs: an elastic agent and its ranks. It never imports `kdist`.
+
+`python -m kdist_trainer` starts the agent (`agent`), which starts the ranks (`worker`, or
+`run_script` for a torchrun script); `training` is the loop of a managed training. At the top level
+are the entrypoints, the public API of workloads (`workload`, `stream`, `testing`), and what several
+packages need. For a script of your own: `Reporter` and `Checkpointer`, imported on first use, since
+an agent needs neither of them nor torch's checkpoints.
 """
 
 from __future__ import annotations

@@ -1,5 +1,9 @@
 """The dashboard of one training: whether it learns, how fast, what it waits for, which rank is
 slow, and what a restart cost.
+
+`learning` has the rows on the model and its steps, `operations` those on checkpoints, restarts,
+pods and devices. A row is data; `dashboards.model` defines what it consists of, and
+`dashboards.grafana` converts it.
 """
 
 from kdist.dashboards.model import Annotation, Dashboard, Variable

@@ -52,7 +52,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     reports = [
         report for kind in ("passed", "failed") for report in terminalreporter.getreports(kind)
     ]
-    for said in sorted(
-        said for report in reports for name, said in report.user_properties if name == "stall"
+    for printed in sorted(
+        printed for report in reports for name, printed in report.user_properties if name == "stall"
     ):
-        terminalreporter.write_line(str(said))
+        terminalreporter.write_line(str(printed))

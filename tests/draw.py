@@ -34,7 +34,7 @@ class Draw:
 
     def __init__(self, seed: str) -> None:
         self.seed = seed
-        self.said = ""
+        self.printed = ""
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(
@@ -43,14 +43,14 @@ class Draw:
         if not items:
             return
         drawn = random.Random(self.seed).choice(sorted(items, key=lambda item: item.nodeid))
-        self.said = (
+        self.printed = (
             f"drawn from {len(items)} tests: {drawn.nodeid} (KDIST_SEED={self.seed} draws it again)"
         )
         config.hook.pytest_deselected(items=[item for item in items if item is not drawn])
         items[:] = [drawn]
 
     def pytest_report_collectionfinish(self) -> str:
-        return self.said
+        return self.printed
 
 
 def read_commit(root: Path) -> str:

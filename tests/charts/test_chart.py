@@ -17,11 +17,11 @@ OLDEST = ".".join(map(str, examine.OLDEST))
 
 
 def test_chart_doctor_and_docs_name_one_oldest_kubernetes() -> None:
-    said = {
+    printed = {
         name: re.findall(r"Kubernetes (1\.\d+)", (ROOT / name).read_text())
         for name in ("charts/kdist/README.md", "docs/kubernetes.md", "README.md")
     }
-    assert {version for versions in said.values() for version in versions} == {OLDEST}
+    assert {version for versions in printed.values() for version in versions} == {OLDEST}
 
 
 def test_every_value_is_described_and_every_description_has_a_value() -> None:

@@ -158,9 +158,9 @@ def processes_of(folder: Path) -> list[str]:
             try:
                 state = (entry / "stat").read_text().rsplit(")", 1)[1].split()[0]
                 command = (entry / "cmdline").read_bytes()
-                told = command + (entry / "environ").read_bytes()
+                reported = command + (entry / "environ").read_bytes()
             except OSError:
                 continue
-            if state not in "ZX" and f"{folder}/".encode() in told:
+            if state not in "ZX" and f"{folder}/".encode() in reported:
                 found.append(f"{entry.name} {command.decode(errors='replace')}")
     return found

@@ -56,7 +56,7 @@ def test_the_version_is_one_line(kdist: Kdist) -> None:
     assert kdist("version").stdout.splitlines()[0] == f"kdist {__version__}"
 
 
-def test_without_a_command_the_help_is_told_on_stderr(kdist: Kdist) -> None:
+def test_without_a_command_the_help_is_reported_on_stderr(kdist: Kdist) -> None:
     result = kdist()
     assert (result.exit_code, result.stdout) == (Code.USAGE, "")
     assert "Examples:" in result.stderr
@@ -72,7 +72,7 @@ def test_an_unknown_command_gets_a_near_one(typed: str, meant: str, kdist: Kdist
     assert result.stderr == f"Error: there is no command `{typed}`\n{hint}Next: kdist --help\n"
 
 
-def test_an_unknown_option_is_told_with_the_help_to_ask_for(kdist: Kdist) -> None:
+def test_an_unknown_option_is_reported_with_the_help_to_ask_for(kdist: Kdist) -> None:
     result = kdist("validate", "--fast", "job.yaml")
     assert result.exit_code == Code.USAGE
     assert result.stderr.startswith("Error: No such option")
@@ -99,10 +99,10 @@ def test_every_error_has_its_exit_code_and_a_line_on_stderr(
 ) -> None:
     monkeypatch.delenv("KDIST_DEBUG", raising=False)
     assert report(error) == code
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert told.err.splitlines()
-    assert "Traceback" not in told.err
+    reported = capsys.readouterr()
+    assert reported.out == ""
+    assert reported.err.splitlines()
+    assert "Traceback" not in reported.err
 
 
 def test_a_bug_is_called_a_bug_and_shows_where_on_request(
@@ -114,9 +114,9 @@ def test_a_bug_is_called_a_bug_and_shows_where_on_request(
         raise ZeroDivisionError("by nought")
     except ZeroDivisionError as error:
         report(error)
-    told = capsys.readouterr().err
-    assert "Traceback (most recent call last)" in told
-    assert "Error: internal error: ZeroDivisionError: by nought" in told
+    reported = capsys.readouterr().err
+    assert "Traceback (most recent call last)" in reported
+    assert "Error: internal error: ZeroDivisionError: by nought" in reported
 
 
 def test_ctrl_c_is_130(monkeypatch: pytest.MonkeyPatch) -> None:

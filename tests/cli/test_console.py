@@ -25,9 +25,9 @@ def test_an_error_says_what_where_why_and_last_what_to_do(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     console.error(InvalidJobError("job.yaml", [PROBLEM], next_command="kdist explain spec"))
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert told.err == (
+    reported = capsys.readouterr()
+    assert reported.out == ""
+    assert reported.err == (
         "job.yaml:2:5: spec.nodse: unknown field; did you mean `nodes`?\n"
         "     2 |     nodse: 2\n"
         "       |     ^^^^^\n"
@@ -72,5 +72,5 @@ def test_a_table_is_aligned_without_trailing_blanks(capsys: pytest.CaptureFixtur
 def test_messages_and_warnings_stay_off_stdout(capsys: pytest.CaptureFixture[str]) -> None:
     console.message("hello")
     console.warning("beware")
-    told = capsys.readouterr()
-    assert (told.out, told.err) == ("", "hello\nWarning: beware\n")
+    reported = capsys.readouterr()
+    assert (reported.out, reported.err) == ("", "hello\nWarning: beware\n")

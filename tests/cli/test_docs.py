@@ -43,7 +43,7 @@ def test_the_example_is_a_job_and_so_is_its_other_half() -> None:
     assert load_text(other, source="the page").spec.script is not None
 
 
-def test_the_problem_that_the_page_shows_is_the_one_that_is_told(kdist: Kdist) -> None:
+def test_the_problem_that_the_page_shows_is_the_one_that_is_reported(kdist: Kdist) -> None:
     shown = re.findall(r"```\n(job\.yaml:.*?)```", PAGE.read_text(), re.DOTALL)[0]
     result = kdist("validate", str(DOCS.parent / "tests/cli/load/bad/many-at-once.yaml"))
     lines = shown.splitlines()

@@ -48,9 +48,9 @@ def test_a_template_picks_what_it_says(template: str, found: str) -> None:
     ],
 )
 def test_what_kubectl_has_and_kdist_has_not_is_named(template: str, what: str) -> None:
-    with pytest.raises(UsageError, match=f"jsonpath does not understand {what}") as told:
+    with pytest.raises(UsageError, match=f"jsonpath does not understand {what}") as reported:
         jsonpath.find(template, DOCUMENT)
-    assert "jq" in (told.value.hint or "")
+    assert "jq" in (reported.value.hint or "")
 
 
 @pytest.mark.parametrize("template", ["{.items[}", "{.phase", "}", "{}}", "{.items[a]}"])

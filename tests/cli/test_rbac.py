@@ -65,11 +65,11 @@ def test_a_new_job_of_which_one_object_may_not_be_made_leaves_no_other(
     store.may_not = {"create poddisruptionbudgets", "patch jobs"}
     result = kdist("apply", str(file))
     assert result.exit_code == Code.FORBIDDEN
-    told = (
+    reported = (
         "nothing was changed: you are `jane`, who may not create poddisruptionbudgets.policy, "
         "patch jobs.batch in namespace ml"
     )
-    assert told in result.stderr
+    assert reported in result.stderr
     held = "create poddisruptionbudgets.policy, patch jobs.batch (in namespace ml)"
     assert (
         "Hint: ask an admin of the cluster for the edit role of kdist's chart, or for a "

@@ -81,14 +81,14 @@ class Abilities:
             ended = space.wait_until(lambda: self._judge(space), seconds=_SECONDS)
             if ended == "ran":
                 return ""
-            told = [
+            reported = [
                 each["message"]
                 for each in space.find("events")
                 if each["involvedObject"]["kind"] != "Pod"
             ]
             return (
                 "no volume that several nodes may write (KDIST_E2E_CLASS names a class): "
-                f"{(told or ['no word on why'])[-1]}"
+                f"{(reported or ['no word on why'])[-1]}"
             )
         finally:
             space.remove()

@@ -133,14 +133,14 @@ class Namespace:
         """What the agents of the job's pods say on /status; those that do not answer are left
         out.
         """
-        said = []
+        reported = []
         for pod in self.pods(job):
             name = pod["metadata"]["name"]
             path = f"/api/v1/namespaces/{self.name}/pods/{name}:9401/proxy/status"
             done = self._type("kubectl", "get", "--raw", path, "--request-timeout=5s")
             if done.returncode == 0:
-                said.append(json.loads(done.stdout))
-        return said
+                reported.append(json.loads(done.stdout))
+        return reported
 
     def volume(self, job: str, *, export: bool = False) -> dict[str, Any]:
         """What is in the job's volume: `done`, `steps` and `events` of the ledger, and the

@@ -62,7 +62,7 @@ def watched(namespace: Namespace) -> Iterator[Watched]:
         yield Watched(namespace, prometheus)
 
 
-def test_a_rank_that_stands_still_is_told_until_it_goes_on(
+def test_a_rank_that_stands_still_is_reported_until_it_goes_on(
     watched: Watched, calm: Callable[..., dict[str, Any]]
 ) -> None:
     watched.namespace.apply(
@@ -76,7 +76,7 @@ def test_a_rank_that_stands_still_is_told_until_it_goes_on(
     watched.until_it_is_silent("KdistTrainingStalled")
 
 
-def test_a_loss_that_is_none_is_told_though_its_pods_are_gone(
+def test_a_loss_that_is_none_is_reported_though_its_pods_are_gone(
     watched: Watched, job: Callable[..., dict[str, Any]]
 ) -> None:
     sick = {"workload": "sick:Sick", "epochs": None, "steps": LONG, "syncEverySteps": 2}
@@ -93,7 +93,7 @@ def test_a_loss_that_is_none_is_told_though_its_pods_are_gone(
     watched.until_it_is_silent("KdistLossNotFinite", 900)
 
 
-def test_a_volume_that_takes_no_checkpoint_is_told_until_it_takes_them(
+def test_a_volume_that_takes_no_checkpoint_is_reported_until_it_takes_them(
     watched: Watched, calm: Callable[..., dict[str, Any]]
 ) -> None:
     watched.namespace.apply(calm(train={"steps": LONG, "checkpoint": {"every": {"seconds": 5}}}))
@@ -109,7 +109,7 @@ def test_a_volume_that_takes_no_checkpoint_is_told_until_it_takes_them(
     watched.until_it_is_silent("KdistCheckpointFailing")
 
 
-def test_an_exporter_that_is_gone_is_told_until_its_container_was_started_again(
+def test_an_exporter_that_is_gone_is_reported_until_its_container_was_started_again(
     watched: Watched, calm: Callable[..., dict[str, Any]]
 ) -> None:
     watched.namespace.apply(calm(train={"steps": LONG}))

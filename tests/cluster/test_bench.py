@@ -46,6 +46,6 @@ def test_a_job_that_demands_more_than_the_network_gives_ends_and_why_says_how_mu
     document["spec"]["preflight"] = {"allReduce": {"minBusBandwidth": "900T", "size": "64k"}}
     namespace.apply(document)
     namespace.kdist("wait", document["metadata"]["name"], "--timeout", "4m", code=Code.JOB_FAILED)
-    said = namespace.type_kdist("why", document["metadata"]["name"]).stdout
-    assert "minBusBandwidth demands 900T" in said
-    assert "nodeSelector" in said
+    reported = namespace.type_kdist("why", document["metadata"]["name"]).stdout
+    assert "minBusBandwidth demands 900T" in reported
+    assert "nodeSelector" in reported

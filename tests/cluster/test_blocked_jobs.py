@@ -28,7 +28,8 @@ def expect(namespace: Namespace, cause: str, *words: str) -> dict[str, Any]:
     command is there.
     """
     answer = namespace.until(
-        f"`kdist why` names {cause}", lambda: (said := why(namespace))["cause"] == cause and said
+        f"`kdist why` names {cause}",
+        lambda: (printed := why(namespace))["cause"] == cause and printed,
     )
     assert answer, why(namespace)
     text = json.dumps(answer)
@@ -50,9 +51,9 @@ def test_the_users_mistake_ends_the_job_at_once_with_its_line(
     namespace.apply(job(**SMALL, code="./src", script={"path": "mistake.py"}, checkpoints=None))
     namespace.kdist("wait", "digits", "--timeout=3m", code=10)
     expect(namespace, "user-code", "the answer is 41", "mistake.py")
-    told = namespace.status("digits")
-    assert told["phase"] == "Failed"
-    assert told["exitRecord"]["code"] == 70
+    reported = namespace.status("digits")
+    assert reported["phase"] == "Failed"
+    assert reported["exitRecord"]["code"] == 70
     failed = namespace.get("job.batch", "digits")
     assert any(
         each["type"] == "Failed" and each["reason"] == "PodFailurePolicy"

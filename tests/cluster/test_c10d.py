@@ -23,13 +23,17 @@ def test_a_job_without_a_role_goes_on_after_a_killed_rank_and_after_the_loss_of_
 ) -> None:
     namespace.apply(calm(backend=kind, rendezvous="c10d", train={"steps": 150}))
     assert namespace.find("roles", "kdist.dev/job=digits") == []
-    told = namespace.until("both nodes train, and have saved", partial(world_of, namespace, 2, 25))
-    assert told
+    reported = namespace.until(
+        "both nodes train, and have saved", partial(world_of, namespace, 2, 25)
+    )
+    assert reported
     pods = [pod["metadata"]["name"] for pod in namespace.pods("digits")]
 
     kill_rank(namespace)
-    told = namespace.until("both train again", partial(world_of, namespace, 2, int(told["step"])))
-    assert told
+    reported = namespace.until(
+        "both train again", partial(world_of, namespace, 2, int(reported["step"]))
+    )
+    assert reported
     assert [pod["metadata"]["name"] for pod in namespace.pods("digits")] == pods, (
         "a killed rank costs no pod"
     )

@@ -79,8 +79,8 @@ def test_the_chart_is_installed_tried_changed_taken_back_and_gone_without_a_trac
     file = namespace.write(values, "values.yaml")
     chosen = ("--values", str(namespace.home / file))
 
-    told = call_helm(namespace, "install", str(CHART), *chosen)
-    assert "kdist apply job.yaml" in told
+    reported = call_helm(namespace, "install", str(CHART), *chosen)
+    assert "kdist apply job.yaml" in reported
     assert may(namespace, "reader", "list", "pods")
     assert not may(namespace, "reader", "delete", "pods")
     assert may(namespace, "runner", "create", "jobs.batch")

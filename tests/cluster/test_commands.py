@@ -95,8 +95,8 @@ def test_what_a_scale_may_not_do_is_refused_and_changes_nothing(
     for nodes, code in (("0", 2), ("3:2", 2), ("x", 2), ("9999", 1)):
         assert namespace.type_kdist("scale", "digits", "--nodes", nodes).returncode == code
     for where in ("server", "client"):
-        told = namespace.kdist("scale", "digits", "--nodes", "2", f"--dry-run={where}")
-        assert f"{where} dry run" in told
+        reported = namespace.kdist("scale", "digits", "--nodes", "2", f"--dry-run={where}")
+        assert f"{where} dry run" in reported
     assert namespace.get("configmap", "digits")["data"] == before
     assert namespace.type_kdist("scale", "other", "--nodes", "2").returncode == 4
 

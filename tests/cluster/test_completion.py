@@ -70,8 +70,8 @@ def test_a_pod_lost_after_the_end_was_recorded_is_replaced_by_one_that_ends_at_o
     namespace: Namespace, calm: Job, kind: str
 ) -> None:
     namespace.apply(calm(backend=kind, train={"steps": STEPS}))
-    told = namespace.until("both nodes train", partial(world_of, namespace, 2))
-    assert told
+    reported = namespace.until("both nodes train", partial(world_of, namespace, 2))
+    assert reported
     # Rank 0 writes and logs the end, through its agent, which must not be the one that is stopped.
     last = next(each["pod"] for each in namespace.status("digits")["ranks"] if each["rank"] == 1)
     # its rank goes on, and the pod cannot complete
@@ -81,7 +81,7 @@ def test_a_pod_lost_after_the_end_was_recorded_is_replaced_by_one_that_ends_at_o
     volume = trained_once(namespace)
     assert [
         event["generation"] for event in volume["events"] if event["event"] == "generation"
-    ] == [told["generation"]]
+    ] == [reported["generation"]]
 
 
 def test_a_pod_lost_while_the_model_is_measured_costs_no_step(

@@ -66,10 +66,10 @@ def pod(namespace: Namespace, connection: Cluster) -> Iterator[str]:
     for _, each in connection.watch("v1", "Pod", selector="who=server", timeout=120):
         if (each.get("status") or {}).get("phase") == "Running":
             break
-    said: set[str] = set()
+    printed: set[str] = set()
     for line in connection.logs("server", follow=True):
-        said.add(line)
-        if said == SAID:
+        printed.add(line)
+        if printed == SAID:
             break
     yield "server"
     assert connection.delete("v1", "Pod", "server", grace=0)
@@ -82,14 +82,14 @@ def test_a_command_in_a_pod_gives_its_output_and_its_exit_code(
         7,
         b"x" * 200_000 + b"\n",
     )
-    said: list[bytes] = []
+    printed: list[bytes] = []
     code = connection.exec(
         pod,
         ["python", "-c", "import sys; sys.stderr.write('why')"],
-        out=said.append,
-        err=said.append,
+        out=printed.append,
+        err=printed.append,
     )
-    assert (code, said) == (0, [b"why"])
+    assert (code, printed) == (0, [b"why"])
     with pytest.raises(KdistError, match="executable file not found"):
         connection.run(pod, ["no-such-program"])
     with pytest.raises(KdistError, match="has not ended after 1 s") as raised:

@@ -67,8 +67,8 @@ def learning_rate(namespace: Namespace) -> float:
 
 def assert_taken_over(namespace: Namespace) -> None:
     """The job goes on from a checkpoint, says what was edited, and trains with it."""
-    told = namespace.until("both nodes train", partial(training, namespace))
-    assert told
+    reported = namespace.until("both nodes train", partial(training, namespace))
+    assert reported
     assert namespace.until("a learning rate", partial(learning_rate, namespace)) == pytest.approx(
         0.0005
     )
@@ -79,11 +79,11 @@ def assert_taken_over(namespace: Namespace) -> None:
     assert TOLD in logs
     namespace.kdist("suspend", "digits")
     volume = namespace.volume("digits")
-    assert batches(volume["steps"])[told["generation"]] == {24}
+    assert batches(volume["steps"])[reported["generation"]] == {24}
     (formed,) = [
         each
         for each in volume["events"]
-        if (each["event"], each.get("generation")) == ("generation", told["generation"])
+        if (each["event"], each.get("generation")) == ("generation", reported["generation"])
     ]
     assert formed["from_step"] > 0
     assert exactly_once(volume["steps"], volume["events"])

@@ -85,13 +85,13 @@ def training(namespace: Namespace, after: int = 0) -> dict[str, Any] | None:
     """What an agent says, if a group of both nodes is at work that formed later than generation
     `after`.
     """
-    for told in namespace.agents("digits"):
+    for reported in namespace.agents("digits"):
         if (
-            told.get("world_size") == 2
-            and (told.get("step") or 0) > 0
-            and told["generation"] > after
+            reported.get("world_size") == 2
+            and (reported.get("step") or 0) > 0
+            and reported["generation"] > after
         ):
-            return told
+            return reported
     return None
 
 

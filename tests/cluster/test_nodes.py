@@ -70,12 +70,12 @@ def test_a_lost_node_leaves_a_smaller_training_within_seconds(
     record_property: Callable[[str, object], None],
 ) -> None:
     start(namespace, calm, nodes={"min": 1, "max": 2}, joinWindowSeconds=1)
-    told = world_of(namespace, 2)
-    assert told
+    reported = world_of(namespace, 2)
+    assert reported
     began = time.monotonic()
     machines("lose", node_of(namespace, index))
     namespace.until(
-        "one node trains on", partial(world_of, namespace, 1, int(told["step"])), seconds=120
+        "one node trains on", partial(world_of, namespace, 1, int(reported["step"])), seconds=120
     )
     record_property("seconds", round(time.monotonic() - began, 1))
 
@@ -85,8 +85,8 @@ def test_a_job_that_needs_both_nodes_names_the_lost_one_and_goes_on_when_it_retu
 ) -> None:
     start(namespace, calm, nodes=2)
     node = node_of(namespace, 1)
-    told = world_of(namespace, 2)
-    assert told
+    reported = world_of(namespace, 2)
+    assert reported
     machines("lose", node)
 
     def named() -> bool:
@@ -95,7 +95,7 @@ def test_a_job_that_needs_both_nodes_names_the_lost_one_and_goes_on_when_it_retu
 
     namespace.until("`kdist why` names the node and both ways out", named)
     machines("return", node)
-    namespace.until("two nodes train again", partial(world_of, namespace, 2, int(told["step"])))
+    namespace.until("two nodes train again", partial(world_of, namespace, 2, int(reported["step"])))
 
 
 def test_a_job_goes_on_elsewhere_once_its_lost_node_is_marked_out_of_service(
@@ -104,15 +104,17 @@ def test_a_job_goes_on_elsewhere_once_its_lost_node_is_marked_out_of_service(
     start(namespace, calm, strictly=False, nodes=2)
     node, other = node_of(namespace, 1), node_of(namespace, 0)
     assert node != other
-    told = world_of(namespace, 2)
-    assert told
+    reported = world_of(namespace, 2)
+    assert reported
     machines("lose", node)
     not_ready = ["wait", f"node/{node}", "--for=condition=Ready=Unknown", "--timeout=120s"]
     namespace.kubectl(*not_ready)
     taint = "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
     namespace.kubectl("taint", "node", node, taint)
     try:
-        namespace.until("two nodes train again", partial(world_of, namespace, 2, int(told["step"])))
+        namespace.until(
+            "two nodes train again", partial(world_of, namespace, 2, int(reported["step"]))
+        )
         assert {pod["spec"]["nodeName"] for pod in namespace.pods("digits")} == {other}
     finally:
         namespace.kubectl("taint", "node", node, f"{taint}-")
@@ -125,16 +127,16 @@ def test_a_job_goes_on_elsewhere_once_its_node_is_deleted_and_the_node_may_retur
     start(namespace, calm, strictly=False, nodes=2)
     node, other = node_of(namespace, 1), node_of(namespace, 0)
     assert node != other
-    told = world_of(namespace, 2)
-    assert told
+    reported = world_of(namespace, 2)
+    assert reported
     if state == "lost":
         machines("lose", node)
     namespace.kubectl("delete", "node", node, "--wait=false")
 
     def elsewhere() -> bool:
         there = {pod["spec"].get("nodeName") for pod in namespace.pods("digits")} == {other}
-        now = world_of(namespace, 2, int(told["step"])) if there else None
-        return now is not None and now["generation"] > told["generation"]
+        now = world_of(namespace, 2, int(reported["step"])) if there else None
+        return now is not None and now["generation"] > reported["generation"]
 
     try:
         namespace.until("two nodes train again, on the other node", elsewhere)
@@ -153,8 +155,8 @@ def test_an_operator_that_restarts_is_not_noticed_and_the_job_ends_well(
         "trainjob": ("kubeflow-system", "kubeflow-trainer-controller-manager"),
     }[kind]
     namespace.apply(calm(backend=kind, train={"steps": 400}))
-    told = namespace.until("two nodes train", partial(world_of, namespace, 2))
-    assert told
+    reported = namespace.until("two nodes train", partial(world_of, namespace, 2))
+    assert reported
     subprocess.run(
         ["kubectl", "-n", where, "rollout", "restart", f"deployment/{operator}"],
         env=namespace.environment,
@@ -175,25 +177,25 @@ def test_an_operator_that_restarts_is_not_noticed_and_the_job_ends_well(
     assert volume["done"]["step"] == 400
     assert [
         event["generation"] for event in volume["events"] if event["event"] == "generation"
-    ] == [told["generation"]]
+    ] == [reported["generation"]]
 
 
 def test_a_kubelet_or_a_control_plane_that_restarts_is_not_noticed(
     namespace: Namespace, calm: Job, machines: Machines
 ) -> None:
     start(namespace, calm, nodes=2)
-    told = world_of(namespace, 2)
-    assert told
+    reported = world_of(namespace, 2)
+    assert reported
     subprocess.run(
         ["docker", "exec", node_of(namespace, 0), "systemctl", "restart", "kubelet"], check=True
     )
     machines("lose", "kdist-control-plane")
     machines("return", "kdist-control-plane")
     after = namespace.until(
-        "the training is seen again", partial(seen, namespace, int(told["step"]))
+        "the training is seen again", partial(seen, namespace, int(reported["step"]))
     )
     assert after
-    assert after["generation"] == told["generation"]
+    assert after["generation"] == reported["generation"]
     assert after["restarts"] == 0
 
 

@@ -116,8 +116,8 @@ def test_pod_security_restricted_admits_the_pods_of_every_example(
         metadata = {"name": objects[0].name, **pod["metadata"]}
         pods.append({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
     probes = json.dumps({"apiVersion": "v1", "kind": "List", "items": pods})
-    told = namespace.kubectl("create", "--dry-run=server", "-f", "-", stdin=probes)
-    assert told.count("server dry run") == len(NAMES)
+    reported = namespace.kubectl("create", "--dry-run=server", "-f", "-", stdin=probes)
+    assert reported.count("server dry run") == len(NAMES)
 
 
 @pytest.mark.parametrize("rendezvous", ["kubernetes", "c10d"])

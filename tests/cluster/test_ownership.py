@@ -160,8 +160,8 @@ def test_no_command_touches_what_stands_next_to_a_job(
     assert deleted.returncode == Code.OK, deleted.stderr
     for (kind, name), before in theirs.items():
         assert look(namespace, kind, name) == before
-        told = f"/{name} stays: it is not of job digits" in deleted.stderr
-        assert told or not before["metadata"].get("labels"), deleted.stderr
+        reported = f"/{name} stays: it is not of job digits" in deleted.stderr
+        assert reported or not before["metadata"].get("labels"), deleted.stderr
     assert namespace.get(RESOURCE[backend], "digits") == {}
     assert namespace.get("configmap", "digits") == {}
 

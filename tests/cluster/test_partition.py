@@ -35,7 +35,7 @@ def containers(namespace: Namespace, node: str) -> dict[str, dict[str, Any]]:
     listed = subprocess.run(
         [*crictl, "ps", "-a", "-q", *labels], check=True, capture_output=True, text=True
     ).stdout.split()
-    told = [
+    reported = [
         json.loads(
             subprocess.run(
                 [*crictl, "inspect", each], check=True, capture_output=True, text=True
@@ -43,7 +43,7 @@ def containers(namespace: Namespace, node: str) -> dict[str, dict[str, Any]]:
         )["status"]
         for each in listed
     ]
-    return {status["labels"]["io.kubernetes.pod.name"]: status for status in told}
+    return {status["labels"]["io.kubernetes.pod.name"]: status for status in reported}
 
 
 def test_of_two_groups_of_one_run_the_later_one_commits_and_the_other_ends(
@@ -54,8 +54,8 @@ def test_of_two_groups_of_one_run_the_later_one_commits_and_the_other_ends(
     namespace.apply(
         calm(podTemplate={"spec": spec}, rendezvousTimeoutSeconds=75, train={"steps": 10_000})
     )
-    told = namespace.until("two nodes train", partial(world_of, namespace, 2, 25))
-    assert told
+    reported = namespace.until("two nodes train", partial(world_of, namespace, 2, 25))
+    assert reported
     (node,) = {pod["spec"]["nodeName"] for pod in namespace.pods("digits")}
     old = [
         pod["metadata"]["name"]
@@ -70,7 +70,7 @@ def test_of_two_groups_of_one_run_the_later_one_commits_and_the_other_ends(
         namespace.kubectl("taint", "node", node, OUT_OF_SERVICE)
         new = namespace.until("two nodes train elsewhere", partial(world_of, namespace, 2, 25))
         assert new
-        assert new["generation"] > told["generation"]
+        assert new["generation"] > reported["generation"]
         assert {pod["spec"]["nodeName"] for pod in namespace.pods("digits")} != {node}
 
         def codes() -> list[int]:

@@ -88,9 +88,9 @@ def test_the_lines_that_why_prints_let_a_mended_job_go_on_from_its_checkpoint(
     namespace: Namespace, calm: Job, kind: str
 ) -> None:
     file = fail(namespace, calm, kind)
-    told = json.loads(namespace.kdist("why", "digits", "-o", "json"))
-    assert told["cause"] == "user-code"
-    lines = [shlex.split(line.replace("JOB.yaml", file)) for line in told["commands"]]
+    reported = json.loads(namespace.kdist("why", "digits", "-o", "json"))
+    assert reported["cause"] == "user-code"
+    lines = [shlex.split(line.replace("JOB.yaml", file)) for line in reported["commands"]]
     repair = [words[1:] for words in lines if words[1] in ("apply", "restart")]
     assert [words[0] for words in repair] == ["apply", "restart"]
     for words in repair:

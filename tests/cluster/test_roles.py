@@ -110,10 +110,10 @@ def forward(role: str, namespace: Namespace, output: Path) -> None:
     """A forwarded port leads to the agent."""
     process = namespace.start_kdist("port-forward", "digits", ":9401", "--as", role, output=output)
     try:
-        said: Any = namespace.until(
+        printed: Any = namespace.until(
             "it forwards", lambda: re.search(r"127\.0\.0\.1:(\d+) ->", output.read_text())
         )
-        with urllib.request.urlopen(f"http://127.0.0.1:{said[1]}/status", timeout=20) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{printed[1]}/status", timeout=20) as answer:
             assert json.load(answer)["job"] == "digits"
     finally:
         process.terminate()

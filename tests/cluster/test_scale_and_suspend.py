@@ -18,9 +18,9 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 def world_of(namespace: Namespace, size: int, after: int = 0) -> dict[str, Any] | None:
     """What an agent says, once a group of this size has done a step after step `after`."""
-    for told in namespace.agents("digits"):
-        if told["world_size"] == size and (told["step"] or 0) > after:
-            return told
+    for reported in namespace.agents("digits"):
+        if reported["world_size"] == size and (reported["step"] or 0) > after:
+            return reported
     return None
 
 
@@ -29,14 +29,14 @@ def test_a_suspended_job_gives_its_pods_back_and_goes_on_where_it_was(
     namespace: Namespace, kind: str, calm: Job
 ) -> None:
     namespace.apply(calm(backend=kind))
-    told = namespace.until("two nodes train", partial(world_of, namespace, 2))
-    assert told
+    reported = namespace.until("two nodes train", partial(world_of, namespace, 2))
+    assert reported
     namespace.kdist("suspend", "digits", "--timeout=3m")
     assert namespace.pods("digits") == []
     assert namespace.status("digits")["phase"] == "Suspended"
     saved = namespace.volume("digits")
     step = int(saved["checkpoints"][0]["step"])
-    assert step >= told["step"]
+    assert step >= reported["step"]
     assert saved["steps"][-1]["step"] == step
 
     namespace.kdist("resume", "digits")
@@ -52,15 +52,15 @@ def test_a_job_that_is_deleted_while_it_runs_saves_and_goes_on_when_it_is_sent_a
 ) -> None:
     document = calm(train={"checkpoint": {"every": {"seconds": 3600}}})
     namespace.apply(document)
-    told = namespace.until("two nodes train", partial(world_of, namespace, 2))
-    assert told
+    reported = namespace.until("two nodes train", partial(world_of, namespace, 2))
+    assert reported
     if program == "kdist":
         namespace.kdist("delete", "digits", "--timeout=3m")
     else:  # what the pods meet by goes with the workload, while they save
         namespace.kubectl("delete", "job.batch", "digits", "--cascade=foreground", "--timeout=3m")
     assert namespace.get("job.batch", "digits") == {}
     step = int(namespace.volume("digits")["checkpoints"][0]["step"])
-    assert step >= told["step"]
+    assert step >= reported["step"]
     namespace.apply(document)
     namespace.kdist("wait", "digits", "--timeout=6m", timeout=400)
     ended = namespace.volume("digits")
@@ -106,10 +106,10 @@ def test_an_eviction_takes_one_node_and_another_comes_for_it(
     namespace: Namespace, calm: Job
 ) -> None:
     namespace.apply(calm(nodes={"min": 1, "max": 2}, joinWindowSeconds=1, train={"steps": 400}))
-    told = namespace.until("two nodes train", partial(world_of, namespace, 2))
-    assert told
+    reported = namespace.until("two nodes train", partial(world_of, namespace, 2))
+    assert reported
     pod = namespace.pods("digits")[0]["metadata"]["name"]
     namespace.evict(pod)
-    namespace.until("two nodes train again", partial(world_of, namespace, 2, int(told["step"])))
+    namespace.until("two nodes train again", partial(world_of, namespace, 2, int(reported["step"])))
     namespace.kdist("wait", "digits", "--timeout=6m", timeout=400)
     assert namespace.volume("digits")["done"]["step"] == 400

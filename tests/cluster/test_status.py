@@ -23,13 +23,13 @@ def test_a_statefulset_that_is_done_is_taken_to_zero_pods_and_its_end_is_remembe
     assert any(line.startswith("digits: Running") for line in lines)
     namespace.until("the pods are gone", lambda: not namespace.pods("digits"))
     assert namespace.get("statefulset", "digits")["spec"]["replicas"] == 0
-    told = namespace.status("digits")
-    assert (told["phase"], told["exitRecord"]["outcome"], told["terminal"]) == (
+    reported = namespace.status("digits")
+    assert (reported["phase"], reported["exitRecord"]["outcome"], reported["terminal"]) == (
         "Succeeded",
         "done",
         True,
     )
-    assert told["step"] > 0
+    assert reported["step"] > 0
     namespace.kdist("wait", "digits", "--timeout", "20s")
 
 

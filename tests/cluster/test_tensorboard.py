@@ -51,11 +51,11 @@ def test_tensorboard_shows_a_job_at_work_and_one_that_is_over_and_leaves_nothing
     namespace.kdist("wait", "digits", "--for=first-step", "--timeout=4m")
 
     def forward() -> tuple[str, str]:
-        said: Any = namespace.until(
+        printed: Any = namespace.until(
             "it forwards",
             lambda: re.search(r"in pod (\S+): http://127\.0\.0\.1:(\d+)/", output.read_text()),
         )
-        return said[1], said[2]
+        return printed[1], printed[2]
 
     output = tmp_path / "running"
     forwarding = namespace.start_kdist("port-forward", "digits", ":tensorboard", output=output)

@@ -51,9 +51,9 @@ def test_the_example_reaches_97_percent_and_leaves_its_model_in_the_volume(
     assert len(pods) == 2
     for pod in pods:
         assert "kdist_" in namespace.read_metrics(pod["metadata"]["name"])
-    told = namespace.status("digits")
-    assert told["backend"] == kind
-    assert told["worldSize"] == 2
+    reported = namespace.status("digits")
+    assert reported["backend"] == kind
+    assert reported["worldSize"] == 2
 
     namespace.kdist("wait", "digits", "--timeout=5m", timeout=320)
     assert namespace.status("digits")["phase"] == "Succeeded"

@@ -90,7 +90,9 @@ CLASSLESS = {
 }
 
 
-def test_each_of_several_stuck_jobs_is_told_its_own_cause(namespace: Namespace, job: Job) -> None:
+def test_each_of_several_stuck_jobs_is_reported_its_own_cause(
+    namespace: Namespace, job: Job
+) -> None:
     (namespace.home / "jobs").mkdir()
     namespace.kubectl("create", "-f", "-", stdin=json.dumps(CLASSLESS))
     # Another tag of an image that is there, so that its registry is one that answers.
@@ -110,8 +112,8 @@ def test_each_of_several_stuck_jobs_is_told_its_own_cause(namespace: Namespace, 
             return bool(answers[-1]["cause"] == cause)
 
         namespace.until(f"the cause of {name} is {cause}", is_named)
-        told = json.dumps(answers[-1])
-        assert [word for word in words if word not in told] == []
+        reported = json.dumps(answers[-1])
+        assert [word for word in words if word not in reported] == []
         assert answers[-1]["severity"] == "blocked"
         assert answers[-1]["commands"]
     for name in PENDING:

@@ -92,8 +92,8 @@ def test_a_script_that_starts_its_own_processes_trains_alone_and_as_a_job_of_two
         text=True,
         timeout=200,
     )
-    told = [
+    reported = [
         re.findall(r"epoch \d of 2: loss [0-9.]+", run.stdout + run.stderr) for run in (alone, job)
     ]
-    assert len(told[0]) == 2
-    assert told[1] == told[0], "the same two processes, wherever they were started"
+    assert len(reported[0]) == 2
+    assert reported[1] == reported[0], "the same two processes, wherever they were started"

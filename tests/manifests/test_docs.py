@@ -33,7 +33,7 @@ def test_the_table_of_kinds_is_true(name: str) -> None:
     backend = backends.get(name)
     (row,) = [row for row in ROWS if row[0] == f"`{name}`"]
     assert row[1] == backend.kind
-    assert row[3] == ("no" if backend.parks else "yes")
+    assert row[3] == ("no" if backend.keeps_alive else "yes")
     assert row[5] == ("no" if backend.scalable else "yes")
     slow = any("re-creates a lost pod after 10 s" in line for line in backend.warnings(make()))
     whole = "jobset" in backend.parts
@@ -45,10 +45,10 @@ def test_the_table_of_kinds_is_true(name: str) -> None:
 
 
 def test_every_object_that_is_rendered_is_in_the_table_of_objects() -> None:
-    told = {kind for row in ROWS for kind in re.split(", ", row[0])}
+    reported = {kind for row in ROWS for kind in re.split(", ", row[0])}
     workloads = {backends.get(name).kind for name in backends.NAMES} | {"TrainingRuntime"}
     rendered = {each.kind for name in backends.NAMES for each in place(load(FULL), name)}
-    assert rendered - workloads <= told
+    assert rendered - workloads <= reported
 
 
 def test_every_setting_of_the_page_on_networks_is_one_that_a_restricted_namespace_takes() -> None:

@@ -124,7 +124,7 @@ def test_what_kdist_needs_is_not_changed_in_silence(
     assert f"spec.podTemplate must not change {what}" in error.value.message
 
 
-def test_every_breach_is_told_at_once() -> None:
+def test_every_breach_is_reported_at_once() -> None:
     with pytest.raises(KdistError) as error:
         find_pod({"spec": {"restartPolicy": "OnFailure", "serviceAccountName": "admin"}})
     assert error.value.message.count("must not change") == 2

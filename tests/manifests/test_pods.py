@@ -101,7 +101,7 @@ def test_a_pod_for_windows_is_not_asked_for_what_linux_has_and_may_not_be_a_host
 
 
 @KINDS
-def test_a_pod_is_found_by_the_job_and_told_which_run_it_belongs_to(backend: str) -> None:
+def test_a_pod_is_found_by_the_job_and_reported_which_run_it_belongs_to(backend: str) -> None:
     metadata = find_pod(backend)["metadata"]
     assert metadata["labels"]["kdist.dev/job"] == "digits"
     assert metadata["annotations"] == {
@@ -135,7 +135,7 @@ def test_the_agents_of_what_was_edited_meet_by_themselves_at_any_size() -> None:
 
 
 @KINDS
-def test_the_agent_is_told_where_everything_is(backend: str) -> None:
+def test_the_agent_is_reported_where_everything_is(backend: str) -> None:
     container = find_container(
         backend,
         checkpoints={"claim": "ckpt"},

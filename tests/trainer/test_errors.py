@@ -26,13 +26,15 @@ def of_spawn(last: str) -> BaseException:
     """What `torch.multiprocessing.spawn` raises for a child that ended by an error of these last
     words.
     """
-    told = 'Traceback (most recent call last):\n  File "train.py", line 3, in main\n    step()\n'
+    reported = (
+        'Traceback (most recent call last):\n  File "train.py", line 3, in main\n    step()\n'
+    )
     first = (
-        f"{told}ValueError: first\n\nThe above exception was the direct cause of the "
+        f"{reported}ValueError: first\n\nThe above exception was the direct cause of the "
         "following exception:\n\n"
     )
     return ProcessRaisedException(
-        f"\n\n-- Process 0 terminated with the following error:\n{first}{told}{last}\n", 0, 71
+        f"\n\n-- Process 0 terminated with the following error:\n{first}{reported}{last}\n", 0, 71
     )
 
 

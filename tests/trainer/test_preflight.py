@@ -48,25 +48,27 @@ def check(demanded: str, slow: int | None) -> tuple[str, float]:
         try:
             worker.check(wanted, world, node=f"node-{world.rank}", beat=int, exchange=exchange)
         except BandwidthError as error:
-            told, when = str(error), time.time()
+            reported, when = str(error), time.time()
             if world.rank == slow:
                 # where a real rank would end: the others wait for it, and now say the same
                 dist.barrier()
-            return told, when
+            return reported, when
         return "", time.time()
 
 
 @pytest.mark.processes
 def test_a_group_that_reaches_what_is_demanded_trains() -> None:
-    assert [told for told, _ in run_group(check, 2, "1k", None)] == ["", ""]
+    assert [reported for reported, _ in run_group(check, 2, "1k", None)] == ["", ""]
 
 
 @pytest.mark.processes
-def test_a_group_that_does_not_is_told_what_was_measured_and_the_slow_rank_says_it_first() -> None:
+def test_a_group_that_does_not_is_reported_what_was_measured_and_the_slow_rank_says_it_first() -> (
+    None
+):
     found = run_group(check, 4, "900T", 2)
     message, first = found[2]
     assert message.startswith("an all-reduce of 256Ki among 4 ranks reaches a bus bandwidth of ")
     assert "minBusBandwidth demands 900T (9e+05 GB/s)" in message
     assert "slow is rank 2 on node-2" in message
     assert classify(BandwidthError(message)) == ("preflight", 64, True)
-    assert all(told == message and when >= first for told, when in found)
+    assert all(reported == message and when >= first for reported, when in found)

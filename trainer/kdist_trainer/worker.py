@@ -64,7 +64,7 @@ def check(
     row = measure(collective, count_bytes(expected.size), world, _EFFORT, beat=beat)
     reached = row.size / row.fastest * collective.factor(world.size)
     demanded = count_bytes(expected.min_bus_bandwidth)
-    if world.is_leader:
+    if world.is_rank_zero:
         log.event(
             "preflight", busbw=round(reached), demanded=demanded, size=row.size, ranks=world.size
         )

@@ -109,7 +109,7 @@ class World:
         )
 
     @property
-    def is_leader(self) -> bool:
+    def is_rank_zero(self) -> bool:
         """Whether this is rank 0, which writes what is written once."""
         return self.rank == 0
 

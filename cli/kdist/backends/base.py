@@ -55,7 +55,7 @@ class Backend(ABC):
         container: name that the kind requires for the training's container.
         parts: templates that its own one includes, innermost first.
         restart_policy: of the pods; empty if the controller sets it.
-        parks: an agent stays alive after its end, because the kind would start its pod again.
+        keeps_alive: an agent stays alive after its end, because the kind would start its pod again.
         scalable: empty if the number of nodes can be changed while the job runs, else the reason
             why not.
         keeps_template: the pod template of a running workload never changes, because the controller
@@ -70,7 +70,7 @@ class Backend(ABC):
     container: ClassVar[str] = "trainer"
     parts: ClassVar[tuple[str, ...]] = ()
     restart_policy: ClassVar[Literal["Never", "Always", ""]] = "Never"
-    parks: ClassVar[bool] = False
+    keeps_alive: ClassVar[bool] = False
     scalable: ClassVar[str] = ""
     keeps_template: ClassVar[bool] = False
     uid_label: ClassVar[str] = ""

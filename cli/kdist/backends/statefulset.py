@@ -23,7 +23,7 @@ class StatefulSet(Backend):
     kind = "StatefulSet"
     template = "statefulset.yaml.j2"
     restart_policy = "Always"
-    parks = True
+    keeps_alive = True
 
     def first_host(self, name: str) -> str:
         """Its stable name within the job's headless Service."""

@@ -197,8 +197,8 @@ def _is_suspended(job: TrainingJob, backend: str, state: WorkloadState | None) -
     starts it; an existing workload keeps its state.
     """
     if state is None:
-        return job.spec.queue is not None and not backends.get(backend).parks
-    return state.suspended or (state.finished is not None and backends.get(backend).parks)
+        return job.spec.queue is not None and not backends.get(backend).keeps_alive
+    return state.suspended or (state.finished is not None and backends.get(backend).keeps_alive)
 
 
 def _describe_state(

@@ -235,7 +235,7 @@ def resume_workload(target: ClusterJob, *, dry_run: bool = False) -> None:
     if is_queued(target):
         set_active(target, active=True, dry_run=dry_run)
     else:
-        if not dry_run and target.backend.parks:
+        if not dry_run and target.backend.keeps_alive:
             wait.wait_until(
                 lambda: True if _is_renewed(target.workload()) else None,
                 timeout=_RENEWAL_SECONDS,

@@ -16,16 +16,16 @@ from kdist.units import number, seconds, size
 
 _FIRST_EVENT = b'"rendezvous-started"'
 
-Life = tuple[float, float | None]
+Lifetime = tuple[float, float | None]
 
 
-def starts(root: Path, lives: Sequence[Life]) -> Iterator[tuple[float, float]]:
+def starts(root: Path, lifetimes: Sequence[Lifetime]) -> Iterator[tuple[float, float]]:
     """For each active interval of the run and each node: the unix times at which the interval began
     and the node's agent had started.
     """
     for log in sorted(root.glob("node-*/log")):
         times = list(_start_times(log))
-        for began, ended in lives:
+        for began, ended in lifetimes:
             inside = [at for at in times if began <= at and (ended is None or at <= ended)]
             if inside:
                 yield began, inside[0]

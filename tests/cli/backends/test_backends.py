@@ -173,7 +173,7 @@ def test_what_is_lost_with_a_pod_or_a_node_is_said(name: str) -> None:
 
 
 @KINDS
-def test_a_job_whose_pods_nothing_admits_together_is_told_of_queues(name: str) -> None:
+def test_a_job_whose_pods_nothing_admits_together_is_reported_queues(name: str) -> None:
     assert find(name, "spec.queue (Kueue) admits a job as a whole", nodes=2)
     assert not find(name, "admits a job as a whole", nodes={"min": 1, "max": 2})
     assert not find(name, "admits a job as a whole", nodes=2, queue="q")

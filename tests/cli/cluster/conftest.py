@@ -40,19 +40,19 @@ def serve() -> Iterator[Serve]:
 
 
 @pytest.fixture
-def told() -> list[str]:
+def reported() -> list[str]:
     """What the connection told the person."""
     return []
 
 
 @pytest.fixture
-def connect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: list[str]) -> Connect:
+def connect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reported: list[str]) -> Connect:
     """`connect(url)` connects to a server by a kubeconfig of its own."""
 
     def make(url: str, *, retry_seconds: float = 5.0, **how: Any) -> Cluster:
         file = tmp_path / "kubeconfig"
         write_kubeconfig(file, url, **how)
         monkeypatch.setenv("KUBECONFIG", str(file))
-        return cluster.connect(retry_seconds=retry_seconds, notify=told.append)
+        return cluster.connect(retry_seconds=retry_seconds, notify=reported.append)
 
     return make

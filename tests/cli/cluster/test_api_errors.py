@@ -29,7 +29,7 @@ def test_who_is_not_known_is_sent_to_log_in(serve: Serve, connect: Connect) -> N
     assert "expired" in error.hint
 
 
-def test_who_may_not_is_told_the_verb_the_resource_and_the_namespace(
+def test_who_may_not_is_reported_the_verb_the_resource_and_the_namespace(
     serve: Serve, connect: Connect
 ) -> None:
     message = (
@@ -96,9 +96,9 @@ def test_a_refused_field_is_named_without_the_value_in_gos_notation(
 
 def conflict(*owners: str) -> Reply:
     """A server-side apply that meets other managers' fields."""
-    told = [f'conflict with "{owner}" using batch/v1' for owner in owners]
-    causes = [{"field": ".spec.suspend", "message": each} for each in told]
-    message = f"Apply failed with 1 conflict: {' '.join(told)}"
+    reported = [f'conflict with "{owner}" using batch/v1' for owner in owners]
+    causes = [{"field": ".spec.suspend", "message": each} for each in reported]
+    message = f"Apply failed with 1 conflict: {' '.join(reported)}"
     return refusal(409, message, "Conflict", causes=causes)
 
 
@@ -128,8 +128,8 @@ def test_a_webhook_whose_service_is_known_is_named_with_it(serve: Serve, connect
         'no endpoints available for service "kueue-webhook-service"'
     )
     api = connect(serve(lambda _: refusal(500, message)).url, retry_seconds=0.01)
-    said = "of the service kueue-webhook-service in namespace kueue-system"
-    with pytest.raises(ApiError, match=said) as raised:
+    printed = "of the service kueue-webhook-service in namespace kueue-system"
+    with pytest.raises(ApiError, match=printed) as raised:
         api.get("batch/v1", "Job", "digits")
     assert raised.value.next_command == "kubectl get pods -n kueue-system"
 
@@ -144,7 +144,7 @@ def test_a_webhook_that_is_away_is_named_with_where_it_is_configured(
     api = connect(serve(lambda _: refusal(500, message)).url, retry_seconds=0.01)
     with pytest.raises(ApiError) as raised:
         api.get("batch/v1", "Job", "digits")
-    said = "get jobs.batch/digits: the admission webhook mjob.kb.io does not answer (Post"
-    assert said in str(raised.value)
+    printed = "get jobs.batch/digits: the admission webhook mjob.kb.io does not answer (Post"
+    assert printed in str(raised.value)
     assert "webhookconfigurations" in raised.value.next_command
     assert raised.value.code == Code.UNREACHABLE

@@ -139,7 +139,7 @@ def test_connections_show_the_certificate_that_the_plugin_gave_last(
     assert [each.shown for each in api.asked] == ["2", "3"]
 
 
-def test_a_plugin_that_fails_is_told_with_its_command_its_words_and_where_to_get_it(
+def test_a_plugin_that_fails_is_reported_with_its_command_its_words_and_where_to_get_it(
     plugin: User, connect: Connect
 ) -> None:
     source = "import sys; sys.exit('your login has expired, run: cloud login')"
@@ -148,8 +148,8 @@ def test_a_plugin_that_fails_is_told_with_its_command_its_words_and_where_to_get
     with pytest.raises(KdistError, match="your login has expired, run: cloud login") as raised:
         connect("http://127.0.0.1:1", user=user)
     assert raised.value.code == Code.UNREACHABLE
-    said = "credentials token --cluster=a` of the kubeconfig: it ended with code 1"
-    assert said in str(raised.value)
+    printed = "credentials token --cluster=a` of the kubeconfig: it ended with code 1"
+    assert printed in str(raised.value)
     assert raised.value.hint == hint
 
 
@@ -176,8 +176,8 @@ def test_so_is_one_whose_answer_cannot_be_used(
 
 def test_so_is_one_that_is_not_there(plugin: User, connect: Connect) -> None:
     user = plugin("", command="no-such-login", installHint="brew install it")
-    said = "`no-such-login` of the kubeconfig: it cannot be started: No such file"
-    with pytest.raises(KdistError, match=said) as raised:
+    printed = "`no-such-login` of the kubeconfig: it cannot be started: No such file"
+    with pytest.raises(KdistError, match=printed) as raised:
         connect("http://127.0.0.1:1", user=user)
     assert raised.value.hint == "brew install it"
 
@@ -189,11 +189,11 @@ def test_a_plugin_that_needs_a_terminal_is_not_run_without_one(
         connect("http://127.0.0.1:1", user=plugin("", interactiveMode="Always"))
 
 
-def test_a_plugin_is_told_of_the_cluster_where_it_asks(
+def test_a_plugin_is_reported_the_cluster_where_it_asks(
     plugin: User, tmp_path: Path, serve: Serve, connect: Connect
 ) -> None:
-    told = tmp_path / "told"
-    write = f"open({str(told)!r}, 'w').write(os.environ['KUBERNETES_EXEC_INFO'])"
+    reported = tmp_path / "told"
+    write = f"open({str(reported)!r}, 'w').write(os.environ['KUBERNETES_EXEC_INFO'])"
     source = f"import os; {write}; {COUNTING}"
     env = {"COUNT": str(tmp_path / "count"), "STATUS": json.dumps({"token": "a"})}
     extension = {"name": "client.authentication.k8s.io/exec", "extension": {"audience": "here"}}
@@ -201,4 +201,4 @@ def test_a_plugin_is_told_of_the_cluster_where_it_asks(
     user = plugin(source, env, provideClusterInfo=True)
     connect(api.url, user=user, cluster={"extensions": [extension]}).version()
     about = {"server": api.url, "config": {"audience": "here"}}
-    assert json.loads(told.read_text())["spec"] == {"interactive": False, "cluster": about}
+    assert json.loads(reported.read_text())["spec"] == {"interactive": False, "cluster": about}

@@ -9,7 +9,7 @@ JOBS = {"resources": [{"name": "jobs", "kind": "Job"}, {"name": "jobs/status", "
 
 
 def test_a_broken_aggregated_api_hides_no_kind_of_another(
-    serve: Serve, connect: Connect, told: list[str]
+    serve: Serve, connect: Connect, reported: list[str]
 ) -> None:
     def answer(asked: Asked) -> Reply:
         groups = [
@@ -24,7 +24,7 @@ def test_a_broken_aggregated_api_hides_no_kind_of_another(
         )
 
     assert connect(serve(answer).url).kinds() == {("batch/v1", "Job")}
-    assert told == []
+    assert reported == []
 
 
 def test_a_stale_group_of_an_aggregated_answer_is_empty(serve: Serve, connect: Connect) -> None:

@@ -239,7 +239,7 @@ def test_a_context_that_does_not_exist_is_named(
     assert raised.value.code == Code.UNREACHABLE
 
 
-def test_without_a_kubeconfig_the_way_to_one_is_told(
+def test_without_a_kubeconfig_the_way_to_one_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))

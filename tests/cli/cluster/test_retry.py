@@ -29,29 +29,29 @@ def in_turn(*replies: Reply) -> Callable[[Asked], Reply]:
 
 
 @pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
-def test_a_server_that_is_busy_or_broken_is_asked_again_and_told_of_once(
-    status: int, serve: Serve, connect: Connect, told: list[str]
+def test_a_server_that_is_busy_or_broken_is_asked_again_and_reported_once(
+    status: int, serve: Serve, connect: Connect, reported: list[str]
 ) -> None:
     api = serve(in_turn(refusal(status, "later"), refusal(status, "later"), Reply(document=POD)))
     assert connect(api.url).get("v1", "Pod", "a") == POD
     assert len(api.asked) == 3
-    assert told[1:] == ["the API server answers again"]
-    assert told[0].endswith("trying again for 5 s")
+    assert reported[1:] == ["the API server answers again"]
+    assert reported[0].endswith("trying again for 5 s")
 
 
 def test_the_pause_that_the_server_asks_for_is_kept(
-    serve: Serve, connect: Connect, told: list[str]
+    serve: Serve, connect: Connect, reported: list[str]
 ) -> None:
     api = serve(in_turn(Reply(429, headers={"Retry-After": "9"}), Reply(document=POD)))
     with pytest.raises(KdistError, match="get pods/a") as raised:
         connect(api.url, retry_seconds=2).get("v1", "Pod", "a")
     assert raised.value.code == Code.UNREACHABLE
     assert len(api.asked) == 1, "nine seconds are more than the patience, so there is no second try"
-    assert told == []
+    assert reported == []
 
 
-def test_a_server_that_comes_back_answers_all_threads_and_the_outage_is_told_once(
-    serve: Serve, connect: Connect, told: list[str]
+def test_a_server_that_comes_back_answers_all_threads_and_the_outage_is_reported_once(
+    serve: Serve, connect: Connect, reported: list[str]
 ) -> None:
     first = serve(in_turn(Reply(document=POD)))
     cluster = connect(first.url, retry_seconds=20)
@@ -63,7 +63,7 @@ def test_a_server_that_comes_back_answers_all_threads_and_the_outage_is_told_onc
     ]
     for thread in threads:
         thread.start()
-    while not told:
+    while not reported:
         threads[0].join(0.005)
     again = Api(in_turn(Reply(document=POD)), port=first.port)
     try:
@@ -72,8 +72,8 @@ def test_a_server_that_comes_back_answers_all_threads_and_the_outage_is_told_onc
     finally:
         again.close()
     assert found == [POD] * 6
-    assert [text for text in told if "does not answer" in text] == told[:1]
-    assert told[-1] == "the API server answers again"
+    assert [text for text in reported if "does not answer" in text] == reported[:1]
+    assert reported[-1] == "the API server answers again"
 
 
 def test_a_server_that_begins_again_is_asked_again_until_it_knows_its_roles(
@@ -122,7 +122,7 @@ def test_a_name_that_nobody_knows_is_said_plainly(connect: Connect) -> None:
 
 
 def test_a_webhook_that_is_away_is_waited_for_and_named(
-    serve: Serve, connect: Connect, told: list[str]
+    serve: Serve, connect: Connect, reported: list[str]
 ) -> None:
     away = refusal(
         500,
@@ -131,12 +131,12 @@ def test_a_webhook_that_is_away_is_waited_for_and_named(
     )
     api = serve(in_turn(away, Reply(document=POD)))
     assert connect(api.url).create(POD) == POD
-    assert "webhook" in told[0]
-    assert "mjob.kb.io" in told[0]
+    assert "webhook" in reported[0]
+    assert "mjob.kb.io" in reported[0]
 
 
 def test_a_pod_that_does_not_answer_is_no_outage(
-    serve: Serve, connect: Connect, told: list[str]
+    serve: Serve, connect: Connect, reported: list[str]
 ) -> None:
     api = serve(
         in_turn(
@@ -146,7 +146,7 @@ def test_a_pod_that_does_not_answer_is_no_outage(
     with pytest.raises(KdistError, match="connection refused"):
         connect(api.url).proxy("a", 9401, "/status")
     assert [each.path for each in api.asked] == ["/api/v1/namespaces/ml/pods/a:9401/proxy/status"]
-    assert told == []
+    assert reported == []
 
 
 def test_an_answer_from_something_else_than_an_api_server_is_called_so(
@@ -179,17 +179,21 @@ def closing() -> Iterator[int]:
 
 
 def test_an_end_of_file_in_the_handshake_is_an_outage(
-    closing: int, connect: Connect, told: list[str]
+    closing: int, connect: Connect, reported: list[str]
 ) -> None:
     with pytest.raises(KdistError, match="does not answer") as raised:
         connect(f"https://127.0.0.1:{closing}", retry_seconds=1).version()
     assert raised.value.code == Code.UNREACHABLE
     assert "certificate" not in str(raised.value)
-    assert len(told) == 1
+    assert len(reported) == 1
 
 
 def test_a_wrong_certificate_is_no_outage(
-    tmp_path: Path, serve: Serve, connect: Connect, told: list[str], program: Callable[[str], str]
+    tmp_path: Path,
+    serve: Serve,
+    connect: Connect,
+    reported: list[str],
+    program: Callable[[str], str],
 ) -> None:
     file = tmp_path / "server.pem"
     words = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
@@ -204,7 +208,7 @@ def test_a_wrong_certificate_is_no_outage(
     ) as raised:
         connect(api.url).version()
     assert raised.value.code == Code.UNREACHABLE
-    assert told == []
+    assert reported == []
     trusting = connect(api.url, cluster={"insecure-skip-tls-verify": True})
     assert trusting.get("v1", "Pod", "a") == POD
 
@@ -230,14 +234,14 @@ def test_a_wrong_certificate_is_no_outage(
     ],
 )
 def test_an_answer_of_500_about_the_object_itself_is_believed_at_once(
-    message: str, says: str, serve: Serve, connect: Connect, told: list[str]
+    message: str, says: str, serve: Serve, connect: Connect, reported: list[str]
 ) -> None:
     api = serve(in_turn(refusal(500, message, "InternalError"), Reply(document=POD)))
     with pytest.raises(KdistError) as raised:
         connect(api.url).get("v1", "Pod", "a")
     assert says in raised.value.message
     assert raised.value.code == Code.ERROR, "the server was reached"
-    assert (len(api.asked), told) == (1, [])
+    assert (len(api.asked), reported) == (1, [])
 
 
 def test_an_answer_of_500_that_names_nothing_that_is_away_is_tried_again_briefly(
@@ -252,9 +256,9 @@ def test_an_answer_of_500_that_names_nothing_that_is_away_is_tried_again_briefly
 
 
 def test_a_request_that_began_before_the_first_answer_is_as_patient_as_later_ones(
-    told: list[str],
+    reported: list[str],
 ) -> None:
-    policy = RetryPolicy(0.0, told.append, until=math.inf)
+    policy = RetryPolicy(0.0, reported.append, until=math.inf)
     early = Attempts(policy)
     assert not early.pause("the server does not answer"), "nobody knows whether there is a server"
     policy.succeeded()  # to another thread

@@ -106,7 +106,7 @@ GONE = {
     [Reply(lines=[event("ERROR", GONE)]), Reply(410, GONE)],
     ids=["told as an event", "told as an answer"],
 )
-def test_a_place_that_is_gone_is_listed_again_and_only_differences_are_told(
+def test_a_place_that_is_gone_is_listed_again_and_only_differences_are_reported(
     gone: Reply, serve: Serve, connect: Connect
 ) -> None:
     script = Script(
@@ -122,7 +122,7 @@ def test_a_place_that_is_gone_is_listed_again_and_only_differences_are_told(
 
 
 def test_a_server_that_restarts_during_a_watch_is_waited_for(
-    serve: Serve, connect: Connect, told: list[str]
+    serve: Serve, connect: Connect, reported: list[str]
 ) -> None:
     script = Script(
         [listing(5)],
@@ -134,7 +134,7 @@ def test_a_server_that_restarts_during_a_watch_is_waited_for(
     )
     assert len(seen(connect(serve(script).url).watch("v1", "Pod"), 2)) == 2
     assert script.watched_from == ["5", "6", "6"]
-    assert told[-1] == "the API server answers again"
+    assert reported[-1] == "the API server answers again"
 
 
 def test_who_may_not_watch_hears_it_at_once(serve: Serve, connect: Connect) -> None:

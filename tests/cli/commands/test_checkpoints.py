@@ -65,7 +65,7 @@ def test_top_of_a_run_that_is_not_running_points_to_the_report(kdist: Kdist, run
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "printed"),
     [
         (("export", "digits"), "name the file to write"),
         (("export", "digits", "-o", "json"), "name the file to write"),
@@ -78,11 +78,11 @@ def test_top_of_a_run_that_is_not_running_points_to_the_report(kdist: Kdist, run
     ],
 )
 def test_export_wants_a_file_and_the_others_a_format(
-    kdist: Kdist, run: Path, words: tuple[str, ...], said: str
+    kdist: Kdist, run: Path, words: tuple[str, ...], printed: str
 ) -> None:
     shown = kdist("checkpoints", *words)
     assert (shown.exit_code, run.is_dir()) == (2, True)
-    assert said in shown.stderr
+    assert printed in shown.stderr
 
 
 @pytest.mark.processes

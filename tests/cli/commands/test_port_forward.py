@@ -74,16 +74,16 @@ def test_tensorboard_of_a_run_on_this_machine_goes_with_the_one_who_looks_even_b
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as forwarding:
         try:
-            said = re.search(
+            printed = re.search(
                 r"http://127\.0\.0\.1:(\d+)/",
                 forwarding.stdout.readline() if forwarding.stdout else "",
             )
-            assert said
-            with socket.create_connection(("127.0.0.1", int(said[1])), timeout=60):
+            assert printed
+            with socket.create_connection(("127.0.0.1", int(printed[1])), timeout=60):
                 pass
         finally:
             forwarding.kill()
-    assert soon(lambda: not listens(int(said[1])), seconds=60)
+    assert soon(lambda: not listens(int(printed[1])), seconds=60)
 
 
 def make_run(home: Path) -> Path:

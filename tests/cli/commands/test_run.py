@@ -50,19 +50,19 @@ def test_a_script_runs_as_under_torchrun_with_its_arguments_untouched(
     )
     assert "done" in run.wait(0)
     hellos = re.findall(r"^\[(rank\d)\]: hello (.*)$", run.errors(), re.MULTILINE)
-    told = [json.loads(text) for _, text in hellos]
-    assert [each[0] for each in told] == [
+    reported = [json.loads(text) for _, text in hellos]
+    assert [each[0] for each in reported] == [
         [script, "--lr", "0.1", "--nodes", "7", "-o", "json", "--", "-h"]
     ] * 4
-    assert {each[1] for each in told} == {str(tmp_path)}
+    assert {each[1] for each in reported} == {str(tmp_path)}
     places = [
         [str(rank), str(rank % 2), "4", str(rank // 2), f"node-{rank // 2}"] for rank in range(4)
     ]
-    assert sorted(each[2] for each in told) == places, "ranks follow the nodes' numbers"
+    assert sorted(each[2] for each in reported) == places, "ranks follow the nodes' numbers"
     assert re.search(r"kdist waiting +starting: \d of 2 agents load torch", run.errors()), (
         "a quiet job says what it waits for"
     )
-    assert [f"rank{each[2][0]}" for each in told] == [rank for rank, _ in hellos], (
+    assert [f"rank{each[2][0]}" for each in reported] == [rank for rank, _ in hellos], (
         "each line carries its rank"
     )
     old = json.loads((run.folder("sub-my-script") / "run.json").read_text())["run_id"]
@@ -228,15 +228,15 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("args", "told"), BAD, ids=lambda value: " ".join(value) if isinstance(value, list) else ""
+    ("args", "reported"), BAD, ids=lambda value: " ".join(value) if isinstance(value, list) else ""
 )
-def test_a_wrong_file_or_usage_is_told_before_anything_starts(
-    kdist: Kdist, here: Path, args: list[str], told: str
+def test_a_wrong_file_or_usage_is_reported_before_anything_starts(
+    kdist: Kdist, here: Path, args: list[str], reported: str
 ) -> None:
     write_job(here)
     result = kdist("run", *args)
     assert (result.exit_code, result.stdout) == (2, "")
-    assert told in result.stderr
+    assert reported in result.stderr
     assert not (here / "runs").exists()
 
 
@@ -271,7 +271,7 @@ def test_a_secret_that_is_not_in_the_environment_is_asked_for(kdist: Kdist, here
         ("-", "", False),
     ],
 )
-def test_a_script_is_told_from_a_job_by_its_name_or_its_first_line(
+def test_a_script_is_reported_from_a_job_by_its_name_or_its_first_line(
     here: Path, name: str, text: str, script: bool
 ) -> None:
     (here / name).write_text(text)

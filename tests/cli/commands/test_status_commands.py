@@ -124,7 +124,7 @@ def test_why_prints_cause_evidence_fix_and_next_command(kdist: Kdist, world: Wor
     assert kdist("wait", "digits").exit_code == 10
 
 
-def test_logs_are_told_in_words_with_the_pod_in_front(kdist: Kdist, world: World) -> None:
+def test_logs_are_reported_in_words_with_the_pod_in_front(kdist: Kdist, world: World) -> None:
     world.logs = {FIRST: lines("hello", json.dumps(PROGRESS)), SECOND: lines("other", at=5)}
     assert kdist("logs", "digits").stdout.splitlines() == [
         "[digits-0] hello",
@@ -194,7 +194,7 @@ def stay(kdist: Kdist, api: Api, *words: str) -> tuple[threading.Thread, list[Re
 
 
 @pytest.mark.parametrize("verb", STAYING)
-def test_an_outage_is_ridden_out_by_who_stays_with_a_job_and_told_of(
+def test_an_outage_is_ridden_out_by_who_stays_with_a_job_and_reported_of(
     kdist: Kdist, world: World, api: Api, serve: Serve, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
     monkeypatch.setattr(options, "RETRY_SECONDS", 0.05)
@@ -207,9 +207,9 @@ def test_an_outage_is_ridden_out_by_who_stays_with_a_job_and_told_of(
     serve(world, port=api.port)
     running.join(30)
     assert found[0].exit_code == Code.OK, found[0].stderr
-    told = [line for line in found[0].stderr.splitlines() if "API server" in line]
-    assert re.search(r" since \d\d:\d\d:\d\d, trying again until it does$", told[0])
-    assert "the API server answers again" in told
+    reported = [line for line in found[0].stderr.splitlines() if "API server" in line]
+    assert re.search(r" since \d\d:\d\d:\d\d, trying again until it does$", reported[0])
+    assert "the API server answers again" in reported
 
 
 def test_an_outage_is_ridden_out_no_longer_than_asked(kdist: Kdist, api: Api) -> None:

@@ -68,30 +68,30 @@ def type_impatiently(kdist: Kdist, verb: str) -> tuple[int, str]:
 
 
 @each_verb
-def test_a_server_that_stays_away_is_told_with_where_it_should_be(
+def test_a_server_that_stays_away_is_reported_with_where_it_should_be(
     kdist: Kdist, point: Point, verb: str
 ) -> None:
     gone = Api(World())
     gone.close()
     point(gone.url)
-    code, said = type_impatiently(kdist, verb)
-    assert code == Code.UNREACHABLE, said
-    assert "does not answer" in said
-    assert f"127.0.0.1:{gone.port}" in said
-    assert "internal error" not in said
+    code, printed = type_impatiently(kdist, verb)
+    assert code == Code.UNREACHABLE, printed
+    assert "does not answer" in printed
+    assert f"127.0.0.1:{gone.port}" in printed
+    assert "internal error" not in printed
 
 
 @each_verb
 @pytest.mark.parametrize(
     ("status", "words"), [(500, "etcd is down"), (429, "too many requests"), (503, "shutting down")]
 )
-def test_a_server_that_stays_broken_or_busy_is_told_in_its_own_words(
+def test_a_server_that_stays_broken_or_busy_is_reported_in_its_own_words(
     kdist: Kdist, point: Point, serve: Serve, verb: str, status: int, words: str
 ) -> None:
     point(serve(lambda _: refusal(status, words)).url)
-    code, said = type_impatiently(kdist, verb)
-    assert code == Code.UNREACHABLE, said
-    assert words in said
+    code, printed = type_impatiently(kdist, verb)
+    assert code == Code.UNREACHABLE, printed
+    assert words in printed
 
 
 @each_verb
@@ -99,9 +99,9 @@ def test_who_is_not_known_or_not_allowed_hears_it(
     kdist: Kdist, point: Point, serve: Serve, verb: str
 ) -> None:
     point(serve(lambda _: refusal(401, "Unauthorized", "Unauthorized")).url)
-    code, said = type_impatiently(kdist, verb)
-    assert code == Code.FORBIDDEN, said
-    assert "does not know who you are" in said
+    code, printed = type_impatiently(kdist, verb)
+    assert code == Code.FORBIDDEN, printed
+    assert "does not know who you are" in printed
 
 
 @each_verb

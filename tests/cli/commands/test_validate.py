@@ -29,7 +29,7 @@ def test_all_files_are_checked_and_one_wrong_one_decides(kdist: Kdist, job_file:
     )
 
 
-def test_json_tells_of_every_file_and_problem(kdist: Kdist, job_file: Path) -> None:
+def test_json_reports_of_every_file_and_problem(kdist: Kdist, job_file: Path) -> None:
     job_file.with_name("wrong.yaml").write_text(
         job_file.read_text() + "  terminationGracePeriodSeconds: 1:30\n"
     )
@@ -98,7 +98,7 @@ def test_a_folder_is_no_file(kdist: Kdist, job_file: Path) -> None:
     )
 
 
-def test_without_a_file_the_usage_is_told(kdist: Kdist) -> None:
+def test_without_a_file_the_usage_is_reported(kdist: Kdist) -> None:
     result = kdist("validate")
     assert result.exit_code == 2
     assert result.stderr == "Error: Missing argument 'FILE...'\nNext: kdist validate --help\n"

@@ -36,7 +36,7 @@ def test_what_pod_security_will_refuse_is_refused_before_anything_is_made(
 @pytest.mark.parametrize(
     ("level", "code"), [("restricted", Code.ERROR), ("baseline", Code.OK), (None, Code.OK)]
 )
-def test_who_may_not_create_pods_is_told_by_the_warnings_of_the_workload(
+def test_who_may_not_create_pods_is_reported_by_the_warnings_of_the_workload(
     api: Api, store: Store, file: Path, kdist: Kdist, level: str | None, code: Code
 ) -> None:
     store.insecure = INSECURE

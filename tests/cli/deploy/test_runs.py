@@ -22,7 +22,7 @@ CONFIG_MAPS = f"{CORE}/configmaps"
 RENDEZVOUS = f"{CONFIG_MAPS}/digits-rendezvous"
 
 
-def told(store: Store) -> dict[str, dict[str, Any]]:
+def reported(store: Store) -> dict[str, dict[str, Any]]:
     """Every train.json in the cluster, by the name of the ConfigMap that holds it."""
     maps = [
         each
@@ -52,17 +52,17 @@ def fail(store: Store, backend: str) -> None:
     }
 
 
-def test_other_nodes_are_told_at_once_and_all_else_stands_under_another_name(
+def test_other_nodes_are_reported_at_once_and_all_else_stands_under_another_name(
     api: Api, store: Store, file: Path, kdist: Kdist
 ) -> None:
     sent = ("apply", str(file), "--set", "spec.backend=statefulset")
     kdist(*sent)
-    ((first, config),) = told(store).items()
+    ((first, config),) = reported(store).items()
     assert "nodes" not in config
     expected = {"min": 2, "max": 3}
     assert json.loads(store.objects[f"{CONFIG_MAPS}/digits"]["data"]["nodes.json"]) == expected
     kdist(*sent, "--set", "spec.nodes={min: 1, max: 3}")
-    assert list(told(store)) == [first]
+    assert list(reported(store)) == [first]
     assert json.loads(store.objects[f"{CONFIG_MAPS}/digits"]["data"]["nodes.json"]) == {
         "min": 1,
         "max": 3,
@@ -75,8 +75,8 @@ def test_other_nodes_are_told_at_once_and_all_else_stands_under_another_name(
     )
     changed = kdist(*sent, "--set", "spec.train.globalBatch=24")
     assert "reach the pods of digits with `kdist restart digits -n ml`" in changed.stderr
-    assert told(store)[first] == config, "what the pods were started with"
-    assert len(told(store)) == 2
+    assert reported(store)[first] == config, "what the pods were started with"
+    assert len(reported(store)) == 2
 
 
 @pytest.mark.parametrize("backend", PLACES)
@@ -102,11 +102,11 @@ def test_after_a_failure_what_was_mended_goes_on_as_the_same_run(
             *(each for path, each in store.objects.items() if "runtimes" in path),
         ]
     )
-    (config,) = told(store).values()
+    (config,) = reported(store).values()
     assert config["train"]["globalBatch"] == 24
     (code,) = [path.rpartition("/")[2] for path in store.objects if "/digits-code-" in path]
     assert "42" in json.dumps(store.objects[f"{CONFIG_MAPS}/{code}"])
-    assert all(f'"{name}"' in workload for name in (*told(store), code))
+    assert all(f'"{name}"' in workload for name in (*reported(store), code))
     assert f"--run-id={run}" in workload
     assert "conditions" not in workload
     assert "binaryData" not in store.objects[RENDEZVOUS], "the old result would end the new pods"

@@ -22,7 +22,7 @@ def scene(
     pods: list[Document],
     *events: Document,
     state: WorkloadState | None = ACTIVE,
-    told: Document | None = None,
+    reported: Document | None = None,
     over: Document | None = None,
     **more: Any,
 ) -> Snapshot:
@@ -30,7 +30,7 @@ def scene(
     return Snapshot(
         name="digits",
         namespace="ml",
-        config_map=told or config_map(),
+        config_map=reported or config_map(),
         workload=over or workload(),
         state=state,
         pods=pods,
@@ -74,7 +74,7 @@ def node(
     ago: float = 120,
 ) -> Document:
     """A node; ready is True, False or Unknown."""
-    said = {"Unknown": "Kubelet stopped posting node status."}.get(
+    printed = {"Unknown": "Kubelet stopped posting node status."}.get(
         ready, "kubelet is posting ready status"
     )
     reason = {"Unknown": "NodeStatusUnknown"}.get(ready, "KubeletReady")
@@ -82,7 +82,7 @@ def node(
         "type": "Ready",
         "status": ready,
         "reason": reason,
-        "message": said,
+        "message": printed,
         "lastTransitionTime": at(ago),
     }
     allocatable = {"cpu": cpu, "memory": memory, "nvidia.com/gpu": gpu, "pods": "110"}

@@ -146,9 +146,9 @@ def mounted(message: str, reason: str = "FailedMount") -> Snapshot:
     return scene([creating()], event(reason, message))
 
 
-def claimed(said: str, *, storage_class: str = "fast") -> Snapshot:
+def claimed(printed: str, *, storage_class: str = "fast") -> Snapshot:
     waits = mounting(unscheduled(0, UNBOUND), "ckpt")
-    about = event("ProvisioningFailed", said, kind="PersistentVolumeClaim", name="ckpt")
+    about = event("ProvisioningFailed", printed, kind="PersistentVolumeClaim", name="ckpt")
     return scene([waits], about, claims={"ckpt": claim("ckpt", storage_class=storage_class)})
 
 
@@ -239,7 +239,7 @@ CASES = [
     # on its way
     (scene([creating()], event("Pulling", PULLING, ago=300)), "slow-pull", ["5:00"]),
     (scene([creating()], event("Pulling", PULLING, ago=5)), "starting", []),
-    (scene([], told=config_map(age=5), over=workload(age=5)), "starting", []),
+    (scene([], reported=config_map(age=5), over=workload(age=5)), "starting", []),
     (NOBODYS, "operator-absent", ["TrainJob"]),
 ]
 
@@ -254,8 +254,8 @@ def test_the_cause_is_named_with_what_it_was_seen_by_and_the_way_out(
 ) -> None:
     found = diagnose(seen)
     assert found.cause == cause
-    told = " ".join([found.sentence, found.fix, *found.evidence, *found.commands])
-    assert [word for word in words if word not in told] == []
+    reported = " ".join([found.sentence, found.fix, *found.evidence, *found.commands])
+    assert [word for word in words if word not in reported] == []
     assert found.fix
     assert found.commands
     assert found.evidence or cause == "starting"
@@ -290,13 +290,13 @@ def test_a_selector_is_named_before_a_control_planes_taint(taint: str) -> None:
 
 
 def test_a_selector_that_only_a_tainted_node_satisfies_comes_after_the_taint() -> None:
-    said = MIXED.format(" {dedicated: }")
-    seen = choosing(said, tainted("fast", "dedicated", disk="golden"), node("worker-1"))
-    told = (
+    printed = MIXED.format(" {dedicated: }")
+    seen = choosing(printed, tainted("fast", "dedicated", disk="golden"), node("worker-1"))
+    reported = (
         "nodes have taints that the job does not tolerate; the others lack the labels of "
         "spec.nodeSelector"
     )
-    assert seen.sentence.endswith(told)
+    assert seen.sentence.endswith(reported)
     assert seen.fix.startswith("add the taint to spec.tolerations")
 
 
@@ -306,12 +306,12 @@ def test_a_volume_that_cannot_be_mounted_comes_before_an_image_that_is_slow() ->
     assert (found.cause, [each.cause for each in found.also]) == ("mount", ["slow-pull"])
 
 
-def test_a_refusal_that_was_overcome_is_not_told() -> None:
+def test_a_refusal_that_was_overcome_is_not_reported() -> None:
     early = event("FailedCreate", QUOTA, kind="Job", ago=300)
     late = event("SuccessfulCreate", "Created pod: digits-0-abcde", kind="Job", ago=100)
     assert diagnose(scene([creating(0), creating(1)], early, late)).cause == "starting"
 
 
-def test_a_trouble_of_a_pod_that_runs_by_now_is_not_told() -> None:
+def test_a_trouble_of_a_pod_that_runs_by_now_is_not_reported() -> None:
     found = diagnose(scene([pod(0), pod(1)], event("FailedMount", NFS, ago=400)))
     assert "mount" not in found.cause

@@ -26,34 +26,34 @@ def queued(reason: str, message: str, **more: str) -> Diagnosis:
     )
 
 
-def test_a_queue_without_room_is_told_in_its_own_words() -> None:
-    said = (
+def test_a_queue_without_room_is_reported_in_its_own_words() -> None:
+    printed = (
         "couldn't assign flavors to pod set main: insufficient unused quota for cpu in "
         "flavor default, 2 more needed"
     )
-    found = queued("Pending", said)
+    found = queued("Pending", printed)
     assert (found.cause, found.severity) == ("queued", "waiting")
     assert "2 more needed" in found.sentence
 
 
 def test_a_job_that_is_larger_than_its_queue_waits_in_vain() -> None:
-    said = (
+    printed = (
         "couldn't assign flavors to pod set main: insufficient quota for cpu in flavor default, "
         "previously considered podsets requests (0) + current podset request (4) > "
         "maximum capacity (2)"
     )
-    found = queued("Pending", said)
+    found = queued("Pending", printed)
     assert (found.cause, found.severity) == ("queue-too-small", "blocked")
 
 
-def test_a_queue_that_does_not_exist_is_told_from_one_that_is_full() -> None:
+def test_a_queue_that_does_not_exist_is_reported_from_one_that_is_full() -> None:
     found = queued("Inadmissible", "LocalQueue team-a doesn't exist")
     assert (found.cause, found.commands) == ("queue-unusable", ("kubectl get localqueues -n ml",))
 
 
 def test_a_job_that_was_preempted_by_its_queue_says_so() -> None:
-    said = "Preempted to accommodate a higher priority Workload"
-    assert "Preempted" in queued("Pending", said, Evicted="Preempted").sentence
+    printed = "Preempted to accommodate a higher priority Workload"
+    assert "Preempted" in queued("Pending", printed, Evicted="Preempted").sentence
 
 
 def test_a_queue_that_takes_no_notice_is_named() -> None:
@@ -78,7 +78,11 @@ TRAINER = deployment("kubeflow-trainer-controller-manager", "kubeflow-system", r
 def test_a_controller_that_is_seen_to_be_away_is_named_within_seconds(kind: str) -> None:
     made = workload(kind=kind, age=8)
     seen = scene(
-        [], over=made, told=config_map(age=8), state=WorkloadState(), deployments=[TRAINER, JOBSET]
+        [],
+        over=made,
+        reported=config_map(age=8),
+        state=WorkloadState(),
+        deployments=[TRAINER, JOBSET],
     )
     found = diagnose(seen)
     assert found.cause == "operator-absent"
@@ -89,7 +93,7 @@ def test_a_controller_that_is_seen_to_be_away_is_named_within_seconds(kind: str)
     )
     away = "kubectl describe deployment jobset-controller-manager -n jobset-system"
     assert found.commands[0] == away
-    unseen = scene([], over=made, told=config_map(age=8), state=WorkloadState())
+    unseen = scene([], over=made, reported=config_map(age=8), state=WorkloadState())
     assert diagnose(unseen).cause == "starting", "it may need a moment"
 
 

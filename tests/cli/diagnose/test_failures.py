@@ -41,8 +41,10 @@ PEERS = record(
 
 def failed(code: int, cause: str, message: str = "it said so", **more: Any) -> Snapshot:
     """A job that one exit record ended."""
-    told = record(code, cause, message=message, **more)
-    return scene([ended_pod(0, 201, record=PEERS), ended_pod(1, code, record=told)], state=FAILED)
+    reported = record(code, cause, message=message, **more)
+    return scene(
+        [ended_pod(0, 201, record=PEERS), ended_pod(1, code, record=reported)], state=FAILED
+    )
 
 
 def failed_alone(*pods: Document) -> Snapshot:
@@ -95,8 +97,8 @@ def test_the_end_is_explained_with_its_way_out(
 ) -> None:
     found = diagnose(seen)
     assert (found.cause, found.severity) == (cause, "failed")
-    told = " ".join([found.sentence, found.fix, *found.evidence])
-    assert [word for word in words if word not in told] == []
+    reported = " ".join([found.sentence, found.fix, *found.evidence])
+    assert [word for word in words if word not in reported] == []
     assert found.fix
     assert found.commands
 
@@ -112,8 +114,8 @@ def test_memory_of_one_rank_comes_before_the_peers_that_lost_it() -> None:
 def test_of_a_hang_that_spent_the_budget_the_place_is_shown_and_not_the_end_of_its_stacks() -> None:
     stacks = ["Thread 0x1 (most recent call first):", "  _wait", ""]
     stacks += ["Current thread 0x2 (most recent call first):", "  loss", *["x"] * 30]
-    said = "0 restarts without progress are spent; the last failure: rank 1 hangs"
-    spent = record(75, "budget", message=said, traceback=stacks)
+    printed = "0 restarts without progress are spent; the last failure: rank 1 hangs"
+    spent = record(75, "budget", message=printed, traceback=stacks)
     found = diagnose(scene([ended_pod(0, 75, record=spent)], state=FAILED))
     assert found.evidence[1:3] == ("Current thread 0x2 (most recent call first):", "  loss")
 
@@ -170,15 +172,17 @@ def test_a_lost_node_that_the_job_needs_is_named_with_the_two_commands_that_help
 
 
 def test_a_lost_node_is_found_where_nodes_may_not_be_read() -> None:
-    told = event("NodeNotReady", "Node is not ready", name=SECOND)
-    found = diagnose(scene(LOST, told, reports={FIRST: report("rendezvous")}))
+    reported = event("NodeNotReady", "Node is not ready", name=SECOND)
+    found = diagnose(scene(LOST, reported, reports={FIRST: report("rendezvous")}))
     assert found.cause == "node-lost"
     assert found.evidence == ("pod/digits-1-abcde: NodeNotReady: Node is not ready",)
 
 
 def test_an_elastic_job_that_goes_on_without_a_node_is_well() -> None:
     found = diagnose(
-        scene(LOST, told=config_map(least=1), reports={FIRST: report(generation=2)}, nodes=SILENT)
+        scene(
+            LOST, reported=config_map(least=1), reports={FIRST: report(generation=2)}, nodes=SILENT
+        )
     )
     assert (found.cause, found.severity) == ("none", "fine")
     assert [(each.cause, each.severity) for each in found.also] == [("node-lost", "waiting")]
@@ -211,7 +215,9 @@ def standing(*silences: float, **more: object) -> Diagnosis:
     return diagnose(scene([pod(0), pod(1)], reports={FIRST: first | more, SECOND: second | more}))
 
 
-def test_a_stall_is_told_from_its_first_seconds_on_with_who_waits_where_and_what_comes() -> None:
+def test_a_stall_is_reported_from_its_first_seconds_on_with_who_waits_where_and_what_comes() -> (
+    None
+):
     found = standing(8.0, 8.5)
     assert (found.cause, found.severity) == ("hang", "waiting")
     assert found.sentence == (
@@ -226,11 +232,11 @@ def test_a_stall_is_told_from_its_first_seconds_on_with_who_waits_where_and_what
 
 @pytest.mark.parametrize(("usual", "phase"), [(0.2, "save"), (6.0, "step"), (None, "init")])
 def test_a_long_step_and_a_long_save_are_no_stall(usual: float | None, phase: str) -> None:
-    told = report()
-    told["ranks"][0] |= {"heartbeat_age": 20.0, "step_seconds": usual, "phase": phase}
-    assert diagnose(scene([pod(0), pod(1)], reports={FIRST: told})).cause == "none"
-    told["ranks"][0]["heartbeat_age"] = 31.0
-    assert diagnose(scene([pod(0), pod(1)], reports={FIRST: told})).cause == "hang"
+    reported = report()
+    reported["ranks"][0] |= {"heartbeat_age": 20.0, "step_seconds": usual, "phase": phase}
+    assert diagnose(scene([pod(0), pod(1)], reports={FIRST: reported})).cause == "none"
+    reported["ranks"][0]["heartbeat_age"] = 31.0
+    assert diagnose(scene([pod(0), pod(1)], reports={FIRST: reported})).cause == "hang"
 
 
 def test_ranks_that_the_agents_have_found_hanging_are_named() -> None:
@@ -242,8 +248,8 @@ def test_ranks_that_the_agents_have_found_hanging_are_named() -> None:
 
 
 def test_an_eviction_says_who_did_it() -> None:
-    said = "The node was low on resource: ephemeral-storage."
-    evicted = pod(0, phase="Failed", reason="Evicted", message=said)
+    printed = "The node was low on resource: ephemeral-storage."
+    evicted = pod(0, phase="Failed", reason="Evicted", message=printed)
     found = diagnose(scene([evicted], state=FAILED))
     assert found.cause == "evicted"
     assert "ephemeral-storage" in found.evidence[0]
@@ -251,7 +257,7 @@ def test_an_eviction_says_who_did_it() -> None:
 
 def resting(asked: str) -> Snapshot:
     """A job that somebody has asked to rest."""
-    return scene([], state=WorkloadState(suspended=True), told=config_map(asked=asked))
+    return scene([], state=WorkloadState(suspended=True), reported=config_map(asked=asked))
 
 
 BOTH_DONE = {FIRST: report("succeeded"), SECOND: report("succeeded")}
@@ -279,7 +285,7 @@ def test_what_rests_is_over_or_cannot_be_asked_is_said(
     assert (found.cause, next(iter(found.commands), None)) == (cause, command)
 
 
-def test_a_job_that_trains_tells_its_pace() -> None:
+def test_a_job_that_trains_reports_its_pace() -> None:
     found = diagnose(scene([pod(0), pod(1)], reports={FIRST: report(), SECOND: report(ranks=(1,))}))
     pace = "step 120 of 500, 0.2 s each, 2,000 samples/s, loss 0.25, 2/2 nodes"
     assert found.sentence == f"nothing is wrong: digits trains ({pace})"

@@ -110,7 +110,7 @@ def check(seen: Snapshot) -> None:
 
 
 @given(st.data())
-def test_a_document_with_a_foreign_value_in_it_tells_less_and_never_fails(
+def test_a_document_with_a_foreign_value_in_it_reports_less_and_never_fails(
     data: st.DataObject,
 ) -> None:
     seen = data.draw(st.sampled_from(SEEN))

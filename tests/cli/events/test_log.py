@@ -57,7 +57,7 @@ def test_a_log_that_is_not_there_yet_is_empty(log: Path) -> None:
     assert shown(list(tail.read())) == ["now"]
 
 
-def test_what_an_earlier_invocation_wrote_is_not_told_again(log: Path) -> None:
+def test_what_an_earlier_invocation_wrote_is_not_reported_again(log: Path) -> None:
     append(log, b"old\n")
     tail = LogTail("node-0", log)
     append(log, b"new\n")
@@ -99,11 +99,11 @@ def test_a_progress_bar_is_shown_in_its_last_state(log: Path) -> None:
     assert shown(list(tail.read())) == ["100%"]
 
 
-def test_a_state_of_a_progress_bar_is_told_from_its_last_one(log: Path) -> None:
+def test_a_state_of_a_progress_bar_is_reported_from_its_last_one(log: Path) -> None:
     tail = LogTail("node-0", log)
     append(log, b"[rank3]:  50%\r\n[rank3]: 100%\n")
-    told = [(entry.prefix, entry.body, entry.is_progress_bar) for entry in tail.read()]
-    assert told == [("[rank3]:", " 50%", True), ("[rank3]:", "100%", False)]
+    reported = [(entry.prefix, entry.body, entry.is_progress_bar) for entry in tail.read()]
+    assert reported == [("[rank3]:", " 50%", True), ("[rank3]:", "100%", False)]
 
 
 @pytest.mark.parametrize("text", ["hello", "rank0: hello", "[rankx]: hello", ""])

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from kdist.cluster import Cluster
-from tests.cli.cluster.conftest import Connect, Serve, _hurry, connect, serve, told
+from tests.cli.cluster.conftest import Connect, Serve, _hurry, connect, reported, serve
 from tests.cli.jobs.world import World
 
-__all__ = ["_hurry", "connect", "serve", "told"]
+__all__ = ["_hurry", "connect", "reported", "serve"]
 
 
 @pytest.fixture

@@ -47,8 +47,8 @@ def open_terminal(api: Api) -> Iterator[Open]:
 
 def is_restored(terminal: Terminal) -> bool:
     """Whether the cursor is back and keys do what they did."""
-    said = terminal.read()
-    return said.rfind(SHOW) > said.rfind(HIDE) and terminal.settings == terminal.before
+    printed = terminal.read()
+    return printed.rfind(SHOW) > printed.rfind(HIDE) and terminal.settings == terminal.before
 
 
 def test_the_view_follows_the_job_and_the_terminal_and_ctrl_c_leaves_both_well(
@@ -87,7 +87,7 @@ def test_the_view_gives_way_to_the_last_status_and_the_code_of_the_end(
     assert any(line.split()[:2] == ["phase", "Failed"] for line in last), last
 
 
-def test_a_server_that_goes_away_is_told_of_above_the_view_and_holds_nobody_who_wants_to_leave(
+def test_a_server_that_goes_away_is_reported_above_the_view_and_holds_nobody_who_wants_to_leave(
     world: World, api: Api, serve: Serve, open_terminal: Open
 ) -> None:
     terminal = open_terminal("status", "digits", "-w")

@@ -41,7 +41,7 @@ def test_one_pod_and_its_last_lines_can_be_chosen(cluster: Cluster, world: World
     ] == ["c", "d"]
 
 
-def test_where_there_is_no_log_yet_the_reason_is_told(cluster: Cluster, world: World) -> None:
+def test_where_there_is_no_log_yet_the_reason_is_reported(cluster: Cluster, world: World) -> None:
     world.pods = [unscheduled(0, "0/2 nodes are available: 2 Insufficient cpu.")]
     with pytest.raises(NotFoundError, match="nothing to read yet: digits-0-abcde finds no node"):
         list(read(cluster, jobs.fetch_snapshot(cluster, "digits"), LogRequest()))
@@ -54,9 +54,9 @@ class Reader:
 
     def __init__(self, cluster: Cluster, wanted: LogRequest | None = None) -> None:
         self.texts: list[str] = []
-        self.told: list[str] = []
+        self.reported: list[str] = []
         self.follower = Follower(
-            cluster, "digits", wanted or LogRequest(), notify=self.told.append, interval=0.02
+            cluster, "digits", wanted or LogRequest(), notify=self.reported.append, interval=0.02
         )
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
@@ -120,20 +120,20 @@ def test_waiting_for_the_first_line_says_why_once_for_each_reason(
 ) -> None:
     world.pods = [unscheduled(0, "0/2 nodes are available: 2 Insufficient cpu.")]
     reader = Reader(cluster)
-    while not reader.told:
+    while not reader.reported:
         threading.Event().wait(0.01)
     world.pods = [pod(0, phase="Pending", **waiting("ImagePullBackOff", "reg/x: not found"))]
-    while len(reader.told) < 2:
+    while len(reader.reported) < 2:
         threading.Event().wait(0.01)
     world.pods, world.logs = [pod(0)], {FIRST: lines("a")}
     reader.until("a")
-    assert "finds no node" in reader.told[0]
-    assert "does not exist" in reader.told[1]
+    assert "finds no node" in reader.reported[0]
+    assert "does not exist" in reader.reported[1]
     world.workload, world.pods = DONE, [ended_pod(0, 0, "Completed")]
     reader.finish()
 
 
-def test_a_reason_is_not_told_again_for_having_lasted_longer() -> None:
+def test_a_reason_is_not_reported_again_for_having_lasted_longer() -> None:
     said = ["for 59 s: its controller", "for 1:00: its controller", "for 1:00:07: its controller"]
     assert len({without_times(f"nobody has made pods {each}") for each in said}) == 1
     assert (
@@ -164,7 +164,7 @@ def test_a_job_that_is_deleted_meanwhile_ends_the_following(cluster: Cluster, wo
     assert reader.texts == ["a"]
 
 
-def told(index: int, event: str, rank: int | None = None, printed: str = "") -> PodLine:
+def reported(index: int, event: str, rank: int | None = None, printed: str = "") -> PodLine:
     document = {
         "time": "2026-01-31T12:00:00.000Z",
         "event": event,
@@ -177,15 +177,15 @@ def test_ranks_are_found_in_the_logs_themselves_and_move_with_the_groups() -> No
     chosen = RankFilter({1}, {})
     printed = PodLine(read_pod(pod(1)), "", "hello from somebody")
     assert not chosen.matches(printed)
-    assert chosen.matches(told(1, "worker-started", rank=1))
+    assert chosen.matches(reported(1, "worker-started", rank=1))
     assert chosen.matches(printed)
-    assert not chosen.matches(told(0, "progress", rank=0))
-    assert not chosen.matches(told(1, "rendezvous-completed"))
-    assert not chosen.matches(told(1, "worker-started", rank=0))
+    assert not chosen.matches(reported(0, "progress", rank=0))
+    assert not chosen.matches(reported(1, "rendezvous-completed"))
+    assert not chosen.matches(reported(1, "worker-started", rank=0))
     assert not chosen.matches(printed)
 
 
-def test_ranks_that_the_agents_tell_of_need_no_beginning_of_the_log() -> None:
+def test_ranks_that_the_agents_report_of_need_no_beginning_of_the_log() -> None:
     printed = PodLine(read_pod(pod(1)), "", "hello")
     assert RankFilter({3}, {SECOND: [2, 3]}).matches(printed)
     assert not RankFilter({0}, {SECOND: [2, 3]}).matches(printed)
@@ -198,23 +198,23 @@ def test_what_a_rank_prints_is_its_own_and_not_its_neighbours() -> None:
 
 
 def test_an_event_behind_an_unfinished_line_is_both() -> None:
-    line = told(0, "progress", rank=0, printed="10%\r20%")
+    line = reported(0, "progress", rank=0, printed="10%\r20%")
     assert line.event is not None
     assert (line.event["event"], line.printed) == ("progress", "20%")
     assert PodLine(read_pod(pod(0)), "", '{"time": broken').event is None
 
 
-def test_who_no_longer_follows_is_told_nothing_more(
+def test_who_no_longer_follows_is_reported_nothing_more(
     world: World, serve: Serve, connect: Connect
 ) -> None:
     world.pods, world.logs = [pod(0)], {FIRST: lines("a")}
     api = serve(world)
-    told: list[str] = []
+    reported: list[str] = []
     follower = Follower(
         connect(api.url, retry_seconds=0.1),
         "digits",
         LogRequest(),
-        notify=told.append,
+        notify=reported.append,
         interval=0.02,
     )
     following = follower.lines()
@@ -226,4 +226,4 @@ def test_who_no_longer_follows_is_told_nothing_more(
     api.close()
     reading.join(30)
     assert not reading.is_alive()
-    assert told == []
+    assert reported == []

@@ -40,7 +40,7 @@ def test_bounds_that_no_job_may_have_are_refused_in_the_jobs_own_words() -> None
 
 
 @pytest.mark.parametrize("backend", ["job", "statefulset", "pytorchjob"])
-def test_the_agents_of_another_version_are_told_the_new_nodes_and_nothing_else(
+def test_the_agents_of_another_version_are_reported_the_new_nodes_and_nothing_else(
     backend: str,
 ) -> None:
     before = jobs.target(backend=backend)
@@ -64,6 +64,6 @@ def test_the_agents_of_another_version_are_told_the_new_nodes_and_nothing_else(
     )
 
 
-def test_the_size_is_told_in_words() -> None:
+def test_the_size_is_reported_in_words() -> None:
     expected = ["1 node", "2 nodes", "1:3 nodes"]
     assert [scale.describe_nodes(*bounds) for bounds in ((1, 1), (2, 2), (1, 3))] == expected

@@ -60,18 +60,20 @@ def test_a_rank_is_shown_by_its_mean_step_since_the_reading_before() -> None:
     assert whole.checkpoint == pytest.approx(0.001)
 
 
-def test_the_slow_rank_is_told_by_its_busy_time_although_its_all_reduces_are_the_shortest() -> None:
+def test_the_slow_rank_is_reported_by_its_busy_time_although_its_all_reduces_are_the_shortest() -> (
+    None
+):
     now = {f"pod-{rank}": reading(rank, 50, wait=0.05) for rank in (0, 1, 3)}
     now["pod-2"] = reading(2, 50, data=0.05)
     rows = agent_metrics.breakdown_rows(now)
     assert [row.rank for row in rows if row.slow] == [2]
     assert min(rows, key=lambda row: row.collective_seconds or 0).rank == 2
-    said = "rank 2 on pod-2 is slow: busy 2.7 times as long as the others, "
-    assert list(describe_slow(rows)) == [f"{said}most of it in waiting for data"]
+    printed = "rank 2 on pod-2 is slow: busy 2.7 times as long as the others, "
+    assert list(describe_slow(rows)) == [f"{printed}most of it in waiting for data"]
     assert top.cells(rows[2])[-1] == "SLOW"
 
 
-def test_what_a_rank_exchanges_is_told_by_kind_and_shown_together() -> None:
+def test_what_a_rank_exchanges_is_reported_by_kind_and_shown_together() -> None:
     gathered = "\n".join(
         f'kdist_collective_seconds_total{{rank="0",op="{op}"}} {seconds}'
         for op, seconds in (("all_gather", 3.0), ("reduce_scatter", 1.0))

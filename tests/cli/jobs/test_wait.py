@@ -47,7 +47,9 @@ def test_a_goal_that_is_reached_ends_the_wait(cluster: Cluster, goal: str) -> No
     assert wait(cluster, goal) is not None
 
 
-def test_changes_are_told_once_each_until_the_job_is_done(cluster: Cluster, world: World) -> None:
+def test_changes_are_reported_once_each_until_the_job_is_done(
+    cluster: Cluster, world: World
+) -> None:
     heard: list[str] = []
     waiting = threading.Thread(target=wait, args=(cluster, "done", 30.0, heard))
     waiting.start()
@@ -64,28 +66,31 @@ def test_a_job_that_fails_ends_every_wait_with_its_cause(
 ) -> None:
     world.workload = FAILED
     world.pods = [ended_pod(0, 70, record=record(70, "user_code", message="ValueError: bad label"))]
-    with pytest.raises(KdistError, match=r"digits failed: .*ValueError: bad label") as told:
+    with pytest.raises(KdistError, match=r"digits failed: .*ValueError: bad label") as reported:
         wait(cluster, goal)
-    assert (told.value.code, told.value.next_command) == (Code.JOB_FAILED, "kdist why digits -n ml")
+    assert (reported.value.code, reported.value.next_command) == (
+        Code.JOB_FAILED,
+        "kdist why digits -n ml",
+    )
 
 
-def test_a_job_that_was_stopped_is_told_from_one_that_failed(
+def test_a_job_that_was_stopped_is_reported_from_one_that_failed(
     cluster: Cluster, world: World
 ) -> None:
     world.workload = FAILED
     world.pods = [ended_pod(0, 200, record=record(200, "preempted", outcome="stopped"))]
-    with pytest.raises(KdistError, match="was stopped") as told:
+    with pytest.raises(KdistError, match="was stopped") as reported:
         wait(cluster)
-    assert told.value.code is Code.JOB_CANCELLED
+    assert reported.value.code is Code.JOB_CANCELLED
 
 
 def test_a_wait_that_takes_too_long_says_what_keeps_the_job(cluster: Cluster, world: World) -> None:
     world.pods = [unscheduled(0, "0/2 nodes are available: 2 Insufficient cpu.")]
     with pytest.raises(
         KdistError, match=r"digits is Pending and not done after 0 s: digits-0-abcde finds no node"
-    ) as told:
+    ) as reported:
         wait(cluster, timeout=0.1)
-    assert told.value.code is Code.TIMEOUT
+    assert reported.value.code is Code.TIMEOUT
 
 
 def test_a_job_that_is_gone_is_what_was_waited_for_or_an_error(

@@ -97,10 +97,10 @@ class World:
         if rest == "log":
             return self._answer_log(name, asked)
         if rest.startswith("proxy"):
-            said = self.reports.get(name.partition(":")[0])
+            printed = self.reports.get(name.partition(":")[0])
             return (
-                Reply(document=said)
-                if said
+                Reply(document=printed)
+                if printed
                 else refusal(503, "error trying to reach service: connection refused")
             )
         found = next((each for each in self.pods if each["metadata"]["name"] == name), None)

@@ -94,13 +94,13 @@ def test_any_pieces_of_yaml_are_a_job_or_problems(text: str) -> None:
 
 @FAST
 @given(st.lists(PIECES, max_size=12).map(" ".join), st.integers(min_value=0, max_value=len(JOB)))
-def test_any_damage_to_a_good_file_is_told_with_places(piece: str, position: int) -> None:
+def test_any_damage_to_a_good_file_is_reported_with_places(piece: str, position: int) -> None:
     check_outcome(JOB[:position] + piece + JOB[position:])
 
 
 @FAST
 @given(st.sampled_from([field.path for field in reference.root().walk()]), VALUES)
-def test_any_value_in_any_field_is_taken_or_told(path: str, value: Any) -> None:
+def test_any_value_in_any_field_is_taken_or_reported(path: str, value: Any) -> None:
     job: dict[str, Any] = yaml.safe_load(JOB)
     place: Any = job
     *sections, last = path.replace("[]", ".[]").split(".")
@@ -120,7 +120,7 @@ def test_any_value_in_any_field_is_taken_or_told(path: str, value: Any) -> None:
 
 @FAST
 @given(st.text(max_size=60), st.text(max_size=30))
-def test_any_override_is_taken_or_told(path: str, value: str) -> None:
+def test_any_override_is_taken_or_reported(path: str, value: str) -> None:
     for option in (
         f"{path}={value}",
         f"spec.{path}={value}",

@@ -28,7 +28,7 @@ def test_there_are_many_of_them() -> None:
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_a_bad_file_is_told_of_with_place_path_reason_and_way_out(
+def test_a_bad_file_is_reported_with_place_path_reason_and_way_out(
     file: Path, kdist: Kdist, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(BAD)

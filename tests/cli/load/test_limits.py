@@ -89,14 +89,14 @@ def test_aliases_within_the_limits_are_the_value_they_name() -> None:
     assert [variable.value for variable in load_text(text, source="job.yaml").spec.env] == expected
 
 
-def test_a_wrong_value_behind_an_alias_is_told_of_where_it_stands() -> None:
+def test_a_wrong_value_behind_an_alias_is_reported_where_it_stands() -> None:
     text = JOB + "  env:\n    - {name: A, value: &mode 012}\n    - {name: B, value: *mode}\n"
     assert "job.yaml:10:24: spec.env[0].value: must be text, found the number 012" in refusal_of(
         text
     )
 
 
-def test_at_most_a_hundred_problems_are_told() -> None:
+def test_at_most_a_hundred_problems_are_reported() -> None:
     fields = "".join(f"  wrong{number}: 1\n" for number in range(500))
     with pytest.raises(InvalidJobError) as refused:
         load_text(JOB + fields, source="job.yaml")

@@ -90,7 +90,7 @@ def test_later_options_win() -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "told"),
+    ("option", "reported"),
     [
         ("spec.node=3", "spec.node: there is no such field; did you mean `spec.nodes`?"),
         (
@@ -131,9 +131,9 @@ def test_later_options_win() -> None:
         ("spec.nodes=\x1f", "the file contains the control character U+001F"),
     ],
 )
-def test_a_wrong_option_is_told_of_by_itself(option: str, told: str) -> None:
+def test_a_wrong_option_is_reported_by_itself(option: str, reported: str) -> None:
     source = option.replace("\x1f", "\\x1f")
-    assert refusal_of(option) == f"--set {source}: {told}"
+    assert refusal_of(option) == f"--set {source}: {reported}"
 
 
 def test_an_option_mends_a_wrong_file() -> None:

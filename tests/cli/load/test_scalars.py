@@ -104,7 +104,7 @@ def test_a_hint_says_the_number_that_was_meant(text: str, ends_with: str) -> Non
     assert number_hint(text, plain=True).endswith(ends_with)
 
 
-def test_a_quoted_number_is_told_to_lose_its_quotes() -> None:
+def test_a_quoted_number_is_reported_to_lose_its_quotes() -> None:
     assert number_hint("3", plain=False) == "quotes make it text; write 3 without them"
     assert number_hint("three", plain=False) == ""
     assert number_hint(".inf", plain=False) == ""

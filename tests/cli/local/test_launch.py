@@ -108,7 +108,9 @@ def test_a_home_directory_in_a_path_is_the_callers(
     assert launch.resolve(tmp_path, "~/images") == Path("/home/me/images")
 
 
-def test_everything_that_is_missing_here_is_told_at_once(folder: RunFolder, tmp_path: Path) -> None:
+def test_everything_that_is_missing_here_is_reported_at_once(
+    folder: RunFolder, tmp_path: Path
+) -> None:
     job = make_job(
         code="./src",
         data=[
@@ -119,14 +121,14 @@ def test_everything_that_is_missing_here_is_told_at_once(folder: RunFolder, tmp_
     )
     with pytest.raises(UsageError) as caught:
         plan(job, folder, tmp_path)
-    told = str(caught.value)
-    assert f"spec.code: there is no folder {tmp_path / 'src'}" in told
-    assert "spec.data[0] is in the claim imagenet of a cluster" in told
-    assert f"spec.data[1].path: {tmp_path / 'images'} does not exist" in told
+    reported = str(caught.value)
+    assert f"spec.code: there is no folder {tmp_path / 'src'}" in reported
+    assert "spec.data[0] is in the claim imagenet of a cluster" in reported
+    assert f"spec.data[1].path: {tmp_path / 'images'} does not exist" in reported
     assert (
         "TOKEN is a secret (key k of the Secret s on a cluster): set it in the "
         "environment of kdist run"
-    ) in told
+    ) in reported
 
 
 def test_a_secret_comes_from_the_callers_environment_and_never_shows_on_a_command_line(

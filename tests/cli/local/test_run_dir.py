@@ -186,9 +186,9 @@ def test_a_run_is_one_scripts_and_refused_to_another_until_it_is_put_aside(
         folder.begin()
         folder.close()
     for other in (second, "-m minGPT.main"):
-        with pytest.raises(KdistError, match=f"another script, {first}") as told:
+        with pytest.raises(KdistError, match=f"another script, {first}") as reported:
             RunFolder.open("main", script=other)
-        assert "--fresh" in str(told.value.hint)
+        assert "--fresh" in str(reported.value.hint)
     fresh = RunFolder.open("main", script=second, fresh=True)
     assert fresh.run["script"] == os.path.relpath(second, home / "main")
     fresh.close()

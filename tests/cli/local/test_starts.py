@@ -11,7 +11,7 @@ from kdist.local.summary import starts
 
 def write_log(root: Path, node: str, *lines: tuple[str, float]) -> None:
     (root / node).mkdir(parents=True)
-    said = [
+    printed = [
         {
             "time": datetime.fromtimestamp(at, UTC)
             .isoformat(timespec="milliseconds")
@@ -21,7 +21,7 @@ def write_log(root: Path, node: str, *lines: tuple[str, float]) -> None:
         for event, at in lines
     ]
     (root / node / "log").write_text(
-        "".join(json.dumps(each, separators=(",", ":")) + "\n" for each in said)
+        "".join(json.dumps(each, separators=(",", ":")) + "\n" for each in printed)
     )
 
 

@@ -85,26 +85,27 @@ def test_what_is_not_known_has_no_row() -> None:
 
 
 def test_a_stopped_job_says_what_is_saved_and_how_to_go_on() -> None:
-    told = summary.conclude(ended("stopped", 200), "job.yaml")
+    reported = summary.conclude(ended("stopped", 200), "job.yaml")
     assert (
-        told == "digits stopped; step 350 is saved. Next: kdist run job.yaml   continues from there"
+        reported
+        == "digits stopped; step 350 is saved. Next: kdist run job.yaml   continues from there"
     )
 
 
 def test_a_job_that_was_ended_at_once_does_not_claim_to_have_saved() -> None:
     report = {"steps": {"reached": 9, "committed": 0, "lost": 0, "samples": 1}}
-    told = summary.conclude(ended("killed", -9, **report), "job.yaml")
-    assert told == (
+    reported = summary.conclude(ended("killed", -9, **report), "job.yaml")
+    assert reported == (
         "digits was ended at once; nothing was saved yet. Next: kdist run job.yaml   "
         "continues from there"
     )
 
 
 def test_a_stop_whose_save_failed_is_an_error() -> None:
-    told = summary.conclude(ended("stopped", 203), "job.yaml")
-    assert isinstance(told, KdistError)
-    assert told.code == Code.JOB_FAILED
-    assert told.message == "digits stopped, but its state could not be saved; step 350 is saved"
+    reported = summary.conclude(ended("stopped", 203), "job.yaml")
+    assert isinstance(reported, KdistError)
+    assert reported.code == Code.JOB_FAILED
+    assert reported.message == "digits stopped, but its state could not be saved; step 350 is saved"
 
 
 def test_a_failure_says_who_where_and_why() -> None:
@@ -121,28 +122,31 @@ def test_a_failure_says_who_where_and_why() -> None:
         "message": "ValueError: boom",
         "traceback": traceback,
     }
-    told = summary.conclude(
+    reported = summary.conclude(
         ended("failed", 70, failure={**failure, "agent": "node-0", "log": "/x/log"}), "job.yaml"
     )
-    assert isinstance(told, KdistError)
+    assert isinstance(reported, KdistError)
     assert (
-        told.message == "digits failed (user_code), rank 1 on node-1 at step 42: ValueError: boom"
+        reported.message
+        == "digits failed (user_code), rank 1 on node-1 at step 42: ValueError: boom"
     )
-    assert told.hint == 'File "/src/model.py", line 12, in forward; its log is /x/log'
+    assert reported.hint == 'File "/src/model.py", line 12, in forward; its log is /x/log'
 
 
 @pytest.mark.parametrize("failure", [None, {"agent": "node-0", "log": "/x/log"}])
 def test_a_failure_without_a_record_still_says_what_is_known(
     failure: dict[str, Any] | None,
 ) -> None:
-    told = summary.conclude(ended("failed", 1, failure=failure), "job.yaml")
-    assert isinstance(told, KdistError)
-    assert "digits failed (exit code 1)" in told.message
+    reported = summary.conclude(ended("failed", 1, failure=failure), "job.yaml")
+    assert isinstance(reported, KdistError)
+    assert "digits failed (exit code 1)" in reported.message
 
 
 def test_a_run_that_was_done_before_says_how_to_train_again() -> None:
-    told = summary.conclude(RunEnded(Outcome("done", 0), make_report(), already=True), "job.yaml")
-    assert told == (
+    reported = summary.conclude(
+        RunEnded(Outcome("done", 0), make_report(), already=True), "job.yaml"
+    )
+    assert reported == (
         "digits is done already. Next: kdist run --fresh job.yaml   trains it again and "
         "archives this run"
     )

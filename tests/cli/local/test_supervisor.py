@@ -23,13 +23,13 @@ Told = list[tuple[str, str, dict[str, Any]]]
 
 
 @pytest.fixture
-def told() -> Told:
+def reported() -> Told:
     return []
 
 
 @pytest.fixture
 def make(
-    tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, reported: Told, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., Supervisor]]:
     """Kubelet of agents that act what is given for each: `make(["201", "0"], ["wait"])`."""
     monkeypatch.setattr(supervisor_module, "FIRST_PAUSE", 0.05)
@@ -37,7 +37,7 @@ def make(
     made: list[Supervisor] = []
 
     def tell(node: str, event: str, /, **fields: object) -> None:
-        told.append((node, event, fields))
+        reported.append((node, event, fields))
 
     def build(*acts: list[str], grace_seconds: float = 20, max_restarts: int = 8) -> Supervisor:
         commands = [
@@ -111,12 +111,12 @@ def test_a_code_below_128_fails_the_job_and_stops_the_other_agents(
 
 
 def test_the_pause_before_a_restart_doubles_and_progress_sets_it_back(
-    make: Callable[..., Supervisor], told: Told
+    make: Callable[..., Supervisor], reported: Told
 ) -> None:
     supervisor = make(["201"], max_restarts=3)
     supervisor.start()
     finish(supervisor)
-    assert [fields["seconds"] for _, event, fields in told if event == "agent-restarting"] == [
+    assert [fields["seconds"] for _, event, fields in reported if event == "agent-restarting"] == [
         0.05,
         0.1,
         0.2,
@@ -180,12 +180,12 @@ def test_an_agent_that_does_not_stop_within_the_grace_is_killed(
 
 
 def test_a_stop_while_an_agent_waits_for_its_restart_ends_the_job(
-    make: Callable[..., Supervisor], told: Told
+    make: Callable[..., Supervisor], reported: Told
 ) -> None:
     supervisor = make(["201"], max_restarts=99)
     supervisor.start()
     end = time.monotonic() + PATIENCE
-    while not any(event == "agent-restarting" for _, event, _ in told):
+    while not any(event == "agent-restarting" for _, event, _ in reported):
         assert supervisor.poll()
         assert time.monotonic() < end
         time.sleep(0.01)
@@ -204,11 +204,11 @@ def test_a_failure_while_stopping_is_still_a_failure(
 
 
 def test_agents_live_in_sessions_of_their_own_so_ctrl_c_reaches_kdist_alone(
-    make: Callable[..., Supervisor], tmp_path: Path, told: Told
+    make: Callable[..., Supervisor], tmp_path: Path, reported: Told
 ) -> None:
     supervisor = make(["wait"], ["wait"])
     supervisor.start()
-    pids = [int(fields["pid"]) for _, event, fields in told if event == "agent-started"]
+    pids = [int(fields["pid"]) for _, event, fields in reported if event == "agent-started"]
     assert [os.getsid(pid) for pid in pids] == pids
     assert [os.getpgid(pid) for pid in pids] == pids
 
@@ -230,14 +230,14 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_a_daemon_that_an_agent_leaves_behind_is_killed_before_the_agent_starts_again(
     tmp_path: Path,
 ) -> None:
-    told: Told = []
+    reported: Told = []
     environment = {**os.environ, "KDIST_SCRATCH": str(tmp_path / "node-0")}
     command = AgentCommand(
         "node-0", [sys.executable, "-c", DAEMON], environment, tmp_path, tmp_path / "log"
     )
 
     def tell(node: str, event: str, /, **fields: object) -> None:
-        told.append((node, event, fields))
+        reported.append((node, event, fields))
 
     supervisor = Supervisor([command], grace_seconds=20, max_restarts=0, on_event=tell)
     supervisor.start()

@@ -65,7 +65,7 @@ def test_a_document_is_a_job_file_of_the_same_job(smallest: TrainingJob) -> None
     assert load_text(json.dumps(smallest.to_document()), source="again") == smallest
 
 
-def test_the_trainer_is_told_all_that_the_job_says_about_training() -> None:
+def test_the_trainer_is_reported_all_that_the_job_says_about_training() -> None:
     text = JOB + (
         "  nodes: {min: 2, max: 3}\n  procsPerNode: 2\n  threadsPerRank: 4\n  "
         "maxRestarts: 7\n  terminationGracePeriodSeconds: 31\n"
@@ -75,9 +75,9 @@ def test_the_trainer_is_told_all_that_the_job_says_about_training() -> None:
         "34\n  hangTimeoutSeconds: 35\n"
     )
     text += "  finalScrapeTimeoutSeconds: 36\n"
-    told = load_text(text, source="job.yaml").to_train_config().to_document()
-    train = told.pop("train")
-    assert told == {
+    reported = load_text(text, source="job.yaml").to_train_config().to_document()
+    train = reported.pop("train")
+    assert reported == {
         "name": "digits",
         "nodes": {"min": 2, "max": 3},
         "procsPerNode": 2,

@@ -28,7 +28,7 @@ def config_map(
     spec["checkpoints"] = {"claim": "ckpt"}
     job: Document = {"apiVersion": "kdist.dev/v1alpha1", "kind": "TrainingJob"}
     job |= {"metadata": {"name": name}, "spec": spec}
-    told = {"run-id": RUN, "backend": "job", "rendezvous": "kubernetes", **annotations}
+    reported = {"run-id": RUN, "backend": "job", "rendezvous": "kubernetes", **annotations}
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -36,7 +36,7 @@ def config_map(
             "name": name,
             "namespace": "ml",
             "labels": {"kdist.dev/job": name},
-            "annotations": {f"kdist.dev/{key}": value for key, value in told.items()},
+            "annotations": {f"kdist.dev/{key}": value for key, value in reported.items()},
             "creationTimestamp": at(age),
         },
         "data": {"job.json": json.dumps(job)},
@@ -74,10 +74,10 @@ def pod(
         {"type": "ContainersReady", "status": ready},
         {"type": "Ready", "status": ready},
     ]
-    told: Document = {"phase": phase, "conditions": conditions, "podIP": f"10.0.0.{index + 1}"}
+    reported: Document = {"phase": phase, "conditions": conditions, "podIP": f"10.0.0.{index + 1}"}
     if phase == "Running":
         state = {"running": {"startedAt": at(500)}}
-        told["containerStatuses"] = [container(state=state, ready=True)]
+        reported["containerStatuses"] = [container(state=state, ready=True)]
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -95,7 +95,7 @@ def pod(
             "containers": [{"name": "trainer", "image": "registry/kdist-trainer:1"}],
             **({"nodeName": node} if node else {}),
         },
-        "status": {**told, **status},
+        "status": {**reported, **status},
     }
 
 
@@ -125,8 +125,8 @@ def terminated(
 ) -> Document:
     """A container's end."""
     message = record if isinstance(record, str) else json.dumps(record) if record else ""
-    said = {"exitCode": code, "reason": reason, "message": message, "finishedAt": at(ago)}
-    return {"terminated": said}
+    printed = {"exitCode": code, "reason": reason, "message": message, "finishedAt": at(ago)}
+    return {"terminated": printed}
 
 
 def ended_pod(
@@ -161,7 +161,7 @@ def report(
     state: str = "running", *, ranks: tuple[int, ...] = (0,), generation: int = 1, **more: Any
 ) -> Document:
     """An agent's `/status` document."""
-    told: Document = {
+    reported: Document = {
         "job": "digits",
         "run_id": RUN,
         "node": "digits-0-abcde",
@@ -183,7 +183,7 @@ def report(
         "ranks": [rank(each, local) for local, each in enumerate(ranks)],
         "pid": 7,
     }
-    return {**told, **more}
+    return {**reported, **more}
 
 
 def rank(number: int, local: int = 0) -> Document:
@@ -202,6 +202,17 @@ def rank(number: int, local: int = 0) -> Document:
 
 def record(code: int, cause: str | None, *, outcome: str = "failed", **more: Any) -> Document:
     """An exit record as the trainer writes it."""
-    told: Document = {"code": code, "cause": cause, "outcome": outcome, "message": "", "rank": 1}
-    told |= {"node": "digits-1-abcde", "step": 42, "generation": 1, "time": NOW.timestamp() - 10}
-    return {**told, "traceback": [], "collective": None, "primary": True, **more}
+    reported: Document = {
+        "code": code,
+        "cause": cause,
+        "outcome": outcome,
+        "message": "",
+        "rank": 1,
+    }
+    reported |= {
+        "node": "digits-1-abcde",
+        "step": 42,
+        "generation": 1,
+        "time": NOW.timestamp() - 10,
+    }
+    return {**reported, "traceback": [], "collective": None, "primary": True, **more}

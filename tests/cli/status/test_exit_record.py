@@ -28,19 +28,19 @@ FAILURE = Failure(
 
 
 @pytest.mark.parametrize(
-    "told", [failed(FAILURE), success(step=500), stopped("stopped on request", step=3)]
+    "reported", [failed(FAILURE), success(step=500), stopped("stopped on request", step=3)]
 )
-def test_what_the_trainer_writes_is_read_as_it_was_meant(told: dict[str, object]) -> None:
-    read = ExitRecord.parse(json.dumps(told, ensure_ascii=False))
+def test_what_the_trainer_writes_is_read_as_it_was_meant(reported: dict[str, object]) -> None:
+    read = ExitRecord.parse(json.dumps(reported, ensure_ascii=False))
     assert read is not None
     assert read.whole
     assert (read.code, read.cause or None, read.outcome, read.step) == (
-        told["code"],
-        told["cause"],
-        told["outcome"],
-        told["step"],
+        reported["code"],
+        reported["cause"],
+        reported["outcome"],
+        reported["step"],
     )
-    assert read.message == told["message"]
+    assert read.message == reported["message"]
 
 
 def test_a_record_survives_its_way_through_an_annotation() -> None:
@@ -60,7 +60,7 @@ def test_of_a_record_that_was_cut_the_first_fields_are_read(length: int) -> None
     assert "user_code".startswith(read.cause)
 
 
-def test_the_end_of_a_log_tells_it_where_the_message_is_one() -> None:
+def test_the_end_of_a_log_reports_it_where_the_message_is_one() -> None:
     event = {
         "time": "2026-01-31T12:00:00.000Z",
         "event": "failed",
@@ -107,9 +107,9 @@ def test_any_text_is_taken_calmly(text: str) -> None:
 
 @given(st.data())
 def test_a_record_with_any_values_in_it_is_taken_calmly(data: st.DataObject) -> None:
-    told = record(70, "user_code")
-    key = data.draw(st.sampled_from(sorted(told)))
-    told[key] = data.draw(
+    reported = record(70, "user_code")
+    key = data.draw(st.sampled_from(sorted(reported)))
+    reported[key] = data.draw(
         st.none()
         | st.booleans()
         | st.integers()
@@ -117,5 +117,5 @@ def test_a_record_with_any_values_in_it_is_taken_calmly(data: st.DataObject) -> 
         | st.text()
         | st.lists(st.integers())
     )
-    read = ExitRecord.parse(json.dumps(told))
+    read = ExitRecord.parse(json.dumps(reported))
     assert read is None or isinstance(read.message, str)

@@ -62,14 +62,20 @@ def look(
     pods: list[Any] = BOTH,
     reports: dict[str, Any] | None = None,
     *,
-    told: dict[str, Any] | None = None,
+    reported: dict[str, Any] | None = None,
     over: dict[str, Any] | None = None,
     **more: Any,
 ) -> JobStatus:
     """The status of a job of two nodes."""
     over = workload() if over is None and state else over
     return read_status(
-        told or config_map(), over, pods, reports or {}, state=state, now=NOW.timestamp(), **more
+        reported or config_map(),
+        over,
+        pods,
+        reports or {},
+        state=state,
+        now=NOW.timestamp(),
+        **more,
     )
 
 
@@ -104,10 +110,10 @@ def look(
         (look(FAILED, [stopped_pod(0), stopped_pod(1)]), Phase.STOPPED, "Stopped"),
         (look(FAILED, [stopped_pod(0), ended_pod(1, 137)]), Phase.FAILED, "PodFailurePolicy"),
         (look(SUSPENDED, []), Phase.SUSPENDED, "Suspended"),
-        (look(SUSPENDED, [], told=ASKED), Phase.SUSPENDED, "Suspended"),
-        (look(SUSPENDED, BOTH, told=ASKED), Phase.RUNNING, "Suspending"),
+        (look(SUSPENDED, [], reported=ASKED), Phase.SUSPENDED, "Suspended"),
+        (look(SUSPENDED, BOTH, reported=ASKED), Phase.RUNNING, "Suspending"),
         (look(SUSPENDED, [], over=QUEUED), Phase.QUEUED, "Queued"),
-        (look(SUSPENDED, [], over=QUEUED, told=ASKED), Phase.SUSPENDED, "Suspended"),
+        (look(SUSPENDED, [], over=QUEUED, reported=ASKED), Phase.SUSPENDED, "Suspended"),
         (look(None, []), Phase.UNKNOWN, "NoWorkload"),
     ],
 )
@@ -141,16 +147,16 @@ def test_what_another_run_says_is_not_believed() -> None:
     assert (status.step, status.ranks) == (None, ())
 
 
-def test_a_finished_job_still_tells_its_last_step_and_how_it_ended() -> None:
+def test_a_finished_job_still_reports_its_last_step_and_how_it_ended() -> None:
     done = record(0, None, outcome="done", step=500, rank=None)
     status = look(DONE, [ended_pod(0, 0, "Completed"), ended_pod(1, 0, "Completed", done)])
     assert status.exit_record is not None
     assert (status.step, status.exit_record.outcome) == (500, "done")
 
 
-def test_the_failure_that_decides_is_told_and_not_what_followed_from_it() -> None:
-    said = "Connection closed by peer"
-    peers = record(201, "node_lost", message=said, primary=False, time=NOW.timestamp() - 60)
+def test_the_failure_that_decides_is_reported_and_not_what_followed_from_it() -> None:
+    printed = "Connection closed by peer"
+    peers = record(201, "node_lost", message=printed, primary=False, time=NOW.timestamp() - 60)
     status = look(FAILED, [ended_pod(0, 201, record=peers), ended_pod(1, 70, record=TRACEBACK)])
     assert status.exit_record is not None
     assert (status.exit_record.cause, status.message) == ("user_code", "ValueError: bad label")
@@ -168,7 +174,7 @@ def test_an_outcome_that_was_noted_outlives_the_pods() -> None:
 def test_nodes_at_work_are_counted_against_those_wanted() -> None:
     status = look(
         pods=[pod(0), lost_pod(1), unscheduled(2, "")],
-        told=config_map(least=1, most=4),
+        reported=config_map(least=1, most=4),
         reports={FIRST: report()},
     )
     assert (str(status.nodes), status.nodes.min) == ("1/4", 1)

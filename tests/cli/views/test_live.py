@@ -134,7 +134,7 @@ def test_a_job_that_is_quiet_for_a_second_says_what_it_waits_for(
     assert f"… {sentence}" in drawn(render(from_progress(progress)))
 
 
-def test_an_agent_that_failed_and_starts_again_has_nobody_told_to_stop(
+def test_an_agent_that_failed_and_starts_again_has_nobody_reported_to_stop(
     progress: Progress, clock: Clock
 ) -> None:
     clock.now += 2
@@ -152,7 +152,7 @@ def test_a_training_that_moves_waits_for_nothing(progress: Progress, clock: Cloc
     assert "Ctrl-C" in drawn(render(from_progress(progress, hint="Ctrl-C saves")))
 
 
-def test_a_script_that_tells_no_steps_is_not_called_stuck(clock: Clock) -> None:
+def test_a_script_that_reports_no_steps_is_not_called_stuck(clock: Clock) -> None:
     progress = Progress(
         "script", {"node-0": NodeProgress("node-0")}, min_nodes=1, managed=False, clock=clock
     )

@@ -80,17 +80,17 @@ def check(op: str, odd: str, record: dict[str, Any]) -> None:
         assert (record["cause"], record["code"]) == ("budget", 75), (
             "another try could help, but the job allows none"
         )
-        said = {
+        printed = {
             "hang": ("rank 1 hangs", "rank 1 did not enter"),
             "abort": ("SIGABRT",),
             "segfault": ("SIGSEGV",),
         }[odd]
-        assert any(words in record["message"] for words in said)
+        assert any(words in record["message"] for words in printed)
         assert odd == "hang" or "members.py" in record["place"]
 
 
 @pytest.mark.processes
-def test_a_wrong_shape_that_aborts_a_peer_in_cpp_is_told_of_the_rank_that_sent_it(
+def test_a_wrong_shape_that_aborts_a_peer_in_cpp_is_reported_the_rank_that_sent_it(
     tmp_path: Path,
 ) -> None:
     (record,) = run(tmp_path, "all_reduce", "shape", nodes=1, procs=3)

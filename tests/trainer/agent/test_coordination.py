@@ -133,7 +133,7 @@ def test_a_termination_message_is_whole_json_whatever_the_record_holds(
     assert json.loads((tmp_path / "exit.json").read_bytes())["code"] == 70
 
 
-def test_ranks_are_told_to_take_the_checkpoints_over_only_if_somebody_said_so(
+def test_ranks_are_reported_to_take_the_checkpoints_over_only_if_somebody_said_so(
     tmp_path: Path,
 ) -> None:
     config = TrainConfig(name="job", nodes=Nodes(min=1, max=1), script=Script(path="train.py"))

@@ -111,7 +111,7 @@ def test_a_rank_that_does_not_come_is_named_where_most_wait_for_it() -> None:
     )
 
 
-def test_ranks_that_were_in_the_same_are_told_together() -> None:
+def test_ranks_that_were_in_the_same_are_reported_together() -> None:
     one = call("all_reduce", 3)
     states = [state(rank, one) for rank in (0, 2, 3, 4)] + [
         state(1, call("barrier", 2), inside=False),

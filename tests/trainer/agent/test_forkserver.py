@@ -71,8 +71,8 @@ def load(sender: object) -> None:
     os.setpgid(0, 0)
     os.environ["RANK"] = "3"
     first = next(make_loader(Whereabouts(), workers=1, size=1).batches(step=0, position=0))
-    parents, groups, told = first.micro_batches[0].batch
-    sender.send([int(parents[0]), int(groups[0]), told[0]])  # type: ignore[attr-defined]
+    parents, groups, reported = first.micro_batches[0].batch
+    sender.send([int(parents[0]), int(groups[0]), reported[0]])  # type: ignore[attr-defined]
 
 
 def look(sender: object) -> None:

@@ -122,12 +122,12 @@ def test_a_frameworks_script_shows_its_all_reduces_and_nothing_that_nobody_knows
     lab = Lab(tmp_path, fresh=True, procsPerNode=2, script={"path": str(script)})
     with scraping(tmp_path, rules) as (prometheus, targets), lab:
         lab.start("node-0", PYTHONPATH=str(libraries), HF_HUB_OFFLINE="1")
-        told = 'kdist_collectives_total{kdist_job="lab",op="all_reduce",rank="1"}'
+        reported = 'kdist_collectives_total{kdist_job="lab",op="all_reduce",rank="1"}'
         note = tmp_path / "node-0" / "agent.json"
         lab.wait(note.exists, "the start of the agent")
         targets.write_text(json.dumps([listed(json.loads(note.read_text())["port"])]))
-        lab.wait(lambda: told in read_metrics(lab, "node-0"), "the count of all-reduces")
-        running = f"count_over_time({told}[1h]) >= {SCRAPES}"
+        lab.wait(lambda: reported in read_metrics(lab, "node-0"), "the count of all-reduces")
+        running = f"count_over_time({reported}[1h]) >= {SCRAPES}"
         lab.wait(
             lambda: prometheus.instant(running, at=time.time()), "scrapes of the training", 600
         )

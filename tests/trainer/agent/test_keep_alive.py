@@ -44,7 +44,7 @@ def wait_until_kept_alive(lab: Lab) -> dict[str, Any]:
     return document
 
 
-def test_an_agent_that_is_done_stays_until_it_is_told_to_go(tmp_path: Path) -> None:
+def test_an_agent_that_is_done_stays_until_it_is_reported_to_go(tmp_path: Path) -> None:
     with parking(tmp_path) as lab:
         lab.start("node-0")
         lab.stepping(1, world=1)

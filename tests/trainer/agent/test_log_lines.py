@@ -56,8 +56,8 @@ def test_every_line_carries_its_rank_and_an_event_is_left_as_it_is() -> None:
 def test_what_torch_marks_with_the_rank_itself_is_not_marked_twice() -> None:
     stream = Stream()
     stream.write(b"[rank3]: Traceback (most recent call last):\n[rank1]: not mine\n")
-    told = ["[rank3]: Traceback (most recent call last):\n", "[rank3]: [rank1]: not mine\n"]
-    assert stream.lines == told
+    reported = ["[rank3]: Traceback (most recent call last):\n", "[rank3]: [rank1]: not mine\n"]
+    assert stream.lines == reported
 
 
 @pytest.mark.parametrize(

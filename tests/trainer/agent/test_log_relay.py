@@ -40,7 +40,7 @@ def agent(scratch: Path, rank: str) -> Iterator[subprocess.Popen[bytes]]:
         process.communicate()
 
 
-def told(output: bytes) -> list[str]:
+def reported(output: bytes) -> list[str]:
     """The lines, events by their names."""
     lines = output.decode().splitlines()
     return [json.loads(line)["event"] if line.startswith("{") else line for line in lines]
@@ -59,7 +59,7 @@ def test_what_a_rank_its_children_and_native_code_print_stands_before_the_news_o
         os._exit(3)
     """
     with agent(tmp_path, rank) as process:
-        lines = told(process.communicate(timeout=60)[0])
+        lines = reported(process.communicate(timeout=60)[0])
     assert lines[-2:] == ["first", "last"]
     assert sorted(lines[:-2]) == [
         f"[rank7]: {text}" for text in ("error", "mine", "my child's", "native")
@@ -77,12 +77,12 @@ def test_neither_ranks_nor_their_agent_wait_for_a_reader_that_has_stopped_readin
         assert soon((tmp_path / "well").exists, 60), "the rank, and with it its agent, waits"
         assert process.wait(60) == 0, "its end waits for nobody either"
         assert process.stdout is not None
-        lines = told(process.stdout.read())
+        lines = reported(process.stdout.read())
     assert lines[0] == "[rank7]: line 000000 of a flood that nobody reads"
 
 
 def test_a_flood_that_is_read_arrives_whole_and_in_order(tmp_path: Path) -> None:
     flood = 'for number in range(100_000): sys.stdout.write(f"{number}\\n")'
     with agent(tmp_path, flood) as process:
-        lines = told(process.communicate(timeout=60)[0])
+        lines = reported(process.communicate(timeout=60)[0])
     assert lines == [*(f"[rank7]: {number}" for number in range(100_000)), "first", "last"]

@@ -159,15 +159,20 @@ def test_a_store_that_knows_nothing_of_the_ledgers_last_generation_means_a_new_s
     assert (again.number, again.reason, again.restarts) == (2, "resume", 0)
 
 
-def test_the_ledger_tells_each_failure_with_its_own_time(tmp_path: Path) -> None:
+def test_the_ledger_reports_each_failure_with_its_own_time(tmp_path: Path) -> None:
     job = Job(tmp_path)
     job.open()
     failed = killed(1)
     job.agent_store.post_failures(1, [failed])
     job.open()
-    (told,) = (event for event in RunLedger(tmp_path).events() if event["event"] == "failure")
-    assert (told["cause"], told["rank"], told["node"], told["step"]) == ("signal", 1, "node-1", 5)
-    assert told["time"] == pytest.approx(failed.time, abs=0.01)
+    (reported,) = (event for event in RunLedger(tmp_path).events() if event["event"] == "failure")
+    assert (reported["cause"], reported["rank"], reported["node"], reported["step"]) == (
+        "signal",
+        1,
+        "node-1",
+        5,
+    )
+    assert reported["time"] == pytest.approx(failed.time, abs=0.01)
 
 
 def test_a_ledger_that_cannot_be_written_ends_nothing(tmp_path: Path) -> None:

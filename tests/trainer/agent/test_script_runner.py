@@ -107,7 +107,7 @@ def test_a_module_runs_as_under_python_m_with_its_package_and_the_working_folder
 
 
 @pytest.mark.parametrize(
-    ("code", "status", "said"),
+    ("code", "status", "printed"),
     [
         ("import sys; sys.exit()", 0, ""),
         ("import sys; sys.exit(3)", 3, ""),
@@ -121,11 +121,11 @@ def test_a_module_runs_as_under_python_m_with_its_package_and_the_working_folder
     ],
 )
 def test_a_script_ends_with_the_code_that_python_gives(
-    tmp_path: Path, code: str, status: int, said: str
+    tmp_path: Path, code: str, status: int, printed: str
 ) -> None:
     ended = run_script(tmp_path / "script.py", code=code)
     assert ended.returncode == status
-    assert said in ended.stderr
+    assert printed in ended.stderr
     assert "kdist_trainer" not in ended.stderr
 
 

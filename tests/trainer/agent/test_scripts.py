@@ -124,9 +124,9 @@ def test_an_unchanged_script_shows_its_all_reduces_and_nothing_that_nobody_knows
     script.write_text(UNCHANGED)
     with Lab(tmp_path, procsPerNode=2, script={"path": str(script)}) as lab:
         lab.start("node-0")
-        told = 'kdist_collectives_total{kdist_job="lab",op="all_reduce",rank="1"}'
+        reported = 'kdist_collectives_total{kdist_job="lab",op="all_reduce",rank="1"}'
         lab.wait(lambda: (tmp_path / "node-0" / "agent.json").exists(), "the start of the agent")
-        lab.wait(lambda: told in read_metrics(lab, "node-0"), "the count of all-reduces")
+        lab.wait(lambda: reported in read_metrics(lab, "node-0"), "the count of all-reduces")
         text = read_metrics(lab, "node-0")
         lab.tell("enough")
         assert lab.end("node-0") == 0
@@ -208,7 +208,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.processes
-def test_what_ends_a_process_that_a_script_has_started_is_told_from_an_exception_in_it(
+def test_what_ends_a_process_that_a_script_has_started_is_reported_from_an_exception_in_it(
     tmp_path: Path,
 ) -> None:
     script = tmp_path / "classic.py"
@@ -240,7 +240,7 @@ def test_an_exception_in_a_script_is_the_users_and_keeps_its_traceback(tmp_path:
 
 
 @pytest.mark.processes
-def test_a_script_that_leaves_by_os_exit_with_code_0_is_done_as_under_torchrun_and_that_is_told(
+def test_a_script_that_leaves_by_os_exit_with_code_0_is_done_as_under_torchrun_and_that_is_reported(
     tmp_path: Path,
 ) -> None:
     script = tmp_path / "train.py"
@@ -248,25 +248,26 @@ def test_a_script_that_leaves_by_os_exit_with_code_0_is_done_as_under_torchrun_a
     with Lab(tmp_path, script={"path": str(script)}) as lab:
         lab.start("node-0")
         assert lab.end("node-0") == 0
-        (told,) = lab.events("node-0", "ended-early")
-        assert told["rank"] == 0
+        (reported,) = lab.events("node-0", "ended-early")
+        assert reported["rank"] == 0
 
 
 @pytest.mark.processes
-def test_a_script_that_crashes_alike_each_time_is_told_so_and_ended(tmp_path: Path) -> None:
+def test_a_script_that_crashes_alike_each_time_is_reported_so_and_ended(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("import ctypes\ndef fetch():\n    ctypes.string_at(1)\nfetch()\n")
     with Lab(tmp_path, script={"path": str(script)}) as lab:
         lab.start("node-0")
         assert lab.end("node-0") == 75
-        record, told = lab.record("node-0"), lab.events("node-0", "restarting")
+        record, reported = lab.record("node-0"), lab.events("node-0", "restarting")
     expected = "the same failure 3 times in a row without progress: rank 0 was killed by SIGSEGV"
     assert record["message"] == expected
     assert record["place"] == f'File "{script}", line 3, in fetch', "not ctypes, which crashed"
     assert "ctypes" in record["traceback"][-1]
-    assert len(told) == 2
+    assert len(reported) == 2
     assert all(
-        event["message"].startswith("the script starts again from the beginning") for event in told
+        event["message"].startswith("the script starts again from the beginning")
+        for event in reported
     )
 
 

@@ -37,15 +37,15 @@ def keep(root: Path, state: dict[str, Any], step: int = 1) -> None:
 def test_another_reader_finds_every_weight_by_its_full_name_bit_for_bit(
     root: Path, tmp_path: Path
 ) -> None:
-    told = write(root, tmp_path / "model.safetensors")
+    reported = write(root, tmp_path / "model.safetensors")
     found, expected = load_file(tmp_path / "model.safetensors"), make_state(2)["model"]
     assert found.keys() == expected.keys()
     assert [name for name in expected if not torch.equal(found[name], expected[name])] == []
     assert {name: one.dtype for name, one in found.items()} == {
         name: one.dtype for name, one in expected.items()
     }
-    assert (told["step"], told["tensors"]) == (2, len(expected))
-    assert told["bytes"] == (tmp_path / "model.safetensors").stat().st_size
+    assert (reported["step"], reported["tensors"]) == (2, len(expected))
+    assert reported["bytes"] == (tmp_path / "model.safetensors").stat().st_size
     with safe_open(tmp_path / "model.safetensors", framework="pt") as file:
         assert file.metadata() == {
             "format": "pt",
@@ -96,8 +96,8 @@ def test_averages_stand_in_for_their_weights_and_buffers_stay(tmp_path: Path) ->
     model(torch.randn(8, 3))
     averages = {name: weight.detach() + 1 for name, weight in model.named_parameters()}
     keep(tmp_path / "run", {"model": model.state_dict(), "optimizer": {}, "average": averages})
-    told = write(tmp_path / "run", tmp_path / "plain")
-    assert told["averaged"] == 0
+    reported = write(tmp_path / "run", tmp_path / "plain")
+    assert reported["averaged"] == 0
     assert torch.equal(load_file(tmp_path / "plain")["0.weight"], model.state_dict()["0.weight"])
     assert write(tmp_path / "run", tmp_path / "average", average=True)["averaged"] == len(averages)
     found = load_file(tmp_path / "average")
@@ -163,6 +163,6 @@ def test_the_command_says_in_one_line_and_without_torch_why_there_is_nothing_to_
     tmp_path: Path,
 ) -> None:
     command = [sys.executable, "-c", LOOK, "export", str(tmp_path), "--out", str(tmp_path / "x")]
-    told = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert (told.returncode, told.stdout, told.stderr.count("\n")) == (1, "False\n", 1)
-    assert "there is no checkpoint in" in told.stderr
+    reported = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert (reported.returncode, reported.stdout, reported.stderr.count("\n")) == (1, "False\n", 1)
+    assert "there is no checkpoint in" in reported.stderr

@@ -48,7 +48,7 @@ def change_kind(state: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "printed"),
     [
         (grow, "fc.weight"),
         (rename, "head.weight"),
@@ -57,12 +57,12 @@ def change_kind(state: dict[str, Any]) -> None:
     ],
 )
 def test_another_model_is_refused_naming_what_differs(
-    root: Path, change: Callable[[dict[str, Any]], None], said: str
+    root: Path, change: Callable[[dict[str, Any]], None], printed: str
 ) -> None:
     tensors = make_state(999)
     change(tensors)
     before = digest_of(tensors)
-    with pytest.raises(CheckpointMismatchError, match=said):
+    with pytest.raises(CheckpointMismatchError, match=printed):
         open_store(root, generation=2).load(tensors, fingerprint=FINGERPRINT)
     assert digest_of(tensors) == before
 

@@ -126,7 +126,7 @@ def test_a_folder_that_is_not_there_is_empty_and_stays_away(
     assert not (tmp_path / "none").exists()
 
 
-def test_the_end_is_told(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_end_is_reported(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     CheckpointDirectory(root).write_done({"step": 2, "outcome": "done"})
     assert asked(capsys, "list", root)[1]["done"] == {"step": 2, "outcome": "done"}
 

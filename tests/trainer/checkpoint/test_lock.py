@@ -41,7 +41,9 @@ def test_another_run_is_refused_with_the_way_out(tmp_path: Path) -> None:
     holder.check()
 
 
-def test_another_run_may_take_over_when_told_to_and_epochs_go_on_growing(tmp_path: Path) -> None:
+def test_another_run_may_take_over_when_reported_to_and_epochs_go_on_growing(
+    tmp_path: Path,
+) -> None:
     holder = Lock(tmp_path)
     holder.acquire(run_id="theirs", epoch=5)
     assert Lock(tmp_path).acquire(run_id="ours", epoch=1, take_over=True).epoch == 6

@@ -151,11 +151,11 @@ def test_a_folder_that_vanishes_is_like_a_lost_lock(root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("operation", "told"),
+    ("operation", "reported"),
     [("rename", "rename a folder"), ("replace", "replace a file"), ("fsync", "write and fsync")],
 )
 def test_storage_that_lacks_what_saves_need_is_refused_before_the_first_step(
-    root: Path, operation: str, told: str
+    root: Path, operation: str, reported: str
 ) -> None:
     def refuse(one: Operation) -> None:
         if one.name == operation and ".tmp-probe" in str(one.path):
@@ -164,7 +164,8 @@ def test_storage_that_lacks_what_saves_need_is_refused_before_the_first_step(
     with (
         storage.observed(refuse),
         pytest.raises(
-            CheckpointMismatchError, match=rf"cannot {told}.*Operation not supported.*use a volume"
+            CheckpointMismatchError,
+            match=rf"cannot {reported}.*Operation not supported.*use a volume",
         ),
     ):
         open_store(root)

@@ -136,7 +136,7 @@ def resume_another_model(rank: Rank, root: Path) -> str:
     return "resumed"
 
 
-def test_a_script_with_another_model_is_told_what_does_not_fit(tmp_path: Path) -> None:
+def test_a_script_with_another_model_is_reported_what_does_not_fit(tmp_path: Path) -> None:
     root = tmp_path / "checkpoints"
     run_ranks(1, train, tmp_path, root)
     assert "another model" in run_ranks(1, resume_another_model, tmp_path, root, generation=2)[0]

@@ -27,10 +27,12 @@ def call_everything(folder: Path) -> dict[str, list[str]]:
     with World.from_environment(timeout_seconds=60) as world:
         heartbeat = Heartbeat.create(folder / f"beat-{world.rank}")
         flight_recorder.install(heartbeat)
-        told: dict[str, list[str]] = {}
+        reported: dict[str, list[str]] = {}
 
         def note(name: str) -> None:
-            told[name] = [str(call) for call in heartbeat.calls()[sum(map(len, told.values())) :]]
+            reported[name] = [
+                str(call) for call in heartbeat.calls()[sum(map(len, reported.values())) :]
+            ]
 
         x = torch.ones(4, 2)
         dist.all_reduce(x)
@@ -59,16 +61,16 @@ def call_everything(folder: Path) -> dict[str, list[str]]:
         sharded(torch.ones(2, 4)).sum().backward()
         note("fsdp")
         waiting = dist.all_reduce(x, async_op=True)
-        told["waited"] = [waited]
-        told["inside"] = [str(heartbeat.read().collective)]
+        reported["waited"] = [waited]
+        reported["inside"] = [str(heartbeat.read().collective)]
         if waiting is not None:
             waiting.wait()
         thread = threading.Thread(target=lambda: dist.all_reduce(torch.ones(7), group=pair))
         thread.start()
         thread.join()
-        told["outside"] = [str(heartbeat.read().collective), str(heartbeat.calls(1)[0])]
-        told["script"] = see_as_script(world.rank, heartbeat, folder / "seen")
-        return told
+        reported["outside"] = [str(heartbeat.read().collective), str(heartbeat.calls(1)[0])]
+        reported["script"] = see_as_script(world.rank, heartbeat, folder / "seen")
+        return reported
 
 
 def see_as_script(rank: int, heartbeat: Heartbeat, seen: Path) -> list[str]:

@@ -144,7 +144,7 @@ def probe_and_tell() -> dict[str, Any]:
 
 
 @pytest.mark.processes
-def test_a_probe_tells_the_bandwidth_of_nccl_tests_and_when_it_is_due_again() -> None:
+def test_a_probe_reports_the_bandwidth_of_nccl_tests_and_when_it_is_due_again() -> None:
     for rank in run_group(probe_and_tell, 2):
         assert rank["due"] == [False, False, True, False]
         assert rank["off"] is None
@@ -166,25 +166,25 @@ def test_a_rank_that_waits_shows_which_collective_it_is_in(tmp_path: Path) -> No
 def test_phases_sum_to_the_steps_and_all_reduces_move_every_gradient(
     tmp_path: Path, timing: str
 ) -> None:
-    told = run_group(
+    reported = run_group(
         train_and_tell,
         2,
         describe(options=WIDE, collectiveTiming=timing, virtualShards=4),
         tmp_path,
     )
-    for rank in told:
+    for rank in reported:
         assert sum(rank["phase"]) == pytest.approx(rank["seconds"], rel=1e-3)
         assert all(seconds >= 0 for seconds in rank["phase"])
         assert rank["flops"] == 3 * 2 * rank["matrices"] * rank["samples"]
-    assert sum(rank["samples"] for rank in told) == 100
+    assert sum(rank["samples"] for rank in reported) == 100
     if timing == "on":
-        assert all(rank["bytes"] == rank["steps"] * rank["weights"] for rank in told)
-        assert all(rank["count"] == 4 * rank["steps"] for rank in told), (
+        assert all(rank["bytes"] == rank["steps"] * rank["weights"] for rank in reported)
+        assert all(rank["count"] == 4 * rank["steps"] for rank in reported), (
             "four buckets of a MiB or less"
         )
-        assert all(0 < rank["phase"][StepPhase.COMM_EXPOSED] <= rank["busy"] for rank in told)
+        assert all(0 < rank["phase"][StepPhase.COMM_EXPOSED] <= rank["busy"] for rank in reported)
     else:
-        assert all(rank["count"] == rank["busy"] == 0 for rank in told)
+        assert all(rank["count"] == rank["busy"] == 0 for rank in reported)
 
 
 @pytest.mark.processes
@@ -205,7 +205,7 @@ def train_and_note_what_is_sent(document: dict[str, Any], folder: Path) -> list[
 
 
 @pytest.mark.processes
-def test_the_last_step_is_told_before_the_model_is_measured_or_saved(tmp_path: Path) -> None:
+def test_the_last_step_is_reported_before_the_model_is_measured_or_saved(tmp_path: Path) -> None:
     document = describe(epochs=1, evaluate="end", evaluateEverySteps=2)
     (sent,) = run_group(train_and_note_what_is_sent, 1, document, tmp_path)
     assert sent[0] == 2, "on the way"

@@ -91,7 +91,7 @@ def test_another_run_in_the_same_store_is_another_rendezvous(tmp_path: Path) -> 
     there.leave()
 
 
-def test_news_tells_newcomers_from_members_that_left(tmp_path: Path) -> None:
+def test_news_reports_newcomers_from_members_that_left(tmp_path: Path) -> None:
     first, second, third = (meet(tmp_path, low=2, high=3) for _ in range(3))
     meet_all([first, second])
     assert (first.status().waiting, first.status().left) == (0, 0)

@@ -61,9 +61,9 @@ def test_without_event_files_it_reports_a_problem(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert main([str(tmp_path / FOLDER)]) == 1
-    said = json.loads(capfd.readouterr().out)
-    assert said["cause"] == "empty"
-    assert "no event files" in said["problem"]
+    printed = json.loads(capfd.readouterr().out)
+    assert printed["cause"] == "empty"
+    assert "no event files" in printed["problem"]
 
 
 def test_it_does_not_start_without_enough_free_memory(

@@ -121,19 +121,19 @@ def test_a_failing_disk_is_reported_once_and_only_costs_points(
     (tmp_path / FOLDER).write_text("in the way")
     curves = TensorBoardWriter(tmp_path, StepStats())
     curves.begin(0)
-    said: list[str] = []
+    printed: list[str] = []
 
     def refused() -> bool:
         draw(curves, 1, 1)
-        said.append(capfd.readouterr().err)
-        return "tensorboard-not-written" in "".join(said)
+        printed.append(capfd.readouterr().err)
+        return "tensorboard-not-written" in "".join(printed)
 
     assert soon(refused)
     (tmp_path / FOLDER).unlink()
     assert soon((tmp_path / FOLDER).is_dir)
     draw(curves, 2, 5)
     curves.close()
-    assert ("".join(said) + capfd.readouterr().err).count("tensorboard-not-written") == 1
+    assert ("".join(printed) + capfd.readouterr().err).count("tensorboard-not-written") == 1
     assert steps(tmp_path / FOLDER)[-4:] == [2, 3, 4, 5]
 
 

@@ -40,7 +40,7 @@ def test_a_number_that_is_not_finite_is_no_progress() -> None:
     ]
 
 
-def test_a_metric_that_is_not_measured_is_told_with_those_that_are() -> None:
+def test_a_metric_that_is_not_measured_is_reported_with_those_that_are() -> None:
     with pytest.raises(ConfigError, match=r"has no `accuracy`; it has bits, loss"):
         EarlyStopping(EarlyStop(metric="accuracy")).observe({"loss": 1.0, "bits": 2.0})
 

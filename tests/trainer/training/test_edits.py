@@ -225,15 +225,15 @@ def test_the_edited_rate_and_schedule_hold_from_the_position_on(tmp_path: Path) 
     heard, rate = go_on(
         tmp_path, epochs=6, optimizer={"name": "adamw", "learningRate": 0.5}, schedule=settings
     )
-    (told,) = [event for event in heard if event["event"] == "job-edited"]
-    assert told["fields"] == [
+    (reported,) = [event for event in heard if event["event"] == "job-edited"]
+    assert reported["fields"] == [
         "workload",
         "options",
         "optimizer.learningRate",
         "schedule.name",
         "schedule.warmupSteps",
     ]
-    assert "optimizer.learningRate 0.01 -> 0.5: taken over" in told["message"]
+    assert "optimizer.learningRate 0.01 -> 0.5: taken over" in reported["message"]
     assert rate == 0.5 * lr_factor(Schedule(name="linear", warmup_steps=2), steps=25)(at)
 
 

@@ -51,9 +51,9 @@ def assert_resumes_are_exact(tmp_path: Path, size: int, steps: list[int], **sect
         resume_from(whole, part, step)
         assert train_here(document, part, size, generation=2) == ["done"] * size
         uninterrupted = {number: loss for number, loss in losses(whole).items() if number > step}
-        said = f"differ after a resume from step {step}"
-        assert losses(part, generation=2) == uninterrupted, f"losses {said}"
-        assert done(part)["weights"] == done(whole)["weights"], f"weights {said}"
+        printed = f"differ after a resume from step {step}"
+        assert losses(part, generation=2) == uninterrupted, f"losses {printed}"
+        assert done(part)["weights"] == done(whole)["weights"], f"weights {printed}"
 
 
 def test_a_single_rank_resumes_exactly_on_both_sides_of_an_epochs_end(tmp_path: Path) -> None:

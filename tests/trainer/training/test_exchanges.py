@@ -48,7 +48,7 @@ def train_and_tell(strategy: str, size: int, folder: Path) -> dict[str, Any]:
     }
 
 
-def told(strategy: str, size: int, folder: Path) -> list[dict[str, Any]]:
+def reported(strategy: str, size: int, folder: Path) -> list[dict[str, Any]]:
     """What each rank counted, checked for what holds under any strategy."""
     found = run_group(
         train_and_tell, size, strategy, size, folder, environment={"LOCAL_WORLD_SIZE": "2"}
@@ -64,7 +64,7 @@ def told(strategy: str, size: int, folder: Path) -> list[dict[str, Any]]:
 
 
 def test_fsdp_gathers_each_block_twice_and_scatters_every_gradient_once(tmp_path: Path) -> None:
-    for rank in told("fsdp", 2, tmp_path):
+    for rank in reported("fsdp", 2, tmp_path):
         *blocks, rest = rank["weights"]
         assert rank["count"] == [0, 2 * len(blocks) + 1, len(blocks) + 1]
         assert rank["bytes"] == [0, 2 * sum(blocks) + rest, sum(blocks) + rest]
@@ -72,7 +72,7 @@ def test_fsdp_gathers_each_block_twice_and_scatters_every_gradient_once(tmp_path
 
 @pytest.mark.chaos
 def test_hsdp_also_reduces_each_ranks_part_over_the_nodes(tmp_path: Path) -> None:
-    for rank in told("hsdp", 4, tmp_path):
+    for rank in reported("hsdp", 4, tmp_path):
         *blocks, rest = rank["weights"]
         assert rank["count"] == [len(blocks) + 1, 2 * len(blocks) + 1, len(blocks) + 1]
         assert rank["bytes"] == [
@@ -87,7 +87,7 @@ def test_tensor_reduces_activations_twice_in_each_layer_forward_and_backward_and
 ) -> None:
     samples, block, width, layers, scores = 8, 16, 16, 2, 256
     reduced = 2 * 2 * layers + 1  # and the gradient of what the head takes
-    for rank in told("tensor", 2, tmp_path):
+    for rank in reported("tensor", 2, tmp_path):
         assert rank["count"] == [reduced, 1, 0]
         assert rank["bytes"] == [
             4 * samples * block * width * reduced,
@@ -98,6 +98,6 @@ def test_tensor_reduces_activations_twice_in_each_layer_forward_and_backward_and
 
 @pytest.mark.chaos
 def test_pipeline_reduces_each_stage_over_its_copies(tmp_path: Path) -> None:
-    for rank in told("pipeline", 4, tmp_path):
+    for rank in reported("pipeline", 4, tmp_path):
         assert rank["count"] == [1, 0, 0], "a bucket"
         assert rank["bytes"] == [sum(rank["own"]), 0, 0]

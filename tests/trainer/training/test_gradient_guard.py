@@ -28,7 +28,7 @@ def test_without_a_factor_any_finite_gradient_counts() -> None:
     assert [guard.skip_reason(step, 10.0**step) for step in range(1, 30)] == [""] * 29
 
 
-def test_a_spike_is_told_from_what_is_usual_once_that_is_known() -> None:
+def test_a_spike_is_reported_from_what_is_usual_once_that_is_known() -> None:
     guard = make(grad_spike_factor=4.0)
     assert guard.skip_reason(1, 100.0) == "", "nothing is usual yet"
     guard = make(grad_spike_factor=4.0)

@@ -128,21 +128,21 @@ def test_the_check_leaves_modes_and_statistics_as_they_were() -> None:
 
 
 @pytest.mark.parametrize(
-    ("returned", "told"),
+    ("returned", "reported"),
     [(torch.zeros(()), "a Tensor"), ((torch.zeros(()), 1.5), "(Tensor, float)")],
 )
-def test_what_is_no_pair_of_sum_and_count_is_refused(returned: Any, told: str) -> None:
+def test_what_is_no_pair_of_sum_and_count_is_refused(returned: Any, reported: str) -> None:
     with pytest.raises(ConfigError) as caught:
         split(Small(WorkloadContext()), returned)
     assert (
-        f"Small.loss must return (Tensor, int), and returned {told}: return the loss summed"
+        f"Small.loss must return (Tensor, int), and returned {reported}: return the loss summed"
         in str(caught.value)
     )
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("kind", "strategy", "told"),
+    ("kind", "strategy", "reported"),
     [
         ("Bare", "ddp", r"returned a Tensor"),
         *[
@@ -153,7 +153,7 @@ def test_what_is_no_pair_of_sum_and_count_is_refused(returned: Any, told: str) -
     ],
 )
 def test_a_training_with_such_a_loss_ends_before_its_first_step(
-    tmp_path: Path, kind: str, strategy: str, told: str
+    tmp_path: Path, kind: str, strategy: str, reported: str
 ) -> None:
     section = {
         "strategy": strategy.split()[0],
@@ -161,7 +161,8 @@ def test_a_training_with_such_a_loss_ends_before_its_first_step(
         **layout(strategy, 2),
     }
     with pytest.raises(
-        RankFailed, match=f"ConfigError.*{kind}.loss.*{told}.*return the loss summed over the batch"
+        RankFailed,
+        match=f"ConfigError.*{kind}.loss.*{reported}.*return the loss summed over the batch",
     ):
         train_here(describe(workload=f"{__name__}:{kind}", **section), tmp_path, 2)
     assert not losses(tmp_path)

@@ -110,21 +110,21 @@ def union(spans: list[tuple[float, float]]) -> float:
 def test_the_time_with_an_all_reduce_in_flight_is_the_profilers(
     record_property: Callable[[str, object], None],
 ) -> None:
-    for told in run_group(measure_both_ways, 2):
-        assert told["count"] == told["spans"] >= 5 * STEPS
-        record_property("our seconds", round(told["ours"], 4))
-        record_property("profiler seconds", round(told["profiler"], 4))
-        assert told["ours"] == pytest.approx(told["profiler"], rel=0.25)
+    for reported in run_group(measure_both_ways, 2):
+        assert reported["count"] == reported["spans"] >= 5 * STEPS
+        record_property("our seconds", round(reported["ours"], 4))
+        record_property("profiler seconds", round(reported["profiler"], 4))
+        assert reported["ours"] == pytest.approx(reported["profiler"], rel=0.25)
 
 
 def test_the_time_in_which_fsdp_gathers_and_scatters_is_the_profilers(
     record_property: Callable[[str, object], None],
 ) -> None:
-    for told in run_group(measure_fsdp_both_ways, 2):
-        record_property("seconds", told)
-        exposed, busy = told.pop("exposed")
+    for reported in run_group(measure_fsdp_both_ways, 2):
+        record_property("seconds", reported)
+        exposed, busy = reported.pop("exposed")
         assert 0 < exposed <= busy, "every one is waited for"
-        for ours, profilers in told.values():
+        for ours, profilers in reported.values():
             assert ours == pytest.approx(profilers, rel=0.25)
 
 
@@ -148,7 +148,7 @@ def test_a_slow_rank_is_named_by_its_busy_time_and_by_no_collective(
 ) -> None:
     slow = random.Random(seed).randrange(3)
     options = {"rank": slow, "seconds": 0.1}
-    told = run_group(
+    reported = run_group(
         train_and_tell,
         3,
         describe(
@@ -160,7 +160,7 @@ def test_a_slow_rank_is_named_by_its_busy_time_and_by_no_collective(
         ),
         tmp_path,
     )
-    busy, reducing = zip(*told, strict=True)
+    busy, reducing = zip(*reported, strict=True)
     others = [seconds for rank, seconds in enumerate(busy) if rank != slow]
     assert busy[slow] > 1.3 * max(others), "what the alert looks at"
     assert reducing[slow] == min(reducing), "the others wait for it in theirs"

@@ -49,12 +49,12 @@ def test_a_stop_at_the_step_of_an_evaluation_puts_it_off_to_the_resume(
     section = {**LONG, "syncEverySteps": 1, "workload": f"{TASKS}:Interrupted"}
     section |= {"virtualShards": size, **STILL}
     losses = 2 + 3 + 2  # of the warm-up, of three steps, and of the two that follow the evaluation
-    told = {"at_loss": losses, "on_rank": 0}
-    ended = train_here(describe(**section, options=told), tmp_path, size)
+    reported = {"at_loss": losses, "on_rank": 0}
+    ended = train_here(describe(**section, options=reported), tmp_path, size)
     assert ended == ["stopped"] * size
     assert [event["step"] for event in events(tmp_path, "stopped")] == [6]
     assert [event["step"] for event in events(tmp_path, "evaluated")] == [3]
-    calm = describe(**section, options={**told, "at_loss": 0})
+    calm = describe(**section, options={**reported, "at_loss": 0})
     train_here(calm, tmp_path, size, generation=2)
     assert [event["step"] for event in events(tmp_path, "evaluated")] == [3, 6, 9]
     assert done(tmp_path)["step"] == 9
@@ -73,7 +73,7 @@ def test_evaluations_on_the_way_change_no_bit(tmp_path: Path) -> None:
     ("strategy", "size"),
     [("ddp", 2), *[pytest.param(one, 2, marks=pytest.mark.chaos) for one in ("fsdp", "pipeline")]],
 )
-def test_a_wild_step_is_left_out_by_all_ranks_with_its_statistics_and_told_with_its_samples(
+def test_a_wild_step_is_left_out_by_all_ranks_with_its_statistics_and_reported_with_its_samples(
     tmp_path: Path, strategy: str, size: int
 ) -> None:
     section = {"workload": f"{TASKS}:Poisoned", "options": {"at_sample": 11}, "epochs": 1}

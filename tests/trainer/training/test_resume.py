@@ -29,8 +29,11 @@ pytestmark = pytest.mark.processes
 
 def interrupt(folder: Path, size: int, **section: Any) -> None:
     """Leave a training in `folder` that was stopped on the way."""
-    told: dict[str, Any] = {"workload": f"{Interrupted.__module__}:Interrupted", "virtualShards": 4}
-    document = describe(**told, options={"at_loss": 6, "on_rank": 0}, **section)
+    reported: dict[str, Any] = {
+        "workload": f"{Interrupted.__module__}:Interrupted",
+        "virtualShards": 4,
+    }
+    document = describe(**reported, options={"at_loss": 6, "on_rank": 0}, **section)
     assert train_here(document, folder, size) == ["stopped"] * size
 
 
@@ -68,16 +71,16 @@ def train_and_listen(document: dict[str, Any], folder: Path) -> list[dict[str, A
     return [json.loads(line) for line in lines if line.startswith('{"time"')]
 
 
-@pytest.mark.parametrize(("size", "said"), [(2, False), (1, True)])
+@pytest.mark.parametrize(("size", "printed"), [(2, False), (1, True)])
 def test_a_resume_that_is_not_equal_to_the_bit_says_so(
-    tmp_path: Path, size: int, said: bool
+    tmp_path: Path, size: int, printed: bool
 ) -> None:
     interrupt(tmp_path, 2, epochs=6)
     environment = {"KDIST_CHECKPOINTS": str(tmp_path / "checkpoints"), "KDIST_GENERATION": "2"}
     section = describe(virtualShards=4, epochs=6)
     heard, *others = run_group(train_and_listen, size, section, tmp_path, environment=environment)
     found = [event for event in heard if event["event"] == "not-reproducible"]
-    assert len(found) == said
+    assert len(found) == printed
     assert all(
         "saved by 2 ranks" in event["why"] and "resumed by 1 rank," in event["why"]
         for event in found
@@ -132,11 +135,11 @@ def test_a_run_that_is_past_the_end_it_is_asked_for_by_now_says_so_and_only_ends
     environment = {"KDIST_CHECKPOINTS": str(tmp_path / "checkpoints"), "KDIST_GENERATION": "2"}
     section = describe(virtualShards=4, **end)
     heard = run_group(train_and_listen, 2, section, tmp_path, environment=environment)
-    told = [event["message"] for own in heard for event in own if event["event"] == "past-end"]
+    reported = [event["message"] for own in heard for event in own if event["event"] == "past-end"]
     if not asked:
-        assert not told
+        assert not reported
         return
-    (message,) = told
+    (message,) = reported
     assert (
         f"is of step {before}, after {before * 12} samples, and the job asks for {asked}: "
         "the run ends at this step"

@@ -267,10 +267,14 @@ def test_streams_that_cannot_be_dealt_or_hold_nothing_are_refused() -> None:
 def test_a_training_goes_on_on_fewer_ranks_with_the_samples_that_come_next(
     tmp_path: Path, kind: str
 ) -> None:
-    told: dict[str, Any] = {"workload": f"{Drawn.__module__}:{kind}", "steps": 9, "epochs": None}
-    told["checkpoint"] = {"every": {"steps": 4}, "mode": "blocking", "keep": 1000}
-    told["optimizer"] = {"name": "sgd", "learningRate": 0.01}
-    section = describe(**told, virtualShards=4, options={"dropout": 0.0})
+    reported: dict[str, Any] = {
+        "workload": f"{Drawn.__module__}:{kind}",
+        "steps": 9,
+        "epochs": None,
+    }
+    reported["checkpoint"] = {"every": {"steps": 4}, "mode": "blocking", "keep": 1000}
+    reported["optimizer"] = {"name": "sgd", "learningRate": 0.01}
+    section = describe(**reported, virtualShards=4, options={"dropout": 0.0})
     train_here(section, tmp_path, 2)
     whole = losses(tmp_path)
     for name in ("DONE", "step-00000008-e1", "step-00000009-e1"):

@@ -220,7 +220,7 @@ def test_an_evaluation_counts_every_test_sample_once_on_any_number_of_ranks(tmp_
 
 
 @pytest.mark.processes
-def test_gpt_learns_its_text_and_tells_bits_per_byte(tmp_path: Path) -> None:
+def test_gpt_learns_its_text_and_reports_bits_per_byte(tmp_path: Path) -> None:
     options = {"layers": 1, "width": 32, "heads": 2, "block": 32, "corpusBytes": 65536}
     document = describe(
         workload="gpt",

@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with World.from_environment(timeout_seconds=given.timeout) as world:
         effort = Effort(given.rounds, given.warmup, given.seconds)
         nodes = world.all_gather_object(os.environ.get("KDIST_NODE") or socket.gethostname())
-        log_event: LogEvent = log.event if world.is_leader else _log_nothing
+        log_event: LogEvent = log.event if world.is_rank_zero else _log_nothing
         log_event(
             "bench-begun",
             collective=given.collective,

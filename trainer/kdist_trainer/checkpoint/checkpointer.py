@@ -140,7 +140,9 @@ class CheckpointManager:
         self._restore = Restore(self.directory, by_rank_zero=config.load == "broadcast", **folder)
         self._writer = Writer(self.directory, keep=config.keep, **folder)
         rank, size = holders or (self._group.rank, self._group.size)
-        self._stager = Stager(rank=rank, size=size if self.shared else int(self._group.is_leader))
+        self._stager = Stager(
+            rank=rank, size=size if self.shared else int(self._group.is_rank_zero)
+        )
         self._id = self._group.broadcast(secrets.token_hex(4))
         self._saves = 0
         self._background = BackgroundTask[SaveResult]()
@@ -260,7 +262,7 @@ class CheckpointManager:
         """Mark the run as not ended, by removing DONE. Raises `StorageError`."""
 
         def remove() -> None:
-            if self._group.is_leader or not self._sees_rank_zero_folder:
+            if self._group.is_rank_zero or not self._sees_rank_zero_folder:
                 self.directory.remove_done()
 
         try:
@@ -275,7 +277,7 @@ class CheckpointManager:
         Calling it twice is allowed.
         """
         self.wait()
-        if self._group.is_leader:
+        if self._group.is_rank_zero:
             self._lock.release()
 
     def _acquire(self, generation: int, take_over: bool) -> int:
@@ -289,7 +291,7 @@ class CheckpointManager:
         record = self._on_lock(
             lambda: self._lock.acquire(run_id=self._run_id, epoch=epoch, take_over=take_over)
         )
-        if self._group.is_leader:
+        if self._group.is_rank_zero:
             commit.clean_stale(self.directory, epoch=record.epoch)
         return record.epoch
 
@@ -310,7 +312,7 @@ class CheckpointManager:
                 "each holds a part of the model: "
                 "use a volume that all nodes mount (ReadWriteMany), or strategy ddp"
             )
-        if self._group.is_leader:
+        if self._group.is_rank_zero:
             log.warn(
                 "storage-not-shared",
                 message=(
@@ -375,7 +377,7 @@ class CheckpointManager:
         """Write DONE in the folder of every node. Raises `StorageError` after a second attempt."""
 
         def write() -> None:
-            if self._group.is_leader or not self._sees_rank_zero_folder:
+            if self._group.is_rank_zero or not self._sees_rank_zero_folder:
                 self.directory.write_done(document)
 
         for attempt in (1, 2):

@@ -59,7 +59,7 @@ class CheckpointGroup:
             self.process_group = group if isinstance(group, dist.ProcessGroup) else None
 
     @property
-    def is_leader(self) -> bool:
+    def is_rank_zero(self) -> bool:
         """Rank 0, which commits."""
         return self.rank == 0
 
@@ -83,7 +83,7 @@ class CheckpointGroup:
         """Call `work` on rank 0 only; every rank returns its result or raises its error."""
         result: T | None = None
         error: Exception | None = None
-        if self.is_leader:
+        if self.is_rank_zero:
             try:
                 result = work()
             except Exception as raised:  # noqa: BLE001 - every error is sent to all ranks
@@ -266,7 +266,7 @@ def probe(root: Path, group: CheckpointGroup) -> list[bool]:
     try:
         return group.on_all_ranks(lambda: _read_token(root / path, token))
     finally:
-        if group.is_leader:
+        if group.is_rank_zero:
             with suppress(OSError):
                 storage.remove(root / path)
 

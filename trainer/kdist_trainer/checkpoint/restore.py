@@ -249,7 +249,7 @@ class Restore:
         """Count and log skipped checkpoints, and archive the damaged ones; unreadable ones stay."""
         new = [one for one in fallbacks if one not in self.fallbacks]
         self.fallbacks += new
-        if self._group.is_leader:
+        if self._group.is_rank_zero:
             for one in new:
                 log.warn(
                     "checkpoint-fell-back",

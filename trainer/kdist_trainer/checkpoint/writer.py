@@ -241,7 +241,7 @@ class Writer:
         result: SaveResult | None = None
         try:
             digests = self._write_tensors(request, staged, paths)
-            if self._group.is_leader:
+            if self._group.is_rank_zero:
                 result = self._commit(request, digests)
         except (Exception, CheckpointException) as error:  # noqa: BLE001 - a failed save is counted and the training continues
             result = self._failed(request, error)
@@ -261,7 +261,7 @@ class Writer:
         writers.
         """
         alone = self._group.size == 1 or not self._shared
-        if alone and not self._group.is_leader:
+        if alone and not self._group.is_rank_zero:
             return {}
         writer = _Writer(request.temporary, request.manifest.name)
         planner = _Planner(paths)
@@ -309,7 +309,7 @@ class Writer:
 
     def _failed(self, request: CommitRequest, error: BaseException) -> SaveResult:
         root = _root_of(error)
-        if self._group.is_leader:
+        if self._group.is_rank_zero:
             try:
                 # the group that takes over deletes our files, which looks like a failing disk
                 self._lock.check()
@@ -327,7 +327,7 @@ class Writer:
             ),
             request,
         )
-        if self._group.is_leader:
+        if self._group.is_rank_zero:
             discard(request)
             log.warn("checkpoint-failed", step=result.step, cause=result.cause, error=result.error)
         return result

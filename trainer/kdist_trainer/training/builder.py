@@ -339,7 +339,7 @@ def make_bandwidth_probe(train: Training, runtime: RankRuntime) -> BandwidthProb
 
 def make_tensorboard(train: Training, runtime: RankRuntime) -> TensorBoardWriter:
     """The writer of event files, which writes on rank 0 only, and only if the job asks for it."""
-    writes = train.tensorboard == "scalars" and runtime.world.is_leader
+    writes = train.tensorboard == "scalars" and runtime.world.is_rank_zero
     return TensorBoardWriter(runtime.checkpoints if writes else None, runtime.stats)
 
 

@@ -29,7 +29,7 @@ def measure(ctx: TrainContext) -> dict[str, float]:
     with ctx.ema.swapped_in():
         metrics = evaluate(ctx)
     ctx.stats.add_wall(WallCategory.EVALUATION, ctx.step_timer.exclude())
-    if ctx.world.is_leader:
+    if ctx.world.is_rank_zero:
         log.event("evaluated", step=ctx.state.step, metrics=metrics)
     ctx.tensorboard.add_metrics(ctx.state.step, metrics)
     ctx.step_log.add_event("evaluated", step=ctx.state.step, metrics=metrics)
@@ -47,7 +47,7 @@ def should_stop_early(ctx: TrainContext) -> bool:
     metrics = measure(ctx)
     if not ctx.early_stopping.observe(metrics):
         return False
-    if ctx.world.is_leader:
+    if ctx.world.is_rank_zero:
         log.event("early-stop", step=ctx.state.step, metrics=metrics)
     ctx.step_log.add_event("early_stop", step=ctx.state.step)
     return True

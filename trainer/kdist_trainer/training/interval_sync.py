@@ -58,7 +58,7 @@ def sync_ranks(ctx: TrainContext) -> IntervalResult:
 
 def log_first_step(ctx: TrainContext) -> None:
     """Log the first step of this worker group, which ends the recovery time."""
-    if ctx.world.is_leader:
+    if ctx.world.is_rank_zero:
         log.event("first-step", step=ctx.state.step)
         ctx.step_log.add_event("first_step", step=ctx.state.step)
 
@@ -83,7 +83,7 @@ def record_interval(ctx: TrainContext, result: IntervalResult) -> None:
         if not math.isfinite(loss):
             ctx.stats.add_nonfinite("loss")
             on_nonfinite(ctx, f"the loss of step {record.step} is {loss}")
-    if ctx.world.is_leader and time.monotonic() - ctx.progress_logged_at >= PROGRESS_SECONDS:
+    if ctx.world.is_rank_zero and time.monotonic() - ctx.progress_logged_at >= PROGRESS_SECONDS:
         log_progress(ctx, result)
 
 
@@ -133,7 +133,7 @@ def record_refused_update(ctx: TrainContext, why: str) -> bool:
         return True
     first = ctx.state.samples_seen
     last = first + ctx.loader.step_size(first) - 1
-    if ctx.world.is_leader:
+    if ctx.world.is_rank_zero:
         message = (
             f"the update of step {step} (samples {first} to {last} of the stream) is skipped: {why}"
         )

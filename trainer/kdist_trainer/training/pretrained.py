@@ -177,7 +177,7 @@ class Pretrained:
             # `state_dict` took a step, which changed no weight, to create the optimizer's state
             training.optimizer.state.clear()
         training.ema.reset()
-        if training.world.is_leader:
+        if training.world.is_rank_zero:
             log.event("pretrained-loaded", path=self.settings.path, weights=len(wanted))
 
     def _select(
@@ -212,7 +212,7 @@ class Pretrained:
                 f"train.init: {self.settings.path} is of another model: "
                 f"{'; '.join(problems[:_MAX_PROBLEMS])}{more}"
             )
-        if problems and self.training.world.is_leader:
+        if problems and self.training.world.is_rank_zero:
             log.warn(
                 "pretrained-mismatch",
                 path=self.settings.path,

@@ -83,7 +83,7 @@ class Profiler:
         last = min(target, self._last_step)
         ranks = [rank for rank in range(self._world.size) if request.includes(rank)]
         try:
-            if self._world.is_leader:
+            if self._world.is_rank_zero:
                 log.event(
                     "profile", name=request.name, step=first, steps=request.steps, ranks=ranks
                 )

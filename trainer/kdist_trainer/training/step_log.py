@@ -31,7 +31,7 @@ class StepLog:
             world: The process group.
             waited: Returns the seconds that this rank has waited in collectives so far.
         """
-        self._root = root if world.is_leader else None
+        self._root = root if world.is_rank_zero else None
         self._common = {"generation": world.generation, "world_size": world.size}
         self._waited_seconds = waited
         self._waited_before = 0.0

@@ -116,7 +116,7 @@ def setup(ctx: TrainContext) -> None:
     if saved is None:
         ctx.pretrained.load()
     ctx.stats.add_wall(WallCategory.CHECKPOINT_RESTORE, ctx.step_timer.exclude())
-    if ctx.world.is_leader:
+    if ctx.world.is_rank_zero:
         log_resume(ctx, saved)
     probe_bandwidth(ctx, WallCategory.INIT)
     seek_data(ctx)
@@ -255,7 +255,7 @@ def rollback(ctx: TrainContext) -> None:
             f"the update of step {refused} is refused, as were those that caused the rollbacks "
             "before",
         )
-    if ctx.world.is_leader:
+    if ctx.world.is_rank_zero:
         log.warn(
             "rolled-back",
             step=ctx.state.step,
@@ -285,7 +285,7 @@ def save(ctx: TrainContext, *, required: bool = False, done: dict[str, Any] | No
 def stop(ctx: TrainContext) -> str:
     """Save the state of this step after a request to stop; returns "stopped". Collective."""
     save(ctx, required=True)
-    if ctx.world.is_leader:
+    if ctx.world.is_rank_zero:
         log.event("stopped", step=ctx.state.step)
     ctx.step_log.add_event("stopped", step=ctx.state.step)
     return "stopped"
@@ -304,7 +304,7 @@ def finish(ctx: TrainContext) -> str:
     }
     save(ctx, done=done)
     ctx.step_log.add_event("done", **done)
-    if ctx.world.is_leader:
+    if ctx.world.is_rank_zero:
         log.event("done", **done)
     return "done"
 

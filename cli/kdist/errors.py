@@ -71,7 +71,11 @@ class JobNotFoundError(NotFoundError):
 
     def __init__(self, *jobs: tuple[str, str]) -> None:
         missing = [f"{name} in namespace {namespace}" for name, namespace in jobs]
-        super().__init__(f"there is no job {', nor '.join(missing)}", next_command="kdist get -A")
+        namespaces = {namespace for _, namespace in jobs}
+        where = f"-n {namespaces.pop()}" if len(namespaces) == 1 else "-A"
+        super().__init__(
+            f"there is no job {', nor '.join(missing)}", next_command=f"kdist get {where}"
+        )
 
 
 class Problem(NamedTuple):

@@ -89,7 +89,7 @@ def _unescape(text: str) -> str:
 
 def _invalid(template: str) -> UsageError:
     supported = (
-        "it supported {.items[*].name}, {.ranks[0]}, {['odd.key']} and text between the braces"
+        "it supports {.items[*].name}, {.ranks[0]}, {['odd.key']} and text between the braces"
     )
     for pattern, name in _UNSUPPORTED.items():
         if re.search(pattern, template):

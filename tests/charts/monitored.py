@@ -28,7 +28,7 @@ _TIMEOUT_SECONDS = 120.0
 # Queries without an answer in a healthy training, and why.
 SILENT = {
     "{{op}} failed: {{cause}}": "no save and no collective failed",
-    "passed over: {{cause}}": "no checkpoint was damaged",
+    "skipped: {{cause}}": "no checkpoint was damaged",
     "dropped": "every record was sent",
 }
 

@@ -12,6 +12,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+from kdist.doctor import local_checks
 from tests.house.tree import ROOT
 
 LOCK = (ROOT / "requirements.txt").read_text()
@@ -100,6 +101,7 @@ def test_the_oldest_torch_that_is_supported_is_the_one_of_the_lock() -> None:
     floors = [one.specifier for one in declared() if one.name == "torch" and ">=" in str(one)]
     locked = Version(dict(PINNED.findall(LOCK))["torch"])
     assert [str(floor) for floor in floors] == [f">={locked.major}.{locked.minor}"]
+    assert (locked.major, locked.minor) == local_checks.OLDEST_TORCH, "what `kdist doctor` says"
 
 
 def test_both_distributions_have_one_version() -> None:

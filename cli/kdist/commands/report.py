@@ -17,7 +17,7 @@ from kdist.errors import NotFoundError
 @click.option(
     "--local",
     is_flag=True,
-    help="The run of `kdist run` on this machine, even where -n or a cluster is set.",
+    help="Use the `kdist run` on this machine, even if -n or a cluster is set.",
 )
 @click.option(
     "--out",

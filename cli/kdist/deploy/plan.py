@@ -209,8 +209,8 @@ def _describe_state(
     if state.finished:
         restart = f"kdist restart {name} -n {cluster.namespace}"
         yield (
-            f"job {name} has already {state.finished}; run `{restart}` to run it again from its "
-            "last checkpoint"
+            f"job {name} has already {state.finished}: the applied changes take effect with "
+            f"`{restart}`, which continues from its last checkpoint"
         )
     elif state.suspended and ASKED in decided:
         yield (f"{name} stays suspended: `kdist resume {name} -n {cluster.namespace}` starts it")

@@ -13,7 +13,7 @@ from kdist.doctor.finding import Finding, missing, note, ok
 from kdist.units import size
 
 OLDEST_PYTHON = (3, 11)
-OLDEST_TORCH = (2, 10)
+OLDEST_TORCH = (2, 13)
 LOW_DISK = 2 * 2**30
 LOW_SHM = 256 * 2**20
 
@@ -57,10 +57,7 @@ def check_torch(version: str | None) -> Finding:
         return missing(
             "torch",
             version,
-            (
-                "older versions read checkpoints unsafely: install "
-                f"{OLDEST_TORCH[0]}.{OLDEST_TORCH[1]} or newer"
-            ),
+            f"kdist needs a newer one: install {OLDEST_TORCH[0]}.{OLDEST_TORCH[1]} or newer",
         )
     return ok("torch", version)
 

@@ -21,7 +21,7 @@ from kdist.units import count, is_number, number, rate, seconds, size
 # Other events are shown only for rank 0, which logs them for all ranks.
 _SHOWN_FOR_EVERY_RANK = {"worker-failed", "hang", "failed", "checkpoint-failed"}
 # The live view reflects these; as lines they would only be noise.
-_NEVER_SHOWN = {"worker-started", "rendezvous-started", "agent-done", "bench-pairs"}
+_NEVER_SHOWN = {"worker-started", "rendezvous-started", "bench-pairs"}
 _ENVELOPE = {"time", "event", "level", "job", "node", "rank", "generation", "message"}
 
 

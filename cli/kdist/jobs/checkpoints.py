@@ -196,7 +196,7 @@ def wait_for_phase(target: ClusterJob, name: str, phases: Collection[str]) -> st
     return wait.wait_until(
         lambda: _phase(target, name, phases),
         timeout=_START_TIMEOUT,
-        what=f"helper pod {name} to start",
+        what=f"helper pod {name} to run",
         notify=lambda _: None,
         next_command=f"kubectl describe pod {name} -n {target.namespace}",
     )

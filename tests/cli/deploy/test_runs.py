@@ -91,8 +91,8 @@ def test_after_a_failure_what_was_mended_goes_on_as_the_same_run(
     mended = kdist(*sent, "--set", "spec.train.globalBatch=24")
     assert mended.exit_code == Code.OK, mended.stderr
     assert (
-        "job digits has already failed; run `kdist restart digits -n ml` to run it again"
-        in mended.stderr
+        "job digits has already failed: the applied changes take effect with "
+        "`kdist restart digits -n ml`" in mended.stderr
     )
     restarted = kdist("restart", "digits", "--no-wait")
     assert restarted.exit_code == Code.OK, restarted.stderr

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kdist.events import Entry, EventFilter, describe_event, format_line
+import kdist_trainer
+from kdist.events import Entry, EventFilter, describe_event, format_line, text
 
+TEXT = Path(text.__file__)
+CLI = TEXT.parents[1]
+TRAINER = Path(kdist_trainer.__file__).parent
 TIME = "2026-01-31T12:00:01.123Z"
 
 
@@ -145,3 +150,10 @@ def test_the_live_view_shows_progress_itself() -> None:
     event_filter = EventFilter(lines_only=False)
     assert not event_filter.should_show({"event": "progress", "step": 1, "loss": 1.0})
     assert not event_filter.should_show({"event": "waiting", "message": "x"})
+
+
+def test_every_event_that_has_a_sentence_or_a_rule_is_logged_somewhere() -> None:
+    sources = [path for root in (CLI, TRAINER) for path in root.rglob("*.py") if path != TEXT]
+    logged = "\n".join(path.read_text() for path in sources)
+    known = {*text._SENTENCES, *text._SHOWN_FOR_EVERY_RANK, *text._NEVER_SHOWN}
+    assert [name for name in sorted(known) if f'"{name}"' not in logged] == []

@@ -33,7 +33,7 @@ def store_of(root: Path, rank: Rank) -> CheckpointManager:
 
 
 def load_by_leader(rank: Rank, root: Path) -> tuple[int | None, int, list[str]]:
-    """(step, files that this rank opened for reading of tensors, what was passed over)."""
+    """(step, files that this rank opened for reading of tensors, what was skipped)."""
     opened_files = 0
     read: Callable[..., None] = reader.load_tensors
 

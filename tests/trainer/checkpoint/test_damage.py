@@ -1,4 +1,4 @@
-"""Damaged checkpoints: noticed before anything is loaded, passed over, counted and kept as
+"""Damaged checkpoints: noticed before anything is loaded, skipped, counted and kept as
 evidence.
 """
 

@@ -252,7 +252,7 @@ class Restore:
         if self._group.is_rank_zero:
             for one in new:
                 log.warn(
-                    "checkpoint-fell-back",
+                    "checkpoint-fallback",
                     step=one.step,
                     cause=one.cause,
                     reason=f"{one.name}: {one.reason}",

@@ -117,7 +117,7 @@ CHECKPOINTS = PanelRow(
             width=6,
         ),
         bars(
-            "Tried, failed, passed over",
+            "Attempted, failed, skipped",
             "Saves and restores, failures by cause, and checkpoints that a resume found damaged",
             "none",
             {
@@ -125,7 +125,7 @@ CHECKPOINTS = PanelRow(
                 "{{op}} failed: {{cause}}": (
                     "sum by (op, cause) (kdist_checkpoint_failures_total{})"
                 ),
-                "passed over: {{cause}}": "sum by (cause) (kdist_checkpoint_fallbacks_total{})",
+                "skipped: {{cause}}": "sum by (cause) (kdist_checkpoint_fallbacks_total{})",
             },
             width=6,
         ),

@@ -56,7 +56,7 @@ LABEL = "ValueError: label 12 is out of range"
 DEALT = "train.globalBatch: 3 samples cannot be dealt"
 UNKNOWN_KEY = "train.gradSpikeFactor Extra inputs are not permitted"
 FOREIGN = "another model or optimizer; give the job a folder of its own"
-SPENT = "10 restarts without progress are spent; the last failure: SIGKILL"
+SPENT = "restart limit reached: 10 restarts without progress; the last failure: SIGKILL"
 IMPORT = "ImportError: no module\nlast line"
 LATE = WorkloadState(
     finished="failed", reason="DeadlineExceeded", message="Job was active too long"
@@ -114,14 +114,14 @@ def test_memory_of_one_rank_comes_before_the_peers_that_lost_it() -> None:
 def test_of_a_hang_that_spent_the_budget_the_place_is_shown_and_not_the_end_of_its_stacks() -> None:
     stacks = ["Thread 0x1 (most recent call first):", "  _wait", ""]
     stacks += ["Current thread 0x2 (most recent call first):", "  loss", *["x"] * 30]
-    printed = "0 restarts without progress are spent; the last failure: rank 1 hangs"
+    printed = "restart limit reached: 0 restarts without progress; the last failure: rank 1 hangs"
     spent = record(75, "budget", message=printed, traceback=stacks)
     found = diagnose(scene([ended_pod(0, 75, record=spent)], state=FAILED))
     assert found.evidence[1:3] == ("Current thread 0x2 (most recent call first):", "  loss")
 
 
 def test_memory_comes_before_the_budget_that_it_spent() -> None:
-    spent = record(75, "budget", message="10 restarts without progress are spent")
+    spent = record(75, "budget", message="restart limit reached: 10 restarts without progress")
     killed = ended_pod(1, 137, "OOMKilled", ago=30)
     found = diagnose(scene([ended_pod(0, 75, record=spent), killed], state=FAILED))
     assert (found.cause, [each.cause for each in found.also]) == ("out-of-memory", ["budget"])

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from kdist_trainer import config
+from kdist_trainer import config, torch_internals
 from kdist_trainer.data.step_plan import Chunk, StepPlan
 from kdist_trainer.rng import FETCH, Generators, derive
 from kdist_trainer.stream import StreamSamples
@@ -136,10 +136,7 @@ class Loader:
         """Micro-batches that loader processes have ready; None without such processes, or where the
         system cannot count them.
         """
-        try:
-            return int(self._prefetching._data_queue.qsize())  # torch has no public method for it
-        except (AttributeError, NotImplementedError):
-            return None
+        return torch_internals.queued_batches(self._prefetching)
 
     def batches(self, *, step: int, position: int) -> Iterator[Batch]:
         """The batch of every step, after `step` steps and `position` samples."""

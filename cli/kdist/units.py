@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 
 def seconds(value: object) -> str:
-    """A duration for people: 500 µs, 3 ms, 0.21 s, 12 s, 2:05, 1:00:00."""
-    if not isinstance(value, int | float):
+    """A duration for people: 500 µs, 3 ms, 0.21 s, 12 s, 2:05, 1:00:00; nan and inf as they are."""
+    if not isinstance(value, int | float) or value != value or abs(value) == math.inf:
         return str(value)
     if 0 < value < 0.001:
         return f"{value * 1e6:.0f} µs"

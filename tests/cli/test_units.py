@@ -19,6 +19,8 @@ from kdist.units import number, seconds, size
         (59.6, "1:00"),
         (125, "2:05"),
         (3600, "1:00:00"),
+        (float("nan"), "nan"),
+        (float("inf"), "inf"),
         (0.0005, "500 µs"),
         ("nan", "nan"),
     ],

@@ -104,6 +104,26 @@ def test_without_the_agent_that_keeps_the_store_the_others_end_to_be_started_aga
 
 
 @pytest.mark.processes
+def test_a_lost_store_ends_an_agent_whose_ranks_still_connect_to_their_peers(
+    tmp_path: Path,
+) -> None:
+    with Lab(
+        tmp_path, rendezvous=f"c10d:127.0.0.1:{free_port()}", nodes={"min": 2, "max": 2}
+    ) as lab:
+        (tmp_path / "hold-0").touch()
+        lab.start("node-0", "node-1")
+        lab.wait(
+            lambda: all((tmp_path / f"rank-{rank}.json").exists() for rank in (0, 1)),
+            "both ranks, of which one waits for the other in torch's connect",
+        )
+        host = lab.agents["node-0"].pid
+        for pid in [*descendants(host), host]:
+            kill(pid, signal.SIGKILL)
+        assert lab.end("node-1") == 201
+        assert lab.record("node-1")["cause"] == "rendezvous"
+
+
+@pytest.mark.processes
 def test_when_the_agent_that_keeps_the_store_is_asked_to_end_the_others_end_to_be_started_again(
     tmp_path: Path,
 ) -> None:

@@ -255,6 +255,7 @@ class ElasticAgent(ElasticAgentBase):
                     workers=workers,
                     watchdog=watchdog,
                     agent_store=self._fail_fast_store,
+                    store_ends_with_agent=settings.endpoint.scheme == endpoint.C10D,
                     latest_poll=poller,
                     telemetry=self._telemetry,
                     stop=self._stop,

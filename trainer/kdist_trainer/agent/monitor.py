@@ -69,6 +69,8 @@ class WorkerMonitor:
 
     Attributes:
         agent_store: Its calls must fail soon if the store is unreachable.
+        store_ends_with_agent: Whether an agent hosts the store: one that is lost is lost for good,
+            and so are the workers of its host.
         latest_poll: Returns the latest state of the rendezvous, or raises the error of the poll.
         mark_alive: Called on each pass of the loop, for the agent's own liveness.
     """
@@ -81,6 +83,7 @@ class WorkerMonitor:
     workers: WorkerProcesses
     watchdog: Watchdog
     agent_store: AgentStore
+    store_ends_with_agent: bool
     latest_poll: Callable[[], PollResult]
     telemetry: AgentTelemetry
     stop: StopSignals
@@ -97,7 +100,7 @@ class WorkerMonitor:
         self._kill_at = math.inf
         self._started = False
         self._running = False
-        self._unreachable = False
+        self._unreachable_since: float | None = None
         self._desync = DesyncDetector()
         self._pids = {number: self.workers.pid(number) for number in range(len(self.global_ranks))}
 
@@ -139,12 +142,12 @@ class WorkerMonitor:
         try:
             polled = self.latest_poll()
         except Exception as error:  # noqa: BLE001 - an unreachable store must not end the workers
-            if not self._unreachable:
+            if self._unreachable_since is None:
                 message = f"the rendezvous cannot be read: {error}"
                 log.warn("rendezvous-unreachable", message=message)
-            self._unreachable = True
+                self._unreachable_since = time.monotonic()
             return PollResult()
-        self._unreachable = False
+        self._unreachable_since = None
         return polled
 
     def _has_failed_elsewhere(self, polled: PollResult) -> bool:
@@ -215,15 +218,12 @@ class WorkerMonitor:
         self._kill_at = since + grace - stop_margin(grace)
 
     def _has_nothing_to_save(self) -> bool:
-        """Whether workers that were asked to stop have not joined the process group yet: inside
-        torch's connect they cannot react, and no step is done.
-        """
-        phases = {snapshot.phase for snapshot in self.watchdog.snapshots}
-        return (
-            self._terminated_at is not None
-            and self.config.train is not None
-            and not phases.isdisjoint(_CONNECTING)
-        )
+        """Whether workers that were asked to stop are inside torch's connect, and cannot react."""
+        is_managed = self.config.train is not None
+        return self._terminated_at is not None and is_managed and self._is_connecting()
+
+    def _is_connecting(self) -> bool:
+        return any(snapshot.phase in _CONNECTING for snapshot in self.watchdog.snapshots)
 
     def _update_state(self) -> None:
         """Notice when all workers have started, and when one has completed a step."""
@@ -267,9 +267,12 @@ class WorkerMonitor:
 
     def _has_lost_a_node(self, status: RendezvousStatus) -> bool:
         """Whether another node is lost and the workers of this node wait for it. A closed
-        connection raises at once; a silent node never does.
+        connection raises at once; a silent node never does, nor does torch's connect.
         """
         now, watchdog = time.monotonic(), self.watchdog
+        if self._unreachable_since is not None and self.store_ends_with_agent:
+            lost_for = now - self._unreachable_since
+            return lost_for >= PRIMARY_SECONDS and self._is_connecting()
         missing = status.silent or status.left
         self._silent_since = (self._silent_since or now) if missing else None
         if self._silent_since is None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,17 +18,19 @@ from pathlib import Path
 from typing import Any
 
 from kdist_trainer.metrics.exporter import Exporter
+from kdist_trainer.rendezvous.ports import pick_port
 
 RESULT = "KDIST_BENCH_RESULT"
 
 
 def free_ports(count: int) -> list[int]:
-    """TCP ports of this machine that nobody listens on, all different."""
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
+    """TCP ports of this machine that nobody listens on, all different, and that the kernel gives to
+    no connection meanwhile.
+    """
+    ports: set[int] = set()
+    while len(ports) < count:
+        ports.add(pick_port())
+    return list(ports)
 
 
 def launch_measured(module: str, orders: Mapping[str, int], contestants: int) -> Any:

@@ -14,10 +14,11 @@ import kdist.commands
 from kdist.app import COMMANDS
 
 LINES = {name: line for section in COMMANDS.values() for name, line in section.items()}
-# `options` holds what the commands that talk to a cluster have in common.
+# `options` and `targets` hold what commands have in common.
 MODULES = {path.stem for path in Path(kdist.commands.__file__).parent.glob("*.py")} - {
     "__init__",
     "options",
+    "targets",
 }
 
 

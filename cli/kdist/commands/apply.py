@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kdist import console
-from kdist.commands import options
+from kdist.commands import options, targets
 from kdist.errors import Code, UsageError
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def command(
       5 API server unreachable   7 permission denied
       with --wait and --follow: 6 timeout   10 the job failed   11 the job was stopped
     """
-    jobs = options.read_jobs([*files, *more], flags.pop("sets"), backend=flags.pop("backend"))
+    jobs = targets.read_jobs([*files, *more], flags.pop("sets"), backend=flags.pop("backend"))
     if dry_run != "none" and (flags["wait"] or flags["follow"]):
         raise UsageError("--wait and --follow cannot be used with --dry-run")
     if flags["follow"] and len(jobs) > 1:
@@ -88,7 +88,7 @@ def command(
     for job, base in jobs:
         cluster_options = {name: flags[name] for name in ("namespace", "context", "timeout")}
         stays = flags["wait"] or flags["follow"]
-        cluster = options.connect(**cluster_options, job=job.metadata.namespace, stays=stays)
+        cluster = targets.connect(**cluster_options, job=job.metadata.namespace, stays=stays)
         applied_jobs.append((cluster, job.metadata.name))
         plan, just_sent = _send(
             cluster, job, base, output=output, dry_run=dry_run == "server", **flags

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kdist import console
-from kdist.commands import options
+from kdist.commands import options, targets
 from kdist.errors import Code, KdistError, UsageError
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ def command(
     spec = bench.BenchSpec(
         collective=collective, min=given.pop("least"), max=given.pop("most"), **numbers
     )
-    remote = on_cluster or options.asks_cluster(given["namespace"], given["context"])
+    remote = on_cluster or targets.asks_cluster(given["namespace"], given["context"])
     job, base = _make_job(spec, file, image, given.pop("nodes"), given.pop("procs_per_node"))
     keep = given.pop("keep")
     result = (
@@ -246,7 +246,7 @@ def _measure_on_cluster(
 ) -> Result:
     from kdist.bench import remote
 
-    cluster = options.connect(namespace=namespace, context=context, job=job.metadata.namespace)
+    cluster = targets.connect(namespace=namespace, context=context, job=job.metadata.namespace)
     return remote.measure(
         cluster, job, base=base, keep=keep, timeout=timeout, notify=console.message
     )

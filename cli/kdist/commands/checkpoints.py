@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kdist import console
-from kdist.commands import options
+from kdist.commands import options, targets
 from kdist.errors import Code, KdistError, UsageError
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def command(
     """
     action, job = _read_words(words, file)
     _check_options(action, output, step=step, ema=ema)
-    root = options.find_run(
+    root = targets.find_run(
         job,
         file,
         local=local,
@@ -91,7 +91,7 @@ def command(
     if action == "export":
         return _export(
             root,
-            lambda: options.find_target(job, file, **cluster_options),
+            lambda: targets.find_target(job, file, **cluster_options),
             output,
             step=step,
             ema=ema,
@@ -171,7 +171,7 @@ def _run_on_cluster(
     from kdist.jobs import checkpoints
 
     return checkpoints.run_tool(
-        options.find_target(job, file, **cluster_options),
+        targets.find_target(job, file, **cluster_options),
         action,
         *arguments,
         notify=console.message,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kdist import console
-from kdist.commands import options
+from kdist.commands import options, targets
 from kdist.errors import Code, JobNotFoundError, UsageError
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def command(
     cluster_options = {key: flags.pop(key) for key in ("namespace", "context")}
     timeout = flags.pop("timeout")
     if not named:
-        cluster = options.connect(**cluster_options)
+        cluster = targets.connect(**cluster_options)
         names = deletion.list_names(cluster, selector)
         if not names:
             console.message(f"there are no such jobs in namespace {cluster.namespace}")
@@ -89,8 +89,8 @@ def command(
         return Code.OK
     missing = []
     for argument, file in named:
-        found = options.find_job(argument, file)
-        cluster = options.connect(**cluster_options, job=found.namespace)
+        found = targets.find_job(argument, file)
+        cluster = targets.connect(**cluster_options, job=found.namespace)
         if not _delete(cluster, found.name, timeout=timeout, **flags):
             missing.append((found.name, cluster.namespace))
     if missing and not ignore_not_found:

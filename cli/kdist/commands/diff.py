@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kdist import console
-from kdist.commands import options
+from kdist.commands import options, targets
 from kdist.errors import Code, KdistError
 
 if TYPE_CHECKING:
@@ -67,8 +67,8 @@ def command(
 
     found: list[Difference] = []
     try:
-        for job, base in options.read_jobs([*files, *more], sets, backend=backend):
-            cluster = options.connect(**cluster_options, job=job.metadata.namespace)
+        for job, base in targets.read_jobs([*files, *more], sets, backend=backend):
+            cluster = targets.connect(**cluster_options, job=job.metadata.namespace)
             found += deploy.compare(
                 cluster, deploy.make_plan(cluster, job, base=base), force=force_conflicts
             )

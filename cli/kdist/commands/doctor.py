@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kdist import console
-from kdist.commands import options
+from kdist.commands import options, targets
 from kdist.errors import Code, KdistError
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def command(
     if not local:
         _print_title("the cluster", output)
         try:
-            cluster = options.connect(
+            cluster = targets.connect(
                 namespace=namespace,
                 context=context,
                 timeout=_TIMEOUT if timeout is None else timeout,

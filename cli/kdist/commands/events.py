@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from kdist import console
-from kdist.commands import options
+from kdist.commands import options, targets
 from kdist.errors import Code
 
 _POLL_SECONDS = 2.0
@@ -45,8 +45,8 @@ def command(
     """
     from kdist import jobs
 
-    found = options.find_job(job, file)
-    cluster = options.connect(**cluster_options, job=found.namespace)
+    found = targets.find_job(job, file)
+    cluster = targets.connect(**cluster_options, job=found.namespace)
     wanted = {each.strip().lower() for each in types.split(",") if each.strip()}
     shown: set[tuple[str, str]] = set()
     first = True

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from kdist.commands import options
+from kdist.commands import options, targets
 from kdist.errors import UsageError
 
 
@@ -51,7 +51,7 @@ def command(
         raise UsageError(
             "name the command to run after `--`", next_command=f"kdist exec {job} -- nproc"
         )
-    target = options.find_target(job, None, timeout=timeout, **cluster_options)
+    target = targets.find_target(job, None, timeout=timeout, **cluster_options)
     chosen = agents.choose_pod(target, rank=rank, pod=pod)
     return target.cluster.exec(
         chosen.name, argv, container=container or chosen.container, stdin=stdin or tty, tty=tty

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kdist import console
-from kdist.commands import options
+from kdist.commands import options, targets
 from kdist.errors import Code, JobNotFoundError, UsageError
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def command(
         raise UsageError(
             "-A lists the jobs of all namespaces and cannot be combined with names or -n"
         )
-    cluster = options.connect(**cluster_options, stays=watch)
+    cluster = targets.connect(**cluster_options, stays=watch)
     scope: dict[str, Any] = {"all_namespaces": all_namespaces, "selector": selector, "known": {}}
     found = _find(cluster, names, **scope)
     shown = Rows(output, all_namespaces=all_namespaces)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kdist import console
-from kdist.commands.options import cluster_options, connect, find_job, seconds
+from kdist.commands.options import cluster_options, seconds
+from kdist.commands.targets import connect, find_job
 from kdist.errors import Code, UsageError
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import click
 
 from kdist import console
 from kdist.agent_metrics import METRICS_PORT
-from kdist.commands import options
+from kdist.commands import options, targets
 from kdist.errors import KdistError, UsageError
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def command(
         else:
             wanted = [read_port(each) for each in ports or ("metrics",)]
             _serve(
-                options.find_target(job, None, timeout=timeout, **cluster_options),
+                targets.find_target(job, None, timeout=timeout, **cluster_options),
                 wanted,
                 rank=rank,
                 pod=pod,
@@ -96,13 +96,13 @@ def read_tensorboard_port(text: str) -> int:
 def _show_tensorboard(
     job: str, local: int, *, timeout: float | None, **cluster_options: Any
 ) -> None:
-    root = options.find_run(job, None, **cluster_options)
+    root = targets.find_run(job, None, **cluster_options)
     if root is not None:
         _show_local_tensorboard(root, local)
         return
     from kdist.jobs import tensorboard
 
-    target = options.find_target(job, None, timeout=timeout, **cluster_options)
+    target = targets.find_target(job, None, timeout=timeout, **cluster_options)
     while True:
         with tensorboard.run_tensorboard(target, notify=console.message) as session:
             began = time.monotonic()

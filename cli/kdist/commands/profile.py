@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from kdist import console
-from kdist.commands import options
+from kdist.commands import options, targets
 
 _TIMEOUT = 300.0  # seconds
 
@@ -82,13 +82,13 @@ def command(
     """
     from kdist.jobs import profile
 
-    root = options.find_run(job, file, local=local, active=True, **cluster_options)
+    root = targets.find_run(job, file, local=local, active=True, **cluster_options)
     if root is not None:
         from kdist.local import trainer_tools
 
         name, agents = root.name, trainer_tools.local_agents(root)
     else:
-        target = options.find_target(job, file, **cluster_options)
+        target = targets.find_target(job, file, **cluster_options)
         name, agents = target.name, profile.cluster_agents(target)
     folder = Path(output or f"{name}-profile")
     summaries = profile.record(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kdist import console
-from kdist.commands import options
+from kdist.commands import options, targets
 from kdist.errors import UsageError
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def command(
         raise UsageError(
             "--annotate cannot be used with -o json", hint="it adds comments, which only YAML has"
         )
-    job = load_file(file, overrides=[*sets, *options.choose_backend(backend)])
+    job = load_file(file, overrides=[*sets, *targets.choose_backend(backend)])
     plan = make_plan(None, job, base=Path.cwd() if file == "-" else Path(file).absolute().parent)
     for warning in plan.warnings:
         console.warning(warning)

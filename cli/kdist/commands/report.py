@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from kdist import console
-from kdist.commands import options
+from kdist.commands import options, targets
 from kdist.errors import NotFoundError
 
 
@@ -49,7 +49,7 @@ def command(
       kdist report .kdist/digits -o html --out report.html
       kdist report digits -n ml -o json | jq .secondsByCategory
     """
-    root = options.find_run(
+    root = targets.find_run(
         job, file, local=local, namespace=cluster["namespace"], context=cluster["context"]
     )
     report = _read_local(root) if root else _read_cluster(job, file, timeout=timeout, **cluster)
@@ -96,7 +96,7 @@ def _read_cluster(job: str | None, file: str | None, **cluster: Any) -> dict[str
     from kdist.jobs import history
     from kdist.report import goodput
 
-    target = options.find_target(job, file, **cluster)
+    target = targets.find_target(job, file, **cluster)
     found = history.read_history(target, notify=console.message)
     if not found.events:
         raise NotFoundError(

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from kdist import console
-from kdist.commands import options
+from kdist.commands import options, targets
 from kdist.errors import UsageError
 
 
@@ -54,7 +54,7 @@ def command(
     """
     from kdist.jobs import restart
 
-    target = options.find_target(job, file, **cluster_options)
+    target = targets.find_target(job, file, **cluster_options)
     if dry_run == "client":
         how = "from scratch, with its checkpoints archived" if fresh else "from its last checkpoint"
         console.result(f"{target.name} would be restarted {how} (client dry run)")

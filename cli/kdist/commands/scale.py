@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from kdist import console
-from kdist.commands import options
+from kdist.commands import options, targets
 
 
 @click.command()
@@ -49,7 +49,7 @@ def command(
     """
     from kdist.jobs import scale
 
-    target = options.find_target(job, file, **cluster_options)
+    target = targets.find_target(job, file, **cluster_options)
     least, most = scale.parse_nodes(nodes, target)
     if dry_run == "client":
         console.result(

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kdist import console
-from kdist.commands.options import cluster_options, connect, find_job, job_argument, output_option
+from kdist.commands.options import cluster_options, job_argument, output_option
+from kdist.commands.targets import connect, find_job
 from kdist.errors import Code
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from kdist import console
-from kdist.commands import options
+from kdist.commands import options, targets
 
 
 @click.command()
@@ -42,7 +42,7 @@ def command(
     """
     from kdist.jobs import suspend
 
-    target = options.find_target(job, file, **cluster_options)
+    target = targets.find_target(job, file, **cluster_options)
     if dry_run == "client":
         console.result(f"{target.name} would be suspended (client dry run)")
         return

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kdist import console
-from kdist.commands import options
+from kdist.commands import options, targets
 from kdist.errors import KdistError, NotFoundError
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def _source(
     """The name of the job, a function that polls its agents, and one that explains why none
     answers.
     """
-    root = options.find_run(
+    root = targets.find_run(
         job, file, local=local, namespace=namespace, context=context, active=True
     )
     if root is not None:
@@ -119,7 +119,7 @@ def _source(
         return root.name, lambda: local_agents.fetch_samples(root, metrics=True), lambda: silence
     from kdist.jobs import agents
 
-    target = options.find_target(job, file, namespace=namespace, context=context, timeout=timeout)
+    target = targets.find_target(job, file, namespace=namespace, context=context, timeout=timeout)
     return (
         target.name,
         lambda: agents.fetch_samples(target, target.pods(), metrics=True),

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from kdist import console
-from kdist.commands import options
+from kdist.commands import options, targets
 from kdist.errors import Code
 from kdist.jobs import GOALS, describe_status, wait_for
 
@@ -43,8 +43,8 @@ def command(
       0 condition met   4 no such job   5 API server unreachable   6 timed out
       10 the job failed   11 the job was stopped
     """
-    found = options.find_job(job, file)
-    cluster = options.connect(**cluster_options, timeout=timeout, job=found.namespace, stays=True)
+    found = targets.find_job(job, file)
+    cluster = targets.connect(**cluster_options, timeout=timeout, job=found.namespace, stays=True)
     status = wait_for(cluster, found.name, goal, timeout=timeout, notify=console.message)
     console.result(f"{found.name} is gone" if status is None else describe_status(status))
     return Code.OK

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kdist import console
-from kdist.commands import options
+from kdist.commands import options, targets
 from kdist.errors import Code
 
 if TYPE_CHECKING:
@@ -35,8 +35,8 @@ def command(
     from kdist import jobs
     from kdist.diagnose import diagnose
 
-    found = options.find_job(job, file)
-    cluster = options.connect(**cluster_options, timeout=timeout, job=found.namespace)
+    found = targets.find_job(job, file)
+    cluster = targets.connect(**cluster_options, timeout=timeout, job=found.namespace)
     seen = jobs.fetch_snapshot(cluster, found.name, controllers=True)
     cause = diagnose(seen)
     if seen.gap:

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import pytest
 
-from kdist.commands import options
+from kdist.commands import options, targets
 from kdist.errors import InvalidJobError, NotFoundError, UsageError
 
 
@@ -28,27 +28,27 @@ def test_what_is_no_duration_is_refused(text: str) -> None:
 
 
 def test_a_job_is_meant_by_its_name_or_by_its_file(job_file: Path) -> None:
-    assert options.find_job("digits") == ("digits", None)
-    assert options.find_job("job/digits") == ("digits", None)
-    assert options.find_job("job.yaml") == ("digits", None)
+    assert targets.find_job("digits") == ("digits", None)
+    assert targets.find_job("job/digits") == ("digits", None)
+    assert targets.find_job("job.yaml") == ("digits", None)
     job_file.write_text(
         job_file.read_text().replace("name: digits", "name: digits\n  namespace: ml")
     )
-    assert options.find_job(None, str(job_file)) == ("digits", "ml")
+    assert targets.find_job(None, str(job_file)) == ("digits", "ml")
     for nothing in ((None, None), ("a", "job.yaml")):
         with pytest.raises(UsageError, match="name one job"):
-            options.find_job(*nothing)
+            targets.find_job(*nothing)
 
 
 def test_a_folder_stands_for_the_job_files_in_it(job_file: Path, job: str) -> None:
     folder = job_file.parent / "jobs"
     folder.mkdir()
     with pytest.raises(UsageError, match="no job file in the folder"):
-        options.read_jobs([str(folder)])
+        targets.read_jobs([str(folder)])
     (folder / "b.yaml").write_text(job.replace("digits", "b", 1))
     (folder / "a.yml").write_text(job.replace("digits", "a", 1))
     (folder / "README.md").write_text("not a job")
-    found = options.read_jobs([str(folder), "job.yaml"], ["spec.maxRestarts=3"])
+    found = targets.read_jobs([str(folder), "job.yaml"], ["spec.maxRestarts=3"])
     expected = [("a", 3), ("b", 3), ("digits", 3)]
     assert [(each.metadata.name, each.spec.max_restarts) for each, _ in found] == expected
     assert [base for _, base in found] == [folder, folder, job_file.parent]
@@ -60,12 +60,12 @@ def test_the_problems_of_all_files_come_at_once_and_a_job_comes_once(
     for name in ("one.yaml", "two.yaml"):
         Path(name).write_text(job.replace("epochs: 5", "epochs: many"))
     with pytest.raises(InvalidJobError) as raised:
-        options.read_jobs(["one.yaml", "two.yaml"])
+        targets.read_jobs(["one.yaml", "two.yaml"])
     assert {problem.source for problem in raised.value.problems} == {"one.yaml", "two.yaml"}
     with pytest.raises(UsageError, match="digits: two of these files describe the same job"):
-        options.read_jobs(["job.yaml", "job.yaml"])
+        targets.read_jobs(["job.yaml", "job.yaml"])
     with pytest.raises(UsageError, match="name a job file"):
-        options.read_jobs([])
+        targets.read_jobs([])
 
 
 @pytest.mark.parametrize("active", [True, False])
@@ -77,10 +77,10 @@ def test_a_run_that_is_nowhere_is_said_to_be_neither_here_nor_in_a_known_cluster
     with pytest.raises(
         NotFoundError, match=r"no (active )?run digits on this machine, and no kubeconfig"
     ) as raised:
-        options.find_run("digits", active=active)
+        targets.find_run("digits", active=active)
     assert str(tmp_path / "runs") in str(raised.value.hint)
-    assert options.find_run("digits", namespace="ml") is None, (
+    assert targets.find_run("digits", namespace="ml") is None, (
         "whoever names a namespace means the cluster"
     )
     (tmp_path / "none").write_text("kind: Config\n")
-    assert options.find_run("digits", active=active) is None, "the cluster is asked"
+    assert targets.find_run("digits", active=active) is None, "the cluster is asked"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from kdist.commands import options
+from kdist.commands import targets
 from kdist.errors import Code
 from tests.cli.cluster.api import Api, write_kubeconfig
 from tests.cli.cluster.conftest import Serve, _hurry, serve
@@ -197,7 +197,7 @@ def stay(kdist: Kdist, api: Api, *words: str) -> tuple[threading.Thread, list[Re
 def test_an_outage_is_ridden_out_by_who_stays_with_a_job_and_reported_of(
     kdist: Kdist, world: World, api: Api, serve: Serve, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
-    monkeypatch.setattr(options, "RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(targets, "RETRY_SECONDS", 0.05)
     world.logs = {FIRST: lines("one"), SECOND: lines("two")}
     running, found = stay(kdist, api, *STAYING[verb])
     api.close()

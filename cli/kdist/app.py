@@ -16,6 +16,7 @@ from typing import Any
 import click
 
 from kdist import __version__, console
+from kdist.commands import options
 from kdist.errors import Code, KdistError, UsageError
 
 # section -> command -> its line in `kdist --help`. The command's code is
@@ -34,7 +35,7 @@ COMMANDS: dict[str, dict[str, str]] = {
         "render": "Show the Kubernetes objects that a job becomes.",
         "apply": "Apply jobs to a cluster.",
         "diff": "Show what applying jobs would change.",
-        "get": "List the jobs of a cluster.",
+        "get": "List the jobs of a cluster and the runs on this machine.",
         "status": "Show what a job is doing: phase, ranks, step, loss, checkpoint.",
         "logs": "Show the logs of all ranks of a job, each line behind its pod.",
         "wait": "Wait until a job is done, or reaches another condition.",
@@ -59,6 +60,26 @@ COMMANDS: dict[str, dict[str, str]] = {
         "version": "Show the versions of kdist and what it runs on.",
     },
 }
+
+# What people type for a command, from kubectl, torchrun and peers -> the command to use.
+MEANT = {
+    "describe": "kdist status",
+    "diagnose": "kdist why",
+    "launch": "kdist run",
+    "list": "kdist get",
+    "log": "kdist logs",
+    "ls": "kdist get",
+    "metrics": "kdist top -o prom",
+    "ps": "kdist get",
+    "remove": "kdist delete",
+    "rm": "kdist delete",
+    "schema": "kdist explain -o jsonschema",
+    "start": "kdist run",
+    "stop": "kdist suspend",
+    "tensorboard": "kdist port-forward NAME tensorboard",
+    "train": "kdist run",
+}
+_DRY_RUNS = ("none", "client", "server")
 
 
 def keep_lines(text: str) -> str:
@@ -90,16 +111,27 @@ class Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the called command; a misspelled name gets a suggestion."""
+        """Find the called command; a misspelled name gets a suggestion. `help COMMAND` is
+        `COMMAND --help`.
+        """
+        if args[:1] == ["help"]:
+            if len(args) == 1:
+                console.result(ctx.get_help())
+                ctx.exit()
+            args = [*args[1:], "--help"]
         if args and not args[0].startswith("-") and args[0] not in self.list_commands(ctx):
             from difflib import get_close_matches
 
             near = get_close_matches(args[0], self.list_commands(ctx), n=1)
-            hint = f"did you mean `kdist {near[0]}`?" if near else ""
+            meant = MEANT.get(args[0]) or (f"kdist {near[0]}" if near else "")
+            hint = f"did you mean `{meant}`?" if meant else ""
             raise UsageError(
                 f"there is no command `{args[0]}`", hint=hint, next_command="kdist --help"
             )
-        return super().resolve_command(ctx, args)
+        name, command, rest = super().resolve_command(ctx, args)
+        if command is not None and any(each.name == "dry_run" for each in command.params):
+            rest = _complete_dry_run(rest)
+        return name, command, rest
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         """The sections of `kdist --help`, from the table alone."""
@@ -117,6 +149,8 @@ class Commands(click.Group):
         **extra: Any,
     ) -> Any:
         """Run the command line and exit; every error becomes an exit code."""
+        if "_KDIST_COMPLETE" in os.environ:
+            _prepare_completion()
         try:
             code = super().main(
                 args, prog_name or "kdist", complete_var, standalone_mode=False, **extra
@@ -126,6 +160,28 @@ class Commands(click.Group):
         except KeyboardInterrupt:
             code = report(click.Abort())
         sys.exit(int(code) if isinstance(code, int) else Code.OK)
+
+
+def _prepare_completion() -> None:
+    """Print nothing but completions on the terminal, and let no credential plugin ask a person."""
+    from kdist.commands.completion import register_shells
+
+    register_shells()
+    if not os.environ.get("KDIST_DEBUG"):
+        silence = os.open(os.devnull, os.O_RDWR)
+        os.dup2(silence, 0)
+        os.dup2(silence, 2)
+
+
+def _complete_dry_run(args: list[str]) -> list[str]:
+    """`--dry-run` without a value is `--dry-run=client`, as it once was for kubectl."""
+    found = list(args)
+    end = found.index("--") if "--" in found else len(found)
+    for index, each in enumerate(found[:end]):
+        if each == "--dry-run" and found[index + 1 : index + 2] not in ([one] for one in _DRY_RUNS):
+            console.message("--dry-run means --dry-run=client; --dry-run=server asks the cluster")
+            found[index] = "--dry-run=client"
+    return found
 
 
 def report(error: Exception) -> int:
@@ -185,6 +241,7 @@ def _advise(error: KdistError) -> None:
         "colour off."
     ),
 )
+@options.options_before_command
 @click.version_option(__version__, message="kdist %(version)s")
 def cli() -> None:
     r"""Run distributed PyTorch trainings from one job.yaml, locally or on any Kubernetes.
@@ -206,9 +263,13 @@ def complete() -> None:
     """
     from click.shell_completion import ShellComplete
 
+    _prepare_completion()
     *words, incomplete = sys.argv[1:] or [""]
-    for item in ShellComplete(cli, {}, "kdist", "_KDIST_COMPLETE").get_completions(
-        words, incomplete
-    ):
-        console.result(str(item.value) if item.type == "plain" else incomplete)
-    console.result(":4")  # kubectl's directive: do not offer files in addition
+    found = ShellComplete(cli, {}, "kdist", "_KDIST_COMPLETE").get_completions(words, incomplete)
+    values = [str(item.value) for item in found if item.type == "plain"]
+    for value in values:
+        console.result(value)
+    # kubectl's directive: 0 offers files if there is nothing else, 4 never, 2 adds no space
+    files = any(item.type != "plain" for item in found)
+    unfinished = any(value.endswith((".", "=")) for value in values)
+    console.result(f":{(0 if files else 4) + (2 if unfinished else 0)}")

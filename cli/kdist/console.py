@@ -16,14 +16,15 @@ from typing import IO, TYPE_CHECKING, Any, cast
 
 import click
 
+from kdist import columns
 from kdist.errors import InvalidJobError, KdistError, Problem
 from kdist.nonblocking import NonBlockingWriter
 
 if TYPE_CHECKING:
-    from rich.live import Live
+    from kdist.drawing import Drawing
 
 _outlets: list[NonBlockingWriter] = []  # non-blocking writers for messages, the last one is in use
-_drawn: list[Live] = []  # the live view, while there is one
+_drawn: list[Drawing] = []  # the live view, while there is one
 
 
 def wants_color() -> bool | None:
@@ -88,16 +89,49 @@ def documents(found: Sequence[Any], *, output: str) -> None:
         emit(each, output=output)
 
 
-def table(rows: Iterable[Sequence[str]], *, header: Sequence[str]) -> None:
-    """Print columns to stdout as kubectl does: a header, three spaces between columns, no
-    borders.
+def table(rows: Iterable[Sequence[str]], *, header: Sequence[str], fit: bool = True) -> None:
+    """Print columns to stdout as kubectl does: a header, three spaces between columns, no borders.
+
+    Args:
+        rows: the cells.
+        header: names of the columns.
+        fit: on a terminal, leave out, shorten or wrap what its width cannot show; `kdist.columns`
+            says which columns give way first. Elsewhere the width is not limited.
     """
-    lines = [tuple(header), *(tuple(row) for row in rows)]
-    widths = [max(len(line[index]) for line in lines) for index in range(len(header))]
-    for line in lines:
-        result(
-            "   ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        )
+    width = _width(sys.stdout) if fit else None
+    for line in columns.format_table(header, list(rows), width):
+        result(line)
+
+
+def paragraph(text: str, *, start: str = "") -> None:
+    """Print a sentence to stdout; a terminal breaks it between words, below its own beginning.
+
+    Args:
+        text: without color.
+        start: printed before it, may be colored.
+    """
+    for line in _wrap(text, start, sys.stdout):
+        result(line)
+
+
+def _wrap(text: str, start: str, stream: IO[str]) -> list[str]:
+    width, margin = _width(stream), len(click.unstyle(start))
+    if width is None or len(text) + margin <= width:
+        return [start + text]
+    first, *others = columns.wrap(text, max(width - margin, min(width, 20)))
+    margin = margin if width - margin >= 20 else 0
+    return [start + first, *(" " * margin + line for line in others)]
+
+
+def _width(stream: IO[str]) -> int | None:
+    """Width of the terminal; None if the stream is none."""
+    if not stream.isatty():
+        return None
+    try:
+        found = os.get_terminal_size(stream.fileno()).columns
+    except (OSError, ValueError):  # a stream in memory
+        return None
+    return found or None  # a terminal without a size says 0
 
 
 def message(text: str) -> None:
@@ -105,14 +139,20 @@ def message(text: str) -> None:
     if _drawn:
         from rich.text import Text
 
-        _drawn[-1].console.print(Text.from_ansi(text))
+        _drawn[-1].print(Text.from_ansi(text))
         return
     click.echo(text, file=_stream(), err=True, color=wants_color())
 
 
 def warning(text: str) -> None:
     """Print a warning to stderr."""
-    message(f"{click.style('Warning:', fg='yellow')} {text}")
+    _message(text, f"{click.style('Warning:', fg='yellow')} ")
+
+
+def _message(text: str, start: str) -> None:
+    """Print a sentence to stderr, broken between words on a terminal."""
+    for line in _wrap(text, start, sys.stderr):
+        message(line)
 
 
 @contextmanager
@@ -155,26 +195,19 @@ def can_draw() -> bool:
 
 
 @contextmanager
-def drawing() -> Iterator[Live]:
-    """A live view at the bottom of the terminal, on stderr: `update` redraws it, and
-    `console.print` prints above it. It disappears when the block ends.
+def drawing() -> Iterator[Drawing]:
+    """A live view at the bottom of the terminal, on stderr: `update` redraws it, and `print` prints
+    above it. It disappears when the block ends.
     """
-    from rich.console import Console
-    from rich.live import Live
+    from kdist.drawing import Drawing
 
-    # Drawn only on `update`, in the caller's thread, and without redirecting other output.
-    with Live(
-        console=Console(stderr=True, file=_stream()),
-        auto_refresh=False,
-        transient=True,
-        redirect_stdout=False,
-        redirect_stderr=False,
-    ) as live:
-        _drawn.append(live)
-        try:
-            yield live
-        finally:
-            _drawn.remove(live)
+    view = Drawing(_stream)
+    _drawn.append(view)
+    try:
+        yield view
+    finally:
+        _drawn.remove(view)
+        view.close()
 
 
 def error(problem: KdistError) -> None:
@@ -182,9 +215,9 @@ def error(problem: KdistError) -> None:
     if isinstance(problem, InvalidJobError):
         for each in problem.problems:
             _problem(each)
-    message(f"{click.style('Error:', fg='red', bold=True)} {problem.message}")
+    _message(problem.message, f"{click.style('Error:', fg='red', bold=True)} ")
     if problem.hint:
-        message(f"{click.style('Hint:', bold=True)} {problem.hint}")
+        _message(problem.hint, f"{click.style('Hint:', bold=True)} ")
     if problem.next_command:
         message(f"{click.style('Next:', bold=True)} {problem.next_command}")
 

@@ -1,9 +1,11 @@
-"""Formats values: durations, sizes, rates, counts and ranges for people, names for JSON. Pure."""
+"""Formats values: times, durations, sizes, rates, counts and ranges for people, names for JSON."""
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterable
+from datetime import datetime
 
 
 def seconds(value: object) -> str:
@@ -25,6 +27,38 @@ def seconds(value: object) -> str:
         if minutes
         else f"{rest} s"
     )
+
+
+def age(value: float) -> str:
+    """A duration of seconds or longer as kubectl shows it: 45s, 5m30s, 25m, 3h10m, 20h, 5d."""
+    total = max(0, int(value))
+    minutes, hours, days = total // 60, total // 3600, total // 86_400
+    if total < 120:
+        return f"{total}s"
+    if minutes < 10:
+        return f"{minutes}m{total % 60}s" if total % 60 else f"{minutes}m"
+    if minutes < 180:
+        return f"{minutes}m"
+    if hours < 8:
+        return f"{hours}h{minutes % 60}m" if minutes % 60 else f"{hours}h"
+    if hours < 48:
+        return f"{hours}h"
+    if hours < 192:
+        return f"{days}d{hours % 24}h" if hours % 24 else f"{days}d"
+    years = days // 365
+    return f"{days}d" if years < 2 else f"{years}y{days % 365}d" if days % 365 else f"{years}y"
+
+
+def moment(unix: float, now: float | None = None) -> str:
+    """A time in the local zone: `10:44:05` where the day is today, `2026-11-23 10:44:05` otherwise.
+
+    Args:
+        unix: unix seconds.
+        now: unix seconds of the present; the clock's by default.
+    """
+    at = datetime.fromtimestamp(unix)
+    today = datetime.fromtimestamp(time.time() if now is None else now).date()
+    return f"{at:%H:%M:%S}" if at.date() == today else f"{at:%Y-%m-%d %H:%M:%S}"
 
 
 def size(nbytes: object) -> str:

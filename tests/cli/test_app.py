@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import click
@@ -13,8 +14,9 @@ import pytest
 from click.testing import CliRunner
 
 from kdist import __version__
-from kdist.app import COMMANDS, cli, report
+from kdist.app import COMMANDS, MEANT, cli, report
 from kdist.errors import Code, InvalidJobError, KdistError, NotFoundError, Problem, UsageError
+from tests.cli.cluster.api import Api, Asked, Reply, write_kubeconfig
 from tests.cli.conftest import Kdist
 
 HEAVY = {"torch", "kubernetes", "pydantic", "jinja2", "rich", "asyncio", "requests", "yaml"}
@@ -72,6 +74,47 @@ def test_an_unknown_command_gets_a_near_one(typed: str, meant: str, kdist: Kdist
     assert result.stderr == f"Error: there is no command `{typed}`\n{hint}Next: kdist --help\n"
 
 
+@pytest.mark.parametrize(("typed", "meant"), MEANT.items())
+def test_a_word_of_another_tool_gets_the_command_that_does_it(
+    typed: str, meant: str, kdist: Kdist
+) -> None:
+    assert f"Hint: did you mean `{meant}`?\n" in kdist(typed).stderr
+    assert kdist(meant.split()[1], "--help").exit_code == 0
+
+
+def test_help_and_a_command_show_the_help_of_the_command(kdist: Kdist) -> None:
+    assert kdist("help", "get").stdout == kdist("get", "--help").stdout
+    assert kdist("help").stdout == kdist("--help").stdout
+
+
+def test_a_bare_dry_run_is_the_clients_and_takes_no_file_for_its_value(
+    job_file: Path, kdist: Kdist
+) -> None:
+    image = ("--set", "spec.image=registry.example.com/trainer:1")
+    bare = kdist("apply", *image, "--dry-run", "job.yaml")
+    assert (bare.exit_code, bare.stdout) == (
+        0,
+        kdist("apply", *image, "--dry-run=client", "job.yaml").stdout,
+    )
+    assert "--dry-run means --dry-run=client" in bare.stderr
+
+
+def test_the_options_of_a_cluster_may_stand_before_the_command(
+    kdist: Kdist, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api = Api(lambda _: Reply(document={"items": []}))
+    asked: list[Asked] = api.asked
+    with closing(api):
+        write_kubeconfig(tmp_path / "config", api.url)
+        config = ("--kubeconfig", str(tmp_path / "config"))
+        monkeypatch.chdir(tmp_path)
+        assert "namespace a" in kdist(*config, "-n", "a", "get").stderr
+        assert "namespace b" in kdist(*config, "-n", "a", "--as", "eve", "get", "-n", "b").stderr
+    assert {request.path.split("/")[4] for request in asked} == {"a", "b"}
+    assert "eve" in {request.headers.get("impersonate-user") for request in asked}
+    assert kdist("-n", "a", "explain", "spec").stdout == kdist("explain", "spec").stdout
+
+
 def test_an_unknown_option_is_reported_with_the_help_to_ask_for(kdist: Kdist) -> None:
     result = kdist("validate", "--fast", "job.yaml")
     assert result.exit_code == Code.USAGE
@@ -123,7 +166,7 @@ def test_ctrl_c_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("kdist.load.load_file", interrupt)
+    monkeypatch.setattr("kdist.load.load_files", interrupt)
     result = CliRunner().invoke(cli, ["validate", "job.yaml"])
     assert result.exit_code == Code.INTERRUPTED
 

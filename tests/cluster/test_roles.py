@@ -32,10 +32,10 @@ LOOKS = (
     ("top digits --once", LIVE, LIVE),
     ("top digits -o prom", LIVE, LIVE),
     ("exec digits -- true", EDIT, EDIT),
-    ("profile digits --steps 1 -o traces", EDIT, OTHER),
+    ("profile digits --steps 1 --out traces", EDIT, OTHER),
     ("checkpoints digits", EDIT, ONE),
     ("checkpoints verify digits", EDIT, OTHER),
-    ("checkpoints export digits -o weights.safetensors", EDIT, ONE),
+    ("checkpoints export digits --out weights.safetensors", EDIT, ONE),
     ("report digits", EDIT, OTHER),
 )
 

@@ -71,6 +71,11 @@ def _find_files(file: str | None) -> tuple[str, list[Path]]:
     return paths, [Path(path) for path in names if Path(path).is_file()]
 
 
+def list_contexts(file: str | None = None) -> list[str]:
+    """Names of the kubeconfig's contexts. Raises what reading a damaged file raises."""
+    return [str(name) for name in _merge(_find_files(file)[1])["contexts"]]
+
+
 def load(
     context: str | None = None,
     *,
@@ -104,6 +109,14 @@ def load(
         return _access(_merge(files), context, requested, files)
     except KdistError:
         raise
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
+        raise KdistError(
+            f"the kubeconfig cannot be used: it is not YAML{place}: {error.problem}",
+            hint=f"it is read from {paths}",
+            code=Code.UNREACHABLE,
+        ) from error
     except (yaml.YAMLError, OSError, LookupError, TypeError, ValueError, AttributeError) as error:
         raise KdistError(
             f"the kubeconfig cannot be used: {error}",

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     "--set",
     "sets",
     metavar="PATH=VALUE",
+    shell_complete=options.complete_setting,
     multiple=True,
     help="Change a field of the job, e.g. spec.nodes.max=4.",
 )

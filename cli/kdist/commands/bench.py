@@ -46,12 +46,20 @@ def _size(value: str) -> int:
     "--min",
     "least",
     type=_size,
+    metavar="SIZE",
     default="1KiB",
     show_default=True,
     help="Smallest size; K, M, G are powers of 1024.",
 )
 @click.option(
-    "-e", "--max", "most", type=_size, default="64MiB", show_default=True, help="Largest size."
+    "-e",
+    "--max",
+    "most",
+    type=_size,
+    metavar="SIZE",
+    default="64MiB",
+    show_default=True,
+    help="Largest size.",
 )
 @click.option(
     "--factor",

@@ -4,6 +4,7 @@ a file.
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,13 +17,28 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from click.shell_completion import CompletionItem
+
     from kdist.jobs.job import ClusterJob
 
 _FORMATS = ("table", "json", "yaml", "name")
 
 
+def _complete_words(
+    context: click.Context, parameter: click.Parameter, word: str
+) -> list[CompletionItem[Any]]:
+    from click.shell_completion import CompletionItem
+
+    given = context.params.get("words") or ()
+    actions = [] if given else ["verify", "export"]
+    found = options.complete_job(context, parameter, word)
+    return [*found, *(CompletionItem(each) for each in actions if each.startswith(word))]
+
+
 @click.command()
-@click.argument("words", nargs=-1, metavar="[verify|export] NAME|FOLDER")
+@click.argument(
+    "words", nargs=-1, metavar="[verify|export] NAME|FOLDER", shell_complete=_complete_words
+)
 @click.option(
     "-f", "--filename", "file", metavar="FILE", help="Take name and namespace from a job file."
 )
@@ -42,11 +58,18 @@ _FORMATS = ("table", "json", "yaml", "name")
 )
 @options.cluster_options
 @click.option(
+    "--out",
+    default="",
+    metavar="FILE",
+    shell_complete=options.complete_file,
+    help="export: the file to write.",
+)
+@click.option(
     "-o",
     "--output",
     default="",
-    metavar="table|json|yaml|name|FILE",
-    help="Format of the list; of an export the file to write.",
+    metavar="table|json|yaml|name",
+    help="Format of the list.",
 )
 def command(
     words: tuple[str, ...],
@@ -56,6 +79,7 @@ def command(
     local: bool,
     step: int | None,
     ema: bool,
+    out: str,
     output: str,
     **cluster_options: Any,
 ) -> int:
@@ -72,15 +96,17 @@ def command(
       kdist checkpoints digits
       kdist checkpoints verify digits -n ml
       kdist checkpoints .kdist/digits -o json
-      kdist checkpoints export digits -o digits.safetensors
-      kdist checkpoints export digits --step 1200 --ema -o average.safetensors -n ml
+      kdist checkpoints export digits --out digits.safetensors
+      kdist checkpoints export digits --step 1200 --ema --out average.safetensors -n ml
 
     \b
     Exit codes:
       0 listed and all valid, or exported   1 a checkpoint is damaged   4 no such run
     """
     action, job = _read_words(words, file)
-    _check_options(action, output, step=step, ema=ema)
+    if out and action != "export":
+        raise UsageError("--out is an option of `kdist checkpoints export`")
+    _check_options(action, output, out, step=step, ema=ema)
     root = targets.find_run(
         job,
         file,
@@ -92,7 +118,7 @@ def command(
         return _export(
             root,
             lambda: targets.find_target(job, file, **cluster_options),
-            output,
+            out,
             step=step,
             ema=ema,
         )
@@ -116,11 +142,16 @@ def _read_words(words: tuple[str, ...], file: str | None) -> tuple[str, str | No
     return action, left[0] if left else None
 
 
-def _check_options(action: str, output: str, *, step: int | None, ema: bool) -> None:
+def _check_options(action: str, output: str, out: str, *, step: int | None, ema: bool) -> None:
     if action == "export":
-        if not output or output in _FORMATS:
+        if output:
             raise UsageError(
-                "name the file to write: -o model.safetensors",
+                f"-o {output}: -o is the format of the list",
+                hint=f"name the file to write with --out {shlex.quote(out or output)}",
+            )
+        if not out:
+            raise UsageError(
+                "name the file to write: --out model.safetensors",
                 next_command="kdist checkpoints --help",
             )
     elif output and output not in _FORMATS:
@@ -130,14 +161,14 @@ def _check_options(action: str, output: str, *, step: int | None, ema: bool) -> 
 
 
 def _export(
-    root: Path | None, find: Callable[[], ClusterJob], output: str, *, step: int | None, ema: bool
+    root: Path | None, find: Callable[[], ClusterJob], out: str, *, step: int | None, ema: bool
 ) -> int:
     from pathlib import Path
 
     from kdist.units import size
 
     arguments = [*(["--step", str(step)] if step is not None else []), *(["--ema"] if ema else [])]
-    file = Path(output)
+    file = Path(out)
     if root is not None:
         from kdist.local import trainer_tools
 

@@ -31,6 +31,7 @@ _COLORS = {"+": "green", "-": "red", "@": "cyan"}
     "--set",
     "sets",
     metavar="PATH=VALUE",
+    shell_complete=options.complete_setting,
     multiple=True,
     help="Change a field of the job, e.g. spec.nodes.max=4.",
 )

@@ -28,7 +28,8 @@ def command(
     r"""Check whether a cluster and this machine can run jobs.
 
     Nothing is changed: the checks only read, or use a server-side dry run. Every ✗ comes with a
-    fix.
+    fix. Without a kubeconfig only this machine is checked, unless an option such as -n or
+    --context asks for a cluster.
 
     \b
     Examples:
@@ -42,7 +43,6 @@ def command(
       0 nothing required is missing   1 something is missing
     """
     from kdist import doctor
-    from kdist.doctor.finding import missing
 
     found: list[Finding] = []
     _print_title("this machine", output)
@@ -56,7 +56,7 @@ def command(
                 timeout=_TIMEOUT if timeout is None else timeout,
             )
         except KdistError as error:
-            found += _collect([missing("cluster", str(error), error.hint)], output)
+            found += _collect([_no_cluster(error, namespace, context)], output)
         else:
             found += _collect(doctor.check_cluster(cluster), output)
     missing_findings = [each for each in found if each.mark is doctor.Severity.MISSING]
@@ -78,6 +78,16 @@ def command(
     return Code.ERROR if missing_findings else Code.OK
 
 
+def _no_cluster(error: KdistError, namespace: str | None, context: str | None) -> Finding:
+    """The finding for a cluster that cannot be used; no failure if none is configured."""
+    from kdist.cluster import kubeconfig
+    from kdist.doctor.finding import missing, note
+
+    if not targets.asks_cluster(namespace, context) and not kubeconfig.is_there():
+        return note("cluster", "no kubeconfig: local runs only")
+    return missing("cluster", str(error), error.hint)
+
+
 def _collect(findings: Iterable[Finding], output: str) -> Iterator[Finding]:
     """Yield the findings; in table output, print each as it arrives."""
     for each in findings:
@@ -92,9 +102,9 @@ def _print_title(title: str, output: str) -> None:
 
 
 def _show(finding: Finding) -> None:
-    console.result(
-        f"  {click.style(finding.mark.sign, fg=_COLORS[finding.mark])} {finding.name}: "
-        f"{finding.detail}"
+    console.paragraph(
+        f"{finding.name}: {finding.detail}",
+        start=f"  {click.style(finding.mark.sign, fg=_COLORS[finding.mark])} ",
     )
     if finding.fix and finding.mark.value != "ok":
-        console.result(f"      fix: {finding.fix}")
+        console.paragraph(finding.fix, start="      fix: ")

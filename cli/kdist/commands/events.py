@@ -1,16 +1,20 @@
-"""`kdist events`: the Kubernetes events of a job."""
+"""`kdist events`: the Kubernetes events of a job, or the trainer events of a local run."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from kdist import console
 from kdist.commands import options, targets
 from kdist.errors import Code
+
+if TYPE_CHECKING:
+    from kdist.events import Entry
+    from kdist.local.job import LocalJob
 
 _POLL_SECONDS = 2.0
 
@@ -22,6 +26,7 @@ _POLL_SECONDS = 2.0
     "--types", default="", metavar="TYPE,…", help="Only events of these types, e.g. Warning."
 )
 @options.output_option("table", "json", "yaml", "jsonpath")
+@click.option("--local", is_flag=True, help="The `kdist run` on this machine of that name.")
 @options.cluster_options
 def command(
     job: str | None,
@@ -30,12 +35,14 @@ def command(
     watch: bool,
     types: str,
     output: str,
+    local: bool,
+    timeout: float | None,
     **cluster_options: Any,
 ) -> int:
     r"""Show the Kubernetes events of a job.
 
     The events of its workload, its pods (also deleted ones), its volume claims and its Kueue
-    Workload, oldest first.
+    Workload, oldest first. Of a run on this machine, what its agents and ranks report.
 
     \b
     Examples:
@@ -45,9 +52,12 @@ def command(
     """
     from kdist import jobs
 
-    found = targets.find_job(job, file)
-    cluster = targets.connect(**cluster_options, job=found.namespace)
     wanted = {each.strip().lower() for each in types.split(",") if each.strip()}
+    run = targets.find_local(job, file, local=local, **cluster_options)
+    if run is not None:
+        return _show_run(run, wanted, output=output, watch=watch)
+    found = targets.find_job(job, file)
+    cluster = targets.connect(**cluster_options, timeout=timeout, job=found.namespace)
     shown: set[tuple[str, str]] = set()
     first = True
     while True:
@@ -67,6 +77,59 @@ def command(
             return Code.OK
         first = False
         time.sleep(_POLL_SECONDS)
+
+
+def _show_run(run: LocalJob, types: set[str], *, output: str, watch: bool) -> int:
+    """Show the events of a run on this machine; with `watch` until its `kdist run` ends."""
+    from kdist.local import event_log
+
+    found = event_log.read_events(run, follow=watch, types=types)
+    if output == "table":
+        shown = _show_run_events(found, stream=watch)
+        if not shown and not watch:
+            console.message(f"there are no such events in the logs of {run.name}")
+    elif watch:
+        for entry in found:
+            console.emit(event_log.to_document(entry), output=output)
+    else:
+        items = [event_log.to_document(entry) for entry in found]
+        console.emit({"apiVersion": "v1", "kind": "List", "items": items}, output=output)
+    return Code.OK
+
+
+def _show_run_events(entries: Iterable[Entry], *, stream: bool) -> bool:
+    """Show entries as rows, each at once with `stream`; whether there were any."""
+    from kdist.events import describe_event
+    from kdist.local.event_log import type_of
+
+    header = ("TIME", "TYPE", "REASON", "OBJECT", "MESSAGE")
+    rows = (
+        (
+            f"{str((entry.event or {}).get('time', '?'))[:19]}Z",
+            type_of(entry),
+            str((entry.event or {}).get("event")),
+            entry.node,
+            " ".join(describe_event(entry.event or {}).split()),
+        )
+        for entry in entries
+    )
+    shown = False
+    if not stream:
+        collected = list(rows)
+        if collected:
+            console.table(collected, header=header)
+        return bool(collected)
+    for row in rows:
+        for line in (row,) if shown else (header, row):
+            _show_streamed(line, (20, 7, 21, 8, 0))
+        shown = True
+    return shown
+
+
+def _show_streamed(row: tuple[str, ...], widths: tuple[int, ...]) -> None:
+    """Show a row in fixed widths, because later rows are not known yet."""
+    cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+    console.result("   ".join(cells).rstrip())
 
 
 def _key(event: Mapping[str, Any]) -> tuple[str, str]:
@@ -99,13 +162,9 @@ def _show(events: list[Mapping[str, Any]], *, output: str, first: bool, stream: 
         return
     rows = [_row(each) for each in events]
     header = ("LAST SEEN", "TYPE", "REASON", "OBJECT", "MESSAGE")
-    if stream:  # fixed widths, because later rows are not known yet
+    if stream:
         for row in [header, *rows] if first else rows:
-            console.result(
-                "   ".join(
-                    cell.ljust(width) for cell, width in zip(row, (9, 7, 16, 28, 0), strict=True)
-                ).rstrip()
-            )
+            _show_streamed(row, (9, 7, 16, 28, 0))
     elif rows:
         console.table(rows, header=header)
 
@@ -113,7 +172,7 @@ def _show(events: list[Mapping[str, Any]], *, output: str, first: bool, stream: 
 def _row(event: Mapping[str, Any]) -> tuple[str, ...]:
     from datetime import UTC, datetime
 
-    from kdist.views.status_table import age
+    from kdist.units import age
 
     about = event.get("involvedObject") or {}
     series = event.get("series") or {}

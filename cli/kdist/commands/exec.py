@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 import click
@@ -11,7 +12,7 @@ from kdist.errors import UsageError
 
 
 @click.command(context_settings={"allow_interspersed_args": True})
-@click.argument("job", metavar="NAME|FILE")
+@click.argument("job", metavar="NAME|FILE", shell_complete=options.complete_job)
 @click.argument("argv", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND [ARG]...")
 @click.option(
     "--rank",
@@ -51,7 +52,15 @@ def command(
         raise UsageError(
             "name the command to run after `--`", next_command=f"kdist exec {job} -- nproc"
         )
-    target = targets.find_target(job, None, timeout=timeout, **cluster_options)
+    target = targets.find_cluster_job(
+        job,
+        None,
+        instead=lambda _: targets.Instead(
+            "its ranks are processes of this machine; run the command here", shlex.join(argv)
+        ),
+        timeout=timeout,
+        **cluster_options,
+    )
     chosen = agents.choose_pod(target, rank=rank, pod=pod)
     return target.cluster.exec(
         chosen.name, argv, container=container or chosen.container, stdin=stdin or tty, tty=tty

@@ -5,11 +5,12 @@ from __future__ import annotations
 import click
 
 from kdist import console
+from kdist.commands import options
 from kdist.errors import NotFoundError, UsageError
 
 
 @click.command
-@click.argument("field", default="", metavar="[FIELD]")
+@click.argument("field", default="", metavar="[FIELD]", shell_complete=options.complete_field)
 @click.option("-r", "--recursive", is_flag=True, help="Show all nested fields too.")
 @click.option(
     "-o",

@@ -1,30 +1,92 @@
-"""`kdist get`: the jobs of a cluster."""
+"""`kdist get`: the jobs of a cluster, and the runs on this machine."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from kdist import console
 from kdist.commands import options, targets
-from kdist.errors import Code, JobNotFoundError, UsageError
+from kdist.errors import Code, JobNotFoundError, KdistError, NotFoundError, UsageError
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
     from kdist.status import JobStatus
 
 _POLL_SECONDS = 2.0
+_PATIENCE_SECONDS = 3.0  # for a cluster that does not answer, if there are runs to show
 _LIST = {"apiVersion": "cli.kdist.dev/v1", "kind": "JobList"}
+_COLUMNS = {  # column -> where its value is in `-o json`
+    "NAMESPACE": ".namespace",
+    "NAME": ".name",
+    "PHASE": ".phase",
+    "NODES": ".nodes.ready",
+    "STEP": ".step",
+    "LOSS": ".loss",
+    "RESTARTS": ".restarts",
+    "BACKEND": ".backend",
+    "RANKS": ".worldSize",
+    "SAMPLES/S": ".throughput",
+    "SAVED": ".lastCheckpointStep",
+    "QUEUE": ".queue",
+    "RUN": ".runId",
+    "AGE": ".age",
+}
+_KUBECTL_PATHS = {  # what jobs are sorted by with kubectl -> the same here
+    ".metadata.creationTimestamp": ".created",
+    ".metadata.name": ".name",
+    ".metadata.namespace": ".namespace",
+}
+
+
+class Listed(NamedTuple):
+    """A job of the list and its labels; a run on this machine has none."""
+
+    status: JobStatus
+    labels: Mapping[str, str]
+
+
+def _find_sort_path(_: click.Context, __: click.Parameter, value: str) -> str:
+    """The JSONPath of `--sort-by`, which is a column or a path. Raises `UsageError`."""
+    if not value:
+        return ""
+    if value.upper() in _COLUMNS:
+        return _COLUMNS[value.upper()]
+    if "." not in value and "[" not in value:
+        raise UsageError(
+            f"--sort-by: there is no column `{value}`",
+            hint=f"the columns are {', '.join(_COLUMNS)}; a path as in -o json works too: .created",
+        )
+    from kdist import jsonpath
+
+    bare = value.removeprefix("{").removesuffix("}").removeprefix("$")
+    path = bare if bare[:1] in (".", "[") else f".{bare}"
+    path = _KUBECTL_PATHS.get(path, path)
+    try:
+        jsonpath.find(f"{{{path}}}", {})
+    except UsageError as error:
+        raise UsageError(f"--sort-by cannot read `{value}`", hint=error.hint) from error
+    return f"{{{path}}}"
 
 
 @click.command()
-@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=options.complete_name)
 @click.option("-A", "--all-namespaces", is_flag=True, help="The jobs of all namespaces.")
 @click.option("-l", "--selector", default="", metavar="LABELS", help="Only jobs with these labels.")
 @click.option("-w", "--watch", is_flag=True, help="Keep watching, and show each job that changes.")
+@click.option("--local", is_flag=True, help="Only the runs on this machine.")
+@click.option(
+    "--sort-by",
+    default="",
+    metavar="COLUMN|PATH",
+    callback=_find_sort_path,
+    help="Sort by a column, or by a path as in -o json.",
+)
+@click.option("--show-labels", is_flag=True, help="Add a column with the labels of each job.")
+@click.option("--no-headers", is_flag=True, help="Leave out the header of the table.")
 @options.output_option("table", "wide", "name", "json", "yaml", "jsonpath")
 @options.cluster_options
 def command(
@@ -33,108 +95,241 @@ def command(
     all_namespaces: bool,
     selector: str,
     watch: bool,
+    local: bool,
     output: str,
-    **cluster_options: Any,
+    **flags: Any,
 ) -> int:
-    r"""List the jobs of a cluster.
+    r"""List the jobs of a cluster and the runs on this machine.
 
-    One row per job, whatever its workload kind; step and loss are reported by its agents.
+    One row per job, whatever its workload kind; step and loss are reported by its agents. The runs
+    are left out if an option chooses a cluster, a namespace or labels.
 
     \b
     Examples:
       kdist get
       kdist get -A -w
+      kdist get --local --no-headers
+      kdist get --sort-by age
       kdist get digits -o jsonpath='{.step}'
       kdist get -l team=vision -o json | jq '.items[].phase'
     """
+    cluster_options = {name: flags[name] for name in ("namespace", "context", "timeout")}
     if all_namespaces and (names or cluster_options["namespace"]):
         raise UsageError(
             "-A lists the jobs of all namespaces and cannot be combined with names or -n"
         )
-    cluster = targets.connect(**cluster_options, stays=watch)
-    scope: dict[str, Any] = {"all_namespaces": all_namespaces, "selector": selector, "known": {}}
-    found = _find(cluster, names, **scope)
-    shown = Rows(output, all_namespaces=all_namespaces)
+    chosen = targets.asks_cluster(cluster_options["namespace"], cluster_options["context"])
+    here = local or not (chosen or all_namespaces or selector)
+    if local and (chosen or all_namespaces or selector):
+        raise UsageError("--local lists runs on this machine, which have no namespace or labels")
+    source = Source(names, here=here, all_namespaces=all_namespaces, selector=selector)
+    if not local:
+        source.connect(watch=watch, **cluster_options)
+    found = _sort(source.read(), flags["sort_by"])
     if not found and output in ("table", "wide") and not watch:
-        scope_name = "" if all_namespaces else f" in namespace {cluster.namespace}"
-        console.message(f"there are no jobs{scope_name}")
-        return Code.OK
+        return _report_none(source.cluster, here=here, local=local, every=all_namespaces)
+    both = len({each.status.location for each in found}) > 1
+    shown = Rows(
+        output,
+        all_namespaces=all_namespaces or both,
+        watch=watch,
+        header=not flags["no_headers"],
+        labels=flags["show_labels"],
+    )
     shown.show(found, whole=not names or len(names) > 1)
     while watch:
         time.sleep(_POLL_SECONDS)
-        shown.show_changes(_find(cluster, names, **scope, strict=False))
+        shown.show_changes(source.read(strict=False))
     return Code.OK
 
 
-def _find(
-    cluster: Cluster, names: tuple[str, ...], *, strict: bool = True, **scope: Any
-) -> list[JobStatus]:
-    """Status of the named jobs, or of all if there are no names.
+class Source:
+    """Where the jobs come from: a cluster, this machine, or both.
 
     Args:
-        cluster: the cluster to read from.
         names: of the jobs; empty for all.
-        strict: fail for a name without a job.
+        here: the runs on this machine too.
         **scope: arguments of `list_snapshots`.
 
-    Raises:
-        JobNotFoundError: a named job does not exist, and `strict` is set.
+    Attributes:
+        cluster: None for none.
     """
-    from kdist import jobs
 
-    every = [seen.status for seen in jobs.list_snapshots(cluster, **scope)]
-    missing = [name for name in names if name not in {status.name for status in every}]
-    if missing and strict:
-        raise JobNotFoundError(*((name, cluster.namespace) for name in missing))
-    return [status for status in every if not names or status.name in names]
+    def __init__(self, names: Sequence[str], *, here: bool, **scope: Any) -> None:
+        self.cluster: Cluster | None = None
+        self._names = [name.removeprefix("job/").removeprefix("trainingjob/") for name in names]
+        self._here = here
+        self._scope = {**scope, "known": {}}
+        self._failure: KdistError | None = None
+        self._optional = False
+
+    def connect(self, *, watch: bool, **cluster_options: Any) -> None:
+        """Connect to the cluster, if one is configured or chosen. Runs on this machine do not wait
+        long for it.
+        """
+        from kdist.cluster import kubeconfig
+
+        if not self._here:
+            self.cluster = targets.connect(**cluster_options, stays=watch)
+            return
+        from kdist import cluster
+        from kdist.local.job import list_jobs
+
+        if not kubeconfig.is_there():
+            return
+        self._optional = any(not self._names or run.name in self._names for run in list_jobs())
+        if not self._optional:
+            self.cluster = targets.connect(**cluster_options, stays=watch)
+            return
+        timeout = cluster_options["timeout"]
+        try:
+            self.cluster = cluster.connect(
+                retry_seconds=timeout or 0.0,
+                request_timeout=timeout or _PATIENCE_SECONDS,
+                until=cluster.deadline(timeout) if watch else None,
+                notify=console.message,
+            )
+        except KdistError as error:
+            self._leave_out(error)
+
+    def read(self, *, strict: bool = True) -> list[Listed]:
+        """The named jobs, or all if there are no names.
+
+        Args:
+            strict: fail for a name without a job.
+
+        Raises:
+            JobNotFoundError: a named job does not exist, and `strict` is set.
+        """
+        every = self._read_cluster()
+        if self._here:
+            from kdist.local import list_runs
+
+            every += [Listed(status, {}) for status in list_runs()]
+        known = {each.status.name for each in every}
+        missing = [name for name in self._names if name not in known]
+        if missing and strict:
+            if self._failure is not None:
+                raise self._failure
+            if self.cluster is None:
+                raise NotFoundError(
+                    f"there is no run {', nor '.join(missing)} on this machine",
+                    next_command="kdist get --local",
+                )
+            raise JobNotFoundError(*((name, self.cluster.namespace) for name in missing))
+        return [each for each in every if not self._names or each.status.name in self._names]
+
+    def _read_cluster(self) -> list[Listed]:
+        if self.cluster is None:
+            return []
+        from kdist import jobs
+        from kdist.status import documents
+
+        try:
+            snapshots = jobs.list_snapshots(self.cluster, **self._scope)
+        except KdistError as error:
+            if not self._optional:
+                raise
+            self._leave_out(error)
+            return []
+        self._optional = False  # from now on, outages are retried
+        return [
+            Listed(each.status, documents.mapping(each.config_map, "metadata", "labels"))
+            for each in snapshots
+        ]
+
+    def _leave_out(self, error: KdistError) -> None:
+        """Continue without the cluster."""
+        console.warning(f"only the runs on this machine are shown: {error.message}")
+        self.cluster, self._failure = None, error
+
+
+def _sort(found: list[Listed], path: str) -> list[Listed]:
+    """Sort by the value at this path, numbers before text; jobs without it come last."""
+    if not path:
+        return found
+    from kdist import jsonpath
+
+    def key(each: Listed) -> tuple[int, float, str]:
+        text = jsonpath.find(path, each.status.to_document())
+        if text in ("", "null"):
+            return 2, 0.0, ""
+        try:
+            return 0, float(text), ""
+        except ValueError:
+            return 1, 0.0, text
+
+    return sorted(found, key=key)
+
+
+def _report_none(cluster: Cluster | None, *, here: bool, local: bool, every: bool) -> int:
+    """Say that there are no jobs, and how to get one."""
+    if cluster is not None:
+        place = "" if every else f" in namespace {cluster.namespace}"
+        console.message(f"there are no jobs{place}{', nor on this machine' if here else ''}")
+        return Code.OK
+    reason = "" if local else ", and no kubeconfig names a cluster"
+    console.message(f"there are no jobs on this machine{reason}")
+    console.message("Next: kdist init")
+    return Code.OK
 
 
 class Rows:
     """Prints jobs in one format, and remembers what it printed, to print only changes later."""
 
-    def __init__(self, output: str, *, all_namespaces: bool) -> None:
+    def __init__(
+        self, output: str, *, all_namespaces: bool, watch: bool, header: bool, labels: bool
+    ) -> None:
         self._output = output
         self._all = all_namespaces
-        self._shown: dict[tuple[str, str], tuple[str, ...]] = {}
+        self._with_header = header
+        self._labels = labels
+        self._fit = output == "table" and not watch  # later rows have the same columns
+        self._shown: dict[tuple[str, str, str], tuple[str, ...]] = {}
         self._widths: list[int] = []
 
-    def show(self, found: list[JobStatus], *, whole: bool) -> None:
+    def show(self, found: list[Listed], *, whole: bool) -> None:
         """Print all jobs: as a list, or as a single document if `whole` is false."""
         self._remember(found)
         if self._output in ("table", "wide"):
-            rows = [self._row(status) for status in found]
+            rows = [self._row(each) for each in found]
             header = self._header()
             self._widths = [
                 max(len(row[index]) for row in [header, *rows]) for index in range(len(header))
             ]
-            console.table(rows, header=header)
+            if self._with_header:
+                console.table(rows, header=header, fit=self._fit)
+            elif rows:
+                console.table(rows[1:], header=rows[0], fit=self._fit)
         elif self._output == "name":
-            for status in found:
-                console.result(f"job/{status.name}")
+            for each in found:
+                console.result(f"job/{each.status.name}")
         else:
-            items = [status.to_document() for status in found]
+            items = [each.status.to_document() for each in found]
             document: dict[str, Any] = {**_LIST, "items": items} if whole else items[0]
             console.emit(document, output=self._output)
 
-    def show_changes(self, found: list[JobStatus]) -> None:
+    def show_changes(self, found: list[Listed]) -> None:
         """Print the jobs that are new or have changed."""
-        for status in found:
-            if self._shown.get((status.namespace, status.name)) == self._facts(status):
+        for each in found:
+            if self._shown.get(_key(each)) == self._facts(each):
                 continue
             if self._output in ("table", "wide"):
-                cells = zip(self._row(status), self._widths, strict=True)
+                cells = zip(self._row(each), self._widths, strict=True)
                 console.result("   ".join(cell.ljust(width) for cell, width in cells).rstrip())
             elif self._output == "name":
-                console.result(f"job/{status.name}")
+                console.result(f"job/{each.status.name}")
             else:
-                console.emit(status.to_document(), output=self._output)
+                console.emit(each.status.to_document(), output=self._output)
         self._remember(found)
 
-    def _remember(self, found: list[JobStatus]) -> None:
-        self._shown = {(status.namespace, status.name): self._facts(status) for status in found}
+    def _remember(self, found: list[Listed]) -> None:
+        self._shown = {_key(each): self._facts(each) for each in found}
 
-    def _facts(self, status: JobStatus) -> tuple[str, ...]:
-        return self._row(status)[:-1]  # the age always changes
+    def _facts(self, each: Listed) -> tuple[str, ...]:
+        row = self._row(each)
+        age = self._header().index("AGE")
+        return (*row[:age], *row[age + 1 :])  # the age always changes
 
     def _header(self) -> tuple[str, ...]:
         wide = (
@@ -152,12 +347,21 @@ class Rows:
             "RESTARTS",
             *wide,
             "AGE",
+            *(("LABELS",) if self._labels else ()),
         )
 
-    def _row(self, status: JobStatus) -> tuple[str, ...]:
+    def _row(self, each: Listed) -> tuple[str, ...]:
+        status = each.status
         wide = tuple(_wide(status)) if self._output == "wide" else ()
-        start = (status.namespace, status.name) if self._all else (status.name,)
-        return (*start, *_narrow(status), *wide, _age(status))
+        where = "(local)" if status.location == "local" else status.namespace
+        start = (where, status.name) if self._all else (status.name,)
+        pairs = ",".join(f"{name}={value}" for name, value in sorted(each.labels.items()))
+        labels = (pairs or "<none>",) if self._labels else ()
+        return (*start, *_narrow(status), *wide, _age(status), *labels)
+
+
+def _key(each: Listed) -> tuple[str, str, str]:
+    return each.status.location, each.status.namespace, each.status.name
 
 
 def _narrow(status: JobStatus) -> Iterator[str]:
@@ -183,6 +387,6 @@ def _wide(status: JobStatus) -> Iterator[str]:
 
 
 def _age(status: JobStatus) -> str:
-    from kdist.views.status_table import age
+    from kdist.units import age
 
     return "-" if status.age is None else age(status.age)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -9,14 +10,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kdist import console
-from kdist.commands.options import cluster_options, seconds
-from kdist.commands.targets import connect, find_job
+from kdist.commands.options import cluster_options, complete_job, seconds
+from kdist.commands.targets import connect, find_job, find_local
 from kdist.errors import Code, UsageError
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
     from kdist.jobs.logs import LogRequest
     from kdist.jobs.pod_log import PodLine, RankFilter
+    from kdist.local.job import LocalJob
     from kdist.status import Pod, Snapshot
 
 _COLORS = (
@@ -35,7 +37,7 @@ _FAILED = "failed"
 
 
 @click.command()
-@click.argument("job", metavar="NAME|FILE")
+@click.argument("job", metavar="NAME|FILE", shell_complete=complete_job)
 @click.option(
     "-f",
     "--follow",
@@ -64,8 +66,11 @@ _FAILED = "failed"
     help="Only the last LINES lines of each pod.",
 )
 @click.option("--raw", is_flag=True, help="Lines as they were written, events as JSON.")
+@click.option("--local", is_flag=True, help="The `kdist run` on this machine of that name.")
 @cluster_options
-def command(job: str, *, follow: bool, raw: bool, timeout: float | None, **given: Any) -> int:
+def command(
+    job: str, *, follow: bool, raw: bool, local: bool, timeout: float | None, **given: Any
+) -> int:
     r"""Show the logs of all ranks of a job, each line behind its pod.
 
     With -f it waits for the first line and says why there is none yet, follows every pod through
@@ -86,6 +91,9 @@ def command(job: str, *, follow: bool, raw: bool, timeout: float | None, **given
     from kdist.jobs.logs import LogRequest
 
     cluster_options = {name: given.pop(name) for name in ("namespace", "context")}
+    run = find_local(job, local=local, **cluster_options)
+    if run is not None:
+        return _show_run(run, follow=follow, raw=raw, **given)
     found = find_job(job)
     cluster = connect(**cluster_options, timeout=timeout, job=found.namespace, stays=follow)
     rank, pod = given.pop("rank"), given.pop("pod")
@@ -97,6 +105,40 @@ def command(job: str, *, follow: bool, raw: bool, timeout: float | None, **given
         if follow
         else _show(cluster, found.name, request, rank, raw)
     )
+
+
+def _show_run(run: LocalJob, *, follow: bool, raw: bool, **given: Any) -> int:
+    """Show the logs of a run on this machine, whose agents count as pods."""
+    from kdist import events, jobs
+    from kdist.local import logs
+    from kdist.local.status import read_status
+
+    if given["previous"]:
+        raise UsageError(
+            f"{run.name} is a run on this machine: its logs hold all that was ever written",
+            next_command=run.kdist("logs"),
+        )
+    ranks = given["rank"]
+    if ranks == _FAILED:
+        record = read_status(run).exit_record
+        if record is None or record.rank is None:
+            raise UsageError(f"{run.name} knows of no rank that failed")
+        ranks = str(record.rank)
+    is_wanted = logs.select_ranks(parse_ranks(ranks, None)) if ranks else None
+    pod = given["pod"]
+    nodes = (pod, f"node-{pod}")
+    for entry in logs.read_entries(run, follow=follow, since=given["since"], tail=given["tail"]):
+        if (pod and entry.node not in nodes) or not (is_wanted is None or is_wanted(entry)):
+            continue
+        if raw and entry.event is not None:
+            console.result(f"[{entry.node}] {json.dumps(entry.event, ensure_ascii=False)}")
+        else:
+            console.result(events.format_line(entry))
+    status = read_status(run)
+    if not follow:
+        return Code.OK
+    console.message(jobs.describe_status(status))
+    return jobs.exit_code(status)
 
 
 def _matches(pod: Pod, name_or_index: str) -> bool:
@@ -144,13 +186,13 @@ def _rank_filter(ranks: str, snapshot: Snapshot) -> RankFilter:
     return RankFilter(parse_ranks(ranks, snapshot), known)
 
 
-def parse_ranks(ranks: str, snapshot: Snapshot) -> set[int]:
+def parse_ranks(ranks: str, snapshot: Snapshot | None) -> set[int]:
     """Parse the value of `--rank`: `0-3,7`, or `failed` for the rank that failed.
 
     Raises:
         UsageError: the value is neither, or no rank is known to have failed.
     """
-    if ranks == _FAILED:
+    if ranks == _FAILED and snapshot is not None:
         record = snapshot.status.exit_record
         if record is None or record.rank is None:
             why = f"kdist why {snapshot.name} -n {snapshot.namespace}"

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+    from kdist.completion import Place
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -28,6 +33,85 @@ def seconds(value: str) -> float:
 
 # key of the login options in click's `Context.meta`
 LOGIN = "kdist.login"
+# key of the namespace and the context that stand before the command
+_BEFORE = "kdist.before"
+
+
+def _find_place(context: click.Context) -> Place:
+    from kdist.completion import Place
+
+    login = context.meta.get(LOGIN, {})
+    before = context.meta.get(_BEFORE, {})
+    return Place(
+        context.params.get("namespace") or before.get("namespace"),
+        context.params.get("context") or before.get("context"),
+        login.get("login_kubeconfig"),
+        login.get("login_as", ""),
+        tuple(login.get("login_as_group", ())),
+    )
+
+
+def complete_file(
+    _: click.Context,
+    __: click.Parameter,
+    word: str,
+) -> list[CompletionItem[Any]]:
+    """Offer files. For click's `shell_complete=`, as the other functions `complete_*`."""
+    from click.shell_completion import CompletionItem
+
+    return [CompletionItem(word, type="file")]
+
+
+def complete_job(
+    context: click.Context, _: click.Parameter, word: str
+) -> list[CompletionItem[Any]]:
+    """Offer the names of jobs and of runs on this machine, and files."""
+    from click.shell_completion import CompletionItem
+
+    names = complete_name(context, _, word)
+    return [CompletionItem(word, type="file"), *map(CompletionItem, names)]
+
+
+def complete_name(context: click.Context, _: click.Parameter, word: str) -> list[str]:
+    """Offer the names of jobs and of runs on this machine."""
+    from kdist import completion
+
+    names = completion.job_names(_find_place(context), local=bool(context.params.get("local")))
+    return [name for name in names if name.startswith(word)]
+
+
+def complete_field(_: click.Context, __: click.Parameter, word: str) -> list[str]:
+    """Offer the fields of job.yaml."""
+    from kdist import completion
+
+    return completion.fields(word)
+
+
+def complete_setting(_: click.Context, __: click.Parameter, word: str) -> list[str]:
+    """Offer fields of job.yaml, and after the `=` their values."""
+    from kdist import completion
+
+    return completion.settings(word)
+
+
+def _complete_backend(_: click.Context, __: click.Parameter, word: str) -> list[str]:
+    from kdist import completion
+
+    return [each for each in completion.backends() if each.startswith(word)]
+
+
+def _complete_namespace(context: click.Context, _: click.Parameter, word: str) -> list[str]:
+    from kdist import completion
+
+    found = completion.namespaces(_find_place(context))
+    return [each for each in found if each.startswith(word)]
+
+
+def _complete_context(context: click.Context, _: click.Parameter, word: str) -> list[str]:
+    from kdist import completion
+
+    found = completion.contexts(_find_place(context))
+    return [each for each in found if each.startswith(word)]
 
 
 def cluster_options(command: Command) -> Command:
@@ -42,14 +126,23 @@ def cluster_options(command: Command) -> Command:
             "-n",
             "--namespace",
             metavar="NAME",
+            callback=_or_before,
+            shell_complete=_complete_namespace,
             help="Namespace (default: the job file's, else the kubeconfig's).",
         ),
         click.option(
             "--context",
             metavar="NAME",
+            callback=_or_before,
+            shell_complete=_complete_context,
             help="Context of the kubeconfig (default: current).",
         ),
-        _login("--kubeconfig", metavar="FILE", help="Instead of $KUBECONFIG or ~/.kube/config."),
+        _login(
+            "--kubeconfig",
+            metavar="FILE",
+            shell_complete=complete_file,
+            help="Instead of $KUBECONFIG or ~/.kube/config.",
+        ),
         _login(
             "--as",
             metavar="USER",
@@ -74,6 +167,59 @@ def cluster_options(command: Command) -> Command:
     for decorate in reversed(decorators):
         command = decorate(command)
     return command
+
+
+def options_before_command(command: Command) -> Command:
+    """Add the options of kubectl that may stand before the command too. A value after the command
+    wins; a command that asks no cluster ignores them.
+    """
+    decorators = (
+        _before(
+            "-n",
+            "--namespace",
+            metavar="NAME",
+            shell_complete=_complete_namespace,
+            help="Namespace.",
+        ),
+        _before(
+            "--context",
+            metavar="NAME",
+            shell_complete=_complete_context,
+            help="Context of the kubeconfig.",
+        ),
+        _login(
+            "--kubeconfig",
+            metavar="FILE",
+            shell_complete=complete_file,
+            help="Instead of $KUBECONFIG or ~/.kube/config.",
+        ),
+        _login("--as", metavar="USER", help="Act as this user."),
+        _login(
+            "--as-group", metavar="GROUP", multiple=True, help="Also act as a member of this group."
+        ),
+        _login(
+            "--request-timeout",
+            type=seconds,
+            metavar="DURATION",
+            help="Timeout of a single request; 0 for none.",
+        ),
+    )
+    for decorate in reversed(decorators):
+        command = decorate(command)
+    return command
+
+
+def _before(*names: str, **how: Any) -> Callable[[Command], Command]:
+    def keep(context: click.Context, parameter: click.Parameter, value: Any) -> None:
+        if value is not None:
+            context.meta.setdefault(_BEFORE, {})[parameter.name] = value
+
+    return click.option(*names, expose_value=False, callback=keep, **how)
+
+
+def _or_before(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
+    """The option's value, else the one that stands before the command."""
+    return context.meta.get(_BEFORE, {}).get(parameter.name) if value is None else value
 
 
 def _login(name: str, **how: Any) -> Callable[[Command], Command]:
@@ -115,9 +261,16 @@ def job_argument(command: Command) -> Command:
     `file`, and passes them to `find_job`.
     """
     command = click.option(
-        "-f", "--filename", "file", metavar="FILE", help="Take name and namespace from a job file."
+        "-f",
+        "--filename",
+        "file",
+        metavar="FILE",
+        shell_complete=complete_file,
+        help="Take name and namespace from a job file.",
     )(command)
-    return click.argument("job", required=False, metavar="NAME|FILE")(command)
+    return click.argument("job", required=False, metavar="NAME|FILE", shell_complete=complete_job)(
+        command
+    )
 
 
 def files_argument(command: Command) -> Command:
@@ -130,15 +283,20 @@ def files_argument(command: Command) -> Command:
         "more",
         multiple=True,
         metavar="FILE",
+        shell_complete=complete_file,
         help="Another job file; may be repeated.",
     )(command)
-    return click.argument("files", nargs=-1, metavar="[FILE|DIRECTORY|-]...")(command)
+    return click.argument(
+        "files", nargs=-1, metavar="[FILE|DIRECTORY|-]...", shell_complete=complete_file
+    )(command)
 
 
 def backend_option(command: Command) -> Command:
     """Add `--backend`; the command passes `backend` to `read_jobs` or `choose_backend`."""
     text = "Workload kind, instead of the job's: job, statefulset, jobset, pytorchjob, trainjob."
-    return click.option("--backend", metavar="KIND", help=text)(command)
+    return click.option("--backend", metavar="KIND", shell_complete=_complete_backend, help=text)(
+        command
+    )
 
 
 def dry_run_option(command: Command) -> Command:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from kdist.jobs.job import ClusterJob
+    from kdist.local.job import LocalJob
 
 _NAMED = {"metrics": METRICS_PORT, "status": METRICS_PORT}
 _TENSORBOARD = re.compile(r"(?:(\d{1,5})?:)?tensorboard")
@@ -28,7 +29,7 @@ _PORT = re.compile(r"(?:(\d{1,5})?:)?(\d{1,5})")
 
 
 @click.command()
-@click.argument("job", metavar="NAME|FILE")
+@click.argument("job", metavar="NAME|FILE", shell_complete=options.complete_job)
 @click.argument("ports", nargs=-1, metavar="[metrics|[LOCAL:]tensorboard|[LOCAL:]REMOTE]...")
 @click.option(
     "--rank",
@@ -72,13 +73,27 @@ def command(
         else:
             wanted = [read_port(each) for each in ports or ("metrics",)]
             _serve(
-                targets.find_target(job, None, timeout=timeout, **cluster_options),
+                targets.find_cluster_job(
+                    job, None, instead=_instead, timeout=timeout, **cluster_options
+                ),
                 wanted,
                 rank=rank,
                 pod=pod,
             )
     except KeyboardInterrupt:
         console.message("Forwarding ended.")
+
+
+def _instead(run: LocalJob) -> targets.Instead:
+    """Where the agents of a run on this machine listen."""
+    from kdist.local import agents
+
+    ports = agents.ports(run.root) if run.active else {}
+    if not ports:
+        return targets.Instead("it has no agents that listen now", run.kdist("status"))
+    return targets.Instead(
+        "its agents listen on this machine", f"curl http://127.0.0.1:{min(ports.items())[1]}/status"
+    )
 
 
 def read_tensorboard_port(text: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import click
 
 from kdist import console
 from kdist.commands import options, targets
+from kdist.errors import UsageError
 
 _TIMEOUT = 300.0  # seconds
 
@@ -19,6 +21,15 @@ def _ranks(_: click.Context, __: click.Parameter, value: str) -> str:
     if not value or not all(each.isdigit() for each in value.split(",")):
         raise click.BadParameter(f"`{value}` is neither all nor numbers such as 0,3")
     return value
+
+
+def _refuse_output(_: click.Context, __: click.Parameter, value: str) -> None:
+    """`-o` is a format everywhere, and this command has none."""
+    if value:
+        raise UsageError(
+            f"-o {value}: -o is not an option of `kdist profile`",
+            hint=f"name the folder for the traces with --out {shlex.quote(value)}",
+        )
 
 
 @click.command()
@@ -45,11 +56,21 @@ def _ranks(_: click.Context, __: click.Parameter, value: str) -> str:
 )
 @options.cluster_options
 @click.option(
-    "-o",
-    "--output",
+    "--out",
     default="",
     metavar="FOLDER",
+    shell_complete=options.complete_file,
     help="Folder for the traces (default: ./NAME-profile).",
+)
+@click.option(
+    "-o",
+    "--output",
+    "_",
+    hidden=True,
+    expose_value=False,
+    callback=_refuse_output,
+    default="",
+    help="Refused; --out names the folder.",
 )
 def command(
     job: str | None,
@@ -59,7 +80,7 @@ def command(
     ranks: str,
     local: bool,
     timeout: float | None,
-    output: str,
+    out: str,
     **cluster_options: Any,
 ) -> None:
     r"""Record the next steps of a running job, and show their time.
@@ -72,7 +93,7 @@ def command(
     \b
     Examples:
       kdist profile digits
-      kdist profile digits --steps 20 --ranks 0,3 -n ml -o traces
+      kdist profile digits --steps 20 --ranks 0,3 -n ml --out traces
       kdist profile -f job.yaml --local
 
     \b
@@ -90,7 +111,7 @@ def command(
     else:
         target = targets.find_target(job, file, **cluster_options)
         name, agents = target.name, profile.cluster_agents(target)
-    folder = Path(output or f"{name}-profile")
+    folder = Path(out or f"{name}-profile")
     summaries = profile.record(
         agents,
         folder,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @click.command
-@click.argument("file", default="job.yaml")
+@click.argument("file", default="job.yaml", shell_complete=options.complete_file)
 @click.option(
     "-o",
     "--output",
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     "--set",
     "sets",
     metavar="PATH=VALUE",
+    shell_complete=options.complete_setting,
     multiple=True,
     help="Change a field of the job, e.g. spec.nodes=4.",
 )
@@ -69,18 +70,19 @@ def command(
       kdist render --backend jobset -o json
     """
     from kdist.deploy import make_plan
-    from kdist.load import load_file
+    from kdist.load import load_files
     from kdist.render import text
 
     if annotate and output != "yaml":
         raise UsageError(
             "--annotate cannot be used with -o json", hint="it adds comments, which only YAML has"
         )
-    job = load_file(file, overrides=[*sets, *targets.choose_backend(backend)])
-    plan = make_plan(None, job, base=Path.cwd() if file == "-" else Path(file).absolute().parent)
-    for warning in plan.warnings:
+    base = Path.cwd() if file == "-" else Path(file).absolute().parent
+    jobs = load_files(file, overrides=[*sets, *targets.choose_backend(backend)])
+    plans = [make_plan(None, job, base=base) for job in jobs]
+    for warning in dict.fromkeys(each for plan in plans for each in plan.warnings):
         console.warning(warning)
-    shown = _choose(plan.manifests, claims, file)
+    shown = _choose([each for plan in plans for each in plan.manifests], claims, file)
     console.result(
         text.to_json(shown) if output == "json" else text.to_yaml(shown, annotate=annotate)
     )

@@ -122,8 +122,10 @@ def _document(name: str, report: dict[str, Any], *, source: str) -> dict[str, An
 def _show(report: dict[str, Any]) -> None:
     from kdist.report import text
 
-    console.result(f"{report['job']}: {text.headline(report)}")
+    console.paragraph(f"{report['job']}: {text.headline(report)}")
     console.result("")
     console.table(text.totals(report), header=("CATEGORY", "TIME", "SHARE"))
-    console.result(f"\n{text.GOODPUT}\n")
+    console.result("")
+    console.paragraph(text.GOODPUT)
+    console.result("")
     console.table(text.attempts(report), header=text.ATTEMPTS)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from kdist import console
 from kdist.commands import options, targets
 from kdist.errors import UsageError
+
+if TYPE_CHECKING:
+    from kdist.local.job import LocalJob
 
 
 @click.command()
@@ -54,7 +57,13 @@ def command(
     """
     from kdist.jobs import restart
 
-    target = targets.find_target(job, file, **cluster_options)
+    target = targets.find_cluster_job(
+        job,
+        file,
+        instead=lambda run: _instead(run, fresh=fresh),
+        changes=True,
+        **cluster_options,
+    )
     if dry_run == "client":
         how = "from scratch, with its checkpoints archived" if fresh else "from its last checkpoint"
         console.result(f"{target.name} would be restarted {how} (client dry run)")
@@ -64,6 +73,16 @@ def command(
     console.result(
         restart.restart(target, fresh=fresh, wait=wait, timeout=timeout, notify=console.message)
     )
+
+
+def _instead(run: LocalJob, *, fresh: bool) -> targets.Instead:
+    """What restarts a run on this machine."""
+    if run.active:
+        again = run.next_run_with("--fresh") if fresh else run.kdist("resume")
+        return targets.Instead(f"suspend it, then type `{again}`", run.kdist("suspend"))
+    if fresh or run.is_done:
+        return targets.Instead("--fresh keeps its old state aside", run.next_run_with("--fresh"))
+    return targets.Instead("it continues from its last checkpoint", run.next_run)
 
 
 def _confirm(name: str, namespace: str) -> None:

@@ -12,6 +12,7 @@ from kdist.commands import options, targets
 
 @click.command()
 @options.job_argument
+@click.option("--local", is_flag=True, help="The `kdist run` on this machine of that name.")
 @options.cluster_options
 @options.wait_option
 @options.dry_run_option
@@ -19,12 +20,15 @@ def command(
     job: str | None,
     file: str | None,
     *,
+    local: bool,
     wait: bool,
     dry_run: str,
     timeout: float | None,
     **cluster_options: Any,
 ) -> None:
     r"""Resume a suspended job from the step it saved.
+
+    A run on this machine starts again in the background, with the command that started it.
 
     \b
     Examples:
@@ -39,6 +43,15 @@ def command(
     """
     from kdist.jobs import suspend
 
+    run = targets.find_local(job, file, local=local, changes=True, **cluster_options)
+    if run is not None:
+        from kdist.local import suspension
+
+        if dry_run != "none":
+            console.result(f"{run.name} would be resumed ({dry_run} dry run)")
+            return
+        console.result(suspension.resume(run))
+        return
     target = targets.find_target(job, file, **cluster_options)
     if dry_run == "client":
         console.result(f"{target.name} would be resumed (client dry run)")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kdist import console
+from kdist.commands import options
 from kdist.errors import Code, KdistError, UsageError
 
 if TYPE_CHECKING:
@@ -53,7 +55,7 @@ class RunCommand(click.Command):
 
 
 @click.command(cls=RunCommand)
-@click.argument("file")
+@click.argument("file", shell_complete=options.complete_file)
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.option(
     "--nodes",
@@ -65,6 +67,7 @@ class RunCommand(click.Command):
     "--set",
     "sets",
     metavar="PATH=VALUE",
+    shell_complete=options.complete_setting,
     multiple=True,
     help="Change a field of the job, e.g. spec.train.epochs=2.",
 )
@@ -81,6 +84,12 @@ class RunCommand(click.Command):
     help="Format of the end report on stdout.",
 )
 @click.option(
+    "-d",
+    "--detach",
+    is_flag=True,
+    help="Run in the background; return once all agents have started.",
+)
+@click.option(
     "--propagate-exit-code",
     is_flag=True,
     help="Exit with the trainer's own code (64 to 75, 200 to 203) instead of 10.",
@@ -90,6 +99,7 @@ def command(
     args: tuple[str, ...],
     *,
     output: str,
+    detach: bool,
     propagate_exit_code: bool,
     fresh: bool,
     **changes: Any,
@@ -103,6 +113,7 @@ def command(
     \b
     Examples:
       kdist run job.yaml
+      kdist run -d job.yaml                     # in the background
       kdist run job.yaml --nodes 2 --set spec.train.epochs=1
       kdist run job.yaml -o json 2>/dev/null | jq .goodput
       kdist run --nodes 2 --procs-per-node 2 train.py --lr 0.1
@@ -114,15 +125,73 @@ def command(
     """
     from kdist import local, render
 
+    launcher = local.LauncherLink.take()
+    again = _argv(file, args, output=output, propagate=propagate_exit_code, **changes)
     job, base = _read_job(file, args, **changes)
     local.check_torch()
+    if detach:
+        return _detach(file, again, fresh=fresh, output=output)
     train_json = render.read_train_json(render.render(job))
     live = console.can_draw()
     with console.nonblocking_messages(), _live_display() if live else _line_display() as display:
         ended = local.run_job(
-            job, train_json, base=base, fresh=fresh, display=display, lines_only=not live
+            job,
+            train_json,
+            base=base,
+            fresh=fresh,
+            display=display,
+            lines_only=not live,
+            command=again,
+            launcher=launcher,
         )
-    return _finish(ended, " ".join([file, *args]), output=output, propagate=propagate_exit_code)
+    return _finish(ended, shlex.join(again[1:]), output=output, propagate=propagate_exit_code)
+
+
+def _argv(
+    file: str,
+    args: tuple[str, ...],
+    *,
+    output: str,
+    propagate: bool,
+    nodes: str | None,
+    procs_per_node: str | None,
+    sets: tuple[str, ...],
+) -> list[str]:
+    """The arguments after `kdist` that continue this run: without --fresh and --detach."""
+    argv = ["run"]
+    argv += ["--nodes", nodes] if nodes is not None else []
+    argv += ["--procs-per-node", procs_per_node] if procs_per_node is not None else []
+    for each in sets:
+        argv += ["--set", each]
+    argv += ["-o", output] if output != "table" else []
+    argv += ["--propagate-exit-code"] if propagate else []
+    return [*argv, file, *args]
+
+
+def _detach(file: str, argv: list[str], *, fresh: bool, output: str) -> int:
+    """Start the run in the background, and print its name and what to type next."""
+    from kdist import local
+
+    if file == "-":
+        raise UsageError("--detach needs a file; a job on standard input cannot be resumed")
+    if output != "table":
+        raise UsageError(
+            "--detach prints no end report",
+            hint="leave out -o; the report is in .kdist/NAME/report.json when the run has ended",
+        )
+    console.message("starting in the background; this takes as long as importing torch")
+    arguments = ["run", "--fresh", *argv[1:]] if fresh else argv
+    launched = local.launch_detached(arguments, Path.cwd())
+    if not launched.begun:
+        console.message(launched.output.rstrip("\n"))
+        return launched.code
+    name = launched.name
+    console.result(name)
+    console.message(f"{name} runs in the background; its output is in {launched.log}")
+    console.message(f"Next: kdist status {name}")
+    console.message(f"      kdist logs -f {name}")
+    console.message(f"      kdist suspend {name}")
+    return Code.OK
 
 
 def _read_job(
@@ -140,25 +209,38 @@ def _read_job(
     if nodes is not None:
         minimum, colon, maximum = nodes.partition(":")
         if not (minimum.isdecimal() and (maximum.isdecimal() if colon else True)):
-            raise UsageError(f"--nodes takes a number or MIN:MAX, found `{nodes}`")
+            raise UsageError(
+                f"--nodes takes a number or MIN:MAX, found `{nodes}`",
+                hint="for example --nodes 2, or --nodes 1:4 for an elastic job",
+            )
         limits = {"min": int(minimum), "max": int(maximum or minimum)}
-        overrides.append(f"spec.nodes={json.dumps(limits)}")
+        overrides.append(
+            load.OptionOverride(f"spec.nodes={json.dumps(limits)}", f"--nodes {nodes}")
+        )
     if procs_per_node is not None:
-        overrides.append(f"spec.procsPerNode={procs_per_node}")
+        overrides.append(
+            load.OptionOverride(
+                f"spec.procsPerNode={procs_per_node}", f"--procs-per-node {procs_per_node}"
+            )
+        )
     if is_script(file):
         if not Path(file).is_file():
-            raise UsageError(f"there is no file `{file}`")
+            raise load.missing(file)
         return load.load_text(
-            json.dumps(_job_of_script(file, args)), source="kdist run", overrides=overrides
+            json.dumps(_job_of_script(file, args)),
+            source=file,
+            overrides=overrides,
+            use="here",
+            generated=True,
         ), Path.cwd()
     if args:
         raise UsageError(
             f"a job takes no arguments of its own, found `{' '.join(args)}`",
             hint="change fields with --set PATH=VALUE",
         )
-    return load.load_file(file, overrides=overrides), Path.cwd() if file == "-" else Path(
-        file
-    ).absolute().parent
+    return load.load_file(
+        file, overrides=overrides, use="here"
+    ), Path.cwd() if file == "-" else Path(file).absolute().parent
 
 
 def _job_of_script(file: str, args: tuple[str, ...]) -> dict[str, Any]:
@@ -201,12 +283,12 @@ def _live_display() -> Iterator[Display]:
 
         def show(self, entry: Entry) -> None:
             if not entry.is_progress_bar:  # the view draws these
-                drawing.console.print(live.render_entry(entry))
+                drawing.print(live.render_entry(entry))
 
         def draw(self, progress: Progress) -> None:
             if console.flush_messages():  # otherwise the terminal has not taken the last frame yet
                 view = live.from_progress(progress, hint=_HINT)
-                drawing.update(live.render(view), refresh=True)
+                drawing.update(live.render(view))
 
     with console.drawing() as drawing:
         yield Live()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from kdist import console
 from kdist.commands import options, targets
+
+if TYPE_CHECKING:
+    from kdist.local.job import LocalJob
 
 
 @click.command()
@@ -49,7 +52,13 @@ def command(
     """
     from kdist.jobs import scale
 
-    target = targets.find_target(job, file, **cluster_options)
+    target = targets.find_cluster_job(
+        job,
+        file,
+        instead=lambda run: _instead(run, nodes),
+        changes=True,
+        **cluster_options,
+    )
     least, most = scale.parse_nodes(nodes, target)
     if dry_run == "client":
         console.result(
@@ -66,3 +75,11 @@ def command(
         dry_run=dry_run == "server",
     )
     console.result(summary)
+
+
+def _instead(run: LocalJob, nodes: str) -> targets.Instead:
+    """What changes the number of nodes of a run on this machine."""
+    again = run.next_run_with("--nodes", nodes)
+    if run.active:
+        return targets.Instead(f"suspend it, then type `{again}`", run.kdist("suspend"))
+    return targets.Instead("give `kdist run` the number of nodes", again)

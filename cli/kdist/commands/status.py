@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from kdist import console
 from kdist.commands.options import cluster_options, job_argument, output_option
-from kdist.commands.targets import connect, find_job
+from kdist.commands.targets import connect, find_job, find_local
 from kdist.errors import Code
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
+    from kdist.local.job import LocalJob
     from kdist.status import JobStatus
+
+_POLL_SECONDS = 0.5
 
 
 @click.command()
@@ -25,6 +29,7 @@ if TYPE_CHECKING:
     help="Show it live until the job ends; Ctrl-C ends the view, not the job.",
 )
 @output_option("table", "json", "yaml", "name")
+@click.option("--local", is_flag=True, help="The `kdist run` on this machine of that name.")
 @cluster_options
 def command(
     job: str | None,
@@ -32,13 +37,15 @@ def command(
     *,
     watch: bool,
     output: str,
+    local: bool,
     timeout: float | None,
     **cluster_options: Any,
 ) -> int:
     r"""Show what a job is doing: phase, ranks, step, loss, checkpoint.
 
     The numbers come from the agents, through the API server's proxy or, where that is blocked, a
-    forwarded port. With -w, while the API server is unreachable it retries, for --timeout at most.
+    forwarded port. A run on this machine is found by its name, too. With -w, while the API server
+    is unreachable it retries, for --timeout at most.
 
     \b
     Examples:
@@ -53,6 +60,9 @@ def command(
     """
     from kdist import jobs
 
+    run = find_local(job, file, local=local, **cluster_options)
+    if run is not None:
+        return _show_run(run, output, watch=watch)
     found = find_job(job, file)
     cluster = connect(**cluster_options, timeout=timeout, job=found.namespace, stays=watch)
     if watch:
@@ -65,13 +75,40 @@ def command(
     return Code.OK
 
 
+def _show_run(run: LocalJob, output: str, *, watch: bool) -> int:
+    """Show a run on this machine; with `watch` a line, or a document, for each change until its
+    `kdist run` ends.
+    """
+    from kdist import jobs
+    from kdist.local.status import read_status
+
+    status, shown = read_status(run), ""
+    while watch:
+        line = jobs.describe_status(status)
+        if line != shown:
+            if output == "table":
+                console.result(line)
+            else:
+                console.emit(status.to_document(), output=output, name=f"job/{status.name}")
+        shown = line
+        if not run.active:
+            return jobs.exit_code(status)
+        time.sleep(_POLL_SECONDS)
+        status = read_status(run)
+    _print(status, output)
+    return Code.OK
+
+
 def _print(status: JobStatus, output: str) -> None:
     from kdist.views import status_table
 
     if output != "table":
         console.emit(status.to_document(), output=output, name=f"job/{status.name}")
         return
-    console.table(status_table.status_rows(status), header=("JOB", status.name))
+    rows = status_table.status_rows(status)
+    if status.location == "local":
+        rows = [row for row in rows if row[0] != "namespace"]
+    console.table(rows, header=("JOB", status.name))
     ranks = status_table.rank_rows(status)
     if ranks:
         console.result("")
@@ -108,6 +145,6 @@ def _watch_live(cluster: Cluster, name: str) -> int:
         for snapshot in jobs.watch_job(cluster, name):
             status = snapshot.status
             history.record(snapshot.taken, status.step, status.loss)
-            drawing.update(live.render(live.from_snapshot(snapshot, history)), refresh=True)
+            drawing.update(live.render(live.from_snapshot(snapshot, history)))
     _print(status, "table")
     return jobs.exit_code(status)

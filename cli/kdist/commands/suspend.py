@@ -12,6 +12,7 @@ from kdist.commands import options, targets
 
 @click.command()
 @options.job_argument
+@click.option("--local", is_flag=True, help="The `kdist run` on this machine of that name.")
 @options.cluster_options
 @options.wait_option
 @options.dry_run_option
@@ -19,6 +20,7 @@ def command(
     job: str | None,
     file: str | None,
     *,
+    local: bool,
     wait: bool,
     dry_run: str,
     timeout: float | None,
@@ -27,7 +29,8 @@ def command(
     r"""Save a job's state, end its pods and free their resources.
 
     Every pod receives SIGTERM, saves the current step, and ends; `kdist resume` continues from that
-    step. The job's objects and checkpoints stay.
+    step. The job's objects and checkpoints stay. A run on this machine saves and ends likewise, and
+    the same `kdist run` continues it.
 
     \b
     Examples:
@@ -42,6 +45,15 @@ def command(
     """
     from kdist.jobs import suspend
 
+    run = targets.find_local(job, file, local=local, changes=True, **cluster_options)
+    if run is not None:
+        from kdist.local import suspension
+
+        if dry_run != "none":
+            console.result(f"{run.name} would be suspended ({dry_run} dry run)")
+            return
+        console.result(suspension.suspend(run, wait=wait, timeout=timeout, notify=console.message))
+        return
     target = targets.find_target(job, file, **cluster_options)
     if dry_run == "client":
         console.result(f"{target.name} would be suspended (client dry run)")

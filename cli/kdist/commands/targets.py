@@ -4,7 +4,7 @@ of `options.cluster_options`. Not a command itself.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,14 +12,16 @@ import click
 
 from kdist import console
 from kdist.commands.options import LOGIN
-from kdist.errors import InvalidJobError, NotFoundError, Problem, UsageError
+from kdist.errors import InvalidJobError, KdistError, NotFoundError, Problem, UsageError
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
     from kdist.jobs.job import ClusterJob
+    from kdist.local.job import LocalJob
     from kdist.spec import TrainingJob
 
 RETRY_SECONDS = 60.0  # for how long a request is retried while the API server is unreachable
+_LOOKUP_SECONDS = 3.0  # for the question whether a cluster has a job of a local run's name
 _FILE_SUFFIXES = (".yaml", ".yml", ".json")
 
 
@@ -43,6 +45,13 @@ def _login_options() -> dict[str, Any]:
 def asks_cluster(namespace: str | None, context: str | None) -> bool:
     """Whether an option chooses a cluster, a namespace or an identity, so not a local run."""
     return bool(namespace or context or _login_options())
+
+
+class Instead(NamedTuple):
+    """What to do with a local run instead of a command that knows only jobs on a cluster."""
+
+    hint: str
+    command: str
 
 
 class JobRef(NamedTuple):
@@ -72,6 +81,16 @@ def find_job(argument: str | None, file: str | None = None) -> JobRef:
     return JobRef(metadata.name, metadata.namespace)
 
 
+def find_jobs(argument: str | None, file: str | None) -> list[JobRef]:
+    """The jobs that NAME or a job file refers to, all of them if the file has several."""
+    path = file if file is not None else argument
+    if path is None or (file is None and not path.endswith(_FILE_SUFFIXES)):
+        return [find_job(argument, file)]
+    from kdist import load
+
+    return [JobRef(each.metadata.name, each.metadata.namespace) for each in load.load_files(path)]
+
+
 def connect(
     *,
     namespace: str | None = None,
@@ -79,6 +98,7 @@ def connect(
     timeout: float | None = None,
     job: str | None = None,
     stays: bool = False,
+    request_timeout: float | None = None,
 ) -> Cluster:
     """Connect to a cluster; outages are reported on stderr.
 
@@ -89,9 +109,13 @@ def connect(
         job: the job file's namespace.
         stays: the command watches a job: `timeout` then limits its retries in total, and without
             one it retries without limit.
+        request_timeout: seconds that a response may be silent, unless `--request-timeout` says it.
     """
     from kdist import cluster
 
+    login = _login_options()
+    if request_timeout is not None:
+        login.setdefault("request_timeout", request_timeout)
     if namespace and job and namespace != job:
         console.message(f"using namespace {namespace} (-n), not {job} of the job file")
     return cluster.connect(
@@ -100,7 +124,7 @@ def connect(
         retry_seconds=RETRY_SECONDS if timeout is None else timeout,
         until=cluster.deadline(timeout) if stays else None,
         notify=console.message,
-        **_login_options(),
+        **login,
     )
 
 
@@ -117,14 +141,50 @@ def find_target(
     context: str | None,
     timeout: float | None = None,
 ) -> ClusterJob:
-    """The job on the cluster that the arguments refer to. Raises `NotFoundError`, and what
-    `find_job` and `connect` raise.
+    """The job on the cluster that the arguments refer to, also where a local run has its name.
+    Raises `NotFoundError`, and what `find_job` and `connect` raise.
     """
     from kdist.jobs.job import ClusterJob
 
     found = find_job(job, file)
     cluster = connect(namespace=namespace, context=context, timeout=timeout, job=found.namespace)
     return ClusterJob.find(cluster, found.name)
+
+
+def find_cluster_job(
+    job: str | None,
+    file: str | None,
+    *,
+    namespace: str | None,
+    context: str | None,
+    instead: Callable[[LocalJob], Instead],
+    changes: bool = False,
+    timeout: float | None = None,
+) -> ClusterJob:
+    """What `find_target` returns, for a command that knows only jobs on a cluster.
+
+    Args:
+        job: NAME or a job file.
+        file: a job file, from `-f`.
+        namespace: from `-n`.
+        context: from `--context`.
+        instead: what has the same effect on a local run.
+        changes: as for `find_local`.
+        timeout: as for `connect`.
+
+    Raises:
+        UsageError: the arguments refer to a local run.
+    """
+    run = find_local(job, file, namespace=namespace, context=context, changes=changes)
+    if run is not None:
+        hint, command = instead(run)
+        verb = click.get_current_context().info_name
+        raise UsageError(
+            f"{run.name} is a run on this machine, and `kdist {verb}` is for jobs on a cluster",
+            hint=hint,
+            next_command=command,
+        )
+    return find_target(job, file, namespace=namespace, context=context, timeout=timeout)
 
 
 def find_run(
@@ -136,10 +196,8 @@ def find_run(
     context: str | None = None,
     active: bool = False,
 ) -> Path | None:
-    """Folder of the local run that the arguments refer to; None for a job on a cluster.
-
-    A local run takes precedence over a job on a cluster, and a message says so, unless -n,
-    --context or another option chooses a cluster or an identity.
+    """Folder of the local run that the arguments refer to, chosen as by `find_local`; None for a
+    job on a cluster.
 
     Args:
         job: NAME, a run folder, or a job file.
@@ -149,46 +207,109 @@ def find_run(
         context: from `--context`.
         active: accept only a run whose `kdist run` is running.
 
-    Returns:
-        The run's folder, or None.
-
     Raises:
         NotFoundError: there is no such local run, and either a local run is required or no cluster
-            is configured.
+            is configured; or the run is not active.
     """
     from kdist.cluster import kubeconfig
-    from kdist.local import agents, run_dir
+    from kdist.local import run_dir
 
-    name = job if job is not None and not job.endswith(_FILE_SUFFIXES) else find_job(job, file).name
-    remote = asks_cluster(namespace, context)
-    root = None if remote and not local else agents.find_run(name)
-    if root is not None and active and not agents.is_active(root):
-        if local or "/" in name:
-            raise NotFoundError(
-                f"no `kdist run` is running in {root}",
-                hint="`kdist report` shows a finished run",
-            )
-        root = None
-    if root is None and (local or "/" in name):
+    run = find_local(job, file, namespace=namespace, context=context, local=local)
+    if run is not None and active and not run.active:
         raise NotFoundError(
-            f"there is no run in {name}"
-            if "/" in name
-            else f"there is no run {name} on this machine"
+            f"no `kdist run` is running in {run.root}", next_command=run.kdist("report")
         )
-    if root is None and not remote and not kubeconfig.is_there():
+    if run is None and not asks_cluster(namespace, context) and not kubeconfig.is_there():
         raise NotFoundError(
             (
-                f"there is no {'active ' if active else ''}run {name} on this machine, and "
-                "no kubeconfig names a cluster"
+                f"there is no {'active ' if active else ''}run {find_job(job, file).name} on this "
+                "machine, and no kubeconfig names a cluster"
             ),
             hint=(
                 f"local runs are in {run_dir.home()}; a job on a cluster needs a kubeconfig "
                 "($KUBECONFIG)"
             ),
         )
-    if root is not None and "/" not in name and not local:
-        console.message(f"using the local run {name} in {root}; -n NAMESPACE selects a cluster")
-    return root
+    return None if run is None else run.root
+
+
+def find_local(
+    job: str | None,
+    file: str | None = None,
+    *,
+    namespace: str | None,
+    context: str | None,
+    local: bool = False,
+    changes: bool = False,
+) -> LocalJob | None:
+    """The local run that the arguments refer to; None for a job on a cluster.
+
+    An active run comes before a job of the same name on the configured cluster, and a finished one
+    after it; a message says so where both exist.
+
+    Args:
+        job: NAME, a run folder, or a job file.
+        file: a job file, from `-f`.
+        namespace: from `-n`.
+        context: from `--context`.
+        local: the job must be a local run.
+        changes: the command changes the job, so it must be certain which one is meant: a run that
+            is done counts as a finished one, and any other must be chosen.
+
+    Raises:
+        NotFoundError: a local run is required, and there is none.
+        UsageError: `changes`, and the cluster has a job of the same name, or does not answer.
+    """
+    from kdist.cluster import kubeconfig
+    from kdist.local.job import find_job as find_local_job
+
+    is_folder = job is not None and "/" in job.removeprefix("job/").removeprefix("trainingjob/")
+    is_folder = is_folder and not str(job).endswith(_FILE_SUFFIXES)
+    if asks_cluster(namespace, context) and not local:
+        return None
+    named = JobRef(str(job)) if is_folder else find_job(job, file)
+    found = find_local_job(named.name)
+    if found is None and (local or is_folder):
+        raise NotFoundError(
+            f"there is no run {named.name} on this machine", next_command="kdist get --local"
+        )
+    if found is None or local or is_folder or not kubeconfig.is_there():
+        return found
+    problem = _look_up(named)
+    if isinstance(problem, NotFoundError):
+        return found
+    both = problem is None
+    what = (
+        f"{named.name} is a run on this machine and a job on the cluster"
+        if both
+        else f"{named.name} is a run on this machine, and the cluster cannot be asked: {problem}"
+    )
+    if changes and not (both and found.is_done):
+        raise UsageError(what, hint="--local chooses the run, -n NAMESPACE the job on the cluster")
+    if both and not found.active:
+        console.message(f"{what}: the job is used; --local chooses the run")
+        return None
+    (console.message if both else console.warning)(
+        f"{what}: the run is used; -n NAMESPACE chooses the cluster"
+    )
+    return found
+
+
+def _look_up(named: JobRef) -> KdistError | None:
+    """None if the configured cluster has this job, else what it answers instead."""
+    from kdist import cluster
+    from kdist.deploy.plan import find_config_map
+
+    absent = NotFoundError(f"there is no job {named.name}")
+    try:
+        found = cluster.connect(
+            None, named.namespace, retry_seconds=0.0, request_timeout=_LOOKUP_SECONDS
+        )
+        return absent if find_config_map(found, named.name) is None else None
+    except cluster.ForeignError:
+        return absent
+    except KdistError as error:
+        return error
 
 
 def read_jobs(
@@ -211,18 +332,17 @@ def read_jobs(
     from kdist import load
 
     if not paths:
-        raise UsageError("name a job file, a folder of them, or `-` for stdin")
+        raise UsageError(
+            "name a job file, a folder of them, or `-` for stdin", hint="`kdist init` writes one"
+        )
     jobs: list[tuple[TrainingJob, Path]] = []
     problems: list[Problem] = []
     overrides = [*overrides, *choose_backend(backend)]
     for file in (file for path in paths for file in _files_of(path)):
         try:
-            jobs.append(
-                (
-                    load.load_file(file, overrides=overrides),
-                    Path.cwd() if file == "-" else Path(file).absolute().parent,
-                )
-            )
+            base = Path.cwd() if file == "-" else Path(file).absolute().parent
+            found = load.load_files(file, overrides=overrides, use="cluster")
+            jobs += [(job, base) for job in found]
         except InvalidJobError as error:
             problems += error.problems
     if problems:
@@ -232,7 +352,10 @@ def read_jobs(
     names = [(job.metadata.namespace, job.metadata.name) for job, _ in jobs]
     twice = sorted({name for namespace, name in names if names.count((namespace, name)) > 1})
     if twice:
-        raise UsageError(f"{', '.join(twice)}: two of these files describe the same job")
+        raise UsageError(
+            f"{', '.join(twice)}: two of these files describe the same job",
+            hint="leave one out, or give it another metadata.name",
+        )
     return jobs
 
 
@@ -245,5 +368,8 @@ def _files_of(path: str) -> list[str]:
         if each.suffix in _FILE_SUFFIXES and each.is_file()
     )
     if not inside:
-        raise UsageError(f"there is no job file in the folder `{path}`")
+        raise UsageError(
+            f"there is no job file in the folder `{path}`",
+            hint="a job file ends in .yaml, .yml or .json",
+        )
     return inside

@@ -11,11 +11,10 @@ import click
 from kdist import console
 from kdist.commands import options, targets
 from kdist.errors import KdistError, NotFoundError
+from kdist.units import count
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from kdist.agent_metrics import AgentSample, RankBreakdown
+    from kdist.agent_metrics import AgentSample
 
     Poll = Callable[[], Mapping[str, AgentSample]]
 
@@ -57,8 +56,24 @@ def command(
     r"""Show what every rank spends its steps on, and who is slow.
 
     On a terminal the view is live and covers the time since the previous sample; elsewhere it is
-    one table over two samples. A slow rank is identified by its busy time: the other ranks wait
-    for it, so its own all-reduces are the shortest.
+    one table over two samples. A narrow terminal shows fewer columns; `-o json` has them all.
+
+    \b
+    Columns, each a mean time per step:
+      STEP TIME    the whole step
+      BUSY         the rank itself works: DATA + FORWARD + BACKWARD + OPTIMIZER
+      DATA         waiting for the next batch
+      FORWARD      forward pass
+      BACKWARD     backward pass
+      COLLECTIVES  a collective (all-reduce, all-gather, …) is under way
+      COMM WAIT    the part of COLLECTIVES in which the rank computes nothing
+      OPTIMIZER    optimizer step
+      CHECKPOINT   training stopped to save a checkpoint
+
+    STATE is what the rank does now; the last column marks ranks that are SLOW or silent.
+
+    A slow rank is identified by BUSY: the other ranks wait for it, so its own COMM WAIT is the
+    shortest.
 
     `-o prom` prints the metrics of all agents in Prometheus' text format, every series with the
     label `pod`; with --rank, those of the agent that runs this rank.
@@ -143,10 +158,10 @@ def _show(
         console.emit(top.to_document(name, now, selected), output="json")
         return
     shown, hidden = top.choose(selected)
-    console.result(top.headline(name, now))
+    console.paragraph(top.headline(name, now))
     console.table([top.cells(row) for row in shown], header=top.HEADER)
     if hidden:
-        console.message(f"{hidden} more ranks; -o json has all of them")
+        console.message(f"… {count(hidden, 'more rank')}; -o json has all of them")
     for sentence in agent_metrics.describe_slow(rows):
         console.warning(sentence)
 
@@ -154,6 +169,7 @@ def _show(
 def _live(name: str, poll: Poll, every: float, rank: int | None) -> None:
     """Refresh the view every `every` seconds until Ctrl-C."""
     from kdist import agent_metrics
+    from kdist.views.live_top import TopFrame
 
     before: Mapping[str, AgentSample] | None = None
     try:
@@ -161,37 +177,8 @@ def _live(name: str, poll: Poll, every: float, rank: int | None) -> None:
             while True:
                 now = poll()
                 rows = agent_metrics.breakdown_rows(now, before)
-                drawing.update(_render(name, now, rows, rank), refresh=True)
+                drawing.update(TopFrame(name, now, rows, rank))
                 before = now or before
                 time.sleep(every)
     except KeyboardInterrupt:
         return
-
-
-def _render(
-    name: str, now: Mapping[str, AgentSample], rows: list[RankBreakdown], rank: int | None
-) -> RenderableType:
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
-    from kdist import agent_metrics
-    from kdist.views import top
-
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for column, title in enumerate(top.HEADER):
-        table.add_column(title, justify="left" if column in (1, 2, 13) else "right")
-    shown, hidden = top.choose(agent_metrics.select_rows(rows, rank))
-    for row in shown:
-        table.add_row(*top.cells(row), style="yellow" if row.slow else "")
-    footer = [Text(sentence, style="yellow") for sentence in agent_metrics.describe_slow(rows)]
-    if hidden:
-        footer.append(Text(f"{hidden} more ranks", style="dim"))
-    if not now:
-        footer.append(Text("no agent answers", style="yellow"))
-    return Group(
-        Text(top.headline(name, now), style="bold"),
-        table,
-        *footer,
-        Text("Ctrl-C ends this view, not the job", style="dim"),
-    )

@@ -7,16 +7,24 @@ from typing import Any
 import click
 
 from kdist import console
+from kdist.commands import options
 from kdist.errors import Code, InvalidJobError, Problem
 
 
 @click.command
-@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.argument(
+    "files",
+    nargs=-1,
+    required=True,
+    metavar="FILE...",
+    shell_complete=options.complete_file,
+)
 @click.option(
     "--set",
     "overrides",
     multiple=True,
     metavar="PATH=VALUE",
+    shell_complete=options.complete_setting,
     help="Change a field of the job, e.g. spec.nodes=4; may be repeated.",
 )
 @click.option(
@@ -40,21 +48,20 @@ def command(
 
     FILE may be `-` for stdin. Exits with 0 if all files are valid, else with 2.
     """
-    from kdist.load import load_file
+    from kdist.load import load_files
 
     reports: list[dict[str, Any]] = []
     failed = False
     for file in files:
         problems: tuple[Problem, ...] = ()
         try:
-            job = load_file(file, overrides=overrides)
+            jobs = load_files(file, overrides=overrides, use="either")
         except InvalidJobError as error:
             failed, problems = True, error.problems
             if output == "text":
-                error.next_command = _next(problems)
                 console.error(error)
         else:
-            if output == "text":
+            for job in jobs if output == "text" else ():
                 console.result(f"{file}: valid, {_summary(job)}")
         if output == "github":
             for problem in problems:
@@ -88,23 +95,6 @@ def _summary(job: Any) -> str:
         "" if procs == 1 else ", a rank per GPU" if procs == "auto" else f" with {procs} ranks each"
     )
     return f"{job.metadata.name} {what} on {count} {'node' if count == '1' else 'nodes'}{ranks}"
-
-
-def _next(problems: tuple[Problem, ...]) -> str:
-    """The `kdist explain` command for the first problem whose field the model knows; empty if there
-    is none.
-    """
-    from kdist.spec import reference
-    from kdist.spec.paths import parse
-
-    for problem in problems:
-        path = parse(problem.path) or ()
-        while path:
-            field = reference.find(path)
-            if field is not None and field.path and "*" not in field.path:
-                return f"kdist explain {field.path.replace('[]', '')}"
-            path = path[:-1]
-    return ""
 
 
 def _document(problem: Problem) -> dict[str, Any]:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 
 import click
 
 import kdist
 from kdist import console
+from kdist.commands import options, targets
+from kdist.errors import KdistError
+
+_SECONDS = 3.0  # for which a server may be silent, without --timeout
 
 
 @click.command
@@ -19,18 +24,25 @@ from kdist import console
     default="text",
     help="Output format.",
 )
-def command(output: str) -> None:
+@click.option("--client", is_flag=True, help="Do not ask the server.")
+@options.cluster_options
+def command(
+    *, output: str, client: bool, namespace: str | None, context: str | None, timeout: float | None
+) -> None:
     r"""Show the versions of kdist and what it runs on.
 
     \b
     Examples:
       kdist version
       kdist version -o json
+      kdist version --client           without the server's
       kdist --version                  the version alone
     """
     versions = {"kdist": kdist.__version__, "python": platform.python_version()}
     for name in ("kdist-trainer", "torch"):
         versions[name] = _installed(name)
+    if not client and (server := _ask_server(namespace, context, timeout)):
+        versions["server"] = server
     if output == "text":
         for name, version in versions.items():
             console.result(f"{name} {version}")
@@ -38,6 +50,25 @@ def command(output: str) -> None:
         console.emit(
             {"apiVersion": "cli.kdist.dev/v1", "kind": "Version", **versions}, output=output
         )
+
+
+def _ask_server(namespace: str | None, context: str | None, timeout: float | None) -> str:
+    """The version of the configured cluster; empty without one, or if it does not answer."""
+    from kdist.cluster import kubeconfig
+
+    if not kubeconfig.is_there() and not targets.asks_cluster(namespace, context):
+        return ""
+    try:
+        found: Mapping[str, object] = targets.connect(
+            namespace=namespace,
+            context=context,
+            timeout=timeout or 0.0,
+            request_timeout=timeout or _SECONDS,
+        ).version()
+    except KdistError as error:
+        console.warning(f"the server's version is not known: {error.message}")
+        return ""
+    return str(found.get("gitVersion") or "")
 
 
 def _installed(distribution: str) -> str:

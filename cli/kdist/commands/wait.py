@@ -22,9 +22,16 @@ from kdist.jobs import GOALS, describe_status, wait_for
     show_default=True,
     help="Condition to wait for.",
 )
+@click.option("--local", is_flag=True, help="The `kdist run` on this machine of that name.")
 @options.cluster_options
 def command(
-    job: str | None, file: str | None, *, goal: str, timeout: float | None, **cluster_options: Any
+    job: str | None,
+    file: str | None,
+    *,
+    goal: str,
+    local: bool,
+    timeout: float | None,
+    **cluster_options: Any,
 ) -> int:
     r"""Wait until a job is done, or reaches another condition.
 
@@ -43,6 +50,13 @@ def command(
       0 condition met   4 no such job   5 API server unreachable   6 timed out
       10 the job failed   11 the job was stopped
     """
+    run = targets.find_local(job, file, local=local, **cluster_options)
+    if run is not None:
+        from kdist.local import conditions
+
+        ended = conditions.wait_for(run, goal, timeout=timeout, notify=console.message)
+        console.result(f"{run.name} is gone" if ended is None else describe_status(ended))
+        return Code.OK
     found = targets.find_job(job, file)
     cluster = targets.connect(**cluster_options, timeout=timeout, job=found.namespace, stays=True)
     status = wait_for(cluster, found.name, goal, timeout=timeout, notify=console.message)

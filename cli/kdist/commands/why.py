@@ -17,9 +17,16 @@ if TYPE_CHECKING:
 @click.command()
 @options.job_argument
 @options.output_option("table", "json", "yaml", "name")
+@click.option("--local", is_flag=True, help="The `kdist run` on this machine of that name.")
 @options.cluster_options
 def command(
-    job: str | None, file: str | None, *, output: str, timeout: float | None, **cluster_options: Any
+    job: str | None,
+    file: str | None,
+    *,
+    output: str,
+    local: bool,
+    timeout: float | None,
+    **cluster_options: Any,
 ) -> int:
     r"""Explain why a job does not progress, and how to fix it.
 
@@ -35,20 +42,30 @@ def command(
     from kdist import jobs
     from kdist.diagnose import diagnose
 
+    run = targets.find_local(job, file, local=local, **cluster_options)
+    if run is not None:
+        from kdist.local.diagnosis import diagnose_run
+
+        status, cause = diagnose_run(run)
+        return _show(run.name, str(status.phase), cause, output)
     found = targets.find_job(job, file)
     cluster = targets.connect(**cluster_options, timeout=timeout, job=found.namespace)
     seen = jobs.fetch_snapshot(cluster, found.name, controllers=True)
     cause = diagnose(seen)
     if seen.gap:
         console.warning(f"{seen.gap}: a rank that hangs or is slow may be among them")
+    return _show(found.name, str(seen.status.phase), cause, output)
+
+
+def _show(job: str, phase: str, cause: Diagnosis, output: str) -> int:
     if output == "table":
         _print(cause)
         return Code.OK
     document = {
         "apiVersion": "cli.kdist.dev/v1",
         "kind": "Diagnosis",
-        "job": found.name,
-        "phase": str(seen.status.phase),
+        "job": job,
+        "phase": phase,
     }
     console.emit({**document, **cause.to_document()}, output=output, name=cause.cause)
     return Code.OK
@@ -58,12 +75,15 @@ def _print(cause: Diagnosis) -> None:
     mark = {"fine": ("ok", "green"), "waiting": ("waiting", "yellow")}.get(
         cause.severity, (cause.severity, "red")
     )
-    console.result(f"{click.style(mark[0], fg=mark[1], bold=True)} {cause.cause}: {cause.sentence}")
+    console.paragraph(
+        f"{cause.cause}: {cause.sentence}",
+        start=f"{click.style(mark[0], fg=mark[1], bold=True)} ",
+    )
     for line in cause.evidence:
-        console.result(f"  {click.style('|', dim=True)} {line}")
+        console.paragraph(line, start=f"  {click.style('|', dim=True)} ")
     for each in cause.also:
-        console.result(f"Also: {each.cause}: {each.sentence}")
+        console.paragraph(f"{each.cause}: {each.sentence}", start="Also: ")
     if cause.fix:
-        console.result(f"{click.style('Fix:', bold=True)} {cause.fix}")
+        console.paragraph(cause.fix, start=f"{click.style('Fix:', bold=True)} ")
     for number, line in enumerate(cause.commands):
         console.result(f"{click.style('Next:' if number == 0 else '  or:', bold=True)} {line}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator
@@ -50,7 +51,7 @@ def check_torch(version: str | None) -> Finding:
         return note(
             "torch",
             "not installed; `kdist run` needs it, jobs on a cluster do not",
-            "pip install 'kdist[local]'",
+            shlex.join([sys.executable, "-m", "pip", "install", "torch"]),
         )
     number = tuple(int(part) for part in version.split("+")[0].split(".")[:2] if part.isdecimal())
     if number < OLDEST_TORCH:

@@ -51,20 +51,26 @@ class Entry(NamedTuple):
 
 
 class LogTail:
-    """Follows one log file from its present end. `read` never blocks.
+    """Follows one log file, from its present end or, with `from_start`, from its first line. `read`
+    never blocks.
 
     Attributes:
         behind: whether the last `read` left data for the next one.
     """
 
     def __init__(
-        self, node: str, path: Path, *, clock: Callable[[], float] = time.monotonic
+        self,
+        node: str,
+        path: Path,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        from_start: bool = False,
     ) -> None:
         self.node = node
         self.behind = False
         self._path = path
         self._clock = clock
-        self._offset = path.stat().st_size if path.exists() else 0
+        self._offset = path.stat().st_size if path.exists() and not from_start else 0
         self._unfinished = b""
         self._last_growth = clock()
 

@@ -95,7 +95,7 @@ def _bench_slow(e: Event) -> str:
     )
 
 
-_SENTENCES: dict[str, Callable[[Event], str]] = {
+SENTENCES: dict[str, Callable[[Event], str]] = {
     "bench-begun": lambda e: (
         f"{e['collective']} among {count(e['ranks'], 'rank')} ({e['device']}, {e['backend']})"
     ),
@@ -160,7 +160,7 @@ def describe_event(event: Event) -> str:
 
     Events without a sentence, or with fields missing, are described by their message and fields.
     """
-    sentence = _SENTENCES.get(event["event"])
+    sentence = SENTENCES.get(event["event"])
     if sentence:
         try:
             return sentence(event)

@@ -25,7 +25,7 @@ from kdist.jobs.job import ClusterJob
 from kdist.jobs.wait import Notify
 from kdist.manifest import Manifest
 from kdist.status.documents import at, items, text
-from kdist.units import number, seconds, size
+from kdist.units import age, number, size
 
 HEADER = ("STEP", "NAME", "AGE", "SIZE", "RANKS", "SAMPLES", "STATE", "")
 
@@ -54,15 +54,15 @@ def _row(entry: Mapping[str, Any], document: Mapping[str, Any]) -> tuple[str, ..
     state = str(entry.get("state"))
     problem = entry.get("problem")
     written, now = entry.get("time"), document.get("time")
-    age = (
-        seconds(max(0.0, now - written))
+    since = (
+        age(max(0.0, now - written))
         if isinstance(written, int | float) and isinstance(now, int | float)
         else "-"
     )
     return (
         _shown(entry.get("step")),
         str(entry.get("name")),
-        age,
+        since,
         "-" if entry.get("bytes") is None else size(entry["bytes"]),
         _shown(entry.get("worldSize")),
         _shown(entry.get("samplesSeen")),

@@ -1,11 +1,12 @@
 """Reads a job.yaml into a `TrainingJob`, or reports all its problems at once with line and column.
 
-The accepted YAML is a subset of YAML 1.2's core schema: one document, no tags, no merge keys `<<`,
-no duplicate keys; anchors and aliases within limits. `no`, `on`, `1:30`, `1_000` and dates are
-text, and `012` is twelve.
+The accepted YAML is a subset of YAML 1.2's core schema: a job per document, no tags, no merge keys
+`<<`, no duplicate keys; anchors and aliases within limits. `no`, `on`, `1:30`, `1_000` and dates
+are text, and `012` is twelve.
 
-Start with `load_text` here, then read `yaml_parser` (text to a tree of nodes with positions),
-`overrides` (`--set`) and `problems` (validation errors to messages).
+Start with `load_texts` here, then read `yaml_parser` (text to a tree of nodes with positions),
+`overrides` (`--set`), `problems` (validation errors to messages) and `code` (the user's code that a
+job names).
 """
 
 from __future__ import annotations
@@ -13,50 +14,148 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
 from kdist.errors import InvalidJobError, Problem, UsageError
 from kdist.load.text import MAX_BYTES, decode, split_lines
-from kdist.load.yaml_parser import YamlNode, read
+from kdist.load.yaml_parser import YamlNode, read, read_value
 from kdist.spec import TrainingJob
 
+if TYPE_CHECKING:
+    from kdist.load.code import Use
 
-def load_text(text: str | bytes, *, source: str, overrides: Sequence[str] = ()) -> TrainingJob:
-    """Read a job from text.
+
+class OptionOverride(str):
+    """`path=value` that another option than `--set` stands for; problems name that option."""
+
+    def __new__(cls, override: str, option: str) -> OptionOverride:
+        """Keep the option as it was typed."""
+        made = super().__new__(cls, override)
+        made.option = option
+        return made
+
+    option: str
+
+
+def load_text(
+    text: str | bytes,
+    *,
+    source: str,
+    overrides: Sequence[str] = (),
+    base: Path | None = None,
+    use: Use | None = None,
+    generated: bool = False,
+) -> TrainingJob:
+    """Read the job from text. Raises `UsageError` if there is more than one, and what `load_texts`
+    raises, which describes the arguments.
+    """
+    jobs = load_texts(
+        text, source=source, overrides=overrides, base=base, use=use, generated=generated
+    )
+    if len(jobs) > 1:
+        names = " and ".join(each.metadata.name for each in jobs)
+        raise UsageError(
+            f"`{source}` has {len(jobs)} jobs, {names}, and this command takes one",
+            hint="move each to its own file; `kdist apply` takes files with several",
+        )
+    return jobs[0]
+
+
+def load_texts(
+    text: str | bytes,
+    *,
+    source: str,
+    overrides: Sequence[str] = (),
+    base: Path | None = None,
+    use: Use | None = None,
+    generated: bool = False,
+) -> list[TrainingJob]:
+    """Read the jobs of a text, one for each of its YAML documents.
 
     Args:
         text: the YAML.
         source: name of the text in problems.
         overrides: `path=value` settings, as given to `--set`.
+        base: folder that the job's relative paths start from; None for the working directory.
+        use: what the job is read for, which decides what of its code and data is checked; None
+            checks nothing but the text.
+        generated: the user has not written this text, so problems have no line of it.
 
     Returns:
-        The job.
+        The jobs, at least one.
 
     Raises:
         InvalidJobError: with every problem, sorted by position.
     """
     decoded, problems = decode(text, source=source)
-    job = None
+    jobs = []
     if not problems:
-        tree, problems = read(decoded, source=source)
-        if tree is not None:
-            job, found = _validate(tree, overrides)
-            reported = {(each.line, each.column) for each in problems if each.line}
+        trees, problems = (_read_generated if generated else read)(decoded, source=source)
+        reported = {(each.line, each.column) for each in problems if each.line}
+        for each_tree in trees:
+            job, tree, found = _validate(each_tree, overrides)
+            if job is not None:
+                jobs.append(job)
+            if job is not None and use is not None and _names_files(job):
+                from kdist.load.code import check_code
+
+                found += check_code(tree, job, base=base or Path.cwd(), use=use)
             problems += [each for each in found if (each.line, each.column) not in reported]
-    if problems or job is None:
+    if problems or not jobs:
         lines = split_lines(decoded)
         ordered = sorted(
             dict.fromkeys(problems),
             key=lambda each: (each.line == 0, each.line, each.column, each.path),
         )
-        raise InvalidJobError(source, [each.with_excerpt(lines) for each in ordered])
-    return job
+        raise InvalidJobError(
+            source,
+            [each if each.excerpt else _with_excerpt(each, lines, source) for each in ordered],
+            next_command=_explain(ordered),
+        )
+    return jobs
 
 
-def _validate(tree: YamlNode, overrides: Sequence[str]) -> tuple[TrainingJob | None, list[Problem]]:
-    """The job, or every problem of tree and overrides. `load.problems` is imported only for invalid
-    files.
+def _read_generated(text: str, *, source: str) -> tuple[list[YamlNode], list[Problem]]:
+    tree, problems = read_value(text, source=source)
+    return [] if tree is None else [tree], problems
+
+
+def _explain(problems: Sequence[Problem]) -> str:
+    """The `kdist explain` command for the first problem whose field the model knows; empty if there
+    is none.
+    """
+    from kdist.spec import reference
+    from kdist.spec.paths import parse
+
+    for problem in problems:
+        path = parse(problem.path) or ()
+        while path:
+            field = reference.find(path)
+            if field is not None and field.path and "*" not in field.path:
+                return f"kdist explain {field.path.replace('[]', '')}"
+            path = path[:-1]
+    return ""
+
+
+def _with_excerpt(problem: Problem, lines: Sequence[str], source: str) -> Problem:
+    """The problem with its line, unless it is in another file than the job's."""
+    return problem.with_excerpt(lines) if problem.source == source else problem
+
+
+def _names_files(job: TrainingJob) -> bool:
+    """Whether a job names code or data that may be on this machine."""
+    spec = job.spec
+    named = spec.code is not None or spec.script is not None or bool(spec.data)
+    return named or (spec.train is not None and ":" in spec.train.workload)
+
+
+def _validate(
+    tree: YamlNode, overrides: Sequence[str]
+) -> tuple[TrainingJob | None, YamlNode, list[Problem]]:
+    """The job, or every problem of tree and overrides, with the tree that has the overrides.
+    `load.problems` is imported only for invalid files.
     """
     unusable: list[Problem] = []
     if overrides:
@@ -64,41 +163,67 @@ def _validate(tree: YamlNode, overrides: Sequence[str]) -> tuple[TrainingJob | N
 
         tree, unusable = override(tree, overrides)
     try:
-        return TrainingJob.model_validate(tree.value(), by_alias=True, by_name=False), unusable
+        job = TrainingJob.model_validate(tree.value(), by_alias=True, by_name=False)
     except ValidationError as error:
         from kdist.load.problems import explain
 
-        return None, [*unusable, *explain(tree, error)]
+        return None, tree, [*unusable, *explain(tree, error)]
+    return job, tree, unusable
 
 
-def load_file(path: str | Path, *, overrides: Sequence[str] = ()) -> TrainingJob:
-    """Read a job from a file; `-` is stdin. Raises `UsageError` if it cannot be read, and what
-    `load_text` raises.
+def load_file(
+    path: str | Path, *, overrides: Sequence[str] = (), use: Use | None = None
+) -> TrainingJob:
+    """Read the job of a file; `-` is stdin. Raises `UsageError` if it cannot be read, and what
+    `load_text` raises. `load_texts` describes `use`.
     """
+    data, source, base = _read_file(path)
+    return load_text(data, source=source, overrides=overrides, base=base, use=use)
+
+
+def load_files(
+    path: str | Path, *, overrides: Sequence[str] = (), use: Use | None = None
+) -> list[TrainingJob]:
+    """Read all jobs of a file, as `load_file` reads the only one."""
+    data, source, base = _read_file(path)
+    return load_texts(data, source=source, overrides=overrides, base=base, use=use)
+
+
+def _read_file(path: str | Path) -> tuple[bytes, str, Path]:
+    """The bytes of a file, its name in problems, and the folder that its paths start from."""
     if str(path) == "-":
-        return load_text(sys.stdin.buffer.read(MAX_BYTES + 1), source="stdin", overrides=overrides)
+        return sys.stdin.buffer.read(MAX_BYTES + 1), "stdin", Path.cwd()
     try:
         with Path(path).open("rb") as file:
             data = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
-        raise UsageError(f"there is no file `{path}`", hint=_near(Path(path))) from None
+        raise missing(path) from None
     except IsADirectoryError:
         raise UsageError(
             f"`{path}` is a folder, not a file",
             hint=f"name the file in it: {Path(path) / 'job.yaml'}",
         ) from None
     except OSError as error:
-        raise UsageError(f"cannot read `{path}`: {error.strerror}") from None
-    return load_text(data, source=str(path), overrides=overrides)
+        raise UsageError(
+            f"cannot read `{path}`: {error.strerror}", hint="`ls -l` shows who may read it"
+        ) from None
+    return data, str(path), Path(path).absolute().parent
 
 
-def _near(path: Path) -> str:
-    """A hint for a missing file: an existing file with a similar name, or `kdist init`."""
+def missing(path: str | Path) -> UsageError:
+    """The error for a file that does not exist; its hint is a file with a similar name, or what
+    writes one.
+    """
     from difflib import get_close_matches
 
+    path = Path(path)
+    is_job = path.suffix != ".py"
+    suffixes = (".yaml", ".yml") if is_job else (".py",)
     try:
-        names = [entry.name for entry in path.parent.iterdir() if entry.suffix in (".yaml", ".yml")]
+        names = [entry.name for entry in path.parent.iterdir() if entry.suffix in suffixes]
     except OSError:
-        return ""
+        names = []
     near = get_close_matches(path.name, names, n=1, cutoff=0.5)
-    return f"did you mean `{path.with_name(near[0])}`?" if near else "`kdist init` writes one"
+    otherwise = "`kdist init` writes one" if is_job else f"it is relative to {Path.cwd()}"
+    hint = f"did you mean `{path.with_name(near[0])}`?" if near else otherwise
+    return UsageError(f"there is no file `{path}`", hint=hint)

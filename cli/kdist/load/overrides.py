@@ -23,7 +23,7 @@ def override(tree: YamlNode, overrides: Sequence[str]) -> tuple[YamlNode, list[P
     """The tree with all overrides merged in order, and the problems of invalid overrides."""
     problems: list[Problem] = []
     for option in overrides:
-        source = f"--set {shown(option, 120)}"
+        source = getattr(option, "option", "") or f"--set {shown(option, 120)}"
         text, equals, value = _split(option)
         path = parse(text)
         if not equals or path is None:

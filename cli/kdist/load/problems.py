@@ -77,12 +77,31 @@ def about_missing(path: Path) -> Message:
     return Message("is required", hint=field.description if field else "")
 
 
+# fields of a pod that have none of their own here
+# what other tools call a field, and what it is here
+_SYNONYMS = {
+    "replicas": "nodes",
+    "workers": "nodes",
+    "nproc_per_node": "procsPerNode",
+    "gpu": "resources.gpu",
+    "gpus": "resources.gpu",
+    "cpu": "resources.cpu",
+    "memory": "resources.memory",
+    "pytorchReplicaSpecs": "nodes",
+}
+_OF_PODS = ("affinity", "schedulerName", "topologySpreadConstraints", "volumes", "hostAliases")
+
+
 def about_unknown(path: Path) -> Message:
     """For a field that the model does not have: suggest a similar name in the section, the same
     name in another section, or list the section's names.
     """
     section, name = reference.find(path[:-1]), str(path[-1])
     names = list(section.children) if section else []
+    if path[:-1] == ("spec",) and name in _OF_PODS:
+        return Message("unknown field", hint=f"write it as spec.podTemplate.spec.{name}")
+    if path[:-1] == ("spec",) and name in _SYNONYMS:
+        return Message("unknown field", hint=f"write it as spec.{_SYNONYMS[name]}")
     near = near_name(name, names)
     if near:
         return Message("unknown field", near)
@@ -106,6 +125,15 @@ def about_value(error: ErrorDetails, place: SourceLocation, *, of_key: bool = Fa
         return Message(
             f"is empty, must be {field.type_text}", hint="give a value, or delete the line"
         )
+    if node.kind == "scalar" and {"steps", "seconds"} <= set(field.children):
+        every = re.match(r"([0-9]{1,6})([smhd])\Z", node.text)
+        seconds = (
+            int(every[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86_400}[every[2]] if every else 0
+        )
+        hint = (
+            f"write {{seconds: {seconds}}}" if seconds else "write {seconds: 300} or {steps: 100}"
+        )
+        return Message(f"must be a mapping, found {_describe_found(node)}", hint=hint)
     if kind in ("too_long", "too_short"):
         return Message(_of_length(context))
     if kind in ("string_too_long", "string_too_short", "string_pattern_mismatch"):
@@ -216,9 +244,23 @@ def explain(tree: YamlNode, error: ValidationError) -> list[Problem]:
     """Every problem of a tree: those of `error`, and those of rules that pydantic did not check."""
     values = tree.value()
     found = list(_found(tree, error.errors(include_url=False)))
+    if _is_other_kind(values):
+        return [
+            each.problem._replace(hint="kdist reads TrainingJobs; `kdist init` writes one")
+            for each in found
+            if each.path in (("apiVersion",), ("kind",))
+        ]
     if isinstance(values.get("spec"), dict):
         found += _rules_behind(tree, values["spec"], found)
     return [each.problem for each in found[:_MAX_PROBLEMS]]
+
+
+def _is_other_kind(values: dict[str, Any]) -> bool:
+    """Whether a file is a Kubernetes object of another kind, whose other fields say nothing."""
+    version, kind = values.get("apiVersion"), values.get("kind")
+    if not isinstance(version, str) or not isinstance(kind, str):
+        return False
+    return kind != "TrainingJob" and not version.startswith("kdist.dev/")
 
 
 def _rules_behind(

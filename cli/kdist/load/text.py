@@ -44,7 +44,7 @@ def decode(data: str | bytes, *, source: str) -> tuple[str, list[Problem]]:
             column=column,
             hint="save the file as UTF-8",
         )
-    found = _FORBIDDEN.search(text)
+    found = re.search("\0", text) or _FORBIDDEN.search(text)
     if found:
         line, column = _position(text[: found.start()])
         code = ord(found[0])
@@ -54,7 +54,10 @@ def decode(data: str | bytes, *, source: str) -> tuple[str, list[Problem]]:
             else f"the control character U+{code:04X}"
         )
         return refuse(
-            f"the file contains {what}", line=line, column=column, hint="delete it" if code else ""
+            f"the file contains {what}",
+            line=line,
+            column=column,
+            hint="delete it" if code else "is it the right file? `kdist init` writes a job.yaml",
         )
     return text, []
 

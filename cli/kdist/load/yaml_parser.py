@@ -80,7 +80,8 @@ def explain(error: yaml.MarkedYAMLError, text: str, *, source: str) -> Problem:
             message, hint = our_message.format(*found.groups()), our_hint.format()
             break
     mark = error.problem_mark or error.context_mark
-    if any(words in message for words in _OPENING) and error.context_mark is not None:
+    begins = (*_OPENING, _NO_KEY[0])
+    if any(words in message for words in begins) and error.context_mark is not None:
         mark = error.context_mark
     line, column = (mark.line + 1, mark.column + 1) if mark is not None else (1, 1)
     lines = split_lines(text)
@@ -135,23 +136,25 @@ class _Stop(Exception):  # noqa: N818 - control flow: carries the problem that e
         self.problem = problem
 
 
-def read(text: str, *, source: str) -> tuple[YamlNode | None, list[Problem]]:
-    """Parse a job file. Returns the tree and the problems of its YAML; the tree is None after a
-    mistake that makes the rest unreliable.
+def read(text: str, *, source: str) -> tuple[list[YamlNode], list[Problem]]:
+    """Parse a job file. Returns the tree of each of its documents and the problems of its YAML;
+    there is no tree after a mistake that makes the rest unreliable.
     """
-    tree, problems = _parse(text, _Reader(source))
-    if problems and tree is None:
-        return None, problems
-    if tree is None or (tree.kind == "scalar" and tree.scalar is None):
-        return None, [*problems, Problem(source, 1, 1, "", "the file is empty", hint=_START)]
-    if tree.kind != "mapping":
-        what = "a list" if tree.kind == "list" else f"the text `{shown(tree.text, 40)}`"
-        message = f"must be a mapping that starts with apiVersion and kind, found {what}"
-        return None, [
-            *problems,
-            Problem(source, tree.mark.line, tree.mark.column, "", message, hint=_START),
-        ]
-    return tree, problems
+    reader = _Reader(source)
+    last, problems = _parse(text, reader)
+    if problems and last is None:
+        return [], problems
+    documents = [*reader.documents, *([] if last is None else [last])]
+    trees = [each for each in documents if each.kind != "scalar" or each.scalar is not None]
+    if not trees:
+        return [], [*problems, Problem(source, 1, 1, "", "the file is empty", hint=_START)]
+    for tree in trees:
+        if tree.kind != "mapping":
+            what = "a list" if tree.kind == "list" else f"the text `{shown(tree.text, 40)}`"
+            message = f"must be a mapping that starts with apiVersion and kind, found {what}"
+            place = tree.mark
+            problems.append(Problem(source, place.line, place.column, "", message, hint=_START))
+    return [tree for tree in trees if tree.kind == "mapping"], problems
 
 
 def read_value(text: str, *, source: str) -> tuple[YamlNode | None, list[Problem]]:
@@ -175,12 +178,15 @@ def _parse(text: str, reader: _Reader) -> tuple[YamlNode | None, list[Problem]]:
 
 
 class _Reader:
-    """Builds the tree from PyYAML's events; `document` is complete after the last event."""
+    """Builds the tree from PyYAML's events; `document` is complete after the last event, and
+    `documents` are those before it.
+    """
 
     def __init__(self, source: str, *, inline: bool = False) -> None:
         self.source = source
         self._inline = inline
         self.document: YamlNode | None = None
+        self.documents: list[YamlNode] = []
         self.problems: list[Problem] = []
         self._open: list[YamlNode] = []
         # per open mapping, the key whose value comes next
@@ -191,13 +197,11 @@ class _Reader:
 
     def handle(self, event: yaml.Event) -> None:
         if isinstance(event, yaml.DocumentStartEvent) and self.document is not None:
-            raise _Stop(
-                self._problem(
-                    event,
-                    "a second document starts here",
-                    "one job per file; move it to its own file",
-                )
-            )
+            if self._inline:
+                raise _Stop(self._problem(event, "must be one value, found two YAML documents"))
+            self.documents.append(self.document)
+            self.document = None
+            self._anchors.clear()
         if isinstance(event, yaml.AliasEvent):
             self._add(self._alias(event), event)
         elif isinstance(event, yaml.ScalarEvent):

@@ -3,13 +3,25 @@ processes.
 
 `run_job` is the entry point. `run_dir` keeps what outlives an invocation, `launch` prepares the
 agents' commands, `supervisor` starts and restarts them, `agents` requests their status, `progress`
-collects the state of the run, and `runner` is the loop that joins them. The end report comes from
-`kdist.report`. This package prints nothing: it is given a `Display`.
+collects the state of the run, and `runner` is the loop that joins them.
+`job` is a run as other commands see it, `status` its status, `suspension` stops it, `detach` starts
+one in the background. The end report comes from `kdist.report`. This package prints nothing: it is
+given a `Display`.
 """
 
 from __future__ import annotations
 
+from kdist.local.detach import LauncherLink, launch_detached
 from kdist.local.launch import check_torch
 from kdist.local.runner import Display, RunEnded, run_job
+from kdist.local.status import list_runs
 
-__all__ = ["Display", "RunEnded", "check_torch", "run_job"]
+__all__ = [
+    "Display",
+    "LauncherLink",
+    "RunEnded",
+    "check_torch",
+    "launch_detached",
+    "list_runs",
+    "run_job",
+]

@@ -75,11 +75,11 @@ def _client(port: int, *, timeout: float) -> AgentClient:
 
 def ports(root: Path) -> dict[str, int]:
     """Port of each agent by its node, as the agents recorded them."""
-    found = {scratch.name: _read_port(scratch) for scratch in sorted(root.glob("node-*"))}
+    found = {scratch.name: read_port(scratch) for scratch in sorted(root.glob("node-*"))}
     return {node: port for node, port in found.items() if port is not None}
 
 
-def _read_port(scratch: Path) -> int | None:
+def read_port(scratch: Path) -> int | None:
     """Port of the agent with this scratch folder; None before it listens."""
     port = (run_dir.read_json(scratch / "agent.json") or {}).get("port")
     return port if isinstance(port, int) else None
@@ -141,7 +141,7 @@ class StatusPoller:
         while not self._closed.wait(self._interval):
             now = time.monotonic()
             previous = self._replies.get(node) or StatusReply({}, now, None)
-            port = _read_port(self._scratch[node])
+            port = read_port(self._scratch[node])
             status = None if port is None else _client(port, timeout=_STATUS_TIMEOUT).status()
             self._replies[node] = (
                 previous if status is None else StatusReply(status, now, time.monotonic())

@@ -6,6 +6,7 @@ This module never imports torch; it only checks whether it is installed.
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
@@ -17,14 +18,17 @@ from kdist.local.run_dir import RunFolder
 from kdist.local.supervisor import AgentCommand
 from kdist.spec import TrainingJob
 
+INSTALL_TORCH = shlex.join([sys.executable, "-m", "pip", "install", "torch"])
+"""Installs torch into the environment of kdist."""
+
 
 def check_torch() -> None:
     """Raises `KdistError` if torch is not installed in kdist's environment."""
     if find_spec("torch") is None:
         raise KdistError(
-            "training on this machine needs torch, which is not installed",
-            hint=f"kdist runs on {sys.executable}; it trains with the same interpreter",
-            next_command="pip install 'kdist[local]'",
+            f"kdist run needs torch in the environment of kdist: {sys.prefix} has none",
+            hint="from a checkout of kdist, `make setup` installs it",
+            next_command=INSTALL_TORCH,
         )
 
 

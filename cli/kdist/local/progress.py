@@ -157,7 +157,10 @@ class Progress:
             return
         node.reply = reply
         if status.get("generation") == self.generation or not self.generation:
-            self._record_step({**status, "target": status.get("target_steps")})
+            fields = {**status, "target": status.get("target_steps")}
+            if self.saved_step and not status.get("step"):
+                fields.pop("step", None)  # its ranks have not restored the checkpoint yet
+            self._record_step(fields)
             statuses = [each.reply.status for each in self.nodes.values() if each.reply]
             rates = [
                 rate

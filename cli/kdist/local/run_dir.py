@@ -1,7 +1,8 @@
 """The run folder `.kdist/<job>/`: what one job keeps on this machine between invocations
 of `kdist run`.
 
-    run.json         the run's id and its invocations
+    run.json         the run's id and its invocations, each with its command
+    run.log          output of the last detached invocation
     train.json       the configuration of the agents
     node-<i>/        scratch folder of each agent, and its `log`
     rendezvous-<n>/  store of the n-th invocation
@@ -21,6 +22,7 @@ import re
 import secrets
 import shutil
 import time
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -103,7 +105,10 @@ class RunFolder:
                 os.close(lock)
                 lock = _lock(root)
         except OSError as error:
-            raise KdistError(f"the run folder {root} cannot be used: {error.strerror}") from error
+            raise KdistError(
+                f"the run folder {root} cannot be used: {error.strerror}",
+                hint="set KDIST_HOME to a folder that you may write to",
+            ) from error
         folder = cls(root, lock, _read_run(root), moved)
         folder.run["checkpoints"] = str(checkpoints or root / "checkpoints")
         if script is not None:
@@ -159,19 +164,29 @@ class RunFolder:
         """Log of a node's agent and ranks, of all invocations."""
         return self.node(name) / "log"
 
-    def begin(self, train_json: str | None = None) -> None:
+    def begin(self, train_json: str | None = None, *, command: Sequence[str] = ()) -> None:
         """Record the new invocation and the configuration of its agents, and delete the files of
-        earlier ones. Raises `KdistError` if the folder cannot be written.
+        earlier ones.
+
+        Args:
+            train_json: configuration of the agents.
+            command: the arguments after `kdist` that continue the run from the working directory.
+
+        Raises:
+            KdistError: the folder cannot be written.
         """
         try:
-            self._begin(train_json)
+            self._begin(train_json, command)
         except OSError as error:
             raise KdistError(
                 f"the run folder {self.root} cannot be written: {error.strerror}"
             ) from error
 
-    def _begin(self, train_json: str | None) -> None:
-        self.run["invocations"].append({"started": time.time(), "ended": None, "outcome": None})
+    def _begin(self, train_json: str | None, command: Sequence[str]) -> None:
+        invocation: dict[str, Any] = {"started": time.time(), "ended": None, "outcome": None}
+        if command:
+            invocation |= {"command": list(command), "cwd": str(Path.cwd())}
+        self.run["invocations"].append(invocation)
         write_json(self.root / "run.json", self.run)
         for old in self.root.glob("rendezvous-*"):
             shutil.rmtree(old, ignore_errors=True)
@@ -236,6 +251,27 @@ def _read_run(root: Path) -> dict[str, Any]:
     if run and isinstance(run.get("run_id"), str) and isinstance(run.get("invocations"), list):
         return run
     return {"run_id": secrets.token_hex(4), "created": time.time(), "invocations": []}
+
+
+def delete(root: Path, *, keep: Collection[str] = ()) -> None:
+    """Delete a run folder, or all but the entries `keep` of it. Raises `KdistError` if its
+    `kdist run` is active, or it cannot be deleted.
+    """
+    lock = _lock(root)
+    try:
+        inside = [path for path in root.iterdir() if path.name not in keep]
+        # `lock` last: whoever waits for it finds that it is gone and begins a new folder
+        for path in sorted(inside, key=lambda path: path.name == "lock"):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+        with contextlib.suppress(OSError):  # not empty
+            root.rmdir()
+    except OSError as error:
+        raise KdistError(f"{root} cannot be deleted: {error.strerror}") from error
+    finally:
+        os.close(lock)
 
 
 def _archive(root: Path) -> list[Path]:

@@ -15,18 +15,18 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from kdist.errors import Code, KdistError
-from kdist.events import Entry, EventFilter, LogTail, last_printed_line
+from kdist.events import Entry, EventFilter, LogTail
 from kdist.local import run_dir as folders
-from kdist.local.agents import StatusPoller
+from kdist.local.agents import StatusPoller, read_port
+from kdist.local.detach import LauncherLink
+from kdist.local.end_report import make_report, read_saved_step
 from kdist.local.launch import checkpoint_folder, list_devices, plan_agents, script_of
 from kdist.local.progress import NodeProgress, Progress
 from kdist.local.run_dir import RunFolder
 from kdist.local.spawner import Spawner
 from kdist.local.supervisor import AgentCommand, Outcome, ParentDeathPipe, SignalQueue, Supervisor
-from kdist.report.ledger import build_report, read_ledger
 from kdist.spec import Exit, TrainingJob, compare_done
 
-REPORT_VERSION = "cli.kdist.dev/v1"
 _POLL_INTERVAL = 0.25  # seconds; a signal or the exit of an agent shortens it
 _FRAME_INTERVAL = 0.5  # seconds: the view shares the machine with the training
 _REPEAT_WAITING = 30.0  # seconds after which an unchanged reason for waiting is logged again
@@ -57,6 +57,7 @@ class RunSession:
         event_filter: selects the events to show.
         display: shows entries and progress.
         stopped_by: the signal that requested the stop; None without one.
+        launcher: is told when all agents serve.
     """
 
     commands: Sequence[AgentCommand]
@@ -67,6 +68,8 @@ class RunSession:
     event_filter: EventFilter
     display: Display
     stopped_by: signal.Signals | None = None
+    launcher: LauncherLink | None = None
+    _serving: bool = field(init=False, default=False)
     _tails: dict[str, LogTail] = field(init=False)
     _last_waiting: tuple[str, float] = field(init=False, default=("", 0.0))
     _drawn_at: float = field(init=False, default=-_FRAME_INTERVAL)
@@ -134,6 +137,7 @@ class RunSession:
             self._handle(entry)
         for node, reply in self.poller.replies().items():
             self.progress.observe_reply(node, reply)
+        self._log_serving()
         self._log_waiting()
         now = self.progress.clock()
         if last or now - self._drawn_at >= _FRAME_INTERVAL:
@@ -159,6 +163,18 @@ class RunSession:
                 show()
             except OSError:
                 self._display_lost = True
+
+    def _log_serving(self) -> None:
+        """Log the addresses of the agents' metrics once all of them serve."""
+        if self._serving:
+            return
+        ports = [read_port(command.log.parent) for command in self.commands]
+        if all(port is not None for port in ports):
+            self._serving = True
+            addresses = " ".join(f"http://127.0.0.1:{port}/metrics" for port in ports)
+            self.log_event("kdist", "metrics-served", message=addresses)
+            if self.launcher is not None:
+                self.launcher.report_begun(self.progress.job)
 
     def _log_waiting(self) -> None:
         """Log what the job waits for when that changes, and again from time to time."""
@@ -212,6 +228,8 @@ def run_job(
     fresh: bool,
     display: Display,
     lines_only: bool,
+    command: Sequence[str] = (),
+    launcher: LauncherLink | None = None,
 ) -> RunEnded:
     """Run the job until it is done, has failed or was stopped.
 
@@ -223,6 +241,8 @@ def run_job(
         display: shows what happens.
         lines_only: whether the display has no live view, so that progress and waiting are shown
             as lines.
+        command: the arguments after `kdist` that continue this run.
+        launcher: the process that waits until a detached run has begun; None for any other run.
 
     Raises:
         KdistError: the job cannot be started.
@@ -233,15 +253,19 @@ def run_job(
         done = folder.done()
         if done is not None and _is_finished(job, done, train_json):
             return RunEnded(
-                Outcome("done", 0), _report(job, folder, Outcome("done", 0)), already=True
+                Outcome("done", 0),
+                make_report(job.metadata.name, folder, Outcome("done", 0)),
+                already=True,
             )
         devices = list_devices(os.environ)
         environment = dict(os.environ) if lines_only else {**os.environ, _LIVE_VIEW: "1"}
         commands = plan_agents(
             job, folder, base=base, environment=environment, devices=devices or None
         )
-        folder.begin(train_json)
-        return _run_agents(job, folder, commands, display, lines_only=lines_only)
+        folder.begin(train_json, command=command)
+        if launcher is not None:
+            launcher.move_log(folder.root)
+        return _run_agents(job, folder, commands, display, lines_only=lines_only, launcher=launcher)
     finally:
         folder.close()
 
@@ -253,6 +277,7 @@ def _run_agents(
     display: Display,
     *,
     lines_only: bool,
+    launcher: LauncherLink | None,
 ) -> RunEnded:
     outcome = Outcome("killed", 0)
     stopped_by = None
@@ -272,6 +297,7 @@ def _run_agents(
         )
         for moved in folder.moved:
             session.log_event("kdist", "run-archived", message=f"the previous run is in {moved}")
+        session.launcher = launcher
         outcome = session.run()
         stopped_by = session.stopped_by
     finally:
@@ -290,10 +316,10 @@ def _write_report(
     """
     try:
         folder.end(outcome.kind)
-        report = _report(job, folder, outcome)
+        report = make_report(job.metadata.name, folder, outcome)
         folders.write_json(folder.root / "report.json", report)
     except OSError as error:
-        report = _report(job, folder, outcome)
+        report = make_report(job.metadata.name, folder, outcome)
         if session is not None:
             message = f"the end report cannot be written to {folder.root}: {error.strerror}"
             session.log_event("kdist", "report-not-kept", message=message)
@@ -330,6 +356,7 @@ def _make_session(
 ) -> RunSession:
     spec = job.spec
     nodes = {command.node: NodeProgress(command.node) for command in commands}
+    saved_step, saved_at = read_saved_step(folder.checkpoints)
     session: RunSession
 
     def log_event(node: str, event: str, /, **fields: object) -> None:
@@ -346,7 +373,13 @@ def _make_session(
             on_event=log_event,
         ),
         progress=Progress(
-            job.metadata.name, nodes, min_nodes=spec.nodes.min, managed=spec.train is not None
+            job.metadata.name,
+            nodes,
+            min_nodes=spec.nodes.min,
+            managed=spec.train is not None,
+            step=saved_step or 0,
+            saved_step=saved_step,
+            saved_at=saved_at,
         ),
         parent_death_pipe=pipe,
         poller=StatusPoller({node: folder.node(node) for node in nodes}),
@@ -354,41 +387,3 @@ def _make_session(
         display=display,
     )
     return session
-
-
-def _report(job: TrainingJob, folder: RunFolder, outcome: Outcome) -> dict[str, Any]:
-    """Build the end report: the outcome, what the ledger recorded, and where the files are."""
-    events, steps = read_ledger(folder.checkpoints)
-    invocations = [(each["started"], each["ended"]) for each in folder.run["invocations"]]
-    ledger = build_report(events, steps, invocations=invocations)
-    ledger["metrics"] = (
-        ledger["metrics"] or (folder.done() or {}).get("metrics") or {}
-    )  # DONE is written before the ledger's line
-    started, ended = invocations[-1] if invocations else (0.0, 0.0)
-    return {
-        "apiVersion": REPORT_VERSION,
-        "kind": "RunReport",
-        "job": job.metadata.name,
-        "runId": folder.run_id,
-        "outcome": outcome.kind,
-        "trainerExitCode": outcome.code,
-        "failure": _failure(folder, outcome),
-        "invocation": folder.invocation,
-        "wallSeconds": round((ended or started) - started, 3),
-        **ledger,
-        "folder": str(folder.root),
-        "checkpointFolder": str(folder.checkpoints),
-    }
-
-
-def _failure(folder: RunFolder, outcome: Outcome) -> dict[str, Any] | None:
-    """Return the exit record of the agent that ended the job, with the path of its log; None if
-    the job did not fail.
-    """
-    if outcome.kind != "failed" or outcome.node is None:
-        return None
-    log = folder.log(outcome.node)
-    record = folders.read_json(folder.root / outcome.node / "exit.json") or {
-        "message": last_printed_line(log)
-    }
-    return {**record, "agent": outcome.node, "log": str(log)}

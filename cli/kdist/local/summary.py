@@ -4,6 +4,7 @@ and the final message.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -121,7 +122,8 @@ def conclude(ended: RunEnded, again: str) -> str | KdistError:
             code=Code.JOB_FAILED,
         )
     how = "was ended at once" if kind == "killed" else "stopped"
-    return f"{report['job']} {how}; {kept}. Next: kdist run {again}   continues from there"
+    then = "continues from there" if saved else "starts from the beginning"
+    return f"{report['job']} {how}; {kept}. Next: kdist run {again}   {then}"
 
 
 def _failed(ended: RunEnded, again: str) -> KdistError:
@@ -158,6 +160,17 @@ def _failed(ended: RunEnded, again: str) -> KdistError:
                 f"its log is {failure.get('log')}",
             ]
         ),
-        next_command=f"kdist run {again}",
+        next_command=_next_command(failure, again),
         code=Code.JOB_FAILED,
     )
+
+
+_PLACE = re.compile(r'File "(?P<file>.+)", line (?P<line>\d+)')
+
+
+def _next_command(failure: Mapping[str, Any], again: str) -> str:
+    """The command that continues the run; after an error in the user's code, what to fix before."""
+    found = _PLACE.match(str(failure.get("place") or ""))
+    if failure.get("cause") != "user_code" or found is None:
+        return f"kdist run {again}"
+    return f"fix {found['file']}:{found['line']}, then kdist run {again}"

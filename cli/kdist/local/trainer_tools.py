@@ -15,6 +15,7 @@ from typing import Any
 from kdist.errors import KdistError
 from kdist.jobs.profile import MODULE, AgentTool
 from kdist.local import agents, run_dir
+from kdist.local.launch import INSTALL_TORCH
 
 
 def checkpoints_of(root: Path) -> Path:
@@ -59,7 +60,7 @@ def _run(
     if not isinstance(document, dict):
         last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
         hint = (
-            "pip install 'kdist[local]' brings torch"
+            f"it needs torch in the environment of kdist: {INSTALL_TORCH}"
             if "No module named 'torch'" in last[0]
             else ""
         )

@@ -98,6 +98,7 @@ class JobStatus:
         created: unix seconds.
         age: seconds.
         kept_alive: whether pods stay alive after the training has ended.
+        location: `cluster`, or `local` for a run on this machine.
     """
 
     name: str
@@ -128,6 +129,7 @@ class JobStatus:
     ranks: tuple[RankStatus, ...] = ()
     pods: tuple[Pod, ...] = ()
     exit_record: ExitRecord | None = None
+    location: Literal["cluster", "local"] = "cluster"
 
     def to_document(self) -> dict[str, Any]:
         """Return the status for programs: names in camelCase; fields are only ever added."""

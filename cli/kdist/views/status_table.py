@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from kdist.status import JobStatus, Phase, Pod, RankStatus
-from kdist.units import number, seconds
+from kdist.units import age, number, seconds
 
 RANK_HEADER = (
     "RANK",
@@ -81,7 +81,7 @@ def describe_checkpoint(step: int | None, seconds_ago: float | None) -> str:
         return ""
     if seconds_ago is None:
         return f"step {step:,}"
-    when = f"{seconds(seconds_ago)} ago" if seconds_ago >= 1 else "just now"
+    when = f"{age(seconds_ago)} ago" if seconds_ago >= 1 else "just now"
     return f"step {step:,}, {when}"
 
 
@@ -121,11 +121,3 @@ def _pod_row(pod: Pod) -> tuple[str, ...]:
 
 def _duration(value: float | None) -> str:
     return "-" if value is None else seconds(value)
-
-
-def age(value: float) -> str:
-    """Format an age in seconds as kubectl does: 45s, 5m, 3h, 2d."""
-    for unit, length in (("d", 86_400), ("h", 3600), ("m", 60)):
-        if value >= 2 * length:
-            return f"{int(value // length)}{unit}"
-    return f"{int(value)}s"

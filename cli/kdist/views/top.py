@@ -20,7 +20,7 @@ HEADER = (
     "FORWARD",
     "BACKWARD",
     "COLLECTIVES",
-    "WAIT",
+    "COMM WAIT",
     "OPTIMIZER",
     "CHECKPOINT",
     "",
@@ -32,8 +32,8 @@ _MAX_HEARTBEAT_AGE = 10.0  # seconds without a heartbeat, after which a rank is 
 def cells(row: RankBreakdown) -> tuple[str, ...]:
     """Format the row of one rank, under `HEADER`.
 
-    COLLECTIVES is the time during which a collective ran, WAIT the part of it that did not overlap
-    with computation.
+    COLLECTIVES is the time during which a collective ran, COMM WAIT the part of it that did not
+    overlap with computation.
     """
     return (
         str(row.rank),

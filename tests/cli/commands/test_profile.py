@@ -38,7 +38,7 @@ def test_the_traces_of_chosen_ranks_come_and_the_training_goes_on(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("KDIST_HOME", str(tmp_path / "runs"))
     run.wait_until(lambda: len(read_ledger(folder, "steps")) > 5, "first steps")
-    shown = kdist("profile", "digits", "--steps", "3", "--ranks", "1", "--local", "-o", "traces")
+    shown = kdist("profile", "digits", "--steps", "3", "--ranks", "1", "--local", "--out", "traces")
     assert shown.exit_code == 0, shown.stderr
     assert "1 trace in traces" in shown.stderr
     assert [line.split()[0] for line in shown.stdout.splitlines()[1:2]] == ["1"]
@@ -57,6 +57,8 @@ def test_a_run_that_is_not_at_work_cannot_be_profiled(
     monkeypatch.chdir(tmp_path)
     assert kdist("profile", "digits", "--local").exit_code == 4
     assert kdist("profile", "digits", "--ranks", "1,x").exit_code == 2
+    refused = kdist("profile", "digits", "-o", "traces")
+    assert (refused.exit_code, "with --out traces" in refused.stderr) == (2, True)
 
 
 def test_the_tables_say_the_pace_the_share_of_collectives_and_what_took_longest() -> None:

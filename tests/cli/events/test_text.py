@@ -155,5 +155,5 @@ def test_the_live_view_shows_progress_itself() -> None:
 def test_every_event_that_has_a_sentence_or_a_rule_is_logged_somewhere() -> None:
     sources = [path for root in (CLI, TRAINER) for path in root.rglob("*.py") if path != TEXT]
     logged = "\n".join(path.read_text() for path in sources)
-    known = {*text._SENTENCES, *text._SHOWN_FOR_EVERY_RANK, *text._NEVER_SHOWN}
+    known = {*text.SENTENCES, *text._SHOWN_FOR_EVERY_RANK, *text._NEVER_SHOWN}
     assert [name for name in sorted(known) if f'"{name}"' not in logged] == []

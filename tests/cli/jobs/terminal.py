@@ -4,6 +4,7 @@ size.
 
 from __future__ import annotations
 
+import codecs
 import fcntl
 import os
 import pty
@@ -17,6 +18,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from tests.cli.jobs.screen import Screen
 from tests.patience import soon
 
 # The terminal must be the session's own, or its Ctrl-C reaches nobody.
@@ -25,19 +27,26 @@ _TAKE = (
     "os.execv(sys.executable, sys.argv[1:])"
 )
 _CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-_UP = "\x1b[1A"  # with which every new frame begins
+_STARTS = re.compile(r"\x1b\[1A|\x1b\[2J")  # with which every new frame begins
 
 
 class Terminal:
     """`kdist ARGS` on a terminal of its own; `columns` wide."""
 
-    def __init__(self, *args: str, columns: int = 140, rows: int = 40) -> None:
+    def __init__(
+        self, *args: str, columns: int = 140, rows: int = 40, home: str | None = None, **env: str
+    ) -> None:
+        self.screen = Screen(columns, rows)
+        self.written = ""
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._ours, self._theirs = pty.openpty()
         self.resize(columns, rows)
         self.before = termios.tcgetattr(self._theirs)
         environment = {**os.environ, "TERM": "xterm", "PYTHONPATH": os.pathsep.join(sys.path)}
+        environment.pop("FORCE_COLOR", None)
         for name in ("COLUMNS", "LINES", "NO_COLOR"):
             environment.pop(name, None)
+        environment |= env
         line = [sys.executable, "-c", _TAKE, sys.executable, "-m", "kdist", *args]
         self.process = subprocess.Popen(
             line,
@@ -45,12 +54,14 @@ class Terminal:
             stdout=self._theirs,
             stderr=self._theirs,
             env=environment,
+            cwd=home,
             start_new_session=True,
         )
-        self.written = ""
 
     def resize(self, columns: int, rows: int = 40) -> None:
         """Another size, of which the kernel tells whoever runs there."""
+        self.read()
+        self.screen.resize(columns, rows)
         fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def press(self, keys: bytes) -> None:
@@ -64,12 +75,14 @@ class Terminal:
     def read(self) -> str:
         """All that was written so far."""
         while select.select([self._ours], [], [], 0)[0]:
-            self.written += os.read(self._ours, 1 << 16).decode(errors="replace")
+            text = self._decoder.decode(os.read(self._ours, 1 << 16))
+            self.written += text
+            self.screen.write(text)
         return self.written
 
     def frame(self) -> list[str]:
         """The lines that were drawn last, without colour."""
-        return _CODES.sub("", self.read().rpartition(_UP)[2]).splitlines()
+        return _CODES.sub("", _STARTS.split(self.read())[-1]).splitlines()
 
     def shows(self, condition: Callable[[str], bool], seconds: float = 30.0) -> bool:
         """Whether the condition comes true for the last frame."""

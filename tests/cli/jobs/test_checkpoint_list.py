@@ -33,7 +33,7 @@ def test_a_row_says_age_size_and_which_one_is_resumed() -> None:
         (
             "20",
             "step-00000020-e1",
-            "1:00",
+            "60s",
             "2.0 KiB",
             "2",
             "1,280",

@@ -4,8 +4,10 @@ it ends.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +17,7 @@ from tests.cli.jobs.terminal import Terminal
 from tests.cli.jobs.test_wait import DONE, FAILED
 from tests.cli.jobs.world import FIRST, SECOND, World
 from tests.cli.status.objects import ended_pod, record, report
+from tests.patience import soon
 
 pytestmark = pytest.mark.processes
 
@@ -36,7 +39,7 @@ def open_terminal(api: Api) -> Iterator[Open]:
     """`open_terminal("status", "digits", "-w")`; what runs there ends with the test."""
     opened: list[Terminal] = []
 
-    def begin(*args: str, **how: int) -> Terminal:
+    def begin(*args: str, **how: Any) -> Terminal:
         opened.append(Terminal(*args, **how))
         return opened[-1]
 
@@ -112,3 +115,62 @@ def test_a_job_that_is_over_is_shown_once(world: World, open_terminal: Open) -> 
     terminal = open_terminal("status", "digits", "-w")
     assert terminal.end() == 0
     assert is_restored(terminal)
+
+
+def test_every_size_of_the_terminal_shows_one_whole_frame(
+    world: World, open_terminal: Open
+) -> None:
+    terminal = open_terminal("status", "digits", "-w", columns=200, rows=40)
+    step = 120
+    for columns, rows in ((200, 40), (60, 15), (120, 40), (80, 24), (20, 5), (60, 15)):
+        terminal.resize(columns, rows)
+        step += 1
+        world.reports[FIRST] = report(step=step)
+
+        wanted = f"step {step}/500" if columns > 20 else "digits Running 25%"
+
+        def shown(wanted: str = wanted) -> bool:
+            terminal.read()
+            return any(wanted in line for line in terminal.screen.lines)
+
+        assert soon(shown, 30), (columns, rows, terminal.screen.lines)
+        lines = [line for line in terminal.screen.lines if line]
+        assert len(lines) < rows
+        assert sum("digits Running" in line for line in lines) == 1, lines
+        if rows > 5:
+            assert lines[-1] == "Ctrl-C leaves the job alone", lines
+            assert sum("RANK" in line for line in lines) == 1, lines
+            ranks = [line for line in lines if line.split()[0] in ("0", "1")]
+            assert len(ranks) == 2, lines
+    terminal.press(b"\x03")
+    assert terminal.end() == 130
+    assert is_restored(terminal)
+
+
+@pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
+def test_a_plain_or_a_tiny_terminal_shows_the_job_without_a_failure(
+    world: World, open_terminal: Open, environment: dict[str, str]
+) -> None:
+    terminal = open_terminal("status", "digits", "-w", columns=20, rows=5, **environment)
+    assert soon(lambda: "Running" in terminal.read(), 30), terminal.written
+    world.workload, world.pods = DONE, [ended_pod(0, 0, "Completed")]
+    assert terminal.end() == 0
+    assert "Traceback" not in terminal.written
+    assert not re.search(r"\x1b\[[0-9;]*3[0-7]m", terminal.written), "a color"
+
+
+def test_a_printed_table_fits_the_terminal_and_elsewhere_has_every_column(
+    open_terminal: Open,
+) -> None:
+    printed = {}
+    for columns in (60, 200):
+        terminal = open_terminal("status", "digits", columns=columns)
+        assert terminal.end() == 0
+        printed[columns] = terminal.written.replace("\r", "").splitlines()
+        assert max(map(len, printed[columns])) <= columns
+    narrow, wide = (
+        next(line.split() for line in printed[columns] if line.startswith("RANK"))
+        for columns in (60, 200)
+    )
+    assert set(narrow) < set(wide)
+    assert {"RANK", "POD", "STATUS", "STEP"} <= set(narrow)

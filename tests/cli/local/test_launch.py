@@ -5,6 +5,7 @@ refused before.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -187,4 +188,5 @@ def test_without_torch_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(launch, "find_spec", lambda _: None)
     with pytest.raises(KdistError) as caught:
         launch.check_torch()
-    assert caught.value.next_command == "pip install 'kdist[local]'"
+    assert "kdist run needs torch in the environment of kdist" in caught.value.message
+    assert caught.value.next_command == f"{sys.executable} -m pip install torch"

@@ -97,7 +97,7 @@ def test_a_job_that_was_ended_at_once_does_not_claim_to_have_saved() -> None:
     reported = summary.conclude(ended("killed", -9, **report), "job.yaml")
     assert reported == (
         "digits was ended at once; nothing was saved yet. Next: kdist run job.yaml   "
-        "continues from there"
+        "starts from the beginning"
     )
 
 
@@ -150,3 +150,19 @@ def test_a_run_that_was_done_before_says_how_to_train_again() -> None:
         "digits is done already. Next: kdist run --fresh job.yaml   trains it again and "
         "archives this run"
     )
+
+
+@pytest.mark.parametrize(
+    ("cause", "expected"),
+    [
+        ("user_code", "fix /src/my model.py:12, then kdist run --set a=1 job.yaml"),
+        ("signal", "kdist run --set a=1 job.yaml"),
+    ],
+)
+def test_after_an_error_in_the_users_code_the_advice_is_to_fix_its_line(
+    cause: str, expected: str
+) -> None:
+    failure = {"cause": cause, "agent": "node-0", "place": 'File "/src/my model.py", line 12, in f'}
+    reported = summary.conclude(ended("failed", 70, failure=failure), "--set a=1 job.yaml")
+    assert isinstance(reported, KdistError)
+    assert reported.next_command == expected

@@ -11,7 +11,8 @@ from kdist.events import Entry
 from kdist.local.agents import StatusReply
 from kdist.local.progress import NodeProgress, Progress
 from kdist.status.step_history import StepHistory
-from kdist.views.live import from_progress, from_snapshot, render, render_entry, sparkline
+from kdist.views.frame import sparkline
+from kdist.views.live import from_progress, from_snapshot, render, render_entry
 from tests.cli.diagnose.scenes import scene
 from tests.cli.status.objects import pod, report, unscheduled
 
@@ -71,8 +72,8 @@ def test_a_training_shows_step_loss_rate_and_what_is_left(progress: Progress, cl
     for part in (
         "digits",
         "step 25/100  25%",
-        "30 s left",
-        "10 s so far",
+        "30s left",
+        "10s so far",
         "loss 0.5",
         "1,234 samples/s",
         "learning rate 0.001",
@@ -168,7 +169,7 @@ def test_the_age_of_the_last_checkpoint_is_shown(progress: Progress) -> None:
     assert "last checkpoint step 50, just now" in drawn(render(from_progress(progress)))
     assert progress.saved_at is not None
     progress.saved_at -= 90
-    assert "last checkpoint step 50, 1:30 ago" in drawn(render(from_progress(progress)))
+    assert "last checkpoint step 50, 90s ago" in drawn(render(from_progress(progress)))
 
 
 def test_restarts_and_the_rest_of_the_budget_are_shown(progress: Progress) -> None:
@@ -303,7 +304,7 @@ def test_a_job_on_a_cluster_has_the_same_view_with_its_phase_and_its_pods() -> N
         "step 120/500  24%",
         "loss 0.25  █▃▂▁   2,000 samples/s",
         "2/2 nodes · 2 ranks · generation 1 · 0 restarts (10 left)",
-        "last checkpoint step 100, 30 s ago",
+        "last checkpoint step 100, 30s ago",
         "digits-1-abcde",
         "Ctrl-C leaves the job alone",
     ):

@@ -1,0 +1,185 @@
+"""Fits a table into the width of a terminal: which columns give way first, what is shortened, and
+what is wrapped. Pure: text in, text out.
+
+In this order, until the table fits: the gaps between columns shrink, the columns of `GIVE_WAY` are
+left out from its beginning, text is wrapped between words, and long names lose their middle.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+GIVE_WAY = (
+    "ALL-REDUCE",
+    "OPTIMIZER",
+    "CHECKPOINT",
+    "FORWARD",
+    "BACKWARD",
+    "COLLECTIVES",
+    "RUN",
+    "BACKEND",
+    "QUEUE",
+    "SAMPLES",
+    "RANKS",
+    "KEPT",
+    "FROM",
+    "TYPE",
+    "OBJECT",
+    "LOSS",
+    "NODE",
+    "DATA",
+    "COMM WAIT",
+    "BUSY",
+    "HEARTBEAT",
+    "SIZE",
+    "STEPS",
+    "RESTARTS",
+    "NODES",
+    "AGE",
+    "LOST",
+    "STEP TIME",
+    "POD",
+)
+"""Columns that a narrow terminal leaves out, the least important first. The others always stay."""
+_GAP, _NARROW_GAP = 3, 2
+_MIN_NAME = 12  # characters that a shortened name keeps
+_MIN_WRAPPED = 24  # characters of a column of text, below which other columns are left out
+
+Row = Sequence[str]
+
+
+def choose(
+    header: Row, widths: Sequence[int], available: int, *, keep: Sequence[str] = ()
+) -> tuple[list[int], int]:
+    """Choose the columns that fit.
+
+    Args:
+        header: names of the columns.
+        widths: the width that each column needs.
+        available: width of the terminal.
+        keep: columns that stay, although `GIVE_WAY` names them.
+
+    Returns:
+        The indices of the columns to show, and the gap between two of them.
+    """
+    kept = list(range(len(header)))
+    for gap in (_GAP, _NARROW_GAP):
+        if _total(widths, kept, gap) <= available:
+            return kept, gap
+    dropped: list[int] = []
+    for name in GIVE_WAY:
+        if _total(widths, kept, _NARROW_GAP) <= available:
+            break
+        if name in header and name not in keep:
+            dropped.append(list(header).index(name))
+            kept.remove(dropped[-1])
+    for index in reversed(dropped):  # a narrow one may fit where a wide one did not
+        if _total(widths, [*kept, index], _NARROW_GAP) <= available:
+            kept = sorted([*kept, index])
+    return kept, _NARROW_GAP
+
+
+def format_table(header: Row, rows: Sequence[Row], width: int | None = None) -> list[str]:
+    """Format a table as kubectl does: left-aligned columns without borders.
+
+    Args:
+        header: names of the columns; an empty one is a remark.
+        rows: the cells, as many as there are columns.
+        width: width of the terminal; None for a table of any width.
+    """
+    lines = [tuple(header), *(tuple(row) for row in rows)]
+    widths = [max(len(line[index]) for line in lines) for index in range(len(header))]
+    kept, gap = list(range(len(header))), _GAP
+    if width is not None and _total(widths, kept, gap) > width:
+        texts = [any(" " in line[index] for line in lines[1:]) for index in range(len(header))]
+        needed = [
+            min(each, _MIN_WRAPPED) if text else each
+            for each, text in zip(widths, texts, strict=True)
+        ]
+        keep = header if len(header) == 2 else ()  # names and values
+        kept, gap = choose(header, needed, width, keep=keep)
+        widths = _share_out(shrink(needed, kept, width, gap), widths, kept, width, gap)
+    return [
+        text
+        for line in lines
+        for text in _format_row([line[index] for index in kept], [widths[i] for i in kept], gap)
+    ]
+
+
+def _total(widths: Sequence[int], kept: Sequence[int], gap: int) -> int:
+    return sum(widths[index] for index in kept) + gap * (len(kept) - 1)
+
+
+def _share_out(
+    widths: Sequence[int], wanted: Sequence[int], kept: Sequence[int], available: int, gap: int
+) -> list[int]:
+    """Give what is left to the columns that lack most."""
+    found = list(widths)
+    for _ in range(available - _total(found, kept, gap)):
+        lacks = max(kept, key=lambda index: wanted[index] - found[index])
+        found[lacks] += wanted[lacks] > found[lacks]
+    return found
+
+
+def _format_row(cells: Row, widths: Sequence[int], gap: int) -> list[str]:
+    """The lines of one row: several where a text is wrapped."""
+    wrapped = [
+        wrap(cell, width)
+        if " " in cell
+        else [cell if index and index == len(cells) - 1 else shorten(cell, width)]
+        for index, (cell, width) in enumerate(zip(cells, widths, strict=True))
+    ]
+    return [
+        (" " * gap)
+        .join(
+            (lines[number] if number < len(lines) else "").ljust(width)
+            for lines, width in zip(wrapped, widths, strict=True)
+        )
+        .rstrip()
+        for number in range(max(map(len, wrapped), default=0))
+    ]
+
+
+def shrink(widths: Sequence[int], kept: Sequence[int], available: int, gap: int) -> list[int]:
+    """Take what is too much from the widest of the columns `kept`, evenly."""
+    found = list(widths)
+    while _total(found, kept, gap) > available:
+        widest = max(kept, key=lambda index: found[index])
+        if found[widest] <= _MIN_NAME:
+            break
+        found[widest] -= 1
+    return found
+
+
+def shorten(text: str, width: int) -> str:
+    """Shorten a name to this width: its middle becomes `…`, because names of pods differ at their
+    end.
+    """
+    if len(text) <= width:
+        return text
+    tail = (width - 1) * 2 // 3
+    return f"{text[: max(0, width - 1 - tail)]}…{text[len(text) - tail :]}" if width > 1 else "…"
+
+
+def wrap(text: str, width: int, *, indent: str = "") -> list[str]:
+    """Break text between words, so that words and paths stay whole.
+
+    Args:
+        text: text without colors; its own line breaks stay.
+        width: maximum width of a line, unless a single word is longer.
+        indent: start of every line but the first.
+    """
+    lines: list[str] = []
+    for line in text.split("\n"):
+        start = line[: len(line) - len(line.lstrip())]
+        lines += textwrap.wrap(
+            line,
+            max(1, width),
+            initial_indent=indent if lines else "",
+            subsequent_indent=indent + start,
+            break_long_words=False,
+            break_on_hyphens=False,
+            replace_whitespace=False,
+        ) or [""]
+    return lines

@@ -1,0 +1,162 @@
+"""What a shell may offer for a word of the command line: names of jobs, fields of job.yaml and
+their values, namespaces and contexts.
+
+Nothing here fails or waits for long: whatever cannot be read in time is not offered.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kdist.cluster import Cluster
+    from kdist.spec.reference import Field
+
+SECONDS = 2.0  # for all that a cluster is asked for one word
+
+
+@dataclass(frozen=True)
+class Place:
+    """The cluster, the namespace and the identity that the options before the word choose."""
+
+    namespace: str | None = None
+    context: str | None = None
+    kubeconfig: str | None = None
+    user: str = ""
+    groups: tuple[str, ...] = ()
+
+    @property
+    def is_chosen(self) -> bool:
+        """Whether an option chooses a cluster, so that runs on this machine are not meant."""
+        return self != Place()
+
+    def connect(self) -> Cluster:
+        """Connect without retries. Raises `KdistError`."""
+        from kdist import cluster
+
+        return cluster.connect(
+            self.context,
+            self.namespace,
+            file=self.kubeconfig,
+            impersonation=cluster.Impersonation(self.user, self.groups),
+            retry_seconds=0.0,
+            request_timeout=SECONDS,
+        )
+
+
+def job_names(place: Place, *, local: bool = False) -> list[str]:
+    """Names of the runs on this machine and of the jobs of a namespace, sorted.
+
+    Args:
+        place: where to look; a chosen cluster excludes the runs on this machine.
+        local: only the runs on this machine.
+    """
+    runs = [] if place.is_chosen and not local else _silently(_list_runs)
+    jobs = [] if local else _in_time(lambda: _list_jobs(place))
+    return sorted({*runs, *jobs})
+
+
+def namespaces(place: Place) -> list[str]:
+    """Names of the cluster's namespaces, sorted."""
+    return _in_time(lambda: sorted(_names(place.connect().list("v1", "Namespace"))))
+
+
+def contexts(place: Place) -> list[str]:
+    """Names of the kubeconfig's contexts, sorted."""
+    from kdist.cluster import kubeconfig
+
+    return _silently(lambda: sorted(kubeconfig.list_contexts(place.kubeconfig)))
+
+
+def backends() -> list[str]:
+    """The workload kinds, as `--backend` takes them."""
+    from kdist.spec import reference
+
+    field = reference.look_up("spec.backend")
+    return [] if field is None else field.choices
+
+
+def fields(word: str) -> list[str]:
+    """Paths of the fields that begin with `word`, for `kdist explain`: those of one section, with
+    a final dot where there are more below.
+    """
+    found = _below(word)
+    paths = [_path(word, name) + ("." if _children(child) else "") for name, child in found.items()]
+    return [path for path in paths if path.startswith(word)]
+
+
+def settings(word: str) -> list[str]:
+    """What `--set PATH=VALUE` may continue with: a field, or after the `=` one of its values."""
+    path, equals, _ = word.partition("=")
+    if equals:
+        from kdist.spec import reference
+
+        field = reference.look_up(path)
+        values = [] if field is None else [f"{path}={value}" for value in _values(field)]
+        return [value for value in values if value.startswith(word)]
+    found = _below(word)
+    paths = [_path(word, name) + ("." if child.children else "=") for name, child in found.items()]
+    return [each for each in paths if each.startswith(word)]
+
+
+def _below(word: str) -> dict[str, Field]:
+    """The fields of the section that `word` is in."""
+    from kdist.spec import reference
+
+    field = reference.look_up(word.rpartition(".")[0])
+    return {} if field is None else _children(field)
+
+
+def _children(field: Field) -> dict[str, Field]:
+    return field.children or (field.item.children if field.item is not None else {})
+
+
+def _path(word: str, name: str) -> str:
+    section, dot, _ = word.rpartition(".")
+    return f"{section}{dot}{name}"
+
+
+def _values(field: Field) -> list[str]:
+    return field.choices or (["true", "false"] if field.type_text == "true or false" else [])
+
+
+def _list_runs() -> list[str]:
+    from kdist.local.job import list_jobs
+
+    return [job.name for job in list_jobs()]
+
+
+def _list_jobs(place: Place) -> list[str]:
+    from kdist.cluster import kubeconfig
+    from kdist.manifest import JOB_LABEL
+
+    if not kubeconfig.is_there(place.kubeconfig):
+        return []
+    listed = place.connect().list("v1", "ConfigMap", selector=JOB_LABEL, metadata_only=True)
+    return [str(each["metadata"]["labels"][JOB_LABEL]) for each in listed]
+
+
+def _names(documents: Iterable[Any]) -> list[str]:
+    return [str(each["metadata"]["name"]) for each in documents]
+
+
+def _silently(read: Callable[[], list[str]]) -> list[str]:
+    with contextlib.suppress(Exception):
+        return read()
+    return []
+
+
+def _in_time(read: Callable[[], list[str]]) -> list[str]:
+    """What `read` returns within `SECONDS`; empty if it takes longer, or fails.
+
+    A thread, because a resolver and a credential plugin have timeouts of their own.
+    """
+    found: list[str] = []
+    thread = threading.Thread(target=lambda: found.extend(_silently(read)), daemon=True)
+    thread.start()
+    thread.join(SECONDS)
+    return list(found)

@@ -1,0 +1,326 @@
+"""Checks the user's code that a job names: the code folder, the script, the module and the class of
+its workload. Python files are only parsed, never imported; what cannot be decided so is accepted.
+"""
+
+from __future__ import annotations
+
+import ast
+import warnings
+from collections.abc import Iterable, Iterator
+from difflib import get_close_matches
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final, Literal, NamedTuple
+
+from kdist.errors import Problem
+from kdist.load.problems import locate
+from kdist.load.text import split_lines
+from kdist.load.yaml_parser import YamlNode
+from kdist.spec import TrainingJob
+
+# here: `kdist run`; cluster: only what is sent to it; either: what is in reach of the job file
+Use = Literal["here", "cluster", "either"]
+
+REQUIRED: Final = ("model", "dataset", "loss")  # of a `kdist_trainer.workload.Workload`
+_MAX_BYTES: Final = 4 * 1024 * 1024
+_DYNAMIC: Final = {"globals", "exec", "eval", "setattr", "vars"}  # may define names that we miss
+
+
+class _Field(NamedTuple):
+    """A field of the job file that names code."""
+
+    tree: YamlNode
+    path: tuple[str | int, ...]
+
+    def problem(self, message: str, *, near: str = "", hint: str = "") -> Problem:
+        place = locate(self.tree, self.path)
+        mark, shown = place.value, ".".join(str(part) for part in self.path)
+        shown = shown.replace(".0", "[0]") if ".0" in shown else shown
+        return Problem(
+            mark.source, mark.line, mark.column, shown, message, near, hint, width=mark.width
+        )
+
+    def reference(self) -> str:
+        """The field and its place, for problems of the file that it names. `kdist run SCRIPT` has
+        no job file.
+        """
+        place = locate(self.tree, self.path)
+        mark = place.value
+        if place.node is not None and place.node.text == mark.source:
+            return "correct it; nothing has been started"
+        shown = f"{mark.source}:{mark.line}:{mark.column}" if mark.line else mark.source
+        return f"{'.'.join(str(part) for part in self.path)} ({shown}) names this file"
+
+
+def check_code(tree: YamlNode, job: TrainingJob, *, base: Path, use: Use) -> list[Problem]:
+    """Every problem of the code and data that a job names.
+
+    Args:
+        tree: the job file, for positions.
+        job: the job.
+        base: folder that the job's relative paths start from.
+        use: what the job is read for.
+    """
+    spec = job.spec
+    problems: list[Problem] = []
+    if use == "here":
+        problems += _check_data(tree, job, base)
+    folder = None
+    if spec.code is not None:
+        folder = _resolve(base, spec.code)
+        if not folder.is_dir():
+            field = _Field(tree, ("spec", "code"))
+            reason = f"{folder} is not a folder" if folder.exists() else f"there is no {folder}"
+            near = _near_path(folder, folders=True)
+            return [*problems, field.problem(reason, near=near, hint=_relative(spec.code))]
+    if folder is None and use == "cluster":
+        return problems  # the code is in the image
+    if spec.script is not None and spec.script.path is not None:
+        field = _Field(tree, ("spec", "script", "path"))
+        problems += _check_script(field, spec.script.path, folder or base, folder is None, use)
+    name = spec.script.module if spec.script is not None else None
+    if name is not None:
+        field = _Field(tree, ("spec", "script", "module"))
+        problems += _check_module(field, name, "", folder, base, use)
+    if spec.train is not None and ":" in spec.train.workload:
+        name, _, class_name = spec.train.workload.partition(":")
+        field = _Field(tree, ("spec", "train", "workload"))
+        problems += _check_module(field, name, class_name, folder, base, use)
+    return problems
+
+
+def _resolve(base: Path, path: str) -> Path:
+    return (base / Path(path).expanduser()).absolute()
+
+
+def _relative(path: str) -> str:
+    return "" if Path(path).is_absolute() else "the path is relative to the job file"
+
+
+def _near_path(path: Path, *, folders: bool) -> str:
+    """Name of a neighbor with a similar name; empty if there is none."""
+    try:
+        names = [each.name for each in path.parent.iterdir() if each.is_dir() == folders]
+    except OSError:
+        return ""
+    near = get_close_matches(path.name, names, n=1, cutoff=0.5)
+    return near[0] if near else ""
+
+
+def _check_data(tree: YamlNode, job: TrainingJob, base: Path) -> Iterator[Problem]:
+    for index, data in enumerate(job.spec.data):
+        if data.path is None:
+            continue
+        path = _resolve(base, data.path)
+        if not path.exists():
+            place = locate(tree, ("spec", "data", index, "path"))
+            mark = place.value
+            yield Problem(
+                mark.source,
+                mark.line,
+                mark.column,
+                f"spec.data[{index}].path",
+                f"there is no {path}",
+                _near_path(path, folders=True) or _near_path(path, folders=False),
+                _relative(data.path),
+                width=mark.width,
+            )
+
+
+def _check_script(
+    field: _Field, name: str, folder: Path, in_image: bool, use: Use
+) -> Iterator[Problem]:
+    path = _resolve(folder, name)
+    if path.is_dir():
+        if not (path / "__main__.py").is_file():
+            yield field.problem(
+                f"{path} is a folder without __main__.py", hint="name the script in it"
+            )
+    elif path.is_file():
+        yield from _parse(path, field)[1]
+    elif not (in_image and use == "either"):
+        hint = "the path is relative to the job file" if in_image else "it is relative to spec.code"
+        near = _near_path(path, folders=False)
+        yield field.problem(
+            f"there is no {path}", near=str(Path(name).with_name(near)) if near else "", hint=hint
+        )
+
+
+def _check_module(
+    field: _Field, name: str, class_name: str, folder: Path | None, base: Path, use: Use
+) -> Iterator[Problem]:
+    roots = [each for each in (folder, None if use == "cluster" else base) if each is not None]
+    path = next((found for root in roots if (found := _module_file(root, name))), None)
+    if path is not None:
+        tree, problems = _parse(path, field)
+        yield from problems
+        if tree is not None and class_name:
+            yield from _check_class(field, tree, class_name, path)
+        return
+    top = name.partition(".")[0]
+    if any((root / top).is_dir() for root in roots):
+        inside = any((root / top / "__init__.py").is_file() for root in roots)
+    else:
+        inside = False
+    near = _near_module(roots, name)
+    # elsewhere it may be installed in the image
+    if inside or (near and not _is_installed(top)) or (use == "here" and not _is_installed(top)):
+        where = " or ".join(str(root) for root in roots)
+        near = f"{near}:{class_name}" if near and class_name else near
+        hint = "" if near else "put it there, or name its folder in spec.code"
+        yield field.problem(f"there is no module `{name}` in {where}", near=near, hint=hint)
+
+
+def _module_file(root: Path, name: str) -> Path | None:
+    path = root.joinpath(*name.split("."))
+    for each in (path / "__init__.py", path.with_name(f"{path.name}.py")):
+        if each.is_file():
+            return each
+    return None
+
+
+def _near_module(roots: Iterable[Path], name: str) -> str:
+    head, _, last = name.rpartition(".")
+    for root in roots:
+        folder = root.joinpath(*head.split(".")) if head else root
+        try:
+            names = [each.stem for each in folder.iterdir() if each.suffix == ".py"]
+        except OSError:
+            continue
+        near = get_close_matches(last, names, n=1)
+        if near:
+            return f"{head}.{near[0]}" if head else near[0]
+    return ""
+
+
+def _is_installed(top: str) -> bool:
+    try:
+        return find_spec(top) is not None
+    except (ImportError, ValueError):
+        return True  # cannot be decided
+
+
+def _parse(path: Path, field: _Field) -> tuple[ast.Module | None, list[Problem]]:
+    """The syntax tree of a Python file, or the problem that Python would report."""
+    try:
+        if path.stat().st_size > _MAX_BYTES or path.suffix not in ("", ".py"):
+            return None, []
+        data = path.read_bytes()
+    except OSError as error:
+        return None, [field.problem(f"cannot read {path}: {error.strerror}")]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return ast.parse(data, filename=str(path)), []
+    except SyntaxError as error:
+        lines = split_lines(data.decode("utf-8", "replace"))
+        line = min(max(error.lineno or 1, 1), len(lines))
+        column = min(max(error.offset or 1, 1), len(lines[line - 1]) + 1)
+        width = 1
+        if error.end_lineno == line and error.end_offset:
+            width = max(1, error.end_offset - column)
+        found = Problem(
+            _shown(path),
+            line,
+            column,
+            "",
+            f"not valid Python: {error.msg}",
+            hint=field.reference(),
+            width=width,
+        )
+        return None, [found.with_excerpt(lines)]
+    except (ValueError, RecursionError, MemoryError):
+        return None, [field.problem(f"{path} is not Python source")]
+
+
+def _shown(path: Path) -> str:
+    """The path relative to the working directory if it is below it."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except (ValueError, OSError):
+        return str(path)
+
+
+def _check_class(field: _Field, tree: ast.Module, name: str, path: Path) -> Iterator[Problem]:
+    classes = {each.name: each for each in tree.body if isinstance(each, ast.ClassDef)}
+    found = classes.get(name)
+    if found is None:
+        if not _may_define(tree, name):
+            near = get_close_matches(name, classes, n=1)
+            listed = ", ".join(classes)
+            yield field.problem(
+                f"{_shown(path)} has no class `{name}`",
+                near=f"{field_module(path, field)}:{near[0]}" if near else "",
+                hint="" if near else f"its classes: {listed}" if listed else "it has no class",
+            )
+        return
+    defined = _defined(found, classes, tree)
+    if defined is None:
+        return
+    missing = [each for each in REQUIRED if each not in defined]
+    if missing:
+        yield Problem(
+            _shown(path),
+            found.lineno,
+            found.col_offset + 1,
+            "",
+            f"class `{name}` lacks {', '.join(f'{each}()' for each in missing)}",
+            hint=f"every workload needs {', '.join(REQUIRED)}; {field.reference()}",
+        ).with_excerpt(split_lines(path.read_text("utf-8", "replace")))
+
+
+def field_module(path: Path, field: _Field) -> str:
+    """The module as the field writes it; its file's name if the field cannot be read."""
+    node = locate(field.tree, field.path).node
+    return node.text.partition(":")[0] if node is not None and node.text else path.stem
+
+
+def _may_define(tree: ast.Module, name: str) -> bool:
+    """Whether a module may define a name at all, also by an import or at run time."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and node.id in {*_DYNAMIC, name}:
+            return True
+        if isinstance(node, ast.alias) and (node.asname or node.name.split(".")[0]) in ("*", name):
+            return True
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name in ("__getattr__", name):
+            return True
+    return False
+
+
+def _defined(
+    found: ast.ClassDef, classes: dict[str, ast.ClassDef], tree: ast.Module, depth: int = 0
+) -> set[str] | None:
+    """The names that a workload's class defines, also by its bases in the same module; None if it
+    cannot be known.
+    """
+    if found.decorator_list or found.keywords or depth > 20:
+        return None
+    names: set[str] = set()
+    for statement in ast.walk(found):
+        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
+            names.add(statement.name)
+        elif isinstance(statement, ast.Name) and isinstance(statement.ctx, ast.Store):
+            names.add(statement.id)
+        elif isinstance(statement, ast.Import | ast.ImportFrom):
+            names |= {each.asname or each.name for each in statement.names}
+    for base in found.bases:
+        if isinstance(base, ast.Name) and base.id in classes and base.id != found.name:
+            inherited = _defined(classes[base.id], classes, tree, depth + 1)
+            if inherited is None:
+                return None
+            names |= inherited
+        elif not _is_workload(base, tree):
+            return None
+    return names
+
+
+def _is_workload(base: ast.expr, tree: ast.Module) -> bool:
+    """Whether a base is kdist_trainer's Workload, by its import in this module."""
+    return isinstance(base, ast.Name) and any(
+        isinstance(node, ast.ImportFrom)
+        and (node.module or "").startswith("kdist_trainer")
+        and any(
+            each.name == "Workload" and (each.asname or each.name) == base.id for each in node.names
+        )
+        for node in tree.body
+    )

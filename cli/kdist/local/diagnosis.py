@@ -1,0 +1,49 @@
+"""Explains the state of a run on this machine: the rules of `kdist.diagnose` for what its agents
+report, and how it ended.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from kdist.diagnose import Diagnosis, diagnose
+from kdist.local.job import LocalJob
+from kdist.local.status import read_status
+from kdist.status import JobStatus, Phase, Snapshot
+
+
+@dataclass(frozen=True)
+class _RunSnapshot(Snapshot):
+    """The status of a run, where rules expect the documents of a cluster."""
+
+    run: LocalJob = field(kw_only=True)
+
+    @cached_property
+    def status(self) -> JobStatus:
+        """The status of the run."""
+        return read_status(self.run)
+
+
+def diagnose_run(job: LocalJob) -> tuple[JobStatus, Diagnosis]:
+    """The status of the run, and why it is in it."""
+    seen = _RunSnapshot(job.name, run=job)
+    status = seen.status
+    if status.phase is Phase.SUSPENDED:
+        words = f"{job.name} is suspended: {status.message}"
+        commands: tuple[str, ...] = (job.kdist("resume") if job.command else job.next_run,)
+        return status, Diagnosis("suspended", words, "waiting", (), "resume it", commands)
+    if status.phase in (Phase.UNKNOWN, Phase.STOPPED) or (
+        status.phase is Phase.FAILED and status.exit_record is None
+    ):
+        cause = status.reason.lower() or "failed"
+        words = f"{job.name} does not run: {status.message or 'its agents left no exit record'}"
+        fix = "start it again: it continues from its last checkpoint"
+        commands = (job.next_run, job.kdist("logs", "--tail", "20"))
+        return status, Diagnosis(cause, words, "failed", (), fix, commands)
+    found = diagnose(seen)
+    if found.severity == "failed":
+        fix = found.fix.replace("apply and restart", "run it again")
+        commands = (job.kdist("logs", "--tail", "20"), job.next_run)
+        found = replace(found, fix=fix, commands=commands)
+    return status, found

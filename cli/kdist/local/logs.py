@@ -1,0 +1,74 @@
+"""The logs of a run on this machine: of all its agents and ranks, in the order of their times."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Collection, Iterator
+from datetime import datetime
+
+from kdist.events import Entry, LogTail
+from kdist.local.job import LocalJob
+
+_POLL_SECONDS = 0.3
+_RANK_PREFIX = re.compile(r"\[rank(\d+)\]:")
+
+
+def read_entries(
+    job: LocalJob, *, follow: bool, since: float | None, tail: int | None
+) -> Iterator[Entry]:
+    """Yield what the agents and ranks of all invocations have written.
+
+    Args:
+        job: the run.
+        follow: go on until its `kdist run` has ended.
+        since: only what was written in the last seconds; None for all.
+        tail: only the last entries of each node; None for all.
+    """
+    tails: dict[str, LogTail] = {}
+    oldest = None if since is None else time.time() - since
+    first = True
+    while True:
+        active = job.active
+        for log in job.root.glob("node-*/log"):
+            node = log.parent.name
+            tails.setdefault(node, LogTail(node, log, from_start=True))
+        found = [_read_one(tails[node], last=not active) for node in sorted(tails)]
+        if first and tail is not None:
+            found = [entries[len(entries) - min(tail, len(entries)) :] for entries in found]
+        timed = sorted((each for entries in found for each in entries), key=lambda each: each[0])
+        yield from (entry for at, entry in timed if oldest is None or at >= oldest)
+        if not (follow and active):
+            return
+        first = False
+        time.sleep(_POLL_SECONDS)
+
+
+def _read_one(tail: LogTail, *, last: bool) -> list[tuple[float, Entry]]:
+    """Its new entries with their times; printed text has the time of the event before it."""
+    found: list[tuple[float, Entry]] = []
+    at = 0.0
+    while True:
+        for entry in tail.read(last=last):
+            at = _time_of(entry) or at
+            found.append((at, entry))
+        if not tail.behind:
+            return found
+
+
+def _time_of(entry: Entry) -> float | None:
+    try:
+        return datetime.fromisoformat(str((entry.event or {})["time"])).timestamp()
+    except (KeyError, ValueError):
+        return None
+
+
+def select_ranks(wanted: Collection[int]) -> Callable[[Entry], bool]:
+    """A function that selects the entries of these ranks."""
+
+    def matches(entry: Entry) -> bool:
+        prefix = _RANK_PREFIX.match(entry.text)
+        rank = entry.event.get("rank") if entry.event else int(prefix[1]) if prefix else None
+        return rank in wanted
+
+    return matches

@@ -1,0 +1,244 @@
+"""The status of a run on this machine, in the words of a job on a cluster: each agent counts as a
+pod, its scratch folder `node-0` as the pod's name.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from kdist.events import parse
+from kdist.local import agents, run_dir
+from kdist.local.job import LocalJob, list_jobs
+from kdist.local.trainer_tools import checkpoints_of
+from kdist.report.ledger import build_report, read_ledger
+from kdist.spec import Exit
+from kdist.status import AgentStatus, ExitRecord, JobStatus, Nodes, Phase, Pod, documents
+from kdist.status.agent_status import JOINING_STATES, RUNNING_STATES
+from kdist.status.exit_record import DONE
+
+BACKEND = "local"
+_TAIL = 1 << 16  # bytes of a log in which the last progress is looked for
+
+Decision = tuple[Phase, str, str]
+
+
+def read_status(job: LocalJob) -> JobStatus:
+    """Read the status of a run: of an active one from its agents, else from its report."""
+    now = time.time()
+    run = job.run
+    started = documents.number(job.last_invocation, "started")
+    created = documents.number(run, "created") or started
+    train = run_dir.read_json(job.root / "train.json") or {}
+    least = documents.integer(train, "nodes", "min") or 1
+    most = documents.integer(train, "nodes", "max") or least
+    active = job.active
+    reports = _ask_agents(job.root) if active else {}
+    pods = _pods(job.root, reports, started=started) if active else ()
+    record = None if active else _find_record(job)
+    past = {} if active and reports else _read_past(job, active=active)
+    phase, reason, message = _decide_active(reports, most) if active else _decide_ended(job, past)
+    common: dict[str, Any] = {
+        "run_id": documents.text(run, "run_id"),
+        "created": created,
+        "age": None if created is None else max(0.0, now - created),
+    }
+    return JobStatus(
+        name=job.name,
+        namespace="",
+        backend=BACKEND,
+        phase=phase,
+        reason=reason,
+        message=message,
+        nodes=Nodes(ready=len(reports), min=least, max=most),
+        pods=tuple(pods),
+        exit_record=record,
+        location="local",
+        **common,
+        **{**past, **_read_training(reports, _last_progress(job.root))},
+    )
+
+
+def list_runs() -> list[JobStatus]:
+    """The status of every run of `.kdist` (or `$KDIST_HOME`), by name."""
+    return [read_status(job) for job in list_jobs()]
+
+
+def _ask_agents(root: Path) -> dict[str, AgentStatus]:
+    found = {
+        node: AgentStatus.read(node, dict(sample.status))
+        for node, sample in agents.fetch_samples(root).items()
+    }
+    return {node: report for node, report in found.items() if report is not None}
+
+
+def _pods(root: Path, reports: Mapping[str, AgentStatus], *, started: float | None) -> list[Pod]:
+    host = os.uname().nodename
+    found = []
+    for index, scratch in enumerate(sorted(root.glob("node-*"))):
+        answers = scratch.name in reports
+        found.append(
+            Pod(
+                name=scratch.name,
+                container="agent",
+                index=index,
+                node=host,
+                phase="Running",
+                state="Running" if answers else "Starting",
+                ready=answers,
+                running=answers,
+                scheduled=True,
+                started=started,
+            )
+        )
+    return found
+
+
+def _decide_active(reports: Mapping[str, AgentStatus], most: int) -> Decision:
+    states = [report.state for report in reports.values()]
+    again = any(report.generation > 1 or report.restarts for report in reports.values())
+    if any(state in RUNNING_STATES for state in states):
+        if len(states) < most:
+            return Phase.RUNNING, "Smaller", f"runs on {len(states)} of at most {most} nodes"
+        return Phase.RUNNING, "", ""
+    if "hung" in states:
+        return Phase.RECOVERING, "Hang", "ranks hang and are stopped"
+    if "restarting" in states:
+        words = "the ranks of a failed group are stopped, then a new group forms"
+        return Phase.RECOVERING, "Restarting", words
+    phase = Phase.RECOVERING if again else Phase.STARTING
+    if "rendezvous" in states:
+        words = f"{states.count('rendezvous')} of {most} nodes joined"
+        return phase, "Rendezvous", words
+    if any(state in JOINING_STATES for state in states):
+        return phase, "Initializing", "the ranks start and load the workload"
+    if states:
+        return Phase.RUNNING, "Finishing", "the training has ended, its agents end"
+    return phase, "Loading", "the agents load torch"
+
+
+def _decide_ended(job: LocalJob, past: Mapping[str, Any]) -> Decision:
+    """The phase of a run whose `kdist run` has ended, from its last invocation."""
+    saved = past.get("last_checkpoint_step")
+    kept = f"step {saved:,} is saved" if saved is not None else "nothing was saved"
+    if not job.is_run_folder:
+        return Phase.UNKNOWN, "OnlyCheckpoints", "a folder of checkpoints, without its run"
+    outcome = job.last_invocation.get("outcome")
+    if outcome == "done":
+        return Phase.SUCCEEDED, "", ""
+    if outcome == "failed":
+        failure = documents.mapping(_read_report(job), "failure")
+        cause = documents.text(failure, "cause")
+        return Phase.FAILED, cause, documents.text(failure, "message")
+    if outcome == "stopped":
+        if documents.integer(_read_report(job), "trainerExitCode") == Exit.STORAGE:
+            return Phase.FAILED, "storage", f"it was stopped and could not save; {kept}"
+        return Phase.SUSPENDED, "", f"stopped; {kept}"
+    if outcome == "killed":
+        return Phase.STOPPED, "Killed", f"ended at once, without saving; {kept}"
+    if not job.last_invocation:
+        return Phase.UNKNOWN, "NeverStarted", "`kdist run` never started its agents"
+    return Phase.UNKNOWN, "Interrupted", f"its `kdist run` was killed; {kept}"
+
+
+def _read_report(job: LocalJob) -> Mapping[str, Any]:
+    """The end report, if it is of the last invocation; else empty."""
+    report = run_dir.read_json(job.root / "report.json") or {}
+    count = len(list(documents.items(job.run, "invocations")))
+    of_run = report.get("runId") == job.run.get("run_id")
+    return report if of_run and report.get("invocation") == count else {}
+
+
+def _read_past(job: LocalJob, *, active: bool) -> dict[str, Any]:
+    """What the end report says, or, for a run that has none, the ledger."""
+    report = {} if active else dict(_read_report(job))
+    checkpoints = checkpoints_of(job.root)
+    if not report:
+        events, steps = read_ledger(checkpoints)
+        began = [
+            (each["started"], each.get("ended"))
+            for each in documents.items(job.run, "invocations")
+            if isinstance(each.get("started"), int | float)
+        ]
+        report = dict(build_report(events, steps, invocations=began)) if events and began else {}
+    reached = documents.integer(report, "steps", "reached")
+    committed = documents.integer(report, "steps", "committed")
+    return {
+        "step": reached or None,
+        "loss": documents.number(report, "loss"),
+        "restarts": documents.integer(report, "restarts", "total") or 0,
+        "lost_steps": documents.integer(report, "steps", "lost") or 0,
+        "last_checkpoint_step": committed or None,
+        "last_checkpoint_time": _time_of_checkpoint(checkpoints, committed),
+    }
+
+
+def _time_of_checkpoint(checkpoints: Path, step: int | None) -> float | None:
+    if not step:
+        return None
+    try:
+        return max(
+            (found.stat().st_mtime for found in checkpoints.glob(f"step-{step:08}*")), default=None
+        )
+    except OSError:
+        return None
+
+
+def _find_record(job: LocalJob) -> ExitRecord | None:
+    failure = _read_report(job).get("failure")
+    if not isinstance(failure, Mapping):
+        return None
+    found = {"code": documents.integer(_read_report(job), "trainerExitCode"), **failure}
+    record = ExitRecord.read({**found, "node": found.get("node") or found.get("agent")})
+    return None if record is None or record.code == DONE else record
+
+
+def _last_progress(root: Path) -> Mapping[str, Any]:
+    """The last event of rank 0 that names the loss and the target; empty without one."""
+    for log in sorted(root.glob("node-*/log")):
+        try:
+            with log.open("rb") as lines:
+                lines.seek(max(0, lines.seek(0, os.SEEK_END) - _TAIL))
+                tail = lines.read().decode(errors="replace")
+        except OSError:
+            continue
+        for line in reversed(tail.splitlines()):
+            event = parse(line) if '"progress"' in line else None
+            if event is not None and event["event"] == "progress":
+                return event
+    return {}
+
+
+def _read_training(
+    reports: Mapping[str, AgentStatus], progress: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The numbers of the newest worker group; without an agent that answers only the target."""
+    if not reports:
+        target = documents.integer(progress, "target")
+        return {"target_steps": target} if target else {}
+    newest = max(report.generation for report in reports.values())
+    current = [report for report in reports.values() if report.generation == newest]
+    ranks = sorted((rank for each in current for rank in each.ranks), key=lambda rank: rank.rank)
+    rates = [each.samples_per_second for each in current if each.samples_per_second is not None]
+    waits = [rank.all_reduce_seconds for rank in ranks if rank.all_reduce_seconds is not None]
+    first = current[0]
+    saved = max(current, key=lambda each: each.checkpoint_step or 0)
+    return {
+        "generation": newest,
+        "world_size": max(each.world_size for each in current),
+        "step": max((each.step for each in current if each.step is not None), default=None),
+        "target_steps": first.target_steps,
+        "loss": next((each.loss for each in current if each.loss is not None), None),
+        "learning_rate": first.learning_rate,
+        "throughput": sum(rates) if rates else None,
+        "restarts": max(each.restarts for each in reports.values()),
+        "restarts_left": first.restarts_left,
+        "lost_steps": max(each.lost_steps for each in current),
+        "last_checkpoint_step": saved.checkpoint_step,
+        "last_checkpoint_time": saved.checkpoint_time,
+        "all_reduce_seconds": min(waits, default=None),
+        "ranks": tuple(ranks),
+    }

@@ -1,0 +1,94 @@
+"""Suspends an active run on this machine, and resumes it in the background."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+
+from kdist.errors import Code, KdistError
+from kdist.local.detach import launch_detached
+from kdist.local.job import LocalJob
+from kdist.local.status import read_status
+from kdist.status import Phase
+
+_SPARE_SECONDS = 30.0  # in addition to the grace period of the ranks
+_POLL_SECONDS = 0.1
+
+
+def suspend(
+    job: LocalJob, *, wait: bool, timeout: float | None, notify: Callable[[str], None]
+) -> str:
+    """Suspend the run, and return the result as a message.
+
+    Args:
+        job: the run.
+        wait: wait until it has saved and ended.
+        timeout: seconds to wait; None for the grace period of the ranks and a margin.
+        notify: receives messages about progress.
+
+    Raises:
+        KdistError: the run is not active, could not save, or does not end in time (TIMEOUT).
+    """
+    pid = job.pid
+    if pid is None:
+        status = read_status(job)
+        if status.phase is Phase.SUSPENDED:
+            return f"{job.name} is already suspended: {status.message}"
+        raise KdistError(
+            f"{job.name} is not running ({status.phase}) and cannot be suspended",
+            next_command=job.kdist("status"),
+        )
+    try:
+        os.kill(pid, signal.SIGTERM)
+    except OSError as error:
+        raise KdistError(f"process {pid} of {job.name}: {error.strerror}") from error
+    if not wait:
+        return f"{job.name} is being suspended; it saves and ends"
+    notify(f"waiting for {job.name} (pid {pid}) to save and end")
+    limit = job.grace_seconds + _SPARE_SECONDS if timeout is None else timeout
+    end = time.monotonic() + limit
+    while job.active:
+        if time.monotonic() >= end:
+            raise KdistError(
+                f"{job.name} has not ended within {limit:.0f} s",
+                next_command=job.kdist("status"),
+                code=Code.TIMEOUT,
+            )
+        time.sleep(_POLL_SECONDS)
+    status = read_status(job)
+    if status.phase is not Phase.SUSPENDED:
+        raise KdistError(
+            f"{job.name} was not suspended: {status.phase}. {status.message}".rstrip(". "),
+            next_command=job.kdist("status"),
+        )
+    return f"{job.name} is suspended: {status.message}"
+
+
+def resume(job: LocalJob) -> str:
+    """Start the run's recorded command again in the background, and return a message.
+
+    Raises:
+        KdistError: the run is active or done, has no recorded command, or ended at once.
+    """
+    status = read_status(job)
+    if job.active or status.phase is Phase.SUCCEEDED:
+        what = "is running" if job.active else "is done"
+        raise KdistError(
+            f"{job.name} {what} and cannot be resumed", next_command=job.kdist("status")
+        )
+    command = job.command
+    if command is None:
+        raise KdistError(
+            f"the command that started {job.name} is not recorded",
+            hint="start it again with the `kdist run` that you started it with; it continues",
+        )
+    launched = launch_detached(command, job.folder_of_command)
+    if not launched.begun:
+        raise KdistError(
+            f"{job.name} did not start: its `kdist run` ended with code {launched.code}",
+            hint=(launched.output.strip().splitlines() or [""])[-1],
+            next_command=job.next_run,
+        )
+    return f"{job.name} runs again (pid {launched.pid}); its output is in {launched.log}"

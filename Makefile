@@ -28,7 +28,7 @@ NARROW ?=
 pytest = $(BIN)/python -m pytest --junitxml=.kdist/tiers/$(1).xml -o junit_suite_name=$(1)
 
 # Where the tests of a tier are, so that it need not read the others (ten seconds of a core): tests/house sees that none is missed.
-REAL := -o testpaths="tests/charts tests/cli tests/examples tests/faults tests/trainer"
+REAL := -o testpaths="tests/charts tests/cli tests/docs tests/examples tests/faults tests/trainer"
 CLUSTER := -o testpaths="tests/charts tests/cli/cluster tests/cluster tests/trainer/agent tests/trainer/rendezvous"
 
 # $(call patiently,TIER,ARGUMENTS): the same. A try on a machine that has become quieter tells a fault from a busy machine.
@@ -37,7 +37,7 @@ $(call pytest,$(1)) -o cache_dir=.kdist/tiers/$(1).cache $(2) || { [[ $$? == 1 &
   $(call pytest,$(1).again) -o cache_dir=.kdist/tiers/$(1).cache $(2) --last-failed --last-failed-no-failures none -n 0 -x; }
 endef
 
-.PHONY: help setup system demo test unit house processes chaos e2e acceptance compat lint format bench pictures lock clean
+.PHONY: help setup system demo test unit house processes chaos e2e acceptance compat lint format bench docs pictures lock clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9]+):.*## /\1\t/' | expand -t 12
@@ -118,12 +118,16 @@ format: setup
 bench: setup ## Measure kdist next to its peers (prints only; never decides whether a test passes)
 	@for measure in startup commands step cost recovery checkpoint; do $(BIN)/python -m bench.$$measure; done
 
+docs: setup ## Write the generated reference again and build the site into build/docs
+	$(BIN)/python -m tools.reference
+	$(BIN)/sphinx-build -b html -E -W --keep-going -n -q -d build/doctrees docs build/docs
+
 pictures: setup ## Redraw the dashboards of real trainings into docs/, with Chromium (takes ten minutes)
 	@for picture in job fleet; do $(BIN)/python -m tests.charts.pictures $$picture; done
 
 lock: setup ## Resolve requirements.txt, and the image's part of it, again: exact versions with hashes, no index address
 	$(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
-	  --all-extras --group pyproject.toml:dev --group pyproject.toml:bench \
+	  --all-extras --group pyproject.toml:dev --group pyproject.toml:bench --group pyproject.toml:docs \
 	  --no-emit-package kdist-trainer --no-emit-package kdist \
 	  --output-file requirements.txt $(ARGS) cli/pyproject.toml trainer/pyproject.toml
 	$(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \

@@ -72,7 +72,13 @@ def main() -> None:
         photographer = Photographer(Path(home))
         train_json = render.read_train_json(render.render(job))
         local.run_job(
-            job, train_json, base=JOB.parent, fresh=False, display=photographer, lines_only=False
+            job,
+            train_json,
+            base=JOB.parent,
+            fresh=False,
+            display=photographer,
+            lines_only=False,
+            command=("run", str(JOB)),
         )
     if photographer.picture is None:
         raise SystemExit("the training ended before the picture was taken")

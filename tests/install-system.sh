@@ -6,7 +6,7 @@ set -euo pipefail
 # program=Debian package
 wanted=(git=git shellcheck=shellcheck)
 if [[ $(uname -s) == Linux ]]; then
-  wanted+=(strace=strace promtool=prometheus)
+  wanted+=(strace=strace promtool=prometheus chromium=chromium)
 fi
 
 missing=()

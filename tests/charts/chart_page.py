@@ -18,8 +18,9 @@ PAGE = CHART / "README.md"
 _INTRODUCTION = """# The chart kdist
 
 Installs what trainings need in a namespace: a PodMonitor, alerts with
-[runbooks](../../docs/runbooks.md), two Grafana dashboards, roles for viewers and editors, network
-policies and, on request, a quota and queues. It runs no server, and jobs also train without it.
+[runbooks](../../docs/reference/runbooks.md), two Grafana dashboards, roles for viewers and
+editors, network policies and, on request, a quota and queues. It runs no server, and jobs also
+train without it.
 
 ```sh
 helm install kdist charts/kdist --namespace ml

@@ -8,7 +8,7 @@ from kdist import rbac
 from tests.house.tree import ROOT
 
 TEMPLATE = ROOT / "charts" / "kdist" / "templates" / "_rules.tpl"
-PAGE = ROOT / "docs" / "kubernetes.md"
+PAGE = ROOT / "docs" / "how-to" / "kubernetes.md"
 _BEGIN, _END = "<!-- made from kdist.rbac -->\n", "<!-- end -->\n"
 
 

@@ -16,7 +16,7 @@ from kdist_trainer.metrics.endpoint import CATALOGUE
 from tests.charts.rules import FILES, SCENARIOS, alerts, promtool_test, read_rules, run_promtool
 from tests.house.tree import ROOT
 
-RUNBOOKS = ROOT / "docs" / "runbooks.md"
+RUNBOOKS = ROOT / "docs" / "reference" / "runbooks.md"
 FOREIGN = {"up", "kube_pod_container_status_running"}
 
 
@@ -154,7 +154,7 @@ def test_every_alert_is_tried_and_explained() -> None:
         assert set(rule["annotations"]) == {"summary", "description", "runbook_url", "dashboard"}, (
             name
         )
-        assert rule["annotations"]["runbook_url"] == f"docs/runbooks.md#{name.lower()}"
+        assert rule["annotations"]["runbook_url"] == f"docs/reference/runbooks.md#{name.lower()}"
         assert rule["labels"]["severity"] in {"critical", "warning", "info"}
 
 

@@ -19,7 +19,7 @@ OLDEST = ".".join(map(str, examine.OLDEST))
 def test_chart_doctor_and_docs_name_one_oldest_kubernetes() -> None:
     printed = {
         name: re.findall(r"Kubernetes (1\.\d+)", (ROOT / name).read_text())
-        for name in ("charts/kdist/README.md", "docs/kubernetes.md", "README.md")
+        for name in ("charts/kdist/README.md", "docs/how-to/kubernetes.md", "README.md")
     }
     assert {version for versions in printed.values() for version in versions} == {OLDEST}
 

@@ -14,7 +14,7 @@ from kdist.spec import reference
 from tests.cli.conftest import Kdist
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGE = DOCS / "job-yaml.md"
+PAGE = DOCS / "reference" / "job-yaml.md"
 TABLE = re.compile(r"(<!-- made by .*? -->\n).*(<!-- end -->\n)", re.DOTALL)
 
 

@@ -1,7 +1,8 @@
 """Every job file in examples/ trains, with less to do than it says.
 
 Two are run elsewhere: digits.yaml by `make demo`, script/job.yaml by `test_scripts`, each with a
-rank killed on the way.
+rank killed on the way. Those in gpu/ ask for devices of a cluster and are only rendered, by
+tests/manifests.
 """
 
 from __future__ import annotations
@@ -18,7 +19,13 @@ import yaml
 from tests.house.tree import ROOT
 from tests.trainer.checkpoint.exported import assert_each_done_tells_what_is_kept
 
-ELSEWHERE = {"digits.yaml", "script/job.yaml"}
+ELSEWHERE = {
+    "digits.yaml",
+    "gpu/dra.yaml",
+    "gpu/h100-infiniband.yaml",
+    "gpu/mig.yaml",
+    "script/job.yaml",
+}
 FOLDER = ROOT / "examples"
 FILES = [
     path

@@ -30,6 +30,7 @@ TARGETS = {
     "acceptance",
     "lint",
     "bench",
+    "docs",
     "clean",
     "lock",
     "pictures",

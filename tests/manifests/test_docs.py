@@ -1,4 +1,4 @@
-"""docs/kubernetes.md says of the workload kinds and their objects what the code does."""
+"""docs/how-to/kubernetes.md says of the workload kinds and their objects what the code does."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.charts import rights_files
 from tests.house.tree import ROOT
 from tests.manifests.jobs import FULL, load, make, place
 
-PAGE = (ROOT / "docs" / "kubernetes.md").read_text()
+PAGE = (ROOT / "docs" / "how-to" / "kubernetes.md").read_text()
 ROWS = [
     [cell.strip() for cell in line.strip("|").split("|")]
     for line in PAGE.splitlines()
@@ -52,7 +52,7 @@ def test_every_object_that_is_rendered_is_in_the_table_of_objects() -> None:
 
 
 def test_every_setting_of_the_page_on_networks_is_one_that_a_restricted_namespace_takes() -> None:
-    page = (ROOT / "docs" / "networks.md").read_text()
+    page = (ROOT / "docs" / "how-to" / "networks.md").read_text()
     blocks = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)]
     jobs = [block["spec"] for block in blocks if set(block) == {"spec"}]
     assert len(jobs) == 4

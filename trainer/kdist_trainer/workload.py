@@ -1,5 +1,5 @@
 """The interface of a workload: a model, its data and its loss, written by the user; and the
-learning rate schedule. `docs/workloads.md` has a complete example.
+learning rate schedule. `docs/reference/workloads.md` has a complete example.
 
 The training loop owns everything else: order of samples, gradient accumulation, precision,
 all-reduce, checkpoints, metrics. A workload knows nothing about ranks, so the same file runs on one

@@ -1,4 +1,4 @@
-"""Generates docs/metrics.md from the declared metrics; a test compares the two.
+"""Generates docs/reference/metrics.md from the declared metrics; a test compares the two.
 
 Run `python -m tests.trainer.metrics.metrics_page`.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 from kdist_trainer.metrics.declarations import Kind, Metric
 from kdist_trainer.metrics.endpoint import CATALOGUE, label_names
 
-PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "metrics.md"
 
 _INTRODUCTION = """# Metrics
 

@@ -1,5 +1,5 @@
-"""Which strategy runs in which precision on how many ranks: the table of docs/strategies.md, and
-one short training of each.
+"""Which strategy runs in which precision on how many ranks: the table of
+docs/explanation/strategies.md, and one short training of each.
 """
 
 from __future__ import annotations

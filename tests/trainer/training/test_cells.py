@@ -2,7 +2,7 @@
 does not run.
 
 `KDIST_REGENERATE=1 pytest tests/trainer/training/test_cells.py -k table` writes the table of
-docs/strategies.md again.
+docs/explanation/strategies.md again.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def test_what_cannot_run_says_why(workload: str, strategy: str, size: int, tmp_p
 
 
 def test_the_table_of_the_documentation_is_what_is_tested_here() -> None:
-    page = Path(__file__).parents[3] / "docs/strategies.md"
+    page = Path(__file__).parents[3] / "docs/explanation/strategies.md"
     made = re.compile(r"(<!-- made by .*? -->\n).*(<!-- end -->\n)", re.DOTALL)
     fresh = made.sub(lambda found: f"{found[1]}\n{table()}\n\n{found[2]}", page.read_text())
     if os.environ.get("KDIST_REGENERATE"):

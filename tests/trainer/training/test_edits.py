@@ -25,7 +25,7 @@ from tests.trainer.training.group import RankFailed, run_group
 from tests.trainer.training.tasks import describe, done, losses, train_here
 from tests.trainer.training.test_resume import interrupt, train_and_listen
 
-PAGE = Path(__file__).parents[3] / "docs/training.md"
+PAGE = Path(__file__).parents[3] / "docs/how-to/training.md"
 TABLE = re.compile(r"(<!-- made by config/changes\.py -->\n).*(<!-- end -->\n)", re.DOTALL)
 
 

@@ -1,4 +1,4 @@
-"""What docs/workloads.md shows is what runs."""
+"""What docs/reference/workloads.md shows is what runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EXAMPLE = ROOT / "examples/workload"
 
 @pytest.mark.parametrize("file", sorted((EXAMPLE / "src").glob("*.py")), ids=lambda path: path.name)
 def test_the_page_on_workloads_shows_the_example_as_it_is(file: Path) -> None:
-    assert f"```python\n{file.read_text()}```" in (ROOT / "docs/workloads.md").read_text()
+    assert f"```python\n{file.read_text()}```" in (ROOT / "docs/reference/workloads.md").read_text()
 
 
 @pytest.mark.processes

@@ -235,7 +235,7 @@ class Training(ConfigModel):
         ),
     )
     strategy: Literal["ddp", "fsdp", "hsdp", "tensor", "pipeline", "data_parallel"] = Field(
-        "ddp", description="Parallel strategy; docs/strategies.md compares them."
+        "ddp", description="Parallel strategy; docs/explanation/strategies.md compares them."
     )
     model_parallel: int | None = Field(
         None,

@@ -2,7 +2,7 @@
 
 `StepPhase` divides a step's time, `WallCategory` a run's wall time. All counters are cumulative
 over the life of the object, so a lost datagram costs resolution and never a count. To add a metric,
-add a field: the record, the exposition, docs/metrics.md and the tests follow from it.
+add a field: the record, the exposition, docs/reference/metrics.md and the tests follow from it.
 """
 
 from __future__ import annotations

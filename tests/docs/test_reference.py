@@ -1,0 +1,54 @@
+"""The generated pages are fresh and complete; every picture has a command that makes it."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from kdist.app import COMMANDS
+from kdist.errors import Code
+from kdist.events.text import SENTENCES
+from kdist_trainer.config.exit_codes import Exit
+from tests.docs.blocks import DOCS
+from tests.house.test_make import TARGETS
+from tests.house.tree import ROOT, files
+from tools.reference.pages import FOLDER, PAGES
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_generated_page_is_fresh(name: str) -> None:
+    assert (FOLDER / name).read_text() == PAGES[name](), "run: python -m tools.reference"
+
+
+def test_every_command_and_every_code_is_in_the_reference() -> None:
+    titles = re.findall(r"^### kdist (\S+)$", PAGES["commands.md"](), re.MULTILINE)
+    assert titles == [name for section in COMMANDS.values() for name in section]
+    listed = re.findall(r"^\| (\d+) \| `(\w+)`", PAGES["exit-codes.md"](), re.MULTILINE)
+    every = [*Code.__members__.items(), *Exit.__members__.items()]
+    assert listed == [(str(int(code)), name) for name, code in every]
+
+
+def test_every_event_has_its_sentence() -> None:
+    rows = dict(re.findall(r"^\| `([\w-]+)` \| (.*) \|$", PAGES["events.md"](), re.MULTILINE))
+    assert set(rows) == set(SENTENCES)
+    # a field that the example lacks would have the event shown as its fields
+    assert [name for name, sentence in rows.items() if "=" in sentence] == []
+
+
+def test_every_picture_is_made_by_a_command() -> None:
+    page = (DOCS / "README.md").read_text()
+    commands = dict(re.findall(r"^\| `([\w./-]+)` \| `(.+)` \|$", page, re.MULTILINE))
+    pictures = {
+        str(path.relative_to(DOCS))
+        for path in files()
+        if path.is_relative_to(DOCS) and path.suffix in {".png", ".svg", ".gif", ".jpg"}
+    }
+    assert set(commands) == pictures
+    for command in commands.values():
+        program, *names = command.split()
+        if program == "make":
+            assert names[0] in TARGETS
+        else:
+            assert program == "python"
+            assert (ROOT / names[-1].replace(".", "/")).is_dir() or (ROOT / names[0]).is_file()

@@ -1,0 +1,77 @@
+"""The page of the trainer's events, each with the sentence of an example."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kdist.events import describe_event
+from kdist.events.text import SENTENCES
+
+_EXAMPLE: dict[str, Any] = {
+    "busbw": 1.2e10,
+    "bytes": 4_200_000,
+    "cause": "user_code",
+    "code": 1,
+    "collective": "all_reduce",
+    "demanded": 1e10,
+    "device": "cpu",
+    "backend": "gloo",
+    "budget": 10,
+    "error": "No space left on device",
+    "generation": 2,
+    "loss": 0.25,
+    "mean": 0.002,
+    "message": "ValueError: bad input",
+    "node": "node-0",
+    "nodes": 2,
+    "p99": 0.004,
+    "phase": "backward",
+    "pid": 4711,
+    "rank": 1,
+    "ranks": 4,
+    "ratio": 3.0,
+    "reason": "start",
+    "restarts": 1,
+    "rounds": 20,
+    "samples_seen": 64_000,
+    "samples_per_second": 5200.0,
+    "seconds": 1.5,
+    "size": 1_048_576,
+    "step": 500,
+    "target": 1000,
+    "visible_seconds": 0.1,
+    "waiting": 1,
+    "why": "the number of ranks has changed",
+    "world_size": 4,
+    "wrong": 0,
+}
+# Fields whose type is another one in some event.
+_SPECIAL: dict[str, dict[str, Any]] = {
+    "bench-slow": {"ranks": [1, 3], "nodes": ["node-0", "node-1"]},
+    "agent-killed": {"reason": "it did not end in time"},
+    "evaluated": {"metrics": {"accuracy": 0.973}},
+    "stopping": {"reason": "SIGTERM"},
+    "job-edited": {"message": "train.lr is 0.2, was 0.1"},
+    "past-end": {"message": "the checkpoint is past the last step: nothing is left to do"},
+    "checkpoint-fallback": {"reason": "a checksum differs"},
+}
+
+
+def render() -> str:
+    """Text of the page."""
+    rows = "".join(f"| `{name}` | {_sentence(name)} |\n" for name in sorted(SENTENCES))
+    return f"""# Events
+
+Agents and ranks write one JSON object per line to their log. Its fields `time`, `event`, `level`, \
+`job`, `node`, `rank` and `generation` are the same in all of them. `kdist run` and `kdist logs` \
+show an event as a line: time, node, name, and a sentence. Names are stable, sentences may change; \
+the sentences below are of made-up events.
+
+| event | example of its sentence |
+|---|---|
+{rows}"""
+
+
+def _sentence(name: str) -> str:
+    event = {**_EXAMPLE, **_SPECIAL.get(name, {}), "event": name}
+    return describe_event(event).replace("|", "\\|").replace("_", "\\_")

@@ -1,0 +1,59 @@
+"""The page of the exit codes: those of `kdist` and those of a training's agent."""
+
+from __future__ import annotations
+
+from kdist.errors import Code
+from kdist_trainer.config.exit_codes import Exit
+
+_CODES = {
+    Code.OK: "success",
+    Code.ERROR: "an error that no other code names; also differences found by `kdist diff`",
+    Code.USAGE: "the command line, or a file that it names, is invalid; nothing was done",
+    Code.UNCHANGED: "nothing had to be changed, with `kdist apply --error-unchanged`",
+    Code.NOT_FOUND: "the job, run, file or other object does not exist",
+    Code.UNREACHABLE: "the cluster or an agent does not answer",
+    Code.TIMEOUT: "the time given by `--timeout` has passed",
+    Code.FORBIDDEN: "the cluster denies it: a permission is missing",
+    Code.JOB_FAILED: "the job failed",
+    Code.JOB_CANCELLED: "the job was stopped before its end; its state is saved",
+    Code.INTERRUPTED: "interrupted by Ctrl-C",
+}
+_EXITS = {
+    Exit.DONE: "the training is complete",
+    Exit.CONFIG: "the job, the machine or the group is configured wrongly",
+    Exit.DATA: "the data set cannot be read or is invalid",
+    Exit.USER: "the user's code raised an exception or ended with an error",
+    Exit.DEVICE_OOM: "a GPU ran out of memory",
+    Exit.HOST_OOM: "a process was killed because the machine or the pod ran out of memory",
+    Exit.MISMATCH: "the checkpoint is of another model or run, or the ranks disagree",
+    Exit.NONFINITE: "loss or gradients are NaN or infinite",
+    Exit.BUDGET: "the limit of restarts is reached",
+    Exit.STOPPED: "asked to stop; the state is saved where that was possible",
+    Exit.PEERS_LOST: "other nodes are lost or could not be reached",
+    Exit.HANG: "a rank made no progress",
+    Exit.STORAGE: "the checkpoint folder cannot be written or read",
+}
+
+
+def render() -> str:
+    """Text of the page."""
+    own = "".join(f"| {code:d} | `{code.name}` | {_CODES[code]} |\n" for code in Code)
+    agents = "".join(
+        f"| {code:d} | `{code.name}` | {_EXITS[code]} | {'yes' if code.retryable else 'no'} |\n"
+        for code in Exit
+    )
+    return f"""# Exit codes
+
+## kdist
+
+| code | name | meaning |
+|---|---|---|
+{own}
+## Agents
+
+A pod of a training ends with the code of its agent. Workload controllers treat codes below 128 as \
+permanent and start a pod again for the others.
+
+| code | name | meaning | a restart may help |
+|---|---|---|---|
+{agents}"""

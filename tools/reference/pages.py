@@ -1,0 +1,24 @@
+"""Which pages of docs/reference are generated, and from what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from tools.reference import chart, commands, events, exit_codes, icon, script_api
+
+FOLDER = Path(__file__).parents[2] / "docs" / "reference"
+PAGES: dict[str, Callable[[], str]] = {
+    "commands.md": commands.render,
+    "events.md": events.render,
+    "exit-codes.md": exit_codes.render,
+    "script-api.md": script_api.render,
+    "chart.md": chart.render,
+    "../icon.svg": icon.render,
+}
+
+
+def write() -> None:
+    """Write every generated page."""
+    for name, render in PAGES.items():
+        (FOLDER / name).write_text(render(), encoding="utf-8")

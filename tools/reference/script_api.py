@@ -1,0 +1,89 @@
+"""The page of what scripts import, read from the sources without importing them."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+_TRAINER = Path(__file__).parents[2] / "trainer" / "kdist_trainer"
+_CLASSES = {
+    "Reporter": _TRAINER / "metrics" / "reporter.py",
+    "Checkpointer": _TRAINER / "checkpoint" / "script_api.py",
+}
+_SECTION = re.compile(r"^(Args|Returns|Raises|Attributes):$", re.MULTILINE)
+_TITLES = {"Args": "Arguments"}
+_INTRODUCTION = """# Reporter and Checkpointer
+
+What a script for torchrun imports to report metrics and to save checkpoints: \
+`from kdist_trainer import Checkpointer, Reporter`. Outside kdist both do nothing, so that the \
+script still runs everywhere. [Scripts](../how-to/scripts.md) shows both in use.
+"""
+
+
+def render() -> str:
+    """Text of the page."""
+    parts = [_INTRODUCTION]
+    for name, file in _CLASSES.items():
+        body = ast.parse(file.read_text(encoding="utf-8")).body
+        (found,) = (each for each in body if isinstance(each, ast.ClassDef) and each.name == name)
+        parts += [f"## {name}\n", _text(found)]
+        parts += _methods(found)
+    return "\n".join(parts)
+
+
+def _methods(owner: ast.ClassDef) -> Iterator[str]:
+    for each in owner.body:
+        if not isinstance(each, ast.FunctionDef):
+            continue
+        if each.name == "__init__":
+            signature, title = owner.name, f"{owner.name}()"
+        elif each.name.startswith("_"):
+            continue
+        else:
+            signature, title = each.name, f"{owner.name}.{each.name}"
+        yield f"### {title}\n"
+        if not any(isinstance(mark, ast.Name) for mark in each.decorator_list):
+            yield f"```text\n{signature}({_arguments(each)}){_returned(each)}\n```\n"
+        yield _text(each)
+
+
+def _arguments(function: ast.FunctionDef) -> str:
+    return ast.unparse(function.args).removeprefix("self").removeprefix(", ")
+
+
+def _returned(function: ast.FunctionDef) -> str:
+    if function.returns is None or function.name == "__init__":
+        return ""
+    text = ast.unparse(function.returns)
+    return "" if text == "None" else f" -> {text}"
+
+
+def _text(node: ast.ClassDef | ast.FunctionDef) -> str:
+    """A docstring in Google's style as Markdown."""
+    first, *rest = _SECTION.split(inspect.cleandoc(ast.get_docstring(node) or ""))
+    parts = [_prose(first)]
+    for title, body in zip(rest[::2], rest[1::2], strict=True):
+        items = re.sub(r"\n {8,}", " ", body).strip("\n").splitlines()
+        listed = "\n".join(
+            re.sub(r"^(\w+): ", r"- `\1`: ", item.strip()) if title != "Returns" else item.strip()
+            for item in items
+        )
+        parts.append(f"**{_TITLES.get(title, title)}**\n\n{listed}\n")
+    return "\n".join(parts)
+
+
+def _prose(text: str) -> str:
+    """Paragraphs, with the indented ones as code."""
+    return (
+        "".join(
+            f"```python\n{textwrap.dedent(part)}\n```\n\n"
+            if part.startswith("    ")
+            else f"{part}\n\n"
+            for part in text.strip("\n").split("\n\n")
+        ).rstrip("\n")
+        + "\n"
+    )

@@ -105,7 +105,8 @@ def test_an_exception_of_the_users_fails_the_job_and_is_shown_with_its_place(
         f"Error: script failed (user_code), {where}: ValueError: boom [with brackets]"
     )
     assert f'{script}", line 5, in explode' in last[1]
-    assert last[2] == f"Next: kdist run {script}"
+    place = f"{tmp_path / script}:5"
+    assert last[2] == f"Next: fix {place}, then kdist run --nodes 2 {script}"
     assert "[rank1]: ValueError: boom [with brackets]" in run.errors()
 
 

@@ -50,7 +50,7 @@ def command(
         if dry_run != "none":
             console.result(f"{run.name} would be resumed ({dry_run} dry run)")
             return
-        console.result(suspension.resume(run))
+        console.result(suspension.resume(run, notify=console.message))
         return
     target = targets.find_target(job, file, **cluster_options)
     if dry_run == "client":

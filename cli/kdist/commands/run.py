@@ -141,7 +141,7 @@ def command(
             fresh=fresh,
             display=display,
             lines_only=not live,
-            command=again,
+            command=() if file == "-" else again,
             launcher=launcher,
         )
     return _finish(ended, shlex.join(again[1:]), output=output, propagate=propagate_exit_code)

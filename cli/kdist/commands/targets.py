@@ -245,7 +245,7 @@ def find_local(
     """The local run that the arguments refer to; None for a job on a cluster.
 
     An active run comes before a job of the same name on the configured cluster, and a finished one
-    after it; a message says so where both exist.
+    after it; a message says how to choose the other one.
 
     Args:
         job: NAME, a run folder, or a job file.
@@ -275,24 +275,35 @@ def find_local(
         )
     if found is None or local or is_folder or not kubeconfig.is_there():
         return found
-    problem = _look_up(named)
-    if isinstance(problem, NotFoundError):
+    if found.active and not changes:
+        console.message(f"{named.name} is a run on this machine; -n NAMESPACE chooses the cluster")
         return found
+    return found if _prefers_run(found, _look_up(named), changes=changes) else None
+
+
+def _prefers_run(run: LocalJob, problem: KdistError | None, *, changes: bool) -> bool:
+    """Whether a run that is not active, or is to be changed, is meant and not a job of its name.
+
+    Args:
+        run: the run.
+        problem: what `_look_up` found.
+        changes: the command changes the job.
+
+    Raises:
+        UsageError: `changes`, and it is not certain.
+    """
+    if isinstance(problem, NotFoundError):
+        return True
     both = problem is None
-    what = (
-        f"{named.name} is a run on this machine and a job on the cluster"
-        if both
-        else f"{named.name} is a run on this machine, and the cluster cannot be asked: {problem}"
-    )
-    if changes and not (both and found.is_done):
+    what = f"{run.name} is a run on this machine"
+    what += " and a job on the cluster" if both else f", and the cluster cannot be asked: {problem}"
+    if changes and not (both and run.is_done):
         raise UsageError(what, hint="--local chooses the run, -n NAMESPACE the job on the cluster")
-    if both and not found.active:
+    if both:
         console.message(f"{what}: the job is used; --local chooses the run")
-        return None
-    (console.message if both else console.warning)(
-        f"{what}: the run is used; -n NAMESPACE chooses the cluster"
-    )
-    return found
+    else:
+        console.warning(f"{what}: the run is used; -n NAMESPACE chooses the cluster")
+    return not both
 
 
 def _look_up(named: JobRef) -> KdistError | None:

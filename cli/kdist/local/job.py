@@ -18,7 +18,7 @@ from typing import Any
 from kdist.local import agents, run_dir
 from kdist.status import documents
 
-_AGAIN = ("--fresh", "--resume", "--detach")  # options of one invocation, not of the run
+_WITH_VALUE = ("--nodes", "--procs-per-node", "--set", "-o")  # options, as `kdist run` records them
 
 
 @dataclass(frozen=True)
@@ -73,15 +73,13 @@ class LocalJob:
 
     @property
     def command(self) -> tuple[str, ...] | None:
-        """Arguments of `kdist` that start it again, without `--fresh`; None if the run was started
-        by a version that did not record them.
+        """Arguments of `kdist` that start it again; None if the job came from standard input, or
+        the run was started by a version that did not record them.
         """
         found = self.last_invocation.get("command")
         if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
             return None
-        script = found.index("--") if "--" in found else len(found)
-        kept = [each for each in found[:script] if each not in _AGAIN]
-        return tuple(kept + found[script:]) or None
+        return tuple(found) or None
 
     @property
     def folder_of_command(self) -> Path:
@@ -100,12 +98,14 @@ class LocalJob:
         if self.command is None:
             return shlex.join(["kdist", "run", *added, "JOB.yaml"])
         verb, *rest = self.command
-        if value and option in rest:
-            place = rest.index(option)
-            del rest[place : place + 2]
+        kept: list[str] = []
+        while rest and rest[0].startswith("-"):
+            length = 2 if rest[0] in _WITH_VALUE else 1
+            kept += rest[:length] if rest[0] != option else []
+            del rest[:length]
         folder = self.folder_of_command
         there = "" if folder == Path.cwd() else f"cd {shlex.quote(str(folder))} && "
-        return f"{there}kdist {shlex.join([verb, *added, *rest])}"
+        return f"{there}kdist {shlex.join([verb, *added, *kept, *rest])}"
 
     @cached_property
     def reference(self) -> str:

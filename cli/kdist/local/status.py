@@ -17,7 +17,12 @@ from kdist.local.trainer_tools import checkpoints_of
 from kdist.report.ledger import build_report, read_ledger
 from kdist.spec import Exit
 from kdist.status import AgentStatus, ExitRecord, JobStatus, Nodes, Phase, Pod, documents
-from kdist.status.agent_status import JOINING_STATES, RUNNING_STATES
+from kdist.status.agent_status import (
+    JOINING_STATES,
+    RUNNING_STATES,
+    newest_generation,
+    read_training,
+)
 from kdist.status.exit_record import DONE
 
 BACKEND = "local"
@@ -219,26 +224,5 @@ def _read_training(
     if not reports:
         target = documents.integer(progress, "target")
         return {"target_steps": target} if target else {}
-    newest = max(report.generation for report in reports.values())
-    current = [report for report in reports.values() if report.generation == newest]
-    ranks = sorted((rank for each in current for rank in each.ranks), key=lambda rank: rank.rank)
-    rates = [each.samples_per_second for each in current if each.samples_per_second is not None]
-    waits = [rank.all_reduce_seconds for rank in ranks if rank.all_reduce_seconds is not None]
-    first = current[0]
-    saved = max(current, key=lambda each: each.checkpoint_step or 0)
-    return {
-        "generation": newest,
-        "world_size": max(each.world_size for each in current),
-        "step": max((each.step for each in current if each.step is not None), default=None),
-        "target_steps": first.target_steps,
-        "loss": next((each.loss for each in current if each.loss is not None), None),
-        "learning_rate": first.learning_rate,
-        "throughput": sum(rates) if rates else None,
-        "restarts": max(each.restarts for each in reports.values()),
-        "restarts_left": first.restarts_left,
-        "lost_steps": max(each.lost_steps for each in current),
-        "last_checkpoint_step": saved.checkpoint_step,
-        "last_checkpoint_time": saved.checkpoint_time,
-        "all_reduce_seconds": min(waits, default=None),
-        "ranks": tuple(ranks),
-    }
+    restarts = max(report.restarts for report in reports.values())
+    return {**read_training(newest_generation(reports)), "restarts": restarts}

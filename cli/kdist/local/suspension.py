@@ -66,8 +66,12 @@ def suspend(
     return f"{job.name} is suspended: {status.message}"
 
 
-def resume(job: LocalJob) -> str:
+def resume(job: LocalJob, *, notify: Callable[[str], None]) -> str:
     """Start the run's recorded command again in the background, and return a message.
+
+    Args:
+        job: the run.
+        notify: receives the output of a run that ends at once.
 
     Raises:
         KdistError: the run is active or done, has no recorded command, or ended at once.
@@ -82,13 +86,10 @@ def resume(job: LocalJob) -> str:
     if command is None:
         raise KdistError(
             f"the command that started {job.name} is not recorded",
-            hint="start it again with the `kdist run` that you started it with; it continues",
+            hint="the `kdist run` that you started it with continues it",
         )
     launched = launch_detached(command, job.folder_of_command)
     if not launched.begun:
-        raise KdistError(
-            f"{job.name} did not start: its `kdist run` ended with code {launched.code}",
-            hint=(launched.output.strip().splitlines() or [""])[-1],
-            next_command=job.next_run,
-        )
+        notify(launched.output.rstrip())
+        raise KdistError(f"{job.name} was not resumed: `{job.next_run}` ended at once")
     return f"{job.name} runs again (pid {launched.pid}); its output is in {launched.log}"

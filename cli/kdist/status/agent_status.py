@@ -4,8 +4,9 @@ run; fields that cannot be read are None.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from kdist.status import documents
 from kdist.status.exit_record import ExitRecord
@@ -13,6 +14,8 @@ from kdist.status.exit_record import ExitRecord
 RUNNING_STATES = ("running", "checkpointing")
 JOINING_STATES = ("pending", "rendezvous", "initializing")
 FINISHED_STATES = ("succeeded", "failed")
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -142,3 +145,49 @@ def newest_generation(reports: Mapping[str, AgentStatus]) -> list[AgentStatus]:
     return sorted(
         current, key=lambda report: min((rank.rank for rank in report.ranks), default=1 << 30)
     )
+
+
+def read_training(current: Sequence[AgentStatus]) -> dict[str, Any]:
+    """Read the training's numbers from the reports of `newest_generation`.
+
+    Returns:
+        Attributes of a `JobStatus`. What no report says is None, 0 or empty.
+    """
+    ranks = sorted(
+        (rank for report in current for rank in report.ranks), key=lambda rank: rank.rank
+    )
+    steps = [report.step for report in current if report.step is not None]
+    rates = [
+        report.samples_per_second for report in current if report.samples_per_second is not None
+    ]
+    all_reduces = [rank.all_reduce_seconds for rank in ranks if rank.all_reduce_seconds is not None]
+    saved = max(
+        (
+            (report.checkpoint_step, report.checkpoint_time)
+            for report in current
+            if report.checkpoint_step is not None
+        ),
+        key=lambda one: one[0],
+        default=(None, None),
+    )
+    return {
+        "generation": max((report.generation for report in current), default=0),
+        "world_size": max((report.world_size for report in current), default=0),
+        "step": max(steps, default=None),
+        "target_steps": _first(report.target_steps for report in current),
+        "loss": _first(report.loss for report in current),
+        "learning_rate": _first(report.learning_rate for report in current),
+        "throughput": sum(rates) if rates else None,
+        "restarts_left": _first(report.restarts_left for report in current),
+        "lost_steps": max((report.lost_steps for report in current), default=0),
+        "last_checkpoint_step": saved[0],
+        "last_checkpoint_time": saved[1],
+        # The shortest time is the transfer; the longer ones include waiting for slower ranks.
+        "all_reduce_seconds": min(all_reduces, default=None),
+        "ranks": tuple(ranks),
+    }
+
+
+def _first(values: Iterable[_T | None]) -> _T | None:
+    """Return the first known value; the report with rank 0 comes first."""
+    return next((value for value in values if value is not None), None)

@@ -9,10 +9,9 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeVar
 
 from kdist.status import documents
-from kdist.status.agent_status import AgentStatus, newest_generation, read_reports
+from kdist.status.agent_status import AgentStatus, newest_generation, read_reports, read_training
 from kdist.status.documents import Document
 from kdist.status.exit_record import DONE, PEERS_LOST, STOPPED, ExitRecord
 from kdist.status.job_status import Evidence, JobStatus, Nodes, WorkloadState, decide
@@ -26,7 +25,6 @@ ASKED = "kdist.dev/asked"
 OUTCOME = "kdist.dev/outcome"
 """Annotation of a workload that never completes by itself: the exit record of the training."""
 _QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
-_T = TypeVar("_T")
 
 
 def read_status(
@@ -73,6 +71,9 @@ def read_status(
     decision = decide(
         Evidence(state, known_pods, known_reports, nodes, asked, queue, record, now, ttl)
     )
+    training = read_training(current)
+    if training["step"] is None and record is not None:
+        training["step"] = record.step
     created = _read_creation(workload) or _read_creation(config_map)
     return JobStatus(
         name=name or documents.name(config_map) or documents.name(workload),
@@ -90,7 +91,7 @@ def read_status(
         pods=tuple(known_pods),
         exit_record=record,
         restarts=_count_restarts(known_reports.values(), known_pods),
-        **_read_training(current, record),
+        **training,
     )
 
 
@@ -117,50 +118,6 @@ def _read_nodes(config_map: Document, pods: Sequence[Pod]) -> Nodes:
     minimum = documents.integer(wanted, "min")
     maximum = documents.integer(wanted, "max") or minimum or max(1, len(ready))
     return Nodes(ready=len(ready), min=minimum or maximum, max=maximum)
-
-
-def _read_training(current: Sequence[AgentStatus], record: ExitRecord | None) -> dict[str, Any]:
-    """Read the training's numbers from the reports of the newest generation; without reports, the
-    step comes from the exit record.
-    """
-    ranks = sorted(
-        (rank for report in current for rank in report.ranks), key=lambda rank: rank.rank
-    )
-    steps = [report.step for report in current if report.step is not None]
-    rates = [
-        report.samples_per_second for report in current if report.samples_per_second is not None
-    ]
-    all_reduces = [rank.all_reduce_seconds for rank in ranks if rank.all_reduce_seconds is not None]
-    saved = max(
-        (
-            (report.checkpoint_step, report.checkpoint_time)
-            for report in current
-            if report.checkpoint_step is not None
-        ),
-        key=lambda one: one[0],
-        default=(None, None),
-    )
-    return {
-        "generation": max((report.generation for report in current), default=0),
-        "world_size": max((report.world_size for report in current), default=0),
-        "step": max(steps) if steps else record.step if record else None,
-        "target_steps": _first(report.target_steps for report in current),
-        "loss": _first(report.loss for report in current),
-        "learning_rate": _first(report.learning_rate for report in current),
-        "throughput": sum(rates) if rates else None,
-        "restarts_left": _first(report.restarts_left for report in current),
-        "lost_steps": max((report.lost_steps for report in current), default=0),
-        "last_checkpoint_step": saved[0],
-        "last_checkpoint_time": saved[1],
-        # The shortest time is the transfer; the longer ones include waiting for slower ranks.
-        "all_reduce_seconds": min(all_reduces, default=None),
-        "ranks": tuple(ranks),
-    }
-
-
-def _first(values: Iterable[_T | None]) -> _T | None:
-    """Return the first known value; the report with rank 0 comes first."""
-    return next((value for value in values if value is not None), None)
 
 
 def _read_pods(

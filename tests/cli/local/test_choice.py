@@ -72,10 +72,11 @@ def test_a_job_on_the_cluster_comes_before_a_run_that_has_ended(kdist: Kdist) ->
 
 
 @pytest.mark.usefixtures("active")
-def test_an_active_run_comes_before_a_job_on_the_cluster(kdist: Kdist) -> None:
+def test_an_active_run_comes_before_a_job_on_the_cluster(kdist: Kdist, api: Api) -> None:
     shown = kdist("status", "digits", "-o", "json")
     assert json.loads(shown.stdout)["location"] == "local"
-    assert "the run is used; -n NAMESPACE chooses the cluster" in shown.stderr
+    assert shown.stderr == "digits is a run on this machine; -n NAMESPACE chooses the cluster\n"
+    assert not api.asked, "the cluster is not asked"
     assert _location(kdist, "-n", "ml") == "cluster"
 
 

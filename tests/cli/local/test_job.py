@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from kdist.local.job import LocalJob
 from tests.cli.conftest import Kdist
 from tests.cli.running import Start, commits, write_job
 
@@ -101,3 +102,47 @@ def test_a_run_that_has_ended_says_how(
     assert kdist("status", "digits").stdout.splitlines()[1].split()[1] == phase
     assert kdist("suspend", "digits").exit_code == 1
     assert kdist("why", "digits").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("recorded", "option", "expected"),
+    [
+        (["run", "t.py", "--resume"], (), "kdist run t.py --resume"),
+        (["run", "t.py", "--nodes", "4"], ("--nodes", "2"), "kdist run --nodes 2 t.py --nodes 4"),
+        (
+            ["run", "--nodes", "4", "--set", "a=1", "-o", "json", "j.yaml"],
+            ("--nodes", "2"),
+            "kdist run --nodes 2 --set a=1 -o json j.yaml",
+        ),
+        (["run", "j.yaml", "-d"], ("--fresh", ""), "kdist run --fresh j.yaml -d"),
+        ([], ("--fresh", ""), "kdist run --fresh JOB.yaml"),
+    ],
+)
+def test_a_changed_option_leaves_the_arguments_of_the_script_alone(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    recorded: list[str],
+    option: tuple[str, ...],
+    expected: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    begun = {"started": 1.0, "command": recorded, "cwd": str(tmp_path)}
+    (tmp_path / "run.json").write_text(json.dumps({"invocations": [begun]}))
+    assert LocalJob(tmp_path).next_run_with(*option) == expected
+
+
+def test_a_resume_that_ends_at_once_shows_what_the_run_printed(
+    tmp_path: Path, kdist: Kdist, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KDIST_HOME", str(tmp_path))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    (tmp_path / "digits").mkdir()
+    gone = ["run", "gone.yaml"]
+    begun = {"started": 1.0, "ended": 2.0, "outcome": "stopped", "command": gone}
+    (tmp_path / "digits" / "run.json").write_text(
+        json.dumps({"run_id": "a", "created": 1.0, "invocations": [begun]})
+    )
+    refused = kdist("resume", "digits")
+    assert refused.exit_code == 1
+    assert "Error: there is no file `gone.yaml`\n" in refused.stderr
+    assert "Error: digits was not resumed: `kdist run gone.yaml` ended at once" in refused.stderr

@@ -95,3 +95,17 @@ def test_nodes_join_beyond_the_old_bounds_and_leave_below_them_without_a_failure
         reasons = [one["reason"] for one in lab.ledger("generation")]
         assert reasons[:2] == ["start", "join"]
         assert "failure" not in reasons
+
+
+@pytest.mark.processes
+def test_nodes_wait_for_others_to_join_with_them_until_the_group_is_complete(
+    tmp_path: Path,
+) -> None:
+    with Lab(tmp_path, nodes={"min": 1, "max": 3}, joinWindowSeconds=600) as lab:
+        lab.start("node-0")
+        lab.stepping(1, world=1)
+        lab.start("node-1")
+        lab.wait(lambda: lab.events("node-1", "rendezvous-started"), "a node that waits")
+        lab.start("node-2")
+        lab.stepping(2, world=3)
+        assert [one["reason"] for one in lab.ledger("generation")] == ["start", "join"]

@@ -102,7 +102,7 @@ def test_news_reports_newcomers_from_members_that_left(tmp_path: Path) -> None:
     threads[1].start()
     wait_for(lambda: first.status().left == 1)
     assert first.status().waiting == 1
-    assert first.next_rendezvous().world_size == 3, "all who stand at the door are let in"
+    assert first.next_rendezvous().world_size == 3, "all that wait join"
     for thread in threads:
         thread.join(30)
     for node in (first, second, third):

@@ -177,9 +177,8 @@ class WorkerMonitor:
         self._left_since = (self._left_since or now) if status.left else None
         if self._terminated_at is not None:
             return
-        if (
-            self._joining_since is not None
-            and now - self._joining_since >= self.config.join_window_seconds
+        if self._joining_since is not None and (
+            status.vacant == 0 or now - self._joining_since >= self.config.join_window_seconds
         ):
             log.event("joining", waiting=status.waiting)
             self._terminate(JOIN, since=now)

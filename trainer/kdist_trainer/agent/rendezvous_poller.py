@@ -19,7 +19,9 @@ class PollResult:
     """
 
     status: RendezvousStatus = field(
-        default_factory=lambda: RendezvousStatus(waiting=0, left=0, silent=0, closed=False)
+        default_factory=lambda: RendezvousStatus(
+            waiting=0, vacant=0, left=0, silent=0, closed=False
+        )
     )
     document: Document = field(default_factory=dict)
 

@@ -144,7 +144,11 @@ class TrainConfig(ConfigModel):
         600, description="Maximum time to wait for enough nodes, in seconds."
     )
     join_window_seconds: Seconds = Field(
-        10, description=("Seconds to wait for further nodes, so that they join together.")
+        10,
+        description=(
+            "Seconds to wait for further nodes, so that they join together. Nobody waits once "
+            "`nodes.max` is reached."
+        ),
     )
     collective_timeout_seconds: PositiveSeconds = Field(
         300, description="Maximum duration of a collective, in seconds."

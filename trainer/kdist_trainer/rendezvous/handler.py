@@ -190,12 +190,15 @@ class RendezvousStatus:
 
     Attributes:
         waiting: Nodes that want to join.
+        vacant: Places that stay free once these have joined; no node can follow them if there is
+            none.
         left: Members of the round that have left it or were removed; they do not return to it.
         silent: Members of the round whose keep-alives are missing.
         closed: Whether the run is over, so that there are no more rounds.
     """
 
     waiting: int
+    vacant: int
     left: int
     silent: int
     closed: bool
@@ -276,8 +279,10 @@ class Rendezvous(RendezvousBase):
             # a node whose own keep-alives do not arrive cannot tell which others' are missing
             if self.node in silent:
                 silent = set()
+            joining = state.wait_list - self._members
             return RendezvousStatus(
-                waiting=len(state.wait_list - self._members),
+                waiting=len(joining),
+                vacant=max(0, self.settings.max_nodes - len(joining | state.participants.keys())),
                 left=len(self._members - state.participants.keys()),
                 silent=len(silent),
                 closed=state.closed,

@@ -188,7 +188,12 @@ def _count_steps(
 ) -> dict[str, Any]:
     lost = sum(max(0, before.reached - after.from_step) for before, after in pairwise(generations))
     known = all(generation.observed for generation in generations)
-    reached = generations[-1].reached if generations else 0
+    reached = 0
+    if generations:
+        last = generations[-1]
+        # of a script's steps the ledger knows those that were saved
+        saved = [each.get("step", 0) for each in commits if each.get("time", 0.0) >= last.began]
+        reached = max([last.reached, *saved])
     # positions count from 0
     samples = steps[-1]["last"] + 1 if steps and "last" in steps[-1] else None
     return {

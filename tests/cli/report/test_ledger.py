@@ -252,3 +252,17 @@ def test_the_steps_of_a_script_that_reports_none_are_unknown() -> None:
     }
     assert text.headline(report) == "goodput unknown · steps unknown · 0 restarts"
     assert text.attempts(report)[0][3:6] == ("-", "-", "-")
+
+
+def test_a_script_has_reached_the_last_step_that_it_saved() -> None:
+    began: Record = {"event": "generation", "reason": "start", "from_step": 0}
+    resumed = {**began, "time": 5.0, "generation": 2, "reason": "resume", "from_step": 60}
+    events: list[Record] = [
+        {**began, "time": 1.0, "generation": 1, "entrypoint": "script"},
+        {"time": 4.0, "event": "commit", "step": 80},
+        {**resumed, "entrypoint": "script"},
+    ]
+    steps = build_report(events, [], invocations=[(0.0, 10.0)])["steps"]
+    assert (steps["reached"], steps["committed"]) == (60, 80)
+    events.append({"time": 6.0, "event": "commit", "step": 70})
+    assert build_report(events, [], invocations=[(0.0, 10.0)])["steps"]["reached"] == 70

@@ -166,3 +166,22 @@ def test_the_command_says_in_one_line_and_without_torch_why_there_is_nothing_to_
     reported = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert (reported.returncode, reported.stdout, reported.stderr.count("\n")) == (1, "False\n", 1)
     assert "there is no checkpoint in" in reported.stderr
+
+
+EXPORT = """
+import gc, sys
+searched = []
+gc.callbacks.append(lambda phase, info: searched.append(info["generation"]))
+from kdist_trainer.checkpoint import __main__ as look
+code = look.main(sys.argv[1:])
+print("torch" in sys.modules, gc.isenabled(), 2 in searched)
+sys.exit(code)
+"""
+
+
+def test_python_does_not_search_all_objects_for_garbage_while_torch_is_imported(
+    root: Path, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-c", EXPORT, "export", str(root), "--out", str(tmp_path / "x")]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    assert ended.stdout.splitlines()[-1] == "True True False"

@@ -7,7 +7,9 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
+import socket
 import time
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -16,10 +18,11 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from kdist_trainer import Checkpointer
-from kdist_trainer.checkpoint.layout import CheckpointDirectory
+from kdist_trainer import Checkpointer, Reporter
+from kdist_trainer.checkpoint.layout import CheckpointDirectory, read_manifest
 from kdist_trainer.checkpoint.lock import Lock
 from kdist_trainer.errors import CheckpointMismatchError
+from kdist_trainer.metrics.wire import GAUGES, SLOTS, unpack
 from tests.trainer.checkpoint.exported import digest_of, digest_of_export
 from tests.trainer.checkpoint.ranks import Rank, prepared_context, run_ranks
 
@@ -122,7 +125,43 @@ def test_a_script_that_is_asked_to_stop_on_one_rank_saves_on_all_and_resumes_to_
 def test_a_script_that_dies_resumes_from_its_last_regular_save(tmp_path: Path) -> None:
     root = tmp_path / "checkpoints"
     assert run_ranks(1, train, tmp_path, root, -1, 2 * EVERY + 7)[0][0] == "crashed"
+    for one in CheckpointDirectory(root).committed():
+        assert read_manifest(one.path).samples_seen is None, "nobody has counted them"
     assert run_ranks(1, train, tmp_path, root, generation=2)[0][:3] == ("done", 2 * EVERY, STEPS)
+
+
+def report_saves(rank: Rank, root: Path, socket_path: str) -> None:
+    """Three steps of a script that reports them, each saved."""
+    os.environ["KDIST_METRICS_SOCKET"] = socket_path
+    enter_kdist(root, rank.generation)
+    model = nn.Linear(3, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with (
+        Reporter() as reporter,
+        Checkpointer(model=model, optimizer=optimizer, every_seconds=60) as checkpointer,
+    ):
+        first = checkpointer.resume()
+        for step in range(first + 1, first + 4):
+            reporter.step(step=step)
+            checkpointer.save(step, required=True)
+
+
+def test_the_checkpoints_of_a_script_are_in_its_metrics(tmp_path: Path) -> None:
+    address = tmp_path / "metrics"
+    for generation, attempts in ((1, [3, 0]), (2, [3, 1])):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as agent:
+            agent.bind(str(address))
+            root = tmp_path / "checkpoints"
+            run_ranks(1, report_saves, tmp_path, root, str(address), generation=generation)
+            agent.setblocking(False)
+            with suppress(BlockingIOError):
+                while True:
+                    last = unpack(agent.recv(2048))
+        address.unlink()
+        assert last.gauges[GAUGES["kdist_checkpoint_last_success_step"]] == 3 * generation
+        assert last.gauges[GAUGES["kdist_checkpoint_interval_seconds"]] == 60
+        slots = SLOTS["kdist_checkpoint_attempts_total"]
+        assert list(last.counters[slots]) == attempts
 
 
 def resume_another_model(rank: Rank, root: Path) -> str:

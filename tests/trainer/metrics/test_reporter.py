@@ -28,6 +28,7 @@ DROPPED = SLOTS["kdist_exporter_records_dropped_total"].start
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "metrics.sock"
     monkeypatch.setenv("KDIST_METRICS_SOCKET", str(path))
+    monkeypatch.setattr("kdist_trainer.metrics.reporter._shared", [])  # as in a new process
     return path
 
 

@@ -333,7 +333,7 @@ class CheckpointManager:
         return Manifest(
             step=step,
             epoch=self.epoch,
-            samples_seen=int(state.get("samples_seen", 0)),
+            samples_seen=state.get("samples_seen"),
             world_size=self._group.size,
             run_id=self._run_id,
             parent=parent.name if parent is not None else None,

@@ -27,6 +27,7 @@ from kdist_trainer.checkpoint.layout import (
 )
 from kdist_trainer.checkpoint.lock import Lock, LockLostError
 from kdist_trainer.checkpoint.storage import Digest
+from kdist_trainer.metrics.step_stats import StepStats
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,17 @@ class SaveResult:
     path: Path | None = None
     secondary: bool = False
     """Whether it failed because other ranks are gone, and not because of the disk."""
+
+    def add_to(self, stats: StepStats) -> None:
+        """Count it in the metrics of a rank."""
+        stats.add_checkpoint(
+            "save",
+            cause=None if self.ok else self.cause,
+            visible=self.visible_seconds,
+            total=self.total_seconds,
+            nbytes=self.nbytes,
+            step=self.step,
+        )
 
 
 def commit_checkpoint(

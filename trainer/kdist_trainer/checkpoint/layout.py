@@ -162,12 +162,12 @@ class DamagedCheckpointError(Exception):
 @dataclass(frozen=True)
 class Manifest:
     """Everything about a checkpoint but its content; sizes in bytes, digests SHA-256 in
-    hexadecimal.
+    hexadecimal. `samples_seen` is None for a script's checkpoint.
     """
 
     step: int
     epoch: int
-    samples_seen: int
+    samples_seen: int | None
     world_size: int
     run_id: str
     parent: str | None

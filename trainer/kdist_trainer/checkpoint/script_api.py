@@ -32,9 +32,10 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from kdist_trainer import log
 from kdist_trainer.checkpoint import torch_internals
-from kdist_trainer.checkpoint.checkpointer import CheckpointManager
+from kdist_trainer.checkpoint.checkpointer import CheckpointManager, SaveResult
 from kdist_trainer.checkpoint.group import CheckpointGroup
 from kdist_trainer.config import Checkpointing, Every, TrainConfig
+from kdist_trainer.metrics.reporter import Reporter
 
 _AGREE_SECONDS = 0.5
 _MAX_CALLS = 1000
@@ -98,8 +99,13 @@ class Checkpointer:
         now = time.monotonic()
         self._agreed_time = now
         self._saved_time = now
-        if self._store is not None and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, self._on_signal)
+        self._reporter = Reporter()
+        self._stats = self._reporter.stats
+        if self._store is not None:
+            self._store.on_result = self._report
+            self._stats.checkpoint_interval = every_seconds
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, self._on_signal)
 
     @property
     def stop_requested(self) -> bool:
@@ -121,6 +127,8 @@ class Checkpointer:
         fresh = not self._optimizer.state
         tensors = self._tensors()
         state = self._store.load(tensors, fingerprint="")
+        for fallback in self._store.fallbacks:
+            self._stats.add_fallback(fallback.cause)
         if state is None:
             if fresh:
                 # `_tensors` has had the optimizer take an empty step
@@ -135,6 +143,7 @@ class Checkpointer:
         if self._scheduler is not None:
             self._scheduler.load_state_dict(tensors["scheduler"][0])
         self.state = state["state"]
+        self._stats.add_checkpoint("restore")
         log.event(
             "resumed",
             step=state["step"],
@@ -228,6 +237,11 @@ class Checkpointer:
             1, min(_MAX_CALLS, int(_AGREE_SECONDS / max(slowest, 1e-6)))
         )
         return answers[0][1]
+
+    def _report(self, result: SaveResult) -> None:
+        """Send the result of a save to the agent: the script may have no `Reporter` of its own."""
+        result.add_to(self._stats)
+        self._reporter.flush()
 
     def _tensors(self) -> dict[str, Any]:
         model, optimizer = get_state_dict(self._model, self._optimizer)

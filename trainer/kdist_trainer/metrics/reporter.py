@@ -56,19 +56,16 @@ _shared: list[tuple[int, StepStats]] = []  # process id and its metrics
 
 
 def shared_stats() -> StepStats:
-    """Return the metrics that every `Reporter()` created in this process from now on sends, because
-    an agent keeps one record per rank.
+    """Return the metrics that every `Reporter()` of this process sends, because an agent keeps one
+    record per rank.
     """
     if not _shared or _shared[0][0] != os.getpid():
-        _shared[:] = [(os.getpid(), _make_stats())]
+        made = StepStats(
+            rank=int(os.environ.get("RANK", "0")),
+            generation=int(os.environ.get("KDIST_GENERATION", "0")),
+        )
+        _shared[:] = [(os.getpid(), made)]
     return _shared[0][1]
-
-
-def _make_stats() -> StepStats:
-    return StepStats(
-        rank=int(os.environ.get("RANK", "0")),
-        generation=int(os.environ.get("KDIST_GENERATION", "0")),
-    )
 
 
 class Reporter:
@@ -89,10 +86,10 @@ class Reporter:
         """Connect on the first send.
 
         Args:
-            stats: The metrics to send; by default new ones, or those of `shared_stats`.
+            stats: The metrics to send; by default those of `shared_stats`.
             min_interval_seconds: Minimum interval between two records.
         """
-        self.stats = stats or (shared_stats() if _shared else _make_stats())
+        self.stats = stats or shared_stats()
         path = os.environ.get("KDIST_METRICS_SOCKET")
         self._path = Path(path) if path else None
         self._owner = os.getpid()

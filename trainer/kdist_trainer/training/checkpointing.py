@@ -293,13 +293,6 @@ class TrainerCheckpointing:
         )
 
     def _count(self, result: SaveResult) -> None:
-        self._stats.add_checkpoint(
-            "save",
-            cause=None if result.ok else result.cause,
-            visible=result.visible_seconds,
-            total=result.total_seconds,
-            nbytes=result.nbytes,
-            step=result.step,
-        )
+        result.add_to(self._stats)
         if result.ok:
             self.committed_step = result.step

@@ -10,7 +10,7 @@ from sphinx.application import Sphinx
 from kdist import __version__
 
 project = "kdist"
-author = "the authors of kdist"
+author = project_copyright = "the authors of kdist"
 release = version = __version__
 
 extensions = ["myst_parser", "sphinx_copybutton"]

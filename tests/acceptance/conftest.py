@@ -5,9 +5,11 @@ built wheels.
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pytest
@@ -71,3 +73,32 @@ def clean_env(installed: Path, tmp_path: Path) -> dict[str, str]:
         if not name.startswith(("KDIST_", "PYTHON", "VIRTUAL_ENV"))
     }
     return kept | {"PATH": f"{installed}:{os.environ['PATH']}", "HOME": str(tmp_path)}
+
+
+def find_failure(commands: Iterable[str], home: Path, environment: Mapping[str, str]) -> str:
+    """Type commands one after the other in an empty folder with the examples.
+
+    They are typed into one shell, so that `cd` and `export` last.
+
+    Returns:
+        The output until a command failed; "" if none has.
+    """
+    folder = home / "empty"
+    folder.mkdir()
+    (folder / "examples").symlink_to(ROOT / "examples")
+    # the last line that is printed like this names the command that failed
+    script = "\n".join(
+        line
+        for command in commands
+        for line in (f"printf '%s\\n' {shlex.quote('$ ' + command)}", command)
+    )
+    done = subprocess.run(
+        ["bash", "-euc", script],
+        cwd=folder,
+        env=dict(environment),
+        capture_output=True,
+        text=True,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+    return f"{done.stdout[-3000:]}{done.stderr[-3000:]}" if done.returncode else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,10 +40,14 @@ class Block(NamedTuple):
     @property
     def commands(self) -> list[str]:
         """What is typed: lines after `$ ` of a session, with their continuations; all lines of a
-        script.
+        script; what writes a file.
         """
+        if self.mark.startswith("file: "):
+            return [f"cat > {shlex.quote(self.mark[6:])} <<'END'\n{self.text}END"]
         if self.language == "bash":
             return [self.text]
+        if self.language != "console":
+            return []
         return [
             found[1].rstrip()
             for found in re.finditer(r"^\$ ((?:.*\\\n)*.*)$", self.text, re.MULTILINE)
@@ -59,6 +64,16 @@ def blocks(text: str) -> list[Block]:
             text.count("\n", 0, found.start("indent")) + 1,
         )
         for found in _BLOCK.finditer(text)
+    ]
+
+
+def typed(page: Path, *, on_a_cluster: bool) -> list[str]:
+    """What a page has one type, in its order: either what needs a cluster or the rest."""
+    return [
+        command
+        for block in blocks(page.read_text())
+        if block.is_run and block.on_a_cluster == on_a_cluster
+        for command in block.commands
     ]
 
 

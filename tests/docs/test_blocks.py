@@ -13,12 +13,13 @@ import yaml
 
 from tests.cli.conftest import Kdist
 from tests.cli.conftest import kdist as kdist
-from tests.docs.blocks import PAGES, Block, blocks, where
+from tests.cluster.test_pages import SESSIONS
+from tests.docs.blocks import DOCS, PAGES, Block, blocks, where
 from tests.house.test_commands import LINES
 from tests.house.tree import ROOT
 
 FOUND = [(page, block) for page in PAGES for block in blocks(page.read_text())]
-MARKS = re.compile(r"not run: \S.*|on a cluster|run by: \S+")
+MARKS = re.compile(r"not run: \S.*|on a cluster|run by: \S+|file: [\w.-]+")
 
 
 def of(*languages: str) -> list[object]:
@@ -30,11 +31,19 @@ def of(*languages: str) -> list[object]:
     ]
 
 
-def test_a_mark_is_one_of_three_and_names_a_test_that_exists() -> None:
-    comments = [(page, b) for page, b in FOUND if b.mark.startswith(("not run", "run", "on a"))]
+def test_a_mark_is_one_of_four_and_names_a_test_that_exists() -> None:
+    marked = ("not run", "run", "on a", "file")
+    comments = [(page, b) for page, b in FOUND if b.mark.startswith(marked)]
     assert [where(page, b) for page, b in comments if not MARKS.fullmatch(b.mark)] == []
     named = [b.mark.split()[2] for _, b in FOUND if b.mark.startswith("run by:")]
     assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_every_command_that_needs_a_cluster_is_typed_on_one() -> None:
+    marked = [(page, block) for page, block in FOUND if block.on_a_cluster]
+    assert marked
+    assert [where(page, block) for page, block in marked if not block.commands] == []
+    assert sorted(SESSIONS) == sorted({str(page.relative_to(DOCS)) for page, _ in marked})
 
 
 def test_shells_have_one_name() -> None:
@@ -76,12 +85,19 @@ def test_a_session_types_commands_of_kdist_that_exist(block: Block) -> None:
     assert [name for name in called if name not in {*LINES, "--help", "--version"}] == []
 
 
-def test_blocks_are_read_with_their_marks() -> None:
+def test_blocks_are_read_with_their_marks(tmp_path: Path) -> None:
     text = (
         "a\n\n<!-- not run: it needs a GPU -->\n```console\n$ kdist run \\\n  x\nout\n$ ls\n```\n"
         "- b\n  ```yaml\n  a: 1\n  ```\n\n```\nplain\n```\n"
+        "<!-- file: a.py -->\n```python\nprint('$HOME')\n```\n"
     )
-    session, nested = blocks(text)
+    session, nested, written = blocks(text)
     assert (session.is_run, session.line) == (False, 4)
     assert session.commands == ["kdist run \\\n  x", "ls"]
     assert (nested.language, nested.text, nested.is_run) == ("yaml", "a: 1\n", True)
+    assert nested.commands == []
+    typed = [*written.commands, "cat a.py"]
+    shell = subprocess.run(
+        ["bash", "-euc", "\n".join(typed)], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert shell.stdout == written.text

@@ -55,6 +55,7 @@ $(READY): requirements.txt cli/pyproject.toml trainer/pyproject.toml
 	@# Compiled now: torch has thousands of modules, and where PYTHONDONTWRITEBYTECODE is set every process would compile them.
 	$(BIN)/uv pip sync --python $(BIN)/python --compile-bytecode --require-hashes requirements.txt
 	$(BIN)/uv pip install --python $(BIN)/python --no-build-isolation --no-deps -e trainer -e cli
+	$(BIN)/python -m compileall -q trainer/kdist_trainer cli/kdist
 	@touch $@
 
 system: # What the tests need besides Python: installed on Debian as root, named elsewhere

@@ -11,6 +11,13 @@ _INTERRUPTED = 130
 
 def main() -> None:
     """Run the command line and exit with its code."""
+    try:
+        _run()
+    except KeyboardInterrupt:  # while modules are imported, or again while kdist ends
+        os._exit(_INTERRUPTED)
+
+
+def _run() -> None:
     # start-up makes much and throws nothing away: looking for garbage takes a tenth of it
     gc.set_threshold(100_000)
     from kdist.app import cli
@@ -25,6 +32,9 @@ def main() -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(_INTERRUPTED)
+    finally:
+        # or Python looks for garbage in all that was imported, as it exits
+        gc.freeze()
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import click
 
 from kdist import __version__, console
 from kdist.commands import options
-from kdist.errors import Code, KdistError, UsageError
+from kdist.errors import Code, JobNotFoundError, KdistError, UsageError
 
 # section -> command -> its line in `kdist --help`. The command's code is
 # `kdist.commands.<name>:command`, with `_` for each `-`.
@@ -29,35 +29,37 @@ COMMANDS: dict[str, dict[str, str]] = {
     },
     "Run": {
         "run": "Run a job, or a script, as processes on this machine.",
-        "bench": "Measure collectives among ranks, here or on a cluster.",
+        "bench": "Measure collectives between ranks, locally or on a cluster.",
     },
     "Cluster": {
-        "render": "Show the Kubernetes objects that a job becomes.",
+        "render": "Show the Kubernetes objects of a job, without a cluster.",
         "apply": "Apply jobs to a cluster.",
         "diff": "Show what applying jobs would change.",
+    },
+    "Jobs": {
         "get": "List the jobs of a cluster and the runs on this machine.",
         "status": "Show what a job is doing: phase, ranks, step, loss, checkpoint.",
-        "logs": "Show the logs of all ranks of a job, each line behind its pod.",
+        "logs": "Show the logs of all ranks of a job, prefixed with the pod.",
         "wait": "Wait until a job is done, or reaches another condition.",
-        "events": "Show the Kubernetes events of a job.",
-        "why": "Explain why a job does not progress, and how to fix it.",
-        "top": "Show what every rank spends its steps on, and who is slow.",
-        "profile": "Record the next steps of a running job, and show their time.",
+        "events": "Show the events of a job.",
+        "why": "Explain why a job makes no progress, and how to fix it.",
+        "top": "Show how each rank spends its time, and which one is slow.",
+        "profile": "Record the next steps of a running job with torch's profiler.",
         "report": "Show where the time of a run went: its goodput report.",
         "checkpoints": "List a run's checkpoints, verify them, or export weights.",
         "exec": "Run a command in the pod of a rank.",
         "port-forward": "Forward local ports to the pod of a rank.",
         "scale": "Change the number of nodes of a job while it runs.",
-        "suspend": "Save a job's state, end its pods and free their resources.",
+        "suspend": "Save a job's state and stop it; `resume` continues it.",
         "resume": "Resume a suspended job from the step it saved.",
         "restart": "Restart all ranks of a job from its last checkpoint.",
-        "delete": "Delete jobs from a cluster; their checkpoints stay.",
+        "delete": "Delete jobs; their checkpoints stay.",
     },
     "Admin": {
         "doctor": "Check whether a cluster and this machine can run jobs.",
         "dashboards": "Write the Grafana dashboards as JSON.",
-        "completion": "Print the completion script of a shell.",
-        "version": "Show the versions of kdist and what it runs on.",
+        "completion": "Print the completion script for a shell.",
+        "version": "Show the versions of kdist and of what it runs on.",
     },
 }
 
@@ -132,6 +134,14 @@ class Commands(click.Group):
         if command is not None and any(each.name == "dry_run" for each in command.params):
             rest = _complete_dry_run(rest)
         return name, command, rest
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; the error of a job that does not exist says where else it was sought."""
+        try:
+            return super().invoke(ctx)
+        except JobNotFoundError as error:
+            error.hint = error.hint or ctx.meta.get(options.NOT_HERE, "")
+            raise
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         """The sections of `kdist --help`, from the table alone."""
@@ -237,14 +247,14 @@ def _advise(error: KdistError) -> None:
     cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog=(
-        "See `kdist COMMAND --help` for details. KDIST_DEBUG=1 shows tracebacks; NO_COLOR turns "
-        "colour off."
+        "See `kdist COMMAND --help` for details. KDIST_DEBUG=1 shows tracebacks; NO_COLOR "
+        "disables color."
     ),
 )
 @options.options_before_command
 @click.version_option(__version__, message="kdist %(version)s")
 def cli() -> None:
-    r"""Run distributed PyTorch trainings from one job.yaml, locally or on any Kubernetes.
+    r"""Run distributed PyTorch training from one job.yaml, locally or on any Kubernetes cluster.
 
     \b
     Examples:

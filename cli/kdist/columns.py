@@ -69,7 +69,7 @@ def choose(
             return kept, gap
     dropped: list[int] = []
     for name in GIVE_WAY:
-        if _total(widths, kept, _NARROW_GAP) <= available:
+        if _total(widths, kept, _NARROW_GAP) <= available or len(kept) == 1:
             break
         if name in header and name not in keep:
             dropped.append(list(header).index(name))
@@ -80,31 +80,63 @@ def choose(
     return kept, _NARROW_GAP
 
 
-def format_table(header: Row, rows: Sequence[Row], width: int | None = None) -> list[str]:
-    """Format a table as kubectl does: left-aligned columns without borders.
-
-    Args:
-        header: names of the columns; an empty one is a remark.
-        rows: the cells, as many as there are columns.
-        width: width of the terminal; None for a table of any width.
+class Table:
+    """A table as kubectl prints it: left-aligned columns without borders. Rows may come one after
+    another: a column keeps its place until a cell needs more room.
     """
-    lines = [tuple(header), *(tuple(row) for row in rows)]
-    widths = [max(len(line[index]) for line in lines) for index in range(len(header))]
-    kept, gap = list(range(len(header))), _GAP
-    if width is not None and _total(widths, kept, gap) > width:
-        texts = [any(" " in line[index] for line in lines[1:]) for index in range(len(header))]
+
+    def __init__(
+        self, header: Row, *, with_header: bool = True, min_widths: Sequence[int] = ()
+    ) -> None:
+        """Begin without rows.
+
+        Args:
+            header: names of the columns; an empty one is a remark.
+            with_header: whether the names are shown.
+            min_widths: the width of each column before its rows are known.
+        """
+        self._header = tuple(header)
+        self._with_header = with_header
+        names = map(len, header if with_header else [""] * len(header))
+        self._widths = list(map(max, names, min_widths or [0] * len(header)))
+        self._texts = [False] * len(header)
+        self._shown: list[int] | None = None  # columns under the last printed header
+
+    def add(self, rows: Sequence[Row], width: int | None = None) -> list[str]:
+        """Format rows that follow the earlier ones; the header comes first, and again where other
+        columns fit than before.
+
+        Args:
+            rows: the cells, as many as there are columns.
+            width: width of the terminal; None for a table of any width.
+        """
+        for row in rows:
+            self._widths = [
+                max(each, len(cell)) for each, cell in zip(self._widths, row, strict=True)
+            ]
+            self._texts = [text or " " in cell for text, cell in zip(self._texts, row, strict=True)]
+        kept, widths, gap = self._arrange(width)
+        begins = self._with_header and kept != self._shown
+        self._shown = kept
+        return [
+            line
+            for row in ([self._header] if begins else []) + [*map(tuple, rows)]
+            for line in _format_row([row[index] for index in kept], widths, gap)
+        ]
+
+    def _arrange(self, available: int | None) -> tuple[list[int], list[int], int]:
+        """The columns to show, their widths, and the gap between two of them."""
+        kept, widths = list(range(len(self._header))), self._widths
+        if available is None or _total(widths, kept, _GAP) <= available:
+            return kept, widths, _GAP
         needed = [
             min(each, _MIN_WRAPPED) if text else each
-            for each, text in zip(widths, texts, strict=True)
+            for each, text in zip(widths, self._texts, strict=True)
         ]
-        keep = header if len(header) == 2 else ()  # names and values
-        kept, gap = choose(header, needed, width, keep=keep)
-        widths = _share_out(shrink(needed, kept, width, gap), widths, kept, width, gap)
-    return [
-        text
-        for line in lines
-        for text in _format_row([line[index] for index in kept], [widths[i] for i in kept], gap)
-    ]
+        keep = self._header if len(self._header) == 2 else ()  # names and values
+        kept, gap = choose(self._header, needed, available, keep=keep)
+        widths = _share_out(shrink(needed, kept, available, gap), widths, kept, available, gap)
+        return kept, [widths[index] for index in kept], gap
 
 
 def _total(widths: Sequence[int], kept: Sequence[int], gap: int) -> int:

@@ -18,10 +18,10 @@ import click
 
 from kdist import columns
 from kdist.errors import InvalidJobError, KdistError, Problem
-from kdist.nonblocking import NonBlockingWriter
 
 if TYPE_CHECKING:
     from kdist.drawing import Drawing
+    from kdist.nonblocking import NonBlockingWriter
 
 _outlets: list[NonBlockingWriter] = []  # non-blocking writers for messages, the last one is in use
 _drawn: list[Drawing] = []  # the live view, while there is one
@@ -89,17 +89,26 @@ def documents(found: Sequence[Any], *, output: str) -> None:
         emit(each, output=output)
 
 
-def table(rows: Iterable[Sequence[str]], *, header: Sequence[str], fit: bool = True) -> None:
+def table(rows: Iterable[Sequence[str]], *, header: Sequence[str]) -> None:
     """Print columns to stdout as kubectl does: a header, three spaces between columns, no borders.
 
     Args:
         rows: the cells.
         header: names of the columns.
+    """
+    add_rows(columns.Table(header), list(rows))
+
+
+def add_rows(shown: columns.Table, rows: Sequence[Sequence[str]], *, fit: bool = True) -> None:
+    """Print rows of a table to stdout.
+
+    Args:
+        shown: the table, with the rows that were printed before.
+        rows: the cells of the next rows.
         fit: on a terminal, leave out, shorten or wrap what its width cannot show; `kdist.columns`
             says which columns give way first. Elsewhere the width is not limited.
     """
-    width = _width(sys.stdout) if fit else None
-    for line in columns.format_table(header, list(rows), width):
+    for line in shown.add(rows, _width(sys.stdout) if fit else None):
         result(line)
 
 
@@ -160,6 +169,8 @@ def nonblocking_messages() -> Iterator[None]:
     """Make messages and live views in this block non-blocking. At its end the remaining output is
     written, until Ctrl-C.
     """
+    from kdist.nonblocking import NonBlockingWriter  # imports socket, which help does not need
+
     sys.stderr.flush()
     try:
         outlet = NonBlockingWriter(sys.stderr.fileno())

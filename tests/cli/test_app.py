@@ -19,7 +19,29 @@ from kdist.errors import Code, InvalidJobError, KdistError, NotFoundError, Probl
 from tests.cli.cluster.api import Api, Asked, Reply, write_kubeconfig
 from tests.cli.conftest import Kdist
 
-HEAVY = {"torch", "kubernetes", "pydantic", "jinja2", "rich", "asyncio", "requests", "yaml"}
+HEAVY = {
+    *("torch", "kubernetes", "pydantic", "jinja2", "rich", "asyncio", "requests", "yaml", "socket"),
+    *("kdist.spec", "kdist.load", "kdist.cluster", "kdist.jobs", "kdist.status", "kdist.local"),
+}
+# what a file without problems, `--set` or code needs nothing of
+UNUSED = {
+    *("torch", "kubernetes", "jinja2", "rich", "asyncio", "requests", "subprocess", "difflib"),
+    *("kdist.load.problems", "kdist.load.overrides", "kdist.load.code", "kdist.spec.reference"),
+    *("kdist.nonblocking", "kdist.cluster", "kdist.jobs", "kdist.status", "kdist.local"),
+}
+
+
+def loaded(unwanted: set[str], args: list[str]) -> str:
+    """Which of these modules a command imports, and its exit code."""
+    program = (
+        "import sys\nfrom kdist.app import cli\n"
+        f"try: cli.main({args!r})\nexcept SystemExit as end: code = end.code\n"
+        f"print('loaded', *sorted({unwanted!r} & set(sys.modules)), code)"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    return ended.stdout.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
@@ -27,15 +49,22 @@ HEAVY = {"torch", "kubernetes", "pydantic", "jinja2", "rich", "asyncio", "reques
     [["--help"], ["--version"], ["-h"], ["validate", "--help"], ["run", "--help"], ["init", "-h"]],
 )
 def test_help_and_version_import_nothing_heavy(args: list[str]) -> None:
+    assert loaded(HEAVY, args) == "loaded 0"
+
+
+def test_a_valid_file_is_checked_without_what_only_problems_and_clusters_need() -> None:
+    assert loaded(UNUSED, ["validate", "examples/digits.yaml"]) == "loaded 0"
+
+
+def test_python_does_not_search_the_imported_modules_for_garbage_as_kdist_exits() -> None:
     program = (
-        "import sys\nfrom kdist.app import cli\n"
-        f"try: cli.main({args!r})\nexcept SystemExit as end: code = end.code\n"
-        f"print('loaded', *sorted({HEAVY!r} & set(sys.modules)), code)"
+        "import atexit, gc\nfrom kdist.__main__ import main\n"
+        "atexit.register(lambda: print(gc.get_freeze_count() > len(gc.get_objects())))\nmain()"
     )
     ended = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", program, "--version"], capture_output=True, text=True, check=True
     )
-    assert ended.stdout.splitlines()[-1] == "loaded 0"
+    assert ended.stdout.splitlines()[-1] == "True"
 
 
 def test_help_shows_every_command_in_its_section(kdist: Kdist) -> None:
@@ -51,6 +80,25 @@ def test_examples_come_first_in_the_help_of_every_command(kdist: Kdist) -> None:
         examples = shown.split("Examples:\n")[1].split("\n\n")[0]
         assert len(re.findall(r"kdist", examples)) >= 3
         assert shown.index("Examples:") < shown.index("Options:")
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [
+        "class Late(type(sys)): cli = property(lambda _: signal.raise_signal(signal.SIGINT))\n"
+        "sys.modules['kdist.app'] = Late('kdist.app')\n",
+        "app.cli.main = lambda **_: sys.exit(130)\n"
+        "class Out: flush = staticmethod(lambda: signal.raise_signal(signal.SIGINT))\n"
+        "sys.stdout = Out\n",
+    ],
+    ids=["while it starts", "again while it ends"],
+)
+def test_ctrl_c_leaves_no_traceback(moment: str) -> None:
+    program = f"import signal, sys\nfrom kdist import __main__, app\n{moment}__main__.main()"
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (130, "")
 
 
 def test_the_version_is_one_line(kdist: Kdist) -> None:

@@ -12,12 +12,15 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+import click
 import pytest
 
 from kdist import completion
+from kdist.app import cli
 from kdist.completion import Place
 from tests.cli.cluster.api import Api, Asked, Reply, write_kubeconfig
 
@@ -44,8 +47,10 @@ def answer(asked: Asked) -> Reply:
     return Reply(document={"items": [{"metadata": {"name": each}} for each in ("ml", "default")]})
 
 
-def ask(line: str, shell: str = "bash") -> list[str]:
-    """The values that `shell` is offered at the end of `line`."""
+def ask(line: str, shell: str = "bash", *, kind: str = "plain") -> list[str]:
+    """The values of this kind that `shell` is offered at the end of `line`; those of kind `file`
+    begin the paths that it completes by itself.
+    """
     word = line.rsplit(" ", 1)[1]
     environment = os.environ | {"_KDIST_COMPLETE": f"{shell}_complete", "COMP_WORDS": line}
     if shell == "bash":
@@ -64,7 +69,7 @@ def ask(line: str, shell: str = "bash") -> list[str]:
     lines = ended.stdout.splitlines()
     if shell == "zsh":
         return lines[1::3]
-    return [each.removeprefix("plain,") for each in lines if each.startswith("plain,")]
+    return [each.removeprefix(f"{kind},") for each in lines if each.startswith(f"{kind},")]
 
 
 @pytest.mark.processes
@@ -132,6 +137,53 @@ def test_set_is_offered_fields_and_their_values(word: str, offered: list[str]) -
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_a_value_behind_an_equals_sign_is_offered_as_the_whole_word(shell: str) -> None:
     assert ask("kdist wait digits --for=run", shell) == ["--for=running"]
+
+
+def test_every_option_that_takes_a_path_is_offered_files() -> None:
+    found = list(
+        options_for_paths(cli, click.Context(cli, info_name="kdist", **cli.context_settings))
+    )
+    offered = {
+        (context.command_path, option.opts[-1]): [
+            each.type for each in option.shell_complete(context, "")
+        ]
+        for context, option in found
+    }
+    assert ("kdist delete", "--filename") in offered
+    assert ("kdist bench", "--out") in offered
+    assert [key for key, kinds in offered.items() if kinds not in (["file"], ["dir"])] == []
+
+
+def options_for_paths(
+    command: click.Command, context: click.Context
+) -> Iterator[tuple[click.Context, click.Option]]:
+    """The options of a command and of those below it whose value is a path."""
+    for each in command.params:
+        if isinstance(each, click.Option) and not each.hidden:
+            metavar = each.make_metavar(context)
+            if metavar in ("FILE", "FOLDER", "DIRECTORY", "PATH"):
+                yield context, each
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            inner = command.get_command(context, name)
+            assert inner is not None
+            yield from options_for_paths(
+                inner, click.Context(inner, info_name=name, parent=context)
+            )
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("words", ["delete -f", "checkpoints -f", "bench all_reduce -f", "apply"])
+def test_job_files_are_completed_by_the_shell(home: Path, words: str) -> None:
+    assert ask(f"kdist {words} ", kind="file") == [""]
+    assert ask(f"kdist {words} ") == []
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("words", ["delete", "checkpoints verify", "checkpoints export", "report"])
+def test_runs_are_completed_by_name_and_their_folders_by_the_shell(home: Path, words: str) -> None:
+    assert ask(f"kdist {words} ") == ["digits"]
+    assert ask(f"kdist {words} ./runs/", kind="file") == ["./runs/"]
 
 
 @pytest.mark.processes

@@ -106,6 +106,35 @@ def test_ctrl_c_saves_the_next_run_goes_on_alone_and_its_death_ends_everything(
     assert soon(lambda: not processes_of(folder)), processes_of(folder)
 
 
+@pytest.mark.processes
+def test_a_second_ctrl_c_that_comes_after_the_agents_have_ended_costs_no_word_of_the_end(
+    start: Start, tmp_path: Path
+) -> None:
+    run = start(write_job(tmp_path))
+    folder = run.folder("digits")
+    run.wait_until(lambda: run.errors().count("agent-started") == 2, "agents")
+    ledger = folder / "checkpoints" / "ledger" / "events.jsonl"
+    ledger.parent.mkdir()
+    os.mkfifo(ledger)  # whoever writes the end report waits for us
+    run.process.send_signal(signal.SIGINT)
+
+    def outcome() -> object:
+        return json.loads((folder / "run.json").read_text())["invocations"][-1]["outcome"]
+
+    run.wait_until(lambda: outcome() == "stopped", "end of the agents")
+    run.process.send_signal(signal.SIGINT)
+
+    def is_read() -> bool:
+        with contextlib.suppress(OSError):  # not yet
+            os.close(os.open(ledger, os.O_WRONLY | os.O_NONBLOCK))
+            return True
+        return False
+
+    run.wait_until(is_read, "the end report")
+    run.wait(130)
+    assert "digits stopped; nothing was saved yet. Next: kdist run job.yaml" in run.errors()
+
+
 def resumed(folder: Path) -> list[int]:
     """Steps of the second generation."""
     return [line["step"] for line in read_ledger(folder, "steps") if line["generation"] == 2]

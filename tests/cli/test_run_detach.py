@@ -51,11 +51,28 @@ def test_a_detached_run_goes_on_after_the_command_and_saves_on_sigterm(tmp_path:
 
 
 @pytest.mark.processes
-def test_a_detached_run_that_cannot_start_shows_its_error(tmp_path: Path) -> None:
-    process = command(tmp_path, "-d", str(EXAMPLE), "--set", "spec.code=nowhere")
+@pytest.mark.parametrize(
+    ("setting", "error"),
+    [
+        (
+            "spec.code=nowhere",
+            f"--set spec.code=nowhere: spec.code: there is no {EXAMPLE.parent / 'nowhere'}\n",
+        ),
+        (
+            "spec.env=[{name: TOKEN, secret: {name: hub, key: token}}]",
+            "Error: TOKEN is a secret (key token of the Secret hub on a cluster): "
+            "set it in the environment of kdist run\n",
+        ),
+    ],
+    ids=["before it begins", "in the background"],
+)
+def test_a_detached_run_that_cannot_start_shows_its_error(
+    tmp_path: Path, setting: str, error: str
+) -> None:
+    process = command(tmp_path, "-d", str(EXAMPLE), "--set", setting)
     _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == Code.USAGE
-    assert "nowhere" in errors
+    assert error in errors
     assert not list((tmp_path / "runs").glob(".run-*"))
 
 

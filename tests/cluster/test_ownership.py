@@ -160,7 +160,7 @@ def test_no_command_touches_what_stands_next_to_a_job(
     assert deleted.returncode == Code.OK, deleted.stderr
     for (kind, name), before in theirs.items():
         assert look(namespace, kind, name) == before
-        reported = f"/{name} stays: it is not of job digits" in deleted.stderr
+        reported = f"/{name} stays: it does not belong to job digits" in deleted.stderr
         assert reported or not before["metadata"].get("labels"), deleted.stderr
     assert namespace.get(RESOURCE[backend], "digits") == {}
     assert namespace.get("configmap", "digits") == {}
@@ -210,9 +210,9 @@ def test_no_command_touches_a_workload_or_a_job_of_somebody_else(
         for refused in type_all(namespace, ("apply", file), scale, *others):
             assert refused.returncode == Code.ERROR, refused.stderr
             assert f"{foreign[-1]['kind'].lower()}" in refused.stderr.lower()
-            assert "is not of job digits" in refused.stderr
+            assert "does not belong to job digits" in refused.stderr
     deleted = namespace.type_kdist("delete", "digits", "--purge")
     assert deleted.returncode == Code.OK, deleted.stderr
     for (kind, name), before in theirs.items():
         assert look(namespace, kind, name) == before
-        assert f"{name} stays: it is not of job digits" in deleted.stderr
+        assert f"{name} stays: it does not belong to job digits" in deleted.stderr

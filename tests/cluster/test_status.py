@@ -39,7 +39,7 @@ def test_a_wait_ends_by_its_time_and_says_what_keeps_the_job(
     namespace.apply(job(backend="job", nodeSelector={"disk": "golden"}, checkpoints=None))
     ended = namespace.type_kdist("wait", "digits", "--timeout", "5s")
     assert ended.returncode == 6
-    assert "is Pending and not done after 5 s" in ended.stderr
+    assert "is Pending and has not reached `done` after 5 s" in ended.stderr
     assert "nodeSelector" in ended.stderr
     assert f"kdist why digits -n {namespace.name}" in ended.stderr
     assert namespace.type_kdist("status", "nothing").returncode == 4

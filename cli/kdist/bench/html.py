@@ -25,9 +25,9 @@ def render_result(result: Result) -> str:
     sections = [element("h1", result.collective), element("p", result.headline(), class_="soft")]
     if any(row["size"] for row in result.rows):
         sections += [
-            element("h2", "Bandwidth over the size"),
+            element("h2", "Bandwidth by message size"),
             render_curves(result, ("busbw", "algbw")),
-            element("h2", "Time of a round over the size"),
+            element("h2", "Round time by message size"),
             render_curves(result, ("p50", "p99")),
         ]
     sections += [
@@ -54,7 +54,7 @@ def render_curves(result: Result, names: Sequence[str]) -> Markup:
     sizes = float(rows[0]["size"]), float(rows[-1]["size"])
     plot = Plot(_WIDTH, _HEIGHT, x=sizes, y=(low, high), left=_LEFT, logarithmic="xy")
     chart = plot.render(
-        f"{' and '.join(names)} over the size",
+        f"{' and '.join(names)} by message size",
         plot.y_axis((value, text(value)) for value in decade_ticks(low, high, most=6)),
         plot.x_axis((row["size"], size(row["size"])) for row in rows),
         *(

@@ -45,7 +45,7 @@ class Impersonation:
             *(each for found in self.extra.values() for each in found),
         ]
         if bad := next((each for each in values if not each.isprintable()), None):
-            raise UsageError(f"nobody can be called {bad!r}")
+            raise UsageError(f"{bad!r} is no valid name of a user or group")
 
     def headers(self) -> list[tuple[str, str]]:
         """The impersonation headers as client-go writes them, one for each group."""

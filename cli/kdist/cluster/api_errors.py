@@ -178,8 +178,7 @@ def _webhook_failed(found: re.Match[str], *, what: str, facts: dict[str, Any]) -
     return ApiError(
         f"{what}: the admission webhook {found['name']}{of} does not answer ({why})",
         hint=(
-            "whoever runs the cluster must bring its service back, or remove its "
-            "configuration; then send it again"
+            "an administrator must restore its service, or remove its configuration; then try again"
         ),
         next_command=f"kubectl get pods -n {home[1]}"
         if home
@@ -199,7 +198,7 @@ def _missing(message: str, named: bool, *, what: str, facts: dict[str, Any]) -> 
     if named:
         return ApiNotFoundError(message, **facts)
     return ApiNotFoundError(
-        f"{what}: this cluster knows no such kind",
+        f"{what}: this cluster has no such kind",
         hint="`kdist doctor` shows which workload kinds it has",
         next_command="kdist doctor",
         **facts,

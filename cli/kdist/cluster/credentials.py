@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -14,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from kdist.errors import Code, KdistError
 
@@ -23,8 +22,7 @@ EARLY_SECONDS = 10.0
 _SHOWN_LINES = 20
 
 
-@dataclass(frozen=True)
-class Credential:
+class Credential(NamedTuple):
     """An `Authorization` header, a client certificate with its key (PEM text), or both."""
 
     authorization: str = ""
@@ -44,8 +42,7 @@ class CredentialSource(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Fixed:
+class Fixed(NamedTuple):
     """Credentials from the kubeconfig, or the `Authorization` header that `ask` returns."""
 
     credential: Credential = Credential()
@@ -122,6 +119,8 @@ class Plugin:
         """Run the plugin; its stdout. In a terminal its stderr is forwarded, because a login may
         prompt.
         """
+        import subprocess  # most credentials come from no plugin
+
         interactive = self._mode != "Never" and sys.stdin is not None and sys.stdin.isatty()
         if self._mode == "Always" and not interactive:
             raise self._fail("it needs a terminal (interactiveMode: Always), and there is none")

@@ -158,9 +158,7 @@ def _merge(files: Sequence[Path]) -> Entry:
             Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader),  # noqa: S506 - both are safe
         )
         if not isinstance(document, dict):
-            raise TypeError(
-                f"{file} is {'empty' if document is None else 'no document with fields'}"
-            )
+            raise TypeError(f"{file} is {'empty' if document is None else 'not a mapping'}")
         merged["current-context"] = (
             merged["current-context"] or document.get("current-context") or ""
         )
@@ -186,8 +184,8 @@ def _access(
     server = _text(cluster, "server").rstrip("/")
     if urlsplit(server).scheme not in ("http", "https"):
         raise ValueError(
-            f"cluster {chosen.get('cluster')}: its server is `{server}`, which is no "
-            "address with https://"
+            f"cluster {chosen.get('cluster')}: its server is `{server}`, which is not "
+            "an https:// address"
         )
     authority = _pem(cluster, "certificate-authority")
     return Access(
@@ -299,12 +297,9 @@ def _find_proxy(server: str, configured: str) -> str:
     """The kubeconfig's proxy, else the environment's, which does not apply to loopback addresses
     and to the hosts in NO_PROXY.
     """
-    from urllib.request import getproxies
-
     parts = urlsplit(server)
-    proxy = configured or (
-        "" if _is_direct(parts.hostname or "", server) else getproxies().get(parts.scheme, "")
-    )
+    direct = _is_direct(parts.hostname or "", server)
+    proxy = configured or ("" if direct else _environment_proxy(parts.scheme))
     if proxy and urlsplit(proxy).scheme not in ("http", "https"):
         raise KdistError(
             f"the proxy {proxy} "
@@ -318,6 +313,12 @@ def _find_proxy(server: str, configured: str) -> str:
             code=Code.UNREACHABLE,
         )
     return proxy
+
+
+def _environment_proxy(scheme: str) -> str:
+    from urllib.request import getproxies  # imports an HTTP client of its own
+
+    return getproxies().get(scheme, "")
 
 
 def _is_direct(host: str, server: str) -> bool:
@@ -338,7 +339,7 @@ def _is_direct(host: str, server: str) -> bool:
 def _text(part: Mapping[str, Any], name: str) -> str:
     value = part.get(name) or ""
     if not isinstance(value, str):
-        raise TypeError(f"`{name}` is {value!r} and no text")
+        raise TypeError(f"`{name}` is {value!r}, not text")
     return value
 
 

@@ -40,8 +40,8 @@ def check_owner(document: Mapping[str, Any], job: str, *, api_version: str, kind
     where = f" in namespace {namespace}" if namespace else ""
     raise ForeignError(
         (
-            f"{title}{where} is not of job {job}: {describe_owner(document, kind)}; kdist "
-            "leaves it as it is"
+            f"{title}{where} does not belong to job {job}: "
+            f"{describe_owner(document, kind)}; kdist does not change it"
         ),
         hint=_suggest_fix(job, kind, name, owner),
     )
@@ -66,9 +66,9 @@ def describe_owner(document: Mapping[str, Any], kind: str = "") -> str:
         if each.get("manager")
     ]
     return (
-        f"it was made by {managers[0]} and bears no mark of kdist"
+        f"it was created by {managers[0]} and is not marked as kdist's"
         if managers
-        else "it bears no mark of kdist"
+        else "it is not marked as kdist's"
     )
 
 

@@ -77,7 +77,7 @@ class ApiResponse:
             found = None
         if not isinstance(found, dict):
             raise KdistError(
-                "the API server's address answers, but not as an API server does",
+                "the API server's address answers, but not like an API server",
                 hint=(
                     "a proxy or a login page may be in front of it: check `server` in the "
                     "kubeconfig"

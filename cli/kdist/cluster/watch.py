@@ -11,8 +11,7 @@ import json
 import math
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from kdist.cluster import resources, retry
 from kdist.cluster.api_errors import ApiError, ApiNotFoundError, explain
@@ -205,8 +204,7 @@ def _compare(known: dict[str, Document], listed: list[Document]) -> Iterator[tup
 LOG_SILENCE_SECONDS = 300.0
 
 
-@dataclass(frozen=True)
-class LogQuery:
+class LogQuery(NamedTuple):
     """Which log to read, and how much of it.
 
     Attributes:

@@ -21,21 +21,9 @@ if TYPE_CHECKING:
 @click.command()
 @options.files_argument
 @options.cluster_options
-@click.option(
-    "--set",
-    "sets",
-    metavar="PATH=VALUE",
-    shell_complete=options.complete_setting,
-    multiple=True,
-    help="Change a field of the job, e.g. spec.nodes.max=4.",
-)
+@options.set_option
 @options.backend_option
-@click.option(
-    "--dry-run",
-    type=click.Choice(["none", "client", "server"]),
-    default="none",
-    help="Show what would be applied, without applying it.",
-)
+@options.dry_run_option
 @click.option(
     "--wait",
     is_flag=True,
@@ -96,6 +84,8 @@ def command(
         )
         sent += just_sent
         pruned += _prune(cluster, plan, output=output, dry_run=dry_run == "server")
+        if output == "name":
+            console.result(f"job/{job.metadata.name}")
     if output in ("json", "yaml"):
         console.documents([each.applied.document for each in sent], output=output)
     if flags["follow"]:
@@ -138,8 +128,6 @@ def _send(
         sent.append(each)
         if output == "table":
             console.result(f"{each.manifest.title} {each.applied.verb}{note}")
-        elif output == "name":
-            console.result(each.manifest.title)
         for text in each.applied.warnings:
             if text not in shown_warnings:
                 console.warning(text)
@@ -162,12 +150,8 @@ def _prune(cluster: Cluster, plan: Plan, *, output: str, dry_run: bool) -> int:
     count = 0
     for each in deploy.prune(cluster, plan, dry_run=dry_run):
         count += 1
-        if output in ("table", "name"):
-            console.result(
-                each.title
-                if output == "name"
-                else f"{each.title} pruned{' (server dry run)' if dry_run else ''}"
-            )
+        if output == "table":
+            console.result(f"{each.title} pruned{' (server dry run)' if dry_run else ''}")
     return count
 
 
@@ -193,7 +177,9 @@ def _wait(applied_jobs: Iterable[tuple[Cluster, str]], timeout: float | None) ->
     began = time.monotonic()
     for cluster, name in applied_jobs:
         left = None if timeout is None else max(0.0, timeout - (time.monotonic() - began))
-        jobs.wait_for(cluster, name, timeout=left, notify=console.message)
+        done = jobs.wait_for(cluster, name, timeout=left, notify=console.message)
+        if done is not None:
+            console.message(jobs.describe_status(done))
 
 
 def _describe(plan: Plan) -> str:
@@ -214,8 +200,8 @@ def _show(jobs: Iterable[tuple[TrainingJob, Path]], *, output: str) -> int:
             documents.append(manifest.document)
             if output == "table":
                 console.result(f"{manifest.title} created (dry run)")
-            elif output == "name":
-                console.result(manifest.title)
+        if output == "name":
+            console.result(f"job/{job.metadata.name}")
     if output in ("json", "yaml"):
         console.documents(documents, output=output)
     return Code.OK

@@ -80,7 +80,7 @@ def _size(value: str) -> int:
     type=click.IntRange(1, 10_000),
     default=5,
     show_default=True,
-    help="Rounds before those, which do not count.",
+    help="Warm-up rounds of each size, which are not measured.",
 )
 @click.option(
     "--seconds",
@@ -94,7 +94,7 @@ def _size(value: str) -> int:
     type=click.FloatRange(1.01),
     default=2.0,
     show_default=True,
-    help="Times the median of the others from which a pair is slow.",
+    help="A pair is slow if it takes this many times the median of the others.",
 )
 @click.option(
     "--nodes",
@@ -113,13 +113,14 @@ def _size(value: str) -> int:
     "--filename",
     "file",
     metavar="FILE",
-    help="Measure on the machines that this job requests.",
+    shell_complete=options.complete_file,
+    help="Measure on the nodes that this job requests.",
 )
 @click.option(
     "--cluster", "on_cluster", is_flag=True, help="Run on the cluster; -n and --context imply it."
 )
-@click.option("--image", metavar="IMAGE", help="Image of the trainer, where there is no job file.")
-@click.option("--keep", is_flag=True, help="Leave the bench's job on the cluster.")
+@click.option("--image", metavar="IMAGE", help="Image of the trainer, if there is no job file.")
+@click.option("--keep", is_flag=True, help="Keep the benchmark's job on the cluster.")
 @click.option(
     "--out",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -137,14 +138,14 @@ def command(
     image: str | None,
     **given: Any,
 ) -> int:
-    r"""Measure collectives among ranks, here or on a cluster.
+    r"""Measure collectives between ranks, locally or on a cluster.
 
-    Bandwidth, latency, a check of every result, and the slow pair by name. The bench is a job of
-    its own under the same agent and rendezvous as a training; on a cluster it is applied, waited
-    for and deleted again. Bandwidths are nccl-tests': algbw is size / time, busbw is algbw times
-    2(n-1)/n for all_reduce, (n-1)/n for all_gather, reduce_scatter, gather, scatter and all_to_all,
-    1 for the others: the load of a link, comparable between numbers of ranks. Percentiles are of
-    single rounds, each as slow as its slowest rank.
+    Reports bandwidth and latency, checks every result, and names a slow rank or pair of ranks. The
+    benchmark is a job of its own, with the same agent and rendezvous as a training job; on a
+    cluster it is applied, waited for and deleted. Bandwidths are defined as in nccl-tests: algbw is
+    size / time; busbw, which is comparable across numbers of ranks, is algbw times 2(n-1)/n for
+    all_reduce, (n-1)/n for all_gather, reduce_scatter, gather, scatter and all_to_all, and 1 for
+    the others. Percentiles are those of single rounds; a round takes as long as its slowest rank.
 
     \b
     Collectives:
@@ -154,7 +155,7 @@ def command(
     Examples:
       kdist bench all_reduce
       kdist bench all_reduce --min 1KiB --max 64MiB --factor 4 --nodes 2 --procs 2
-      kdist bench all_gather -f job.yaml -n ml           (on the machines that the job would get)
+      kdist bench all_gather -f job.yaml -n ml           (on the nodes that the job would get)
       kdist bench all_to_all -o html --out bench.html
 
     \b
@@ -230,11 +231,11 @@ def _measure_locally(job: TrainingJob, base: Path) -> Result:
     ]
     result = bench.read_events(lines)
     if ended.stopped_by is not None:
-        raise KdistError("the bench was stopped", code=Code.INTERRUPTED)
+        raise KdistError("the benchmark was stopped", code=Code.INTERRUPTED)
     if not result.done:
         failure = ended.report["failure"] or {}
         raise KdistError(
-            f"the bench failed: {failure.get('message') or 'see its log'}",
+            f"the benchmark failed: {failure.get('message') or 'see its log'}",
             hint=f"its logs are in {folder}",
             code=Code.JOB_FAILED,
         )

@@ -5,6 +5,7 @@ a file.
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,7 +16,6 @@ from kdist.errors import Code, KdistError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from click.shell_completion import CompletionItem
 
@@ -39,15 +39,9 @@ def _complete_words(
 @click.argument(
     "words", nargs=-1, metavar="[verify|export] NAME|FOLDER", shell_complete=_complete_words
 )
-@click.option(
-    "-f", "--filename", "file", metavar="FILE", help="Take name and namespace from a job file."
-)
+@options.filename_option
 @click.option("--name", "only", default="", metavar="CHECKPOINT", help="This checkpoint only.")
-@click.option(
-    "--local",
-    is_flag=True,
-    help="Use the `kdist run` on this machine, even if -n or a cluster is set.",
-)
+@options.local_option
 @click.option(
     "--step",
     type=click.IntRange(min=0),
@@ -59,9 +53,7 @@ def _complete_words(
 @options.cluster_options
 @click.option(
     "--out",
-    default="",
-    metavar="FILE",
-    shell_complete=options.complete_file,
+    type=click.Path(dir_okay=False, path_type=Path),
     help="export: the file to write.",
 )
 @click.option(
@@ -79,7 +71,7 @@ def command(
     local: bool,
     step: int | None,
     ema: bool,
-    out: str,
+    out: Path | None,
     output: str,
     **cluster_options: Any,
 ) -> int:
@@ -104,9 +96,12 @@ def command(
       0 listed and all valid, or exported   1 a checkpoint is damaged   4 no such run
     """
     action, job = _read_words(words, file)
-    if out and action != "export":
-        raise UsageError("--out is an option of `kdist checkpoints export`")
-    _check_options(action, output, out, step=step, ema=ema)
+    if action == "export":
+        exported = _check_export(output, out, only)
+    elif out is not None or step is not None or ema:
+        raise UsageError("--out, --step and --ema are options of `kdist checkpoints export`")
+    elif output and output not in _FORMATS:
+        raise UsageError(f"-o: `{output}` is not one of {', '.join(_FORMATS)}")
     root = targets.find_run(
         job,
         file,
@@ -118,7 +113,7 @@ def command(
         return _export(
             root,
             lambda: targets.find_target(job, file, **cluster_options),
-            out,
+            exported,
             step=step,
             ema=ema,
         )
@@ -142,33 +137,29 @@ def _read_words(words: tuple[str, ...], file: str | None) -> tuple[str, str | No
     return action, left[0] if left else None
 
 
-def _check_options(action: str, output: str, out: str, *, step: int | None, ema: bool) -> None:
-    if action == "export":
-        if output:
-            raise UsageError(
-                f"-o {output}: -o is the format of the list",
-                hint=f"name the file to write with --out {shlex.quote(out or output)}",
-            )
-        if not out:
-            raise UsageError(
-                "name the file to write: --out model.safetensors",
-                next_command="kdist checkpoints --help",
-            )
-    elif output and output not in _FORMATS:
-        raise UsageError(f"-o: `{output}` is not one of {', '.join(_FORMATS)}")
-    elif step is not None or ema:
-        raise UsageError("--step and --ema are options of `kdist checkpoints export`")
+def _check_export(output: str, out: Path | None, only: str) -> Path:
+    """The file to write. Raises `UsageError` without one, and for options of the list."""
+    if output:
+        raise UsageError(
+            f"-o {output}: -o is the format of the list",
+            hint=f"name the file to write with --out {shlex.quote(str(out or output))}",
+        )
+    if only:
+        raise UsageError("--name cannot be combined with export", hint="--step chooses one")
+    if out is None:
+        raise UsageError(
+            "name the file to write: --out model.safetensors",
+            next_command="kdist checkpoints --help",
+        )
+    return out
 
 
 def _export(
-    root: Path | None, find: Callable[[], ClusterJob], out: str, *, step: int | None, ema: bool
+    root: Path | None, find: Callable[[], ClusterJob], file: Path, *, step: int | None, ema: bool
 ) -> int:
-    from pathlib import Path
-
     from kdist.units import size
 
     arguments = [*(["--step", str(step)] if step is not None else []), *(["--ema"] if ema else [])]
-    file = Path(out)
     if root is not None:
         from kdist.local import trainer_tools
 

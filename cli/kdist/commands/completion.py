@@ -106,7 +106,7 @@ def register_shells() -> None:
 @click.argument("shell", type=click.Choice(tuple(SHELLS)))
 @click.pass_context
 def command(context: click.Context, shell: str) -> None:
-    r"""Print the completion script of a shell.
+    r"""Print the completion script for a shell.
 
     \b
     Examples:

@@ -30,7 +30,7 @@ def command() -> None:
     help="Folder to write all of them to.",
 )
 def export(name: str | None, out: Path | None) -> None:
-    r"""Print a dashboard as Grafana's JSON, or write all of them into a folder.
+    r"""Print one dashboard as JSON, or write all of them to a folder.
 
     \b
     Examples:

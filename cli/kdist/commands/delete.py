@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -16,6 +16,21 @@ if TYPE_CHECKING:
     from kdist.local.job import LocalJob
 
 
+class _DeleteOptions(NamedTuple):
+    """What the options say of every deletion."""
+
+    purge: bool
+    wait: bool
+    grace_period: int | None
+    dry_run: str
+    output: str
+    timeout: float | None
+
+    @property
+    def note(self) -> str:
+        return f" ({self.dry_run} dry run)" if self.dry_run != "none" else ""
+
+
 @click.command()
 @click.argument("jobs", nargs=-1, metavar="[NAME|FILE]...", shell_complete=options.complete_job)
 @click.option(
@@ -24,6 +39,7 @@ if TYPE_CHECKING:
     "more",
     multiple=True,
     metavar="FILE",
+    shell_complete=options.complete_file,
     help="Delete the job of this file; may be repeated.",
 )
 @click.option(
@@ -33,7 +49,9 @@ if TYPE_CHECKING:
 @click.option("--local", is_flag=True, help="Delete runs on this machine.")
 @options.cluster_options
 @click.option(
-    "--purge", is_flag=True, help="Delete the checkpoints' volume claim too, if kdist made it."
+    "--purge",
+    is_flag=True,
+    help="Delete the checkpoints too: the volume claim if kdist created it, or those of the run.",
 )
 @click.option(
     "--wait/--no-wait",
@@ -42,17 +60,12 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--grace-period",
-    type=int,
+    type=click.IntRange(min=0),
     metavar="SECONDS",
     help="Grace period for the pods, instead of the job's.",
 )
 @click.option("--ignore-not-found", is_flag=True, help="Do not fail if a job does not exist.")
-@click.option(
-    "--dry-run",
-    type=click.Choice(["none", "client", "server"]),
-    default="none",
-    help="Show what would be deleted, without deleting it.",
-)
+@options.dry_run_option
 @options.output_option("table", "name")
 def command(
     jobs: tuple[str, ...],
@@ -64,12 +77,12 @@ def command(
     ignore_not_found: bool,
     **flags: Any,
 ) -> int:
-    r"""Delete jobs from a cluster; their checkpoints stay.
+    r"""Delete jobs; their checkpoints stay.
 
     The pods save first. A later `kdist apply` of the same file resumes from the last checkpoint,
     unless --purge has deleted the claim that kdist created for it. Claims that kdist did not create
-    are never deleted. A run on this machine saves first, too; then its folder in .kdist goes,
-    except for the checkpoints.
+    are never deleted. A run on this machine saves first, too; then its folder in .kdist is
+    deleted, except for the checkpoints.
 
     \b
     Examples:
@@ -84,33 +97,34 @@ def command(
     if sum((bool(named), bool(selector), everything)) != 1:
         raise UsageError("name jobs, or use -l LABELS or --all", next_command="kdist delete --help")
     cluster_options = {key: flags.pop(key) for key in ("namespace", "context")}
-    timeout = flags.pop("timeout")
+    chosen = _DeleteOptions(**flags)
     if local and not named:
-        return _delete_all_runs(selector, timeout=timeout, **flags)
+        return _delete_all_runs(selector, chosen)
     if not named:
         cluster = targets.connect(**cluster_options)
         names = deletion.list_names(cluster, selector)
         if not names:
             console.message(f"there are no such jobs in namespace {cluster.namespace}")
         for name in names:
-            _delete(cluster, name, timeout=timeout, **flags)
+            _delete(cluster, name, chosen)
         return Code.OK
     missing: list[tuple[str, str]] = []
-    absent: list[str] = []
+    absent: dict[str, NotFoundError] = {}
     for argument, file, job_namespace in _each_job(named):
-        here = _find_run(argument, file, local=local, purge=flags["purge"], **cluster_options)
+        try:
+            here = _find_run(argument, file, local=local, purge=chosen.purge, **cluster_options)
+        except NotFoundError as error:
+            absent[targets.find_job(argument, file).name] = error
+            continue
         if here is not None:
-            _delete_run(here, timeout=timeout, **flags)
+            _delete_run(here, chosen)
             continue
         found = targets.find_job(argument, file)
-        if local:
-            absent.append(found.name)
-            continue
         cluster = targets.connect(**cluster_options, job=found.namespace or job_namespace)
-        if not _delete(cluster, found.name, timeout=timeout, **flags):
+        if not _delete(cluster, found.name, chosen):
             missing.append((found.name, cluster.namespace))
     if absent and not ignore_not_found:
-        raise NotFoundError(f"there is no run {' nor '.join(absent)} on this machine")
+        raise targets.missing_run(*absent) if len(absent) > 1 else next(iter(absent.values()))
     if missing and not ignore_not_found:
         raise JobNotFoundError(*missing)
     return Code.OK
@@ -131,103 +145,98 @@ def _each_job(
 def _find_run(
     job: str | None, file: str | None, *, local: bool, purge: bool, **cluster_options: Any
 ) -> LocalJob | None:
-    """The run on this machine to delete, or with `purge` the checkpoints that one left."""
-    from kdist.cluster import kubeconfig
+    """The run on this machine to delete, or with `purge` the checkpoints that one left; None for a
+    job on a cluster. Raises as `targets.find_local` does.
+    """
     from kdist.local import deletion
 
     try:
-        found = targets.find_local(job, file, local=local, changes=True, **cluster_options)
+        return targets.find_local(job, file, local=local, changes=True, **cluster_options)
     except NotFoundError:
-        if not local:
+        remains = deletion.find_remains(targets.find_job(job, file).name) if purge else None
+        if remains is None:
             raise
-        found = None
-    only_local = local or not (targets.asks_cluster(**cluster_options) or kubeconfig.is_there())
-    if found is None and purge and only_local:
-        return deletion.find_remains(targets.find_job(job, file).name)
-    return found
+        return remains
 
 
-def _delete_all_runs(selector: str, **flags: Any) -> int:
+def _delete_all_runs(selector: str, chosen: _DeleteOptions) -> int:
     """Delete all runs on this machine. Raises `UsageError` for a selector of labels."""
     from kdist.local.job import list_jobs
 
     if selector:
         raise UsageError("runs on this machine have no labels: -l cannot be combined with --local")
-    for run in list_jobs():
-        _delete_run(run, **flags)
+    runs = list_jobs()
+    if not runs:
+        console.message("there are no runs on this machine")
+    for run in runs:
+        _check_run(run, chosen)
+    for run in runs:
+        _delete_run(run, chosen)
     return Code.OK
 
 
-def _delete_run(
-    run: LocalJob,
-    *,
-    purge: bool,
-    wait: bool,
-    grace_period: int | None,
-    dry_run: str,
-    output: str,
-    timeout: float | None,
-) -> None:
-    """Delete a run on this machine."""
-    from kdist.local import deletion
-
-    plan = deletion.plan_deletion(run, purge=purge)
-    if run.active and (not wait or grace_period is not None):
+def _check_run(run: LocalJob, chosen: _DeleteOptions) -> None:
+    """Raises `UsageError` for options that a running run cannot be deleted with."""
+    if run.active and (not chosen.wait or chosen.grace_period is not None):
         raise UsageError(
             f"{run.name} is running, and its folder can only be deleted after it has saved and "
             "ended: --no-wait and --grace-period are for jobs on a cluster",
             next_command=run.kdist("suspend"),
         )
-    note = f" ({dry_run} dry run)" if dry_run != "none" else ""
-    if dry_run == "none":
-        plan.run(timeout=timeout, notify=console.message)
-    console.result(f"job/{run.name}" if output == "name" else f"run {run.root} deleted{note}")
+
+
+def _delete_run(run: LocalJob, chosen: _DeleteOptions) -> None:
+    """Delete a run on this machine."""
+    from kdist.local import deletion
+
+    _check_run(run, chosen)
+    plan = deletion.plan_deletion(run, purge=chosen.purge)
+    if chosen.dry_run == "none":
+        plan.run(timeout=chosen.timeout, notify=console.message)
+    if chosen.output == "name":
+        console.result(f"job/{run.name}")
+    else:
+        console.result(f"run {run.root} deleted{chosen.note}")
     if plan.kept is not None:
-        more = "it is not in the run folder, and kdist did not choose it"
+        more = "it is outside the run folder, so kdist never deletes it"
         if plan.is_purgeable:
             more = f"`{run.kdist('delete', '--purge', '--local')}` deletes it"
         console.message(f"{plan.kept} stays, with the checkpoints; {more}")
 
 
-def _delete(
-    cluster: Cluster,
-    name: str,
-    *,
-    purge: bool,
-    wait: bool,
-    grace_period: int | None,
-    dry_run: str,
-    output: str,
-    timeout: float | None,
-) -> bool:
+def _delete(cluster: Cluster, name: str, chosen: _DeleteOptions) -> bool:
     """Delete one job's objects; False if there is none."""
     from kdist.cluster import describe_owner
     from kdist.jobs import deletion
 
-    plan = deletion.plan_deletion(cluster, name, purge=purge)
+    plan = deletion.plan_deletion(cluster, name, purge=chosen.purge)
     for each in plan.foreign:
         console.warning(
-            f"{each.title} stays: it is not of job {name}: {describe_owner(each.document)}"
+            f"{each.title} stays: it does not belong to job {name}: {describe_owner(each.document)}"
         )
-    if not plan.owns_pods:
-        wait, grace_period = False, None
     if not plan.objects:
         return False
-    pods = plan.pods_to_wait_for() if wait and dry_run == "none" else []
-    seconds = deletion.default_timeout(pods, grace_period) if timeout is None else timeout
+    wait = chosen.wait and plan.owns_pods
+    grace_period = chosen.grace_period if plan.owns_pods else None
+    pods = plan.pods_to_wait_for() if wait and chosen.dry_run == "none" else []
+    seconds = (
+        deletion.default_timeout(pods, grace_period) if chosen.timeout is None else chosen.timeout
+    )
     if pods:
         console.message(
             f"waiting up to {seconds:.0f} s for {len(pods)} pods of {name} to save and end "
             "(Ctrl-C stops waiting)"
         )
-    note = f" ({dry_run} dry run)" if dry_run != "none" else ""
-    if dry_run == "client":
+    if chosen.dry_run == "client":
         deleted = iter(plan.objects)
     else:
         limit = seconds if wait else None
-        deleted = plan.run(grace=grace_period, timeout=limit, dry_run=dry_run == "server")
+        deleted = plan.run(grace=grace_period, timeout=limit, dry_run=chosen.dry_run == "server")
     for each in deleted:
-        console.result(each.title if output == "name" else f"{each.title} deleted{note}")
+        if chosen.output == "table":
+            console.result(f"{each.title} deleted{chosen.note}")
+    if chosen.output == "name":
+        console.result(f"job/{name}")
     for each in plan.kept:
         console.message(
             f"{each.title} stays, with the checkpoints; `kdist delete {name} --purge` deletes it"

@@ -27,17 +27,12 @@ _COLORS = {"+": "green", "-": "red", "@": "cyan"}
 @click.command()
 @options.files_argument
 @options.cluster_options
-@click.option(
-    "--set",
-    "sets",
-    metavar="PATH=VALUE",
-    shell_complete=options.complete_setting,
-    multiple=True,
-    help="Change a field of the job, e.g. spec.nodes.max=4.",
-)
+@options.set_option
 @options.backend_option
 @click.option(
-    "--force-conflicts", is_flag=True, help="Show what --force-conflicts would take over."
+    "--force-conflicts",
+    is_flag=True,
+    help="Include the fields that `kdist apply --force-conflicts` would take over.",
 )
 def command(
     files: tuple[str, ...],
@@ -50,8 +45,8 @@ def command(
 ) -> int:
     r"""Show what applying jobs would change.
 
-    The diff is computed by a server-side dry run, so it includes defaults and admission. As for
-    kubectl, $KUBECTL_EXTERNAL_DIFF is a program that shows the diff of two folders.
+    The diff is computed by a server-side dry run, so it includes defaults and admission. As with
+    kubectl, $KUBECTL_EXTERNAL_DIFF names a program that shows the diff of two folders.
 
     \b
     Examples:

@@ -29,7 +29,7 @@ def command(
 
     Nothing is changed: the checks only read, or use a server-side dry run. Every ✗ comes with a
     fix. Without a kubeconfig only this machine is checked, unless an option such as -n or
-    --context asks for a cluster.
+    --context selects a cluster.
 
     \b
     Examples:

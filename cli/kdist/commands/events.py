@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kdist import console
+from kdist import columns, console
 from kdist.commands import options, targets
 from kdist.errors import Code
 
@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from kdist.local.job import LocalJob
 
 _POLL_SECONDS = 2.0
+_HEADER = ("LAST SEEN", "TYPE", "REASON", "OBJECT", "MESSAGE")
+_WIDTHS = (9, 7, 16, 18, 24)  # while later events are not known yet
+_RUN_HEADER = ("TIME", *_HEADER[1:])
+_RUN_WIDTHS = (20, 7, 21, 8, 24)
 
 
 @click.command()
@@ -26,7 +30,7 @@ _POLL_SECONDS = 2.0
     "--types", default="", metavar="TYPE,…", help="Only events of these types, e.g. Warning."
 )
 @options.output_option("table", "json", "yaml", "jsonpath")
-@click.option("--local", is_flag=True, help="The `kdist run` on this machine of that name.")
+@options.local_option
 @options.cluster_options
 def command(
     job: str | None,
@@ -39,7 +43,7 @@ def command(
     timeout: float | None,
     **cluster_options: Any,
 ) -> int:
-    r"""Show the Kubernetes events of a job.
+    r"""Show the events of a job.
 
     The events of its workload, its pods (also deleted ones), its volume claims and its Kueue
     Workload, oldest first. Of a run on this machine, what its agents and ranks report.
@@ -57,9 +61,9 @@ def command(
     if run is not None:
         return _show_run(run, wanted, output=output, watch=watch)
     found = targets.find_job(job, file)
-    cluster = targets.connect(**cluster_options, timeout=timeout, job=found.namespace)
+    cluster = targets.connect(**cluster_options, timeout=timeout, job=found.namespace, stays=watch)
     shown: set[tuple[str, str]] = set()
-    first = True
+    table = columns.Table(_HEADER, min_widths=_WIDTHS if watch else ())
     while True:
         events = [
             each
@@ -67,15 +71,17 @@ def command(
             if not wanted or str(each.get("type") or "").lower() in wanted
         ]
         fresh = sorted((each for each in events if _key(each) not in shown), key=_last_seen)
-        _show(fresh, output=output, first=first, stream=watch)
         shown.update(_key(each) for each in fresh)
+        if output != "table":
+            _emit(fresh, output=output, stream=watch)
+        elif fresh:
+            console.add_rows(table, [_row(each) for each in fresh])
+        elif not watch:
+            console.message(
+                f"there are no events for {found.name}; a cluster keeps them for an hour"
+            )
         if not watch:
-            if not fresh and output == "table":
-                console.message(
-                    f"there are no events for {found.name}; a cluster keeps them for an hour"
-                )
             return Code.OK
-        first = False
         time.sleep(_POLL_SECONDS)
 
 
@@ -84,52 +90,43 @@ def _show_run(run: LocalJob, types: set[str], *, output: str, watch: bool) -> in
     from kdist.local import event_log
 
     found = event_log.read_events(run, follow=watch, types=types)
-    if output == "table":
-        shown = _show_run_events(found, stream=watch)
-        if not shown and not watch:
-            console.message(f"there are no such events in the logs of {run.name}")
-    elif watch:
-        for entry in found:
-            console.emit(event_log.to_document(entry), output=output)
+    if output != "table":
+        _emit(map(event_log.to_document, found), output=output, stream=watch)
+        return Code.OK
+    table = columns.Table(_RUN_HEADER, min_widths=_RUN_WIDTHS if watch else ())
+    rows = map(_run_row, found)
+    if watch:
+        for row in rows:
+            console.add_rows(table, [row])
+    elif collected := list(rows):
+        console.add_rows(table, collected)
     else:
-        items = [event_log.to_document(entry) for entry in found]
-        console.emit({"apiVersion": "v1", "kind": "List", "items": items}, output=output)
+        console.message(f"there are no such events in the logs of {run.name}")
     return Code.OK
 
 
-def _show_run_events(entries: Iterable[Entry], *, stream: bool) -> bool:
-    """Show entries as rows, each at once with `stream`; whether there were any."""
+def _run_row(entry: Entry) -> tuple[str, ...]:
     from kdist.events import describe_event
     from kdist.local.event_log import type_of
 
-    header = ("TIME", "TYPE", "REASON", "OBJECT", "MESSAGE")
-    rows = (
-        (
-            f"{str((entry.event or {}).get('time', '?'))[:19]}Z",
-            type_of(entry),
-            str((entry.event or {}).get("event")),
-            entry.node,
-            " ".join(describe_event(entry.event or {}).split()),
-        )
-        for entry in entries
+    event = entry.event or {}
+    return (
+        f"{str(event.get('time', '?'))[:19]}Z",
+        type_of(entry),
+        str(event.get("event")),
+        entry.node,
+        " ".join(describe_event(event).split()),
     )
-    shown = False
-    if not stream:
-        collected = list(rows)
-        if collected:
-            console.table(collected, header=header)
-        return bool(collected)
-    for row in rows:
-        for line in (row,) if shown else (header, row):
-            _show_streamed(line, (20, 7, 21, 8, 0))
-        shown = True
-    return shown
 
 
-def _show_streamed(row: tuple[str, ...], widths: tuple[int, ...]) -> None:
-    """Show a row in fixed widths, because later rows are not known yet."""
-    cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-    console.result("   ".join(cells).rstrip())
+def _emit(documents: Iterable[Mapping[str, Any]], *, output: str, stream: bool) -> None:
+    """Print events for programs: as a list, or with `stream` one after another."""
+    if stream:
+        for each in documents:
+            console.emit(each, output=output)
+    else:
+        items = list(documents)
+        console.emit({"apiVersion": "v1", "kind": "List", "items": items}, output=output)
 
 
 def _key(event: Mapping[str, Any]) -> tuple[str, str]:
@@ -152,25 +149,8 @@ def _last_seen(event: Mapping[str, Any]) -> str:
     )
 
 
-def _show(events: list[Mapping[str, Any]], *, output: str, first: bool, stream: bool) -> None:
-    if output != "table":
-        if stream:
-            for each in events:
-                console.emit(each, output=output)
-        else:
-            console.emit({"apiVersion": "v1", "kind": "List", "items": events}, output=output)
-        return
-    rows = [_row(each) for each in events]
-    header = ("LAST SEEN", "TYPE", "REASON", "OBJECT", "MESSAGE")
-    if stream:
-        for row in [header, *rows] if first else rows:
-            _show_streamed(row, (9, 7, 16, 28, 0))
-    elif rows:
-        console.table(rows, header=header)
-
-
 def _row(event: Mapping[str, Any]) -> tuple[str, ...]:
-    from datetime import UTC, datetime
+    from datetime import datetime
 
     from kdist.units import age
 
@@ -178,11 +158,7 @@ def _row(event: Mapping[str, Any]) -> tuple[str, ...]:
     series = event.get("series") or {}
     count = series.get("count") or event.get("count") or 1
     try:
-        seen = age(
-            max(
-                0.0, (datetime.now(UTC) - datetime.fromisoformat(_last_seen(event))).total_seconds()
-            )
-        )
+        seen = age(time.time() - datetime.fromisoformat(_last_seen(event)).timestamp())
     except ValueError:
         seen = "?"
     message = " ".join(str(event.get("message") or "").split())

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from kdist import console
+from kdist import columns, console
 from kdist.commands import options, targets
-from kdist.errors import Code, JobNotFoundError, KdistError, NotFoundError, UsageError
+from kdist.errors import Code, JobNotFoundError, KdistError, UsageError
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
@@ -132,11 +133,10 @@ def command(
     shown = Rows(
         output,
         all_namespaces=all_namespaces or both,
-        watch=watch,
         header=not flags["no_headers"],
         labels=flags["show_labels"],
     )
-    shown.show(found, whole=not names or len(names) > 1)
+    shown.show(found, whole=not names or len(names) > 1 or len(found) > 1)
     while watch:
         time.sleep(_POLL_SECONDS)
         shown.show_changes(source.read(strict=False))
@@ -162,6 +162,8 @@ class Source:
         self._scope = {**scope, "known": {}}
         self._failure: KdistError | None = None
         self._optional = False
+        self._only_here = True
+        self._warns = False
 
     def connect(self, *, watch: bool, **cluster_options: Any) -> None:
         """Connect to the cluster, if one is configured or chosen. Runs on this machine do not wait
@@ -169,6 +171,7 @@ class Source:
         """
         from kdist.cluster import kubeconfig
 
+        self._only_here = False
         if not self._here:
             self.cluster = targets.connect(**cluster_options, stays=watch)
             return
@@ -185,7 +188,7 @@ class Source:
         try:
             self.cluster = cluster.connect(
                 retry_seconds=timeout or 0.0,
-                request_timeout=timeout or _PATIENCE_SECONDS,
+                request_timeout=targets.request_timeout(timeout or _PATIENCE_SECONDS),
                 until=cluster.deadline(timeout) if watch else None,
                 notify=console.message,
             )
@@ -212,11 +215,13 @@ class Source:
             if self._failure is not None:
                 raise self._failure
             if self.cluster is None:
-                raise NotFoundError(
-                    f"there is no run {', nor '.join(missing)} on this machine",
-                    next_command="kdist get --local",
-                )
+                raise targets.missing_run(*missing, local=self._only_here)
+            if self._here:
+                targets.note_no_run()
             raise JobNotFoundError(*((name, self.cluster.namespace) for name in missing))
+        if self._warns and self._failure is not None:
+            console.warning(f"only the runs on this machine are shown: {self._failure.message}")
+            self._warns = False
         return [each for each in every if not self._names or each.status.name in self._names]
 
     def _read_cluster(self) -> list[Listed]:
@@ -240,8 +245,8 @@ class Source:
 
     def _leave_out(self, error: KdistError) -> None:
         """Continue without the cluster."""
-        console.warning(f"only the runs on this machine are shown: {error.message}")
         self.cluster, self._failure = None, error
+        self._warns = True
 
 
 def _sort(found: list[Listed], path: str) -> list[Listed]:
@@ -255,9 +260,10 @@ def _sort(found: list[Listed], path: str) -> list[Listed]:
         if text in ("", "null"):
             return 2, 0.0, ""
         try:
-            return 0, float(text), ""
+            value = float(text)
         except ValueError:
-            return 1, 0.0, text
+            value = math.nan
+        return (0, value, "") if math.isfinite(value) else (1, 0.0, text)
 
     return sorted(found, key=key)
 
@@ -277,33 +283,18 @@ def _report_none(cluster: Cluster | None, *, here: bool, local: bool, every: boo
 class Rows:
     """Prints jobs in one format, and remembers what it printed, to print only changes later."""
 
-    def __init__(
-        self, output: str, *, all_namespaces: bool, watch: bool, header: bool, labels: bool
-    ) -> None:
+    def __init__(self, output: str, *, all_namespaces: bool, header: bool, labels: bool) -> None:
         self._output = output
         self._all = all_namespaces
-        self._with_header = header
         self._labels = labels
-        self._fit = output == "table" and not watch  # later rows have the same columns
+        self._table = columns.Table(self._header(), with_header=header)
         self._shown: dict[tuple[str, str, str], tuple[str, ...]] = {}
-        self._widths: list[int] = []
 
     def show(self, found: list[Listed], *, whole: bool) -> None:
         """Print all jobs: as a list, or as a single document if `whole` is false."""
         self._remember(found)
-        if self._output in ("table", "wide"):
-            rows = [self._row(each) for each in found]
-            header = self._header()
-            self._widths = [
-                max(len(row[index]) for row in [header, *rows]) for index in range(len(header))
-            ]
-            if self._with_header:
-                console.table(rows, header=header, fit=self._fit)
-            elif rows:
-                console.table(rows[1:], header=rows[0], fit=self._fit)
-        elif self._output == "name":
-            for each in found:
-                console.result(f"job/{each.status.name}")
+        if self._output in ("table", "wide", "name"):
+            self._show_each(found)
         else:
             items = [each.status.to_document() for each in found]
             document: dict[str, Any] = {**_LIST, "items": items} if whole else items[0]
@@ -311,17 +302,17 @@ class Rows:
 
     def show_changes(self, found: list[Listed]) -> None:
         """Print the jobs that are new or have changed."""
-        for each in found:
-            if self._shown.get(_key(each)) == self._facts(each):
-                continue
-            if self._output in ("table", "wide"):
-                cells = zip(self._row(each), self._widths, strict=True)
-                console.result("   ".join(cell.ljust(width) for cell, width in cells).rstrip())
-            elif self._output == "name":
-                console.result(f"job/{each.status.name}")
-            else:
-                console.emit(each.status.to_document(), output=self._output)
+        self._show_each(each for each in found if self._shown.get(_key(each)) != self._facts(each))
         self._remember(found)
+
+    def _show_each(self, found: Iterable[Listed]) -> None:
+        if self._output in ("table", "wide"):
+            rows = [self._row(each) for each in found]
+            console.add_rows(self._table, rows, fit=self._output == "table")
+            return
+        for each in found:
+            document = each.status.to_document()
+            console.emit(document, output=self._output, name=f"job/{each.status.name}")
 
     def _remember(self, found: list[Listed]) -> None:
         self._shown = {_key(each): self._facts(each) for each in found}

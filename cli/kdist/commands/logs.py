@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kdist import console
-from kdist.commands.options import cluster_options, complete_job, seconds
+from kdist.commands.options import cluster_options, complete_job, local_option, seconds
 from kdist.commands.targets import connect, find_job, find_local
 from kdist.errors import Code, UsageError
 
@@ -57,7 +57,7 @@ _FAILED = "failed"
     help="Logs of the previous container instance.",
 )
 @click.option(
-    "--since", type=seconds, metavar="DURATION", help="Only lines newer than that, e.g. 5m."
+    "--since", type=seconds, metavar="DURATION", help="Only lines newer than this, e.g. 5m."
 )
 @click.option(
     "--tail",
@@ -66,16 +66,16 @@ _FAILED = "failed"
     help="Only the last LINES lines of each pod.",
 )
 @click.option("--raw", is_flag=True, help="Lines as they were written, events as JSON.")
-@click.option("--local", is_flag=True, help="The `kdist run` on this machine of that name.")
+@local_option
 @cluster_options
 def command(
     job: str, *, follow: bool, raw: bool, local: bool, timeout: float | None, **given: Any
 ) -> int:
-    r"""Show the logs of all ranks of a job, each line behind its pod.
+    r"""Show the logs of all ranks of a job, prefixed with the pod.
 
     With -f it waits for the first line and says why there is none yet, follows every pod through
-    restarts, and picks up new pods. While the API server is unreachable it retries, for --timeout
-    at most.
+    restarts, and picks up new pods. It retries while the API server is unreachable, for at most
+    --timeout.
 
     \b
     Examples:
@@ -85,8 +85,8 @@ def command(
 
     \b
     Exit codes:
-      0 shown   4 there is no such job, or nothing to read   with -f also: 6 not over after
-      --timeout 10 the job failed   11 it was stopped
+      0 shown   4 there is no such job, or nothing to read
+      with -f also: 6 the job did not end within --timeout   10 the job failed   11 it was stopped
     """
     from kdist.jobs.logs import LogRequest
 
@@ -115,14 +115,14 @@ def _show_run(run: LocalJob, *, follow: bool, raw: bool, **given: Any) -> int:
 
     if given["previous"]:
         raise UsageError(
-            f"{run.name} is a run on this machine: its logs hold all that was ever written",
+            f"{run.name} is a run on this machine: its logs include those of earlier instances",
             next_command=run.kdist("logs"),
         )
     ranks = given["rank"]
     if ranks == _FAILED:
         record = read_status(run).exit_record
         if record is None or record.rank is None:
-            raise UsageError(f"{run.name} knows of no rank that failed")
+            raise UsageError(f"no rank of {run.name} has failed")
         ranks = str(record.rank)
     is_wanted = logs.select_ranks(parse_ranks(ranks, None)) if ranks else None
     pod = given["pod"]
@@ -196,7 +196,7 @@ def parse_ranks(ranks: str, snapshot: Snapshot | None) -> set[int]:
         record = snapshot.status.exit_record
         if record is None or record.rank is None:
             why = f"kdist why {snapshot.name} -n {snapshot.namespace}"
-            raise UsageError(f"{snapshot.name} knows of no rank that failed", next_command=why)
+            raise UsageError(f"no rank of {snapshot.name} has failed", next_command=why)
         return {record.rank}
     found: set[int] = set()
     for part in ranks.split(","):

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
+_NUMBER = r"[0-9]{1,9}(?:\.[0-9]{1,9})?"
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
@@ -22,17 +23,18 @@ def seconds(value: str) -> float:
     """Parse a duration as kubectl writes it (`90s`, `5m`, `1h30m`), or a number of seconds; returns
     seconds. For click's `type=`.
     """
-    if re.fullmatch(r"\d+(\.\d+)?", value):
+    if re.fullmatch(_NUMBER, value):
         return float(value)
-    if not re.fullmatch(r"(\d+[smhd])+", value):
+    if not re.fullmatch(rf"({_NUMBER}[smhd])+", value):
         raise click.BadParameter(f"`{value}` is not a duration; write 90s, 5m or 1h30m")
-    return float(
-        sum(int(number) * _UNITS[unit] for number, unit in re.findall(r"(\d+)([smhd])", value))
-    )
+    parts = re.findall(rf"({_NUMBER})([smhd])", value)
+    return sum(float(number) * _UNITS[unit] for number, unit in parts)
 
 
 # key of the login options in click's `Context.meta`
 LOGIN = "kdist.login"
+# key of the hint of a `JobNotFoundError`: where a run of that name was looked for too
+NOT_HERE = "kdist.not-here"
 # key of the namespace and the context that stand before the command
 _BEFORE = "kdist.before"
 
@@ -87,7 +89,7 @@ def complete_field(_: click.Context, __: click.Parameter, word: str) -> list[str
     return completion.fields(word)
 
 
-def complete_setting(_: click.Context, __: click.Parameter, word: str) -> list[str]:
+def _complete_setting(_: click.Context, __: click.Parameter, word: str) -> list[str]:
     """Offer fields of job.yaml, and after the `=` their values."""
     from kdist import completion
 
@@ -114,6 +116,43 @@ def _complete_context(context: click.Context, _: click.Parameter, word: str) -> 
     return [each for each in found if each.startswith(word)]
 
 
+def _login(name: str, **how: Any) -> Callable[[Command], Command]:
+    """An option that is stored for `targets.connect` and not passed to the command."""
+
+    def keep(context: click.Context, parameter: click.Parameter, value: Any) -> None:
+        if value is not None and value != ():
+            context.meta.setdefault(LOGIN, {})[parameter.name] = value
+
+    return click.option(
+        name, f"login_{name.strip('-').replace('-', '_')}", expose_value=False, callback=keep, **how
+    )
+
+
+_IDENTITY = (
+    _login(
+        "--kubeconfig",
+        metavar="FILE",
+        shell_complete=complete_file,
+        help="Instead of $KUBECONFIG or ~/.kube/config.",
+    ),
+    _login(
+        "--as", metavar="USER", help="Act as this user, or system:serviceaccount:NAMESPACE:NAME."
+    ),
+    _login(
+        "--as-group",
+        metavar="GROUP",
+        multiple=True,
+        help="Also act as a member of this group; may be repeated.",
+    ),
+)
+_REQUEST_TIMEOUT = _login(
+    "--request-timeout",
+    type=seconds,
+    metavar="DURATION",
+    help="Timeout of a single request; 0 for none.",
+)
+
+
 def cluster_options(command: Command) -> Command:
     """Add the options that choose a cluster and an identity.
 
@@ -137,32 +176,11 @@ def cluster_options(command: Command) -> Command:
             shell_complete=_complete_context,
             help="Context of the kubeconfig (default: current).",
         ),
-        _login(
-            "--kubeconfig",
-            metavar="FILE",
-            shell_complete=complete_file,
-            help="Instead of $KUBECONFIG or ~/.kube/config.",
-        ),
-        _login(
-            "--as",
-            metavar="USER",
-            help="Act as this user, or system:serviceaccount:NAMESPACE:NAME.",
-        ),
-        _login(
-            "--as-group",
-            metavar="GROUP",
-            multiple=True,
-            help="Also act as a member of this group; may be repeated.",
-        ),
+        *_IDENTITY,
         click.option(
             "--timeout", type=seconds, metavar="DURATION", help="How long to wait, e.g. 90s or 5m."
         ),
-        _login(
-            "--request-timeout",
-            type=seconds,
-            metavar="DURATION",
-            help="Timeout of a single request; 0 for none.",
-        ),
+        _REQUEST_TIMEOUT,
     )
     for decorate in reversed(decorators):
         command = decorate(command)
@@ -187,22 +205,8 @@ def options_before_command(command: Command) -> Command:
             shell_complete=_complete_context,
             help="Context of the kubeconfig.",
         ),
-        _login(
-            "--kubeconfig",
-            metavar="FILE",
-            shell_complete=complete_file,
-            help="Instead of $KUBECONFIG or ~/.kube/config.",
-        ),
-        _login("--as", metavar="USER", help="Act as this user."),
-        _login(
-            "--as-group", metavar="GROUP", multiple=True, help="Also act as a member of this group."
-        ),
-        _login(
-            "--request-timeout",
-            type=seconds,
-            metavar="DURATION",
-            help="Timeout of a single request; 0 for none.",
-        ),
+        *_IDENTITY,
+        _REQUEST_TIMEOUT,
     )
     for decorate in reversed(decorators):
         command = decorate(command)
@@ -220,18 +224,6 @@ def _before(*names: str, **how: Any) -> Callable[[Command], Command]:
 def _or_before(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
     """The option's value, else the one that stands before the command."""
     return context.meta.get(_BEFORE, {}).get(parameter.name) if value is None else value
-
-
-def _login(name: str, **how: Any) -> Callable[[Command], Command]:
-    """An option that is stored for `targets.connect` and not passed to the command."""
-
-    def keep(context: click.Context, parameter: click.Parameter, value: Any) -> None:
-        if value is not None and value != ():
-            context.meta.setdefault(LOGIN, {})[parameter.name] = value
-
-    return click.option(
-        name, f"login_{name.strip('-').replace('-', '_')}", expose_value=False, callback=keep, **how
-    )
 
 
 def output_option(*formats: str, default: str = "table") -> Callable[[Command], Command]:
@@ -260,7 +252,14 @@ def job_argument(command: Command) -> Command:
     """Add the job: NAME, or a job file as argument or with `-f`. The command receives `job` and
     `file`, and passes them to `find_job`.
     """
-    command = click.option(
+    return click.argument("job", required=False, metavar="NAME|FILE", shell_complete=complete_job)(
+        filename_option(command)
+    )
+
+
+def filename_option(command: Command) -> Command:
+    """Add `-f`; the command receives `file`."""
+    return click.option(
         "-f",
         "--filename",
         "file",
@@ -268,9 +267,12 @@ def job_argument(command: Command) -> Command:
         shell_complete=complete_file,
         help="Take name and namespace from a job file.",
     )(command)
-    return click.argument("job", required=False, metavar="NAME|FILE", shell_complete=complete_job)(
-        command
-    )
+
+
+def local_option(command: Command) -> Command:
+    """Add `--local`; the command passes `local` to `targets.find_local`."""
+    text = "Use the `kdist run` on this machine, even if -n or a cluster is set."
+    return click.option("--local", is_flag=True, help=text)(command)
 
 
 def files_argument(command: Command) -> Command:
@@ -288,6 +290,18 @@ def files_argument(command: Command) -> Command:
     )(command)
     return click.argument(
         "files", nargs=-1, metavar="[FILE|DIRECTORY|-]...", shell_complete=complete_file
+    )(command)
+
+
+def set_option(command: Command) -> Command:
+    """Add `--set`; the command passes `sets` as overrides when it loads a job."""
+    return click.option(
+        "--set",
+        "sets",
+        multiple=True,
+        metavar="PATH=VALUE",
+        shell_complete=_complete_setting,
+        help="Change a field of the job, e.g. spec.nodes=4; may be repeated.",
     )(command)
 
 

@@ -61,8 +61,9 @@ def command(
       kdist port-forward digits tensorboard     then: http://localhost:6006
       kdist port-forward digits :tensorboard    (a free local port)
     """
+    shows_tensorboard = any(_TENSORBOARD.fullmatch(each) for each in ports)
     try:
-        if any(_TENSORBOARD.fullmatch(each) for each in ports):
+        if shows_tensorboard:
             if len(ports) > 1 or rank is not None or pod:
                 raise UsageError(
                     "`tensorboard` cannot be combined with other ports, --rank or --pod"
@@ -81,7 +82,7 @@ def command(
                 pod=pod,
             )
     except KeyboardInterrupt:
-        console.message("Forwarding ended.")
+        console.message("TensorBoard ended." if shows_tensorboard else "Forwarding ended.")
 
 
 def _instead(run: LocalJob) -> targets.Instead:
@@ -185,5 +186,5 @@ def _serve(
             wanted = bound
             while agents.is_running(target, chosen.name):
                 time.sleep(_POLL_SECONDS)
-        console.message(f"pod {chosen.name} has gone; waiting for its replacement")
+        console.message(f"pod {chosen.name} is gone; waiting for its replacement")
         agents.wait_for_pod(target, rank=rank, pod=pod, interval=_POLL_SECONDS)

@@ -49,17 +49,11 @@ def _refuse_output(_: click.Context, __: click.Parameter, value: str) -> None:
     callback=_ranks,
     help="Which ranks record.",
 )
-@click.option(
-    "--local",
-    is_flag=True,
-    help="Use the `kdist run` on this machine, even if -n or a cluster is set.",
-)
+@options.local_option
 @options.cluster_options
 @click.option(
     "--out",
-    default="",
-    metavar="FOLDER",
-    shell_complete=options.complete_file,
+    type=click.Path(file_okay=False, path_type=Path),
     help="Folder for the traces (default: ./NAME-profile).",
 )
 @click.option(
@@ -80,12 +74,12 @@ def command(
     ranks: str,
     local: bool,
     timeout: float | None,
-    out: str,
+    out: Path | None,
     **cluster_options: Any,
 ) -> None:
-    r"""Record the next steps of a running job, and show their time.
+    r"""Record the next steps of a running job with torch's profiler.
 
-    All ranks record the same steps with torch's profiler, which slows down these steps only. Each
+    All ranks record the same steps, and only these are slowed down. Each
     trace is a compressed Chrome trace (JSON) that https://ui.perfetto.dev opens directly.
     COLLECTIVES is the share of the time in which a collective was in flight, whether or not it
     overlapped with computation.
@@ -111,7 +105,7 @@ def command(
     else:
         target = targets.find_target(job, file, **cluster_options)
         name, agents = target.name, profile.cluster_agents(target)
-    folder = Path(out or f"{name}-profile")
+    folder = out or Path(f"{name}-profile")
     summaries = profile.record(
         agents,
         folder,

@@ -35,14 +35,7 @@ if TYPE_CHECKING:
     default="without",
     help="Leave out the claim of the checkpoints (the default), include it, or show it alone.",
 )
-@click.option(
-    "--set",
-    "sets",
-    metavar="PATH=VALUE",
-    shell_complete=options.complete_setting,
-    multiple=True,
-    help="Change a field of the job, e.g. spec.nodes=4.",
-)
+@options.set_option
 def command(
     file: str,
     *,
@@ -52,7 +45,7 @@ def command(
     claims: str,
     sets: tuple[str, ...],
 ) -> None:
-    r"""Show the Kubernetes objects that a job becomes.
+    r"""Show the Kubernetes objects of a job, without a cluster.
 
     No cluster is contacted: `backend: auto` becomes an Indexed Job, and the rendezvous is
     kubernetes. The output is deterministic, so it can be kept in git and applied by kubectl. FILE

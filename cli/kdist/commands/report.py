@@ -14,15 +14,11 @@ from kdist.errors import NotFoundError
 
 @click.command()
 @options.job_argument
-@click.option(
-    "--local",
-    is_flag=True,
-    help="Use the `kdist run` on this machine, even if -n or a cluster is set.",
-)
+@options.local_option
 @click.option(
     "--out",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Write it to this file instead of stdout.",
+    help="Write the report to this file instead of stdout.",
 )
 @options.cluster_options
 @options.output_option("table", "json", "html")
@@ -38,10 +34,11 @@ def command(
 ) -> None:
     r"""Show where the time of a run went: its goodput report.
 
-    By attempt and cause, from the ledger next to the checkpoints: queue, image pull, rendezvous,
-    start, productive steps, waiting in all-reduces, checkpoints, steps that were lost and done
-    again, and the time in which nothing ran. It also works for runs that are over. Queue and image
-    pull are known while the pods exist. `-o html` is one self-contained page with charts.
+    Divides the time by attempt and cause, as recorded in the ledger next to the checkpoints: queue,
+    image pull, rendezvous, start, productive steps, waiting in all-reduces, checkpoints, steps that
+    were lost and repeated, and the time in which nothing ran. It also works for runs that have
+    ended; queue and image pull are known only while the pods exist. `-o html` is a single page with
+    charts.
 
     \b
     Examples:

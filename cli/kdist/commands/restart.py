@@ -78,10 +78,12 @@ def command(
 def _instead(run: LocalJob, *, fresh: bool) -> targets.Instead:
     """What restarts a run on this machine."""
     if run.active:
-        again = run.next_run_with("--fresh") if fresh else run.kdist("resume")
+        again = run.next_run_with(fresh=True) if fresh else run.kdist("resume")
         return targets.Instead(f"suspend it, then type `{again}`", run.kdist("suspend"))
     if fresh or run.is_done:
-        return targets.Instead("--fresh keeps its old state aside", run.next_run_with("--fresh"))
+        reason = "it is done; " if run.is_done else ""
+        what = f"{reason}--fresh archives it and starts at step 0"
+        return targets.Instead(what, run.next_run_with(fresh=True))
     return targets.Instead("it continues from its last checkpoint", run.next_run)
 
 

@@ -12,7 +12,7 @@ from kdist.commands import options, targets
 
 @click.command()
 @options.job_argument
-@click.option("--local", is_flag=True, help="The `kdist run` on this machine of that name.")
+@options.local_option
 @options.cluster_options
 @options.wait_option
 @options.dry_run_option
@@ -39,7 +39,7 @@ def command(
     \b
     Exit codes:
       0 the job trains again   1 the job has finished   4 no such job
-      6 the job does not train within --timeout
+      6 the job does not train again within --timeout
     """
     from kdist.jobs import suspend
 
@@ -47,10 +47,7 @@ def command(
     if run is not None:
         from kdist.local import suspension
 
-        if dry_run != "none":
-            console.result(f"{run.name} would be resumed ({dry_run} dry run)")
-            return
-        console.result(suspension.resume(run, notify=console.message))
+        console.result(suspension.resume(run, notify=console.message, dry_run=dry_run))
         return
     target = targets.find_target(job, file, **cluster_options)
     if dry_run == "client":

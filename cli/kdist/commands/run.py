@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import signal
@@ -63,14 +64,7 @@ class RunCommand(click.Command):
     help="Agents to start, each as one node; MIN:MAX makes the job elastic.",
 )
 @click.option("--procs-per-node", metavar="N|auto", help="Ranks on each node.")
-@click.option(
-    "--set",
-    "sets",
-    metavar="PATH=VALUE",
-    shell_complete=options.complete_setting,
-    multiple=True,
-    help="Change a field of the job, e.g. spec.train.epochs=2.",
-)
+@options.set_option
 @click.option(
     "--fresh/--resume",
     default=False,
@@ -129,6 +123,8 @@ def command(
     again = _argv(file, args, output=output, propagate=propagate_exit_code, **changes)
     job, base = _read_job(file, args, **changes)
     local.check_torch()
+    if missing := local.describe_missing_gpus(job, os.environ):
+        console.warning(missing)
     if detach:
         return _detach(file, again, fresh=fresh, output=output)
     train_json = render.read_train_json(render.render(job))
@@ -204,6 +200,7 @@ def _read_job(
 ) -> tuple[TrainingJob, Path]:
     """Read the job and the folder that its relative paths start from."""
     from kdist import load
+    from kdist.load.overrides import OptionOverride
 
     overrides = list(sets)
     if nodes is not None:
@@ -214,12 +211,10 @@ def _read_job(
                 hint="for example --nodes 2, or --nodes 1:4 for an elastic job",
             )
         limits = {"min": int(minimum), "max": int(maximum or minimum)}
-        overrides.append(
-            load.OptionOverride(f"spec.nodes={json.dumps(limits)}", f"--nodes {nodes}")
-        )
+        overrides.append(OptionOverride(f"spec.nodes={json.dumps(limits)}", f"--nodes {nodes}"))
     if procs_per_node is not None:
         overrides.append(
-            load.OptionOverride(
+            OptionOverride(
                 f"spec.procsPerNode={procs_per_node}", f"--procs-per-node {procs_per_node}"
             )
         )

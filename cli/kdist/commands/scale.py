@@ -79,7 +79,9 @@ def command(
 
 def _instead(run: LocalJob, nodes: str) -> targets.Instead:
     """What changes the number of nodes of a run on this machine."""
-    again = run.next_run_with("--nodes", nodes)
+    again = run.next_run_with("--nodes", nodes, fresh=run.is_done)
     if run.active:
         return targets.Instead(f"suspend it, then type `{again}`", run.kdist("suspend"))
-    return targets.Instead("give `kdist run` the number of nodes", again)
+    if run.is_done:
+        return targets.Instead("it is done; --fresh archives it and starts at step 0", again)
+    return targets.Instead("it continues on as many nodes as `kdist run` is given", again)

@@ -8,14 +8,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kdist import console
-from kdist.commands.options import cluster_options, job_argument, output_option
+from kdist.commands.options import cluster_options, job_argument, local_option, output_option
 from kdist.commands.targets import connect, find_job, find_local
 from kdist.errors import Code
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from kdist.cluster import Cluster
+    from kdist.diagnose import Diagnosis
     from kdist.local.job import LocalJob
     from kdist.status import JobStatus
+
+    Moment = tuple[JobStatus, Diagnosis, str]  # with what is missing from the status
 
 _POLL_SECONDS = 0.5
 
@@ -29,7 +34,7 @@ _POLL_SECONDS = 0.5
     help="Show it live until the job ends; Ctrl-C ends the view, not the job.",
 )
 @output_option("table", "json", "yaml", "name")
-@click.option("--local", is_flag=True, help="The `kdist run` on this machine of that name.")
+@local_option
 @cluster_options
 def command(
     job: str | None,
@@ -44,8 +49,8 @@ def command(
     r"""Show what a job is doing: phase, ranks, step, loss, checkpoint.
 
     The numbers come from the agents, through the API server's proxy or, where that is blocked, a
-    forwarded port. A run on this machine is found by its name, too. With -w, while the API server
-    is unreachable it retries, for --timeout at most.
+    forwarded port. A run on this machine is found by its name, too. With -w, it retries while the
+    API server is unreachable, for at most --timeout.
 
     \b
     Examples:
@@ -58,15 +63,15 @@ def command(
       0 the status was shown; with -w the job is done   4 there is no such job   5 the API server
       is unreachable   10, 11 with -w: the job failed, or was stopped   130 interrupted
     """
-    from kdist import jobs
-
     run = find_local(job, file, local=local, **cluster_options)
     if run is not None:
         return _show_run(run, output, watch=watch)
     found = find_job(job, file)
     cluster = connect(**cluster_options, timeout=timeout, job=found.namespace, stays=watch)
     if watch:
-        return _watch(cluster, found.name, output)
+        return _watch(_watch_job(cluster, found.name), output)
+    from kdist import jobs
+
     snapshot = jobs.fetch_snapshot(cluster, found.name)
     jobs.finalize(cluster, snapshot)
     _print(snapshot.status, output)
@@ -76,26 +81,11 @@ def command(
 
 
 def _show_run(run: LocalJob, output: str, *, watch: bool) -> int:
-    """Show a run on this machine; with `watch` a line, or a document, for each change until its
-    `kdist run` ends.
-    """
-    from kdist import jobs
     from kdist.local.status import read_status
 
-    status, shown = read_status(run), ""
-    while watch:
-        line = jobs.describe_status(status)
-        if line != shown:
-            if output == "table":
-                console.result(line)
-            else:
-                console.emit(status.to_document(), output=output, name=f"job/{status.name}")
-        shown = line
-        if not run.active:
-            return jobs.exit_code(status)
-        time.sleep(_POLL_SECONDS)
-        status = read_status(run)
-    _print(status, output)
+    if watch:
+        return _watch(_watch_run(run), output)
+    _print(read_status(run), output)
     return Code.OK
 
 
@@ -115,36 +105,57 @@ def _print(status: JobStatus, output: str) -> None:
         console.table(ranks, header=status_table.RANK_HEADER)
 
 
-def _watch(cluster: Cluster, name: str, output: str) -> int:
+def _watch_job(cluster: Cluster, name: str) -> Iterator[Moment]:
+    """Yield the state of a job on a cluster until it has ended."""
+    from kdist import jobs
+    from kdist.diagnose import diagnose
+
+    for snapshot in jobs.watch_job(cluster, name):
+        yield snapshot.status, diagnose(snapshot), snapshot.gap
+
+
+def _watch_run(run: LocalJob) -> Iterator[Moment]:
+    """Yield the state of a run on this machine until its `kdist run` has ended."""
+    from kdist.local.diagnosis import diagnose_run
+
+    while True:
+        active = run.active
+        yield (*diagnose_run(run), "")
+        if not active:
+            return
+        time.sleep(_POLL_SECONDS)
+
+
+def _watch(moments: Iterable[Moment], output: str) -> int:
     """Watch the job until it ends: as a live view on a terminal, otherwise as a line for each
-    change, or a document for each snapshot.
+    change, or a document for each moment.
     """
     from kdist import jobs
 
     if output == "table" and console.can_draw():
-        return _watch_live(cluster, name)
+        return _watch_live(moments)
     last_line = ""
-    for snapshot in jobs.watch_job(cluster, name):
-        status = snapshot.status
-        line = jobs.describe_status(status) + (f" ({snapshot.gap})" if snapshot.gap else "")
+    for status, _, gap in moments:
+        line = jobs.describe_status(status) + (f" ({gap})" if gap else "")
         if output != "table":
-            console.emit(status.to_document(), output=output, name=f"job/{name}")
+            console.emit(status.to_document(), output=output, name=f"job/{status.name}")
         elif line != last_line:
             console.result(line)
         last_line = line
     return jobs.exit_code(status)
 
 
-def _watch_live(cluster: Cluster, name: str) -> int:
+def _watch_live(moments: Iterable[Moment]) -> int:
     from kdist import jobs
     from kdist.status.step_history import StepHistory
     from kdist.views import live
 
     history = StepHistory()
     with console.drawing() as drawing:
-        for snapshot in jobs.watch_job(cluster, name):
-            status = snapshot.status
-            history.record(snapshot.taken, status.step, status.loss)
-            drawing.update(live.render(live.from_snapshot(snapshot, history)))
+        for status, cause, gap in moments:
+            now = time.time()
+            history.record(now, status.step, status.loss)
+            view = live.from_status(status, cause, history, now=now, gap=gap)
+            drawing.update(live.render(view))
     _print(status, "table")
     return jobs.exit_code(status)

@@ -1,4 +1,4 @@
-"""`kdist suspend`: save a job's state, end its pods and free their resources."""
+"""`kdist suspend`: save a job's state and stop it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kdist.commands import options, targets
 
 @click.command()
 @options.job_argument
-@click.option("--local", is_flag=True, help="The `kdist run` on this machine of that name.")
+@options.local_option
 @options.cluster_options
 @options.wait_option
 @options.dry_run_option
@@ -26,11 +26,11 @@ def command(
     timeout: float | None,
     **cluster_options: Any,
 ) -> None:
-    r"""Save a job's state, end its pods and free their resources.
+    r"""Save a job's state and stop it; `resume` continues it.
 
-    Every pod receives SIGTERM, saves the current step, and ends; `kdist resume` continues from that
-    step. The job's objects and checkpoints stay. A run on this machine saves and ends likewise, and
-    the same `kdist run` continues it.
+    Every pod receives SIGTERM, saves the current step, and ends, which frees its resources;
+    `kdist resume` continues from that step. The job's objects and checkpoints stay. A run on this
+    machine saves and ends likewise, and the same `kdist run` continues it.
 
     \b
     Examples:
@@ -49,10 +49,10 @@ def command(
     if run is not None:
         from kdist.local import suspension
 
-        if dry_run != "none":
-            console.result(f"{run.name} would be suspended ({dry_run} dry run)")
-            return
-        console.result(suspension.suspend(run, wait=wait, timeout=timeout, notify=console.message))
+        summary = suspension.suspend(
+            run, wait=wait, timeout=timeout, notify=console.message, dry_run=dry_run
+        )
+        console.result(summary)
         return
     target = targets.find_target(job, file, **cluster_options)
     if dry_run == "client":

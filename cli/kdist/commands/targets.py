@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from kdist import console
-from kdist.commands.options import LOGIN
+from kdist.commands.options import LOGIN, NOT_HERE
 from kdist.errors import InvalidJobError, KdistError, NotFoundError, Problem, UsageError
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 RETRY_SECONDS = 60.0  # for how long a request is retried while the API server is unreachable
 _LOOKUP_SECONDS = 3.0  # for the question whether a cluster has a job of a local run's name
 _FILE_SUFFIXES = (".yaml", ".yml", ".json")
+_READ = "kdist.read"  # key of the job files that were read in click's `Context.meta`
 
 
 def _login_options() -> dict[str, Any]:
@@ -44,7 +45,35 @@ def _login_options() -> dict[str, Any]:
 
 def asks_cluster(namespace: str | None, context: str | None) -> bool:
     """Whether an option chooses a cluster, a namespace or an identity, so not a local run."""
-    return bool(namespace or context or _login_options())
+    return bool(namespace or context or _login_options().keys() - {"request_timeout"})
+
+
+def request_timeout(default: float) -> float:
+    """Seconds that a response may be silent: the value of `--request-timeout`, else `default`."""
+    return float(_login_options().get("request_timeout", default))
+
+
+def note_no_run() -> None:
+    """Let the error that the cluster has no such job say that there is no such run either."""
+    from kdist.local import run_dir
+
+    context = click.get_current_context(silent=True)
+    if context is not None:
+        context.meta[NOT_HERE] = f"there is no run of that name in {run_dir.home()} either"
+
+
+def missing_run(*names: str, local: bool = True) -> NotFoundError:
+    """The error that no run on this machine has these names; unless `local`, no cluster is
+    configured that could have them.
+    """
+    from kdist.local import run_dir
+
+    what = f"there is no run {', nor '.join(names)} on this machine"
+    if local:
+        return NotFoundError(what, next_command="kdist get --local")
+    hint = f"runs are in {run_dir.home()}; a job on a cluster needs a kubeconfig ($KUBECONFIG)"
+    what = f"{what}, and no kubeconfig names a cluster"
+    return NotFoundError(what, hint=hint, next_command="kdist get")
 
 
 class Instead(NamedTuple):
@@ -75,10 +104,14 @@ def find_job(argument: str | None, file: str | None = None) -> JobRef:
         raise UsageError("name one job")
     if file is None and not path.endswith(_FILE_SUFFIXES):
         return JobRef(path.removeprefix("job/").removeprefix("trainingjob/"))
-    from kdist import load
+    context = click.get_current_context(silent=True)
+    read: dict[str, JobRef] = {} if context is None else context.meta.setdefault(_READ, {})
+    if path not in read:  # stdin can be read only once
+        from kdist import load
 
-    metadata = load.load_file(path).metadata
-    return JobRef(metadata.name, metadata.namespace)
+        metadata = load.load_file(path).metadata
+        read[path] = JobRef(metadata.name, metadata.namespace)
+    return read[path]
 
 
 def find_jobs(argument: str | None, file: str | None) -> list[JobRef]:
@@ -130,7 +163,9 @@ def connect(
 
 def choose_backend(backend: str | None) -> list[str]:
     """`--backend` as overrides of a job file, in the form of `--set`."""
-    return [f"spec.backend={backend}"] if backend else []
+    from kdist.load.overrides import OptionOverride
+
+    return [OptionOverride(f"spec.backend={backend}", f"--backend {backend}")] if backend else []
 
 
 def find_target(
@@ -196,39 +231,16 @@ def find_run(
     context: str | None = None,
     active: bool = False,
 ) -> Path | None:
-    """Folder of the local run that the arguments refer to, chosen as by `find_local`; None for a
-    job on a cluster.
-
-    Args:
-        job: NAME, a run folder, or a job file.
-        file: a job file, from `-f`.
-        local: the job must be a local run.
-        namespace: from `-n`.
-        context: from `--context`.
-        active: accept only a run whose `kdist run` is running.
+    """Folder of the local run that the arguments refer to, chosen as by `find_local` with the same
+    arguments; None for a job on a cluster. With `active` its `kdist run` has to be running.
 
     Raises:
-        NotFoundError: there is no such local run, and either a local run is required or no cluster
-            is configured; or the run is not active.
+        NotFoundError: as for `find_local`; or the run is not active.
     """
-    from kdist.cluster import kubeconfig
-    from kdist.local import run_dir
-
     run = find_local(job, file, namespace=namespace, context=context, local=local)
     if run is not None and active and not run.active:
         raise NotFoundError(
             f"no `kdist run` is running in {run.root}", next_command=run.kdist("report")
-        )
-    if run is None and not asks_cluster(namespace, context) and not kubeconfig.is_there():
-        raise NotFoundError(
-            (
-                f"there is no {'active ' if active else ''}run {find_job(job, file).name} on this "
-                "machine, and no kubeconfig names a cluster"
-            ),
-            hint=(
-                f"local runs are in {run_dir.home()}; a job on a cluster needs a kubeconfig "
-                "($KUBECONFIG)"
-            ),
         )
     return None if run is None else run.root
 
@@ -257,7 +269,7 @@ def find_local(
             is done counts as a finished one, and any other must be chosen.
 
     Raises:
-        NotFoundError: a local run is required, and there is none.
+        NotFoundError: there is no such local run, and one is required or no cluster is configured.
         UsageError: `changes`, and the cluster has a job of the same name, or does not answer.
     """
     from kdist.cluster import kubeconfig
@@ -269,11 +281,13 @@ def find_local(
         return None
     named = JobRef(str(job)) if is_folder else find_job(job, file)
     found = find_local_job(named.name)
-    if found is None and (local or is_folder):
-        raise NotFoundError(
-            f"there is no run {named.name} on this machine", next_command="kdist get --local"
-        )
-    if found is None or local or is_folder or not kubeconfig.is_there():
+    only_local = local or is_folder
+    has_cluster = not only_local and kubeconfig.is_there()
+    if found is None and not has_cluster:
+        raise missing_run(named.name, local=only_local)
+    if found is None:
+        note_no_run()
+    if found is None or not has_cluster:
         return found
     if found.active and not changes:
         console.message(f"{named.name} is a run on this machine; -n NAMESPACE chooses the cluster")
@@ -283,26 +297,27 @@ def find_local(
 
 def _prefers_run(run: LocalJob, problem: KdistError | None, *, changes: bool) -> bool:
     """Whether a run that is not active, or is to be changed, is meant and not a job of its name.
-
-    Args:
-        run: the run.
-        problem: what `_look_up` found.
-        changes: the command changes the job.
-
-    Raises:
-        UsageError: `changes`, and it is not certain.
+    `problem` is what `_look_up` found. Raises `UsageError` if `changes`, and it is not certain.
     """
     if isinstance(problem, NotFoundError):
         return True
+    options = {each.name for each in click.get_current_context().command.params}
+    local = "--local chooses the run" if "local" in options else ""
+    there = "-n NAMESPACE chooses the cluster"
     both = problem is None
     what = f"{run.name} is a run on this machine"
-    what += " and a job on the cluster" if both else f", and the cluster cannot be asked: {problem}"
     if changes and not (both and run.is_done):
-        raise UsageError(what, hint="--local chooses the run, -n NAMESPACE the job on the cluster")
+        more = (
+            " and a job on the cluster"
+            if both
+            else f", and the cluster cannot be queried: {problem}"
+        )
+        raise UsageError(what + more, hint=", ".join(filter(None, (local, there))))
     if both:
-        console.message(f"{what}: the job is used; --local chooses the run")
+        what = f"{what} and a job on the cluster: the job is used"
+        console.message("; ".join(filter(None, (what, local))))
     else:
-        console.warning(f"{what}: the run is used; -n NAMESPACE chooses the cluster")
+        console.warning(f"{what} ({there}); the cluster cannot be queried: {problem}")
     return not both
 
 
@@ -312,10 +327,9 @@ def _look_up(named: JobRef) -> KdistError | None:
     from kdist.deploy.plan import find_config_map
 
     absent = NotFoundError(f"there is no job {named.name}")
+    timeout = request_timeout(_LOOKUP_SECONDS)
     try:
-        found = cluster.connect(
-            None, named.namespace, retry_seconds=0.0, request_timeout=_LOOKUP_SECONDS
-        )
+        found = cluster.connect(None, named.namespace, retry_seconds=0.0, request_timeout=timeout)
         return absent if find_config_map(found, named.name) is None else None
     except cluster.ForeignError:
         return absent

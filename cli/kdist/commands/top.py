@@ -32,13 +32,9 @@ if TYPE_CHECKING:
 @click.option(
     "--once",
     is_flag=True,
-    help="Print one sample over the whole life of the agents, also on a terminal.",
+    help="Print one sample over the whole life of the agents, even on a terminal.",
 )
-@click.option(
-    "--local",
-    is_flag=True,
-    help="Use the `kdist run` on this machine, even if -n or a cluster is set.",
-)
+@options.local_option
 @options.cluster_options
 @options.output_option("table", "json", "prom")
 def command(
@@ -53,7 +49,7 @@ def command(
     timeout: float | None,
     **cluster_options: Any,
 ) -> None:
-    r"""Show what every rank spends its steps on, and who is slow.
+    r"""Show how each rank spends its time, and which one is slow.
 
     On a terminal the view is live and covers the time since the previous sample; elsewhere it is
     one table over two samples. A narrow terminal shows fewer columns; `-o json` has them all.
@@ -61,7 +57,7 @@ def command(
     \b
     Columns, each a mean time per step:
       STEP TIME    the whole step
-      BUSY         the rank itself works: DATA + FORWARD + BACKWARD + OPTIMIZER
+      BUSY         the rank's own work: DATA + FORWARD + BACKWARD + OPTIMIZER
       DATA         waiting for the next batch
       FORWARD      forward pass
       BACKWARD     backward pass
@@ -70,7 +66,7 @@ def command(
       OPTIMIZER    optimizer step
       CHECKPOINT   training stopped to save a checkpoint
 
-    STATE is what the rank does now; the last column marks ranks that are SLOW or silent.
+    STATE is what the rank is doing now; the last column marks ranks that are SLOW or silent.
 
     A slow rank is identified by BUSY: the other ranks wait for it, so its own COMM WAIT is the
     shortest.
@@ -127,10 +123,10 @@ def _source(
     )
     if root is not None:
         from kdist.local import agents as local_agents
+        from kdist.local.job import LocalJob
 
-        silence = KdistError(
-            f"no agent of {root.name} answers", next_command=f"kdist status {root.name}"
-        )
+        status = LocalJob(root).kdist("status")
+        silence = KdistError(f"no agent of {root.name} answers", next_command=status)
         return root.name, lambda: local_agents.fetch_samples(root, metrics=True), lambda: silence
     from kdist.jobs import agents
 

@@ -19,14 +19,7 @@ from kdist.errors import Code, InvalidJobError, Problem
     metavar="FILE...",
     shell_complete=options.complete_file,
 )
-@click.option(
-    "--set",
-    "overrides",
-    multiple=True,
-    metavar="PATH=VALUE",
-    shell_complete=options.complete_setting,
-    help="Change a field of the job, e.g. spec.nodes=4; may be repeated.",
-)
+@options.set_option
 @click.option(
     "-o",
     "--output",
@@ -36,7 +29,7 @@ from kdist.errors import Code, InvalidJobError, Problem
 )
 @click.pass_context
 def command(
-    context: click.Context, files: tuple[str, ...], overrides: tuple[str, ...], output: str
+    context: click.Context, files: tuple[str, ...], sets: tuple[str, ...], output: str
 ) -> None:
     r"""Check job files and show every problem at once.
 
@@ -55,7 +48,7 @@ def command(
     for file in files:
         problems: tuple[Problem, ...] = ()
         try:
-            jobs = load_files(file, overrides=overrides, use="either")
+            jobs = load_files(file, overrides=sets, use="either")
         except InvalidJobError as error:
             failed, problems = True, error.problems
             if output == "text":

@@ -29,7 +29,7 @@ _SECONDS = 3.0  # for which a server may be silent, without --timeout
 def command(
     *, output: str, client: bool, namespace: str | None, context: str | None, timeout: float | None
 ) -> None:
-    r"""Show the versions of kdist and what it runs on.
+    r"""Show the versions of kdist and of what it runs on.
 
     \b
     Examples:

@@ -8,7 +8,7 @@ import click
 
 from kdist import console
 from kdist.commands import options, targets
-from kdist.errors import Code
+from kdist.errors import Code, NotFoundError
 from kdist.jobs import GOALS, describe_status, wait_for
 
 
@@ -22,7 +22,7 @@ from kdist.jobs import GOALS, describe_status, wait_for
     show_default=True,
     help="Condition to wait for.",
 )
-@click.option("--local", is_flag=True, help="The `kdist run` on this machine of that name.")
+@options.local_option
 @options.cluster_options
 def command(
     job: str | None,
@@ -35,9 +35,9 @@ def command(
 ) -> int:
     r"""Wait until a job is done, or reaches another condition.
 
-    It also returns when the job ends otherwise, with an exit code for each case, and reports every
-    change on stderr. Without --timeout it waits without limit, also through outages of the API
-    server.
+    It also returns when the job ends in another way, which the exit code tells apart, and reports
+    every change of the status on stderr. Without --timeout it waits without limit, even through
+    outages of the API server.
 
     \b
     Examples:
@@ -50,15 +50,21 @@ def command(
       0 condition met   4 no such job   5 API server unreachable   6 timed out
       10 the job failed   11 the job was stopped
     """
-    run = targets.find_local(job, file, local=local, **cluster_options)
+    try:
+        run = targets.find_local(job, file, local=local, **cluster_options)
+    except NotFoundError:
+        if goal != "deleted":
+            raise
+        console.result(f"{targets.find_job(job, file).name} is deleted")
+        return Code.OK
     if run is not None:
         from kdist.local import conditions
 
         ended = conditions.wait_for(run, goal, timeout=timeout, notify=console.message)
-        console.result(f"{run.name} is gone" if ended is None else describe_status(ended))
+        console.result(f"{run.name} is deleted" if ended is None else describe_status(ended))
         return Code.OK
     found = targets.find_job(job, file)
     cluster = targets.connect(**cluster_options, timeout=timeout, job=found.namespace, stays=True)
     status = wait_for(cluster, found.name, goal, timeout=timeout, notify=console.message)
-    console.result(f"{found.name} is gone" if status is None else describe_status(status))
+    console.result(f"{found.name} is deleted" if status is None else describe_status(status))
     return Code.OK

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @click.command()
 @options.job_argument
 @options.output_option("table", "json", "yaml", "name")
-@click.option("--local", is_flag=True, help="The `kdist run` on this machine of that name.")
+@options.local_option
 @options.cluster_options
 def command(
     job: str | None,
@@ -28,7 +28,7 @@ def command(
     timeout: float | None,
     **cluster_options: Any,
 ) -> int:
-    r"""Explain why a job does not progress, and how to fix it.
+    r"""Explain why a job makes no progress, and how to fix it.
 
     Prints the root cause, ranked before its consequences, with its evidence, a fix and the command
     to run next. It reads events, pods, exit records, the queue and the agents, and changes nothing.
@@ -76,7 +76,7 @@ def _print(cause: Diagnosis) -> None:
         cause.severity, (cause.severity, "red")
     )
     console.paragraph(
-        f"{cause.cause}: {cause.sentence}",
+        f"{cause.cause}: {cause.sentence}" if cause.cause != "none" else cause.sentence,
         start=f"{click.style(mark[0], fg=mark[1], bold=True)} ",
     )
     for line in cause.evidence:

@@ -66,7 +66,7 @@ NOW = PanelRow(
         ),
         stat(
             "Goodput",
-            "Share of all agents' shown time that went into steps",
+            "Share of the agents' time, within the shown range, that went into steps",
             f"sum({_PRODUCTIVE}) / sum({_OBSERVED})",
             "percentunit",
             width=4,
@@ -152,7 +152,7 @@ TIME = PanelRow(
         ),
         bars(
             "Time by category",
-            "Agents' time within the shown time",
+            "Agents' time within the shown range",
             "s",
             {"{{category}}": f"sort_desc(sum by (category) ({_WALL}) > 0)"},
             width=6,
@@ -192,7 +192,7 @@ TIME = PanelRow(
 FLEET = Dashboard(
     uid="kdist-fleet",
     title="kdist / Fleet",
-    description="All trainings: who runs, who stands, and where the time of the machines goes.",
+    description="All training jobs: which run, which are stalled, and where machine time goes.",
     rows=(NOW, TIME),
     variables=(
         Variable("namespace", "Namespace", "kdist_job_info", all_value=".*"),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from kdist import backends, rbac, render
 from kdist.backends import Placement
 from kdist.errors import KdistError, NotFoundError, UsageError
+from kdist.load import resolve_path
 from kdist.manifest import Manifest
 from kdist.rbac import Right
 from kdist.spec import RUN, TrainingJob
@@ -43,7 +44,7 @@ def read_code(job: TrainingJob, base: Path) -> dict[str, bytes] | None:
     """
     if job.spec.code is None:
         return None
-    folder = (base / Path(job.spec.code).expanduser()).resolve()
+    folder = resolve_path(base, job.spec.code).resolve()
     if not folder.is_dir():
         raise UsageError(
             f"spec.code: there is no folder {folder}", hint="its path is relative to the job file"

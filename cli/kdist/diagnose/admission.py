@@ -56,12 +56,12 @@ def find_queue(ctx: DiagnosticContext) -> Diagnosis | None:
             "may not support this kind"
         )
     elif "maximum capacity" in message:
-        fix = "ask for less in spec.resources or spec.nodes, or have the queue's quota raised"
-        sentence = f"the job asks for more than the queue {queue} ever has: {clip(message, 300)}"
+        fix = "request less in spec.resources or spec.nodes, or have the queue's quota raised"
+        sentence = f"the job is too large for the queue {queue}: {clip(message, 300)}"
         return Diagnosis("queue-too-small", sentence, evidence=evidence, fix=fix, commands=commands)
     else:
         sentence = f"the queue {queue} has no room for the job yet: {clip(message, 300)}"
-    fix = "wait, ask for less, or raise the quota"
+    fix = "wait, request less, or raise the quota"
     return Diagnosis("queued", sentence, "waiting", evidence, fix, commands)
 
 
@@ -132,7 +132,7 @@ def _quota(ctx: DiagnosticContext, event: KubernetesEvent, found: re.Match[str])
         else ""
     )
     fix = (
-        "ask for less in spec.resources or spec.nodes, end other jobs in the namespace, "
+        "request less in spec.resources or spec.nodes, end other jobs in the namespace, "
         "or have the quota raised"
     )
     return _diagnose(
@@ -161,7 +161,7 @@ def _quota_field(ctx: DiagnosticContext, event: KubernetesEvent, found: re.Match
 
 
 def _limit_range(ctx: DiagnosticContext, event: KubernetesEvent, found: re.Match[str]) -> Diagnosis:
-    sentence = f"a LimitRange of the namespace refuses the pods: {clip(found[0], 200)}"
+    sentence = f"a LimitRange of the namespace rejects the pods: {clip(found[0], 200)}"
     return _diagnose(
         ctx,
         event,
@@ -176,7 +176,7 @@ def _pod_security(
     ctx: DiagnosticContext, event: KubernetesEvent, found: re.Match[str]
 ) -> Diagnosis:
     sentence = (
-        f"Pod Security level {found[1]} of the namespace refuses the pods: {clip(found[2], 300)}"
+        f"Pod Security level {found[1]} of the namespace rejects the pods: {clip(found[2], 300)}"
     )
     fix = (
         "what kdist renders passes `restricted`: remove from spec.podTemplate what it "
@@ -195,7 +195,7 @@ def _pod_security(
 def _webhook_refused(
     ctx: DiagnosticContext, event: KubernetesEvent, found: re.Match[str]
 ) -> Diagnosis:
-    sentence = f"the admission webhook {found[1]} refuses the pods: {clip(found[2], 300)}"
+    sentence = f"the admission webhook {found[1]} rejects the pods: {clip(found[2], 300)}"
     return _diagnose(
         ctx,
         event,
@@ -218,13 +218,13 @@ def _webhook_away(
 
 
 def _policy(ctx: DiagnosticContext, event: KubernetesEvent, found: re.Match[str]) -> Diagnosis:
-    sentence = f"the admission policy {found[1]} refuses the pods: {clip(found[2], 300)}"
+    sentence = f"the admission policy {found[1]} rejects the pods: {clip(found[2], 300)}"
     return _diagnose(
         ctx,
         event,
         "policy-refused",
         sentence,
-        "change what it complains about, or ask whoever runs the cluster",
+        "change what it complains about, or ask an administrator",
     )
 
 
@@ -296,11 +296,11 @@ def find_idle_operator(ctx: DiagnosticContext) -> Diagnosis | None:
         f"*{operators.OPERATORS[each].part}*" for each in needed if each in operators.OPERATORS
     ]
     called = f" (a deployment called {' and '.join(names)})" if names else ""
-    why = "; ".join(outage) or f"its controller{called} may not run"
+    why = "; ".join(outage) or f"its controller{called} may not be running"
     return Diagnosis(
         "operator-absent",
         f"no pods have been created for the {kind} for {seconds(age)}: {why}",
-        evidence=(f"{kind.lower()}/{ctx.name}: {'no news' if touched else 'no status'}, no pods",),
+        evidence=(f"{kind.lower()}/{ctx.name}: no {'new ' if touched else ''}status, no pods",),
         fix=(
             f"an administrator must restore the controller of {kind}; the job then continues "
             "by itself"

@@ -320,7 +320,7 @@ def find_slow_pull(ctx: DiagnosticContext) -> Diagnosis | None:
             sentence = (
                 f"{pod.name} has been pulling the image {_image_of(ctx, pod)} for {seconds(took)}"
             )
-            fix = "wait: a node pulls an image once; torch's takes minutes on a slow line"
+            fix = "wait: a node pulls an image once; torch's takes minutes on a slow connection"
             return Diagnosis(
                 "slow-pull", sentence, "waiting", (str(latest),), fix, (ctx.kdist("events"),)
             )

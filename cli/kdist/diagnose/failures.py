@@ -93,7 +93,7 @@ def _memory_limit(ctx: DiagnosticContext, pod: Pod) -> float | None:
 
 
 def _host_memory(ctx: DiagnosticContext, record: ExitRecord) -> Diagnosis:
-    sentence = f"{_where(record)} used more memory than there is and was killed"
+    sentence = f"{_where(record)} used more memory than is available and was killed"
     fix = "raise spec.resources.memory, or lower train.microBatch or train.loader.workers"
     return Diagnosis(
         "out-of-memory",
@@ -116,7 +116,7 @@ _CAUSES: dict[str, tuple[str, str]] = {
         "change job.yaml, then apply and restart",
     ),
     "preflight": (
-        "the network between the ranks is slower than the job demands: {message}",
+        "the network between the ranks is slower than the job requires: {message}",
         "give it other nodes (nodeSelector, tolerations), or lower "
         "spec.preflight.allReduce.minBusBandwidth; "
         "`kdist bench all_reduce -f JOB.yaml` measures by itself",
@@ -295,7 +295,7 @@ def find_crash(ctx: DiagnosticContext) -> Diagnosis | None:
 _EVICTIONS = {
     "Evicted": (
         "the node was short of resources",
-        "ask for what the pod uses: spec.resources; keep big files off the node's disk",
+        "request in spec.resources what the pod uses; keep big files off the node's disk",
     ),
     "PreemptionByScheduler": (
         "a pod with a higher priority took its place",

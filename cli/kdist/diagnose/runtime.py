@@ -288,7 +288,7 @@ def find_success(ctx: DiagnosticContext) -> Diagnosis | None:
         if ctx.status.kept_alive
         else ""
     )
-    return Diagnosis("done", f"nothing is wrong: {ctx.name} is done{step}{kept_alive}", "fine")
+    return Diagnosis("done", f"{ctx.name} is done{step}{kept_alive}", "fine")
 
 
 def find_starting(ctx: DiagnosticContext) -> Diagnosis | None:

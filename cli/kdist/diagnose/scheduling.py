@@ -149,7 +149,7 @@ def _explain_pending(name: str, claim: documents.Document, message: str) -> tupl
     asked = ", ".join(str(mode) for mode in modes) if isinstance(modes, list) else ""
     fix = "choose a class that supports it: `kubectl get storageclass` lists them"
     if "not found" in message and wanted:
-        sentence = f"the volume claim {name} wants the storage class {wanted}, which does not exist"
+        sentence = f"the volume claim {name} requests storage class {wanted}, which does not exist"
     elif "no storage class is set" in message:
         sentence = (
             f"the volume claim {name} names no storage class, there is no default one, and no "
@@ -219,12 +219,12 @@ def _short_of(
             if largest
             else f"no node has any {resource}"
         )
-        sentence = f"{who}: each asks for {asked}, {offers}"
-        fix = f"ask for less {resource} in spec.resources, or add a larger node"
+        sentence = f"{who}: each requests {asked}, {offers}"
+        fix = f"request less {resource} in spec.resources, or add a larger node"
     else:
-        sentence = f"{who}: each asks for {asked}, and the nodes that could give it are full"
+        sentence = f"{who}: each requests {asked}, and the nodes that could give it are full"
         fix = (
-            f"wait until something ends, ask for less {resource} in spec.resources, use fewer "
+            f"wait until something ends, request less {resource} in spec.resources, use fewer "
             "nodes, or add one"
         )
     severity: Severity = (

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import platform
-import shlex
 import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from kdist.doctor.finding import Finding, missing, note, ok
+from kdist.local import install_command
 from kdist.units import size
 
 OLDEST_PYTHON = (3, 11)
@@ -51,7 +51,7 @@ def check_torch(version: str | None) -> Finding:
         return note(
             "torch",
             "not installed; `kdist run` needs it, jobs on a cluster do not",
-            shlex.join([sys.executable, "-m", "pip", "install", "torch"]),
+            install_command(),
         )
     number = tuple(int(part) for part in version.split("+")[0].split(".")[:2] if part.isdecimal())
     if number < OLDEST_TORCH:

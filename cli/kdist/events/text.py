@@ -124,7 +124,7 @@ SENTENCES: dict[str, Callable[[Event], str]] = {
     "checkpoint-committed": _committed,
     "checkpoint-failed": lambda e: (
         f"a checkpoint could not be saved ({e['cause']}): {e.get('error', '')}; the "
-        "training goes on"
+        "training continues"
     ),
     "checkpoint-fallback": lambda e: (
         f"a checkpoint is damaged, loaded the one before: step {e['step']} ({e['reason']})"

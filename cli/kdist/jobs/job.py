@@ -214,7 +214,7 @@ def read_code(target: ClusterJob) -> dict[str, bytes]:
     except (KeyError, ValueError) as error:
         raise KdistError(
             f"ConfigMap {target.name} does not say where the code of {target.name} is",
-            next_command="kdist apply with the job file sends it again",
+            next_command="run `kdist apply` with the job file to send it again",
         ) from error
 
 
@@ -224,7 +224,7 @@ def _read_files(target: ClusterJob, volume: Mapping[str, Any]) -> dict[str, byte
     except NotFoundError as error:
         raise KdistError(
             f"ConfigMap {volume['name']} with the code of {target.name} is gone",
-            next_command="kdist apply with the job file sends it again",
+            next_command="run `kdist apply` with the job file to send it again",
         ) from error
     text, binary = found.get("data") or {}, found.get("binaryData") or {}
     files = {}

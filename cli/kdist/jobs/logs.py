@@ -261,8 +261,8 @@ class Follower:
             return
         if sum(not each.ended for each in self._readings.values()) >= MOST_STREAMS:
             self._notify_once(
-                f"the logs of {MOST_STREAMS} pods are followed and no more; choose some "
-                "with --rank or --pod"
+                f"only the logs of {MOST_STREAMS} pods are followed; choose others with --rank or "
+                "--pod"
             )
             return
         if reading is not None and pod.restarts > reading.restarts + 1:

@@ -120,7 +120,8 @@ def _check_scalable(target: ClusterJob) -> None:
         )
     if suspend.is_queued(target) and target.backend.name != "job":
         raise KdistError(
-            f"{target.name} is in a queue, and Kueue lets no {target.backend.kind} change its size",
+            f"{target.name} is in a queue, and Kueue does not let a {target.backend.kind} change "
+            "its size",
             hint="`kdist suspend` it, or use backend: job",
         )
 

@@ -239,7 +239,7 @@ def resume_workload(target: ClusterJob, *, dry_run: bool = False) -> None:
             wait.wait_until(
                 lambda: True if _is_renewed(target.workload()) else None,
                 timeout=_RENEWAL_SECONDS,
-                what=f"the controller of {target.name} to take note that it has no pods",
+                what=f"the controller of {target.name} to notice that it has no pods",
                 notify=lambda _: None,
             )
         target.patch_workload(

@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
-from kdist.diagnose import diagnose
 from kdist.errors import Code, KdistError, NotFoundError
 from kdist.jobs.agents import Agents
 from kdist.jobs.events import Events
@@ -238,12 +237,12 @@ def wait_for(
                 raise
         else:
             status = snapshot.status
-            if (line := describe_status(status)) != reported:
-                notify(line)
-                reported = line
             finalize(cluster, snapshot)
             if GOALS[goal](status):
                 return status
+            if (line := describe_status(status)) != reported:
+                notify(line)
+                reported = line
             if goal != "deleted":
                 _raise_if_over(snapshot, goal)
         if deadline is not None and time.monotonic() >= deadline:
@@ -276,9 +275,9 @@ def describe_status(status: JobStatus) -> str:
 
 
 def exit_code(status: JobStatus) -> Code:
-    """The exit code of a command that waits until the job has ended."""
-    return {Phase.FAILED: Code.JOB_FAILED, Phase.STOPPED: Code.JOB_CANCELLED}.get(
-        status.phase, Code.OK
+    """The exit code of a command that has waited until the job ended."""
+    return {Phase.SUCCEEDED: Code.OK, Phase.FAILED: Code.JOB_FAILED}.get(
+        status.phase, Code.JOB_CANCELLED
     )
 
 
@@ -286,11 +285,13 @@ def _raise_if_over(snapshot: Snapshot, goal: str) -> None:
     status = snapshot.status
     if not status.phase.terminal:
         return
-    cause = diagnose(snapshot)
     code = exit_code(status) or Code.ERROR
     what = {Phase.FAILED: "failed", Phase.STOPPED: "was stopped"}.get(status.phase, "is done")
     if status.phase is not Phase.FAILED:
-        raise KdistError(f"{status.name} {what}; it will not be {goal}", code=code)
+        raise KdistError(f"{status.name} {what}; it will not reach `{goal}`", code=code)
+    from kdist.diagnose import diagnose  # only failures are explained
+
+    cause = diagnose(snapshot)
     option = f" -n {status.namespace}" if status.namespace else ""
     raise KdistError(
         f"{status.name} failed: {cause.sentence}",
@@ -314,10 +315,13 @@ def timeout_error(snapshot: Snapshot | None, goal: str, timeout: float) -> Kdist
             next_command="kdist doctor",
             code=Code.TIMEOUT,
         )
+    from kdist.diagnose import diagnose  # only failures are explained
+
     status, cause = snapshot.status, diagnose(snapshot)
     option = f" -n {status.namespace}" if status.namespace else ""
     return KdistError(
-        f"{status.name} is {status.phase} and not {goal} after {timeout:.0f} s: {cause.sentence}",
+        f"{status.name} is {status.phase} and has not reached `{goal}` after {timeout:.0f} s: "
+        f"{cause.sentence}",
         hint=cause.fix,
         next_command=f"kdist why {status.name}{option}",
         code=Code.TIMEOUT,

@@ -4,7 +4,7 @@ The accepted YAML is a subset of YAML 1.2's core schema: a job per document, no 
 `<<`, no duplicate keys; anchors and aliases within limits. `no`, `on`, `1:30`, `1_000` and dates
 are text, and `012` is twelve.
 
-Start with `load_texts` here, then read `yaml_parser` (text to a tree of nodes with positions),
+Start with `load_text` here, then read `yaml_parser` (text to a tree of nodes with positions),
 `overrides` (`--set`), `problems` (validation errors to messages) and `code` (the user's code that a
 job names).
 """
@@ -12,7 +12,8 @@ job names).
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,17 +27,7 @@ from kdist.spec import TrainingJob
 if TYPE_CHECKING:
     from kdist.load.code import Use
 
-
-class OptionOverride(str):
-    """`path=value` that another option than `--set` stands for; problems name that option."""
-
-    def __new__(cls, override: str, option: str) -> OptionOverride:
-        """Keep the option as it was typed."""
-        made = super().__new__(cls, override)
-        made.option = option
-        return made
-
-    option: str
+_Parse = Callable[..., tuple[list[YamlNode], list[Problem]]]
 
 
 def load_text(
@@ -48,31 +39,7 @@ def load_text(
     use: Use | None = None,
     generated: bool = False,
 ) -> TrainingJob:
-    """Read the job from text. Raises `UsageError` if there is more than one, and what `load_texts`
-    raises, which describes the arguments.
-    """
-    jobs = load_texts(
-        text, source=source, overrides=overrides, base=base, use=use, generated=generated
-    )
-    if len(jobs) > 1:
-        names = " and ".join(each.metadata.name for each in jobs)
-        raise UsageError(
-            f"`{source}` has {len(jobs)} jobs, {names}, and this command takes one",
-            hint="move each to its own file; `kdist apply` takes files with several",
-        )
-    return jobs[0]
-
-
-def load_texts(
-    text: str | bytes,
-    *,
-    source: str,
-    overrides: Sequence[str] = (),
-    base: Path | None = None,
-    use: Use | None = None,
-    generated: bool = False,
-) -> list[TrainingJob]:
-    """Read the jobs of a text, one for each of its YAML documents.
+    """Read the job of a text.
 
     Args:
         text: the YAML.
@@ -83,16 +50,37 @@ def load_texts(
             checks nothing but the text.
         generated: the user has not written this text, so problems have no line of it.
 
-    Returns:
-        The jobs, at least one.
-
     Raises:
         InvalidJobError: with every problem, sorted by position.
+        UsageError: there is more than one job.
     """
+    parse = _read_generated if generated else read
+    return _only(_load_documents(text, source, overrides, base, use, parse), source)
+
+
+def _only(jobs: Sequence[TrainingJob], source: str) -> TrainingJob:
+    if len(jobs) > 1:
+        names = " and ".join(each.metadata.name for each in jobs)
+        raise UsageError(
+            f"`{source}` has {len(jobs)} jobs, {names}, and this command takes one",
+            hint="move each to its own file; `kdist apply` takes files with several",
+        )
+    return jobs[0]
+
+
+def _load_documents(
+    text: str | bytes,
+    source: str,
+    overrides: Sequence[str],
+    base: Path | None,
+    use: Use | None,
+    parse: _Parse,
+) -> list[TrainingJob]:
+    """Read the jobs of a text, one for each of its YAML documents; there is at least one."""
     decoded, problems = decode(text, source=source)
     jobs = []
     if not problems:
-        trees, problems = (_read_generated if generated else read)(decoded, source=source)
+        trees, problems = parse(decoded, source=source)
         reported = {(each.line, each.column) for each in problems if each.line}
         for each_tree in trees:
             job, tree, found = _validate(each_tree, overrides)
@@ -175,10 +163,9 @@ def load_file(
     path: str | Path, *, overrides: Sequence[str] = (), use: Use | None = None
 ) -> TrainingJob:
     """Read the job of a file; `-` is stdin. Raises `UsageError` if it cannot be read, and what
-    `load_text` raises. `load_texts` describes `use`.
+    `load_text` raises, which describes `use`.
     """
-    data, source, base = _read_file(path)
-    return load_text(data, source=source, overrides=overrides, base=base, use=use)
+    return _only(load_files(path, overrides=overrides, use=use), str(path))
 
 
 def load_files(
@@ -186,7 +173,7 @@ def load_files(
 ) -> list[TrainingJob]:
     """Read all jobs of a file, as `load_file` reads the only one."""
     data, source, base = _read_file(path)
-    return load_texts(data, source=source, overrides=overrides, base=base, use=use)
+    return _load_documents(data, source, overrides, base, use, read)
 
 
 def _read_file(path: str | Path) -> tuple[bytes, str, Path]:
@@ -208,6 +195,14 @@ def _read_file(path: str | Path) -> tuple[bytes, str, Path]:
             f"cannot read `{path}`: {error.strerror}", hint="`ls -l` shows who may read it"
         ) from None
     return data, str(path), Path(path).absolute().parent
+
+
+def resolve_path(base: Path, path: str) -> Path:
+    """An absolute path for a path of the job file: relative to `base`; `~` is the caller's home."""
+    expanded = Path(path)
+    with suppress(RuntimeError):  # `~name` of nobody
+        expanded = expanded.expanduser()
+    return (base / expanded).absolute()
 
 
 def missing(path: str | Path) -> UsageError:

@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
 from kdist.errors import Problem
+from kdist.load import resolve_path
 from kdist.load.problems import locate
 from kdist.load.text import split_lines
 from kdist.load.yaml_parser import YamlNode
 from kdist.spec import TrainingJob
+from kdist.spec.paths import show
 
 # here: `kdist run`; cluster: only what is sent to it; either: what is in reach of the job file
 Use = Literal["here", "cluster", "either"]
@@ -33,12 +35,9 @@ class _Field(NamedTuple):
     path: tuple[str | int, ...]
 
     def problem(self, message: str, *, near: str = "", hint: str = "") -> Problem:
-        place = locate(self.tree, self.path)
-        mark, shown = place.value, ".".join(str(part) for part in self.path)
-        shown = shown.replace(".0", "[0]") if ".0" in shown else shown
-        return Problem(
-            mark.source, mark.line, mark.column, shown, message, near, hint, width=mark.width
-        )
+        mark = locate(self.tree, self.path).value
+        shown, width = show(self.path), mark.width
+        return Problem(mark.source, mark.line, mark.column, shown, message, near, hint, width=width)
 
     def reference(self) -> str:
         """The field and its place, for problems of the file that it names. `kdist run SCRIPT` has
@@ -49,7 +48,13 @@ class _Field(NamedTuple):
         if place.node is not None and place.node.text == mark.source:
             return "correct it; nothing has been started"
         shown = f"{mark.source}:{mark.line}:{mark.column}" if mark.line else mark.source
-        return f"{'.'.join(str(part) for part in self.path)} ({shown}) names this file"
+        return f"{show(self.path)} ({shown}) names this file"
+
+    @property
+    def module(self) -> str:
+        """The module as the field writes it; empty if the field cannot be read."""
+        node = locate(self.tree, self.path).node
+        return node.text.partition(":")[0] if node is not None else ""
 
 
 def check_code(tree: YamlNode, job: TrainingJob, *, base: Path, use: Use) -> list[Problem]:
@@ -61,36 +66,61 @@ def check_code(tree: YamlNode, job: TrainingJob, *, base: Path, use: Use) -> lis
         base: folder that the job's relative paths start from.
         use: what the job is read for.
     """
-    spec = job.spec
     problems: list[Problem] = []
-    if use == "here":
-        problems += _check_data(tree, job, base)
-    folder = None
-    if spec.code is not None:
-        folder = _resolve(base, spec.code)
-        if not folder.is_dir():
-            field = _Field(tree, ("spec", "code"))
-            reason = f"{folder} is not a folder" if folder.exists() else f"there is no {folder}"
-            near = _near_path(folder, folders=True)
-            return [*problems, field.problem(reason, near=near, hint=_relative(spec.code))]
-    if folder is None and use == "cluster":
-        return problems  # the code is in the image
-    if spec.script is not None and spec.script.path is not None:
-        field = _Field(tree, ("spec", "script", "path"))
-        problems += _check_script(field, spec.script.path, folder or base, folder is None, use)
-    name = spec.script.module if spec.script is not None else None
-    if name is not None:
-        field = _Field(tree, ("spec", "script", "module"))
-        problems += _check_module(field, name, "", folder, base, use)
-    if spec.train is not None and ":" in spec.train.workload:
-        name, _, class_name = spec.train.workload.partition(":")
-        field = _Field(tree, ("spec", "train", "workload"))
-        problems += _check_module(field, name, class_name, folder, base, use)
+    for field, found in _checks(tree, job, base, use):
+        try:
+            problems += found
+        except OSError as error:
+            problems.append(field.problem(f"cannot read {error.filename}: {error.strerror}"))
     return problems
 
 
-def _resolve(base: Path, path: str) -> Path:
-    return (base / Path(path).expanduser()).absolute()
+def _checks(
+    tree: YamlNode, job: TrainingJob, base: Path, use: Use
+) -> Iterator[tuple[_Field, Iterator[Problem]]]:
+    """The fields that name code or data, each with its check. What is in the folder of `spec.code`
+    is checked only if there is one.
+    """
+    spec = job.spec
+    if use == "here":
+        for index, data in enumerate(spec.data):
+            if data.path is not None:
+                field = _Field(tree, ("spec", "data", index, "path"))
+                yield field, _check_data(field, data.path, base)
+    folder = None
+    if spec.code is not None:
+        folder = resolve_path(base, spec.code)
+        field = _Field(tree, ("spec", "code"))
+        yield field, _check_folder(field, spec.code, folder)
+        if not _is_folder(folder):
+            return
+    if folder is None and use == "cluster":
+        return  # the code is in the image
+    if spec.script is not None and spec.script.path is not None:
+        field = _Field(tree, ("spec", "script", "path"))
+        in_image = folder is None
+        yield field, _check_script(field, spec.script.path, folder or base, in_image, use)
+    if spec.script is not None and spec.script.module is not None:
+        field = _Field(tree, ("spec", "script", "module"))
+        yield field, _check_module(field, spec.script.module, "", folder, base, use)
+    if spec.train is not None and ":" in spec.train.workload:
+        name, _, class_name = spec.train.workload.partition(":")
+        field = _Field(tree, ("spec", "train", "workload"))
+        yield field, _check_module(field, name, class_name, folder, base, use)
+
+
+def _check_folder(field: _Field, name: str, folder: Path) -> Iterator[Problem]:
+    if not folder.is_dir():
+        reason = f"{folder} is not a folder" if folder.exists() else f"there is no {folder}"
+        near = _near_path(folder, folders=True)
+        yield field.problem(reason, near=near, hint=_relative(name))
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
 
 
 def _relative(path: str) -> str:
@@ -107,30 +137,17 @@ def _near_path(path: Path, *, folders: bool) -> str:
     return near[0] if near else ""
 
 
-def _check_data(tree: YamlNode, job: TrainingJob, base: Path) -> Iterator[Problem]:
-    for index, data in enumerate(job.spec.data):
-        if data.path is None:
-            continue
-        path = _resolve(base, data.path)
-        if not path.exists():
-            place = locate(tree, ("spec", "data", index, "path"))
-            mark = place.value
-            yield Problem(
-                mark.source,
-                mark.line,
-                mark.column,
-                f"spec.data[{index}].path",
-                f"there is no {path}",
-                _near_path(path, folders=True) or _near_path(path, folders=False),
-                _relative(data.path),
-                width=mark.width,
-            )
+def _check_data(field: _Field, name: str, base: Path) -> Iterator[Problem]:
+    path = resolve_path(base, name)
+    if not path.exists():
+        near = _near_path(path, folders=True) or _near_path(path, folders=False)
+        yield field.problem(f"there is no {path}", near=near, hint=_relative(name))
 
 
 def _check_script(
     field: _Field, name: str, folder: Path, in_image: bool, use: Use
 ) -> Iterator[Problem]:
-    path = _resolve(folder, name)
+    path = resolve_path(folder, name)
     if path.is_dir():
         if not (path / "__main__.py").is_file():
             yield field.problem(
@@ -158,10 +175,7 @@ def _check_module(
             yield from _check_class(field, tree, class_name, path)
         return
     top = name.partition(".")[0]
-    if any((root / top).is_dir() for root in roots):
-        inside = any((root / top / "__init__.py").is_file() for root in roots)
-    else:
-        inside = False
+    inside = any((root / top / "__init__.py").is_file() for root in roots)
     near = _near_module(roots, name)
     # elsewhere it may be installed in the image
     if inside or (near and not _is_installed(top)) or (use == "here" and not _is_installed(top)):
@@ -250,7 +264,7 @@ def _check_class(field: _Field, tree: ast.Module, name: str, path: Path) -> Iter
             listed = ", ".join(classes)
             yield field.problem(
                 f"{_shown(path)} has no class `{name}`",
-                near=f"{field_module(path, field)}:{near[0]}" if near else "",
+                near=f"{field.module}:{near[0]}" if near else "",
                 hint="" if near else f"its classes: {listed}" if listed else "it has no class",
             )
         return
@@ -267,12 +281,6 @@ def _check_class(field: _Field, tree: ast.Module, name: str, path: Path) -> Iter
             f"class `{name}` lacks {', '.join(f'{each}()' for each in missing)}",
             hint=f"every workload needs {', '.join(REQUIRED)}; {field.reference()}",
         ).with_excerpt(split_lines(path.read_text("utf-8", "replace")))
-
-
-def field_module(path: Path, field: _Field) -> str:
-    """The module as the field writes it; its file's name if the field cannot be read."""
-    node = locate(field.tree, field.path).node
-    return node.text.partition(":")[0] if node is not None and node.text else path.stem
 
 
 def _may_define(tree: ast.Module, name: str) -> bool:

@@ -19,12 +19,24 @@ from kdist.spec import reference
 from kdist.spec.paths import Path, near_path, parse, show
 
 
+class OptionOverride(str):
+    """`path=value` that another option than `--set` stands for; problems name that option."""
+
+    def __new__(cls, override: str, option: str) -> OptionOverride:
+        """Keep the option as it was typed."""
+        made = super().__new__(cls, override)
+        made.option = option
+        return made
+
+    option: str
+
+
 def override(tree: YamlNode, overrides: Sequence[str]) -> tuple[YamlNode, list[Problem]]:
     """The tree with all overrides merged in order, and the problems of invalid overrides."""
     problems: list[Problem] = []
-    for option in overrides:
-        source = getattr(option, "option", "") or f"--set {shown(option, 120)}"
-        text, equals, value = _split(option)
+    for each in overrides:
+        source = each.option if isinstance(each, OptionOverride) else f"--set {shown(each, 120)}"
+        text, equals, value = _split(each)
         path = parse(text)
         if not equals or path is None:
             hint = "for example --set spec.nodes=2"

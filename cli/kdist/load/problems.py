@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from kdist.errors import Problem
-from kdist.load.scalars import number_hint
+from kdist.load.scalars import interval_hint, number_hint
 from kdist.load.text import shown
 from kdist.load.yaml_parser import Mark, YamlNode
 from kdist.spec import Spec, reference
@@ -77,8 +77,7 @@ def about_missing(path: Path) -> Message:
     return Message("is required", hint=field.description if field else "")
 
 
-# fields of a pod that have none of their own here
-# what other tools call a field, and what it is here
+# what other tools call a field -> the field
 _SYNONYMS = {
     "replicas": "nodes",
     "workers": "nodes",
@@ -89,6 +88,7 @@ _SYNONYMS = {
     "memory": "resources.memory",
     "pytorchReplicaSpecs": "nodes",
 }
+# fields of a pod that the job sets only through its template
 _OF_PODS = ("affinity", "schedulerName", "topologySpreadConstraints", "volumes", "hostAliases")
 
 
@@ -126,14 +126,9 @@ def about_value(error: ErrorDetails, place: SourceLocation, *, of_key: bool = Fa
             f"is empty, must be {field.type_text}", hint="give a value, or delete the line"
         )
     if node.kind == "scalar" and {"steps", "seconds"} <= set(field.children):
-        every = re.match(r"([0-9]{1,6})([smhd])\Z", node.text)
-        seconds = (
-            int(every[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86_400}[every[2]] if every else 0
+        return Message(
+            f"must be a mapping, found {_describe_found(node)}", hint=interval_hint(node.text)
         )
-        hint = (
-            f"write {{seconds: {seconds}}}" if seconds else "write {seconds: 300} or {steps: 100}"
-        )
-        return Message(f"must be a mapping, found {_describe_found(node)}", hint=hint)
     if kind in ("too_long", "too_short"):
         return Message(_of_length(context))
     if kind in ("string_too_long", "string_too_short", "string_pattern_mismatch"):

@@ -59,12 +59,8 @@ def number_hint(text: str, *, plain: bool) -> str:
         )
     if _UNDERSCORED.match(text):
         return f"`{text}` is text in YAML 1.2; write {text.replace('_', '')}"
-    duration = _DURATION.match(text)
-    if duration and len(duration[1]) < _MAX_DIGITS:
-        return (
-            "the field counts seconds; write "
-            f"{int(duration[1]) * _DURATION_SECONDS[duration[2][0]]}"
-        )
+    if (seconds := _seconds(text)) is not None:
+        return f"the field counts seconds; write {seconds}"
     if not plain:
         try:
             number = resolve(text)
@@ -73,3 +69,17 @@ def number_hint(text: str, *, plain: bool) -> str:
         if isinstance(number, int | float) and not isinstance(number, bool):
             return f"quotes make it text; write {text} without them"
     return ""
+
+
+def interval_hint(text: str) -> str:
+    """How to write an interval, in seconds if the text is a duration such as `5m`."""
+    seconds = _seconds(text)
+    return f"write {{seconds: {seconds}}}" if seconds else "write {seconds: 300} or {steps: 100}"
+
+
+def _seconds(text: str) -> int | None:
+    """The seconds of a duration; None if the text is none."""
+    found = _DURATION.match(text)
+    if not found or len(found[1]) >= _MAX_DIGITS:
+        return None
+    return int(found[1]) * _DURATION_SECONDS[found[2][0]]

@@ -34,21 +34,21 @@ def wait_for(
     while job.root.is_dir():
         active = job.active
         status = read_status(job)
+        if GOALS[goal](status):
+            return status
         if (line := describe_status(status)) != reported:
             notify(line)
             reported = line
-        if GOALS[goal](status):
-            return status
         if not active and goal != "deleted":
             raise KdistError(
-                f"{job.name} is {status.phase} and its `kdist run` has ended; it is not {goal}",
-                next_command=job.kdist("status"),
+                f"{job.name} is {status.phase}: its `kdist run` has ended before `{goal}`",
+                next_command=job.kdist("why"),
                 code=exit_code(status) or Code.JOB_CANCELLED,
             )
         if time.monotonic() >= end:
             raise KdistError(
-                f"{job.name} is {status.phase} and not {goal} after {timeout:.0f} s",
-                next_command=job.kdist("status"),
+                f"{job.name} is {status.phase} and has not reached `{goal}` after {timeout:.0f} s",
+                next_command=job.kdist("why"),
                 code=Code.TIMEOUT,
             )
         time.sleep(_POLL_SECONDS)

@@ -31,7 +31,7 @@ def diagnose_run(job: LocalJob) -> tuple[JobStatus, Diagnosis]:
     status = seen.status
     if status.phase is Phase.SUSPENDED:
         words = f"{job.name} is suspended: {status.message}"
-        commands: tuple[str, ...] = (job.kdist("resume") if job.command else job.next_run,)
+        commands: tuple[str, ...] = (job.next_resume,)
         return status, Diagnosis("suspended", words, "waiting", (), "resume it", commands)
     if status.phase in (Phase.UNKNOWN, Phase.STOPPED) or (
         status.phase is Phase.FAILED and status.exit_record is None
@@ -42,6 +42,9 @@ def diagnose_run(job: LocalJob) -> tuple[JobStatus, Diagnosis]:
         commands = (job.next_run, job.kdist("logs", "--tail", "20"))
         return status, Diagnosis(cause, words, "failed", (), fix, commands)
     found = diagnose(seen)
+    # an agent is no Kubernetes object, whose kind would stand before its name
+    evidence = tuple(line.removeprefix("pod/") for line in found.evidence)
+    found = replace(found, evidence=evidence)
     if found.severity == "failed":
         fix = found.fix.replace("apply and restart", "run it again")
         commands = (job.kdist("logs", "--tail", "20"), job.next_run)

@@ -92,9 +92,16 @@ class LocalJob:
         """The command line that continues the run, valid where its relative paths are."""
         return self.next_run_with()
 
-    def next_run_with(self, option: str = "", value: str = "") -> str:
-        """`next_run` with this option of `kdist run`, instead of an earlier value of it."""
-        added = [each for each in (option, value) if each]
+    @property
+    def next_resume(self) -> str:
+        """The command line that resumes the run in the background, or else `next_run`."""
+        return self.kdist("resume") if self.command else self.next_run
+
+    def next_run_with(self, option: str = "", value: str = "", *, fresh: bool = False) -> str:
+        """`next_run` with this option of `kdist run`, instead of an earlier value of it; with
+        `fresh` it starts again at step 0.
+        """
+        added = [*(["--fresh"] if fresh else []), *(each for each in (option, value) if each)]
         if self.command is None:
             return shlex.join(["kdist", "run", *added, "JOB.yaml"])
         verb, *rest = self.command

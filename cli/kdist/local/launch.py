@@ -10,16 +10,24 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
+from itertools import takewhile
 from pathlib import Path
 
 from kdist.errors import KdistError, UsageError
+from kdist.load import resolve_path
 from kdist.local import supervisor
 from kdist.local.run_dir import RunFolder
 from kdist.local.supervisor import AgentCommand
 from kdist.spec import TrainingJob
 
-INSTALL_TORCH = shlex.join([sys.executable, "-m", "pip", "install", "torch"])
-"""Installs torch into the environment of kdist."""
+_FOR_TRAINING = "kdist-trainer[torch,tensorboard]"
+
+
+def install_command() -> str:
+    """Installs what trains on this machine into the environment of kdist."""
+    if find_spec("pip") is None:  # an environment that uv made
+        return shlex.join(["uv", "pip", "install", "--python", sys.executable, _FOR_TRAINING])
+    return shlex.join([sys.executable, "-m", "pip", "install", _FOR_TRAINING])
 
 
 def check_torch() -> None:
@@ -28,7 +36,7 @@ def check_torch() -> None:
         raise KdistError(
             f"kdist run needs torch in the environment of kdist: {sys.prefix} has none",
             hint="from a checkout of kdist, `make setup` installs it",
-            next_command=INSTALL_TORCH,
+            next_command=install_command(),
         )
 
 
@@ -97,7 +105,7 @@ def plan_agents(
 def checkpoint_folder(job: TrainingJob, base: Path) -> Path | None:
     """The job's checkpoint folder on this machine; None if the job names none."""
     checkpoints = job.spec.checkpoints
-    return resolve(base, checkpoints.path) if checkpoints and checkpoints.path else None
+    return resolve_path(base, checkpoints.path) if checkpoints and checkpoints.path else None
 
 
 def script_of(job: TrainingJob, base: Path) -> str | None:
@@ -105,21 +113,16 @@ def script_of(job: TrainingJob, base: Path) -> str | None:
     script = job.spec.script
     if script is None or script.path is None:
         return None if script is None else f"-m {script.module}"
-    return str(
-        resolve(base if job.spec.code is None else resolve(base, job.spec.code), script.path)
-    )
-
-
-def resolve(base: Path, path: str) -> Path:
-    """An absolute path for a path of the job file: relative to `base`, `~` is the caller's home."""
-    return (base / Path(path).expanduser()).absolute()
+    folder = base if job.spec.code is None else resolve_path(base, job.spec.code)
+    return str(resolve_path(folder, script.path))
 
 
 def list_devices(environment: Mapping[str, str]) -> list[str]:
     """The usable GPUs of this machine, as in CUDA_VISIBLE_DEVICES."""
     chosen = environment.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
-        return [device.strip() for device in chosen.split(",") if device.strip()]
+        named = (device.strip() for device in chosen.split(","))
+        return list(takewhile(lambda device: device not in ("", "-1"), named))
     numbers = (path.name.removeprefix("nvidia") for path in Path("/dev").glob("nvidia[0-9]*"))
     return sorted((number for number in numbers if number.isdigit()), key=int)
 
@@ -137,7 +140,7 @@ def _share(devices: Sequence[str] | None, index: int, count: int) -> dict[str, s
 def _code(job: TrainingJob, base: Path, problems: list[str]) -> list[str]:
     if job.spec.code is None:
         return []
-    code = resolve(base, job.spec.code)
+    code = resolve_path(base, job.spec.code)
     if not code.is_dir():
         problems.append(f"spec.code: there is no folder {code}")
     return ["--code", str(code)]
@@ -152,7 +155,7 @@ def _data(job: TrainingJob, base: Path, problems: list[str]) -> list[str]:
                 "path of the same data on this machine"
             )
             continue
-        path = resolve(base, data.path)
+        path = resolve_path(base, data.path)
         if not path.exists():
             problems.append(f"spec.data[{index}].path: {path} does not exist")
         arguments += ["--data", f"{data.mount_path}={path}"]

@@ -218,11 +218,12 @@ class Progress:
             return "the ranks of the failed group are stopped, then a new group forms"
         if idle < STALE_SECONDS or "training" not in phases:
             return None
-        activities = {str(rank.get("phase")) for node in self.nodes.values() for rank in node.ranks}
+        ranks = [rank for node in self.nodes.values() for rank in node.ranks]
+        activities = {str(rank["phase"]) for rank in ranks if rank.get("phase")}
         if "evaluate" in activities:
             return "the ranks evaluate the model"
-        activity = ", ".join(sorted(activities)) or "unknown"
-        return f"no step for {idle:.0f} s; the ranks are in: {activity}"
+        listed = f"; the ranks are in: {', '.join(sorted(activities))}" if activities else ""
+        return f"no step for {idle:.0f} s{listed}"
 
 
 def _number(value: object) -> float | None:

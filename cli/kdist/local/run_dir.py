@@ -129,7 +129,7 @@ class RunFolder:
                     f"the run in {self.root} is that of another script, {other}: this one "
                     "would continue from its state"
                 ),
-                hint=("--fresh renames that run; a job file with its own metadata.name keeps both"),
+                hint="--fresh archives that run; a job file with its own metadata.name keeps both",
             )
 
     @property

@@ -81,27 +81,29 @@ class RunSession:
             command.node: LogTail(command.node, command.log) for command in self.commands
         }
 
-    def run(self) -> Outcome:
+    def run(self, signals: SignalQueue) -> Outcome:
         """Start the agents and wait until all have ended.
+
+        Args:
+            signals: the first one stops the agents, any other kills them.
 
         Raises:
             OSError: the agents cannot be started.
         """
-        with SignalQueue() as signals:
-            try:
-                self.poller.start()
-                self.supervisor.start()
-                while self.supervisor.poll():
-                    self._handle_signals(signals.received)
-                    self._poll()
-                    signals.wait(
-                        0 if any(tail.behind for tail in self._tails.values()) else _POLL_INTERVAL
-                    )
-                self._poll(last=True)
-            finally:
-                self.poller.close()
-                self.supervisor.close()
-                self.parent_death_pipe.close()
+        try:
+            self.poller.start()
+            self.supervisor.start()
+            while self.supervisor.poll():
+                self._handle_signals(signals.received)
+                self._poll()
+                signals.wait(
+                    0 if any(tail.behind for tail in self._tails.values()) else _POLL_INTERVAL
+                )
+            self._poll(last=True)
+        finally:
+            self.poller.close()
+            self.supervisor.close()
+            self.parent_death_pipe.close()
         return self.supervisor.outcome
 
     def log_event(self, node: str, event: str, /, **fields: object) -> None:
@@ -265,7 +267,10 @@ def run_job(
         folder.begin(train_json, command=command)
         if launcher is not None:
             launcher.move_log(folder.root)
-        return _run_agents(job, folder, commands, display, lines_only=lines_only, launcher=launcher)
+        with SignalQueue() as signals:  # until the report is written, also with a second Ctrl-C
+            return _run_agents(
+                job, folder, commands, display, signals, lines_only=lines_only, launcher=launcher
+            )
     finally:
         folder.close()
 
@@ -275,6 +280,7 @@ def _run_agents(
     folder: RunFolder,
     commands: list[AgentCommand],
     display: Display,
+    signals: SignalQueue,
     *,
     lines_only: bool,
     launcher: LauncherLink | None,
@@ -298,7 +304,7 @@ def _run_agents(
         for moved in folder.moved:
             session.log_event("kdist", "run-archived", message=f"the previous run is in {moved}")
         session.launcher = launcher
-        outcome = session.run()
+        outcome = session.run(signals)
         stopped_by = session.stopped_by
     finally:
         report = _write_report(job, folder, outcome, session)

@@ -21,7 +21,6 @@ from kdist.local.supervisor import AgentCommand
 
 _VARIABLE = "KDIST_SPAWNER"
 _AGENT, _SHIM, _SPAWNER = "kdist_trainer", "kdist_trainer.agent.shim", "kdist_trainer.agent.spawner"
-_END_SECONDS = 5.0
 
 
 class Spawner:
@@ -75,11 +74,8 @@ class Spawner:
         ]
 
     def close(self) -> None:
-        """Wait for its end after the parent-death pipe was closed; kill it after 5 s."""
+        """Kill it, which may still import torch. All agents have ended."""
         self._requests.close()
-        try:
-            self._process.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()

@@ -45,7 +45,10 @@ def read_status(job: LocalJob) -> JobStatus:
     pods = _pods(job.root, reports, started=started) if active else ()
     record = None if active else _find_record(job)
     past = {} if active and reports else _read_past(job, active=active)
-    phase, reason, message = _decide_active(reports, most) if active else _decide_ended(job, past)
+    ended = len(list(job.root.glob("node-*/exit.json"))) if active else 0
+    phase, reason, message = (
+        _decide_active(reports, most, ended=ended) if active else _decide_ended(job, past)
+    )
     common: dict[str, Any] = {
         "run_id": documents.text(run, "run_id"),
         "created": created,
@@ -102,7 +105,10 @@ def _pods(root: Path, reports: Mapping[str, AgentStatus], *, started: float | No
     return found
 
 
-def _decide_active(reports: Mapping[str, AgentStatus], most: int) -> Decision:
+def _decide_active(reports: Mapping[str, AgentStatus], most: int, *, ended: int) -> Decision:
+    """The phase of an active run, from the agents that answer and the number of those that have
+    left an exit record.
+    """
     states = [report.state for report in reports.values()]
     again = any(report.generation > 1 or report.restarts for report in reports.values())
     if any(state in RUNNING_STATES for state in states):
@@ -120,7 +126,7 @@ def _decide_active(reports: Mapping[str, AgentStatus], most: int) -> Decision:
         return phase, "Rendezvous", words
     if any(state in JOINING_STATES for state in states):
         return phase, "Initializing", "the ranks start and load the workload"
-    if states:
+    if states or ended >= most:
         return Phase.RUNNING, "Finishing", "the training has ended, its agents end"
     return phase, "Loading", "the agents load torch"
 
@@ -141,7 +147,7 @@ def _decide_ended(job: LocalJob, past: Mapping[str, Any]) -> Decision:
     if outcome == "stopped":
         if documents.integer(_read_report(job), "trainerExitCode") == Exit.STORAGE:
             return Phase.FAILED, "storage", f"it was stopped and could not save; {kept}"
-        return Phase.SUSPENDED, "", f"stopped; {kept}"
+        return Phase.SUSPENDED, "", kept
     if outcome == "killed":
         return Phase.STOPPED, "Killed", f"ended at once, without saving; {kept}"
     if not job.last_invocation:

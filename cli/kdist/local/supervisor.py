@@ -24,18 +24,21 @@ from types import FrameType
 from typing import Any, Literal, Protocol
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_REPEAT_SECONDS = 1.0
 
 
 class SignalQueue:
-    """Queues signals instead of ending the process while the context lasts. For the main thread
-    only.
+    """Queues signals instead of ending the process while the context lasts. If it received one, a
+    Ctrl-C within `_REPEAT_SECONDS` after it is ignored: it was meant for what has ended. For the
+    main thread only.
 
     Attributes:
-        received: the signals so far.
+        received: the signals so far, without those that were taken out.
     """
 
     def __init__(self) -> None:
         self.received: list[signal.Signals] = []
+        self._has_received = False
         self._before: dict[signal.Signals, Any] = {}
         self._wakeup_before = -1
         self._reader, self._writer = os.pipe()
@@ -53,6 +56,8 @@ class SignalQueue:
 
     def __exit__(self, *_: object) -> None:
         signal.set_wakeup_fd(self._wakeup_before)
+        if self._has_received and self._before[signal.SIGINT] is signal.default_int_handler:
+            self._before[signal.SIGINT] = _interrupt_from(time.monotonic() + _REPEAT_SECONDS)
         for number, handler in self._before.items():
             signal.signal(number, handler)
         os.close(self._reader)
@@ -65,7 +70,18 @@ class SignalQueue:
             os.read(self._reader, 4096)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - a handler's signature
+        self._has_received = True
         self.received.append(signal.Signals(number))
+
+
+def _interrupt_from(moment: float) -> Callable[[int, FrameType | None], None]:
+    """A handler of SIGINT that ignores it before a moment of the monotonic clock."""
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if time.monotonic() >= moment:
+            signal.default_int_handler(number, frame)
+
+    return handle
 
 
 def _only_wake(number: int, frame: FrameType | None) -> None:

@@ -18,7 +18,12 @@ _POLL_SECONDS = 0.1
 
 
 def suspend(
-    job: LocalJob, *, wait: bool, timeout: float | None, notify: Callable[[str], None]
+    job: LocalJob,
+    *,
+    wait: bool,
+    timeout: float | None,
+    notify: Callable[[str], None],
+    dry_run: str = "none",
 ) -> str:
     """Suspend the run, and return the result as a message.
 
@@ -27,6 +32,7 @@ def suspend(
         wait: wait until it has saved and ended.
         timeout: seconds to wait; None for the grace period of the ranks and a margin.
         notify: receives messages about progress.
+        dry_run: `none`, or how it is called: then nothing is done.
 
     Raises:
         KdistError: the run is not active, could not save, or does not end in time (TIMEOUT).
@@ -40,6 +46,8 @@ def suspend(
             f"{job.name} is not running ({status.phase}) and cannot be suspended",
             next_command=job.kdist("status"),
         )
+    if dry_run != "none":
+        return f"{job.name} would be suspended ({dry_run} dry run)"
     try:
         os.kill(pid, signal.SIGTERM)
     except OSError as error:
@@ -63,24 +71,29 @@ def suspend(
             f"{job.name} was not suspended: {status.phase}. {status.message}".rstrip(". "),
             next_command=job.kdist("status"),
         )
-    return f"{job.name} is suspended: {status.message}"
+    then = "continues from there" if status.last_checkpoint_step else "starts from the beginning"
+    return f"{job.name} is suspended: {status.message}. Next: {job.next_resume}   {then}"
 
 
-def resume(job: LocalJob, *, notify: Callable[[str], None]) -> str:
+def resume(job: LocalJob, *, notify: Callable[[str], None], dry_run: str = "none") -> str:
     """Start the run's recorded command again in the background, and return a message.
 
     Args:
         job: the run.
         notify: receives the output of a run that ends at once.
+        dry_run: as for `suspend`.
 
     Raises:
-        KdistError: the run is active or done, has no recorded command, or ended at once.
+        KdistError: the run is done, has no recorded command, or ended at once.
     """
     status = read_status(job)
-    if job.active or status.phase is Phase.SUCCEEDED:
-        what = "is running" if job.active else "is done"
+    if job.active:
+        return f"{job.name} is not suspended"
+    if status.phase is Phase.SUCCEEDED:
         raise KdistError(
-            f"{job.name} {what} and cannot be resumed", next_command=job.kdist("status")
+            f"{job.name} is done and cannot be resumed",
+            hint="--fresh archives it and starts at step 0",
+            next_command=job.next_run_with(fresh=True),
         )
     command = job.command
     if command is None:
@@ -88,6 +101,8 @@ def resume(job: LocalJob, *, notify: Callable[[str], None]) -> str:
             f"the command that started {job.name} is not recorded",
             hint="the `kdist run` that you started it with continues it",
         )
+    if dry_run != "none":
+        return f"{job.name} would be resumed ({dry_run} dry run)"
     launched = launch_detached(command, job.folder_of_command)
     if not launched.begun:
         notify(launched.output.rstrip())

@@ -15,7 +15,7 @@ from typing import Any
 from kdist.errors import KdistError
 from kdist.jobs.profile import MODULE, AgentTool
 from kdist.local import agents, run_dir
-from kdist.local.launch import INSTALL_TORCH
+from kdist.local.launch import install_command
 
 
 def checkpoints_of(root: Path) -> Path:
@@ -60,7 +60,7 @@ def _run(
     if not isinstance(document, dict):
         last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
         hint = (
-            f"it needs torch in the environment of kdist: {INSTALL_TORCH}"
+            f"it needs torch in the environment of kdist: {install_command()}"
             if "No module named 'torch'" in last[0]
             else ""
         )
@@ -72,7 +72,7 @@ def local_agents(root: Path) -> list[AgentTool]:
     """The profiling tool of each running agent. Raises `KdistError` if there are none."""
     nodes = [root / node for node in agents.ports(root)]
     if not nodes:
-        raise KdistError(f"no agent of {root} is running yet", hint="try again in a second")
+        raise KdistError(f"no agent of {root.name} answers yet", hint="try again in a second")
     return [_profiling_tool(node, checkpoints_of(root)) for node in nodes]
 
 

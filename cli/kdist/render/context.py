@@ -207,7 +207,7 @@ def _notes(job: TrainingJob) -> Iterator[str]:
     """Comments for users who find the object on a cluster."""
     yield (
         f"The training job {job.metadata.name}, rendered by kdist from its job.yaml; change "
-        "it there and send it again."
+        "it there and apply it again."
     )
     yield (
         "train.json is read by every agent and every rank of the job: the same bytes "

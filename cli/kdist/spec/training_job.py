@@ -153,8 +153,8 @@ class Spec(ConfigModel):
     join_window_seconds: Seconds = Field(
         10,
         description=(
-            "Seconds to wait for further nodes, so that they join together. Nobody waits once "
-            "`nodes.max` is reached."
+            "Seconds to wait for further nodes, so that they join together. The wait ends "
+            "once `nodes.max` is reached."
         ),
     )
     collective_timeout_seconds: PositiveSeconds = Field(

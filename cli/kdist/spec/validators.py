@@ -56,21 +56,21 @@ def check_job(job: TrainingJob) -> Iterator[Violation]:
     fields_read = ("metadata.name",)
     if name in _TAKEN_NAMES:
         yield Violation(
-            f"must not be `{name}`: a namespace has an object of that name already",
+            f"must not be `{name}`: every namespace already has an object of that name",
             "metadata.name",
             fields_read,
         )
     if found := _DERIVED_NAME.search(name):
         owner = name[: found.start()]
         message = (
-            f"must not end with `{found[0]}`: a job `{owner}` would make an object of the same name"
+            f"must not end with `{found[0]}`: a job `{owner}` would create an object of this name"
         )
         yield Violation(message, "metadata.name", fields_read)
     most = _LONGEST_POD_NAME - len(f"-node-0-{nodes - 1}-abcde")
     if len(name) > most:
         message = (
-            f"must be at most {most} characters with {nodes} nodes, as pods of a JobSet are "
-            "called NAME-node-0-INDEX-XXXXX"
+            f"must be at most {most} characters with {nodes} nodes, as a JobSet names its pods "
+            "NAME-node-0-INDEX-XXXXX"
         )
         yield Violation(
             f"{message}, found {len(name)}", "metadata.name", (*fields_read, "spec.nodes.max")
@@ -126,7 +126,7 @@ def _train_or_script(spec: Spec) -> Iterator[Violation]:
         )
     if spec.preflight is not None and spec.script is not None:
         yield Violation(
-            "belongs to train: a script opens its own group of ranks",
+            "belongs to train: a script creates its own process group",
             "preflight",
             ("preflight", "script"),
         )

@@ -147,8 +147,12 @@ def newest_generation(reports: Mapping[str, AgentStatus]) -> list[AgentStatus]:
     )
 
 
-def read_training(current: Sequence[AgentStatus]) -> dict[str, Any]:
+def read_training(current: Sequence[AgentStatus], *, step: int | None = None) -> dict[str, Any]:
     """Read the training's numbers from the reports of `newest_generation`.
+
+    Args:
+        current: the reports.
+        step: the last step, if no report has one.
 
     Returns:
         Attributes of a `JobStatus`. What no report says is None, 0 or empty.
@@ -173,7 +177,7 @@ def read_training(current: Sequence[AgentStatus]) -> dict[str, Any]:
     return {
         "generation": max((report.generation for report in current), default=0),
         "world_size": max((report.world_size for report in current), default=0),
-        "step": max(steps, default=None),
+        "step": max(steps, default=step),
         "target_steps": _first(report.target_steps for report in current),
         "loss": _first(report.loss for report in current),
         "learning_rate": _first(report.learning_rate for report in current),

@@ -71,9 +71,6 @@ def read_status(
     decision = decide(
         Evidence(state, known_pods, known_reports, nodes, asked, queue, record, now, ttl)
     )
-    training = read_training(current)
-    if training["step"] is None and record is not None:
-        training["step"] = record.step
     created = _read_creation(workload) or _read_creation(config_map)
     return JobStatus(
         name=name or documents.name(config_map) or documents.name(workload),
@@ -91,7 +88,7 @@ def read_status(
         pods=tuple(known_pods),
         exit_record=record,
         restarts=_count_restarts(known_reports.values(), known_pods),
-        **training,
+        **read_training(current, step=record.step if record else None),
     )
 
 
@@ -191,7 +188,7 @@ class Snapshot:
     admission: Document | None = None
     skipped: int = 0
     deployments: Sequence[Document] = ()
-    taken: float = field(default_factory=time.time)
+    taken: float = field(default_factory=lambda: time.time())
 
     @property
     def backend(self) -> str:

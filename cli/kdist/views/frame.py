@@ -18,6 +18,7 @@ from kdist.units import age, count, number, seconds
 from kdist.views import status_table
 from kdist.views.job_view import JobView
 
+WATCH_HINT = "Ctrl-C ends this view, not the job"
 _BARS = "▁▂▃▄▅▆▇█"
 _WIDTH = 40  # columns of the progress bar and of the loss curve
 _MIN_WIDTH = 8  # columns, below which they are left out

@@ -1,6 +1,6 @@
 """The live view of a job, on this machine or on a cluster.
 
-`from_progress` and `from_snapshot` fill a `JobView`; `render` turns it into a renderable of rich.
+`from_progress` and `from_status` fill a `JobView`; `render` turns it into a renderable of rich.
 """
 
 from __future__ import annotations
@@ -14,21 +14,20 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from kdist.agent_metrics import RankBreakdown, mark_slow
-from kdist.diagnose import diagnose
+from kdist.diagnose import Diagnosis
 from kdist.events import Entry, describe_event
 from kdist.local.progress import STALE_SECONDS, NodeProgress, Progress
-from kdist.status import JobStatus, Snapshot
+from kdist.status import JobStatus
 from kdist.status.step_history import StepHistory
 from kdist.units import is_number, moment, seconds
 from kdist.views import status_table
-from kdist.views.frame import Frame, render_print
+from kdist.views.frame import WATCH_HINT, Frame, render_print
 from kdist.views.job_view import JobView
 from kdist.views.rank_table import RankTable
 
 _MAX_HEARTBEAT_AGE = 10.0  # seconds, after which it is shown in red
-_PACE_MAX_AGE = 30.0  # seconds since a step of a job on a cluster, after which there is no estimate
+_PACE_MAX_AGE = 30.0  # seconds since a step, after which there is no estimate
 _FINE_PODS = ("Running", "Succeeded", "Completed")
-_CLUSTER_HINT = "Ctrl-C leaves the job alone"
 _LEVEL_STYLES = {"warning": "yellow not dim", "error": "red not dim"}
 _AGENT_DOWN = ("killed", "agent restarts")
 _WITHOUT_RANKS = ("ended", "starting", *_AGENT_DOWN)
@@ -37,7 +36,7 @@ _LOCAL_HEADER = ("NODE", "RANK", "STATE", "STEP", "STEP TIME", "BUSY", "HEARTBEA
 
 
 def from_progress(progress: Progress, *, hint: str = "") -> JobView:
-    """Build the view of a job on this machine.
+    """Build the view of a job that this process runs.
 
     Args:
         progress: state of the job.
@@ -70,17 +69,19 @@ def from_progress(progress: Progress, *, hint: str = "") -> JobView:
     )
 
 
-def from_snapshot(snapshot: Snapshot, history: StepHistory) -> JobView:
-    """Build the view of a job on a cluster.
+def from_status(
+    status: JobStatus, cause: Diagnosis, history: StepHistory, *, now: float, gap: str = ""
+) -> JobView:
+    """Build the view of a job that another process runs: on a cluster, or on this machine.
 
     Args:
-        snapshot: the job at one moment.
-        history: steps and losses of the snapshots so far, this one included.
+        status: the job at one moment.
+        cause: why it is in that state.
+        history: steps and losses so far, these included.
+        now: unix time.
+        gap: what is missing from the status, in a sentence.
     """
-    status = snapshot.status
-    now = snapshot.taken
     rows = _pod_rows(status)
-    cause = diagnose(snapshot)
     saved_at = status.last_checkpoint_time
     return JobView(
         name=status.name,
@@ -100,10 +101,10 @@ def from_snapshot(snapshot: Snapshot, history: StepHistory) -> JobView:
         restarts_left=status.restarts_left,
         checkpoint_step=status.last_checkpoint_step,
         checkpoint_age=None if saved_at is None else max(0.0, now - saved_at),
-        gap=snapshot.gap,
+        gap=gap,
         notice="" if cause.severity == "fine" else cause.sentence,
         notice_style="yellow" if cause.severity == "waiting" else "red",
-        hint=_CLUSTER_HINT,
+        hint=WATCH_HINT,
     )
 
 

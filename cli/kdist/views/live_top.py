@@ -10,10 +10,9 @@ from rich.text import Text
 from kdist import agent_metrics, columns
 from kdist.agent_metrics import AgentSample, RankBreakdown
 from kdist.views import top
-from kdist.views.frame import join_parts
+from kdist.views.frame import WATCH_HINT, join_parts
 from kdist.views.rank_table import RankTable
 
-_HINT = "Ctrl-C ends this view, not the job"
 _SEPARATOR = " · "
 
 
@@ -44,7 +43,7 @@ class TopFrame:
         """Yield the lines of the frame."""
         width, height = options.max_width, console.size.height
         head = [Text(line, "bold") for line in join_parts(self._headline.split(_SEPARATOR), width)]
-        foot = [*self._sentences(width, max_lines=max(1, height // 3)), Text(_HINT, "dim")]
+        foot = [*self._sentences(width, max_lines=max(1, height // 3)), Text(WATCH_HINT, "dim")]
         rows = height - 1 - len(head) - len(foot) - 2  # the table's header and its last line
         if len(self._rows) <= rows + 1:
             rows += 1

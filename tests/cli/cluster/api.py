@@ -9,20 +9,27 @@ import socket
 import ssl
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from base64 import b64encode
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from hashlib import sha1
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import yaml
+from websocket import ABNF
+
+_WEBSOCKET = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # of RFC 6455
 
 
 @dataclass(frozen=True)
 class Asked:
-    """One request that came. `shown` is the common name of the client's certificate."""
+    """One request that came. `shown` is the common name of the client's certificate, `command` what
+    to run in a container.
+    """
 
     method: str
     path: str
@@ -30,12 +37,14 @@ class Asked:
     body: Any
     headers: Mapping[str, str]
     shown: str = ""
+    command: Sequence[str] = ()
 
 
 @dataclass
 class Reply:
     """What to answer: a document, or `lines` that are sent one by one; with `cut` the connection
-    ends before its answer does.
+    ends before its answer does. `channels` come over a websocket, as what a command in a container
+    prints does.
     """
 
     status: int = 200
@@ -43,6 +52,7 @@ class Reply:
     headers: Mapping[str, str] = field(default_factory=dict)
     lines: Iterable[str] | None = None
     cut: bool = False
+    channels: Mapping[int, bytes] | None = None
 
 
 Answer = Callable[[Asked], Reply]
@@ -84,6 +94,7 @@ class Handler(BaseHTTPRequestHandler):
             body,
             headers,
             self._shown(),
+            [value for name, value in parse_qsl(parts.query, True) if name == "command"],
         )
         api: Api = self.server.api  # type: ignore[attr-defined]  # `Api` puts itself there
         api.asked.append(asked)
@@ -99,6 +110,9 @@ class Handler(BaseHTTPRequestHandler):
     do_GET = do_POST = do_PATCH = do_DELETE = _serve  # noqa: N815 - the names that http.server calls
 
     def _send(self, reply: Reply) -> None:
+        if reply.channels is not None:
+            self._send_channels(reply.channels)
+            return
         self.send_response(reply.status)
         for name, value in reply.headers.items():
             self.send_header(name, value)
@@ -117,6 +131,23 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
         else:
             self.wfile.write(b"0\r\n\r\n")
+
+    def _send_channels(self, channels: Mapping[int, bytes]) -> None:
+        """Open the websocket, send one message for each channel, and close it."""
+        key = self.headers["sec-websocket-key"].encode() + _WEBSOCKET
+        accepted = b64encode(sha1(key, usedforsecurity=False).digest())
+        self.send_response(101)
+        self.send_header("Connection", "Upgrade")
+        self.send_header("Upgrade", "websocket")
+        self.send_header("Sec-WebSocket-Accept", accepted.decode())
+        protocol = self.headers["sec-websocket-protocol"].partition(",")[0]
+        self.send_header("Sec-WebSocket-Protocol", protocol)
+        self.end_headers()
+        for channel, text in channels.items():
+            data = bytes([channel]) + text
+            self.wfile.write(ABNF.create_frame(data, ABNF.OPCODE_BINARY).format())
+        self.wfile.write(ABNF.create_frame(b"", ABNF.OPCODE_CLOSE).format())
+        self.close_connection = True
 
     def log_message(self, *args: object) -> None:
         """Say nothing."""

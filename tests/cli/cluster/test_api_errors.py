@@ -69,7 +69,7 @@ def test_an_object_that_is_not_there_is_told_apart_from_a_kind_that_is_not(
     assert str(gone) == 'jobs.batch "digits" not found'
     unknown = refuse(Reply(404, "404 page not found"), serve, connect)
     assert isinstance(unknown, ApiNotFoundError)
-    assert str(unknown) == "get jobs.batch/digits: this cluster knows no such kind"
+    assert str(unknown) == "get jobs.batch/digits: this cluster has no such kind"
     assert unknown.code == Code.NOT_FOUND
 
 

@@ -153,7 +153,7 @@ def test_an_answer_from_something_else_than_an_api_server_is_called_so(
     serve: Serve, connect: Connect
 ) -> None:
     api = serve(lambda _: Reply(document="<html>log in</html>"))
-    with pytest.raises(KdistError, match="not as an API server does"):
+    with pytest.raises(KdistError, match="not like an API server"):
         connect(api.url).version()
 
 

@@ -87,15 +87,32 @@ def test_a_diff_chooses_the_kind_of_workload_as_apply_does(
     assert kdist("diff", str(file), "--backend", "statefulset").exit_code == 0
 
 
-def test_the_objects_can_be_had_as_names_and_documents(
+def test_the_objects_can_be_had_as_documents(
     api: Api, store: Store, file: Path, kdist: Kdist
 ) -> None:
-    assert "job.batch/digits" in kdist("apply", str(file), "-o", "name").stdout.splitlines()
     shown = json.loads(kdist("apply", str(file), "--dry-run=server", "-o", "json").stdout)
     assert shown["items"][-1]["kind"] == "Job"
     assert all(
         each.query["fieldManager"] == "kdist" for each in api.asked if each.method == "PATCH"
     )
+
+
+def test_a_job_has_one_name_in_every_command(
+    api: Api, store: Store, file: Path, kdist: Kdist
+) -> None:
+    lines = [
+        ("apply", "job.yaml", "--dry-run=client"),
+        ("apply", "job.yaml", "--dry-run=server"),
+        ("apply", "job.yaml"),
+        ("get", "-n", "ml"),
+        ("status", "job/digits"),
+        ("delete", "job/digits", "--dry-run=client"),
+        ("delete", "job/digits", "--no-wait"),
+    ]
+    printed = {line: kdist(*line, "-o", "name") for line in lines}
+    assert {line: each.stdout for line, each in printed.items()} == dict.fromkeys(
+        lines, "job/digits\n"
+    ), [each.stderr for each in printed.values()]
 
 
 def test_nothing_is_sent_when_one_of_the_files_has_problems(
@@ -125,7 +142,8 @@ def test_somebody_elses_object_of_that_name_is_left_alone(
     store.put(MAPS, {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "digits"}})
     result = kdist("apply", str(file))
     assert result.exit_code == Code.ERROR
-    assert "configmap/digits is not of job digits: it bears no mark of kdist" in result.stderr
+    problem = "configmap/digits does not belong to job digits: it is not marked as kdist's"
+    assert problem in result.stderr
     assert list(store.objects) == [MAPS]
 
 
@@ -242,4 +260,4 @@ def test_a_job_that_is_sent_is_waited_for_no_longer_than_asked(
 ) -> None:
     sent = kdist("apply", str(file), stay, "--timeout", "1s")
     assert sent.exit_code == Code.TIMEOUT
-    assert "not done after 1 s" in sent.stderr
+    assert "has not reached `done` after 1 s" in sent.stderr

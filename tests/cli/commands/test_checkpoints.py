@@ -68,7 +68,8 @@ def test_top_of_a_run_that_is_not_running_points_to_the_report(kdist: Kdist, run
     [
         (("export", "digits"), "name the file to write"),
         (("export", "digits", "-o", "model.bin"), "write with --out model.bin"),
-        (("digits", "--out", "model.bin"), "--out is an option of `kdist checkpoints export`"),
+        (("export", "digits", "--out", "x", "--name", "a"), "--name cannot be combined"),
+        (("digits", "--out", "model.bin"), "are options of `kdist checkpoints export`"),
         (
             ("digits", "-o", "model.safetensors"),
             "`model.safetensors` is not one of table, json, yaml, name",

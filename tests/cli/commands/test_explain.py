@@ -32,7 +32,7 @@ def test_a_section_shows_its_type_default_sentence_and_fields(kdist: Kdist) -> N
         '  every  <mapping> default {"seconds": 300}\n'
         "         Interval between checkpoints, in seconds, steps or both.\n"
         '  mode   <async or blocking> default "async"\n'
-        "         async writes in the background while training continues; blocking does not.\n"
+        "         async writes in the background; blocking pauses training for the write.\n"
         "  keep   <int> default 3\n"
         "         Number of committed checkpoints to keep.\n"
         '  load   <each or broadcast> default "each"\n'

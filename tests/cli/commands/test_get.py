@@ -84,6 +84,16 @@ def test_runs_and_jobs_stand_in_one_table_whose_namespace_column_tells_them_apar
     }
 
 
+def test_a_name_that_a_run_and_a_job_share_shows_both(
+    kdist: Kdist, tmp_path: Path, kubeconfig: Path, serve: Serve
+) -> None:
+    add_run(tmp_path, "digits")
+    add_cluster(kubeconfig, serve, World())
+    listed = json.loads(kdist("get", "digits", "-o", "json").stdout)["items"]
+    assert [each["location"] for each in listed] == ["cluster", "local"]
+    assert len(kdist("get", "digits", "--no-headers").stdout.splitlines()) == 2
+
+
 def test_the_printed_names_are_accepted_by_other_commands(
     kdist: Kdist, tmp_path: Path, kubeconfig: Path, serve: Serve
 ) -> None:

@@ -15,13 +15,23 @@ from kdist.errors import InvalidJobError, NotFoundError, UsageError
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("90", 90), ("0.5", 0.5), ("90s", 90), ("5m", 300), ("1h30m", 5400), ("2d", 172_800)],
+    [
+        ("90", 90),
+        ("0.5", 0.5),
+        ("90s", 90),
+        ("5m", 300),
+        ("1h30m", 5400),
+        ("2d", 172_800),
+        ("1.5m", 90),
+    ],
 )
 def test_a_duration_is_read_as_kubectl_reads_it(text: str, seconds: float) -> None:
     assert options.seconds(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "m", "5x", "-1", "1.5m", "five"])
+@pytest.mark.parametrize(
+    "text", ["", "m", "5x", "-1", "1.m", "five", "9" * 400, "9" * 400 + "d", "٣"]
+)
 def test_what_is_no_duration_is_refused(text: str) -> None:
     with pytest.raises(click.BadParameter, match="is not a duration"):
         options.seconds(text)

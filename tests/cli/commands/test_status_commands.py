@@ -97,7 +97,7 @@ def test_there_being_no_such_job_is_exit_code_4(kdist: Kdist, world: World) -> N
     for verb in ("status", "why", "wait", "logs"):
         shown = kdist(verb, "digits")
         assert (shown.exit_code, "no job digits in namespace ml" in shown.stderr) == (4, True), verb
-    assert kdist("wait", "digits", "--for=deleted").stdout == "digits is gone\n"
+    assert kdist("wait", "digits", "--for=deleted").stdout == "digits is deleted\n"
 
 
 def test_why_prints_cause_evidence_fix_and_next_command(kdist: Kdist, world: World) -> None:
@@ -171,7 +171,7 @@ def test_logs_are_followed_no_longer_than_asked(kdist: Kdist, world: World) -> N
     followed = kdist("logs", "digits", "-f", "--timeout", "1s")
     assert followed.exit_code == 6, followed.stderr
     assert "one" in followed.stdout
-    assert "digits is Running and not done after 1 s" in followed.stderr
+    assert "digits is Running and has not reached `done` after 1 s" in followed.stderr
 
 
 STAYING = {

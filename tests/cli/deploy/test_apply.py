@@ -107,6 +107,6 @@ def test_an_object_that_somebody_makes_between_the_look_and_the_apply_is_not_ado
     api.answer = race
     refused = kdist("apply", str(file))
     assert refused.exit_code == Code.ERROR
-    assert "service/digits is not of job digits" in refused.stderr
+    assert "service/digits does not belong to job digits" in refused.stderr
     assert store.objects[path]["spec"] == {"type": "LoadBalancer"}
     assert list(store.objects) == [path], "what the apply had made is deleted again"

@@ -27,8 +27,8 @@ OTHERS: dict[str, dict[str, Any]] = {
     "of another job": {"labels": LABELS},
 }
 SAYS = {
-    "of that name": "was made by her-editor",
-    "with our labels": "bears no mark",
+    "of that name": "was created by her-editor",
+    "with our labels": "is not marked as kdist's",
     "of another job": "belongs to job other",
 }
 
@@ -77,7 +77,7 @@ def test_no_command_touches_what_is_not_of_the_job(
         deleted = kdist("delete", "digits", "--purge")
         assert deleted.exit_code == Code.OK, deleted.stderr
         if "-code-" not in name or whose != "of that name":
-            assert f"/{name} stays: it is not of job digits" in deleted.stderr
+            assert f"/{name} stays: it does not belong to job digits" in deleted.stderr
         left = {
             each: found
             for each, found in store.objects.items()

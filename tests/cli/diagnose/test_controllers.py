@@ -101,7 +101,7 @@ def test_a_controller_that_may_not_be_seen_is_called_by_what_it_is_called_mostly
     seen = scene([], over=workload(kind="PyTorchJob", age=40), state=WorkloadState())
     found = diagnose(seen)
     assert found.sentence.endswith(
-        "its controller (a deployment called *training-operator*) may not run"
+        "its controller (a deployment called *training-operator*) may not be running"
     )
 
 

@@ -138,7 +138,7 @@ def test_every_size_of_the_terminal_shows_one_whole_frame(
         assert len(lines) < rows
         assert sum("digits Running" in line for line in lines) == 1, lines
         if rows > 5:
-            assert lines[-1] == "Ctrl-C leaves the job alone", lines
+            assert lines[-1] == "Ctrl-C ends this view, not the job", lines
             assert sum("RANK" in line for line in lines) == 1, lines
             ranks = [line for line in lines if line.split()[0] in ("0", "1")]
             assert len(ranks) == 2, lines
@@ -174,3 +174,17 @@ def test_a_printed_table_fits_the_terminal_and_elsewhere_has_every_column(
     )
     assert set(narrow) < set(wide)
     assert {"RANK", "POD", "STATUS", "STEP"} <= set(narrow)
+
+
+def test_a_watched_list_fits_the_terminal(world: World, open_terminal: Open) -> None:
+    terminal = open_terminal("get", "-n", "ml", "-w", columns=50)
+    assert terminal.shows(lambda frame: "120/500" in frame), terminal.frame()
+    world.reports[FIRST] = report(step=130)
+    assert terminal.shows(lambda frame: "130/500" in frame), terminal.frame()
+    terminal.press(b"\x03")
+    assert terminal.end() == 130
+    header, before, after, *_ = terminal.frame()
+    assert max(map(len, (header, before, after))) <= 50
+    assert header.index("STEP") == before.index("120/500") == after.index("130/500")
+    assert "AGE" in header
+    assert "LOSS" not in header, "a column that gives way"

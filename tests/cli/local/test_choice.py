@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.cluster.api import Api, refusal, write_kubeconfig
+from tests.cli.cluster.api import Api, Reply, refusal, write_kubeconfig
 from tests.cli.cluster.conftest import Serve, _hurry, serve
 from tests.cli.conftest import Kdist
 from tests.cli.jobs.world import World
@@ -88,7 +88,10 @@ def test_what_changes_a_job_asks_which_one_is_meant(kdist: Kdist, typed: tuple[s
     refused = kdist(typed[0], "digits", *typed[1:])
     assert refused.exit_code == 2
     assert "digits is a run on this machine and a job on the cluster" in refused.stderr
-    assert "--local chooses the run, -n NAMESPACE the job on the cluster" in refused.stderr
+    both = "--local chooses the run, -n NAMESPACE chooses the cluster"
+    there = "-n NAMESPACE chooses the cluster"
+    hint = there if typed[0] in ("restart", "scale") else both
+    assert refused.stderr.splitlines()[1] == f"Hint: {hint}", "only options that there are"
 
 
 def test_a_run_that_is_done_is_not_in_the_way_of_the_job_on_the_cluster(
@@ -120,5 +123,95 @@ def test_while_the_cluster_does_not_answer_a_run_is_shown_but_not_changed(
     api.answer = lambda _: refusal(503, "try later", "ServiceUnavailable")
     shown = kdist("status", "digits", "-o", "json")
     assert json.loads(shown.stdout)["location"] == "local"
-    assert "the cluster cannot be asked" in shown.stderr
+    assert "the cluster cannot be queried" in shown.stderr
     assert kdist("delete", "digits").exit_code == 2
+
+
+def test_a_job_file_on_stdin_names_a_run_or_a_job_on_the_cluster(
+    kdist: Kdist, folder: Path, job: str
+) -> None:
+    for local in ((), ("--local",)):
+        shown = kdist("status", "-f", "-", "-o", "name", *local, stdin=job)
+        assert (shown.exit_code, shown.stdout) == (0, "job/digits\n"), shown.stderr
+    (folder / "run.json").unlink()
+    assert kdist("wait", "-f", "-", "--for=running", stdin=job).exit_code == 0
+
+
+def test_a_timeout_of_requests_chooses_no_cluster(kdist: Kdist, api: Api) -> None:
+    api.answer = lambda _: refusal(404, "not found", "NotFound", name="digits")
+    assert _location(kdist, "--request-timeout", "5s") == "local"
+    api.answer = lambda _: Reply(document={"items": []})
+    assert kdist("get", "--request-timeout", "5s", "-o", "name").stdout == "job/digits\n"
+
+
+def test_whoever_may_not_list_jobs_reads_so_next_to_the_runs(kdist: Kdist, api: Api) -> None:
+    what = 'cannot list resource "configmaps" in API group "" in the namespace "ml"'
+    said = f'configmaps is forbidden: User "jo" {what}'
+    api.answer = lambda _: refusal(403, said, "Forbidden")
+    shown = kdist("get", "-o", "name")
+    assert (shown.exit_code, shown.stdout) == (0, "job/digits\n")
+    assert shown.stderr.startswith("Warning: only the runs on this machine are shown: ")
+    assert "answer" not in shown.stderr, "the cluster has answered"
+    both = kdist("get", "digits", "other")
+    assert (both.exit_code, both.stdout) == (7, "")
+    assert "are shown" not in both.stderr, "nothing is"
+
+
+def test_all_runs_on_this_machine_are_deleted_without_asking_the_cluster(
+    kdist: Kdist, api: Api, folder: Path
+) -> None:
+    other = folder.parent / "letters"
+    other.mkdir()
+    (other / "run.json").write_text((folder / "run.json").read_text())
+    every = ("delete", "--all", "--local")
+    planned = kdist(*every, "--dry-run=client").stdout.splitlines()
+    assert planned == [f"run {each} deleted (client dry run)" for each in (folder, other)]
+    assert kdist(*every, "-o", "name").stdout == "job/digits\njob/letters\n"
+    assert [each.name for each in folder.iterdir()] == ["checkpoints"]
+    assert not other.exists()
+    assert kdist(*every).stderr == "there are no runs on this machine\n"
+    assert api.asked == []
+
+
+def test_no_run_is_deleted_if_one_of_them_is_refused(
+    kdist: Kdist, folder: Path, active: None
+) -> None:
+    other = folder.parent / "aaa"
+    other.mkdir()
+    (other / "run.json").write_text((folder / "run.json").read_text())
+    assert kdist("delete", "--all", "--local", "--no-wait").exit_code == 2
+    assert other.exists()
+    refused = kdist("delete", "--local", "-l", "team=vision")
+    assert (refused.exit_code, "runs on this machine have no labels" in refused.stderr) == (2, True)
+
+
+def test_without_a_cluster_a_name_that_no_run_has_is_deleted_already(
+    kdist: Kdist, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", "nowhere")
+    refused = kdist("delete", "other", "another")
+    assert refused.exit_code == 4
+    assert "there is no run other, nor another on this machine" in refused.stderr
+    assert kdist("delete", "other", "--ignore-not-found").exit_code == 0
+    for local in ((), ("--local",)):
+        assert kdist("wait", "other", *local).exit_code == 4
+        gone = kdist("wait", "other", "--for=deleted", *local)
+        assert (gone.exit_code, gone.stdout) == (0, "other is deleted\n")
+
+
+def test_the_agents_of_a_run_are_no_objects_of_a_cluster(
+    kdist: Kdist, active: None, folder: Path
+) -> None:
+    (folder / "node-0").mkdir()
+    assert "  | node-0: Starting\n" in kdist("why", "digits").stdout
+
+
+def test_a_dry_run_refuses_what_the_command_would_refuse(
+    kdist: Kdist, active: None, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", "nowhere")
+    (folder / "lock").write_text(str(os.getpid()))
+    assert kdist("suspend", "digits", "--dry-run=client").stdout == (
+        "digits would be suspended (client dry run)\n"
+    )
+    assert kdist("resume", "digits", "--dry-run=client").stdout == "digits is not suspended\n"

@@ -37,7 +37,9 @@ def test_a_run_is_shown_while_it_trains_and_after_it_was_suspended(
     assert stopped.exit_code == 0, stopped.stderr
     run.wait(11)
     saved = max(commits(run.folder("digits")))
-    assert stopped.stdout == f"digits is suspended: stopped; step {saved:,} is saved\n"
+    suspended = f"digits is suspended: step {saved:,} is saved"
+    following = "Next: kdist resume digits   continues from there"
+    assert stopped.stdout == f"{suspended}. {following}\n"
     after = json.loads(kdist("status", "digits", "-o", "json").stdout)
     assert (after["phase"], after["lastCheckpointStep"]) == ("Suspended", saved)
     assert kdist("wait", "digits").exit_code == 11

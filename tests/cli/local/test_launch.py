@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from kdist.errors import KdistError, UsageError
-from kdist.load import load_text
+from kdist.load import load_text, resolve_path
 from kdist.local import launch
 from kdist.local.run_dir import RunFolder
 from kdist.local.supervisor import AgentCommand
@@ -106,7 +106,8 @@ def test_a_home_directory_in_a_path_is_the_callers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", "/home/me")
-    assert launch.resolve(tmp_path, "~/images") == Path("/home/me/images")
+    assert resolve_path(tmp_path, "~/images") == Path("/home/me/images")
+    assert resolve_path(tmp_path, "~nobody-of-this-name/x") == tmp_path / "~nobody-of-this-name/x"
 
 
 def test_everything_that_is_missing_here_is_reported_at_once(
@@ -178,15 +179,25 @@ def test_gpus_are_dealt_to_the_nodes_so_that_no_two_share_one(
 
 
 @pytest.mark.parametrize(
-    ("chosen", "devices"), [("2,3", ["2", "3"]), ("", []), ("GPU-abc", ["GPU-abc"])]
+    ("chosen", "devices"),
+    [("2,3", ["2", "3"]), ("", []), ("-1", []), ("1,-1,2", ["1"]), ("GPU-a", ["GPU-a"])],
 )
 def test_only_gpus_that_the_caller_allows_are_used(chosen: str, devices: list[str]) -> None:
     assert launch.list_devices({"CUDA_VISIBLE_DEVICES": chosen}) == devices
 
 
-def test_without_torch_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "find_spec", lambda _: None)
+@pytest.mark.parametrize(
+    ("lacking", "installer"),
+    [
+        ({"torch"}, f"{sys.executable} -m pip install"),
+        ({"torch", "pip"}, f"uv pip install --python {sys.executable}"),
+    ],
+)
+def test_without_torch_the_error_says_how_to_get_all_that_a_training_needs(
+    lacking: set[str], installer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "find_spec", lambda name: None if name in lacking else object())
     with pytest.raises(KdistError) as caught:
         launch.check_torch()
     assert "kdist run needs torch in the environment of kdist" in caught.value.message
-    assert caught.value.next_command == f"{sys.executable} -m pip install torch"
+    assert caught.value.next_command == f"{installer} 'kdist-trainer[torch,tensorboard]'"

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kdist.local import supervisor as supervisor_module
-from kdist.local.supervisor import AgentCommand, Outcome, Supervisor
+from kdist.local.supervisor import AgentCommand, Outcome, SignalQueue, Supervisor
 
 ACTING = Path(__file__).parent / "acting.py"
 PATIENCE = 60.0
@@ -246,3 +248,26 @@ def test_a_daemon_that_an_agent_leaves_behind_is_killed_before_the_agent_starts_
     assert not daemon.exists() or " Z " in (daemon / "stat").read_text(), (
         "gone when its agent's end is told"
     )
+
+
+@pytest.mark.parametrize(("seconds", "interrupts"), [(PATIENCE, False), (0.0, True)])
+def test_a_ctrl_c_pressed_again_just_when_the_run_has_stopped_is_ignored_and_a_later_one_is_not(
+    seconds: float, interrupts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor_module, "_REPEAT_SECONDS", seconds)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with SignalQueue() as signals:
+            signal.raise_signal(signal.SIGINT)
+        assert signals.received.pop() is signal.SIGINT
+        with pytest.raises(KeyboardInterrupt) if interrupts else nullcontext():
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_ctrl_c_after_a_run_that_nobody_stopped_interrupts() -> None:
+    with SignalQueue() as signals:
+        signals.wait(0)
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)

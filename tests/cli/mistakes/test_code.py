@@ -23,6 +23,8 @@ class Partial(Workload):
 """
 MISTAKES = {
     "code: ./none\n  train: {workload: m:A, steps: 1}": "spec.code: there is no ",
+    f"code: {'a' * 300}\n  script: {{path: a.py}}": ": File name too long\n",
+    "code: ~nobody-of-this-name/src\n  script: {path: a.py}": "spec.code: there is no ",
     "code: .\n  script: {path: trian.py}": "did you mean `train.py`?",
     "code: .\n  script: {path: broken.py}": "broken.py:1:7: not valid Python: '(' was never closed",
     "code: .\n  train: {workload: modle:Complete, steps: 1}": "did you mean `model:Complete`?",

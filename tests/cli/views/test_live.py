@@ -7,12 +7,15 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
+from kdist.diagnose import diagnose
 from kdist.events import Entry
 from kdist.local.agents import StatusReply
 from kdist.local.progress import NodeProgress, Progress
+from kdist.status import Snapshot
 from kdist.status.step_history import StepHistory
 from kdist.views.frame import sparkline
-from kdist.views.live import from_progress, from_snapshot, render, render_entry
+from kdist.views.job_view import JobView
+from kdist.views.live import from_progress, from_status, render, render_entry
 from tests.cli.diagnose.scenes import scene
 from tests.cli.status.objects import pod, report, unscheduled
 
@@ -39,6 +42,12 @@ def progress(clock: Clock) -> Progress:
         min_nodes=2,
         clock=clock,
     )
+
+
+def view_of(snapshot: Snapshot, history: StepHistory) -> JobView:
+    """What `kdist status -w` draws of a job on a cluster."""
+    cause = diagnose(snapshot)
+    return from_status(snapshot.status, cause, history, now=snapshot.taken, gap=snapshot.gap)
 
 
 def drawn(renderable: RenderableType, width: int = 120) -> str:
@@ -278,10 +287,11 @@ def test_an_older_answer_of_another_node_does_not_turn_the_clock_back(
     [
         ("evaluate", "the ranks evaluate the model"),
         ("data", "no step for 4 s; the ranks are in: data"),
+        (None, "no step for 4 s"),
     ],
 )
 def test_a_training_that_stands_says_where_its_ranks_are(
-    progress: Progress, clock: Clock, phase: str, sentence: str
+    progress: Progress, clock: Clock, phase: str | None, sentence: str
 ) -> None:
     for node in progress.nodes:
         observe(progress, "rendezvous-completed", node)
@@ -298,7 +308,7 @@ def test_a_job_on_a_cluster_has_the_same_view_with_its_phase_and_its_pods() -> N
         both = {"digits-0-abcde": first, "digits-1-abcde": report(ranks=(1,), step=30 * number)}
         snapshot = scene([pod(0), pod(1)], reports=both)
         history.record(snapshot.taken + number, snapshot.status.step, snapshot.status.loss)
-    text = drawn(render(from_snapshot(snapshot, history)))
+    text = drawn(render(view_of(snapshot, history)))
     for part in (
         "digits Running",
         "step 120/500  24%",
@@ -306,13 +316,13 @@ def test_a_job_on_a_cluster_has_the_same_view_with_its_phase_and_its_pods() -> N
         "2/2 nodes · 2 ranks · generation 1 · 0 restarts (10 left)",
         "last checkpoint step 100, 30s ago",
         "digits-1-abcde",
-        "Ctrl-C leaves the job alone",
+        "Ctrl-C ends this view, not the job",
     ):
         assert part in text
 
 
 def test_the_view_of_a_stuck_job_ends_with_its_cause() -> None:
     snapshot = scene([unscheduled(0, "0/2 nodes are available: 2 Insufficient cpu.")])
-    text = drawn(render(from_snapshot(snapshot, StepHistory())))
+    text = drawn(render(view_of(snapshot, StepHistory())))
     assert "… digits-0-abcde finds no node" in text
     assert "Ctrl-C" not in text

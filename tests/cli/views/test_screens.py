@@ -25,7 +25,7 @@ from kdist.status import Snapshot
 from kdist.status.step_history import StepHistory
 from kdist.units import age, moment
 from kdist.views import status_table
-from kdist.views.live import from_progress, from_snapshot, render
+from kdist.views.live import from_progress, render
 from kdist.views.live_top import TopFrame
 from tests.cli.diagnose.scenes import FAILED, scene
 from tests.cli.jobs.test_checkpoint_list import ENTRY
@@ -42,6 +42,7 @@ from tests.cli.status.objects import (
     report,
     unscheduled,
 )
+from tests.cli.views.test_live import view_of
 
 SCREENS = Path(__file__).parent / "screens"
 SIZES = ((60, 15), (80, 24), (120, 30), (200, 50))
@@ -108,7 +109,7 @@ def resumed() -> Progress:
 
 def live(snapshot: Snapshot) -> Draw:
     return lambda width, height: draw(
-        render(from_snapshot(snapshot, history_of(snapshot))), width, height
+        render(view_of(snapshot, history_of(snapshot))), width, height
     )
 
 
@@ -118,16 +119,16 @@ def status(snapshot: Snapshot) -> Draw:
         rows = status_table.status_rows(found)
         ranks = status_table.rank_rows(found)
         return [
-            *columns.format_table(("JOB", found.name), rows, width),
+            *columns.Table(("JOB", found.name)).add(rows, width),
             "",
-            *columns.format_table(status_table.RANK_HEADER, ranks, width),
+            *columns.Table(status_table.RANK_HEADER).add(ranks, width),
         ]
 
     return lines
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Draw:
-    return lambda width, _: columns.format_table(header, rows, width)
+    return lambda width, _: columns.Table(header).add(rows, width)
 
 
 def show_top(ranks: int) -> Draw:
@@ -138,7 +139,7 @@ def show_top(ranks: int) -> Draw:
 
 
 def show_get() -> Draw:
-    rows = Rows("table", all_namespaces=True, watch=False, header=True, labels=False)
+    rows = Rows("table", all_namespaces=True, header=True, labels=False)
     found = [Listed(each.status, {}) for each in (RUNNING, PENDING, ENDED)]
     return table(rows._header(), [rows._row(each) for each in found])
 

@@ -7,7 +7,11 @@ bounded.
 
 from __future__ import annotations
 
-from typing import Annotated
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import RLock
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
@@ -19,6 +23,26 @@ Name = Annotated[str, Field(min_length=1, max_length=253)]
 
 METRICS_PORT = 9401
 """Port on which an agent serves its metrics and its status, unless it is started with another."""
+
+_PLUGINS_VARIABLE = "PYDANTIC_DISABLE_PLUGINS"
+_plugins_lock = RLock()
+
+
+@contextmanager
+def _no_plugins() -> Iterator[None]:
+    """Pydantic builds models without its plugins; the environment is as before afterwards, because
+    child processes may use plugins.
+    """
+    with _plugins_lock:
+        before = os.environ.get(_PLUGINS_VARIABLE)
+        os.environ[_PLUGINS_VARIABLE] = "__all__"
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ[_PLUGINS_VARIABLE]
+            else:
+                os.environ[_PLUGINS_VARIABLE] = before
 
 
 class ConfigModel(BaseModel):
@@ -34,6 +58,14 @@ class ConfigModel(BaseModel):
         strict=True,
         defer_build=True,
     )
+
+    @classmethod
+    def model_rebuild(cls, **options: Any) -> bool | None:
+        """Build the validator when it is first used. Without plugins: to find them, pydantic reads
+        the metadata of every installed distribution.
+        """
+        with _no_plugins():
+            return super().model_rebuild(**options)
 
 
 class Nodes(ConfigModel):

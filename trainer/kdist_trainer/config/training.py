@@ -111,7 +111,7 @@ class Checkpointing(ConfigModel):
     )
     mode: Literal["async", "blocking"] = Field(
         "async",
-        description=("async writes in the background while training continues; blocking does not."),
+        description="async writes in the background; blocking pauses training for the write.",
     )
     keep: int = Field(3, ge=1, le=1000, description="Number of committed checkpoints to keep.")
     load: Literal["each", "broadcast"] = Field(
@@ -137,7 +137,7 @@ class Init(ConfigModel):
     strict: Literal["on", "off"] = Field(
         "on",
         description=(
-            "on fails for weights that are missing or have another shape; off leaves them "
+            "on fails if weights are missing or have another shape; off leaves these "
             "as the model initialized them."
         ),
     )
@@ -204,12 +204,10 @@ class Training(ConfigModel):
     )
     epochs: Count | None = Field(
         None,
-        description=(
-            "Number of epochs (passes over the data set) to train. Either epochs or steps."
-        ),
+        description="Number of epochs (passes over the data set) to train; excludes steps.",
     )
     steps: Count | None = Field(
-        None, description="Number of optimizer steps to train. Either epochs or steps."
+        None, description="Number of optimizer steps to train; excludes epochs."
     )
     global_batch: int = Field(
         256,
@@ -290,15 +288,15 @@ class Training(ConfigModel):
         ge=1,
         le=10_000,
         description=(
-            "Steps between two exchanges of losses and flags among ranks; agreed actions "
-            "follow within two exchanges."
+            "Steps between two exchanges of losses and flags among ranks; what they agree on, "
+            "such as a stop, takes effect within two exchanges."
         ),
     )
     evaluate: Literal["end", "never"] = Field(
         "end", description="Whether to evaluate on the test split when training ends."
     )
     evaluate_every_steps: Count | None = Field(
-        None, description="Also evaluate on the test split every this many steps."
+        None, description="Steps between two evaluations on the test split during training."
     )
     early_stop: EarlyStop | None = Field(
         None, description="End training early when evaluations stop improving."

@@ -293,7 +293,7 @@ COMMUNICATION = PanelRow(
         ),
         lines(
             "Bus bandwidth",
-            "Of ddp's own all-reduces (a lower bound, for it holds the waiting) and of the probe",
+            "Of ddp's own all-reduces (a lower bound, as waits are included) and of the probe",
             "Bps",
             {
                 "training": (
@@ -333,14 +333,14 @@ STRAGGLERS = PanelRow(
     (
         lines(
             "Busy seconds per step",
-            "By rank, waiting for peers left out: the slow one stands above",
+            "By rank, without waits for peers: a slow rank is above the others",
             "s",
             {"rank {{rank}}": f"{_BUSY} / sum by (rank) (rate(kdist_steps_total{{}}[{RATE}]))"},
             minimum=0.0,
         ),
         lines(
             "Seconds in collectives per step",
-            "By rank, waiting included: the mirror image, for the slow one waits least",
+            "By rank, with waits: a slow rank is below the others, as it waits least",
             "s",
             {
                 "rank {{rank}}": f"sum by (rank) (rate(kdist_collective_seconds_total{{}}[{RATE}]))"

@@ -53,6 +53,12 @@ def exporter(tmp_path: Path) -> Iterator[Exporter]:
     exporter.close()
 
 
+def scrape(exporter: Exporter) -> str:
+    """Its metrics, asked for as Prometheus does."""
+    accept = "application/openmetrics-text;version=1.0.0;q=0.6,text/plain;version=0.0.4;q=0.4"
+    return fetch(exporter.port, "/metrics", accept=accept)[1]
+
+
 class Ending(threading.Thread):
     """An agent that comes to its end, in a thread; `code` is what it ended with."""
 
@@ -81,35 +87,37 @@ class Ending(threading.Thread):
 def test_it_stays_until_its_last_numbers_were_scraped(
     tmp_path: Path, exporter: Exporter, record: dict[str, object]
 ) -> None:
-    fetch(exporter.port, "/metrics")
+    scrape(exporter)
     ending = Ending(settings_in(tmp_path), record, exporter)
     wait_until(lambda: exporter.status()["exit"] is not None)
     fetch(exporter.port, "/status")
+    fetch(exporter.port, "/metrics")
     assert not ending.is_over()
     state = "succeeded" if record["code"] == 0 else "failed"
-    assert value(read(fetch(exporter.port, "/metrics")[1]), "kdist_job_state", state=state) == 1
+    assert value(read(scrape(exporter)), "kdist_job_state", state=state) == 1
     assert ending.wait() == record["code"]
 
 
 def test_it_goes_at_once_where_nobody_ever_scraped(tmp_path: Path, exporter: Exporter) -> None:
     fetch(exporter.port, "/status")
+    fetch(exporter.port, "/metrics", accept="*/*")  # as curl does, and `kdist top` without it
     assert Ending(settings_in(tmp_path), NAN, exporter).wait() == Exit.NONFINITE
 
 
 def test_it_goes_at_once_where_it_shall_be_tried_again(tmp_path: Path, exporter: Exporter) -> None:
-    fetch(exporter.port, "/metrics")
+    scrape(exporter)
     assert Ending(settings_in(tmp_path), LOST, exporter).wait() == Exit.PEERS_LOST
 
 
 def test_it_waits_no_longer_than_the_job_says(tmp_path: Path, exporter: Exporter) -> None:
-    fetch(exporter.port, "/metrics")
+    scrape(exporter)
     assert Ending(settings_in(tmp_path, linger=1), NAN, exporter).wait() == Exit.NONFINITE
 
 
 def test_asked_to_stop_it_waits_for_the_grace_at_most_and_asked_twice_no_more(
     tmp_path: Path, exporter: Exporter
 ) -> None:
-    fetch(exporter.port, "/metrics")
+    scrape(exporter)
     ending = Ending(settings_in(tmp_path, grace=3600), NAN, exporter)
     wait_until(lambda: exporter.status()["exit"] is not None)
     ending.stop.requested_at = time.monotonic()
@@ -122,7 +130,7 @@ def test_asked_to_stop_it_waits_for_the_grace_at_most_and_asked_twice_no_more(
 
 
 def test_the_grace_ends_the_wait(tmp_path: Path, exporter: Exporter) -> None:
-    fetch(exporter.port, "/metrics")
+    scrape(exporter)
     ending = Ending(settings_in(tmp_path, grace=2), NAN, exporter)
     wait_until(lambda: exporter.status()["exit"] is not None)
     ending.stop.requested_at = time.monotonic()

@@ -54,7 +54,8 @@ class Exporter:
     """The metrics of one agent and its ranks. Thread-safe; no method waits for a rank or a client.
 
     Only the agent that runs rank 0 may add numbers of the job (lost steps), so that their sum over
-    the agents is right. `scrapes` counts the requests for `/metrics`.
+    the agents is right. `scrapes` counts the requests for `/metrics` of scrapers, which ask for a
+    version of a format; `kdist top`, curl and browsers ask for none.
     """
 
     def __init__(
@@ -336,7 +337,7 @@ class Exporter:
         if self._counter_store:  # before the response, so that no counter ever goes back
             self._counter_store.save(counter_state(*self._snapshot()))
         self._scrape_seconds = time.perf_counter() - started
-        self.scrapes += 1
+        self.scrapes += "version=" in accept
         return HttpResponse(HTTPStatus.OK, body, media_type)
 
     def _health(self, _: str) -> HttpResponse:

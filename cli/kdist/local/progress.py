@@ -84,7 +84,7 @@ class Progress:
         bars: newest state of each rank's progress bar, by the rank's prefix.
         allow_rollback: whether a lower step than before is believed, because a new worker group
             may resume from an earlier checkpoint.
-        last_step_at: time of the last completed step.
+        last_step_at: time of the last completed step, or of the training's start after it.
         started_at: time at which the job started.
     """
 
@@ -136,6 +136,8 @@ class Progress:
         elif kind == "restarting":
             self.restarts = max(self.restarts, _integer(event.get("restarts")) or 0)
             self.budget = _integer(event.get("budget"))
+        elif kind == "training-started":
+            self.last_step_at = self.clock()
         elif kind == "checkpoint-committed":
             self.saved_step = _integer(event.get("step"))
             self.saved_at = time.time()

@@ -301,6 +301,19 @@ def test_a_training_that_stands_says_where_its_ranks_are(
     assert progress.waiting_for() == sentence
 
 
+def test_the_start_of_the_processes_does_not_count_as_time_without_a_step(
+    progress: Progress, clock: Clock
+) -> None:
+    clock.now += 30
+    for node in progress.nodes:
+        observe(progress, "rendezvous-completed", node)
+    observe(progress, "training-started")
+    clock.now += 2
+    assert progress.waiting_for() is None
+    clock.now += 3
+    assert progress.waiting_for() == "no step for 5 s"
+
+
 def test_a_job_on_a_cluster_has_the_same_view_with_its_phase_and_its_pods() -> None:
     history = StepHistory()
     for number in range(1, 5):

@@ -123,11 +123,15 @@ class Namespace:
         return self.kubectl("get", "--raw", path)
 
     def evict(self, pod: str) -> None:
-        """What `kubectl drain` does to a pod: its disruption budget is asked."""
+        """What `kubectl drain` does to a pod: it asks again while the disruption budget refuses."""
         metadata = {"name": pod, "namespace": self.name}
         eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata}
         path = f"/api/v1/namespaces/{self.name}/pods/{pod}/eviction"
-        self.kubectl("create", "--raw", path, "-f", "-", stdin=json.dumps(eviction))
+        words = ("kubectl", "create", "--raw", path, "-f", "-")
+        self.until(
+            f"{pod} is evicted",
+            lambda: self._type(*words, stdin=json.dumps(eviction)).returncode == 0,
+        )
 
     def agents(self, job: str) -> list[dict[str, Any]]:
         """What the agents of the job's pods say on /status; those that do not answer are left

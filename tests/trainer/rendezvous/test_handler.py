@@ -15,7 +15,14 @@ from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, RendezvousInfo
 
 from kdist_trainer.rendezvous.file_store import FileStore
-from kdist_trainer.rendezvous.handler import Rendezvous, RendezvousTimings, open_rendezvous
+from kdist_trainer.rendezvous.handler import (
+    JITTER,
+    Rendezvous,
+    RendezvousState,
+    RendezvousTimings,
+    open_rendezvous,
+)
+from kdist_trainer.rendezvous.torch_internals import Node
 from tests.patience import soon
 
 
@@ -70,6 +77,33 @@ def test_nodes_meet_and_meet_again(tmp_path: Path) -> None:
     )
     for node in nodes:
         node.leave()
+
+
+def test_a_write_that_conflicts_is_tried_again_on_what_was_written_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = (meet(tmp_path)._state_holder for _ in range(2))
+    nodes = [Node("127.0.0.1", index, index) for index in range(3)]
+
+    def write(holder: RendezvousState, node: Node) -> bool | None:
+        holder.state.wait_list.add(node)
+        holder.mark_dirty()
+        return holder.sync()
+
+    def others_write_during_the_pause(*_: float) -> float:
+        monkeypatch.undo()
+        theirs.expire()
+        theirs.sync()
+        assert write(theirs, nodes[1])
+        return 0.0
+
+    for holder in (ours, theirs):
+        holder.sync()
+    assert write(theirs, nodes[0])
+    monkeypatch.setattr(JITTER, "uniform", others_write_during_the_pause)
+    assert write(ours, nodes[2]) is False
+    assert ours.state.wait_list == {nodes[0], nodes[1]}
+    assert write(ours, nodes[2])
 
 
 def test_torch_polls_the_state_at_the_interval_of_the_timings(

@@ -124,6 +124,7 @@ def test_a_handler_and_its_state_have_the_attributes_that_are_used(tmp_path: Pat
     for holder in (handler, handler._op_executor, state):
         settings: RendezvousSettings = vars(holder)["_settings"]
         assert (settings.min_nodes, settings.max_nodes) == (2, 3), moved("RendezvousSettings")
+    assert "_last_sync_time" in vars(state), moved("_BackendRendezvousStateHolder._last_sync_time")
     shared = "round complete deadline closed participants wait_list last_heartbeats"
     for name in shared.split():
         assert name in vars(state.state), moved(f"_RendezvousState.{name}")

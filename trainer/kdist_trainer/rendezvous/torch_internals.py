@@ -84,6 +84,10 @@ class StateHolder(_BackendRendezvousStateHolder):
         """Set the limits on the number of nodes."""
         self._settings = replace(self._settings, min_nodes=min_nodes, max_nodes=max_nodes)
 
+    def expire(self) -> None:
+        """Have the next `sync` read the state, however recent this copy is."""
+        self._last_sync_time = -1
+
     def _sanitize(self) -> None:
         self.adjust_state()
         super()._sanitize()

@@ -33,7 +33,7 @@ def _run() -> None:
         sys.stderr.flush()
         os._exit(_INTERRUPTED)
     finally:
-        # or Python looks for garbage in all that was imported, as it exits
+        # Otherwise Python searches all imported objects for garbage as it exits.
         gc.freeze()
 
 

@@ -136,7 +136,7 @@ class Commands(click.Group):
         return name, command, rest
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; the error of a job that does not exist says where else it was sought."""
+        """Run the command; the error of a job that does not exist says where else kdist looked."""
         try:
             return super().invoke(ctx)
         except JobNotFoundError as error:

@@ -25,7 +25,7 @@ SESSIONS = {
     for page in PAGES
     if (session := typed(page, on_a_cluster=True))
 }
-"""By page, what it has one type on a cluster."""
+"""The commands that a page tells the reader to type on a cluster, by page."""
 
 
 @pytest.fixture
@@ -70,6 +70,6 @@ def test_every_command_of_a_page_succeeds_in_its_turn(
     tmp_path: Path,
 ) -> None:
     if not abilities.ours:
-        pytest.skip("the pages say what to type on a kind cluster of one's own")
+        pytest.skip("the pages describe a kind cluster, and this may be any other")
     assert find_failure(SESSIONS[page], tmp_path, newcomer) == ""
     assert namespace.pods("digits") == []

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class _DeleteOptions(NamedTuple):
-    """What the options say of every deletion."""
+    """The options that apply to every deletion."""
 
     purge: bool
     wait: bool
@@ -176,7 +176,7 @@ def _delete_all_runs(selector: str, chosen: _DeleteOptions) -> int:
 
 
 def _check_run(run: LocalJob, chosen: _DeleteOptions) -> None:
-    """Raises `UsageError` for options that a running run cannot be deleted with."""
+    """Raise `UsageError` for options that do not apply to an active run."""
     if run.active and (not chosen.wait or chosen.grace_period is not None):
         raise UsageError(
             f"{run.name} is running, and its folder can only be deleted after it has saved and "

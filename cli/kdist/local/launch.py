@@ -24,7 +24,7 @@ _FOR_TRAINING = "kdist-trainer[torch,tensorboard]"
 
 
 def install_command() -> str:
-    """Installs what trains on this machine into the environment of kdist."""
+    """The command that adds what training needs to the environment of kdist."""
     if find_spec("pip") is None:  # an environment that uv made
         return shlex.join(["uv", "pip", "install", "--python", sys.executable, _FOR_TRAINING])
     return shlex.join([sys.executable, "-m", "pip", "install", _FOR_TRAINING])

@@ -68,7 +68,7 @@ def _export(given: argparse.Namespace) -> dict[str, Any]:
     listing.choose(
         given.folder, given.step
     )  # a missing checkpoint is reported without the seconds that torch takes
-    # a third of the time of torch's import goes into looking for garbage that it does not make
+    # otherwise a third of torch's import is spent searching for garbage, of which there is none
     gc.disable()
     # imported here because the other questions need no torch
     from kdist_trainer.checkpoint import export

@@ -147,8 +147,8 @@ class RendezvousState(StateHolder):
             time.sleep(
                 JITTER.uniform(0, min(timings.spread, _CONFLICT_SECONDS * 2**self._conflicts))
             )
-            # A write succeeds only if nobody else has written since the read, so read after the
-            # pause: 64 nodes then meet in a tenth of the time.
+            # A write succeeds only if no other node has written since the read. What was read
+            # before the pause is likely to be out of date.
             self.expire()
             super().sync()
         elif written:

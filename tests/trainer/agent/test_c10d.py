@@ -111,7 +111,9 @@ def test_a_lost_store_ends_an_agent_whose_ranks_still_connect_to_their_peers(
         tmp_path, rendezvous=f"c10d:127.0.0.1:{free_port()}", nodes={"min": 2, "max": 2}
     ) as lab:
         (tmp_path / "hold-0").touch()
-        lab.start("node-0", "node-1")
+        lab.start("node-0")
+        lab.wait(lambda: "rendezvous-started" in lab.logs(), "the store in node-0")
+        lab.start("node-1")
         lab.wait(
             lambda: all((tmp_path / f"rank-{rank}.json").exists() for rank in (0, 1)),
             "both ranks, of which one waits for the other in torch's connect",

@@ -119,6 +119,13 @@ NEEDS: tuple[Need, ...] = (
     ),
     Need("exec, profile", "edit", _EXEC, "", "no command can be run in a pod"),
     Need(
+        "drill",
+        "edit",
+        (*_EXEC, *_on("delete", "v1", "Pod"), *_on("patch", "v1", "ConfigMap")),
+        "",
+        "faults that need them are refused",
+    ),
+    Need(
         "checkpoints, report, tensorboard",
         "edit",
         (*_EXEC, *_on("create delete", "v1", "Pod")),

@@ -88,6 +88,8 @@ def test_a_new_job_of_which_one_object_may_not_be_made_leaves_no_other(
         (("restart", "digits"), "patch jobs"),
         (("restart", "digits", "--fresh", "--yes"), "create pods"),
         (("restart", "digits", "--fresh", "--yes"), "delete jobs"),
+        (("drill", "digits", "--fault", "rank", "--yes"), "patch configmaps"),
+        (("drill", "digits", "--fault", "pod", "--yes"), "delete pods"),
         (("delete", "digits"), "delete services"),
         (("delete", "digits", "--grace-period", "1"), "delete pods"),
         (("checkpoints", "digits", "-n", "ml"), "create pods"),

@@ -98,6 +98,7 @@ VERBS = (
         EDIT,
         waits=True,
     ),
+    Verb("drill digits --fault pod --yes", (EXEC, LOOK[1], MARK), EDIT),
     Verb("delete digits --purge --no-wait", (DELETE,), EDIT, pods=False),
     Verb("delete digits --grace-period 1 --no-wait", (DELETE, *LOOK[1:2]), EDIT),
 )

@@ -40,6 +40,7 @@ VERBS: dict[str, tuple[str, ...]] = {
     "suspend": ("suspend", "digits"),
     "resume": ("resume", "digits"),
     "restart": ("restart", "digits"),
+    "drill": ("drill", "digits"),
     "delete": ("delete", "digits"),
 }
 each_verb = pytest.mark.parametrize("verb", VERBS)

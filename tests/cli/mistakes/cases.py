@@ -139,6 +139,8 @@ MISTAKES: Final[dict[str, tuple[tuple[str, int], ...]]] = {
             "apply job.yaml --dry-run=yes",
             "apply job.yaml --backend jobs --dry-run=client",
             "scale digits",
+            "drill digits --rank 1",
+            "drill digits --fault fire",
             "completion cmd",
         )
     ),

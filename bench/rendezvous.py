@@ -1,12 +1,13 @@
 """How long a job's agents take to meet in a ConfigMap, and what they ask of the API server
 meanwhile and afterwards.
 
-    python -m bench.rendezvous [NODES]...
+    python -m bench.rendezvous [--no-tcp] [NODES]...
 
-Each agent is a process that does what an agent does around one group: join the round, publish
-its ranks, agree, then poll and send keep-alives. The API server and etcd are real and run next to
-them, so all share this machine's cores. For comparison the same over torch's TCPStore, which one of
-the agents would have to keep.
+Each agent is light: a fork of this process, which has loaded torch, so 256 of them fit into a small
+machine. It does what an agent does around one group: join the round, publish its ranks, agree, then
+poll and send keep-alives. The API server and etcd are real and run next to them, so all share this
+machine's cores. For comparison the same over torch's TCPStore, which one of the agents would have
+to keep; `--no-tcp` leaves it out.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import time
 from collections.abc import Callable
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
+from queue import Empty
 from typing import Any
 
 from torch.distributed.distributed_c10d import Store
@@ -29,43 +31,50 @@ from bench.table import title
 from kdist_trainer.agent.coordination import AgentStore
 from kdist_trainer.agent.rendezvous_poller import PollResult, RendezvousPoller
 from kdist_trainer.rendezvous.configmap_client import ConfigMap
-from kdist_trainer.rendezvous.handler import RendezvousTimings, open_rendezvous
+from kdist_trainer.rendezvous.handler import open_rendezvous
 from kdist_trainer.rendezvous.kubernetes_store import KubernetesStore
+from kdist_trainer.rendezvous.timings import RendezvousTimings
 from kdist_trainer.torch_internals import TCPStore
 from tests.trainer.rendezvous.control_plane import ControlPlane
 
-SIZES = (2, 8, 64)
+SIZES = (2, 8, 64, 256)
 WORK_SECONDS = 20.0
 _WORD_SECONDS = 120.0
+_NO_TCP = "--no-tcp"
 
 
 def main() -> None:
     """Measure and print."""
     title(f"Rendezvous: nodes that start together, then work for {WORK_SECONDS:.0f} s")
     print(
-        f"  {'':24} {'nodes':>5} {'formed':>8} {'requests per agent':>20} "
-        f"{'at work, per agent':>20} {'at work, all':>14}"
+        f"  {'':18} {'nodes':>5} {'joined':>9} {'formed':>9} {'CPU':>9} {'requests each':>14} "
+        f"{'at work, each':>14} {'all':>9}"
     )
+    words = sys.argv[1:]
+    sizes = [int(word) for word in words if word != _NO_TCP] or SIZES
     with tempfile.TemporaryDirectory() as folder, ControlPlane(Path(folder)) as plane:
-        for nodes in map(int, sys.argv[1:] or SIZES):
-            show("torch's TCPStore", nodes, measure(nodes, None))
+        for nodes in sizes:
+            if _NO_TCP not in words:
+                show("torch's TCPStore", nodes, measure(nodes, None))
             show("one ConfigMap", nodes, measure(nodes, plane))
 
 
 def show(name: str, nodes: int, agents: list[dict[str, float]]) -> None:
-    """One line: the last agent's time, and requests."""
-    formed = max(agent["formed"] for agent in agents)
+    """One line: the last agent's time, the time of the agents' processors, and requests."""
+    joined, formed = (max(agent[name] for agent in agents) for name in ("joined", "formed"))
+    busy = sum(agent["busy"] for agent in agents)
     joining = sum(agent["joining"] for agent in agents) / nodes
     working = sum(agent["working"] for agent in agents) / WORK_SECONDS
     print(
-        f"  {name:24} {nodes:5} {formed:6.2f} s {joining:20.1f} {working / nodes:18.2f}/s "
-        f"{working:12.1f}/s"
+        f"  {name:18} {nodes:5} {joined:7.2f} s {formed:7.2f} s {busy:7.1f} s {joining:14.1f} "
+        f"{working / nodes:12.2f}/s {working:7.1f}/s",
+        flush=True,  # the next agents are forks
     )
 
 
 def measure(nodes: int, plane: ControlPlane | None) -> list[dict[str, float]]:
     """What each of so many agents measured."""
-    fork = multiprocessing.get_context("fork")  # so that sixty-four processes hold torch once
+    fork = multiprocessing.get_context("fork")  # so that all processes hold torch once
     barrier, answers = fork.Barrier(nodes), fork.Queue()
     server = (
         TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if plane is None else None
@@ -86,7 +95,14 @@ def measure(nodes: int, plane: ControlPlane | None) -> list[dict[str, float]]:
     agents = [fork.Process(target=be_agent, args=arguments, daemon=True) for _ in range(nodes)]
     for agent in agents:
         agent.start()
-    found = [answers.get(timeout=300) for _ in agents]
+    found: list[dict[str, float]] = []
+    while len(found) < nodes:
+        try:
+            found.append(answers.get(timeout=1))
+        except Empty:
+            if any(agent.exitcode for agent in agents):
+                barrier.abort()
+                raise SystemExit("an agent failed") from None
     for agent in agents:
         agent.join()
     return found
@@ -104,7 +120,7 @@ def be_agent(
     logging.disable()  # torch warns of each sign of life that comes late
     store, config_map = opening()
     barrier.wait()
-    began = time.monotonic()
+    began, busy = time.monotonic(), time.process_time()
     handler = open_rendezvous(
         store,
         run_id=run_id,
@@ -114,10 +130,13 @@ def be_agent(
         index=0,
         timeout_seconds=300,
         remote=config_map is not None,
+        exchange_seconds=None if config_map is None else _WORD_SECONDS,
     )
-    info = handler.next_rendezvous()
-    agree(info.store, info.rank, nodes)
-    formed = time.monotonic() - began
+    with handler.watching_departures():
+        info = handler.next_rendezvous()
+        joined = time.monotonic() - began
+        agree(info.store, info.rank, nodes)
+    formed, busy = time.monotonic() - began, time.process_time() - busy
     joining = config_map.requests if config_map else 0
     agent_store = AgentStore(store, run_id=run_id, node="")
     with RendezvousPoller(
@@ -126,7 +145,8 @@ def be_agent(
     ):
         time.sleep(WORK_SECONDS)
     working = (config_map.requests if config_map else 0) - joining
-    answers.put({"formed": formed, "joining": joining, "working": working})
+    figures = {"joined": joined, "formed": formed, "busy": busy}
+    answers.put({**figures, "joining": joining, "working": working})
     barrier.wait()  # an agent that leaves is news for the others
     handler._stop_heartbeats()
 

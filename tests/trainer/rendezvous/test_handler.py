@@ -15,13 +15,9 @@ from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, RendezvousInfo
 
 from kdist_trainer.rendezvous.file_store import FileStore
-from kdist_trainer.rendezvous.handler import (
-    JITTER,
-    Rendezvous,
-    RendezvousState,
-    RendezvousTimings,
-    open_rendezvous,
-)
+from kdist_trainer.rendezvous.handler import Rendezvous, open_rendezvous
+from kdist_trainer.rendezvous.state import RendezvousState
+from kdist_trainer.rendezvous.timings import JITTER, RendezvousTimings
 from kdist_trainer.rendezvous.torch_internals import Node
 from tests.patience import soon
 

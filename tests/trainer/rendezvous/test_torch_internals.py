@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,9 @@ import torch
 from torch.distributed.elastic.agent.server import local_elastic_agent
 from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import api as multiprocessing_api
 from torch.distributed.elastic.multiprocessing.api import MultiprocessContext, SubprocessContext
+from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 from torch.distributed.elastic.rendezvous import api as rendezvous_api
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
@@ -27,7 +29,8 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 
 from kdist_trainer.rendezvous import torch_internals
 from kdist_trainer.rendezvous.file_store import FileStore
-from kdist_trainer.rendezvous.handler import Rendezvous, RendezvousState, open_rendezvous
+from kdist_trainer.rendezvous.handler import Rendezvous, open_rendezvous
+from kdist_trainer.rendezvous.state import RendezvousState
 from kdist_trainer.rendezvous.torch_internals import ElasticAgentBase, Node
 
 # Methods of torch that are called or overridden, with their parameters.
@@ -42,6 +45,8 @@ METHODS = [
     (dynamic_rendezvous._BackendRendezvousStateHolder, "_sanitize", ""),
     (DynamicRendezvousHandler, "__init__", "node settings backend_name store state_holder"),
     (DynamicRendezvousHandler, "_stop_heartbeats", ""),
+    (DynamicRendezvousHandler, "_get_world", ""),
+    (DynamicRendezvousHandler, "_get_store", ""),
     (
         dynamic_rendezvous._DistributedRendezvousOpExecutor,
         "run",
@@ -56,6 +61,7 @@ METHODS = [
     (SimpleElasticAgent, "record_duration", "state"),
     (LocalElasticAgent, "_start_workers", "worker_group"),
     (LocalElasticAgent, "_set_local_rank_env", "worker_env local_rank spec"),
+    (SubprocessHandler, "_popen", "args env"),
 ]
 
 
@@ -124,7 +130,8 @@ def test_a_handler_and_its_state_have_the_attributes_that_are_used(tmp_path: Pat
     for holder in (handler, handler._op_executor, state):
         settings: RendezvousSettings = vars(holder)["_settings"]
         assert (settings.min_nodes, settings.max_nodes) == (2, 3), moved("RendezvousSettings")
-    assert "_last_sync_time" in vars(state), moved("_BackendRendezvousStateHolder._last_sync_time")
+    for name in ("_last_sync_time", "_dirty"):
+        assert name in vars(state), moved(f"_BackendRendezvousStateHolder.{name}")
     shared = "round complete deadline closed participants wait_list last_heartbeats"
     for name in shared.split():
         assert name in vars(state.state), moved(f"_RendezvousState.{name}")
@@ -152,3 +159,30 @@ def test_contexts_of_processes_have_the_attributes_that_are_used() -> None:
     assert "self._pc.processes" in functions, moved("MultiprocessContext._pc.processes")
     scripts = inspect.getsource(SubprocessContext)
     assert "self.subprocess_handlers" in scripts, moved("SubprocessContext.subprocess_handlers")
+
+
+def test_scripts_are_started_by_the_replaced_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = vars(multiprocessing_api)["get_subprocess_handler"]
+    monkeypatch.setattr(multiprocessing_api, "get_subprocess_handler", usual)  # back at the end
+    started: list[tuple[str, ...]] = []
+
+    def start(command: Sequence[str], environment: Mapping[str, str]) -> str | None:
+        started.append((*command, environment["RANK"]))
+        return "a process" if command[0] == "ours" else None
+
+    torch_internals.replace_script_start(start)
+    make = vars(multiprocessing_api)["get_subprocess_handler"]
+    use = inspect.getsource(SubprocessContext._start)
+    assert "get_subprocess_handler(" in use, moved("SubprocessContext._start")
+    assert inspect.signature(make).parameters.keys() == inspect.signature(usual).parameters.keys()
+    shared = {
+        "env": {"RANK": "3"},
+        "stdout": "",
+        "stderr": "",
+        "local_rank_id": 0,
+        "numa_options": None,
+    }
+    assert make(entrypoint="ours", args=("train.py", 1), **shared).proc == "a process"
+    other = make(entrypoint="true", args=(), **shared).proc
+    assert other.wait() == 0
+    assert started == [("ours", "train.py", "1", "3"), ("true", "3")]

@@ -19,9 +19,10 @@ from kdist_trainer.errors import KdistTrainerError
 from kdist_trainer.rendezvous import endpoint
 from kdist_trainer.rendezvous.configmap_client import ApiEndpoint, ConfigMap
 from kdist_trainer.rendezvous.file_store import FileStore
-from kdist_trainer.rendezvous.handler import Rendezvous, RendezvousTimings, open_rendezvous
+from kdist_trainer.rendezvous.handler import Rendezvous, open_rendezvous
 from kdist_trainer.rendezvous.kubernetes_store import KubernetesStore
 from kdist_trainer.rendezvous.tcp_store import open_tcp_store, release_store
+from kdist_trainer.rendezvous.timings import RendezvousTimings
 from kdist_trainer.signals import StopSignals
 
 _KEY_SECONDS = 10.0
@@ -148,6 +149,9 @@ def open_handler(settings: Settings, stores: StoreClients, *, predecessors: set[
                 index=settings.index,
                 timeout_seconds=config.rendezvous_timeout_seconds,
                 remote=scheme == endpoint.KUBERNETES,
+                exchange_seconds=_KEY_SECONDS + config.nodes.max / 4
+                if scheme == endpoint.KUBERNETES
+                else None,
                 node_counts=lambda: ((nodes := settings.node_limits.current()).min, nodes.max),
             )
             break

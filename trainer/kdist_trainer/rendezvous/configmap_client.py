@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from kdist_trainer.errors import ConfigError
-from kdist_trainer.rendezvous.handler import JITTER
+from kdist_trainer.rendezvous.timings import JITTER
 
 ACCOUNT = Path("/var/run/secrets/kdist")
 """The mounted service account: a token, which is rotated, and the API server's CA certificate."""
@@ -97,6 +97,22 @@ class Copy:
     time: float
     """The monotonic time of the request."""
 
+    @property
+    def version(self) -> int:
+        """The resourceVersion: the newer of two copies has the higher one. Raises `ValueError` for
+        one that is no number, which Kubernetes does not have.
+        """
+        return int(self.document["metadata"]["resourceVersion"])
+
+    def to_json(self) -> bytes:
+        """The copy as `from_json` reads it, in another process."""
+        return json.dumps({**self.document, "binaryData": _encode(self.values)}).encode()
+
+    @classmethod
+    def from_json(cls, text: bytes) -> Copy:
+        """Read what `to_json` returned. Raises `ApiRejectedError` for anything else."""
+        return _parse(text, time.monotonic())
+
 
 class ConfigMap:
     """The ConfigMap `namespace`/`name`.
@@ -141,11 +157,8 @@ class ConfigMap:
                 request.
         """
         requested_at = time.monotonic()
-        encoded = {key: b64encode(value).decode() for key, value in values.items()}
-        return _parse(
-            self._request("PUT", json.dumps({**copy.document, "binaryData": encoded}).encode()),
-            requested_at,
-        )
+        document = {**copy.document, "binaryData": _encode(values)}
+        return _parse(self._request("PUT", json.dumps(document).encode()), requested_at)
 
     def close(self) -> None:
         """Close the connection; the next request opens a new one."""
@@ -215,6 +228,10 @@ class ConfigMap:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+
+def _encode(values: Mapping[str, bytes]) -> dict[str, str]:
+    return {key: b64encode(value).decode() for key, value in values.items()}
 
 
 def _parse(response: bytes, requested_at: float) -> Copy:

@@ -8,12 +8,11 @@ keeps private of it is in `torch_internals`.
 from __future__ import annotations
 
 import os
-import random
 import socket
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from torch.distributed import DistStoreError
@@ -25,168 +24,26 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     RendezvousTimeout,
 )
 
+from kdist_trainer.rendezvous.exchange import ExchangeHost, ExchangeServer, ExchangeStore
 from kdist_trainer.rendezvous.file_store import FileStore
+from kdist_trainer.rendezvous.kubernetes_store import KubernetesStore
 from kdist_trainer.rendezvous.ports import pick_port
+from kdist_trainer.rendezvous.relay import Relay, RelayHost, RelayMember
+from kdist_trainer.rendezvous.state import RendezvousState
+from kdist_trainer.rendezvous.timings import JITTER, RendezvousTimings
 from kdist_trainer.rendezvous.torch_internals import (
     OWN_STORE_VARIABLE,
     Node,
     RendezvousBase,
-    StateHolder,
     replace_polling,
     replace_port_picker,
 )
 
-JITTER = random.SystemRandom()
-"""Spreads the agents' requests. It is not the module's generator, which user code may have
-seeded.
-"""
-
-
-@dataclass(frozen=True)
-class RendezvousTimings:
-    """Timings in seconds. They grow with the number of nodes, so that a store sees about the same
-    load from any job.
-    """
-
-    poll: float
-    """The poll interval of the state while a round is open."""
-    watch: float
-    """The poll interval of the state while workers run."""
-    keep_alive: float
-    """The interval of keep-alives; a node that misses `keep_alive_attempts` of them in a row counts
-    as dead.
-    """
-    keep_alive_attempts: int
-    spread: float
-    """The longest random pause of nodes that want to change the state at the same time."""
-    last_call: float
-    """How long a round with enough nodes waits for more when no node is known to be joining."""
-    max_wait: float
-    """How long a round waits at most for nodes that are known to be joining, and in the first round
-    for all nodes: they are seldom ready together.
-    """
-
-    @classmethod
-    def for_nodes(cls, nodes: int, *, remote: bool = False) -> RendezvousTimings:
-        """The timings for a job of at most `nodes` nodes; if `remote`, each poll and each
-        keep-alive is a request to an API server.
-        """
-        waits = {"last_call": 0.3 + nodes / 64, "max_wait": 5.0 + nodes / 32}
-        if remote:  # while workers run: about five writes and a dozen reads a second in total
-            return cls(
-                poll=min(1.0, max(0.1, nodes / 64)),
-                watch=max(1.0, nodes / 12),
-                keep_alive=max(1.0, nodes / 5),
-                keep_alive_attempts=4 if nodes <= 8 else 3,
-                spread=min(2.0, max(0.1, nodes * 0.03)),
-                **waits,
-            )
-        return cls(
-            poll=min(1.0, max(0.05, nodes / 80)),
-            watch=min(1.0, max(0.05, nodes / 80)),
-            keep_alive=max(1.0, nodes / 32),
-            keep_alive_attempts=3,
-            spread=min(0.5, max(0.02, nodes * 0.002)),
-            **waits,
-        )
-
-
-_NEVER = timedelta(days=3650)
-_CONFLICT_SECONDS = 0.01
 _REMOVAL_ATTEMPTS = 10
+_COPY_SECONDS = 1.0
+"""How old a copy of the ConfigMap may be that the host of a round publishes."""
 NodeCounts = tuple[int, int]
 """The minimum and the maximum number of nodes."""
-
-
-class RendezvousState(StateHolder):
-    """torch's copy of the shared state, with other rules for closing a round and for declaring a
-    node dead.
-
-    A round is closed as soon as all nodes that are known to be there have joined it. Nodes that
-    want to join, or have left the round before, are in the wait list: an elastic group that starts
-    without one of them would have to restart at once.
-
-    A node is dead when its keep-alive has not changed for a number of intervals, as seen by this
-    node. torch compares the clocks of two nodes instead, and declares all nodes dead when a store
-    returns after an outage. A complete round does not lose a node for that alone: a silent member
-    is removed by a member that has left the round, or by any node once all members are silent.
-    """
-
-    def __init__(
-        self,
-        backend: C10dRendezvousBackend,
-        settings: RendezvousSettings,
-        timings: RendezvousTimings,
-    ) -> None:
-        # With this interval torch itself declares only those nodes dead that are marked so.
-        super().__init__(
-            backend,
-            replace(settings, keep_alive_interval=_NEVER),
-            cache_seconds=timings.poll,
-        )
-        self.timings = timings
-        self.silent: set[Node] = set()
-        """Nodes whose keep-alives are missing."""
-        self.before_sync: Callable[[], object] = _do_nothing
-        """Called before each poll: the limits on the number of nodes may have changed."""
-        self.node: Node | None = None
-        """The node that this is the copy of."""
-        self._member_of: int | None = None
-        self._keep_alives: dict[Node, tuple[datetime, float]] = {}
-        self._read_at = time.monotonic()
-        self._conflicts = 0
-
-    def sync(self) -> bool | None:
-        """See base class."""
-        self.before_sync()
-        written = super().sync()
-        timings = self.timings
-        if written is False:
-            self._conflicts += 1
-            # torch tries again at once: with many nodes, most of the writes would conflict.
-            time.sleep(
-                JITTER.uniform(0, min(timings.spread, _CONFLICT_SECONDS * 2**self._conflicts))
-            )
-            # A write succeeds only if no other node has written since the read. What was read
-            # before the pause is likely to be out of date.
-            self.expire()
-            super().sync()
-        elif written:
-            self._conflicts = 0
-        state = self.state
-        if (
-            state.deadline is not None
-            and not state.complete
-            and state.round > 0
-            and not state.wait_list
-        ):
-            opened_at = state.deadline - timedelta(seconds=timings.max_wait)
-            if datetime.now(UTC) > opened_at + timedelta(seconds=timings.last_call):
-                # changed in this copy only, unless this node closes the round now
-                state.deadline = opened_at
-        return written
-
-    def adjust_state(self) -> None:
-        """Mark the nodes as dead whose keep-alives are missing, where the rules allow it."""
-        state, timings, now = self.state, self.timings, time.monotonic()
-        elapsed = min(now - self._read_at, timings.keep_alive)
-        self._read_at = now
-        keep_alives = {}
-        for node, latest in state.last_heartbeats.items():
-            previous, unchanged = self._keep_alives.get(node, (latest, -elapsed))
-            keep_alives[node] = (latest, unchanged + elapsed if latest == previous else 0.0)
-        self._keep_alives = keep_alives
-        self.silent = {
-            node
-            for node, (_, unchanged) in keep_alives.items()
-            if unchanged > timings.keep_alive * timings.keep_alive_attempts
-        }
-        if self.node in state.participants:
-            self._member_of = state.round
-        has_left = self.node not in state.participants and self._member_of == state.round
-        removable = not state.complete or has_left or state.participants.keys() <= self.silent
-        for node in self.silent if removable else self.silent - state.participants.keys():
-            state.last_heartbeats[node] = datetime.min.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True)
@@ -223,12 +80,23 @@ class Rendezvous(RendezvousBase):
         address: str | None,
         index: int,
         node_counts: Callable[[], NodeCounts],
+        exchange_seconds: float | None = None,
+        relayed: KubernetesStore | None = None,
     ) -> None:
         super().__init__(store, settings, state, address=address or socket.getfqdn(), index=index)
         self.timings = state.timings
         self._members: set[Node] = set()
-        state.before_sync = lambda: self.limit_nodes(*node_counts())
+        self._node_counts = node_counts
+        state.before_sync = self._prepare_sync
         state.node = self.node
+        self._server = ExchangeServer(self.node.addr)
+        self._exchange_seconds = exchange_seconds
+        if exchange_seconds is not None:
+            state.offer_host = self._server.offer
+        self._exchange: ExchangeStore | None = None
+        self._place = 0, 1
+        self._relayed = relayed
+        self._relay: Relay | None = None
 
     @property
     def use_agent_store(self) -> bool:
@@ -245,15 +113,31 @@ class Rendezvous(RendezvousBase):
             RendezvousClosedError: If the run is over.
         """
         self._members = set()
+        self._stop_relay()
+        self._exchange = None
+        time.sleep(JITTER.uniform(0, self.timings.pace))
         with _environment(OWN_STORE_VARIABLE, "1"):
             info = super().next_rendezvous()
         self._members = set(self._state_holder.state.participants)
         return info
 
+    def exchange_store(self, store: Store) -> Store:
+        """See base class. It is in the agent that the state names, if it names one.
+
+        Raises:
+            DistNetworkError: If that agent cannot be reached.
+        """
+        host = ExchangeHost.named_in(self._state_holder.state)
+        if self._exchange_seconds is None or host is None:
+            return store
+        self._place = self.place()
+        self._exchange = ExchangeStore(host, timeout_seconds=self._exchange_seconds)
+        return self._exchange
+
     @contextmanager
     def watching_departures(self) -> Iterator[None]:
-        """In a shared folder, stop waiting for the keys of a node that has left this round or was
-        removed from it.
+        """Around what the agents of a round exchange. In a shared folder, stop waiting for the keys
+        of a node that has left this round or was removed from it. Afterwards the relay runs.
         """
         store = self.store
         if isinstance(store, FileStore):
@@ -263,6 +147,7 @@ class Rendezvous(RendezvousBase):
         finally:
             if isinstance(store, FileStore):
                 store.while_waiting = None
+        self._start_relay()
 
     def _check_departures(self) -> None:
         with suppress(RendezvousError):
@@ -303,7 +188,64 @@ class Rendezvous(RendezvousBase):
         """Leave the round, so that the others need not wait until this node's keep-alives are
         missed.
         """
+        self._stop_relay()
         self.exit_round(timeout_seconds=self.timings.keep_alive)
+
+    def _prepare_sync(self) -> None:
+        """Before each poll: apply the current limits, and take what the relay has."""
+        self.limit_nodes(*self._node_counts())
+        relay = self._relay
+        if relay is not None and self._relayed is not None and (copy := relay.latest()) is not None:
+            self._relayed.offer(copy)
+
+    def _start_relay(self) -> None:
+        """Start this agent's part of the relay, unless it runs or the round has no exchange."""
+        exchange, store = self._exchange, self._relayed
+        if exchange is None or store is None or self._relay is not None:
+            return
+        rank, members = self._place
+        interval = self.timings.relay
+        if not self._server.is_host(exchange.host):
+            self._relay = RelayMember(exchange, interval=interval, rank=rank)
+        else:
+            self._relay = RelayHost(
+                exchange,
+                interval=interval,
+                members=members,
+                read=lambda: store.fetch(fresh_seconds=_COPY_SECONDS),
+                commit=lambda beats: self._commit_keep_alives(exchange.host.round, beats),
+                commit_seconds=self.timings.keep_alive / 2,
+            )
+        self._relay.start()
+
+    def _stop_relay(self) -> None:
+        if self._relay is not None:
+            self._relay.stop()
+            with self.lock:  # a commit is over, or finds that there is no relay
+                self._relay = None
+
+    def _commit_keep_alives(self, number: int, beats: Mapping[int, datetime]) -> bool:
+        """Commit the keep-alives of the members of a round, by group rank, and this node's; False
+        if others have changed the state meanwhile.
+
+        Raises:
+            RendezvousError: If the store cannot be written.
+        """
+        with self.lock:
+            if self._relay is None:
+                return True
+            self._state_holder.expire()
+            self._state_holder.sync()
+            state = self._state_holder.state
+            if state.round != number or self.node not in state.participants:
+                return True
+            keep_alives = state.last_heartbeats
+            for node, rank in state.participants.items():
+                if node in keep_alives and rank in beats:
+                    keep_alives[node] = max(keep_alives[node], beats[rank])
+            keep_alives[self.node] = datetime.now(UTC)
+            self._state_holder.mark_dirty()
+            return bool(self._state_holder.sync())
 
     def remove_predecessors(self, pids: Collection[int]) -> None:
         """Remove this host's dead processes from the state: earlier agents of this node."""
@@ -335,6 +277,7 @@ def open_rendezvous(
     timeout_seconds: float,
     state_store: Store | None = None,
     remote: bool = False,
+    exchange_seconds: float | None = None,
     node_counts: Callable[[], NodeCounts] | None = None,
 ) -> Rendezvous:
     """Open the rendezvous of a run.
@@ -349,13 +292,14 @@ def open_rendezvous(
         timeout_seconds: How long a node waits for a round to complete.
         state_store: Another client of `store`, for the rendezvous state.
         remote: Whether each request goes to an API server; see `RendezvousTimings.for_nodes`.
+        exchange_seconds: How long agents of a complete round wait for each other, over a store in
+            one of them; None if they exchange through `store`.
         node_counts: Returns the current minimum and maximum, if they may change during the run.
 
     Raises:
         RendezvousConnectionError: If the store cannot be reached.
     """
     timings = RendezvousTimings.for_nodes(max_nodes, remote=remote)
-    replace_polling(timings.poll)
     replace_port_picker(pick_port)
     settings = RendezvousSettings(
         run_id,
@@ -369,19 +313,20 @@ def open_rendezvous(
         keep_alive_interval=timedelta(seconds=timings.keep_alive),
         keep_alive_max_attempt=timings.keep_alive_attempts,
     )
-    backend = C10dRendezvousBackend(state_store or store, run_id)
+    state_store = state_store or store
+    backend = C10dRendezvousBackend(state_store, run_id)
+    state = RendezvousState(backend, settings, timings)
+    replace_polling(state.poll_seconds)
     return Rendezvous(
         store,
         settings,
-        RendezvousState(backend, settings, timings),
+        state,
         address=address,
         index=index,
         node_counts=node_counts or (lambda: (min_nodes, max_nodes)),
+        exchange_seconds=exchange_seconds,
+        relayed=state_store if isinstance(state_store, KubernetesStore) else None,
     )
-
-
-def _do_nothing() -> None:
-    """The default of `RendezvousState.before_sync`."""
 
 
 @contextmanager

@@ -9,6 +9,7 @@ change, since an object in Kubernetes holds at most a mebibyte.
 
 from __future__ import annotations
 
+import math
 import re
 import secrets
 import time
@@ -26,7 +27,7 @@ from kdist_trainer.rendezvous.configmap_client import (
     ConflictError,
     Copy,
 )
-from kdist_trainer.rendezvous.handler import JITTER
+from kdist_trainer.rendezvous.timings import JITTER
 
 MOST_BYTES = 1_000_000
 _FRESH_SECONDS = 0.03
@@ -70,6 +71,7 @@ class KubernetesStore(Store):
         self._timeout_seconds = timeout_seconds
         self._poll_seconds = poll_seconds
         self._copy: Copy | None = None
+        self._offered_at = -math.inf
 
     def set(self, key: str, value: str | bytes) -> None:
         """Set `key` to `value`."""
@@ -136,11 +138,25 @@ class KubernetesStore(Store):
         """False: the store has none of torch's optional operations, such as queues."""
         return False
 
-    def _read(self, *, fresh_seconds: float = _FRESH_SECONDS) -> Values:
+    def fetch(self, *, fresh_seconds: float = 0.0) -> Copy:
+        """The ConfigMap as it was at most `fresh_seconds` ago."""
         copy = self._copy
         if copy is None or time.monotonic() - copy.time > fresh_seconds:
             copy = self._copy = _as_store_error(self.config_map.read)
-        return _decode(copy.values)
+        return copy
+
+    def offer(self, copy: Copy) -> None:
+        """Have a copy that another agent has read serve the next reads, unless it is older than
+        this store's: what this agent has seen or written stays seen.
+        """
+        held = self._copy
+        if held is None or copy.version >= held.version:
+            self._copy, self._offered_at = copy, time.monotonic()
+
+    def _read(self, *, fresh_seconds: float = _FRESH_SECONDS) -> Values:
+        if self._copy is not None and time.monotonic() - self._offered_at <= fresh_seconds:
+            return _decode(self._copy.values)
+        return _decode(self.fetch(fresh_seconds=fresh_seconds).values)
 
     def _change(self, edit: Callable[[Values], T]) -> T:
         """Let `edit` change the values in place, atomically; returns what it returned."""

@@ -15,19 +15,23 @@ import os
 import threading
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 from torch.distributed.distributed_c10d import Store
+from torch.distributed.elastic.agent.server import local_elastic_agent
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import api as multiprocessing_api
+from torch.distributed.elastic.multiprocessing import start_processes
 from torch.distributed.elastic.multiprocessing.api import (
     MultiprocessContext,
     PContext,
     SubprocessContext,
 )
+from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 from torch.distributed.elastic.rendezvous import api as rendezvous_api
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
@@ -49,20 +53,34 @@ agent's process id into `local_id`.
 """
 
 
-def replace_polling(seconds: float) -> None:
-    """Have torch's rendezvous, in all of this process, poll every `seconds`, not every second.
+def replace_polling(seconds: Callable[[], float]) -> None:
+    """Have torch's rendezvous, in all of this process, poll after `seconds`, not every second.
 
     torch also inspects the stack for the names of its methods, for events that nobody reads, which
     takes longer than all else; this ends that too.
     """
     vars(dynamic_rendezvous).update(
-        _delay=lambda **_: time.sleep(seconds), get_method_name=lambda **_: ""
+        _delay=lambda **_: time.sleep(seconds()), get_method_name=lambda **_: ""
     )
 
 
 def replace_port_picker(pick_port: Callable[[], int]) -> None:
     """Have torch's rendezvous take the port of the process group's store from `pick_port`."""
     vars(rendezvous_api).update(get_free_port=pick_port)
+
+
+def replace_script_start(start: Callable[[Sequence[str], Mapping[str, str]], Any]) -> None:
+    """Have torch's agent, in all of this process, start a script by `start`, which gets its command
+    line and its environment and returns what stands in for a `subprocess.Popen`, or None for a new
+    process as usual.
+    """
+
+    class Handler(SubprocessHandler):
+        def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> Any:
+            started = start(args, env)
+            return super()._popen(args, env) if started is None else started
+
+    vars(multiprocessing_api).update(get_subprocess_handler=Handler)
 
 
 class StateHolder(_BackendRendezvousStateHolder):
@@ -76,6 +94,11 @@ class StateHolder(_BackendRendezvousStateHolder):
             settings,
             cache_duration=cache_seconds,  # type: ignore[arg-type]  # torch only adds and compares
         )
+
+    @property
+    def is_dirty(self) -> bool:
+        """Whether the next `sync` writes the state."""
+        return self._dirty
 
     def adjust_state(self) -> None:
         """Change `self.state` after it was read, before torch removes the dead nodes from it."""
@@ -133,6 +156,16 @@ class RendezvousBase(DynamicRendezvousHandler):
         """Held by torch's keep-alive thread while it reads or changes the state."""
         return self._heartbeat_lock
 
+    def place(self) -> tuple[int, int]:
+        """This node's group rank in the complete round, and the number of its nodes."""
+        return self._get_world()
+
+    def exchange_store(self, store: Store) -> Store:
+        """The store that the agents of a round exchange their ranks through, once it is complete;
+        `store` is the one of the rendezvous with a prefix for the round.
+        """
+        return store
+
     def limit_nodes(self, min_nodes: int, max_nodes: int) -> None:
         """Set the limits on the number of nodes, for rounds that are not complete yet."""
         if (min_nodes, max_nodes) == (self._settings.min_nodes, self._settings.max_nodes):
@@ -149,6 +182,19 @@ class RendezvousBase(DynamicRendezvousHandler):
         """
         self._stop_heartbeats()
         self._op_executor.run(_RendezvousExitOp(), time.monotonic() + timeout_seconds)
+
+    def _get_store(self) -> Store:
+        return self.exchange_store(super()._get_store())
+
+
+class _NothingStarted:
+    """What torch's agent holds if it has started no worker."""
+
+    def pids(self) -> dict[int, int]:
+        return {}
+
+    def close(self, *_: Any, **__: Any) -> None:
+        pass
 
 
 class ElasticAgentBase(LocalElasticAgent):
@@ -168,11 +214,40 @@ class ElasticAgentBase(LocalElasticAgent):
         """
         self._rendezvous(self.get_worker_group())
 
-    def start_workers(self) -> tuple[dict[int, int], PContext]:
-        """Start the workers; returns their pids by local rank, and torch's handle of them."""
-        pids = self._start_workers(self.get_worker_group())
-        assert self._pcontext is not None  # noqa: S101 - _start_workers made it
-        return pids, self._pcontext
+    def start_workers(
+        self, local_ranks: Collection[int]
+    ) -> tuple[PContext | None, dict[int, dict[str, str]]]:
+        """Start the workers of these local ranks.
+
+        torch starts all workers of a node or none; here its call that starts them gets only those
+        that are to start, numbered from 0.
+
+        Returns:
+            torch's handle of the started workers, in the order of their local ranks, or None if
+            there are none to start; and the environments of all workers, by local rank.
+        """
+        chosen = sorted(local_ranks)
+        environments: dict[int, dict[str, str]] = {}
+        started: list[PContext] = []
+
+        def start(
+            *, args: dict[int, Any], envs: dict[int, dict[str, str]], **options: Any
+        ) -> PContext | _NothingStarted:
+            environments.update(envs)
+            if chosen:
+                some = {
+                    "args": {number: args[rank] for number, rank in enumerate(chosen)},
+                    "envs": {number: envs[rank] for number, rank in enumerate(chosen)},
+                }
+                started.append(start_processes(**{**options, **some}))
+            return started[0] if started else _NothingStarted()
+
+        vars(local_elastic_agent).update(start_processes=start)
+        try:
+            self._start_workers(self.get_worker_group())
+        finally:
+            vars(local_elastic_agent).update(start_processes=start_processes)
+        return (started[0] if started else None), environments
 
     def set_restarts(self, count: int) -> None:
         """Set the number of restarts that workers see in TORCHELASTIC_RESTART_COUNT."""

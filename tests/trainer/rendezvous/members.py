@@ -1,0 +1,133 @@
+"""Agents as processes of their own that form one generation after another, without ranks. One of
+them kills itself at a given point.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch.distributed import DistError
+from torch.distributed.distributed_c10d import Store
+from torch.distributed.elastic.rendezvous.api import RendezvousError
+
+from kdist_trainer.agent.coordination import AgentStore
+from kdist_trainer.rendezvous.configmap_client import ApiEndpoint, ConfigMap
+from kdist_trainer.rendezvous.exchange import ExchangeHost
+from kdist_trainer.rendezvous.handler import Rendezvous, open_rendezvous
+from kdist_trainer.rendezvous.kubernetes_store import KubernetesStore
+
+POINTS = ("listening", "committed", "exchanging", "numbered", "working")
+"""Where the agent is killed: it listens and has not named itself yet; it is named and nobody has
+reached it; others wait for it; its generation has a number that the others do not know; all know.
+"""
+_SECONDS = 20.0
+_PAUSE = 0.1
+
+
+@dataclass(frozen=True)
+class Job:
+    """What all members know."""
+
+    server: ApiEndpoint
+    namespace: str
+    name: str
+    folder: Path
+    size: int
+    point: str
+    run_id: str
+
+    def kill_at(self, point: str, *, suitable: bool = True) -> None:
+        """Kill this process at the point of the job, if it is the first one there."""
+        if point == self.point and suitable:
+            try:
+                (self.folder / "killed").touch(exist_ok=False)
+            except FileExistsError:
+                return
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def be_member(job: Job, index: int) -> None:
+    """Form generations until there is a file `end`, and write down each."""
+    config_map = ConfigMap(job.server, job.namespace, job.name, retry_seconds=lambda: _SECONDS)
+    store = KubernetesStore(
+        config_map, run_id=job.run_id, timeout_seconds=_SECONDS, poll_seconds=_PAUSE
+    )
+    handler = open_rendezvous(
+        store,
+        run_id=job.run_id,
+        min_nodes=job.size - 1,
+        max_nodes=job.size,
+        address="127.0.0.1",
+        index=index,
+        timeout_seconds=120,
+        remote=True,
+        exchange_seconds=_SECONDS,
+    )
+    _watch_host(job, handler)
+    agents = AgentStore(store, run_id=job.run_id, node=f"node-{index}")
+    while not (job.folder / "end").exists():
+        try:
+            _form_generation(job, handler, agents, index)
+            while not (job.folder / "end").exists():
+                status = handler.status()
+                if status.left or status.silent:
+                    break
+                time.sleep(_PAUSE)
+        except (RendezvousError, DistError):
+            time.sleep(_PAUSE)
+
+
+def _form_generation(job: Job, handler: Rendezvous, agents: AgentStore, index: int) -> None:
+    with handler.watching_departures():
+        info = handler.next_rendezvous()
+        number, nodes = _agree(job, handler, agents, info, index)
+    line = json.dumps({"index": index, "number": number, "nodes": nodes})
+    with (job.folder / f"{index}.jsonl").open("a") as file:
+        file.write(line + "\n")
+    job.kill_at("working", suitable=_is_host(handler))
+
+
+def _agree(
+    job: Job, handler: Rendezvous, agents: AgentStore, info: Any, index: int
+) -> tuple[int, list[str]]:
+    """The number and the nodes of the generation, which rank 0 decides as an agent does."""
+    store: Store = info.store
+    store.set(f"agent/{info.rank}", f"node-{index}")
+    job.kill_at("exchanging", suitable=_is_host(handler))
+    if info.rank == 0:
+        nodes = sorted(store.get(f"agent/{rank}").decode() for rank in range(info.world_size))
+        number = agents.last_generation() + 1
+        agents.open_generation(number, dict.fromkeys(nodes, "incarnation"))
+        job.kill_at("numbered")
+        store.set("generation", json.dumps([number, nodes]))
+    number, nodes = json.loads(store.get("generation"))
+    return number, nodes
+
+
+def _watch_host(job: Job, handler: Rendezvous) -> None:
+    """Reach the points that lie within the rendezvous."""
+    offer, exchange_store = handler._server.offer, handler.exchange_store
+
+    def offer_and_die(number: int) -> ExchangeHost | None:
+        host = offer(number)
+        job.kill_at("listening")
+        return host
+
+    def die_or_connect(store: Store) -> Store:
+        host = ExchangeHost.named_in(handler._state_holder.state)
+        job.kill_at("committed", suitable=host is not None and handler._server.is_host(host))
+        return exchange_store(store)
+
+    handler._state_holder.offer_host = offer_and_die
+    vars(handler)["exchange_store"] = die_or_connect
+
+
+def _is_host(handler: Rendezvous) -> bool:
+    exchange = handler._exchange
+    return exchange is not None and handler._server.is_host(exchange.host)

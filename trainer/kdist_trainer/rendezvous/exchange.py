@@ -1,0 +1,269 @@
+"""What the agents of one complete round tell each other, through a small key-value server in one of
+them.
+
+The agent that completes a round names itself as the host in the very write that commits the
+membership, so each round has one host or, if it cannot listen, none: then the agents exchange
+through the store of the rendezvous. Nothing is kept here that the next round needs: agents that
+lose their host form another round, which names another host.
+
+The server is not torch's TCPStore. Of many clients that connect to one at the same time, torch
+2.13 accepts a few in each five seconds; its client waits for a silent host without end, deaf to
+signals, and prints a page of C++ frames for each host that has exited.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import socket
+import socketserver
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed import DistNetworkError, DistStoreError
+from torch.distributed.distributed_c10d import Store
+
+_RESPONSE_SECONDS = 5.0
+_TOKEN_BYTES = 16
+_KEPT_ROUNDS = 2
+_ATTRIBUTE = "kdist_exchange_host"
+
+
+@dataclass(frozen=True)
+class ExchangeHost:
+    """The host of a round's exchange, as the rendezvous state names it.
+
+    Attributes:
+        round: The number of the round.
+        address: The address of the agent.
+        port: Its port.
+        token: Admits to the exchange of this round and to no other.
+    """
+
+    round: int
+    address: str
+    port: int
+    token: str
+
+    def name_in(self, state: object) -> None:
+        """Put the host into a rendezvous state."""
+        vars(state)[_ATTRIBUTE] = astuple(self)
+
+    @classmethod
+    def named_in(cls, state: object) -> ExchangeHost | None:
+        """The host of the current round of a rendezvous state; None if it has none."""
+        fields = vars(state).get(_ATTRIBUTE)
+        host = None if fields is None else cls(*fields)
+        return host if host is not None and host.round == vars(state)["round"] else None
+
+
+class _Values:
+    """The values of one exchange."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, str] = {}
+        self._waiters: dict[str, list[threading.Event]] = {}
+        self._lock = threading.Lock()
+
+    def set(self, values: dict[str, str]) -> None:
+        with self._lock:
+            self._values.update(values)
+            woken = [event for key in values for event in self._waiters.pop(key, ())]
+        for event in woken:
+            event.set()
+
+    def get(self, keys: Sequence[str], seconds: float) -> list[str | None]:
+        """The values, None for those that nobody has set within `seconds`."""
+        deadline = time.monotonic() + seconds
+        while True:
+            present = threading.Event()
+            with self._lock:
+                missing = next((key for key in keys if key not in self._values), None)
+                if missing is None or time.monotonic() >= deadline:
+                    return [self._values.get(key) for key in keys]
+                self._waiters.setdefault(missing, []).append(present)
+            present.wait(max(0.0, deadline - time.monotonic()))
+
+
+class _Handler(socketserver.StreamRequestHandler):
+    """Serves one client: a line of JSON for each request and for each response."""
+
+    server: _Server
+    disable_nagle_algorithm = True
+
+    def handle(self) -> None:
+        try:
+            for line in self.rfile:
+                request = json.loads(line)
+                values = self.server.exchanges.get(request["token"])
+                if values is None:
+                    return  # of a round that is long over, or of nobody
+                if "set" in request:
+                    values.set(request["set"])
+                    response: list[str | None] = []
+                else:
+                    response = values.get(request["get"], request["seconds"])
+                self.wfile.write(json.dumps(response).encode() + b"\n")
+        except (OSError, ValueError, KeyError, TypeError):
+            return  # the client is gone, or is none of ours
+
+
+class _Server(socketserver.ThreadingTCPServer):
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 1024
+    address_family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
+
+    def __init__(self) -> None:
+        self.exchanges: dict[str, _Values] = {}
+        super().__init__(("", 0), _Handler)
+
+    def server_bind(self) -> None:
+        if self.address_family == socket.AF_INET6:
+            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        super().server_bind()
+
+
+class ExchangeServer:
+    """The server that this agent hosts, for all rounds that it completes. It is started for the
+    first of them and ends with the agent.
+
+    Args:
+        address: The address of the agent.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._server: _Server | None = None
+
+    def offer(self, number: int) -> ExchangeHost | None:
+        """This agent as the host of a round; None if it cannot listen."""
+        try:
+            server = self._server or _Server()
+        except OSError:
+            return None
+        if self._server is None:
+            self._server = server
+            threading.Thread(
+                target=server.serve_forever, name="kdist-exchange", daemon=True
+            ).start()
+        token = secrets.token_hex(_TOKEN_BYTES)
+        recent = dict(list(server.exchanges.items())[1 - _KEPT_ROUNDS :])
+        server.exchanges = {**recent, token: _Values()}
+        return ExchangeHost(number, self._address, server.server_address[1], token)
+
+    def is_host(self, host: ExchangeHost) -> bool:
+        """Whether `host` is this agent."""
+        return self._server is not None and host.token in self._server.exchanges
+
+    def close(self) -> None:
+        """Stop listening; connections that are open stay so."""
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            self._server = None
+
+
+class ExchangeStore(Store):
+    """The exchange of one round, as a `torch.distributed.Store` without numbers and removals. Keys
+    are str, values str or bytes; `get` returns bytes.
+
+    All operations raise `DistNetworkError` if the host is gone or does not respond.
+
+    Args:
+        host: The host of the exchange.
+        timeout_seconds: How long `get` and `wait` wait for a key.
+
+    Raises:
+        DistNetworkError: If the host cannot be reached.
+    """
+
+    def __init__(self, host: ExchangeHost, *, timeout_seconds: float) -> None:
+        super().__init__()
+        self.host = host
+        self._timeout_seconds = timeout_seconds
+        self._lock = threading.Lock()
+        try:
+            self._socket = socket.create_connection((host.address, host.port), _RESPONSE_SECONDS)
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        except OSError as error:
+            raise self._lost(error) from error
+        self._stream = self._socket.makefile("rb")
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """Set `key` to `value`."""
+        self.multi_set([key], [value])
+
+    def get(self, key: str) -> bytes:
+        """The value of `key`; waits until there is one."""
+        return self.multi_get([key])[0]
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
+        """Set all keys to their values."""
+        self._request({"set": dict(zip(keys, map(_text, values), strict=True))})
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """The values of all keys; waits until all exist."""
+        return self._wait_for(keys, self._timeout_seconds)
+
+    def peek(self, keys: Sequence[str]) -> list[bytes | None]:
+        """The values of all keys, None for those that do not exist."""
+        found = self._request({"get": list(keys), "seconds": 0.0})
+        return [None if value is None else value.encode("latin-1") for value in found]
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Whether all keys exist."""
+        return None not in self.peek(keys)
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        """Wait until all keys exist."""
+        self._wait_for(keys, self._timeout_seconds if timeout is None else timeout.total_seconds())
+
+    def has_extended_api(self) -> bool:
+        """False: the store has none of torch's optional operations, such as queues."""
+        return False
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._stream.close()  # the socket stays open until its file is closed
+        self._socket.close()
+
+    def _wait_for(self, keys: Sequence[str], seconds: float) -> list[bytes]:
+        found = self._request({"get": list(keys), "seconds": seconds}, seconds)
+        if missing := [key for key, value in zip(keys, found, strict=True) if value is None]:
+            raise DistStoreError(
+                f"wait timeout after {seconds * 1000:.0f}ms, keys: {', '.join(missing)}"
+            )
+        return [str(value).encode("latin-1") for value in found]
+
+    def _request(self, request: dict[str, Any], seconds: float = 0.0) -> list[str | None]:
+        line = json.dumps({"token": self.host.token, **request}).encode() + b"\n"
+        with self._lock:
+            try:
+                self._socket.settimeout(seconds + _RESPONSE_SECONDS)
+                self._socket.sendall(line)
+                response = self._stream.readline()
+                found: list[str | None] = json.loads(response)
+            except (OSError, ValueError) as error:
+                self.close()
+                raise self._lost(error) from error
+            except BaseException:
+                # an exception of a signal handler: the response would be that of the next request
+                self.close()
+                raise
+        return found
+
+    def _lost(self, error: Exception) -> DistNetworkError:
+        reason = error if isinstance(error, OSError) else "the connection was closed"
+        return DistNetworkError(
+            f"the agent at {self.host.address}:{self.host.port}, which hosts the exchange of round "
+            f"{self.host.round}, does not respond: {reason}"
+        )
+
+
+def _text(value: str | bytes) -> str:
+    return (value.encode() if isinstance(value, str) else bytes(value)).decode("latin-1")

@@ -1,0 +1,157 @@
+"""torch's copy of the shared rendezvous state, with kdist's rules for closing a round and for
+declaring a node dead.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousSettings
+
+from kdist_trainer.rendezvous.exchange import ExchangeHost
+from kdist_trainer.rendezvous.timings import JITTER, RendezvousTimings
+from kdist_trainer.rendezvous.torch_internals import Node, StateHolder
+
+_NEVER = timedelta(days=3650)
+_CONFLICT_SECONDS = 0.01
+_MOST_DOUBLINGS = 10
+_MOST_POLL_SECONDS = 5.0
+
+
+class RendezvousState(StateHolder):
+    """torch's copy of the shared state, with other rules for closing a round and for declaring a
+    node dead.
+
+    A round is closed as soon as all nodes that are known to be there have joined it. Nodes that
+    want to join, or have left the round before, are in the wait list: an elastic group that starts
+    without one of them would have to restart at once.
+
+    A node is dead when its keep-alive has not changed for a number of intervals, as seen by this
+    node. torch compares the clocks of two nodes instead, and declares all nodes dead when a store
+    returns after an outage. A complete round does not lose a node for that alone: a silent member
+    is removed by a member that has left the round, or by any node once all members are silent.
+    """
+
+    def __init__(
+        self,
+        backend: C10dRendezvousBackend,
+        settings: RendezvousSettings,
+        timings: RendezvousTimings,
+    ) -> None:
+        # With this interval torch itself declares only those nodes dead that are marked so.
+        super().__init__(
+            backend,
+            replace(settings, keep_alive_interval=_NEVER),
+            cache_seconds=timings.poll,
+        )
+        self.timings = timings
+        self.silent: set[Node] = set()
+        """Nodes whose keep-alives are missing."""
+        self.before_sync: Callable[[], object] = _do_nothing
+        """Called before each poll: the limits on the number of nodes may have changed."""
+        self.node: Node | None = None
+        """The node that this is the copy of."""
+        self.offer_host: Callable[[int], ExchangeHost | None] = _offer_none
+        """Returns this node as the host of a round's exchange, or None."""
+        self._member_of: int | None = None
+        self._keep_alives: dict[Node, tuple[datetime, float]] = {}
+        self._read_at = time.monotonic()
+        self._conflicts = 0
+        self._is_complete = False
+        """Whether the round was complete when the state was read."""
+
+    def poll_seconds(self) -> float:
+        """The pause before the next poll: longer while many nodes have yet to join."""
+        return max(self.timings.poll, min(_MOST_POLL_SECONDS, self._joining_seconds()))
+
+    def sync(self) -> bool | None:
+        """See base class."""
+        self.before_sync()
+        if self.is_dirty:
+            self._name_host()
+        written = super().sync()
+        timings = self.timings
+        if written is False:
+            self._conflicts += 1
+            # torch tries again at once: with many nodes, most of the writes would conflict.
+            time.sleep(JITTER.uniform(0, self._conflict_seconds()))
+            # A write succeeds only if no other node has written since the read. What was read
+            # before the pause is likely to be out of date.
+            self.expire()
+            super().sync()
+        elif written:
+            self._conflicts = 0
+        state = self.state
+        self._is_complete = state.complete
+        if (
+            state.deadline is not None
+            and not state.complete
+            and state.round > 0
+            and not state.wait_list
+        ):
+            opened_at = state.deadline - timedelta(seconds=timings.max_wait)
+            if datetime.now(UTC) > opened_at + timedelta(seconds=timings.last_call):
+                # changed in this copy only, unless this node closes the round now
+                state.deadline = opened_at
+        return written
+
+    def _conflict_seconds(self) -> float:
+        """The longest pause after a conflict: as many nodes as have yet to join try to write."""
+        backoff: float = _CONFLICT_SECONDS * 2 ** min(self._conflicts, _MOST_DOUBLINGS)
+        return min(self.timings.spread, max(backoff, self._joining_seconds()))
+
+    def _joining_seconds(self) -> float:
+        """How long the store is busy at least until all nodes have joined the open round."""
+        if self.state.complete:
+            return 0.0
+        joined: int = len(self.state.participants)
+        return (self.timings.nodes - joined) * self.timings.write
+
+    def _name_host(self) -> None:
+        """Name this node as the host if it is about to complete a round: one write commits the
+        members of the round and their host.
+        """
+        state = self.state
+        if (
+            state.complete
+            and not self._is_complete
+            and self.node in state.participants
+            and (host := self.offer_host(state.round)) is not None
+        ):
+            host.name_in(state)
+
+    def adjust_state(self) -> None:
+        """Mark the nodes as dead whose keep-alives are missing, where the rules allow it."""
+        state, timings, now = self.state, self.timings, time.monotonic()
+        elapsed = min(now - self._read_at, timings.keep_alive)
+        self._read_at = now
+        keep_alives = {}
+        for node, latest in state.last_heartbeats.items():
+            previous, unchanged = self._keep_alives.get(node, (latest, -elapsed))
+            keep_alives[node] = (latest, unchanged + elapsed if latest == previous else 0.0)
+        self._keep_alives = keep_alives
+        self.silent = {
+            node
+            for node, (_, unchanged) in keep_alives.items()
+            if unchanged > timings.keep_alive * timings.keep_alive_attempts
+        }
+        if self.node in state.participants:
+            self._member_of = state.round
+        has_left = self.node not in state.participants and self._member_of == state.round
+        removable = not state.complete or has_left or state.participants.keys() <= self.silent
+        for node in self.silent if removable else self.silent - state.participants.keys():
+            state.last_heartbeats[node] = datetime.min.replace(tzinfo=UTC)
+
+
+def _do_nothing() -> None:
+    """The default of `RendezvousState.before_sync`."""
+
+
+def _offer_none(_: int) -> None:
+    """The default of `RendezvousState.offer_host`: agents exchange through the store of the
+    rendezvous.
+    """

@@ -1,0 +1,81 @@
+"""How often the agents of a job poll the rendezvous, send keep-alives and try again."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+JITTER = random.SystemRandom()
+"""Spreads the agents' requests. It is not the module's generator, which user code may have
+seeded.
+"""
+
+_MOST_UNPACED = 8
+
+
+@dataclass(frozen=True)
+class RendezvousTimings:
+    """Timings in seconds. They grow with the number of nodes, so that a store sees about the same
+    load from any job.
+    """
+
+    nodes: int
+    """The most nodes of the job."""
+    poll: float
+    """The poll interval of the state while a round is open."""
+    watch: float
+    """The poll interval of the state while workers run."""
+    relay: float
+    """The interval at which one agent reads the state for all others, while workers run."""
+    keep_alive: float
+    """The interval of keep-alives; a node that misses `keep_alive_attempts` of them in a row counts
+    as dead.
+    """
+    keep_alive_attempts: int
+    write: float
+    """About how long the store is busy with one change of the state."""
+    pace: float
+    """The longest random pause of a node before it joins. Each join replaces the whole state if it
+    has not changed since, so joins that meet are repeated, all but one.
+    """
+    spread: float
+    """The longest random pause of nodes that want to change the state at the same time."""
+    last_call: float
+    """How long a round with enough nodes waits for more when no node is known to be joining."""
+    max_wait: float
+    """How long a round waits at most for nodes that are known to be joining, and in the first round
+    for all nodes: they are seldom ready together.
+    """
+
+    @classmethod
+    def for_nodes(cls, nodes: int, *, remote: bool = False) -> RendezvousTimings:
+        """The timings for a job of at most `nodes` nodes; if `remote`, each poll and each
+        keep-alive is a request to an API server.
+        """
+        waits = {"last_call": 0.3 + nodes / 64, "max_wait": 5.0 + nodes / 32}
+        if remote:  # without the relay: about five writes and a dozen reads a second in total
+            keep_alive = max(1.0, nodes / 5)
+            return cls(
+                nodes=nodes,
+                poll=min(2.0, max(0.1, nodes / 128)),
+                watch=max(1.0, nodes / 12),
+                relay=min(1.0, keep_alive / 4),
+                keep_alive=keep_alive,
+                keep_alive_attempts=4 if nodes <= 8 else 3,
+                write=0.02,
+                pace=nodes * 0.02 if nodes > _MOST_UNPACED else 0.0,
+                spread=min(5.0, max(0.1, nodes * 0.03)),
+                **waits,
+            )
+        return cls(
+            nodes=nodes,
+            poll=min(1.0, max(0.05, nodes / 80)),
+            watch=min(1.0, max(0.05, nodes / 80)),
+            relay=min(1.0, max(0.05, nodes / 80)),
+            keep_alive=max(1.0, nodes / 32),
+            keep_alive_attempts=3,
+            write=0.0,
+            pace=0.0,
+            spread=min(0.5, max(0.02, nodes * 0.002)),
+            **waits,
+        )

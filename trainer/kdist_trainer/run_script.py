@@ -1,5 +1,5 @@
 """Runs a torchrun script as it is: `python -u -m kdist_trainer.run_script train.py --lr 0.1`, in a
-fresh interpreter.
+fresh interpreter, or in a fork of one that has imported torch (`script_forkserver`).
 
 The script gets what torchrun would give it: environment, working directory, arguments, and itself
 as `__main__`. The runner adds what the agent needs: the rank dies with its agent, prints to it,
@@ -37,9 +37,15 @@ def main() -> NoReturn:
     if len(sys.argv) < 2:
         sys.stderr.write("usage: python -m kdist_trainer.run_script SCRIPT|-m MODULE [ARG]...\n")
         os._exit(2)
+    is_module = sys.argv[1] == "-m" and len(sys.argv) > 2
+    # as `python -m` does, and `python SCRIPT`
+    sys.path[0] = str(Path.cwd() if is_module else Path(sys.argv[1]).absolute().parent)
+    if "KDIST_FORKSERVER" in os.environ:
+        from kdist_trainer import script_forkserver  # a script of a new interpreter needs it not
+
+        script_forkserver.serve()
     _prepare()
-    if sys.argv[1] == "-m" and len(sys.argv) > 2:
-        sys.path[0] = str(Path.cwd())  # as `python -m` does
+    if is_module:
         spec = _find(sys.argv[2])
         _end(run(str(spec.origin), sys.argv[3:], spec) if spec is not None else 1)
     _end(run(sys.argv[1], sys.argv[2:]))
@@ -76,9 +82,7 @@ def run(path: str, arguments: list[str], spec: importlib.machinery.ModuleSpec | 
     sys.argv = [path, *arguments]
     absolute = str(Path(path).absolute())
     module = types.ModuleType("__main__")
-    if spec is None:
-        sys.path[0] = str(Path(absolute).parent)
-    else:
+    if spec is not None:
         vars(module).update(__spec__=spec, __package__=spec.parent)
     vars(module).update(
         __file__=absolute,
@@ -134,7 +138,12 @@ def _time_collectives() -> None:
 
 
 def _after_import(name: str, call: Callable[[], None]) -> None:
-    """Call `call` once the script has imported the module `name`, if it ever does."""
+    """Call `call` once the script has imported the module `name`, if it ever does; at once if it
+    is imported already.
+    """
+    if name in sys.modules:
+        call()
+        return
 
     class Finder(importlib.abc.MetaPathFinder):
         is_searching = False

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from kdist.spec.violations import Violation
+from kdist_trainer.config import START_VARIABLES
 
 if TYPE_CHECKING:
     from kdist.spec.training_job import Spec, TrainingJob
@@ -33,6 +34,7 @@ def check(spec: Spec) -> Iterator[Violation]:
     yield from _tensor_plan(spec)
     yield from _stages(spec)
     yield from _unique_names(spec)
+    yield from _start_variables(spec)
     yield from _own_mounts(spec)
     yield from _workload(spec)
 
@@ -315,6 +317,26 @@ def _unique_names(spec: Spec) -> Iterator[Violation]:
                     f"`{path}` overlaps `{other}` of spec.data[{first}]", field, (field,)
                 )
         paths.setdefault(path, index)
+
+
+def _start_variables(spec: Spec) -> Iterator[Violation]:
+    """No variable that is read when a process starts is meant for ranks that are forked."""
+    if spec.script is None or spec.script.preload == "none":
+        return
+    for index, variable in enumerate(spec.env):
+        if START_VARIABLES.match(variable.name):
+            fix = (
+                "use threadsPerRank instead"
+                if variable.name == "OMP_NUM_THREADS"
+                else "remove it, or use script.preload: none"
+            )
+            field = f"env.{index}.name"
+            yield Violation(
+                f"`{variable.name}` is read when a process starts, and with script.preload: torch "
+                f"ranks are forks of a process that runs already; {fix}",
+                field,
+                (field, "script.preload"),
+            )
 
 
 def _workload(spec: Spec) -> Iterator[Violation]:

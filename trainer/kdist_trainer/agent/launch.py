@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from kdist_trainer import liveness, log, process_tree
-from kdist_trainer.agent import forkserver
+from kdist_trainer.agent import forkserver, script_processes
 from kdist_trainer.agent.exit_record import failed, read_done, stopped, success, write_record
 from kdist_trainer.agent.log_relay import LogRelay
 from kdist_trainer.agent.settings import (
@@ -198,6 +198,7 @@ def launch(settings: Settings) -> int:
     pipe = _setup_process(settings)
     if settings.config.train is not None:
         forkserver.start()  # before anything that starts a thread
+    script_processes.start_forkserver(settings)  # which imports torch while this agent does
     procs = count_procs(settings.config)
     health: list[Any] = []
     exporter = start_exporter(
@@ -211,6 +212,7 @@ def launch(settings: Settings) -> int:
             managed=settings.config.train is not None,
         )
         record = _run_to_record(settings, procs, telemetry, stop, predecessors, health)
+        script_processes.close_forkserver()
         health.clear()  # an agent whose work is over counts as healthy
         code = end(settings, record, stop=stop, exporter=exporter)
     clean_temp(settings.scratch)
@@ -276,11 +278,15 @@ def _run_agent(
     from kdist_trainer.agent.agent import ElasticAgent
     from kdist_trainer.agent.coordination import AgentStore
     from kdist_trainer.agent.rendezvous import open_handler, open_stores
+    from kdist_trainer.rendezvous.torch_internals import replace_script_start
 
     _silence_torch_logging()
     with stop.interruptible():
         stores = open_stores(settings, stop)
         handler = open_handler(settings, stores, predecessors=predecessors)
+        if (scripts := script_processes.running()) is not None:
+            replace_script_start(scripts.start_script)
+            scripts.wait_until_ready()  # the others do not wait for a node that has not joined yet
     spec = _worker_spec(settings, procs, handler)
     if settings.config.script is not None and settings.code is not None:
         os.chdir(settings.code)
@@ -318,7 +324,7 @@ def _worker_spec(settings: Settings, procs: int, handler: RendezvousHandler) -> 
         entrypoint=run_worker if script is None else sys.executable,
         args=(settings.entrypoint,)
         if script is None
-        else ("-u", "-m", "kdist_trainer.run_script", *script.command),
+        else (*script_processes.RUN_SCRIPT, *script.command),
         max_restarts=settings.config.max_restarts,
         monitor_interval=_MONITOR_SECONDS,
     )

@@ -12,6 +12,7 @@ models. The arguments of one agent (folders, addresses) are in `kdist_trainer.ag
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -54,6 +55,7 @@ from kdist_trainer.config.training import (
 __all__ = [
     "METRICS_PORT",
     "QUANTITY",
+    "START_VARIABLES",
     "AllReduceCheck",
     "Cause",
     "Change",
@@ -84,6 +86,14 @@ __all__ = [
 ]
 
 
+START_VARIABLES = re.compile(
+    "LD_|GLIBC_TUNABLES$|MALLOC_|PYTHON|(OMP|GOMP|KMP|MKL|OPENBLAS)_|PYTORCH_.*ALLOC"
+)
+"""Names of variables that the C library, the interpreter or torch read when a process starts: they
+have no effect on a fork of a process that has imported torch.
+"""
+
+
 class Script(ConfigModel):
     """A torchrun script that runs unchanged: `spec.script`."""
 
@@ -101,6 +111,13 @@ class Script(ConfigModel):
     collective_timing: Literal["on", "off"] = Field(
         "on",
         description=("Whether collectives between ranks are counted and timed."),
+    )
+    preload: Literal["none", "torch"] = Field(
+        "none",
+        description=(
+            "How ranks start: none is a new interpreter for each, torch forks them from a process "
+            "that has imported torch, which restarts them seconds sooner."
+        ),
     )
 
     @model_validator(mode="after")
@@ -199,10 +216,13 @@ class TrainConfig(ConfigModel):
         return self.model_dump(mode="json", by_alias=True)
 
     def to_job(self) -> dict[str, Any]:
-        """The part stored in checkpoints: the `train` or `script` section as plain values."""
+        """The part stored in checkpoints: the `train` or `script` section as plain values, without
+        `script.preload`, which changes nothing that a script computes.
+        """
+        document = self.model_dump(mode="json", by_alias=True, exclude={"script": {"preload"}})
         return {
             name: value
-            for name, value in self.to_document().items()
+            for name, value in document.items()
             if name in ("train", "script") and value is not None
         }
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -43,6 +43,9 @@ class UpdateResult(NamedTuple):
     """
     skip_reason: str
     """Why the check skipped it; empty if it did not."""
+
+
+_UNCHECKED: Final = UpdateResult(None, skipped=False, skip_reason="")
 
 
 class Precision:
@@ -94,7 +97,10 @@ class Precision:
             step: Number of the step, from 1.
         """
         norm = self._clip_gradients(optimizer, needs_norm=check.needs_norm)
-        reason = check.skip_reason(step, norm) if norm is not None else ""
+        if norm is None:
+            optimizer.step()
+            return _UNCHECKED
+        reason = check.skip_reason(step, norm)
         if not reason:
             optimizer.step()
         return UpdateResult(norm, bool(reason), reason)

@@ -108,7 +108,9 @@ class Loader:
             _prepare_forkserver()
         device = workload.context.device
         self._prefetching: Any = None
-        """torch's iterator over the batches of the loader processes."""
+        """torch's iterator over the batches of the loader processes, which end with it: nothing
+        else refers to it.
+        """
         self._to_device: Callable[[Any], Any] | None = (
             None if device.type == "cpu" else workload.to_device
         )
@@ -138,29 +140,44 @@ class Loader:
         """
         return torch_internals.queued_batches(self._prefetching)
 
+    def close(self) -> None:
+        """End the loader processes, if any; `batches` starts new ones."""
+        self._prefetching = None
+
     def batches(self, *, step: int, position: int) -> Iterator[Batch]:
-        """The batch of every step, after `step` steps and `position` samples."""
-        steps, seed, fetch = self._steps, self._seed, self._fetch_from(step, position)
+        """The batch of every step, after `step` steps and `position` samples. It ends the loader
+        processes of an earlier iterator, which must not be used any more.
+        """
+        steps, fetch = self._steps, self._fetch_from(step, position)
         while position < steps.total:
-            micro_batches = [
-                fetch(_make_request(steps, chunk, step, position, seed))
-                for chunk in steps.chunks(position)
-            ]
             size = steps.step_size(position)
-            yield Batch(position, size, micro_batches)
+            chunks = steps.chunks_of(size)
+            yield Batch(position, size, [fetch(chunk, step, position) for chunk in chunks])
             step, position = step + 1, position + size
 
-    def _fetch_from(self, step: int, position: int) -> Callable[[_Request], MicroBatch]:
-        """The function that fetches the requests from this step on, in their order."""
+    def _fetch_from(self, step: int, position: int) -> Callable[[Chunk, int, int], MicroBatch]:
+        """The function that fetches the micro-batches from this step on, in their order: from the
+        chunk, and the number and the position of its step.
+        """
         if self._settings.workers:
+            self.close()
             requests = _Requests(self._steps, seed=self._seed, step=step, position=position)
-            prefetching = iter(self._start_processes(requests))
-            self._prefetching = prefetching
-            return lambda _: self._move(next(prefetching))
-        fetch = self._fetcher()
-        if self._to_device is None:
-            return lambda request: _fetch(request, fetch)
-        return lambda request: self._move(_fetch(request, fetch))
+            self._prefetching = iter(self._start_processes(requests))
+            return lambda *_: self._move(next(self._prefetching))
+        order, seed, fetch = self._steps.order, self._seed, self._fetcher()
+        to_device = self._to_device
+
+        # Without a request in between, which only loader processes need: each call here is paid
+        # for in every step.
+        def fetch_chunk(chunk: Chunk, step: int, position: int) -> MicroBatch:
+            shard, number, first, last, samples, weight, too_small = chunk
+            indices = order.between(position + first, position + last)
+            batch = fetch(indices, derive(seed, FETCH, step, shard, number))
+            if to_device is not None:
+                batch = to_device(batch)
+            return MicroBatch(shard, number, samples, weight, batch, too_small)
+
+        return fetch_chunk
 
     def _start_processes(self, requests: _Requests) -> DataLoader[MicroBatch]:
         return DataLoader(
@@ -203,6 +220,16 @@ class _Request(NamedTuple):
     indices: Tensor
     """int64, shape (samples,)"""
     seed: int
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the indices as bytes: of a tensor, a loader process would get a descriptor, which
+        this process keeps open for it, for ever if the loader process ends without asking for it.
+        """
+        return _unpickle_request, (self.chunk, self.indices.numpy(), self.seed)
+
+
+def _unpickle_request(chunk: Chunk, indices: Any, seed: int) -> _Request:
+    return _Request(chunk, torch.from_numpy(indices), seed)
 
 
 def _make_request(steps: StepPlan, chunk: Chunk, step: int, position: int, seed: int) -> _Request:
@@ -299,11 +326,11 @@ def _exit_after(wait: Callable[[], object]) -> None:
 
 
 def _prepare_forkserver() -> None:
-    """Prepare the forkserver of the loader processes: the one that forked this rank, which has
-    imported everything.
+    """Prepare the forkserver of the loader processes: the rank's own, if it was started with the
+    rank, or the one that forked this rank. Both have imported torch.
 
-    A fork of the rank itself would copy gloo's threads in an inconsistent state. If this rank was
-    not forked, a server of its own starts now, and imports torch while the rank continues.
+    A fork of the rank itself would copy gloo's threads in an inconsistent state. If there is
+    neither, a server starts now, and imports torch while the rank continues.
     """
     server: Any = forkserver._forkserver
     if _forked_this_process(server):

@@ -166,7 +166,10 @@ class StepPlan:
 
     def chunks(self, position: int) -> list[Chunk]:
         """This rank's micro-batches in the step that starts at `position`."""
-        size = self.step_size(position)
+        return self.chunks_of(self.step_size(position))
+
+    def chunks_of(self, size: int) -> list[Chunk]:
+        """This rank's micro-batches in a step of `size` samples."""
         return self._full_step if size == self.assignment.batch else self.assignment.chunks(size)
 
 
@@ -182,6 +185,10 @@ class DataPlan(NamedTuple):
     def is_stream(self) -> bool:
         """Whether the data set is a stream, in which positions count steps of equal batches."""
         return isinstance(self.samples, StreamSamples)
+
+    def shard_size(self, train: Training) -> int:
+        """Samples of a full step in one shard."""
+        return max(1, train.global_batch // self.steps.assignment.shards)
 
 
 def plan(

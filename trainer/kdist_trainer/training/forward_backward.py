@@ -104,14 +104,19 @@ class GradientAccumulation(ForwardBackward):
     def _accumulate(self, micro_batch: MicroBatch, scale: float) -> Tensor:
         """Run one micro-batch forward and backward; returns its part of the step's mean loss."""
         self.generators.seed(self.seed_of(micro_batch))
+        if not micro_batch.too_small:
+            return self._differentiate(micro_batch, scale)
         # around the backward pass too: with activation checkpointing it computes blocks again
-        with self.buffers.running_stats() if micro_batch.too_small else nullcontext():
-            with self.precision.autocast():
-                loss, _ = self.workload.loss(self.model, micro_batch.batch)
-                partial_loss = loss * (scale * micro_batch.weight)
-            self.step_timer.record_phase(StepPhase.FORWARD)
-            self.precision.backward(partial_loss)
-            self.step_timer.record_phase(StepPhase.BACKWARD)
+        with self.buffers.running_stats():
+            return self._differentiate(micro_batch, scale)
+
+    def _differentiate(self, micro_batch: MicroBatch, scale: float) -> Tensor:
+        with self.precision.autocast():
+            loss, _ = self.workload.loss(self.model, micro_batch.batch)
+            partial_loss = loss * (scale * micro_batch.weight)
+        self.step_timer.record_phase(StepPhase.FORWARD)
+        self.precision.backward(partial_loss)
+        self.step_timer.record_phase(StepPhase.BACKWARD)
         return partial_loss.detach()
 
 

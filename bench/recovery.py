@@ -21,7 +21,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import yaml
 
@@ -32,22 +32,25 @@ STEPS_BEFORE = 30
 PATIENCE = 90.0
 BIN = Path(sys.executable).parent
 TORCHRUN, OWN_STORE = "torchrun, a plain script", "torchrun, workers with a store of their own"
-SCRIPT, MANAGED = "kdist run, the same script", "kdist run, managed loop"
+SCRIPT, PRELOADED = "kdist run, the same script", "kdist run, the same script, preloaded"
+RESTART, IN_PLACE = "kdist run, managed loop, all restart", "kdist run, managed loop, in place"
+NAMES = (TORCHRUN, OWN_STORE, SCRIPT, PRELOADED, RESTART, IN_PLACE)
 
 
 class Mark(NamedTuple):
-    """A rank has finished a step."""
+    """A rank has finished a step; `generation` is 0 under torchrun."""
 
     pid: int
     rank: int
     step: int
     time: float
+    generation: int
 
 
 def main() -> None:
     """Measure and print."""
     title(f"Recovery: kill -9 of rank 1 of 2 to the next finished step, {KILLS} kills of each")
-    rows: dict[str, list[float]] = {name: [] for name in (TORCHRUN, OWN_STORE, SCRIPT, MANAGED)}
+    rows: dict[str, list[float]] = {name: [] for name in NAMES}
     for _ in range(KILLS):
         for name, seconds in rows.items():
             with tempfile.TemporaryDirectory() as folder:
@@ -73,14 +76,23 @@ def command(name: str, folder: Path) -> list[str]:
         ]
     if name == SCRIPT:
         return [str(BIN / "kdist"), "run", "--nodes", "1", "--procs-per-node", "2", script]
+    if name == PRELOADED:
+        section: dict[str, Any] = {"script": {"path": script, "preload": "torch"}}
+        return [str(BIN / "kdist"), "run", write_job(folder, section)]
     train = {
         "workload": "bench.steady:Steady",
         "steps": 10**6,
         "globalBatch": 128,
         "evaluate": "never",
         "checkpoint": {"every": {"steps": 20}},
+        "recovery": "restart" if name == RESTART else "inPlace",
     }
-    spec = {"image": "none", "nodes": 1, "procsPerNode": 2, "maxRestarts": 100, "train": train}
+    return [str(BIN / "kdist"), "run", write_job(folder, {"train": train})]
+
+
+def write_job(folder: Path, section: dict[str, Any]) -> str:
+    """Write a job with this section; returns the path of its file."""
+    spec = {"image": "none", "nodes": 1, "procsPerNode": 2, "maxRestarts": 100, **section}
     job = {
         "apiVersion": "kdist.dev/v1alpha1",
         "kind": "TrainingJob",
@@ -88,7 +100,7 @@ def command(name: str, folder: Path) -> list[str]:
         "spec": spec,
     }
     (folder / "job.yaml").write_text(yaml.safe_dump(job))
-    return [str(BIN / "kdist"), "run", str(folder / "job.yaml")]
+    return str(folder / "job.yaml")
 
 
 def measure(name: str, folder: Path) -> float:
@@ -110,7 +122,7 @@ def measure(name: str, folder: Path) -> float:
     ):
         if follow(marks, process, after=0.0, known=set(), steps=STEPS_BEFORE) is None:
             raise RuntimeError(f"{name} does not train\n{(folder / 'log').read_text()[-4000:]}")
-        known = {mark.pid for mark in read(marks)}
+        known = {(mark.pid, mark.generation) for mark in read(marks)}
         victim = next(mark.pid for mark in reversed(read(marks)) if mark.rank == 1)
         killed = time.monotonic()
         os.kill(victim, signal.SIGKILL)
@@ -119,17 +131,22 @@ def measure(name: str, folder: Path) -> float:
 
 
 def follow(
-    marks: Path, process: subprocess.Popen[bytes], *, after: float, known: set[int], steps: int = 1
+    marks: Path,
+    process: subprocess.Popen[bytes],
+    *,
+    after: float,
+    known: set[tuple[int, int]],
+    steps: int = 1,
 ) -> Mark | None:
-    """The `steps`-th mark of rank 0 after a moment, by a process that was not known; None if it
-    does not come.
+    """The `steps`-th mark of rank 0 after a moment, by a process or in a generation that was not
+    known; None if it does not come.
     """
     end = time.monotonic() + PATIENCE
     while time.monotonic() < end and process.poll() is None:
         new = [
             mark
             for mark in read(marks)
-            if mark.rank == 0 and mark.time > after and mark.pid not in known
+            if mark.rank == 0 and mark.time > after and (mark.pid, mark.generation) not in known
         ]
         if len(new) >= steps:
             return new[steps - 1]
@@ -142,7 +159,8 @@ def read(marks: Path) -> list[Mark]:
     whole = marks.read_text().rpartition("\n")[0].splitlines()
     fields = (line.split() for line in whole)
     return [
-        Mark(int(pid), int(rank), int(step), float(moment)) for pid, rank, step, moment in fields
+        Mark(int(pid), int(rank), int(step), float(moment), int(generation))
+        for pid, rank, step, moment, generation in fields
     ]
 
 

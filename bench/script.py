@@ -2,7 +2,7 @@
 for bench.recovery.
 
 Each rank appends one line per finished step to the file in $KDIST_BENCH_MARKS: its pid, its rank,
-the step and the clock.
+the step, the clock and kdist's generation.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ EVERY = 20
 
 def mark(step: int) -> None:
     """Note that this rank has finished a step."""
-    line = f"{os.getpid()} {os.environ['RANK']} {step} {time.monotonic()}\n"
+    generation = os.environ.get("KDIST_GENERATION", "0")
+    line = f"{os.getpid()} {os.environ['RANK']} {step} {time.monotonic()} {generation}\n"
     with Path(os.environ["KDIST_BENCH_MARKS"]).open("a") as file:
         file.write(line)
 

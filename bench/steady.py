@@ -9,18 +9,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils.data import TensorDataset
 
 from bench.script import mark
+from kdist_trainer import config
 from kdist_trainer.workload import Split, Workload
 
 
 class Steady(Workload):
-    """Noise through a small perceptron; the loss of a step is asked for when the step before it has
-    ended.
-    """
+    """Noise through a small perceptron, which marks each step of its optimizer."""
 
-    calls = 0
+    steps = 0
 
     def model(self) -> nn.Module:
         """Input [n, 64], output [n, 10]."""
@@ -33,11 +33,21 @@ class Steady(Workload):
             torch.randn(4096, 64, generator=draw), torch.randint(10, (4096,), generator=draw)
         )
 
+    def optimizer(self, model: nn.Module, settings: config.Optimizer) -> Optimizer:
+        """The job's."""
+        made = super().optimizer(model, settings)
+        made.register_step_post_hook(self._mark_step)
+        return made
+
+    def _mark_step(self, optimizer: Optimizer, *_: Any) -> None:
+        # a step without gradients only makes the optimizer's state, before it is restored
+        gradients = [each.grad for group in optimizer.param_groups for each in group["params"]]
+        if any(gradient is not None and gradient.any() for gradient in gradients):
+            self.steps += 1
+            mark(self.steps)
+
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
         """Cross-entropy, summed."""
-        if self.calls:
-            mark(self.calls)
-            time.sleep(0.02)
-        self.calls += 1
+        time.sleep(0.02)
         inputs, labels = batch
         return nn.functional.cross_entropy(model(inputs), labels, reduction="sum"), len(labels)

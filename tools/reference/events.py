@@ -34,6 +34,7 @@ _EXAMPLE: dict[str, Any] = {
     "restarts": 1,
     "rounds": 20,
     "samples_seen": 64_000,
+    "source_rank": 1,
     "samples_per_second": 5200.0,
     "seconds": 1.5,
     "size": 1_048_576,

@@ -108,6 +108,17 @@ def kill(
     return []
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped by a signal or a debugger; False if the system does not report
+    it.
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] in {"T", "t"}
+
+
 def _read_table() -> list[Process]:
     if not _PROC.exists():
         return _read_ps()

@@ -12,26 +12,30 @@ from __future__ import annotations
 
 import json
 import os
+import traceback as tracebacks
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import torch
 
-from kdist_trainer import failure, log, workloads
+from kdist_trainer import failure, group_abort, log, workloads
 from kdist_trainer.bench.collectives import COLLECTIVES
 from kdist_trainer.bench.measure import Effort, Exchange, SlowLink, find_slow_link, measure
 from kdist_trainer.config import AllReduceCheck, Nodes, TrainConfig, Training, count_bytes
-from kdist_trainer.errors import BandwidthError, ConfigError
-from kdist_trainer.instrumentation import flight_recorder
+from kdist_trainer.control import GroupControl
+from kdist_trainer.errors import BandwidthError, ConfigError, classify
+from kdist_trainer.instrumentation import fault_handler, flight_recorder
 from kdist_trainer.liveness import Heartbeat, NullHeartbeat, Phase
 from kdist_trainer.metrics.reporter import Reporter
 from kdist_trainer.metrics.step_stats import StepStats
-from kdist_trainer.training import trainer
+from kdist_trainer.training import regroup, trainer
 from kdist_trainer.training.builder import RankRuntime, assemble
 from kdist_trainer.training.context import TrainContext
+from kdist_trainer.training.kept_state import KeptState
 from kdist_trainer.training.sync import StopFlag
 from kdist_trainer.workload import Workload, WorkloadContext
-from kdist_trainer.world import World
+from kdist_trainer.world import World, abandon
 
 _EFFORT = Effort(rounds=10, warmup=2, seconds=20.0)
 _SLOW_FACTOR = 2.0
@@ -91,7 +95,7 @@ def _describe_slow_link(slow: SlowLink | None, nodes: list[str]) -> str:
 
 
 def main() -> str:
-    """Train as one rank of the worker group that the environment describes.
+    """Train as one rank of the worker groups that the environment and the agent describe.
 
     Returns:
         "done" or "stopped".
@@ -99,15 +103,48 @@ def main() -> str:
     Raises:
         Exception: Whatever ended the training, after it is recorded for the agent.
     """
-    stop_flag, heartbeat, ctx = StopFlag(), flight_recorder.find_heartbeat(), None
-    stop_flag.install()
+    rank = ManagedRank()
     try:
-        config = read_config(Path(os.environ["KDIST_CONFIG"]))
-        train = config.train
-        if train is None:
-            raise ConfigError(
-                "train.json has no train section: a script is not started by this entrypoint"
-            )
+        return rank.run()
+    except BaseException as error:
+        record(error, rank.heartbeat, rank.ctx)
+        raise
+
+
+class ManagedRank:
+    """One rank of a managed training, through all the worker groups that it is a member of."""
+
+    def __init__(self) -> None:
+        self.ctx: TrainContext | None = None
+        self.heartbeat = flight_recorder.find_heartbeat()
+        self._stop_flag = StopFlag()
+        self._stop_flag.install()
+        self._control: GroupControl | None = None
+        self._workload: Workload | None = None
+        self._kept: KeptState | None = None
+
+    def run(self) -> str:
+        """Train in one group after the other; returns "done" or "stopped"."""
+        while True:
+            config = read_config(Path(os.environ["KDIST_CONFIG"]))
+            train = config.train
+            if train is None:
+                raise ConfigError(
+                    "train.json has no train section: a script is not started by this entrypoint"
+                )
+            if self._control is None and train.recovery != "restart":
+                self._control = GroupControl.connect(self._stop_flag.ask_to_leave)
+            try:
+                return self._train(config, train)
+            except Exception as error:
+                if self._control is None or not self._is_peers_fault(error):
+                    raise
+                self._leave(error, collective_timeout_seconds=config.collective_timeout_seconds)
+            self._join(self._control.wait_for_group())
+
+    def _train(self, config: TrainConfig, train: Training) -> str:
+        """Train in the group that the environment describes."""
+        heartbeat = self.heartbeat
         torch.set_num_threads(config.threads_per_rank)
         beat(heartbeat, Phase.RENDEZVOUS)
         flight_recorder.record_collectives(heartbeat)
@@ -125,20 +162,49 @@ def main() -> str:
             with Reporter(stats) as reporter:
                 runtime = RankRuntime(
                     world=world,
-                    stop_flag=stop_flag,
+                    stop_flag=self._stop_flag,
                     stats=stats,
                     reporter=reporter,
                     heartbeat=heartbeat or NullHeartbeat(),
                     checkpoints=_folder("KDIST_CHECKPOINTS"),
                     scratch=_folder("KDIST_SCRATCH"),
                 )
-                ctx = assemble(config, train, load_workload(train, world), runtime)
-                outcome = trainer.train(ctx)
+                if self._workload is None:
+                    self._workload = load_workload(train, world)
+                self.ctx = assemble(config, train, self._workload, runtime, self._kept)
+                outcome = trainer.train(self.ctx)
             beat(heartbeat, Phase.EXIT)
             return outcome
-    except BaseException as error:
-        record(error, heartbeat, ctx)
-        raise
+
+    def _is_peers_fault(self, error: Exception) -> bool:
+        """Whether another rank has ended this group: the agent says so, or a connection broke."""
+        assert self._control is not None  # noqa: S101 - the caller has checked it
+        return self._control.asked_to_leave or not classify(error)[2]
+
+    def _leave(self, error: Exception, *, collective_timeout_seconds: float) -> None:
+        """Leave the broken group with the training in memory."""
+        assert self._control is not None  # noqa: S101 - the caller has checked it
+        beat(self.heartbeat, Phase.SYNC)
+        group_abort.abort()
+        timeout = timedelta(seconds=collective_timeout_seconds)
+        if self.ctx is not None:
+            self._kept = regroup.keep(self.ctx) or self._kept
+        why, self.ctx = regroup.describe(error), None
+        tracebacks.clear_frames(error.__traceback__)
+        abandon(timeout)
+        self._control.report_left(self._kept.state.step if self._kept is not None else -1, why)
+
+    def _join(self, environment: dict[str, str]) -> None:
+        """Take over the environment of the next group."""
+        os.environ.update(environment)
+        flight_recorder.remove()
+        if self.heartbeat is not None:
+            self.heartbeat.close()
+        self.heartbeat = flight_recorder.find_heartbeat()
+        scratch, local_rank = _folder("KDIST_SCRATCH"), int(os.environ["LOCAL_RANK"])
+        if scratch is not None:
+            fault_handler.register_stack_dump(scratch, local_rank)
+            fault_handler.watch(scratch, local_rank)
 
 
 def _folder(variable: str) -> Path | None:

@@ -11,6 +11,7 @@ rank waits, so that the cause is reported at once.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -23,6 +24,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
+from kdist_trainer import group_abort
 from kdist_trainer.errors import ConfigError
 from kdist_trainer.torch_internals import HashStore, flatten_mesh
 
@@ -34,6 +36,9 @@ def to_local(tensor: Tensor) -> Tensor:
 
 
 _destroyed: list[object] = []
+_abandoned: list[tuple[float, object]] = []
+"""Groups that were left broken, each with the monotonic time from which it may be released."""
+_MARGIN_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -99,14 +104,15 @@ class World:
     def _open(self, env: Mapping[str, str]) -> None:
         alone = self.size == 1 and "MASTER_ADDR" not in env
         device = self.device if self.device.type == "cuda" else None
-        dist.init_process_group(
-            self.backend,
-            rank=self.rank,
-            world_size=self.size,
-            timeout=self.timeout,
-            device_id=device,
-            store=HashStore() if alone else None,
-        )
+        with group_abort.recording():
+            dist.init_process_group(
+                self.backend,
+                rank=self.rank,
+                world_size=self.size,
+                timeout=self.timeout,
+                device_id=device,
+                store=HashStore() if alone else None,
+            )
 
     @property
     def is_rank_zero(self) -> bool:
@@ -162,7 +168,8 @@ class World:
         """Make another group of the same ranks, for collectives that must not queue behind the
         training's. Collective.
         """
-        group = dist.new_group(backend=backend, timeout=self.timeout)
+        with group_abort.recording():
+            group = dist.new_group(backend=backend, timeout=self.timeout)
         assert isinstance(group, dist.ProcessGroup)  # noqa: S101 - every rank is a member
         return group
 
@@ -189,6 +196,21 @@ def leave() -> None:
     dist.barrier()
     _destroyed.append(dist.group.WORLD)
     dist.destroy_process_group()
+
+
+def abandon(timeout: timedelta) -> None:
+    """Leave a broken process group without the other ranks: abort it and destroy it.
+
+    The group object is kept for longer than `timeout`, that of its collectives: until then one of
+    them may still be waiting in a thread of gloo, which the destructor would wait for.
+    """
+    group_abort.abort()
+    now = time.monotonic()
+    _abandoned[:] = [(end, group) for end, group in _abandoned if end > now]
+    if dist.is_initialized():
+        _abandoned.append((now + timeout.total_seconds() + _MARGIN_SECONDS, dist.group.WORLD))
+        dist.destroy_process_group()
+    group_abort.reset()
 
 
 def _device(local_rank: int, local_size: int) -> torch.device:

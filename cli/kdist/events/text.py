@@ -119,6 +119,9 @@ SENTENCES: dict[str, Callable[[Event], str]] = {
         f"resumed after step {e['step']}"
         + (f", {number(e['samples_seen'])} samples seen" if "samples_seen" in e else "")
     ),
+    "continued": lambda e: (
+        f"continues after step {e['step']} with the state that rank {e['source_rank']} has kept"
+    ),
     "first-step": lambda e: f"step {e['step']} done, the first of this generation",
     "progress": _progress,
     "checkpoint-committed": _committed,

@@ -19,13 +19,14 @@ _IDLE_SECONDS = 1.0  # without a step, after which the job reports what it waits
 _PACE_MAX_AGE = 10.0  # seconds since the last step, after which there is no estimate of the end
 _RETRYABLE = 128  # exit codes of agents from here on do not end the job
 # Events that rank 0 logs about all ranks.
-_LOGGED_FOR_ALL_RANKS = ("resumed", "training-started", "first-step", "progress")
+_LOGGED_FOR_ALL_RANKS = ("resumed", "continued", "training-started", "first-step", "progress")
 
 _PHASES = {
     "agent-started": "starting",
     "rendezvous-started": "rendezvous",
     "rendezvous-completed": "starting ranks",
     "resumed": "training",
+    "continued": "training",
     "training-started": "training",
     "first-step": "training",
     "restarting": "restarting",
@@ -141,7 +142,7 @@ class Progress:
         elif kind == "checkpoint-committed":
             self.saved_step = _integer(event.get("step"))
             self.saved_at = time.time()
-        elif kind in ("progress", "resumed", "first-step", "done"):
+        elif kind in ("progress", "resumed", "continued", "first-step", "done"):
             self.rate = _or(_number(event.get("samples_per_second")), self.rate)
             self._record_step(event)
 

@@ -46,7 +46,7 @@ def parse_lines(data: bytes) -> Iterator[Record]:
 
 
 _TYPES: dict[str, type | tuple[type, ...]] = {
-    **dict.fromkeys(("generation", "step", "from_step", "last", "bytes", "rank"), int),
+    **dict.fromkeys(("generation", "step", "from_step", "kept_step", "last", "bytes", "rank"), int),
     **dict.fromkeys(("time", "seconds", "visible_seconds", "wait_seconds"), (int, float)),
     **dict.fromkeys(("event", "cause", "reason", "loss", "node", "message", "entrypoint"), str),
     "metrics": dict,
@@ -106,11 +106,17 @@ def read_generations(events: Sequence[Record], steps: Sequence[Record]) -> list[
         if known is None or event.get("time", inf) < known.get("time", inf):
             failures[event.get("generation", 0)] = event
     generations = []
-    for event in sorted(_named(events, "generation"), key=lambda event: event.get("generation", 0)):
+    begun = sorted(_named(events, "generation"), key=lambda event: event.get("generation", 0))
+    # Where a rank has kept the state, the step in which the group failed was not finished.
+    kept = {
+        event["generation"] - 1: int(event["kept_step"]) for event in begun if "kept_step" in event
+    }
+    for event in begun:
         number, failure = event.get("generation", 0), failures.get(event.get("generation", 0))
         done = by_generation.get(number, {})
         from_step = event.get("from_step", 0)
-        reached = max([from_step, *done, failure.get("step", 0) if failure else 0])
+        in_progress = failure.get("step", 0) if failure else 0
+        reached = kept.get(number, max([from_step, *done, in_progress]))
         reason, began = event.get("reason", "start"), event.get("time", 0.0)
         observed = event.get("entrypoint") != "script" or bool(done)
         generations.append(

@@ -39,6 +39,11 @@ def formatted(name: str, node: str = "node-0", **fields: Any) -> str:
             "resumed after step 100, 25,600 samples seen",
         ),
         (
+            "continued",
+            {"step": 100, "samples_seen": 25600, "source_rank": 1},
+            "continues after step 100 with the state that rank 1 has kept",
+        ),
+        (
             "progress",
             {
                 "step": 10,

@@ -70,6 +70,16 @@ def test_the_first_result_stands_for_all_and_for_this_run_only() -> None:
     assert AgentStore(store, run_id="another", node="node-0").run_result() == {}
 
 
+def test_a_generation_that_other_agents_have_begun_cannot_be_begun_again() -> None:
+    store = HashStore()
+    first, second = (AgentStore(store, run_id="r", node=node) for node in ("a", "b"))
+    first.open_generation(1, {"a": "1"})
+    first.open_generation(1, {"a": "1"})
+    with pytest.raises(RuntimeError, match="begun by other agents"):
+        second.open_generation(1, {"b": "2"})
+    assert first.generation(1)["agents"] == {"a": "1"}
+
+
 def test_the_first_reason_of_a_plan_stands() -> None:
     agent_store = AgentStore(HashStore(), run_id="run", node="node-0")
     agent_store.plan_stop(1, "join")

@@ -17,8 +17,8 @@ from kdist_trainer.agent.exit_analysis import (
     count_oom_kills,
     read_count,
 )
-from kdist_trainer.agent.worker_entry import stacks_path
 from kdist_trainer.config import Cause, Exit
+from kdist_trainer.instrumentation.fault_handler import stacks_path
 from kdist_trainer.liveness import Call, Phase, RankSnapshot
 
 

@@ -15,9 +15,9 @@ from kdist_trainer.agent.hang_detection import (
     dump_stacks,
     find_hung_rank,
     heartbeat_path,
-    is_stopped,
 )
 from kdist_trainer.liveness import Heartbeat, Phase
+from kdist_trainer.process_tree import is_stopped
 
 
 class Clock:

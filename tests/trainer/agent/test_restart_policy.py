@@ -15,7 +15,8 @@ from torch._C._distributed_c10d import HashStore
 
 from kdist_trainer.agent import restart_policy
 from kdist_trainer.agent.coordination import AgentStore
-from kdist_trainer.agent.restart_policy import Generation, RestartLedger, count_restarts
+from kdist_trainer.agent.generation import Generation
+from kdist_trainer.agent.restart_policy import RestartLedger, count_restarts
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.failure import Failure

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.processes
 
 def test_a_killed_worker_shows_in_the_metrics_and_no_counter_goes_back(tmp_path: Path) -> None:
     shown: Samples = {}
-    with training(tmp_path, steps=150, checkpoint_steps=40) as run:
+    with training(tmp_path, steps=150, checkpoint_steps=40, recovery="restart") as run:
         port = run.port()
 
         def look() -> Samples:

@@ -8,7 +8,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.config import Checkpointing, Every, Nodes, TrainConfig, Training
@@ -17,17 +17,26 @@ from tests.trainer.checkpoint.exported import assert_done_tells_what_is_kept
 from tests.trainer.metrics.scrape import fetch, wait_until
 
 PATIENCE = 240.0
+Recovery = Literal["auto", "restart"]
 
 
 class TrainingRun:
     """An agent with two ranks that trains digits, and its files."""
 
-    def __init__(self, home: Path, *, steps: int, checkpoint_steps: int) -> None:
+    def __init__(
+        self, home: Path, *, steps: int, checkpoint_steps: int, recovery: Recovery = "auto"
+    ) -> None:
         self.checkpoints = home / "checkpoints"
         self.scratch = home / "node-0"
         self.log = home / "log"
         checkpoint = Checkpointing(every=Every(steps=checkpoint_steps))
-        training = Training(workload="digits", steps=steps, global_batch=64, checkpoint=checkpoint)
+        training = Training(
+            workload="digits",
+            steps=steps,
+            global_batch=64,
+            checkpoint=checkpoint,
+            recovery=recovery,
+        )
         nodes = Nodes(min=1, max=1)
         config = TrainConfig(name="digits", nodes=nodes, procs_per_node=2, train=training)
         (home / "train.json").write_text(config.to_json())
@@ -88,9 +97,11 @@ class TrainingRun:
 
 
 @contextmanager
-def training(home: Path, *, steps: int, checkpoint_steps: int = 100_000) -> Iterator[TrainingRun]:
+def training(
+    home: Path, *, steps: int, checkpoint_steps: int = 100_000, recovery: Recovery = "auto"
+) -> Iterator[TrainingRun]:
     """Start a training, and kill it at the end of the `with` block."""
-    run = TrainingRun(home, steps=steps, checkpoint_steps=checkpoint_steps)
+    run = TrainingRun(home, steps=steps, checkpoint_steps=checkpoint_steps, recovery=recovery)
     try:
         yield run
     finally:

@@ -29,11 +29,13 @@ from kdist_trainer.agent import exit_analysis
 from kdist_trainer.agent.coordination import AgentStore
 from kdist_trainer.agent.exit_analysis import GroupResult
 from kdist_trainer.agent.exit_record import RunOutcome, failed, stopped
+from kdist_trainer.agent.generation import Generation
 from kdist_trainer.agent.hang_detection import Watchdog
 from kdist_trainer.agent.monitor import WorkerMonitor
 from kdist_trainer.agent.rendezvous_poller import PollResult, RendezvousPoller
-from kdist_trainer.agent.restart_policy import Generation, RestartLedger
+from kdist_trainer.agent.restart_policy import RestartLedger
 from kdist_trainer.agent.settings import Settings
+from kdist_trainer.agent.survivors import Survivors
 from kdist_trainer.agent.telemetry import AgentTelemetry
 from kdist_trainer.agent.termination import TerminationPolicy
 from kdist_trainer.agent.workers import WorkerProcesses
@@ -98,6 +100,8 @@ class ElasticAgent(ElasticAgentBase):
             settings, agent_store, self._rendezvous_handler, telemetry, self._ledger, stop
         )
         self._instance_id = f"{os.getpid()}-{time.time_ns()}"
+        self._survivors = Survivors(settings.config, settings.scratch)
+        self._workers = WorkerProcesses()
         self._generation: Generation | None = None
         self._alive_at: float | None = None
 
@@ -120,6 +124,10 @@ class ElasticAgent(ElasticAgentBase):
             self.record = outcome.record
         except dist.DistError as error:
             self.record = self._rendezvous_failure(f"the rendezvous store is lost: {error}")
+        finally:
+            self._survivors.kept = {}
+            self._end_workers()
+            self._survivors.close()
         state = WorkerState.SUCCEEDED if self.record["code"] == Exit.DONE else WorkerState.FAILED
         return RunResult(state=state)
 
@@ -130,6 +138,7 @@ class ElasticAgent(ElasticAgentBase):
         return {
             "KDIST_GENERATION": str(self._generation.number),
             "KDIST_NODES": "{}:{}".format(*self._generation.bounds),
+            **self._survivors.environment,
         }
 
     def _next_generation(self) -> Generation:
@@ -237,7 +246,7 @@ class ElasticAgent(ElasticAgentBase):
             ranks=ranks,
             is_group_rank_0=group.group_rank == 0,
         )
-        workers = self._start_processes(ranks)
+        self._start_processes(ranks)
         handler = self._rendezvous_handler
         try:
             with RendezvousPoller(
@@ -252,7 +261,8 @@ class ElasticAgent(ElasticAgentBase):
                     node=settings.node,
                     generation=generation,
                     global_ranks=ranks,
-                    workers=workers,
+                    workers=self._workers,
+                    survivors=self._survivors,
                     watchdog=watchdog,
                     agent_store=self._fail_fast_store,
                     store_ends_with_agent=settings.endpoint.scheme == endpoint.C10D,
@@ -263,11 +273,19 @@ class ElasticAgent(ElasticAgentBase):
                 ).run()
         finally:
             self._alive_at = None
-            unkillable = workers.kill(timeout_seconds=_KILL_SECONDS)
-            workers.close()
+            unkillable = self._end_workers()
             watchdog.close()
             if unkillable:
                 raise RunOutcome(self._unkillable([ranks[local] for local in unkillable]))
+
+    def _end_workers(self) -> list[int]:
+        """Kill the workers that are not kept; returns those that survive it."""
+        kept = self._survivors.kept
+        unkillable = self._workers.kill(timeout_seconds=_KILL_SECONDS, keep=kept)
+        if not kept:
+            self._workers.close()
+            self._workers = WorkerProcesses()
+        return unkillable
 
     def _unkillable(self, ranks: list[int]) -> dict[str, Any]:
         """The exit record for workers that survive SIGKILL: they still hold resources that the next
@@ -281,16 +299,22 @@ class ElasticAgent(ElasticAgentBase):
         )
         return failed(Failure.of_node(Cause.HANG, Exit.HANG, message, node=node, rank=ranks[0]))
 
-    def _start_processes(self, ranks: list[int]) -> WorkerProcesses:
-        """Start the workers; `ranks` are their global ranks by local rank."""
+    def _start_processes(self, ranks: list[int]) -> None:
+        """Start the workers that are not kept, and have those that are kept join the group; `ranks`
+        are the global ranks by local rank.
+        """
         self._mark_alive()
-        pids, context = self.start_workers()
+        missing = [number for number in range(len(ranks)) if number not in self._survivors.kept]
+        context, environments = self.start_workers(missing)
+        self._survivors.join(environments)
+        if context is not None:
+            self._workers.add(context, missing)
         group = self.get_worker_group()
         for worker in group.workers:
-            worker.id = pids[worker.local_rank]
-            self._telemetry.rank_started(ranks[worker.local_rank], worker.id)
+            worker.id = self._workers.pid(worker.local_rank)
+            if worker.local_rank in missing:
+                self._telemetry.rank_started(ranks[worker.local_rank], worker.id)
         group.state = WorkerState.HEALTHY
-        return WorkerProcesses(context)
 
     def _mark_alive(self) -> None:
         self._alive_at = time.monotonic()

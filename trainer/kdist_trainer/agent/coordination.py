@@ -81,8 +81,16 @@ class AgentStore:
     def open_generation(self, number: int, agents: dict[str, str]) -> None:
         """Record that a generation has begun, with the instance ids of its agents by node: the id
         of a restarted agent differs from that of its predecessor.
+
+        Raises:
+            RuntimeError: If other agents have begun it, such as while this one was paused.
         """
-        self._change_generation(number, lambda document: document.update(agents=agents))
+
+        def edit(document: Document) -> None:
+            if document.setdefault("agents", agents) != agents:
+                raise RuntimeError(f"generation {number} was begun by other agents")
+
+        self._change_generation(number, edit)
         self.change(
             "last",
             lambda document: document.update(generation=max(number, document.get("generation", 0))),
@@ -122,6 +130,13 @@ class AgentStore:
         """
         return self._change_generation(
             number, lambda document: document.setdefault("planned_stop", reason)
+        )
+
+    def post_kept_step(self, number: int, step: int) -> None:
+        """Record that a worker of this node has left the generation with the state of `step`."""
+        self._change_generation(
+            number,
+            lambda document: document.update(kept_step=max(step, document.get("kept_step", 0))),
         )
 
     def mark_finished(self, number: int) -> Document:

@@ -15,10 +15,10 @@ from pathlib import Path
 
 from kdist_trainer import failure, preallocated, result
 from kdist_trainer.agent.desync import RankState
-from kdist_trainer.agent.worker_entry import stacks_path
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.failure import Failure
 from kdist_trainer.instrumentation import fault_handler
+from kdist_trainer.instrumentation.fault_handler import stacks_path
 from kdist_trainer.liveness import RankSnapshot
 from kdist_trainer.result import DONE, STOPPED
 
@@ -43,6 +43,10 @@ class GroupResult:
     """
     rank_states: list[RankState] = field(default_factory=list)
     """The states of all ranks of this node, if one failed."""
+    kept: dict[int, int] = field(default_factory=dict)
+    """The workers that have left the group and continue in the next one, each with the last step
+    that it has finished, or -1.
+    """
 
 
 @dataclass
@@ -92,6 +96,24 @@ def failures(context: ExitContext) -> dict[int, Failure]:
         local_rank: _failure_of(context, local_rank, code)
         for local_rank, code in context.exits.items()
         if local_rank not in succeeded
+    }
+
+
+def secondary_failures(context: ExitContext, message: str) -> dict[int, Failure]:
+    """The failures of the workers that have not exited, by local rank: they have lost a peer."""
+    return {
+        local_rank: Failure.of_rank(
+            Cause.NODE_LOST,
+            Exit.PEERS_LOST,
+            message,
+            rank=rank,
+            node=context.node,
+            generation=context.generation,
+            snapshot=context.snapshots[local_rank],
+            primary=False,
+        )
+        for local_rank, rank in enumerate(context.global_ranks)
+        if local_rank not in context.exits
     }
 
 

@@ -20,10 +20,11 @@ from pathlib import Path
 from kdist_trainer import log
 from kdist_trainer.agent.coordination import AgentStore, Document
 from kdist_trainer.agent.desync import Mismatch, RankState, find_mismatch, find_missing, write_calls
-from kdist_trainer.agent.restart_policy import Generation
+from kdist_trainer.agent.generation import Generation
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.failure import Failure
 from kdist_trainer.liveness import Heartbeat, Phase, RankSnapshot
+from kdist_trainer.process_tree import is_stopped
 
 RANK_STATES_SECONDS = 2.0
 """How long an agent waits for the other agents' rank states after a hang."""
@@ -319,6 +320,24 @@ class Watchdog:
             "calls": write_calls(calls, world_size=world_size),
         }
 
+    def rank_states(
+        self, ranks: Sequence[int], pids: Mapping[int, int], *, node: str, nodes: int
+    ) -> list[RankState]:
+        """The states of all ranks of this node.
+
+        Args:
+            ranks: Their global ranks, by local rank.
+            pids: Their process ids, by local rank.
+            node: This node.
+            nodes: The number of nodes.
+        """
+        return [
+            self.rank_state(
+                number, rank=rank, pid=pids[number], node=node, world_size=len(ranks) * nodes
+            )
+            for number, rank in enumerate(ranks)
+        ]
+
     def close(self) -> None:
         """Unmap the heartbeats; the files are kept for diagnosis."""
         for heartbeat in self._heartbeats:
@@ -343,17 +362,6 @@ def find_hung_rank(states: Iterable[RankState]) -> int | None:
         ),
     )
     return int(ordered[0]["rank"]) if ordered else None
-
-
-def is_stopped(pid: int) -> bool:
-    """Whether a process is stopped by a signal or a debugger; False if the system does not report
-    it.
-    """
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] in {"T", "t"}
 
 
 def dump_stacks(pids: dict[int, int], paths: dict[int, Path]) -> dict[int, list[str]]:

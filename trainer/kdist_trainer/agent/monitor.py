@@ -20,6 +20,7 @@ from kdist_trainer.agent.coordination import AgentStore, failures_of
 from kdist_trainer.agent.desync import DesyncDetector, Mismatch, RankState
 from kdist_trainer.agent.exit_analysis import GroupResult
 from kdist_trainer.agent.exit_record import root_cause
+from kdist_trainer.agent.generation import JOIN, Generation
 from kdist_trainer.agent.hang_detection import (
     Watchdog,
     dump_stacks,
@@ -29,13 +30,14 @@ from kdist_trainer.agent.hang_detection import (
     mismatch_failure,
     read_or_empty,
 )
+from kdist_trainer.agent.node_loss import NodeLossDetector
 from kdist_trainer.agent.rendezvous_poller import PollResult
-from kdist_trainer.agent.restart_policy import JOIN, Generation
+from kdist_trainer.agent.survivors import Survivors
 from kdist_trainer.agent.telemetry import AgentTelemetry
-from kdist_trainer.agent.worker_entry import stacks_path
 from kdist_trainer.agent.workers import WorkerProcesses
-from kdist_trainer.config import Cause, Exit, TrainConfig
+from kdist_trainer.config import TrainConfig
 from kdist_trainer.failure import Failure
+from kdist_trainer.instrumentation.fault_handler import stacks_path
 from kdist_trainer.liveness import Phase
 from kdist_trainer.rendezvous.handler import RendezvousStatus
 from kdist_trainer.signals import StopSignals, stop_margin
@@ -48,16 +50,6 @@ LEFT_SECONDS = 5.0
 """How long workers may continue after other nodes have left their group on purpose: the next
 collective usually ends them.
 """
-WAIT_SECONDS = 5.0
-"""How long all ranks of this node must have waited in one collective before a silent node counts as
-lost: an agent may pause, or be cut off from the store, while its ranks run.
-"""
-SILENT_SECONDS = 2.0
-"""How long a node must have missed its keep-alives, in addition, before it counts as lost."""
-SCRIPT_SILENT_SECONDS = 30.0
-"""The same for scripts: their ranks may wait in a barrier for minutes on purpose."""
-_WAIT_FACTOR = 2.0
-"""How much longer the wait must be than the longest completed one."""
 _CONNECTING = {Phase.START, Phase.RENDEZVOUS}
 STOP = "stop"
 
@@ -81,6 +73,7 @@ class WorkerMonitor:
     generation: Generation
     global_ranks: list[int]
     workers: WorkerProcesses
+    survivors: Survivors
     watchdog: Watchdog
     agent_store: AgentStore
     store_ends_with_agent: bool
@@ -95,7 +88,11 @@ class WorkerMonitor:
         self._terminated_at: float | None = None
         self._joining_since: float | None = None
         self._left_since: float | None = None
-        self._silent_since: float | None = None
+        self._node_loss = NodeLossDetector(
+            self.watchdog,
+            is_managed=self.config.train is not None,
+            hang_seconds=self.config.hang_timeout_seconds,
+        )
         self._secondary_since: float | None = None
         self._kill_at = math.inf
         self._started = False
@@ -107,12 +104,13 @@ class WorkerMonitor:
     def run(self) -> GroupResult:
         """Monitor the workers until all have exited, by themselves or killed by the agent."""
         while True:
-            self.workers.wait(POLL_SECONDS)
+            self.workers.wait(POLL_SECONDS, also=self.survivors.descriptors)
+            self.survivors.poll()
             self.mark_alive()
             stalled = self.watchdog.poll()
             self._oom_kills.poll()
             exits = self.workers.exits()
-            if self._failures(exits):
+            if self._failures(exits) or self.survivors.left(self.workers):
                 return self._end_after_failure()
             if not self.workers.living:
                 return self._end_completed()
@@ -123,9 +121,10 @@ class WorkerMonitor:
             self._update_state()
             self._forward_stop()
             polled = self._read_poll()
-            if self._has_failed_elsewhere(polled) or self._has_lost_a_node(polled.status):
+            if self._has_failed_elsewhere(polled) or self._has_lost_a_node(polled):
                 return self._end_after_peer_failure(polled)
-            self._apply_status(polled.status)
+            if self._apply_status(polled.status):
+                return self._end_to_join()
             is_late = time.monotonic() > self._kill_at
             if is_late or self.stop.urgent or self._has_nothing_to_save():
                 return self._end_by_force()
@@ -168,19 +167,25 @@ class WorkerMonitor:
             return now - self._secondary_since >= PRIMARY_SECONDS
         return bool(polled.status.left) and not polled.status.closed
 
-    def _apply_status(self, status: RendezvousStatus) -> None:
-        """End the workers if the run is over, nodes want to join, or nodes have left."""
+    def _apply_status(self, status: RendezvousStatus) -> bool:
+        """End the workers if the run is over, nodes want to join, or nodes have left.
+
+        Returns:
+            Whether nodes want to join and the workers can leave their group at once.
+        """
         if status.closed:
             self._apply_run_result()
         now = time.monotonic()
         self._joining_since = (self._joining_since or now) if status.waiting else None
         self._left_since = (self._left_since or now) if status.left else None
         if self._terminated_at is not None:
-            return
+            return False
         if self._joining_since is not None and (
             status.vacant == 0 or now - self._joining_since >= self.config.join_window_seconds
         ):
             log.event("joining", waiting=status.waiting)
+            if self.survivors.all_can_leave(self.workers):
+                return True
             self._terminate(JOIN, since=now)
         elif self._left_since is not None and now - self._left_since >= max(
             LEFT_SECONDS, self.config.join_window_seconds
@@ -190,6 +195,7 @@ class WorkerMonitor:
                 message=f"{status.left} other nodes left this group: its ranks on this node end",
             )
             self._terminate(None, since=now)
+        return False
 
     def _apply_run_result(self) -> None:
         """The run is over: kill the workers after a failure, let them finish after a success."""
@@ -255,41 +261,50 @@ class WorkerMonitor:
     def _end_after_failure(self) -> GroupResult:
         """End the group after a failure on this node; a primary one may follow a secondary one."""
         deadline = time.monotonic() + PRIMARY_SECONDS
-        while self.workers.living and time.monotonic() < deadline:
+        while time.monotonic() < deadline:
             if any(failure.primary for failure in self._failures(self.workers.exits()).values()):
                 break
-            self.workers.wait(POLL_SECONDS)
+            if len(self.workers.living) == len(self.survivors.left(self.workers)):
+                break
+            self.workers.wait(POLL_SECONDS, also=self.survivors.descriptors)
+            self.survivors.poll()
         self.watchdog.poll()
         rank_states, exits = self._rank_states(), self.workers.exits()
-        self.workers.kill()
-        return replace(self._group_result(exits), rank_states=rank_states)
-
-    def _has_lost_a_node(self, status: RendezvousStatus) -> bool:
-        """Whether another node is lost and the workers of this node wait for it. A closed
-        connection raises at once; a silent node never does, nor does torch's connect.
-        """
-        now, watchdog = time.monotonic(), self.watchdog
-        if self._unreachable_since is not None and self.store_ends_with_agent:
-            lost_for = now - self._unreachable_since
-            return lost_for >= PRIMARY_SECONDS and self._is_connecting()
-        missing = status.silent or status.left
-        self._silent_since = (self._silent_since or now) if missing else None
-        if self._silent_since is None:
-            return False
-        silent = now - self._silent_since
-        if silent > self.config.hang_timeout_seconds and watchdog.has_no_heartbeats():
-            return True
-        least = SILENT_SECONDS if self.config.train is not None else SCRIPT_SILENT_SECONDS
-        return silent > least and watchdog.waited_seconds() > max(
-            WAIT_SECONDS, _WAIT_FACTOR * watchdog.longest_wait
+        self.survivors.keep(self.workers)
+        ended = self._group_result(exits)
+        if ended.failures or self._is_stop_planned():
+            failures = ended.failures
+        else:
+            lost = self.survivors.why(self.workers) or "a connection to another rank is lost"
+            failures = exit_analysis.secondary_failures(self._exit_context(exits), lost)
+        return replace(
+            ended, failures=failures, rank_states=rank_states, kept=dict(self.survivors.kept)
         )
+
+    def _is_stop_planned(self) -> bool:
+        return "planned_stop" in read_or_empty(
+            lambda: self.agent_store.generation(self.generation.number)
+        )
+
+    def _end_to_join(self) -> GroupResult:
+        """The result of a group whose workers have left it for nodes that want to join."""
+        read_or_empty(lambda: self.agent_store.plan_stop(self.generation.number, JOIN))
+        self.survivors.keep(self.workers)
+        return replace(self._group_result(self.workers.exits()), kept=dict(self.survivors.kept))
+
+    def _has_lost_a_node(self, polled: PollResult) -> bool:
+        """Whether another node is lost and the workers of this node wait for it."""
+        if self._unreachable_since is not None and self.store_ends_with_agent:
+            lost_for = time.monotonic() - self._unreachable_since
+            return lost_for >= PRIMARY_SECONDS and self._is_connecting()
+        return self._node_loss.is_lost(polled.status)
 
     def _end_after_peer_failure(self, polled: PollResult) -> GroupResult:
         """End a group that failed on another node. A failure that a worker of this node recorded
         counts, even if the worker has not exited yet.
         """
         rank_states, exits = self._rank_states(), self.workers.exits()
-        self.workers.kill()
+        self.survivors.keep(self.workers)
         context = self._exit_context(exits)
         first = root_cause(failures_of(polled.document))
         message = (
@@ -298,26 +313,13 @@ class WorkerMonitor:
             else "another node of the group is lost"
         )
         log.warn("node-lost", message=message)
-        secondary = {
-            number: Failure.of_rank(
-                Cause.NODE_LOST,
-                Exit.PEERS_LOST,
-                message,
-                rank=rank,
-                node=self.node,
-                generation=self.generation.number,
-                snapshot=snapshot,
-                primary=False,
-            )
-            for number, (snapshot, rank) in enumerate(
-                zip(self.watchdog.snapshots, self.global_ranks, strict=True)
-            )
-            if number not in exits
-        }
+        secondary = exit_analysis.secondary_failures(context, message)
         ended = self._group_result(exits)
         recorded = exit_analysis.recorded_failures(context)
         failures = {**secondary, **recorded, **ended.failures}
-        return replace(ended, failures=failures, rank_states=rank_states)
+        return replace(
+            ended, failures=failures, rank_states=rank_states, kept=dict(self.survivors.kept)
+        )
 
     def _end_by_force(self) -> GroupResult:
         exits = self.workers.exits()
@@ -352,13 +354,9 @@ class WorkerMonitor:
 
     def _rank_states(self) -> list[RankState]:
         """The states of this node's ranks, now or when they exited."""
-        size = len(self.global_ranks) * len(self.generation.nodes)
-        return [
-            self.watchdog.rank_state(
-                number, rank=rank, pid=self._pids[number], node=self.node, world_size=size
-            )
-            for number, rank in enumerate(self.global_ranks)
-        ]
+        return self.watchdog.rank_states(
+            self.global_ranks, self._pids, node=self.node, nodes=len(self.generation.nodes)
+        )
 
     def _end_desynchronized(self, mismatch: Mismatch) -> GroupResult:
         """End a group whose ranks on this node have entered different collectives."""

@@ -10,17 +10,16 @@ folder and from the agents' documents, so any agent may take over.
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from kdist_trainer import log
 from kdist_trainer.agent.coordination import AgentStore, Document, failures_of
 from kdist_trainer.agent.exit_record import root_cause
+from kdist_trainer.agent.generation import FAILURE, JOIN, RESUME, START, Generation
 from kdist_trainer.checkpoint.layout import CheckpointDirectory
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.config import Cause, Exit
@@ -95,7 +94,6 @@ def _signature(cause: object, step: object, message: str) -> tuple[object, objec
     return cause, step, re.sub(r"\d+", "#", message.partition("\n")[0])
 
 
-START, RESUME, JOIN, FAILURE = "start", "resume", "join", "failure"
 _KEPT_EVENTS = 1000
 _UNWRITTEN = "unwritten"
 _MAX_BACKOFF_SECONDS = 60
@@ -129,53 +127,21 @@ class StoreEventLog:
         return list(self._agent_store.read("events").get("events", []))
 
 
-@dataclass(frozen=True)
-class Generation:
-    """One worker group, which corresponds to one completed round of torch's rendezvous.
+def count_restarts(events: Iterable[dict[str, Any]], *, step: int = -1) -> int:
+    """Count the failures since the step that the run can continue from last rose, or since the run
+    was restarted by hand.
 
-    Attributes:
-        number: Counts from 1 over the whole run.
-        reason: Why it began: `start`, `resume`, `join` or `failure`.
-        nodes: The names of the nodes.
-        restarts: The restarts without progress so far.
-        cause: The cause of the failure that ended the previous generation.
-        lost_steps: The steps since the last checkpoint, which are done again.
-        exhausted: Whether the restarts exceed the job's limit, so that the run ends.
-        bounds: The minimum and the maximum number of nodes, as the agent with group rank 0 reads
-            them: all ranks must use the same ones.
-        message: The message of that failure.
-        from_step: The committed step that the workers continue from; 0 if there is none.
-        repeats: How often in a row the same failure ended a group, unless it is transient.
-    """
-
-    number: int
-    reason: str
-    nodes: list[str]
-    restarts: int = 0
-    cause: str | None = None
-    lost_steps: int = 0
-    exhausted: bool = False
-    bounds: tuple[int, int] = (0, 0)
-    message: str = ""
-    from_step: int = 0
-    repeats: int = 0
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str | bytes) -> Generation:
-        return cls(**json.loads(text))
-
-
-def count_restarts(events: Iterable[dict[str, Any]]) -> int:
-    """Count the failures since the committed step last rose, or since the run was restarted by
-    hand.
+    Args:
+        events: The run's events so far, in order.
+        step: The step that the next group continues from.
     """
     failures = 0
     best = -1
     for event in events:
         if event["event"] == "generation":
+            if event.get("from_step", -1) > best >= 0:
+                failures = 0
+            best = max(best, event.get("from_step", -1))
             if event.get("reason") == FAILURE:
                 failures += 1
             elif event.get("reason") != JOIN:
@@ -187,7 +153,7 @@ def count_restarts(events: Iterable[dict[str, Any]]) -> int:
         ):
             failures = 0
             best = event["step"]
-    return failures
+    return 0 if step > best >= 0 else failures
 
 
 def _backoff_seconds(times: int) -> int:
@@ -270,10 +236,15 @@ class RestartLedger:
         )
         document = self._agent_store.generation(last) if last else {}
         reason, failure = self._determine_reason(last, document, agents)
-        step = self.committed_step()
+        committed, kept = self.committed_step(), document.get("kept_step")
+        step = committed if kept is None else max(committed, kept)
         restarts = 0
         if reason in (FAILURE, JOIN):
-            restarts = count_restarts(events) + self._unwritten(step) + (1 if failure else 0)
+            restarts = (
+                count_restarts(events, step=step)
+                + self._unwritten(committed)
+                + (1 if failure else 0)
+            )
         reached = max((one.step or 0 for one in failures_of(document)), default=0)
         if failure:
             self.append_failure(failure)
@@ -286,12 +257,13 @@ class RestartLedger:
             nodes=sorted(agents),
             restarts=restarts,
             cause=failure.cause.value if failure else None,
-            lost_steps=max(0, reached - step) if failure else 0,
+            lost_steps=max(0, reached - step) if failure and kept is None else 0,
             exhausted=exhausted,
             bounds=bounds,
             message=failure.message if failure else "",
             from_step=step,
             repeats=repeats,
+            kept_step=kept,
         )
         if not exhausted:
             # First: if the agent dies between the two writes, the next one must not take the run
@@ -310,6 +282,7 @@ class RestartLedger:
             nodes=generation.nodes,
             from_step=generation.from_step,
             **({"entrypoint": "script"} if self._is_script else {}),
+            **({} if generation.kept_step is None else {"kept_step": generation.kept_step}),
         )
         if not is_written and generation.reason == FAILURE:
             self._count_unwritten(generation.from_step)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from kdist_trainer import log
 from kdist_trainer.agent.exit_analysis import signal_name
-from kdist_trainer.agent.restart_policy import FAILURE, Generation
+from kdist_trainer.agent.generation import FAILURE, Generation
 from kdist_trainer.failure import Failure
 
 if TYPE_CHECKING:

@@ -24,9 +24,10 @@ from kdist_trainer.agent.exit_record import (
     stopped,
     success,
 )
+from kdist_trainer.agent.generation import Generation
 from kdist_trainer.agent.hang_detection import gather_rank_states, resolve_root_cause
 from kdist_trainer.agent.monitor import STOP
-from kdist_trainer.agent.restart_policy import Generation, RestartLedger
+from kdist_trainer.agent.restart_policy import RestartLedger
 from kdist_trainer.agent.settings import Settings
 from kdist_trainer.agent.telemetry import AgentTelemetry
 from kdist_trainer.config import Cause, Exit
@@ -78,7 +79,8 @@ class TerminationPolicy:
         for outcome in result.outcomes.values():
             self._telemetry.rank_ended(outcome)
         for local_rank, failure in result.failures.items():
-            self._telemetry.rank_failed(failure, result.exits.get(local_rank))
+            if local_rank not in result.kept:
+                self._telemetry.rank_failed(failure, result.exits.get(local_rank))
         cause = root_cause(result.failures.values())
         try:
             cause = self._share_failures(generation, result, cause)
@@ -133,6 +135,8 @@ class TerminationPolicy:
         the failure is permanent; returns the root cause over all nodes.
         """
         states = result.rank_states
+        if (step := max(result.kept.values(), default=-1)) >= 0:
+            self._agent_store.post_kept_step(generation.number, step)
         if result.failures:
             self._agent_store.post_failures(
                 generation.number, list(result.failures.values()), rank_states=states
@@ -249,7 +253,9 @@ class TerminationPolicy:
         )
 
     def _all_done(self, generation: Generation, result: GroupResult) -> bool:
-        if result.forced or any(outcome != DONE for outcome in result.outcomes.values()):
+        if result.forced or result.kept:
+            return False
+        if any(outcome != DONE for outcome in result.outcomes.values()):
             return False
         if self._settings.config.train is not None:
             return True

@@ -8,10 +8,8 @@ of gloo may abort a worker that has succeeded.
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import importlib
 import os
-import signal
 import sys
 import traceback
 from pathlib import Path
@@ -20,20 +18,6 @@ from typing import NoReturn
 from kdist_trainer import failure, liveness, output, result
 from kdist_trainer.config import Exit
 from kdist_trainer.instrumentation import fault_handler
-
-
-def stacks_path(scratch: Path, local_rank: int) -> Path:
-    """The file for a worker's stacks, which are dumped on SIGUSR2."""
-    return scratch / f"rank-{local_rank}.stacks"
-
-
-def register_stack_dump(path: Path) -> None:
-    """Write the stacks of all threads to `path` on SIGUSR2, or to stderr if the disk is full."""
-    try:
-        # The file stays open: the handler writes to its descriptor, even if Python is blocked.
-        faulthandler.register(signal.SIGUSR2, file=path.open("w"), all_threads=True)
-    except OSError:
-        faulthandler.register(signal.SIGUSR2, all_threads=True)
 
 
 def init_worker() -> tuple[Path, int]:
@@ -47,7 +31,7 @@ def init_worker() -> tuple[Path, int]:
     scratch, local_rank = Path(os.environ["KDIST_SCRATCH"]), int(os.environ["LOCAL_RANK"])
     output.redirect(scratch, local_rank)
     liveness.watch(Path(os.environ["KDIST_PARENT_PIPE"]))
-    register_stack_dump(stacks_path(scratch, local_rank))
+    fault_handler.register_stack_dump(scratch, local_rank)
     fault_handler.watch(scratch, local_rank)
     return scratch, local_rank
 

@@ -14,6 +14,7 @@ import select
 import shutil
 import signal
 import time
+from collections.abc import Collection, Iterable, Sequence
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from typing import Any
 from torch.distributed.elastic.multiprocessing.api import PContext, SubprocessContext
 
 from kdist_trainer import process_tree
+from kdist_trainer.agent import script_processes
 from kdist_trainer.agent.exit_analysis import FORKSERVER_LOST
 from kdist_trainer.rendezvous.torch_internals import release_queues, worker_processes
 
@@ -30,14 +32,37 @@ class WorkerProcesses:
     seen to exit.
     """
 
-    def __init__(self, context: PContext) -> None:
-        self._processes = worker_processes(context)
-        self._is_script = isinstance(context, SubprocessContext)
-        self._descriptors = {
-            self._descriptor(process): number for number, process in self._processes.items()
-        }
+    def __init__(self) -> None:
+        self._processes: dict[int, Any] = {}
+        self._is_script = False
+        self._descriptors: dict[int, int] = {}
         self._codes: dict[int, int] = {}
-        self._context = context
+        self._contexts: dict[int, PContext] = {}
+        """torch's handle of each worker, by local rank."""
+
+    def add(self, context: PContext, local_ranks: Sequence[int]) -> None:
+        """Add started workers.
+
+        Args:
+            context: torch's handle of them, in the order of `local_ranks`.
+            local_ranks: Their local ranks; workers with the same ones have exited.
+        """
+        before = {id(each): each for each in self._contexts.values()}
+        self._contexts |= dict.fromkeys(local_ranks, context)
+        for each in self._contexts.values():
+            before.pop(id(each), None)
+        for replaced in before.values():
+            _remove_files(replaced)
+        self._is_script = isinstance(context, SubprocessContext)
+        for number, process in worker_processes(context).items():
+            local_rank = local_ranks[number]
+            self._processes[local_rank] = process
+            self._codes.pop(local_rank, None)
+        self._descriptors = {
+            self._descriptor(process): local_rank
+            for local_rank, process in self._processes.items()
+            if local_rank not in self._codes
+        }
 
     def pid(self, local_rank: int) -> int:
         """The process id of a worker."""
@@ -45,11 +70,14 @@ class WorkerProcesses:
 
     def release(self) -> None:
         """Release torch's queues and event once all workers have started."""
-        release_queues(self._context)
+        for context in self._contexts.values():
+            release_queues(context)
 
-    def wait(self, seconds: float) -> None:
-        """Wait until a worker exits, at most `seconds`."""
+    def wait(self, seconds: float, *, also: Iterable[int] = ()) -> None:
+        """Wait until a worker exits or a descriptor in `also` is readable, at most `seconds`."""
         poller = select.poll()
+        for descriptor in also:
+            poller.register(descriptor, select.POLLIN)
         for descriptor, number in self._descriptors.items():
             if number not in self._codes and descriptor >= 0:
                 poller.register(descriptor, select.POLLIN)
@@ -85,25 +113,27 @@ class WorkerProcesses:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(self.pid(local_rank), number)
 
-    def kill(self, *, timeout_seconds: float = 10.0) -> list[int]:
-        """Kill the running workers and every process that any worker has started; returns the local
-        ranks that have not exited after `timeout_seconds`.
+    def kill(self, *, timeout_seconds: float = 10.0, keep: Collection[int] = ()) -> list[int]:
+        """Kill the running workers, except those of the local ranks in `keep`, and every process
+        that the others have started; returns those that have not exited after `timeout_seconds`.
         """
         lost = [
             number
             for number, code in self.exits().items()
             if code == FORKSERVER_LOST and not self._is_script
         ]
-        for local_rank in [*self.living, *lost]:
+        for local_rank in {*self.living, *lost} - set(keep):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid(local_rank), signal.SIGKILL)
             _kill_group(self.pid(local_rank))
         deadline = time.monotonic() + timeout_seconds
-        process_tree.kill(keep=_servers(), seconds=timeout_seconds)
-        while self.living and time.monotonic() < deadline:
+        kept = [self.pid(local_rank) for local_rank in keep]
+        spared = {*kept, *process_tree.find(below=kept)} if kept else set()
+        process_tree.kill(keep={*_servers(), *spared}, seconds=timeout_seconds)
+        while (running := set(self.living) - set(keep)) and time.monotonic() < deadline:
             self.wait(0.05)
         self._reap()
-        return self.living
+        return sorted(running)
 
     def _orphans(self) -> list[int]:
         """The pids of processes that a worker started and left. The agent's own children are only
@@ -148,14 +178,20 @@ class WorkerProcesses:
     def close(self) -> None:
         """Close the descriptors, and remove torch's files of the workers."""
         self.release()
-        for path in self._context.error_files.values():
-            shutil.rmtree(Path(path).parent.parent, ignore_errors=True)  # the attempt's folder
+        for context in self._contexts.values():
+            _remove_files(context)
         _remove_sockets()
         if self._is_script:
             for descriptor in self._descriptors:
                 if descriptor >= 0:
                     os.close(descriptor)
         self._descriptors = {}
+
+
+def _remove_files(context: PContext) -> None:
+    """Remove torch's files of workers that have exited: the folder of their attempt."""
+    for path in context.error_files.values():
+        shutil.rmtree(Path(path).parent.parent, ignore_errors=True)
 
 
 def _kill_group(leader: int) -> None:
@@ -172,8 +208,8 @@ def _remove_sockets() -> None:
 
 
 def _servers() -> set[int]:
-    """The pids of the agent's children that are no workers: the forkserver, and multiprocessing's
-    resource tracker.
+    """The pids of the agent's children that are no workers: the forkservers of functions and of
+    scripts, and multiprocessing's resource tracker.
     """
     pids = (forkserver._forkserver._forkserver_pid, resource_tracker._resource_tracker._pid)  # type: ignore[attr-defined]
-    return {pid for pid in pids if pid is not None}
+    return {pid for pid in (*pids, script_processes.supervise()) if pid is not None}

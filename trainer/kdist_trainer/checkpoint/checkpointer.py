@@ -9,12 +9,11 @@ import hashlib
 import json
 import platform
 import secrets
-import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -26,45 +25,11 @@ from kdist_trainer.checkpoint.group import CheckpointGroup, RankInfo, probe
 from kdist_trainer.checkpoint.layout import Checkpoint, CheckpointDirectory, Manifest
 from kdist_trainer.checkpoint.lock import Lock, LockLostError
 from kdist_trainer.checkpoint.restore import Fallback, JobCheck, Restore
-from kdist_trainer.checkpoint.writer import Paths, Stager, Writer
+from kdist_trainer.checkpoint.writer import BackgroundTask, Paths, Stager, Writer
 from kdist_trainer.config import Checkpointing
 from kdist_trainer.errors import CheckpointMismatchError, PeersLostError, StorageError
 
 T = TypeVar("T")
-
-
-class BackgroundTask(Generic[T]):
-    """Runs one function at a time on a daemon thread, which never delays the process's end."""
-
-    def __init__(self) -> None:
-        self._thread: threading.Thread | None = None
-        self._results: list[T] = []
-
-    @property
-    def busy(self) -> bool:
-        """Whether a function is running."""
-        return self._thread is not None and self._thread.is_alive()
-
-    @property
-    def pending(self) -> bool:
-        """Whether a function was started whose result was not collected."""
-        return self._thread is not None
-
-    def start(self, work: Callable[[], T]) -> None:
-        """Start `work`, which must not raise; the previous result must have been collected."""
-
-        def run() -> None:
-            self._results.append(work())
-
-        self._thread = threading.Thread(target=run, name="checkpoint", daemon=True)
-        self._thread.start()
-
-    def collect(self) -> T:
-        """Wait for the function that was started and return its result."""
-        assert self._thread is not None  # noqa: S101 - called only while pending
-        self._thread.join()
-        self._thread = None
-        return self._results.pop()
 
 
 __all__ = ["CheckpointManager", "Fallback", "Save", "SaveResult"]
@@ -184,6 +149,18 @@ class CheckpointManager:
         self._on_lock(lambda: self._lock.set_base(self.resumed))
         return found.state if found is not None else None
 
+    def skip_load(self) -> None:
+        """Continue with a state that is in memory: what is saved from now on follows the newest
+        checkpoint. Raises `StorageError` or `LockLostError`.
+        """
+
+        def find_newest() -> Checkpoint | None:
+            newest = next(iter(self._lock.valid(self.directory.committed())), None)
+            self._lock.set_base(newest)
+            return newest
+
+        self.resumed = self._on_lock(find_newest)
+
     def save(
         self,
         tensors: dict[str, Any],
@@ -269,6 +246,13 @@ class CheckpointManager:
             self._group.on_all_ranks(remove)
         except OSError as error:
             raise StorageError(f"cannot remove DONE from {self.directory.root}: {error}") from error
+
+    def abandon(self) -> None:
+        """End the save in progress of a group whose connections are cut: it is committed, or it
+        fails since a rank does not respond. The lock stays: a later group takes it.
+        """
+        if self._background.pending:
+            self._background.collect()
 
     def close(self) -> None:
         """Wait for the save in progress and release the lock, so that any run may use the folder.

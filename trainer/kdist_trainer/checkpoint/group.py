@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from kdist_trainer import group_abort
 from kdist_trainer.checkpoint import storage
 from kdist_trainer.checkpoint.layout import name_of
 from kdist_trainer.errors import CheckpointMismatchError, StorageError
@@ -55,7 +56,8 @@ class CheckpointGroup:
         self.size = world.size
         self.process_group: dist.ProcessGroup | None = None
         if self.size > 1:
-            group = dist.new_group(backend="gloo", timeout=_TIMEOUT)
+            with group_abort.recording():
+                group = dist.new_group(backend="gloo", timeout=_TIMEOUT)
             self.process_group = group if isinstance(group, dist.ProcessGroup) else None
 
     @property

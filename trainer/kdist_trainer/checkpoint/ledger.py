@@ -20,6 +20,7 @@ from kdist_trainer.checkpoint import storage
 FOLDER = "ledger"
 STEPS = "steps.jsonl"
 EVENTS = "events.jsonl"
+_TAIL_BYTES = 1 << 22
 
 
 def _open_for_append(path: Path) -> int:
@@ -43,6 +44,10 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
         data = path.read_bytes()
     except FileNotFoundError:
         return []
+    return _parse(data)
+
+
+def _parse(data: bytes) -> list[dict[str, Any]]:
     found = []
     for line in data.splitlines():
         with suppress(ValueError):  # an incomplete line, or bytes that are not text
@@ -57,11 +62,23 @@ class StepLedger:
 
     A line has step, generation, world_size, first and last sample, loss (`float.hex`), seconds and
     wait_seconds: the part of the seconds spent waiting in all-reduces, as far as it was known when
-    the line was written.
+    the line was written. The loss is null if a rank has died with its part of it before any other
+    had received the mean.
     """
 
     def __init__(self, root: Path) -> None:
         self._handle = _open_for_append(root / FOLDER / STEPS)
+
+    @staticmethod
+    def read_tail(root: Path) -> set[tuple[int, int]]:
+        """Generation and step of the newest lines."""
+        try:
+            with (root / FOLDER / STEPS).open("rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+                lines = _parse(file.read())
+        except OSError:
+            return set()
+        return {(int(line["generation"]), int(line["step"])) for line in lines if "step" in line}
 
     def append(self, lines: Iterable[dict[str, Any]]) -> None:
         """Append one line per document in one write. Raises `OSError`."""

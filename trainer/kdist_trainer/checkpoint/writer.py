@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import heapq
 import os
+import threading
 import time
 import warnings
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Generic, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -47,6 +48,7 @@ from kdist_trainer.errors import classify
 
 Paths = dict[str, KeyPath]
 """By flat name, the keys that lead to a value."""
+T = TypeVar("T")
 
 
 class Stager:
@@ -345,3 +347,37 @@ def _root_of(error: BaseException) -> BaseException:
         errors = [wrapped[0] for wrapped in error.failures.values()]
         return next((one for one in errors if isinstance(one, OSError | LockLostError)), errors[0])
     return error
+
+
+class BackgroundTask(Generic[T]):
+    """Runs one function at a time on a daemon thread, which never delays the process's end."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._results: list[T] = []
+
+    @property
+    def busy(self) -> bool:
+        """Whether a function is running."""
+        return self._thread is not None and self._thread.is_alive()
+
+    @property
+    def pending(self) -> bool:
+        """Whether a function was started whose result was not collected."""
+        return self._thread is not None
+
+    def start(self, work: Callable[[], T]) -> None:
+        """Start `work`, which must not raise; the previous result must have been collected."""
+
+        def run() -> None:
+            self._results.append(work())
+
+        self._thread = threading.Thread(target=run, name="checkpoint", daemon=True)
+        self._thread.start()
+
+    def collect(self) -> T:
+        """Wait for the function that was started and return its result."""
+        assert self._thread is not None  # noqa: S101 - called only while pending
+        self._thread.join()
+        self._thread = None
+        return self._results.pop()

@@ -137,6 +137,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "activationCheckpointing": Rule(EditEffect.FREE, "the same results with less memory"),
     "compile": Rule(EditEffect.APPLIED, "other arithmetic for the same model"),
     "bucketMib": Rule(EditEffect.APPLIED, "changes the order of sums over three or more ranks"),
+    "recovery": Rule(EditEffect.FREE, "how ranks recover does not affect the weights"),
     "collectiveTiming": Rule(EditEffect.FREE, "only measures"),
     "tensorboard": Rule(EditEffect.FREE, "only writes event files"),
     "init": Rule(EditEffect.NEEDS_FRESH, "only a new run reads it"),

@@ -318,6 +318,14 @@ class Training(ConfigModel):
         "off",
         description=("Backend for torch.compile; inductor needs a C++ compiler in the image."),
     )
+    recovery: Literal["auto", "inPlace", "restart"] = Field(
+        "auto",
+        description=(
+            "How ranks recover when others fail: inPlace, the survivors keep their process and "
+            "continue with the next step (strategy ddp, on CPUs); restart, all start again from "
+            "the newest checkpoint; auto, in place where possible."
+        ),
+    )
     bucket_mib: int = Field(
         25, ge=1, le=4096, description="Size of DDP's gradient buckets, in MiB."
     )
@@ -356,6 +364,11 @@ class Training(ConfigModel):
             raise ValueError(
                 "checkpoint.load: broadcast cannot be used with strategy pipeline, whose ranks "
                 "have different weights"
+            )
+        if self.recovery == "inPlace" and self.strategy != "ddp":
+            raise ValueError(
+                f"recovery: inPlace needs strategy ddp, but with {self.strategy} no rank holds the "
+                "whole state"
             )
         if self.grad_spike_factor is not None and not self.guards_gradients:
             raise ValueError("gradSpikeFactor needs onNonfinite: skip or rollback")

@@ -9,6 +9,7 @@ code wait in an operator that takes the tensor which the collective fills.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from functools import partial
 from typing import Any, Protocol
 
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup, Work
 
+from kdist_trainer import group_abort
 from kdist_trainer.instrumentation import torch_internals
 from kdist_trainer.instrumentation.torch_internals import COLLECTIVES, OPERATORS, WAITS
 
@@ -122,6 +124,25 @@ def _call(wait: Wait, awaited: Work | Tensor) -> Any:
     return wait()
 
 
+_ABORT_POLL = timedelta(milliseconds=50)
+_TIMED_OUT = "Operation timed out!"
+"""What `Work.wait` with a timeout raises when it is over; see torch/csrc/distributed/c10d/Work.cpp.
+"""
+
+
+def _wait_unless_aborted(wait: Callable[[timedelta], Any]) -> Any:
+    """Wait for as long as it takes, unless the process groups of this rank are aborted: gloo may
+    not end the collective then.
+    """
+    while True:
+        try:
+            return wait(_ABORT_POLL)
+        except RuntimeError as error:
+            if _TIMED_OUT not in str(error):
+                raise
+            group_abort.raise_if_aborted()
+
+
 def _install() -> None:
     """Wrap both ways to wait, for the life of this process: restoring `Work.wait` would undo what
     others have wrapped around it since.
@@ -129,7 +150,9 @@ def _install() -> None:
     original_wait = Work.wait
 
     def wait(work: Work, *arguments: Any, **named: Any) -> Any:
-        return _call(partial(original_wait, work, *arguments, **named), work)
+        if arguments or named:
+            return _call(partial(original_wait, work, *arguments, **named), work)
+        return _call(partial(_wait_unless_aborted, partial(original_wait, work)), work)
 
     Work.wait = wait  # type: ignore[method-assign, assignment]
     original = torch_internals.overload(WAITS, "wait_tensor")

@@ -21,6 +21,24 @@ _MAX_BYTES = 1 << 16
 _FRAME = re.compile(r'\s+File "(.*)", line (\d+) in (.*)')
 
 
+def stacks_path(scratch: Path, local_rank: int) -> Path:
+    """The file for a rank's stacks, which are dumped on SIGUSR2."""
+    return scratch / f"rank-{local_rank}.stacks"
+
+
+def register_stack_dump(scratch: Path, local_rank: int) -> None:
+    """Write the stacks of all threads to the rank's file on SIGUSR2, or to stderr if the disk is
+    full.
+    """
+    try:
+        # The file stays open: the handler writes to its descriptor, even if Python is blocked.
+        faulthandler.register(
+            signal.SIGUSR2, file=stacks_path(scratch, local_rank).open("w"), all_threads=True
+        )
+    except OSError:
+        faulthandler.register(signal.SIGUSR2, all_threads=True)
+
+
 def path_of(scratch: Path, local_rank: int) -> Path:
     """File with a rank's last stacks."""
     return scratch / f"rank-{local_rank}.crash"

@@ -21,20 +21,34 @@ from kdist_trainer.world import World
 __all__ = ["Strategy", "build"]
 
 
-def build(train: Training, workload: Workload, world: World) -> Strategy:
+def build(
+    train: Training,
+    workload: Workload,
+    world: World,
+    *,
+    sends_weights: bool = True,
+    is_abortable: bool = False,
+) -> Strategy:
     """Build the strategy that job.yaml names.
 
     Args:
         train: Settings of the training.
         workload: The workload, which provides the plan of strategy `tensor`.
         world: The process group.
+        sends_weights: Whether rank 0 sends its weights to all when the model is wrapped with `ddp`.
+        is_abortable: Whether the averaging of gradients with `ddp` ends if the group is aborted.
 
     Raises:
         ConfigError: If these ranks cannot use the strategy.
     """
     match train.strategy:
         case "ddp":
-            return Ddp(world, bucket_mib=train.bucket_mib)
+            return Ddp(
+                world,
+                bucket_mib=train.bucket_mib,
+                sends_weights=sends_weights,
+                is_abortable=is_abortable,
+            )
         case "data_parallel":
             return DataParallel(world)
         case "pipeline":

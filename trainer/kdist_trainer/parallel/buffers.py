@@ -69,8 +69,8 @@ class Buffers:
             module: The model as the workload built it.
             group: The ranks that hold the same part of each model replica, the first replica's
                 first; None for a single process.
-            keep_previous: Whether a step may be skipped, so that the buffers of the step before
-                must be kept.
+            keep_previous: Whether a step may be skipped or given up, so that the buffers of the
+                step before must be kept.
         """
         self._module = module
         self._group = group if group is not None and group.size() > 1 else None
@@ -80,7 +80,9 @@ class Buffers:
         self._synchronized: list[_Slot] = []
         self._keep_previous = keep_previous
         self._previous: list[_FlatBuffers] = []
-        """The values of the last synchronization."""
+        """The values after the last finished step."""
+        self._latest: list[_FlatBuffers] | None = None
+        """The values of the step in progress, once they are synchronized."""
         self._constants: list[tuple[_Slot, int, int]] = []
         """All other buffers, each with its tensor's identity and version."""
         self._modes: list[tuple[nn.Module, bool]] = []
@@ -98,15 +100,19 @@ class Buffers:
         Afterwards they have their values from before, on all ranks those of the first replica.
         """
         before = [(slot, slot.tensor, _copy(slot.tensor)) for slot in self._slots()]
-        yield
-        changed = {
-            slot.name for slot, tensor, copy in before if not _is_same(slot.tensor, tensor, copy)
-        }
-        with torch.no_grad():
-            for slot, tensor, copy in before:
-                own_buffers(slot.owner)[slot.key] = tensor
-                if tensor is not None and copy is not None:
-                    tensor.copy_(copy)
+        try:
+            yield
+        finally:
+            changed = {
+                slot.name
+                for slot, tensor, copy in before
+                if not _is_same(slot.tensor, tensor, copy)
+            }
+            with torch.no_grad():
+                for slot, tensor, copy in before:
+                    own_buffers(slot.owner)[slot.key] = tensor
+                    if tensor is not None and copy is not None:
+                        tensor.copy_(copy)
         self._broadcast(self._slots())
         self._select(self._union_over_ranks(changed))
 
@@ -120,13 +126,19 @@ class Buffers:
         """
         if not self._synchronized or (self._group is None and not self._keep_previous):
             return False
-        self._previous = self._broadcast(self._synchronized)
+        self._latest = self._broadcast(self._synchronized)
         return self._group is not None
 
+    def accept(self) -> None:
+        """Make the synchronized values those of the finished step."""
+        if self._latest is not None:
+            self._previous, self._latest = self._latest, None
+
     def restore(self) -> None:
-        """Restore the values of the last synchronization: this step is skipped, and a NaN of its
-        samples would stay in a running mean.
+        """Restore the values of the last finished step. The present one is skipped, and a NaN of
+        its samples would stay in a running mean; or it is given up since another rank has failed.
         """
+        self._latest = None
         for buffers in self._previous:
             for slot, tensor in zip(buffers.slots, buffers.tensors, strict=True):
                 own_buffers(slot.owner)[slot.key] = tensor
@@ -152,6 +164,7 @@ class Buffers:
             )
             self._select(found)
             self.synchronize()
+            self.accept()
 
     @contextmanager
     def running_stats(self) -> Iterator[None]:
@@ -206,6 +219,7 @@ class Buffers:
             if slot.name in self._changing or isinstance(slot.owner, RunningNorm)
         ]
         self._previous = _flatten(self._synchronized) if self._keep_previous else []
+        self._latest = None
         names = {slot.name for slot in self._synchronized}
         self._constants = [
             (slot, *_identity(slot.tensor)) for slot in self._slots() if slot.name not in names

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, se
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from kdist_trainer import log
+from kdist_trainer import group_abort, log
 from kdist_trainer.errors import ConfigError
 from kdist_trainer.world import World
 
@@ -84,13 +84,22 @@ def named_state(module: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
 class Ddp(Replicated):
     """torch's DistributedDataParallel."""
 
-    def __init__(self, world: World, *, bucket_mib: int) -> None:
+    def __init__(
+        self,
+        world: World,
+        *,
+        bucket_mib: int,
+        sends_weights: bool = True,
+        is_abortable: bool = False,
+    ) -> None:
         self._world = world
+        self._is_abortable = is_abortable and world.size > 1
+        self._sends_weights = sends_weights
         self._bucket_mib = bucket_mib
         self._wrapped: DistributedDataParallel
 
     def wrap(self, model: nn.Module, blocks: Sequence[nn.Module]) -> nn.Module:  # noqa: ARG002 - DDP buckets by size
-        """Wrap the model; rank 0's weights are sent to all."""
+        """Wrap the model; rank 0's weights are sent to all, unless ranks have kept theirs."""
         self.module = model
         self.replica_group = dist.group.WORLD
         devices = [self._world.device] if self._world.device.type == "cuda" else None
@@ -100,13 +109,53 @@ class Ddp(Replicated):
             # its successor, forward_sync_buffers, would still broadcast the buffers once here
             warnings.simplefilter("ignore", FutureWarning)
             self._wrapped = DistributedDataParallel(
-                model, device_ids=devices, bucket_cap_mb=self._bucket_mib, broadcast_buffers=False
+                model,
+                device_ids=devices,
+                bucket_cap_mb=self._bucket_mib,
+                broadcast_buffers=False,
+                init_sync=self._sends_weights,
+            )
+        if self._is_abortable:
+            # a lambda, since torch refuses annotations that are text
+            self._wrapped.register_comm_hook(
+                self._world.size, lambda size, bucket: all_reduce_abortably(size, bucket)
             )
         return self._wrapped
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Within the `with` block, backward passes only add up gradients on this rank."""
         return self._wrapped.no_sync()
+
+
+def all_reduce_abortably(size: int, bucket: Any) -> torch.futures.Future[Tensor]:
+    """Average a bucket of gradients, as DDP itself does; its wait ends when the group is aborted.
+
+    The gradients are multiplied by 1/size: DDP does so too, and a division gives other bits.
+
+    Args:
+        size: The number of ranks.
+        bucket: The gradients, a `dist.GradBucket`.
+    """
+    averaged: torch.futures.Future[Tensor] = torch.futures.Future()
+    gradients = bucket.buffer().mul_(1 / size)
+    group_abort.register(averaged)
+
+    def finish(reduced: torch.futures.Future[list[Tensor]]) -> None:
+        group_abort.unregister(averaged)
+        try:
+            result = reduced.value()[0]
+        except RuntimeError as error:
+            with suppress(RuntimeError):  # it was aborted before
+                averaged.set_exception(error)  # type: ignore[arg-type]  # torch's own gap
+        else:
+            with suppress(RuntimeError):
+                averaged.set_result(result)
+
+    group = dist.group.WORLD
+    assert group is not None  # noqa: S101 - DDP was made with it
+    work = group.allreduce([gradients])
+    work.get_future().add_done_callback(finish)
+    return averaged
 
 
 class DataParallel(Replicated):

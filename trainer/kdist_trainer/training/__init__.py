@@ -10,5 +10,6 @@ the ledger. What is optional has a module of its name, with a null object for jo
 for it: `ema`, `early_stopping`, `gradient_guard`, `pretrained`, `profiler`.
 
 How a model is distributed over ranks is in `kdist_trainer.parallel`; how a checkpoint reaches the
-disk, in `kdist_trainer.checkpoint`.
+disk, in `kdist_trainer.checkpoint`. `regroup` is recovery in place: how a rank leaves a broken
+group with its `kept_state`, and how the next group continues with it.
 """

@@ -7,23 +7,20 @@ the training loop.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
 from kdist_trainer.checkpoint.checkpointer import CheckpointManager
-from kdist_trainer.config import Change, TrainConfig, Training, compare, explain_refusal
+from kdist_trainer.config import TrainConfig, Training
 from kdist_trainer.data import step_plan
 from kdist_trainer.data.loader import Loader
 from kdist_trainer.data.step_plan import DataPlan
-from kdist_trainer.errors import CheckpointMismatchError
 from kdist_trainer.instrumentation.collective_timer import CudaCollectiveTimer, GlooCollectiveTimer
 from kdist_trainer.instrumentation.device_stats import DeviceStats
 from kdist_trainer.instrumentation.step_timer import (
@@ -40,12 +37,14 @@ from kdist_trainer.metrics.step_stats import StepPhase, StepStats
 from kdist_trainer.parallel.pipeline import Pipeline
 from kdist_trainer.rng import WEIGHTS, Generators, derive
 from kdist_trainer.tensorboard import TensorBoardWriter
-from kdist_trainer.training import loss_scale, lr_scheduler
+from kdist_trainer.training import loss_scale, lr_scheduler, regroup
 from kdist_trainer.training.checkpointing import (
     Stateful,
     TrainerCheckpointing,
     TrainingState,
     TrainState,
+    describe_environment,
+    find_edits,
 )
 from kdist_trainer.training.context import TrainContext
 from kdist_trainer.training.early_stopping import EarlyStopping, NullEarlyStopping
@@ -55,6 +54,7 @@ from kdist_trainer.training.forward_backward import (
     PipelinePasses,
 )
 from kdist_trainer.training.gradient_guard import GradientGuard, NullGradientGuard
+from kdist_trainer.training.kept_state import Handover, KeptState
 from kdist_trainer.training.model import Model, build_model
 from kdist_trainer.training.pretrained import NullPretrained, Pretrained
 from kdist_trainer.training.profiler import Profiler
@@ -81,7 +81,11 @@ class RankRuntime:
 
 
 def assemble(
-    config: TrainConfig, train: Training, workload: Workload, runtime: RankRuntime
+    config: TrainConfig,
+    train: Training,
+    workload: Workload,
+    runtime: RankRuntime,
+    kept: KeptState | None = None,
 ) -> TrainContext:
     """Build the training context of one rank, before anything is restored. Collective.
 
@@ -90,23 +94,20 @@ def assemble(
         train: Its `train` section.
         workload: The workload that it names.
         runtime: The environment of the rank.
+        kept: The training of this rank in its former group.
 
     Raises:
         ConfigError: If the job cannot be trained on these ranks.
         DataError: If there are no samples.
     """
     world, stats = runtime.world, runtime.stats
-    generators = Generators.all(world.device)
-    generators.seed(derive(train.seed, WEIGHTS))
-    model = build_model(train, workload, world)
+    model, handover = make_model(train, workload, world, kept)
     data = step_plan.plan(config, train, workload, world, even=model.strategy.sharded)
-    guard = GradientGuard(train) if train.guards_gradients else NullGradientGuard()
-    early_stopping = EarlyStopping(train.early_stop) if train.early_stop else NullEarlyStopping()
+    guard, early_stopping = make_guard(train, kept), make_early_stopping(train, kept)
     extras = select_extras(model, guard, early_stopping)
-    training = make_training_state(train, workload, world, model, data, extras)
-    state, step_timer, step_log = training.state, StepTimer(stats), make_step_log(runtime)
+    training = make_training_state(train, workload, world, model, data, extras, kept)
+    state, step_timer, step_log = training.state, StepTimer(stats), make_step_log(train, runtime)
     loader = Loader(data.steps, workload, data.samples, settings=train.loader, seed=train.seed)
-    shard_size = max(1, train.global_batch // data.steps.assignment.shards)
     return TrainContext(
         settings=train,
         world=world,
@@ -116,7 +117,7 @@ def assemble(
         strategy=model.strategy,
         buffers=model.buffers,
         precision=model.precision,
-        forward_backward=make_forward_backward(workload, model, generators, state, step_timer),
+        forward_backward=make_forward_backward(workload, model, state, step_timer),
         loss_scale=loss_scale.build(workload, world, step_timer),
         optimizer=training.optimizer,
         lr_scheduler=lr_scheduler.wrap(training.scheduler),
@@ -124,9 +125,9 @@ def assemble(
         guard=guard,
         early_stopping=early_stopping,
         loader=loader,
-        evaluation_batch=train.micro_batch or shard_size,
+        evaluation_batch=train.micro_batch or data.shard_size(train),
         state=state,
-        target=data.steps.count(),
+        handover=handover,
         checkpointing=make_checkpointing(config, train, runtime, training, data, step_log),
         pretrained=make_pretrained(train, workload, training),
         step_log=step_log,
@@ -144,6 +145,20 @@ def assemble(
     )
 
 
+def make_model(
+    train: Training, workload: Workload, world: World, kept: KeptState | None
+) -> tuple[Model, Handover]:
+    """The model, and how the ranks come by the state of their former group. Collective."""
+    Generators.all(world.device).seed(derive(train.seed, WEIGHTS))
+    in_place = regroup.is_possible(train, world)
+    handover = regroup.plan_handover(world, kept) if in_place else Handover()
+    sends_weights = handover.source is None
+    model = build_model(
+        train, workload, world, kept, sends_weights=sends_weights, in_place=in_place
+    )
+    return model, handover
+
+
 def make_training_state(
     train: Training,
     workload: Workload,
@@ -151,6 +166,7 @@ def make_training_state(
     model: Model,
     data: DataPlan,
     extras: dict[str, Stateful],
+    kept: KeptState | None = None,
 ) -> TrainingState:
     """Make the optimizer and the scheduler, and collect all that a checkpoint holds.
 
@@ -161,9 +177,15 @@ def make_training_state(
         model: The model.
         data: The data of the run.
         extras: Small states by name.
+        kept: Has optimizer and scheduler if this rank has trained in a former group.
     """
+    environment = describe_environment(train, world)
+    state = TrainState(train.seed, data.fingerprint, world.size, environment)
+    if kept is not None:
+        return replace(
+            kept.training, world=world, strategy=model.strategy, extras=extras, state=state
+        )
     optimizer = make_optimizer(train, workload, model.module)
-    environment = environment_fingerprint(train, world)
     return TrainingState(
         world=world,
         strategy=model.strategy,
@@ -172,8 +194,24 @@ def make_training_state(
         scheduler=workload.scheduler(optimizer, train.schedule, steps=data.steps.count()),
         ema=model.ema,
         extras=extras,
-        state=TrainState(train.seed, data.fingerprint, world.size, environment),
+        state=state,
     )
+
+
+def make_guard(train: Training, kept: KeptState | None) -> GradientGuard | NullGradientGuard:
+    """The guard of the gradients: the kept one, a new one, or none."""
+    if kept is not None:
+        return kept.guard
+    return GradientGuard(train) if train.guards_gradients else NullGradientGuard()
+
+
+def make_early_stopping(
+    train: Training, kept: KeptState | None
+) -> EarlyStopping | NullEarlyStopping:
+    """The early stopping: the kept one, a new one, or none."""
+    if kept is not None:
+        return kept.early_stopping
+    return EarlyStopping(train.early_stop) if train.early_stop else NullEarlyStopping()
 
 
 def make_optimizer(train: Training, workload: Workload, module: nn.Module) -> Optimizer:
@@ -203,7 +241,6 @@ def select_extras(
 def make_forward_backward(
     workload: Workload,
     model: Model,
-    generators: Generators,
     state: TrainState,
     step_timer: StepTimer,
 ) -> ForwardBackward:
@@ -212,7 +249,6 @@ def make_forward_backward(
     Args:
         workload: Computes the loss.
         model: What is trained, and how.
-        generators: Seeded before each micro-batch.
         state: The position of the training.
         step_timer: Attributes the time of the passes to phases of the step.
     """
@@ -221,7 +257,7 @@ def make_forward_backward(
         "model": model.wrapped,
         "precision": model.precision,
         "buffers": model.buffers,
-        "generators": generators,
+        "generators": Generators.all(workload.context.device),
         "state": state,
         "step_timer": step_timer,
     }
@@ -271,30 +307,15 @@ def make_checkpointing(
     )
 
 
-def find_edits(
-    settings: dict[str, Any], job: Mapping[str, Any], *, is_stream: bool
-) -> list[Change]:
-    """The fields that were edited since a checkpoint was written.
-
-    Args:
-        settings: The present `spec.train`.
-        job: The job that wrote the checkpoint.
-        is_stream: Whether the data set is a stream.
-
-    Raises:
-        CheckpointMismatchError: If a run with `settings` cannot continue from the checkpoint.
-    """
-    changes = compare(job["train"], settings, stream=is_stream) if "train" in job else []
-    problem = explain_refusal(changes)
-    if problem is not None:
-        raise CheckpointMismatchError(problem)
-    return changes
-
-
-def make_step_log(runtime: RankRuntime) -> StepLog:
+def make_step_log(train: Training, runtime: RankRuntime) -> StepLog:
     """The step log, which also records the time that this rank has waited in collectives."""
     phase = runtime.stats.phase
-    return StepLog(runtime.checkpoints, runtime.world, waited=lambda: phase[StepPhase.COMM_EXPOSED])
+    return StepLog(
+        runtime.checkpoints,
+        runtime.world,
+        waited=lambda: phase[StepPhase.COMM_EXPOSED],
+        keeps_lines=regroup.is_possible(train, runtime.world),
+    )
 
 
 def make_sync_exchange(train: Training, world: World, model: Model) -> SyncExchange:
@@ -353,22 +374,3 @@ def make_profiler(runtime: RankRuntime, state: TrainState, step_timer: StepTimer
         scratch=runtime.scratch,
         checkpoints=runtime.checkpoints,
     )
-
-
-def environment_fingerprint(train: Training, world: World) -> str:
-    """What must be the same, besides the world size, for bitwise identical results; `ddp` is the
-    default and not named.
-    """
-    replicas = f" with {world.data_size} copies" if world.model_parallel > 1 else ""
-    strategy = "" if train.strategy == "ddp" else f"{train.strategy}{replicas}, "
-    return f"{strategy}{describe_machine(world)}"
-
-
-def describe_machine(world: World) -> str:
-    """The machine's part of the fingerprint."""
-    device = (
-        torch.cuda.get_device_name(world.device)
-        if world.device.type == "cuda"
-        else torch.backends.cpu.get_cpu_capability()
-    )
-    return f"torch {torch.__version__}, {torch.get_num_threads()} threads, {device}"

@@ -17,7 +17,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from kdist_trainer.checkpoint.checkpointer import CheckpointManager, SaveResult
-from kdist_trainer.config import Change, Every
+from kdist_trainer.config import Change, Every, Training, compare, explain_refusal
+from kdist_trainer.errors import CheckpointMismatchError
 from kdist_trainer.metrics.step_stats import StepStats
 from kdist_trainer.parallel.base import Strategy
 from kdist_trainer.training.ema import Ema, NullEma
@@ -187,6 +188,32 @@ class TrainerCheckpointing:
         self._stats.add_checkpoint("restore")
         return saved
 
+    def skip_load(self) -> None:
+        """Continue from a state in memory and not from a checkpoint. Collective."""
+        if self.manager is not None:
+            self.manager.skip_load()
+            newest = self.manager.resumed
+            self._started_step = self.committed_step = newest.step if newest is not None else -1
+
+    def continue_from(self, saved: TrainState) -> None:
+        """Continue from a state that a rank has kept in memory, and whose tensors are here.
+
+        Args:
+            saved: The position and the small states.
+        """
+        training, state = self.training, self.training.state
+        state.step = saved.step
+        state.samples_seen = saved.samples_seen
+        state.evaluated = saved.evaluated
+        for name, part in training.extras.items():
+            if name in saved.extras:
+                part.load_state_dict(saved.extras[name])
+
+    def abandon(self) -> None:
+        """End the save in progress, whose connections are cut; not collective."""
+        if self.manager is not None:
+            self.manager.abandon()
+
     def _record_edits(self, job: Mapping[str, Any]) -> None:
         self.changes = self._find_edits(job)
 
@@ -296,3 +323,43 @@ class TrainerCheckpointing:
         result.add_to(self._stats)
         if result.ok:
             self.committed_step = result.step
+            self._step_log.forget(result.step)
+
+
+def find_edits(
+    settings: dict[str, Any], job: Mapping[str, Any], *, is_stream: bool
+) -> list[Change]:
+    """The fields that were edited since a checkpoint was written.
+
+    Args:
+        settings: The present `spec.train`.
+        job: The job that wrote the checkpoint.
+        is_stream: Whether the data set is a stream.
+
+    Raises:
+        CheckpointMismatchError: If a run with `settings` cannot continue from the checkpoint.
+    """
+    changes = compare(job["train"], settings, stream=is_stream) if "train" in job else []
+    problem = explain_refusal(changes)
+    if problem is not None:
+        raise CheckpointMismatchError(problem)
+    return changes
+
+
+def describe_environment(train: Training, world: World) -> str:
+    """What must be the same, besides the world size, for bitwise identical results; `ddp` is the
+    default and not named.
+    """
+    replicas = f" with {world.data_size} copies" if world.model_parallel > 1 else ""
+    strategy = "" if train.strategy == "ddp" else f"{train.strategy}{replicas}, "
+    return f"{strategy}{_describe_machine(world)}"
+
+
+def _describe_machine(world: World) -> str:
+    """The machine's part of the fingerprint."""
+    device = (
+        torch.cuda.get_device_name(world.device)
+        if world.device.type == "cuda"
+        else torch.backends.cpu.get_cpu_capability()
+    )
+    return f"torch {torch.__version__}, {torch.get_num_threads()} threads, {device}"

@@ -29,6 +29,7 @@ from kdist_trainer.training.early_stopping import EarlyStopping, NullEarlyStoppi
 from kdist_trainer.training.ema import Ema, NullEma
 from kdist_trainer.training.forward_backward import ForwardBackward
 from kdist_trainer.training.gradient_guard import GradientGuard, NullGradientGuard
+from kdist_trainer.training.kept_state import Handover
 from kdist_trainer.training.loss_scale import LossScale
 from kdist_trainer.training.lr_scheduler import LrScheduler
 from kdist_trainer.training.pretrained import NullPretrained, Pretrained
@@ -69,8 +70,12 @@ class TrainContext:
     """This rank's batch of each step, from the current step on."""
 
     state: TrainState
-    target: int
-    """The last step of the run."""
+    target: int = 0
+    """The last step of the run, once the position is known."""
+    handover: Handover = field(default_factory=Handover)
+    """How the ranks come by the former group's state."""
+    is_consistent: bool = False
+    """Whether weights, optimizer and `state` belong together: not before they are restored."""
     first_step: int = 1
     """The first step of this worker group."""
     checkpointing: TrainerCheckpointing

@@ -79,6 +79,7 @@ def evaluate(ctx: TrainContext) -> dict[str, float]:
     with in_eval_mode(ctx.module), torch.no_grad():
         for offset in range(0, longest if ctx.strategy.sharded else len(own), ctx.evaluation_batch):
             ctx.heartbeat.beat(Phase.EVALUATE, ctx.state.step)
+            ctx.stop_flag.raise_if_leaving()
             # A rank whose samples are used up still joins the forward passes of a sharded model,
             # with a sample that is not counted.
             start = own.start + offset

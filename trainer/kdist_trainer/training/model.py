@@ -19,6 +19,7 @@ from kdist_trainer.parallel.buffers import Buffers
 from kdist_trainer.parallel.pipeline import Pipeline
 from kdist_trainer.precision import Precision
 from kdist_trainer.training.ema import Ema, NullEma
+from kdist_trainer.training.kept_state import KeptState
 from kdist_trainer.workload import Workload
 from kdist_trainer.world import World
 
@@ -37,23 +38,46 @@ class Model:
     buffers: Buffers
 
 
-def build_model(train: Training, workload: Workload, world: World) -> Model:
+def build_model(
+    train: Training,
+    workload: Workload,
+    world: World,
+    kept: KeptState | None = None,
+    *,
+    sends_weights: bool = True,
+    in_place: bool = False,
+) -> Model:
     """Build the model of the job, with the same weights on every rank. Collective.
 
     Args:
         train: Settings of the training.
         workload: The workload.
         world: The process group.
+        kept: Has the model if this rank has trained in a former group.
+        sends_weights: Whether rank 0 sends its weights to all; not if some ranks have kept theirs.
+        in_place: Whether this rank may leave the group and continue in another one.
 
     Raises:
         ConfigError: If the strategy cannot train this model on these ranks.
     """
+    strategy = parallel.build(
+        train, workload, world, sends_weights=sends_weights, is_abortable=in_place
+    )
+    if kept is not None:
+        wrapped = strategy.wrap(kept.module, workload.blocks(kept.module))
+        return Model(
+            module=kept.module,
+            wrapped=wrapped,
+            strategy=strategy,
+            precision=kept.precision,
+            ema=kept.ema,
+            buffers=Buffers(kept.module, strategy.replica_group, keep_previous=True),
+        )
     arithmetic = precision.build(train.precision, world.device, clip=train.clip_grad_norm)
     module = arithmetic.cast(workload.model())
     blocks = workload.blocks(module)
     if train.activation_checkpointing == "blocks":
         checkpoint_activations(blocks, workload)
-    strategy = parallel.build(train, workload, world)
     if isinstance(strategy, Pipeline):
         # before it is moved to a device, which need not hold all of it
         wrapped = strategy.wrap(module, workload.chain(module))
@@ -68,7 +92,11 @@ def build_model(train: Training, workload: Workload, world: World) -> Model:
         strategy=strategy,
         precision=arithmetic,
         ema=NullEma() if train.ema_decay is None else Ema(module, train.ema_decay),
-        buffers=Buffers(module, strategy.replica_group, keep_previous=train.guards_gradients),
+        buffers=Buffers(
+            module,
+            strategy.replica_group,
+            keep_previous=in_place or train.guards_gradients,
+        ),
     )
 
 

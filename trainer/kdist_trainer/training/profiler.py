@@ -100,6 +100,12 @@ class Profiler:
             self._recording = None
             self._stats.add_wall(WallCategory.IDLE, self._step_timer.exclude())
 
+    def cancel(self) -> None:
+        """Discard the recording in progress, if there is one."""
+        if self._recording is not None:
+            self._recording.cancel()
+            self._recording = None
+
 
 class _Recording:
     """A profile in progress, of the steps `first` to `last`."""
@@ -132,6 +138,10 @@ class _Recording:
         except OSError as error:
             log.warn("profile-failed", error=str(error))
         return False
+
+    def cancel(self) -> None:
+        """Stop recording, and write nothing."""
+        self._profiler.stop()
 
     def _write(self, seconds: float) -> None:
         rank = self._world.rank

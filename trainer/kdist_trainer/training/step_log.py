@@ -6,14 +6,38 @@ checkpoint is committed before the lines of the steps it holds are on the disk.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from kdist_trainer import log
 from kdist_trainer.checkpoint.ledger import RunLedger, StepLedger
 from kdist_trainer.training.sync import StepRecord
 from kdist_trainer.world import World
+
+_MAX_KEPT_LINES = 20_000
+
+
+class _Line(NamedTuple):
+    """A line of the ledger before it is written."""
+
+    record: StepRecord
+    loss: float | None
+    wait_seconds: float
+    generation: int
+    world_size: int
+
+    @classmethod
+    def parse(cls, line: dict[str, Any]) -> _Line:
+        """The line that `to_line` has made."""
+        return cls(
+            StepRecord(line["step"], line["first"], line["last"], line["seconds"]),
+            None if line["loss"] is None else float.fromhex(line["loss"]),
+            line["wait_seconds"],
+            line["generation"],
+            line["world_size"],
+        )
 
 
 class StepLog:
@@ -22,7 +46,12 @@ class StepLog:
     """
 
     def __init__(
-        self, root: Path | None, world: World, *, waited: Callable[[], float] = lambda: 0.0
+        self,
+        root: Path | None,
+        world: World,
+        *,
+        waited: Callable[[], float] = lambda: 0.0,
+        keeps_lines: bool = False,
     ) -> None:
         """Open the log; nothing is written before the first line.
 
@@ -30,8 +59,12 @@ class StepLog:
             root: Checkpoint folder; None to write nothing.
             world: The process group.
             waited: Returns the seconds that this rank has waited in collectives so far.
+            keeps_lines: Whether each rank keeps the lines since the last commit: if rank 0 is lost
+                with its disk, another one writes them.
         """
         self._root = root if world.is_rank_zero else None
+        self._keeps_lines = keeps_lines and root is not None
+        self._uncommitted: deque[_Line] = deque(maxlen=_MAX_KEPT_LINES)
         self._common = {"generation": world.generation, "world_size": world.size}
         self._waited_seconds = waited
         self._waited_before = 0.0
@@ -43,23 +76,45 @@ class StepLog:
         them.
         """
         records = list(records)
-        if self._root is None or not records:
+        if not records or not (self._keeps_lines or self._root is not None):
             return
         waited = self._waited_seconds()
         wait = max(0.0, waited - self._waited_before) / len(records)
         self._waited_before = waited
-        for (step, first, last, seconds), loss in zip(records, losses, strict=True):
-            line = {
-                "step": step,
-                **self._common,
-                "first": first,
-                "last": last,
-                "loss": loss.hex(),
-                "seconds": round(seconds, 6),
-                "wait_seconds": round(wait, 6),
-            }
-            self._pending.append(line)
+        for record, loss in zip(records, losses, strict=True):
+            if self._keeps_lines:
+                self._uncommitted.append(_Line(record, loss, wait, **self._common))
+            if self._root is not None:
+                self._pending.append(to_line(record, loss, wait_seconds=wait, **self._common))
         self.flush()
+
+    def uncommitted(self) -> list[dict[str, Any]]:
+        """The lines since the last commit, oldest first."""
+        return [
+            to_line(
+                line.record,
+                line.loss,
+                wait_seconds=line.wait_seconds,
+                generation=line.generation,
+                world_size=line.world_size,
+            )
+            for line in list(self._uncommitted)
+        ]
+
+    def complete(self, lines: Sequence[dict[str, Any]]) -> None:
+        """Write those of the former group's lines that the ledger does not have."""
+        written = StepLedger.read_tail(self._root) if self._root is not None else set()
+        for line in lines:
+            if self._keeps_lines:
+                self._uncommitted.append(_Line.parse(line))
+            if self._root is not None and (line["generation"], line["step"]) not in written:
+                self._pending.append(line)
+        self.flush()
+
+    def forget(self, step: int) -> None:
+        """Forget the lines up to `step`: they are on the disk, and a checkpoint follows them."""
+        while self._uncommitted and self._uncommitted[0].record.step <= step:
+            self._uncommitted.popleft()
 
     def add_event(self, name: str, **fields: Any) -> None:
         """Write an event of the run."""
@@ -105,3 +160,24 @@ class StepLog:
             )
             return False
         return True
+
+
+def to_line(
+    record: StepRecord,
+    loss: float | None,
+    *,
+    generation: int,
+    world_size: int,
+    wait_seconds: float = 0.0,
+) -> dict[str, Any]:
+    """The ledger's line of a step; see `StepLedger`."""
+    return {
+        "step": record.step,
+        "generation": generation,
+        "world_size": world_size,
+        "first": record.first,
+        "last": record.last,
+        "loss": None if loss is None else loss.hex(),
+        "seconds": round(record.seconds, 6),
+        "wait_seconds": round(wait_seconds, 6),
+    }

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from kdist_trainer.errors import PeersLostError
 from kdist_trainer.world import World
 
 REACT_WITHIN_SECONDS: Final = 2.0
@@ -33,12 +34,25 @@ class StopFlag:
 
     def __init__(self) -> None:
         self.requested = False
+        self.leaves_group = False
+        """Whether the agent asks this rank to leave its group, at once and without a save."""
         self._terminated = False
 
     def install(self) -> None:
         """Install the handlers of both signals. Main thread only."""
         signal.signal(signal.SIGTERM, self._terminate)
         signal.signal(signal.SIGINT, self._interrupt)
+
+    def ask_to_leave(self, leaves: bool) -> None:
+        """Set whether this rank is to leave its group. Safe to call from any thread."""
+        self.leaves_group = leaves
+
+    def raise_if_leaving(self) -> None:
+        """Raise `PeersLostError` if this rank is to leave its group: one that is alone waits in no
+        collective that would raise.
+        """
+        if self.leaves_group:
+            raise PeersLostError("the agent asks this rank to leave its group")
 
     def _terminate(self, number: int, _: FrameType | None) -> None:
         if self._terminated:
@@ -181,15 +195,31 @@ class SyncExchange:
         """Number of posts that were not collected yet."""
         return len(self._posted)
 
+    def drain(self) -> list[tuple[SyncPayload, list[float] | None]]:
+        """The posts that were not collected, after the connections between the ranks were cut, each
+        with the mean losses if they had arrived.
+        """
+        drained: list[tuple[SyncPayload, list[float] | None]] = []
+        while self._posted:
+            payload, wait = self._posted.popleft()
+            try:
+                drained.append((payload, self._mean_losses(payload, wait())))
+            except (RuntimeError, PeersLostError):
+                drained.append((payload, None))
+        return drained
+
+    def _mean_losses(self, payload: SyncPayload, rows: list[list[float]]) -> list[float]:
+        share = 1 / self._world.data_size
+        losses = [row[_LOSSES : _LOSSES + len(payload.losses)] for row in rows]
+        return [sum(parts) * share for parts in zip(*losses, strict=True)]
+
     def collect(self) -> IntervalResult:
         """Collect the oldest post of all ranks; waits if it is still in flight."""
         payload, wait = self._posted.popleft()
         rows = wait()
-        share = 1 / self._world.data_size
-        losses = [row[_LOSSES : _LOSSES + len(payload.losses)] for row in rows]
         return IntervalResult(
             records=payload.records,
-            losses=[sum(parts) * share for parts in zip(*losses, strict=True)],
+            losses=self._mean_losses(payload, rows),
             grad_norm=None if payload.grad_norm is None else rows[0][_NORM],
             stop=any(row[_STOP] for row in rows),
             save=bool(rows[0][_SAVE]),

@@ -17,6 +17,7 @@ from kdist_trainer.instrumentation.device_stats import was_counting
 from kdist_trainer.liveness import Phase
 from kdist_trainer.metrics.step_stats import StepPhase, WallCategory
 from kdist_trainer.rng import WEIGHTS, Generators, derive
+from kdist_trainer.training import regroup
 from kdist_trainer.training.checkpointing import TrainState
 from kdist_trainer.training.context import TrainContext
 from kdist_trainer.training.evaluation import measure, should_stop_early
@@ -42,6 +43,7 @@ def train(ctx: TrainContext) -> str:
     """
     setup(ctx)
     while ctx.state.step < ctx.target:
+        ctx.stop_flag.raise_if_leaving()
         if not train_step(ctx):
             rollback(ctx)
         if ctx.state.step < ctx.next_sync_step:
@@ -81,6 +83,10 @@ def train_step(ctx: TrainContext) -> bool:
     ctx.collective_timer.start()
     ctx.losses.append(ctx.forward_backward.run(batch.micro_batches, scale))
     ctx.collective_timer.finish_step()
+    # The last collective of the step: from here on nothing waits for other ranks until the step is
+    # finished, so that a rank which loses a peer holds either this step's state or the last one's.
+    if ctx.buffers.synchronize():
+        step_timer.record_phase(StepPhase.COMM_EXPOSED)
 
     update = ctx.precision.update(ctx.optimizer, ctx.guard, state.step + 1)
     ctx.grad_norm = update.grad_norm
@@ -91,8 +97,8 @@ def train_step(ctx: TrainContext) -> bool:
     step_timer.record_phase(StepPhase.OPTIMIZER)
     if update.skipped:
         ctx.buffers.restore()  # on all ranks: the gradient's norm is the same there
-    elif ctx.buffers.synchronize():
-        step_timer.record_phase(StepPhase.COMM_EXPOSED)
+    else:
+        ctx.buffers.accept()
 
     seconds = step_timer.finish_step()
     first = state.samples_seen
@@ -106,20 +112,28 @@ def train_step(ctx: TrainContext) -> bool:
 
 
 def setup(ctx: TrainContext) -> None:
-    """Warm up, restore the newest checkpoint or load the pretrained weights, and open the batches
-    at that position. Collective.
+    """Warm up, take over the former group's state, restore the newest checkpoint or load the
+    pretrained weights, and open the batches at that position. Collective.
     """
     warm_up(ctx)
     ctx.stats.add_wall(WallCategory.INIT, ctx.step_timer.exclude())
     ctx.heartbeat.beat(Phase.RESTORE, ctx.state.step)
-    saved = ctx.checkpointing.restore()
-    if saved is None:
-        ctx.pretrained.load()
+    source, target = ctx.handover.source, None
+    if source is not None:
+        saved: TrainState | None = regroup.take_over(ctx, source)
+        target = ctx.target
+    else:
+        saved = ctx.checkpointing.restore()
+        if saved is None:
+            ctx.pretrained.load()
     ctx.stats.add_wall(WallCategory.CHECKPOINT_RESTORE, ctx.step_timer.exclude())
     if ctx.world.is_rank_zero:
         log_resume(ctx, saved)
     probe_bandwidth(ctx, WallCategory.INIT)
     seek_data(ctx)
+    if target is not None:  # the former group may have decided to stop early
+        ctx.target = min(ctx.target, target)
+    ctx.is_consistent = True
     run_missed_evaluation(ctx)
     if ctx.state.step < ctx.target:
         ctx.checkpointing.reopen()
@@ -171,12 +185,13 @@ def log_resume(ctx: TrainContext, saved: TrainState | None) -> None:
     if saved is None:
         log.event("training-started", step=0)
         return
-    log.event(
-        "resumed",
-        step=saved.step,
-        samples_seen=saved.samples_seen,
-        checkpoint=ctx.checkpointing.resumed_from,
-    )
+    if ctx.handover.source is None:
+        log.event(
+            "resumed",
+            step=saved.step,
+            samples_seen=saved.samples_seen,
+            checkpoint=ctx.checkpointing.resumed_from,
+        )
     edits = [change for change in ctx.checkpointing.changes if change.effect is not EditEffect.FREE]
     if edits:
         log.warn(
@@ -247,7 +262,9 @@ def rollback(ctx: TrainContext) -> None:
     refused = ctx.state.step + 1
     ctx.losses.pop()
     flush_pending_losses(ctx, check_weights=False)
+    ctx.is_consistent = False
     ctx.checkpointing.restore()
+    ctx.is_consistent = True
     ctx.stats.add_wall(WallCategory.CHECKPOINT_RESTORE, ctx.step_timer.exclude())
     if not ctx.guard.skip_step(refused, checkpoint_step=ctx.state.step):
         raise_nonfinite(

@@ -1,0 +1,121 @@
+"""Recovery in place: the ranks that survive keep their processes and continue with the very next
+step, and no step is computed twice.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .check_ledger import assert_every_sample_once
+from .training_run import Rank, TrainingRun, describe_job, is_alive, kill
+
+BATCH, SAMPLES, EPOCHS = 64, 1437, 30
+"""Of the training split of `digits`; enough epochs for two failures."""
+
+
+def describe(name: str, **changes: Any) -> dict[str, Any]:
+    train = {
+        "workload": "digits",
+        "epochs": EPOCHS,
+        "globalBatch": BATCH,
+        "syncEverySteps": 5,
+        "checkpoint": {"every": {"steps": 200}},
+        **changes.pop("train", {}),
+    }
+    return describe_job(name, train=train, **{"nodes": 1, "procsPerNode": 2, **changes})
+
+
+def wait_for_step(run: TrainingRun, step: int) -> list[Rank]:
+    """The live ranks once the ledger has `step`."""
+    run.wait_until(lambda: run.steps() and run.steps()[-1]["step"] >= step, f"step {step}")
+    return run.ranks()
+
+
+def wait_for_generation(run: TrainingRun, number: int, *, world_size: int) -> None:
+    """Until generation `number` of that size has finished a step."""
+
+    def has_stepped() -> bool:
+        lines = [line for line in run.steps() if line["generation"] >= number]
+        return any(line["world_size"] == world_size for line in lines)
+
+    run.wait_until(has_stepped, f"a step of generation {number} with {world_size} ranks")
+
+
+def assert_nothing_was_repeated(run: TrainingRun) -> None:
+    """Each step is in the ledger once, in order, and nobody reports a lost one."""
+    steps = [line["step"] for line in run.steps()]
+    assert steps == list(range(1, steps[-1] + 1))
+    assert run.report()["steps"]["lost"] == 0
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The weights' hash of the same run without faults."""
+    with TrainingRun(tmp_path_factory.mktemp("uninterrupted"), describe("calm")) as run:
+        assert run.wait() == 0, run.output()
+    weights: str = run.done()["weights"]
+    return weights
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("victim", [0, 1], ids=["rank-0", "rank-1"])
+def test_the_survivor_of_a_killed_rank_keeps_its_process_and_no_step_is_done_twice(
+    victim: int, uninterrupted: str, tmp_path: Path
+) -> None:
+    with TrainingRun(tmp_path, describe("killed")) as run:
+        ranks = wait_for_step(run, 20)
+        kill(ranks[victim].pid)
+        wait_for_generation(run, 2, world_size=2)
+        after = run.ranks()
+        assert after[1 - victim].pid == ranks[1 - victim].pid, "the survivor was restarted"
+        assert after[victim].pid != ranks[victim].pid
+        assert run.wait() == 0, run.output()
+    assert_nothing_was_repeated(run)
+    assert_every_sample_once(run.steps(), total=EPOCHS * SAMPLES)
+    assert run.done()["weights"] == uninterrupted
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "silent"])
+def test_a_node_leaves_and_returns_while_the_other_keeps_its_process(
+    how: signal.Signals, tmp_path: Path
+) -> None:
+    job = describe("elastic", nodes={"min": 1, "max": 2}, procsPerNode=1)
+    job["spec"]["train"]["epochs"] = 10_000
+    with TrainingRun(tmp_path, job) as run:
+        wait_for_generation(run, 1, world_size=2)
+        survivor = next(rank.pid for rank in run.ranks() if rank.node == "node-0")
+        lost = [run.agents()["node-1"]]
+        lost += [rank.pid for rank in run.ranks() if rank.node == "node-1"]
+        run.process.send_signal(signal.SIGSTOP)  # nobody starts the agent again
+        for pid in lost:
+            os.kill(pid, how)
+        wait_for_generation(run, 2, world_size=1)
+        assert is_alive(survivor), "the survivor was restarted"
+        if how is signal.SIGSTOP:
+            for pid in lost:
+                kill(pid)
+        run.process.send_signal(signal.SIGCONT)
+        wait_for_generation(run, 3, world_size=2)
+        assert survivor in [rank.pid for rank in run.ranks()], "the join has restarted it"
+        run.process.send_signal(signal.SIGINT)
+        assert run.wait() == 130, run.output()
+    assert_nothing_was_repeated(run)
+
+
+@pytest.mark.processes
+def test_all_ranks_are_restarted_if_the_job_says_so(tmp_path: Path) -> None:
+    train = {"recovery": "restart", "epochs": 10_000, "checkpoint": {"every": {"steps": 5}}}
+    job = describe("restarted", train=train)
+    with TrainingRun(tmp_path, job) as run:
+        before = wait_for_step(run, 20)
+        kill(before[1].pid)
+        wait_for_generation(run, 2, world_size=2)
+        assert not {rank.pid for rank in before} & {rank.pid for rank in run.ranks()}
+        run.process.send_signal(signal.SIGINT)
+        assert run.wait() == 130, run.output()

@@ -1,0 +1,51 @@
+"""One worker group of a run, as its agents agree on it: its number, and why it began."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+START, RESUME, JOIN, FAILURE = "start", "resume", "join", "failure"
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One worker group, which corresponds to one completed round of torch's rendezvous.
+
+    Attributes:
+        number: Counts from 1 over the whole run.
+        reason: Why it began: `start`, `resume`, `join` or `failure`.
+        nodes: The names of the nodes.
+        restarts: The restarts without progress so far.
+        cause: The cause of the failure that ended the previous generation.
+        lost_steps: The steps since the last checkpoint, which are done again; 0 if a rank has kept
+            the state.
+        exhausted: Whether the restarts exceed the job's limit, so that the run ends.
+        bounds: The minimum and the maximum number of nodes, as the agent with group rank 0 reads
+            them: all ranks must use the same ones.
+        message: The message of that failure.
+        from_step: The step that the workers continue from: the newest one that a rank has kept or
+            that is committed; 0 if there is none.
+        repeats: How often in a row the same failure ended a group, unless it is transient.
+        kept_step: The step that the survivors have kept in memory, if any has.
+    """
+
+    number: int
+    reason: str
+    nodes: list[str]
+    restarts: int = 0
+    cause: str | None = None
+    lost_steps: int = 0
+    exhausted: bool = False
+    bounds: tuple[int, int] = (0, 0)
+    message: str = ""
+    from_step: int = 0
+    repeats: int = 0
+    kept_step: int | None = None
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Generation:
+        return cls(**json.loads(text))

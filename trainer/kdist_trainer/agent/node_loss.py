@@ -1,0 +1,54 @@
+"""Detects that another node is lost, such as by a power cut: it has fallen silent, and the workers
+of this node wait for it.
+
+A closed connection raises at once. A silent node closes none, so that a collective waits for its
+timeout, and torch's connect for ever.
+"""
+
+from __future__ import annotations
+
+import time
+
+from kdist_trainer.agent.hang_detection import Watchdog
+from kdist_trainer.rendezvous.handler import RendezvousStatus
+
+WAIT_SECONDS = 5.0
+"""How long all ranks of this node must have waited in one collective before a silent node counts as
+lost: an agent may pause, or be cut off from the store, while its ranks run.
+"""
+SILENT_SECONDS = 2.0
+"""How long a node must have missed its keep-alives, in addition, before it counts as lost."""
+SCRIPT_SILENT_SECONDS = 30.0
+"""The same for scripts: their ranks may wait in a barrier for minutes on purpose."""
+_WAIT_FACTOR = 2.0
+"""How much longer the wait must be than the longest completed one."""
+
+
+class NodeLossDetector:
+    """Watches the other nodes of one generation.
+
+    Args:
+        watchdog: Knows how long the ranks of this node have been waiting.
+        is_managed: Whether the ranks run a managed training.
+        hang_seconds: How long a silent node is tolerated by a script without heartbeats.
+    """
+
+    def __init__(self, watchdog: Watchdog, *, is_managed: bool, hang_seconds: float) -> None:
+        self._watchdog = watchdog
+        self._least_seconds = SILENT_SECONDS if is_managed else SCRIPT_SILENT_SECONDS
+        self._hang_seconds = hang_seconds
+        self._silent_since: float | None = None
+
+    def is_lost(self, status: RendezvousStatus) -> bool:
+        """Whether a node is lost, given the latest state of the rendezvous."""
+        now, watchdog = time.monotonic(), self._watchdog
+        missing = status.silent or status.left
+        self._silent_since = (self._silent_since or now) if missing else None
+        if self._silent_since is None:
+            return False
+        silent = now - self._silent_since
+        if silent > self._hang_seconds and watchdog.has_no_heartbeats():
+            return True
+        return silent > self._least_seconds and watchdog.waited_seconds() > max(
+            WAIT_SECONDS, _WAIT_FACTOR * watchdog.longest_wait
+        )

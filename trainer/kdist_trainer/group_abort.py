@@ -1,0 +1,114 @@
+"""Aborts the process groups of this rank, so that it can leave a worker group whose other ranks are
+dead or silent.
+
+gloo has no abort: a collective whose peer falls silent raises only after the group's timeout. A
+rank therefore shuts down the connections of its groups itself, which makes most collectives raise
+within milliseconds, here and on the peers. Some do not: gloo (torch 2.13, transport/tcp/pair.cc,
+`signalException`) forgets those of which it has received or sent a part. So nothing of kdist waits
+for a collective in a way that cannot be interrupted: waits are short and repeated
+(`raise_if_aborted`), and a future that C++ waits for is one of our own (`register`).
+
+Only sockets that were opened while a group was made are touched, never those of the user or of the
+metrics. They are known by their inodes, since a descriptor's number is used again. Linux only.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from kdist_trainer.errors import PeersLostError
+
+_DESCRIPTORS = Path("/proc/self/fd")
+
+_recorded: set[str] = set()
+"""The sockets of all groups so far, as the kernel names them: `socket:[INODE]`."""
+_before: list[set[str]] = []
+"""The sockets that were open when `recording` began, for each `with` block that has not ended."""
+_aborted = threading.Event()
+_futures: set[Any] = set()
+"""Futures that the main thread may wait for in C++."""
+
+
+def is_supported() -> bool:
+    """Whether this system tells which sockets a process has open."""
+    return _DESCRIPTORS.is_dir()
+
+
+@contextmanager
+def recording() -> Iterator[None]:
+    """Record the sockets that are opened within the `with` block as those of a process group."""
+    before = set(_open_sockets().values())
+    _before.append(before)
+    try:
+        yield
+    finally:
+        _recorded.update(set(_open_sockets().values()) - before)
+        _before.pop()
+
+
+def abort() -> None:
+    """Shut down the recorded connections and those that are being opened now, and end every wait
+    for a collective. Safe to call from any thread, and more than once.
+    """
+    _aborted.set()
+    for descriptor, name in _open_sockets().items():
+        if name in _recorded or any(name not in before for before in list(_before)):
+            _shut_down(descriptor)
+    for future in list(_futures):
+        if not future.done():
+            with suppress(RuntimeError):  # it has just been completed
+                future.set_exception(_error())
+
+
+def reset() -> None:
+    """Forget the recorded sockets: their groups are destroyed, and new ones may be made."""
+    _recorded.clear()
+    _futures.clear()
+    _aborted.clear()
+
+
+def raise_if_aborted() -> None:
+    """Raise `PeersLostError` if the groups were aborted."""
+    if _aborted.is_set():
+        raise _error()
+
+
+def register(future: Any) -> None:
+    """Have `abort` complete a `torch.futures.Future` with an error."""
+    _futures.add(future)
+    if _aborted.is_set():
+        abort()
+
+
+def unregister(future: Any) -> None:
+    """Leave a completed future alone."""
+    _futures.discard(future)
+
+
+def _error() -> PeersLostError:
+    return PeersLostError("this rank leaves its worker group, since other ranks are lost")
+
+
+def _open_sockets() -> dict[int, str]:
+    """The names of this process's sockets, by descriptor; empty where the system has no list."""
+    found = {}
+    for entry in _DESCRIPTORS.iterdir() if is_supported() else ():
+        with suppress(OSError):  # closed meanwhile
+            target = str(entry.readlink())
+            if target.startswith("socket:"):
+                found[int(entry.name)] = target
+    return found
+
+
+def _shut_down(descriptor: int) -> None:
+    """Shut down a TCP connection; does nothing with another socket."""
+    with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as own:
+        if own.family in (socket.AF_INET, socket.AF_INET6):
+            own.getpeername()  # raises if it listens
+            own.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,95 @@
+"""What a rank keeps of its training when it leaves its worker group, to continue with it in the
+next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from kdist_trainer.precision import Precision
+from kdist_trainer.training.checkpointing import TrainingState, TrainState
+from kdist_trainer.training.early_stopping import EarlyStopping, NullEarlyStopping
+from kdist_trainer.training.ema import Ema, NullEma
+from kdist_trainer.training.gradient_guard import GradientGuard, NullGradientGuard
+from kdist_trainer.training.sync import StepRecord
+
+
+class UnrecordedStep(NamedTuple):
+    """A finished step whose loss is not in the ledger yet."""
+
+    record: StepRecord
+    part: float
+    """This rank's part of the loss."""
+    loss: float | None
+    """The mean loss of all ranks, if this rank had received it."""
+
+
+class Position(NamedTuple):
+    """How far a training has come; the greater one is ahead."""
+
+    step: int
+    evaluated: int
+    """The step of the last evaluation."""
+
+
+@dataclass(kw_only=True)
+class KeptState:
+    """The state of a training after a finished step, without anything that belongs to a group.
+
+    Attributes:
+        module: The model, not wrapped.
+        precision: The arithmetic, with its loss scaler.
+        ema: The moving average of the weights.
+        training: Optimizer, scheduler and position; of the former group otherwise.
+        guard: The gradient guard.
+        early_stopping: The evaluations so far.
+        target: The last step of the run.
+        rank: This rank in the former group.
+        size: The number of ranks of the former group.
+        generation: The former group.
+        unrecorded: The finished steps whose losses are not in the ledger.
+        lines: The lines of the step ledger since the last commit.
+    """
+
+    module: nn.Module
+    precision: Precision
+    ema: Ema | NullEma
+    training: TrainingState
+    guard: GradientGuard | NullGradientGuard
+    early_stopping: EarlyStopping | NullEarlyStopping
+    target: int
+    rank: int
+    size: int
+    generation: int
+    unrecorded: Sequence[UnrecordedStep] = ()
+    lines: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def state(self) -> TrainState:
+        """The position of the training, and its small states."""
+        return self.training.state
+
+    @property
+    def position(self) -> Position:
+        """How far the training has come."""
+        return Position(self.state.step, self.state.evaluated)
+
+
+class Handover(NamedTuple):
+    """How the ranks of a new group come by the state of the former one.
+
+    Attributes:
+        source: The rank that has the newest state; None if no rank has any.
+        complete: Whether every rank has it already.
+        leader_kept: Whether rank 0 was rank 0 of the former group too, so that the ledger is whole.
+        kept: What this rank has kept of the training.
+    """
+
+    source: int | None = None
+    complete: bool = False
+    leader_kept: bool = False
+    kept: KeptState | None = None

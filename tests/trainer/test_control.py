@@ -86,6 +86,15 @@ def test_a_rank_that_waits_for_a_group_is_woken_by_it(server: ControlServer) -> 
     assert got == [{"WORLD_SIZE": "1"}]
 
 
+def test_a_rank_whose_agent_does_not_answer_says_so_and_trains_without_the_channel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("KDIST_CONTROL_SOCKET", str(tmp_path / "gone.sock"))
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    assert GroupControl.connect(lambda _: None) is None
+    assert '"event":"control-unreachable"' in capfd.readouterr().err
+
+
 def test_a_rank_whose_agent_restarts_ranks_has_no_channel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KDIST_CONTROL_SOCKET", raising=False)
     assert GroupControl.connect(lambda _: None) is None

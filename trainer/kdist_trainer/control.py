@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kdist_trainer import group_abort
+from kdist_trainer import group_abort, log
 from kdist_trainer.metrics.reporter import short_address
 
 VARIABLE = "KDIST_CONTROL_SOCKET"
@@ -65,11 +65,17 @@ class GroupControl:
 
     @classmethod
     def connect(cls, on_leave: Callable[[bool], object]) -> GroupControl | None:
-        """The channel to this rank's agent; None if the agent restarts ranks instead."""
+        """The channel to this rank's agent; None if the agent restarts ranks instead, or cannot be
+        reached.
+        """
         path = os.environ.get(VARIABLE)
         if path is None or not group_abort.is_supported():
             return None
-        return cls(Path(path), local_rank=int(os.environ["LOCAL_RANK"]), on_leave=on_leave)
+        try:
+            return cls(Path(path), local_rank=int(os.environ["LOCAL_RANK"]), on_leave=on_leave)
+        except OSError as error:
+            log.warn("control-unreachable", message=f"this rank cannot continue in place: {error}")
+            return None
 
     @property
     def asked_to_leave(self) -> bool:

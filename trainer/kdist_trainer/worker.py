@@ -22,7 +22,7 @@ import torch
 from kdist_trainer import failure, group_abort, log, workloads
 from kdist_trainer.bench.collectives import COLLECTIVES
 from kdist_trainer.bench.measure import Effort, Exchange, SlowLink, find_slow_link, measure
-from kdist_trainer.config import AllReduceCheck, Nodes, TrainConfig, Training, count_bytes
+from kdist_trainer.config import AllReduceCheck, Cause, Nodes, TrainConfig, Training, count_bytes
 from kdist_trainer.control import GroupControl
 from kdist_trainer.errors import BandwidthError, ConfigError, classify
 from kdist_trainer.instrumentation import fault_handler, flight_recorder
@@ -177,9 +177,13 @@ class ManagedRank:
             return outcome
 
     def _is_peers_fault(self, error: Exception) -> bool:
-        """Whether another rank has ended this group: the agent says so, or a connection broke."""
+        """Whether another rank has ended this group: the agent says so, or a connection broke. A
+        collective that timed out is a hang, whose cause the agents find from all ranks' exits.
+        """
         assert self._control is not None  # noqa: S101 - the caller has checked it
-        return self._control.asked_to_leave or not classify(error)[2]
+        cause, _, is_primary = classify(error)
+        lost_peers = not is_primary and cause is not Cause.COLLECTIVE_TIMEOUT
+        return self._control.asked_to_leave or lost_peers
 
     def _leave(self, error: Exception, *, collective_timeout_seconds: float) -> None:
         """Leave the broken group with the training in memory."""

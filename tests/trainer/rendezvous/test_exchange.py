@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import timedelta
 
 import pytest
@@ -96,6 +98,18 @@ def test_a_round_does_not_see_the_keys_of_another_nor_does_a_stranger(
     assert not server.is_host(stranger)
     with pytest.raises(DistNetworkError, match="the exchange of round 1"):
         connect(stranger).peek(["key"])
+
+
+def test_a_request_without_an_end_is_cut_off_and_the_others_go_on(server: ExchangeServer) -> None:
+    host = open_host(server)
+    with socket.create_connection((host.address, host.port)) as stranger, suppress(ConnectionError):
+        for _ in range(5):
+            stranger.sendall(b"x" * (1 << 20))
+        stranger.settimeout(20)
+        assert stranger.recv(1) == b"", "the host has closed the connection"
+    store = connect(host)
+    store.set("a", "1")
+    assert store.get("a") == b"1"
 
 
 def test_all_agents_of_a_large_job_may_connect_at_once(server: ExchangeServer) -> None:

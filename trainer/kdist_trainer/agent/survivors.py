@@ -16,7 +16,7 @@ from kdist_trainer.agent.workers import WorkerProcesses
 from kdist_trainer.config import TrainConfig
 from kdist_trainer.control import VARIABLE, ConnectedRank, ControlServer
 
-LEAVE_SECONDS = 10.0
+LEAVE_SECONDS = 30.0
 """How long a worker may take to leave its group: it must first finish what it computes."""
 _SOCKET = "control.sock"
 

@@ -29,6 +29,7 @@ from torch.distributed.distributed_c10d import Store
 
 _RESPONSE_SECONDS = 5.0
 _TOKEN_BYTES = 16
+_MAX_REQUEST_BYTES = 1 << 22  # a ConfigMap holds at most 1 MiB
 _KEPT_ROUNDS = 2
 _ATTRIBUTE = "kdist_exchange_host"
 
@@ -97,7 +98,7 @@ class _Handler(socketserver.StreamRequestHandler):
 
     def handle(self) -> None:
         try:
-            for line in self.rfile:
+            while line := self.rfile.readline(_MAX_REQUEST_BYTES):
                 request = json.loads(line)
                 values = self.server.exchanges.get(request["token"])
                 if values is None:

@@ -23,8 +23,10 @@ class Steady(Workload):
     steps = 0
 
     def model(self) -> nn.Module:
-        """Input [n, 64], output [n, 10]."""
-        return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+        """Input [n, 64], output [n, 10]; with the option `hidden`, a layer of that square."""
+        hidden: int = self.context.options.get("hidden", 64)
+        wide = [nn.Linear(64, hidden), nn.ReLU(), nn.Linear(hidden, hidden)] if hidden > 64 else []
+        return nn.Sequential(*wide, nn.Linear(hidden, 64), nn.ReLU(), nn.Linear(64, 10))
 
     def dataset(self, split: Split) -> TensorDataset:  # noqa: ARG002
         """Noise with labels."""

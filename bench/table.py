@@ -4,6 +4,7 @@ compared with.
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import statistics
@@ -70,6 +71,11 @@ def columns(head: Sequence[str], lines: Iterable[Sequence[str]]) -> None:
             *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)),
         ]
         print("  " + "  ".join(cells).rstrip())
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The least value that at least this share of the values does not exceed."""
+    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 
 def spread(values: Sequence[float]) -> tuple[float, float]:

@@ -20,6 +20,7 @@ import importlib
 import json
 import multiprocessing
 import os
+import signal
 import socket
 import sys
 import tempfile
@@ -139,6 +140,8 @@ def _become_rank(request: dict[str, Any], streams: Sequence[int]) -> None:
     """Give this process what a new one would have: streams, working directory and environment, and
     random numbers and keys that no other process has.
     """
+    # torch's agent handles it, and a new interpreter takes over no handler
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)

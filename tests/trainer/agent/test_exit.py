@@ -132,5 +132,5 @@ def test_an_agent_whose_rank_does_not_die_forms_no_group_next_to_it_and_says_so(
         assert lab.end("node-0") == 202
         record = lab.record("node-0")
         assert (record["cause"], record["rank"]) == ("hang", 0)
-        assert "was killed and does not end" in record["message"]
+        assert "was killed and does not exit" in record["message"]
         assert [one["generation"] for one in lab.ledger("generation")] == [1]

@@ -114,8 +114,8 @@ def _watch_host(job: Job, handler: Rendezvous) -> None:
     """Reach the points that lie within the rendezvous."""
     offer, exchange_store = handler._server.offer, handler.exchange_store
 
-    def offer_and_die(number: int) -> ExchangeHost | None:
-        host = offer(number)
+    def offer_and_die(number: int, rank: int) -> ExchangeHost | None:
+        host = offer(number, rank)
         job.kill_at("listening")
         return host
 

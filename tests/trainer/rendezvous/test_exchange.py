@@ -23,7 +23,7 @@ from tests.house.tree import ROOT
 
 _HOST = """
 from kdist_trainer.rendezvous.exchange import ExchangeServer
-host = ExchangeServer("127.0.0.1").offer(3)
+host = ExchangeServer("127.0.0.1").offer(3, 0)
 print(host.port, host.token, flush=True)
 input()
 """
@@ -37,7 +37,7 @@ def server() -> Iterator[ExchangeServer]:
 
 
 def open_host(server: ExchangeServer, number: int = 0) -> ExchangeHost:
-    host = server.offer(number)
+    host = server.offer(number, 0)
     assert host is not None
     return host
 
@@ -54,7 +54,7 @@ def remote() -> Iterator[tuple[subprocess.Popen[str], ExchangeHost]]:
     )
     assert process.stdout is not None
     port, token = process.stdout.readline().split()
-    yield process, ExchangeHost(3, "127.0.0.1", int(port), token)
+    yield process, ExchangeHost(3, "127.0.0.1", int(port), token, 0)
     process.kill()
     process.communicate()
 
@@ -94,7 +94,7 @@ def test_a_round_does_not_see_the_keys_of_another_nor_does_a_stranger(
     assert server.is_host(first)
     connect(first).set("key", "first")
     assert connect(second).peek(["key"]) == [None]
-    stranger = ExchangeHost(1, first.address, first.port, "0" * 32)
+    stranger = ExchangeHost(1, first.address, first.port, "0" * 32, 0)
     assert not server.is_host(stranger)
     with pytest.raises(DistNetworkError, match="the exchange of round 1"):
         connect(stranger).peek(["key"])
@@ -150,7 +150,7 @@ def test_who_waits_hears_at_once_that_the_host_was_killed(
     assert len(errors) == 1
     assert "which hosts the exchange of round 3, does not respond" in errors[0]
     with pytest.raises(DistNetworkError):
-        connect(host)
+        connect(host).set("key", "where another process may listen by now")
 
 
 @pytest.mark.processes

@@ -170,7 +170,7 @@ def test_a_host_that_cannot_listen_leaves_the_exchange_in_the_config_map(
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     agents = [open_agent(api, index, 2) for index in range(2)]
     for agent in agents:
-        agent.rendezvous._state_holder.offer_host = lambda _: None
+        agent.rendezvous._state_holder.offer_host = lambda *_: None
     meet(agents)
     assert [agent.rendezvous._exchange for agent in agents] == [None, None]
     assert {agent.info.world_size for agent in agents if agent.info} == {2}

@@ -26,7 +26,9 @@ def open_state(store: HashStore, node: Node, *, nodes: int = 64) -> RendezvousSt
     timings = RendezvousTimings.for_nodes(nodes, remote=True)
     state = RendezvousState(C10dRendezvousBackend(store, "run"), settings, timings)
     state.node = node
-    state.offer_host = lambda number: ExchangeHost(number, node.addr, 7, f"of-{node.pid}")
+    state.offer_host = lambda number, rank: ExchangeHost(
+        number, node.addr, 7, f"of-{node.pid}", rank
+    )
     state.sync()
     return state
 
@@ -73,7 +75,7 @@ def test_the_write_that_completes_a_round_names_its_host_and_no_other_write_does
 def test_a_round_that_was_completed_without_a_host_does_not_get_one_later() -> None:
     store = HashStore()
     state = open_state(store, NODES[0], nodes=1)
-    offer, state.offer_host = state.offer_host, lambda _: None
+    offer, state.offer_host = state.offer_host, lambda *_: None
     state.state.participants = {NODES[0]: 0}
     state.state.complete = True
     assert write(state)
@@ -93,5 +95,5 @@ def test_of_two_nodes_that_complete_a_round_at_once_one_is_the_host() -> None:
         state.expire()
         state.sync()
     assert {ExchangeHost.named_in(state.state) for state in states} == {
-        ExchangeHost(0, NODES[0].addr, 7, "of-0")
+        ExchangeHost(0, NODES[0].addr, 7, "of-0", 0)
     }

@@ -128,6 +128,7 @@ class ElasticAgent(ElasticAgentBase):
             self._survivors.kept = {}
             self._end_workers()
             self._survivors.close()
+        self._rendezvous_handler.end_membership()
         state = WorkerState.SUCCEEDED if self.record["code"] == Exit.DONE else WorkerState.FAILED
         return RunResult(state=state)
 
@@ -231,11 +232,10 @@ class ElasticAgent(ElasticAgentBase):
         settings, config, group = self._settings, self._settings.config, self.get_worker_group()
         self._generation = generation
         self.set_restarts(generation.restarts)
-        size = len(group.workers)
-        exit_analysis.reset_files(settings.scratch, size)
+        exit_analysis.reset_files(settings.scratch, len(group.workers))
         watchdog = Watchdog(
             settings.scratch,
-            ranks=size,
+            ranks=len(group.workers),
             hang_seconds=config.hang_timeout_seconds,
             from_start=config.train is not None,
         )
@@ -267,6 +267,7 @@ class ElasticAgent(ElasticAgentBase):
                     agent_store=self._fail_fast_store,
                     store_ends_with_agent=settings.endpoint.scheme == endpoint.C10D,
                     latest_poll=poller,
+                    has_silent_members=handler.has_silent_members,
                     telemetry=self._telemetry,
                     stop=self._stop,
                     mark_alive=self._mark_alive,

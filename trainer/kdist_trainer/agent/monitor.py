@@ -32,7 +32,7 @@ from kdist_trainer.agent.hang_detection import (
 )
 from kdist_trainer.agent.node_loss import NodeLossDetector
 from kdist_trainer.agent.rendezvous_poller import PollResult
-from kdist_trainer.agent.survivors import Survivors
+from kdist_trainer.agent.survivors import Survivors, can_keep_workers
 from kdist_trainer.agent.telemetry import AgentTelemetry
 from kdist_trainer.agent.workers import WorkerProcesses
 from kdist_trainer.config import TrainConfig
@@ -64,6 +64,7 @@ class WorkerMonitor:
         store_ends_with_agent: Whether an agent hosts the store: one that is lost is lost for good,
             and so are the workers of its host.
         latest_poll: Returns the latest state of the rendezvous, or raises the error of the poll.
+        has_silent_members: Whether another node is silent, by the connections of the members.
         mark_alive: Called on each pass of the loop, for the agent's own liveness.
     """
 
@@ -78,6 +79,7 @@ class WorkerMonitor:
     agent_store: AgentStore
     store_ends_with_agent: bool
     latest_poll: Callable[[], PollResult]
+    has_silent_members: Callable[[], bool]
     telemetry: AgentTelemetry
     stop: StopSignals
     mark_alive: Callable[[], None]
@@ -92,6 +94,7 @@ class WorkerMonitor:
             self.watchdog,
             is_managed=self.config.train is not None,
             hang_seconds=self.config.hang_timeout_seconds,
+            has_silent_members=self.has_silent_members if can_keep_workers(self.config) else None,
         )
         self._secondary_since: float | None = None
         self._kill_at = math.inf

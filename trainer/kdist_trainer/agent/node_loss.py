@@ -8,9 +8,10 @@ timeout, and torch's connect for ever.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from kdist_trainer.agent.hang_detection import Watchdog
-from kdist_trainer.rendezvous.handler import RendezvousStatus
+from kdist_trainer.rendezvous.handler import SILENCE_SECONDS, RendezvousStatus
 
 WAIT_SECONDS = 5.0
 """How long all ranks of this node must have waited in one collective before a silent node counts as
@@ -31,16 +32,32 @@ class NodeLossDetector:
         watchdog: Knows how long the ranks of this node have been waiting.
         is_managed: Whether the ranks run a managed training.
         hang_seconds: How long a silent node is tolerated by a script without heartbeats.
+        has_silent_members: Whether a member is silent, by the members' connections. Given only if
+            the ranks can continue in place: a node that was only slow then returns at little cost.
     """
 
-    def __init__(self, watchdog: Watchdog, *, is_managed: bool, hang_seconds: float) -> None:
+    def __init__(
+        self,
+        watchdog: Watchdog,
+        *,
+        is_managed: bool,
+        hang_seconds: float,
+        has_silent_members: Callable[[], bool] | None = None,
+    ) -> None:
         self._watchdog = watchdog
         self._least_seconds = SILENT_SECONDS if is_managed else SCRIPT_SILENT_SECONDS
         self._hang_seconds = hang_seconds
+        self._has_silent_members = has_silent_members
         self._silent_since: float | None = None
 
     def is_lost(self, status: RendezvousStatus) -> bool:
         """Whether a node is lost, given the latest state of the rendezvous."""
+        if (
+            self._has_silent_members is not None
+            and self._has_silent_members()
+            and self._has_waited(SILENCE_SECONDS)
+        ):
+            return True
         now, watchdog = time.monotonic(), self._watchdog
         missing = status.silent or status.left
         self._silent_since = (self._silent_since or now) if missing else None
@@ -49,6 +66,9 @@ class NodeLossDetector:
         silent = now - self._silent_since
         if silent > self._hang_seconds and watchdog.has_no_heartbeats():
             return True
-        return silent > self._least_seconds and watchdog.waited_seconds() > max(
-            WAIT_SECONDS, _WAIT_FACTOR * watchdog.longest_wait
-        )
+        return silent > self._least_seconds and self._has_waited(WAIT_SECONDS)
+
+    def _has_waited(self, seconds: float) -> bool:
+        """Whether the ranks of this node have waited so long in one collective."""
+        least = max(seconds, _WAIT_FACTOR * self._watchdog.longest_wait)
+        return self._watchdog.waited_seconds() > least

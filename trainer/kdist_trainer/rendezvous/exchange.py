@@ -27,10 +27,13 @@ from typing import Any
 from torch.distributed import DistNetworkError, DistStoreError
 from torch.distributed.distributed_c10d import Store
 
+from kdist_trainer.rendezvous.membership import INTERVAL_SECONDS, MEMBER, MemberConnections
+
 _RESPONSE_SECONDS = 5.0
 _TOKEN_BYTES = 16
 _MAX_REQUEST_BYTES = 1 << 22  # a ConfigMap holds at most 1 MiB
 _KEPT_ROUNDS = 2
+_LOOPBACK = "127.0.0.1"
 _ATTRIBUTE = "kdist_exchange_host"
 
 
@@ -43,12 +46,14 @@ class ExchangeHost:
         address: The address of the agent.
         port: Its port.
         token: Admits to the exchange of this round and to no other.
+        rank: The group rank of the agent.
     """
 
     round: int
     address: str
     port: int
     token: str
+    rank: int
 
     def name_in(self, state: object) -> None:
         """Put the host into a rendezvous state."""
@@ -62,10 +67,11 @@ class ExchangeHost:
         return host if host is not None and host.round == vars(state)["round"] else None
 
 
-class _Values:
-    """The values of one exchange."""
+class _Exchange:
+    """The values of one exchange, and the connections of its members."""
 
     def __init__(self) -> None:
+        self.members = MemberConnections()
         self._values: dict[str, str] = {}
         self._waiters: dict[str, list[threading.Event]] = {}
         self._lock = threading.Lock()
@@ -100,14 +106,17 @@ class _Handler(socketserver.StreamRequestHandler):
         try:
             while line := self.rfile.readline(_MAX_REQUEST_BYTES):
                 request = json.loads(line)
-                values = self.server.exchanges.get(request["token"])
-                if values is None:
+                exchange = self.server.exchanges.get(request["token"])
+                if exchange is None:
                     return  # of a round that is long over, or of nobody
+                if MEMBER in request:
+                    exchange.members.hold(request[MEMBER], self.connection, self.rfile)
+                    return
                 if "set" in request:
-                    values.set(request["set"])
+                    exchange.set(request["set"])
                     response: list[str | None] = []
                 else:
-                    response = values.get(request["get"], request["seconds"])
+                    response = exchange.get(request["get"], request["seconds"])
                 self.wfile.write(json.dumps(response).encode() + b"\n")
         except (OSError, ValueError, KeyError, TypeError):
             return  # the client is gone, or is none of ours
@@ -117,11 +126,22 @@ class _Server(socketserver.ThreadingTCPServer):
     daemon_threads = True
     block_on_close = False
     request_queue_size = 1024
-    address_family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
 
-    def __init__(self) -> None:
-        self.exchanges: dict[str, _Values] = {}
-        super().__init__(("", 0), _Handler)
+    def __init__(self, address: str) -> None:
+        self.exchanges: dict[str, _Exchange] = {}
+        self._sent_at = 0.0
+        is_local = address == _LOOPBACK
+        if not is_local and socket.has_dualstack_ipv6():
+            self.address_family = socket.AF_INET6
+        super().__init__((_LOOPBACK if is_local else "", 0), _Handler)
+
+    def service_actions(self) -> None:
+        """Called after each request and at least once in each interval."""
+        now = time.monotonic()
+        if now - self._sent_at >= INTERVAL_SECONDS / 2:
+            self._sent_at = now
+            for exchange in self.exchanges.values():
+                exchange.members.send()
 
     def server_bind(self) -> None:
         if self.address_family == socket.AF_INET6:
@@ -141,25 +161,33 @@ class ExchangeServer:
         self._address = address
         self._server: _Server | None = None
 
-    def offer(self, number: int) -> ExchangeHost | None:
-        """This agent as the host of a round; None if it cannot listen."""
+    def offer(self, number: int, rank: int) -> ExchangeHost | None:
+        """This agent, with group rank `rank`, as the host of a round; None if it cannot listen."""
         try:
-            server = self._server or _Server()
+            server = self._server or _Server(self._address)
         except OSError:
             return None
         if self._server is None:
             self._server = server
             threading.Thread(
-                target=server.serve_forever, name="kdist-exchange", daemon=True
+                target=server.serve_forever,
+                kwargs={"poll_interval": INTERVAL_SECONDS},
+                name="kdist-exchange",
+                daemon=True,
             ).start()
         token = secrets.token_hex(_TOKEN_BYTES)
         recent = dict(list(server.exchanges.items())[1 - _KEPT_ROUNDS :])
-        server.exchanges = {**recent, token: _Values()}
-        return ExchangeHost(number, self._address, server.server_address[1], token)
+        server.exchanges = {**recent, token: _Exchange()}
+        return ExchangeHost(number, self._address, server.server_address[1], token, rank)
 
     def is_host(self, host: ExchangeHost) -> bool:
         """Whether `host` is this agent."""
         return self._server is not None and host.token in self._server.exchanges
+
+    def mark_left(self, host: ExchangeHost) -> None:
+        """Tell the members of the round that its host, which is this agent, leaves on purpose."""
+        if self._server is not None and (exchange := self._server.exchanges.get(host.token)):
+            exchange.members.mark_left(host.rank)
 
     def close(self) -> None:
         """Stop listening; connections that are open stay so."""

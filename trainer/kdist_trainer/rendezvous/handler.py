@@ -27,6 +27,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 from kdist_trainer.rendezvous.exchange import ExchangeHost, ExchangeServer, ExchangeStore
 from kdist_trainer.rendezvous.file_store import FileStore
 from kdist_trainer.rendezvous.kubernetes_store import KubernetesStore
+from kdist_trainer.rendezvous.membership import MemberConnection
 from kdist_trainer.rendezvous.ports import pick_port
 from kdist_trainer.rendezvous.relay import Relay, RelayHost, RelayMember
 from kdist_trainer.rendezvous.state import RendezvousState
@@ -40,6 +41,12 @@ from kdist_trainer.rendezvous.torch_internals import (
 )
 
 _REMOVAL_ATTEMPTS = 10
+SILENCE_SECONDS = 1.25
+"""How long a member that the others wait for must be silent at least to count as lost."""
+_DISCONNECTED_SECONDS = 0.5
+"""How long a member must be disconnected to count as lost while workers run: one that lives
+connects again at once. Once this node has left the round too, any time will do.
+"""
 _COPY_SECONDS = 1.0
 """How old a copy of the ConfigMap may be that the host of a round publishes."""
 NodeCounts = tuple[int, int]
@@ -54,7 +61,8 @@ class RendezvousStatus:
         waiting: Nodes that want to join.
         vacant: Places that stay free once these have joined; no node can follow them if there is
             none.
-        left: Members of the round that have left it or were removed; they do not return to it.
+        left: Members of the round that have left it, were removed or have died; they do not return
+            to it.
         silent: Members of the round whose keep-alives are missing.
         closed: Whether the run is over, so that there are no more rounds.
     """
@@ -91,8 +99,10 @@ class Rendezvous(RendezvousBase):
         state.node = self.node
         self._server = ExchangeServer(self.node.addr)
         self._exchange_seconds = exchange_seconds
-        if exchange_seconds is not None:
-            state.offer_host = self._server.offer
+        state.offer_host = self._server.offer
+        state.find_dead = lambda: self._disconnected() | self._silent()
+        self._membership: MemberConnection | None = None
+        self._nodes: dict[int, Node] = {}
         self._exchange: ExchangeStore | None = None
         self._place = 0, 1
         self._relayed = relayed
@@ -128,6 +138,7 @@ class Rendezvous(RendezvousBase):
             DistNetworkError: If that agent cannot be reached.
         """
         host = ExchangeHost.named_in(self._state_holder.state)
+        self._connect_members(host)
         if self._exchange_seconds is None or host is None:
             return store
         self._place = self.place()
@@ -173,7 +184,10 @@ class Rendezvous(RendezvousBase):
             return RendezvousStatus(
                 waiting=len(joining),
                 vacant=max(0, self.settings.max_nodes - len(joining | state.participants.keys())),
-                left=len(self._members - state.participants.keys()),
+                left=len(
+                    self._members - state.participants.keys()
+                    | self._disconnected(_DISCONNECTED_SECONDS) & self._members
+                ),
                 silent=len(silent),
                 closed=state.closed,
             )
@@ -189,7 +203,42 @@ class Rendezvous(RendezvousBase):
         missed.
         """
         self._stop_relay()
+        self.end_membership()
         self.exit_round(timeout_seconds=self.timings.keep_alive)
+
+    def end_membership(self) -> None:
+        """Have the other members not take the end of this process for a failure."""
+        membership, self._membership = self._membership, None
+        if membership is not None:
+            self._server.mark_left(membership.host)
+            membership.leave()
+
+    def _connect_members(self, host: ExchangeHost | None) -> None:
+        """Connect to the host of a complete round, as one of its members."""
+        if self._membership is not None:
+            self._membership.leave()
+        participants = self._state_holder.state.participants
+        self._nodes = {rank: node for node, rank in participants.items()}
+        self._membership = None if host is None else MemberConnection(host, participants[self.node])
+
+    def has_silent_members(self) -> bool:
+        """Whether another member of the round has been silent for `SILENCE_SECONDS`, by the
+        members' connections. To be called several times a second.
+        """
+        return bool(self._silent())
+
+    def _disconnected(self, seconds: float = 0.0) -> set[Node]:
+        """The other members of the round that have been disconnected for at least `seconds`."""
+        return self._others(lambda membership: membership.disconnected(seconds))
+
+    def _silent(self) -> set[Node]:
+        return self._others(lambda membership: membership.silent(SILENCE_SECONDS))
+
+    def _others(self, choose: Callable[[MemberConnection], set[int]]) -> set[Node]:
+        """The other members of the round whose group ranks are chosen."""
+        if self._membership is None:
+            return set()
+        return {self._nodes[rank] for rank in choose(self._membership)} - {self.node}
 
     def _prepare_sync(self) -> None:
         """Before each poll: apply the current limits, and take what the relay has."""

@@ -26,14 +26,16 @@ class RendezvousState(StateHolder):
     """torch's copy of the shared state, with other rules for closing a round and for declaring a
     node dead.
 
-    A round is closed as soon as all nodes that are known to be there have joined it. Nodes that
-    want to join, or have left the round before, are in the wait list: an elastic group that starts
-    without one of them would have to restart at once.
+    A round after the first is closed as soon as all nodes that are known to be there have joined
+    it, if they are enough. Nodes that want to join, or have left the round before, are in the wait
+    list: an elastic group that starts without one of them would have to restart at once.
 
     A node is dead when its keep-alive has not changed for a number of intervals, as seen by this
     node. torch compares the clocks of two nodes instead, and declares all nodes dead when a store
-    returns after an outage. A complete round does not lose a node for that alone: a silent member
-    is removed by a member that has left the round, or by any node once all members are silent.
+    returns after an outage. A member is dead at once if its connection tells so (see
+    `kdist_trainer.rendezvous.membership`). A complete round does not lose a node for that alone: a
+    dead member is removed by a member that has left the round, or by any node once all members are
+    silent.
     """
 
     def __init__(
@@ -55,8 +57,10 @@ class RendezvousState(StateHolder):
         """Called before each poll: the limits on the number of nodes may have changed."""
         self.node: Node | None = None
         """The node that this is the copy of."""
-        self.offer_host: Callable[[int], ExchangeHost | None] = _offer_none
-        """Returns this node as the host of a round's exchange, or None."""
+        self.offer_host: Callable[[int, int], ExchangeHost | None] = _offer_none
+        """Returns this node, with its group rank, as the host of a round, or None."""
+        self.find_dead: Callable[[], set[Node]] = set
+        """Returns the members of the latest round that are dead by what their connections tell."""
         self._member_of: int | None = None
         self._keep_alives: dict[Node, tuple[datetime, float]] = {}
         self._read_at = time.monotonic()
@@ -74,7 +78,6 @@ class RendezvousState(StateHolder):
         if self.is_dirty:
             self._name_host()
         written = super().sync()
-        timings = self.timings
         if written is False:
             self._conflicts += 1
             # torch tries again at once: with many nodes, most of the writes would conflict.
@@ -93,10 +96,8 @@ class RendezvousState(StateHolder):
             and state.round > 0
             and not state.wait_list
         ):
-            opened_at = state.deadline - timedelta(seconds=timings.max_wait)
-            if datetime.now(UTC) > opened_at + timedelta(seconds=timings.last_call):
-                # changed in this copy only, unless this node closes the round now
-                state.deadline = opened_at
+            # changed in this copy only, unless this node closes the round now
+            state.deadline = datetime.now(UTC)
         return written
 
     def _conflict_seconds(self) -> float:
@@ -120,7 +121,7 @@ class RendezvousState(StateHolder):
             state.complete
             and not self._is_complete
             and self.node in state.participants
-            and (host := self.offer_host(state.round)) is not None
+            and (host := self.offer_host(state.round, state.participants[self.node])) is not None
         ):
             host.name_in(state)
 
@@ -143,7 +144,10 @@ class RendezvousState(StateHolder):
             self._member_of = state.round
         has_left = self.node not in state.participants and self._member_of == state.round
         removable = not state.complete or has_left or state.participants.keys() <= self.silent
-        for node in self.silent if removable else self.silent - state.participants.keys():
+        dead = self.silent if removable else self.silent - state.participants.keys()
+        if removable:
+            dead = dead | (self.find_dead() & keep_alives.keys())
+        for node in dead:
             state.last_heartbeats[node] = datetime.min.replace(tzinfo=UTC)
 
 
@@ -151,7 +155,7 @@ def _do_nothing() -> None:
     """The default of `RendezvousState.before_sync`."""
 
 
-def _offer_none(_: int) -> None:
+def _offer_none(*_: int) -> None:
     """The default of `RendezvousState.offer_host`: agents exchange through the store of the
     rendezvous.
     """

@@ -40,11 +40,9 @@ class RendezvousTimings:
     """
     spread: float
     """The longest random pause of nodes that want to change the state at the same time."""
-    last_call: float
-    """How long a round with enough nodes waits for more when no node is known to be joining."""
     max_wait: float
-    """How long a round waits at most for nodes that are known to be joining, and in the first round
-    for all nodes: they are seldom ready together.
+    """How long a round with enough nodes waits at most for nodes that are known to be joining, and
+    in the first round for all nodes: they are seldom ready together.
     """
 
     @classmethod
@@ -52,7 +50,7 @@ class RendezvousTimings:
         """The timings for a job of at most `nodes` nodes; if `remote`, each poll and each
         keep-alive is a request to an API server.
         """
-        waits = {"last_call": 0.3 + nodes / 64, "max_wait": 5.0 + nodes / 32}
+        max_wait = 5.0 + nodes / 32
         if remote:  # without the relay: about five writes and a dozen reads a second in total
             keep_alive = max(1.0, nodes / 5)
             return cls(
@@ -65,7 +63,7 @@ class RendezvousTimings:
                 write=0.02,
                 pace=nodes * 0.02 if nodes > _MOST_UNPACED else 0.0,
                 spread=min(5.0, max(0.1, nodes * 0.03)),
-                **waits,
+                max_wait=max_wait,
             )
         return cls(
             nodes=nodes,
@@ -77,5 +75,5 @@ class RendezvousTimings:
             write=0.0,
             pace=0.0,
             spread=min(0.5, max(0.02, nodes * 0.002)),
-            **waits,
+            max_wait=max_wait,
         )

@@ -1,0 +1,208 @@
+"""The members of a round hear which of them have died, and take nothing else for a death."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kdist_trainer.rendezvous.exchange import ExchangeHost, ExchangeServer
+from kdist_trainer.rendezvous.membership import MemberConnection
+from kdist_trainer.rendezvous.timings import RendezvousTimings
+from tests.house.tree import ROOT
+from tests.patience import soon
+from tests.trainer.rendezvous.test_handler import meet
+
+_MEMBER = """
+import sys
+from kdist_trainer.rendezvous.exchange import ExchangeHost
+from kdist_trainer.rendezvous.membership import MemberConnection
+port, token, rank = sys.argv[1:]
+member = MemberConnection(ExchangeHost(3, "127.0.0.1", int(port), token, 0), int(rank))
+print("connects", flush=True)
+if sys.stdin.readline() == "leave":
+    member.leave()
+"""
+_HOST = """
+from kdist_trainer.rendezvous.exchange import ExchangeServer
+host = ExchangeServer("127.0.0.1").offer(3, 0)
+print("listens", flush=True)
+print(host.port, host.token, flush=True)
+input()
+"""
+_AGENT = """
+import sys
+from pathlib import Path
+from tests.patience import soon
+from tests.trainer.rendezvous.test_handler import meet
+node = meet(Path(sys.argv[1]), index=int(sys.argv[2]))
+print("joins", flush=True)
+node.next_rendezvous()
+soon(lambda: node._membership._socket)
+print("is connected", flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def server() -> Iterator[ExchangeServer]:
+    server = ExchangeServer("127.0.0.1")
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts a program in a process of its own, and waits for its first line."""
+    started = []
+
+    def run(program: str, *arguments: object) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", program, *map(str, arguments)]
+        process = subprocess.Popen(command, cwd=ROOT, stdin=-1, stdout=-1, text=True)
+        started.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        return process
+
+    yield run
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def offer(server: ExchangeServer) -> ExchangeHost:
+    host = server.offer(3, 0)
+    assert host is not None
+    return host
+
+
+def connected(server: ExchangeServer, host: ExchangeHost) -> set[int]:
+    assert server._server is not None
+    return set(server._server.exchanges[host.token].members._members)
+
+
+@pytest.mark.processes
+def test_all_hear_of_a_member_that_was_killed_and_not_of_one_that_is_stopped(
+    server: ExchangeServer, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    host = offer(server)
+    members = [MemberConnection(host, rank) for rank in (0, 1)]
+    victim, stopped = (start(_MEMBER, host.port, host.token, rank) for rank in (2, 3))
+    assert soon(lambda: connected(server, host) == {0, 1, 2, 3})
+    stopped.send_signal(signal.SIGSTOP)
+    victim.kill()
+    assert soon(lambda: all(member.disconnected() == {2} for member in members))
+    late = MemberConnection(host, 4)
+    assert soon(lambda: late.disconnected() == {2}), "who comes later hears it too"
+    assert not late.disconnected(seconds=600)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("stopped", ["member", "host"])
+def test_all_hear_of_a_process_that_falls_silent_and_when_it_is_heard_again(
+    stopped: str, server: ExchangeServer, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    if stopped == "host":
+        process = start(_HOST)
+        assert process.stdout is not None
+        port, token = process.stdout.readline().split()
+        host, silent = ExchangeHost(3, "127.0.0.1", int(port), token, 0), 0
+    else:
+        host, silent = offer(server), 2
+        process = start(_MEMBER, host.port, host.token, silent)
+    members = [MemberConnection(host, rank) for rank in (1, 3)]
+    assert soon(lambda: all(member._socket for member in members))
+    process.send_signal(signal.SIGSTOP)
+    assert soon(lambda: all(member.silent(1.0) == {silent} for member in members), 20)
+    process.send_signal(signal.SIGCONT)
+    assert soon(lambda: not any(member.silent(1.0) for member in members), 20)
+    process.send_signal(signal.SIGSTOP)
+    assert soon(lambda: all(member.silent(1.0) == {silent} for member in members), 20)
+    assert all(member._longest_silence > 1.0 for member in members), "a busy node gets more time"
+    assert not any(member.disconnected() for member in members)
+
+
+def test_a_pause_of_this_process_is_no_silence_of_the_others(
+    server: ExchangeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = offer(server)
+    member = MemberConnection(host, 0)
+    assert soon(lambda: member._socket)
+    now = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: now() + 600)
+    assert not member.silent(1.0)
+    assert server._server is not None
+    server._server.exchanges[host.token].members.send()
+    assert soon(lambda: not member.silent(1.0))
+
+
+@pytest.mark.processes
+def test_a_member_that_leaves_on_purpose_is_not_reported(
+    server: ExchangeServer, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    host = offer(server)
+    watcher = MemberConnection(host, 0)
+    leaver, victim = (start(_MEMBER, host.port, host.token, rank) for rank in (1, 2))
+    assert soon(lambda: connected(server, host) == {0, 1, 2})
+    leaver.communicate("leave")
+    assert soon(lambda: connected(server, host) == {0, 2})
+    victim.kill()
+    assert soon(watcher.disconnected)
+    assert watcher.disconnected() == {2}
+
+
+def test_a_connection_that_something_between_the_nodes_has_closed_is_opened_again(
+    server: ExchangeServer,
+) -> None:
+    host = offer(server)
+    watcher, member = MemberConnection(host, 0), MemberConnection(host, 1)
+    assert soon(lambda: connected(server, host) == {0, 1})
+    first = member._socket
+    assert first is not None
+    first.shutdown(socket.SHUT_RDWR)
+    assert soon(lambda: member._socket is not first)
+    assert soon(lambda: not member.disconnected() and not watcher.disconnected())
+    assert connected(server, host) == {0, 1}
+
+
+def test_a_host_that_cannot_be_reached_from_the_start_is_not_reported() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+        member = MemberConnection(ExchangeHost(3, "127.0.0.1", port, "token", 0), 1)
+        unused.listen()
+        unused.accept()[0].close()  # it has tried
+    assert not soon(member.disconnected, seconds=0.5)
+    member.leave()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("victim", [0, 1], ids=["group-rank-0", "group-rank-1"])
+def test_the_survivor_of_a_killed_agent_goes_on_without_waiting_for_missed_keep_alives(
+    victim: int,
+    tmp_path: Path,
+    start: Callable[..., subprocess.Popen[str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    timings = replace(RendezvousTimings.for_nodes(2), keep_alive=600.0)
+    monkeypatch.setattr(RendezvousTimings, "for_nodes", lambda *_, **__: timings)
+    survivor = meet(tmp_path, index=1 - victim)
+    process = start(_AGENT, tmp_path, victim)
+    assert survivor.next_rendezvous().world_size == 2
+    assert process.stdout is not None
+    assert process.stdout.readline() == "is connected\n"
+    members = survivor._membership
+    assert members is not None
+    assert soon(lambda: members._socket)
+    assert survivor.status().left == 0
+    process.kill()
+    assert soon(lambda: survivor.status().left == 1)
+    assert survivor.next_rendezvous().world_size == 1
+    survivor.leave()

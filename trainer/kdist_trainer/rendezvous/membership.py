@@ -1,0 +1,211 @@
+"""Tells the members of a round which of them have died or fallen silent. Each holds a connection to
+the host of the round.
+
+The kernel closes the connections of a process however it ends. One may also be closed by what is
+between two nodes, such as a proxy that has waited long enough; then the member connects again at
+once. A node that loses power closes none: it no longer answers. So the host sends a line in each
+interval, and members answer each.
+
+A member opens with one line, which names the exchange and its group rank, and closes with an empty
+line if it leaves on purpose. A line of the host has the ranks that are disconnected, those that
+have left, and those that have not answered with the seconds since. All lines are JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from io import BufferedIOBase
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kdist_trainer.rendezvous.exchange import ExchangeHost
+
+MEMBER = "member"
+"""The key of a request that asks for a connection of a member, with its group rank."""
+INTERVAL_SECONDS = 0.25
+"""How often the host of a round sends a line."""
+_CONNECT_SECONDS = 5.0
+_RETRY_SECONDS = 0.1
+_LINE_BYTES = 1 << 16
+_ANSWER, _GOODBYE = b".\n", b"\n"
+_SILENCE_FACTOR = 2.0
+"""How much longer a silence must be than the longest one that has ended: a busy node is late."""
+
+
+@dataclass
+class _Member:
+    """One member's connection, as the host holds it.
+
+    Attributes:
+        connection: The connection.
+        has_answered: Whether it has since the last line was sent.
+        silence: The seconds without an answer.
+    """
+
+    connection: socket.socket
+    has_answered: bool = True
+    silence: float = 0.0
+
+
+class MemberConnections:
+    """The connections of one round's members, as its host holds them."""
+
+    def __init__(self) -> None:
+        self._members: dict[int, _Member] = {}
+        self._disconnected: set[int] = set()
+        self._left: set[int] = set()
+        self._lock = threading.Lock()
+        self._sent_at = time.monotonic()
+
+    def hold(self, rank: int, connection: socket.socket, lines: BufferedIOBase) -> None:
+        """Hold the connection of the member with group rank `rank` until it ends."""
+        member = _Member(connection)
+        with self._lock:
+            self._members[rank] = member
+            self._disconnected.discard(rank)
+            self._send()
+        with suppress(OSError):
+            while line := lines.readline(_LINE_BYTES):
+                member.has_answered = True
+                if line == _GOODBYE:
+                    self.mark_left(rank)
+        with self._lock:
+            if self._members.get(rank) is not member:
+                return  # it has connected again
+            del self._members[rank]
+            if rank not in self._left:
+                self._disconnected.add(rank)
+                self._send()
+
+    def mark_left(self, rank: int) -> None:
+        """Tell the members that the one with group rank `rank` leaves on purpose."""
+        with self._lock:
+            self._left.add(rank)
+            self._send()
+
+    def send(self) -> None:
+        """Send a line to all members, as is due once in each interval."""
+        with self._lock:
+            now = time.monotonic()
+            # if this process was paused, that is no silence of the others
+            elapsed = min(now - self._sent_at, 2 * INTERVAL_SECONDS)
+            self._sent_at = now
+            for member in self._members.values():
+                member.silence = 0.0 if member.has_answered else member.silence + elapsed
+                member.has_answered = False
+            self._send()
+
+    def _send(self) -> None:
+        silences = [[rank, member.silence] for rank, member in self._members.items()]
+        late = [pair for pair in silences if pair[1] > INTERVAL_SECONDS]
+        line = json.dumps([sorted(self._disconnected), sorted(self._left), late]).encode() + b"\n"
+        for member in self._members.values():
+            with suppress(OSError):  # it is gone, or has read nothing for very long
+                member.connection.send(line, socket.MSG_DONTWAIT)
+
+
+class MemberConnection:
+    """A member's connection to the host of its round, kept by a thread until `leave`.
+
+    Args:
+        host: The host of the round.
+        rank: The group rank of this member.
+    """
+
+    def __init__(self, host: ExchangeHost, rank: int) -> None:
+        self.host = host
+        self._request = json.dumps({"token": host.token, MEMBER: rank}).encode() + b"\n"
+        self._disconnected: dict[int, float] = {}
+        self._silences: dict[int, float] = {}
+        self._longest_silence = 0.0
+        self._lines = self._counted_lines = 0
+        self._host_silence = 0.0
+        self._counted_at = time.monotonic()
+        self._socket: socket.socket | None = None
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kdist-membership", daemon=True)
+        self._thread.start()
+
+    def disconnected(self, seconds: float = 0.0) -> set[int]:
+        """The group ranks of the members that have been disconnected for at least `seconds`."""
+        now = time.monotonic()
+        return {rank for rank, since in self._disconnected.items() if now - since >= seconds}
+
+    def silent(self, seconds: float) -> set[int]:
+        """The group ranks of the members that have been silent for more than `seconds`, or longer
+        if there were longer silences. To be called several times in an interval.
+        """
+        now = time.monotonic()
+        # if this process was paused, that is no silence of the host
+        elapsed = min(now - self._counted_at, INTERVAL_SECONDS)
+        self._counted_at = now
+        if self._lines != self._counted_lines or not self._lines:
+            self._note_end(self._host_silence)
+            self._host_silence = 0.0
+        else:
+            self._host_silence += elapsed
+        self._counted_lines = self._lines
+        bound = max(seconds, _SILENCE_FACTOR * self._longest_silence)
+        if self._host_silence > 2 * INTERVAL_SECONDS:  # of the others it tells nothing
+            return {self.host.rank} if self._host_silence > bound else set()
+        return {rank for rank, silence in self._silences.items() if silence > bound}
+
+    def leave(self) -> None:
+        """Close the connection; for the others this member is not disconnected."""
+        self._ended.set()
+        connection = self._socket
+        if connection is not None:
+            with suppress(OSError):
+                connection.sendall(_GOODBYE)
+                connection.shutdown(socket.SHUT_WR)
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            with suppress(OSError, ValueError):  # the host does not listen, or is another process
+                self._follow()
+            self._ended.wait(_RETRY_SECONDS)
+
+    def _follow(self) -> None:
+        """Connect to the host and read what it sends, until the connection ends."""
+        with socket.create_connection(
+            (self.host.address, self.host.port), _CONNECT_SECONDS
+        ) as connection:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.sendall(self._request)
+            with connection.makefile("rb") as lines:
+                left = self._read(lines.readline(_LINE_BYTES))
+                connection.settimeout(None)
+                self._socket = connection
+                if self._ended.is_set():
+                    self.leave()
+                with suppress(OSError):
+                    while line := lines.readline(_LINE_BYTES):
+                        left = self._read(line)
+                        connection.sendall(_ANSWER)
+            if self.host.rank not in left:
+                self._set_disconnected([*self._disconnected, self.host.rank])
+
+    def _read(self, line: bytes) -> list[int]:
+        """Take in a line of the host; returns the ranks that have left."""
+        disconnected, left, late = json.loads(line)
+        silences = dict(late)
+        for rank, silence in self._silences.items():
+            if silences.get(rank, 0.0) < silence and rank not in disconnected:
+                self._note_end(silence)
+        self._silences = silences
+        self._set_disconnected(disconnected)
+        self._lines += 1
+        found: list[int] = left
+        return found
+
+    def _note_end(self, silence: float) -> None:
+        self._longest_silence = max(self._longest_silence, silence)
+
+    def _set_disconnected(self, ranks: list[int]) -> None:
+        now = time.monotonic()
+        self._disconnected = {rank: self._disconnected.get(rank, now) for rank in ranks}

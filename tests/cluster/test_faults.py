@@ -59,11 +59,11 @@ def test_a_training_that_loses_every_process_and_pod_ends_with_the_weights_of_an
     namespace.apply({**calm(), "metadata": {"name": "uninterrupted"}})
     namespace.apply(calm(backend=kind))
     namespace.kdist("wait", "digits", "--for=first-step", "--timeout=3m")
-    for wound in (kill_rank, delete_first, delete_last):
+    for fault in (kill_rank, delete_first, delete_last):
         before = namespace.until("both nodes train", partial(training, namespace))
         assert before
-        wound(namespace)
-        name = f"training went on after {wound.__name__}"
+        fault(namespace)
+        name = f"training went on after {fault.__name__}"
         namespace.until(name, partial(training, namespace, after=int(before["generation"])))
     namespace.kdist("wait", "digits", "--timeout=6m", timeout=400)
     volume = namespace.volume("digits")

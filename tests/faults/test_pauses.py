@@ -41,3 +41,21 @@ def test_pauses_shorter_than_the_bound_end_no_generation(tmp_path: Path) -> None
         assert {rank.node: rank.pid for rank in run.ranks()} == pids
         run.process.send_signal(signal.SIGINT)
         assert run.wait() == 130, run.output()
+
+
+@pytest.mark.processes
+def test_a_job_that_cannot_do_without_a_silent_node_waits_for_it(tmp_path: Path) -> None:
+    job = describe("awaited", nodes=2, procsPerNode=1)
+    job["spec"]["train"]["epochs"] = 100_000
+    with TrainingRun(tmp_path, job) as run:
+        pids = {rank.node: rank.pid for rank in wait_for_step(run, 10)}
+        paused = [run.agents()["node-1"], pids["node-1"]]
+        for pid in paused:
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(2 * SILENCE_SECONDS)  # the length of the pause
+        for pid in paused:
+            os.kill(pid, signal.SIGCONT)
+        wait_for_step(run, run.steps()[-1]["step"] + 10)
+        assert {line["generation"] for line in run.steps()} == {1}
+        run.process.send_signal(signal.SIGINT)
+        assert run.wait() == 130, run.output()

@@ -18,7 +18,7 @@ from tests.trainer.agent.lab import Lab
 pytestmark = pytest.mark.processes
 
 
-def parking(folder: Path, **job: Any) -> Lab:
+def kept_alive(folder: Path, **job: Any) -> Lab:
     lab = Lab(folder, **job)
     lab.arguments = ["--on-finish", "keep-alive", "--termination-message", str(folder / "message")]
     return lab
@@ -36,7 +36,7 @@ def ask(lab: Lab, path: str) -> tuple[int, str]:
 
 def wait_until_kept_alive(lab: Lab) -> dict[str, Any]:
     """Wait until node-0 is kept alive; returns its status."""
-    lab.wait(lambda: lab.events("node-0", "kept-alive"), "the parking of node-0")
+    lab.wait(lambda: lab.events("node-0", "kept-alive"), "that node-0 is kept alive")
     assert ask(lab, "/readyz")[0] == 503
     assert ask(lab, "/healthz")[0] == 200, "the kubelet shall leave it alone"
     document: dict[str, Any] = json.loads(ask(lab, "/status")[1])
@@ -45,7 +45,7 @@ def wait_until_kept_alive(lab: Lab) -> dict[str, Any]:
 
 
 def test_an_agent_that_is_done_stays_until_it_is_reported_to_go(tmp_path: Path) -> None:
-    with parking(tmp_path) as lab:
+    with kept_alive(tmp_path) as lab:
         lab.start("node-0")
         lab.stepping(1, world=1)
         lab.tell("finish")
@@ -60,7 +60,7 @@ def test_an_agent_that_is_done_stays_until_it_is_reported_to_go(tmp_path: Path) 
 def test_a_failure_for_good_is_shown_until_somebody_has_seen_it_and_the_code_is_kept(
     tmp_path: Path,
 ) -> None:
-    with parking(tmp_path) as lab:
+    with kept_alive(tmp_path) as lab:
         lab.start("node-0")
         lab.stepping(1, world=1)
         lab.tell("raise-0")
@@ -71,10 +71,10 @@ def test_a_failure_for_good_is_shown_until_somebody_has_seen_it_and_the_code_is_
         assert lab.end("node-0") == 70
 
 
-def test_an_agent_that_comes_after_the_end_parks_at_once_and_one_that_is_stopped_ends(
+def test_an_agent_that_starts_after_the_end_is_kept_alive_and_one_that_is_stopped_ends(
     tmp_path: Path,
 ) -> None:
-    with parking(tmp_path) as lab:
+    with kept_alive(tmp_path) as lab:
         CheckpointDirectory(lab.checkpoints).write_done(
             {"run_id": "run-1", "step": 7, "outcome": "done"}
         )
@@ -83,7 +83,7 @@ def test_an_agent_that_comes_after_the_end_parks_at_once_and_one_that_is_stopped
         assert not lab.events("node-0", "rendezvous-started")
         lab.agents["node-0"].terminate()
         assert lab.end("node-0") == 0
-    with parking(tmp_path / "stopped") as lab:
+    with kept_alive(tmp_path / "stopped") as lab:
         lab.start("node-0")
         lab.stepping(1, world=1)
         lab.agents["node-0"].terminate()
@@ -91,8 +91,10 @@ def test_an_agent_that_comes_after_the_end_parks_at_once_and_one_that_is_stopped
         assert not lab.events("node-0", "kept-alive")
 
 
-def test_a_wrong_train_json_parks_too_so_that_nobody_tries_for_ever(tmp_path: Path) -> None:
-    with parking(tmp_path) as lab:
+def test_a_wrong_train_json_keeps_the_agent_alive_so_that_nothing_restarts_it_for_ever(
+    tmp_path: Path,
+) -> None:
+    with kept_alive(tmp_path) as lab:
         train = json.loads((tmp_path / "train.json").read_text())
         (tmp_path / "train.json").write_text(json.dumps({**train, "maxRestarts": -1}))
         lab.start("node-0")

@@ -32,11 +32,11 @@ def test_a_lost_rank_and_a_lost_agent_are_replaced_and_each_is_counted_once(tmp_
         assert failure["node"] == first[1]["kdist_node"]
         assert failure["message"] == "rank 1 was killed by SIGKILL"
 
-        doomed = lab.agents["node-0"]
-        family = descendants(doomed.pid)
+        victim = lab.agents["node-0"]
+        family = descendants(victim.pid)
         assert len(family) >= 2, "a forkserver and a rank"
-        doomed.kill()
-        doomed.wait()
+        victim.kill()
+        victim.wait()
         assert soon(lambda: not any(map(is_alive, family))), "two seconds later nothing is left"
 
         lab.start("node-0")

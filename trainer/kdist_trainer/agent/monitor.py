@@ -32,7 +32,7 @@ from kdist_trainer.agent.hang_detection import (
 )
 from kdist_trainer.agent.node_loss import NodeLossDetector
 from kdist_trainer.agent.rendezvous_poller import PollResult
-from kdist_trainer.agent.survivors import Survivors, can_keep_workers
+from kdist_trainer.agent.survivors import Survivors
 from kdist_trainer.agent.telemetry import AgentTelemetry
 from kdist_trainer.agent.workers import WorkerProcesses
 from kdist_trainer.config import TrainConfig
@@ -91,10 +91,7 @@ class WorkerMonitor:
         self._joining_since: float | None = None
         self._left_since: float | None = None
         self._node_loss = NodeLossDetector(
-            self.watchdog,
-            is_managed=self.config.train is not None,
-            hang_seconds=self.config.hang_timeout_seconds,
-            has_silent_members=self.has_silent_members if can_keep_workers(self.config) else None,
+            self.config, self.generation, self.watchdog, self.has_silent_members
         )
         self._secondary_since: float | None = None
         self._kill_at = math.inf

@@ -10,7 +10,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from kdist_trainer.agent.generation import Generation
 from kdist_trainer.agent.hang_detection import Watchdog
+from kdist_trainer.agent.survivors import can_keep_workers
+from kdist_trainer.config import TrainConfig
 from kdist_trainer.rendezvous.handler import SILENCE_SECONDS, RendezvousStatus
 
 WAIT_SECONDS = 5.0
@@ -29,34 +32,33 @@ class NodeLossDetector:
     """Watches the other nodes of one generation.
 
     Args:
+        config: The configuration of the job.
+        generation: The generation.
         watchdog: Knows how long the ranks of this node have been waiting.
-        is_managed: Whether the ranks run a managed training.
-        hang_seconds: How long a silent node is tolerated by a script without heartbeats.
-        has_silent_members: Whether a member is silent, by the members' connections. Given only if
-            the ranks can continue in place: a node that was only slow then returns at little cost.
+        has_silent_members: Whether a member is silent, by the members' connections. It counts only
+            if the others can continue in place without it: then a node that was only slow returns
+            at little cost.
     """
 
     def __init__(
         self,
+        config: TrainConfig,
+        generation: Generation,
         watchdog: Watchdog,
-        *,
-        is_managed: bool,
-        hang_seconds: float,
-        has_silent_members: Callable[[], bool] | None = None,
+        has_silent_members: Callable[[], bool],
     ) -> None:
         self._watchdog = watchdog
-        self._least_seconds = SILENT_SECONDS if is_managed else SCRIPT_SILENT_SECONDS
-        self._hang_seconds = hang_seconds
+        self._least_seconds = SILENT_SECONDS if config.train is not None else SCRIPT_SILENT_SECONDS
+        self._hang_seconds = config.hang_timeout_seconds
+        fewest, _ = generation.bounds
+        self._can_do_without = can_keep_workers(config) and fewest < len(generation.nodes)
         self._has_silent_members = has_silent_members
         self._silent_since: float | None = None
 
     def is_lost(self, status: RendezvousStatus) -> bool:
         """Whether a node is lost, given the latest state of the rendezvous."""
-        if (
-            self._has_silent_members is not None
-            and self._has_silent_members()
-            and self._has_waited(SILENCE_SECONDS)
-        ):
+        is_silent = self._can_do_without and self._has_silent_members()
+        if is_silent and self._has_waited(SILENCE_SECONDS):
             return True
         now, watchdog = time.monotonic(), self._watchdog
         missing = status.silent or status.left

@@ -103,6 +103,8 @@ def test_a_node_leaves_and_returns_while_the_other_keeps_its_process(
         run.process.send_signal(signal.SIGCONT)
         wait_for_generation(run, 3, world_size=2)
         assert survivor in [rank.pid for rank in run.ranks()], "the join has restarted it"
+        newcomer = next(rank.pid for rank in run.ranks() if rank.node == "node-1")
+        assert_was_prepared(run, newcomer)
         run.process.send_signal(signal.SIGINT)
         assert run.wait() == 130, run.output()
     assert_nothing_was_repeated(run)
@@ -119,3 +121,79 @@ def test_all_ranks_are_restarted_if_the_job_says_so(tmp_path: Path) -> None:
         assert not {rank.pid for rank in before} & {rank.pid for rank in run.ranks()}
         run.process.send_signal(signal.SIGINT)
         assert run.wait() == 130, run.output()
+
+
+def assert_was_prepared(run: TrainingRun, newcomer: int) -> None:
+    """The newcomer's process was ready before its node joined, and before the others paused."""
+    own = run.log("node-1")
+    prepared = next(
+        event for event in own if event["event"] == "worker-prepared" and event["pid"] == newcomer
+    )
+    joined = next(
+        event
+        for event in own
+        if event["event"] == "rendezvous-completed" and event["generation"] == 3
+    )
+    paused = next(event for event in run.log("node-0") if event["event"] == "joining")
+    assert prepared["time"] < paused["time"] < joined["time"]
+    assert {"rank", "pid"} <= {
+        key
+        for event in own
+        if event["event"] == "worker-started" and event["pid"] == newcomer
+        for key in event
+    }
+
+
+def find_standby(run: TrainingRun, *, other_than: int = 0) -> int | None:
+    """The pid of the standby that is ready."""
+    pids = [
+        int(event["pid"])
+        for event in run.log("node-0")
+        if event["event"] == "standby-ready" and is_alive(event["pid"])
+    ]
+    return next((pid for pid in pids if pid not in (other_than, *rank_pids(run))), None)
+
+
+def rank_pids(run: TrainingRun) -> set[int]:
+    return {rank.pid for rank in run.ranks()}
+
+
+@pytest.mark.processes
+def test_a_killed_rank_is_replaced_by_the_standby_of_its_node(
+    uninterrupted: str, tmp_path: Path
+) -> None:
+    with TrainingRun(tmp_path, describe("spared", standby="warm")) as run:
+        ranks = wait_for_step(run, 2)
+        standby = run.wait_until(lambda: find_standby(run), "a standby")
+        assert len(run.ranks()) == 2, "the standby counts as a rank"
+        kill(ranks[1].pid)
+        wait_for_generation(run, 2, world_size=2)
+        assert [rank.pid for rank in run.ranks()] == [ranks[0].pid, standby]
+        again = run.wait_until(lambda: find_standby(run, other_than=standby), "another standby")
+        assert run.wait() == 0, run.output()
+        assert not is_alive(again), "the standby outlives the run"
+    started = {event["pid"]: event for event in run.log("node-0") if "pid" in event}
+    assert started[standby]["event"] in ("worker-started", "standby-used")
+    assert_nothing_was_repeated(run)
+    assert_every_sample_once(run.steps(), total=EPOCHS * SAMPLES)
+    assert {line["world_size"] for line in run.steps()} == {2}
+    assert run.done()["weights"] == uninterrupted
+
+
+@pytest.mark.processes
+def test_a_standby_that_is_killed_is_replaced_while_the_training_goes_on(tmp_path: Path) -> None:
+    job = describe("idle", standby="warm")
+    job["spec"]["train"]["epochs"] = 10_000
+    with TrainingRun(tmp_path, job) as run:
+        ranks = wait_for_step(run, 2)
+        first = run.wait_until(lambda: find_standby(run), "a standby")
+        kill(first)
+        second = run.wait_until(lambda: find_standby(run, other_than=first), "another standby")
+        wait_for_step(run, run.steps()[-1]["step"] + 5)
+        assert rank_pids(run) == {rank.pid for rank in ranks}
+        assert {line["generation"] for line in run.steps()} == {1}
+        kill(run.agents()["node-0"])
+        run.wait_until(lambda: not is_alive(second), "the end of the standby with its agent")
+        run.process.send_signal(signal.SIGINT)
+        assert run.wait() == 130, run.output()
+    assert not run.processes()

@@ -1,7 +1,7 @@
-"""A training under `kdist run`, seen and wounded from outside: what the tests of faults share.
+"""A training under `kdist run`, observed and damaged from outside: what the tests of faults share.
 
 Everything is read where a user could read it: the ledger, the agents' notes and logs, the ranks'
-heartbeats. Wounds are real signals.
+heartbeats. Faults are real signals.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ class Rank:
     """A live rank as its heartbeat shows it."""
 
     node: str
+    number: int
+    """On the node, from 0."""
     pid: int
     beat: RankSnapshot
 
@@ -196,7 +198,8 @@ class TrainingRun:
             except (OSError, ValueError):
                 continue  # not yet whole
             if beat.pid and is_alive(beat.pid):
-                yield Rank(path.parent.name, beat.pid, beat)
+                number = int(path.stem.removeprefix("rank-"))
+                yield Rank(path.parent.name, number, beat.pid, beat)
 
     def log(self, node: str) -> list[dict[str, Any]]:
         """The agent's and its ranks' events, in order."""

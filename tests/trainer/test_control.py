@@ -31,6 +31,11 @@ def has_left(server: ControlServer, local_rank: int, step: int) -> bool:
     return connected(server)[local_rank].left == step
 
 
+def has_joined(server: ControlServer) -> bool:
+    server.poll()
+    return not server.joining
+
+
 def connect(server: ControlServer, local_rank: int = 0) -> tuple[GroupControl, list[bool]]:
     """A rank's end, and the calls of its `on_leave`."""
     calls: list[bool] = []
@@ -84,6 +89,39 @@ def test_a_rank_that_waits_for_a_group_is_woken_by_it(server: ControlServer) -> 
     server.join(0, {"WORLD_SIZE": "1"})
     waiting.join(10)
     assert got == [{"WORLD_SIZE": "1"}]
+
+
+def test_a_worker_joins_its_first_group_once_it_is_ready_for_it(server: ControlServer) -> None:
+    server.join_when_ready(2, os.getpid(), {"RANK": "5"})
+    rank, _ = connect(server, local_rank=2)
+    assert server.joining, "it has joined before it was ready"
+    rank.report_left(-1, "")
+    assert soon(partial(has_joined, server))
+    assert rank.wait_for_group() == {"RANK": "5"}
+    assert server.ranks[2].left is None, "it is in a group"
+
+
+def test_a_worker_in_the_place_of_one_that_did_not_get_ready_does_not_join_its_group(
+    server: ControlServer,
+) -> None:
+    server.join_when_ready(0, os.getpid() + 1, {"RANK": "5"})
+    rank, _ = connect(server)
+    rank.report_left(-1, "")
+    assert soon(partial(has_left, server, 0, -1))
+    server.join_when_ready(0, os.getpid(), {"RANK": "6"})
+    assert rank.wait_for_group() == {"RANK": "6"}
+
+
+def test_a_rank_takes_the_place_of_another_one(server: ControlServer) -> None:
+    lost, _ = connect(server, local_rank=0)
+    spare, _ = connect(server, local_rank=4)
+    spare.report_left(-1, "")
+    assert soon(partial(has_left, server, 4, -1))
+    server.move(4, 0)
+    server.join_when_ready(0, os.getpid(), {"RANK": "0"})
+    assert spare.wait_for_group() == {"RANK": "0"}
+    assert list(server.ranks) == [0]
+    lost.close()
 
 
 def test_a_rank_whose_agent_does_not_answer_says_so_and_trains_without_the_channel(

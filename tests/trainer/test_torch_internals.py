@@ -11,6 +11,7 @@ import inspect
 
 import torch
 from torch import nn
+from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -67,6 +68,18 @@ def test_stores_are_made_as_they_are_called() -> None:
     assert store.get("key") == b"value", moved("torch.distributed.HashStore")
     names = str(torch_internals.TCPStore.__init__.__doc__)
     assert "is_master" in names and "wait_for_workers" in names, moved("TCPStore")  # noqa: PT018
+
+
+def test_a_group_that_was_not_formed_leaves_no_trace_in_the_names_of_the_next_one() -> None:
+    world = distributed_c10d._world
+    before = world.group_count
+    try:
+        world.group_count = 3
+        torch_internals.restart_group_names()
+        name = distributed_c10d._process_group_name([], use_hashed_name=False)
+        assert name == "0", moved("distributed_c10d._world.group_count")
+    finally:
+        world.group_count = before
 
 
 def test_batches_of_loader_processes_are_counted() -> None:

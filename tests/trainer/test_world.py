@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import gc
 import os
+import socket
 import sys
+import threading
+import time
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.distributed_c10d import PrefixStore
 from torch.nn.parallel import DistributedDataParallel
 
+from kdist_trainer import group_abort
+from kdist_trainer.errors import PeersLostError
 from kdist_trainer.instrumentation import flight_recorder
 from kdist_trainer.liveness import Heartbeat
-from kdist_trainer.world import World
+from kdist_trainer.torch_internals import HashStore
+from kdist_trainer.world import World, abandon
 from tests.trainer.training.group import run_group
 
 pytestmark = [
@@ -42,6 +50,30 @@ def train_and_leave() -> tuple[int, int]:
     return before, count_threads_of_gloo()
 
 
+def join_after_a_group_that_was_not_formed() -> int:
+    if os.environ["RANK"] == "0":
+        store = PrefixStore("not formed", HashStore())
+        with pytest.raises(dist.DistError):
+            dist.init_process_group(
+                "gloo", rank=0, world_size=2, store=store, timeout=timedelta(seconds=0.1)
+            )
+        abandon(timedelta(seconds=1))
+    with World.from_environment(timeout_seconds=20) as world:
+        return len(world.all_gather_object(None))
+
+
+def leave_while_rank_0_is_not_there() -> float:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        os.environ |= {"RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": str(unused.getsockname()[1])}
+    began = time.monotonic()
+    threading.Timer(0.2, group_abort.abort).start()
+    with pytest.raises(PeersLostError):
+        World.from_environment(timeout_seconds=60)
+    abandon(timedelta(seconds=1))
+    return time.monotonic() - began
+
+
 def leave_as_a_script_does(folder: Path) -> tuple[int, int]:
     heartbeat = Heartbeat.create(folder / f"beat-{os.environ['RANK']}")
     flight_recorder.install(heartbeat)
@@ -59,6 +91,15 @@ def leave_as_a_script_does(folder: Path) -> tuple[int, int]:
 def test_a_model_that_is_let_go_after_the_group_does_not_join_its_threads() -> None:
     for before, after in run_group(train_and_leave, 2):
         assert after >= before > 0, "a thread has its name a moment after its start"
+
+
+def test_a_rank_joins_its_next_group_after_one_that_was_not_formed() -> None:
+    assert run_group(join_after_a_group_that_was_not_formed, 2) == [2, 2]
+
+
+def test_a_rank_leaves_a_group_whose_rank_0_never_comes() -> None:
+    (seconds,) = run_group(leave_while_rank_0_is_not_there, 1)
+    assert seconds < 30, "torch waits for the whole timeout"
 
 
 def test_a_scripts_model_does_not_either_where_its_collectives_are_noted(tmp_path: Path) -> None:

@@ -1,11 +1,12 @@
 """The control channel between an agent and its ranks, by which a rank leaves a broken worker group
-and joins the next one without ending.
+and joins the next one without ending, or waits for its first one.
 
 Each rank connects to a Unix socket in the agent's scratch folder. Messages are JSON objects, one
 per packet:
 
     rank to agent   {"rank": 0, "pid": 123}        after connecting; the local rank
-                    {"left": 17, "why": "..."}     out of its group, with the state of step 17
+                    {"left": 17, "why": "..."}     out of its group, with the state of step 17;
+                                                   -1 from a rank that has had no group yet
     agent to rank   {"leave": true}                leave the group
                     {"join": {"RANK": "0", ...}}   the environment of the next group
 """
@@ -28,6 +29,14 @@ from kdist_trainer.metrics.reporter import short_address
 
 VARIABLE = "KDIST_CONTROL_SOCKET"
 """The environment variable that names the agent's socket."""
+WAITING_VARIABLE = "KDIST_WAITS_FOR_GROUP"
+"""The environment variable of a worker that was started before its group: its other variables are
+not those of the group yet. Its value is one of `WAITS_ONLY`, `BUILDS` and `STANDS_BY`.
+"""
+WAITS_ONLY, BUILDS, STANDS_BY = "waits-only", "builds", "stands-by"
+"""What such a worker does before it waits: nothing of the user's; it builds what needs no group; it
+does so, and ends if it cannot.
+"""
 _MESSAGE_BYTES = 1 << 16
 _CUT_SECONDS = 0.05
 _WHY_CHARACTERS = 500
@@ -153,6 +162,10 @@ class ControlServer:
     path: Path
     ranks: dict[int, ConnectedRank] = field(default_factory=dict)
     """The connected ranks, by local rank."""
+    joining: dict[int, tuple[int, dict[str, str]]] = field(default_factory=dict)
+    """By local rank, the pid of a worker that is not ready for its group yet, and its environment
+    in that group.
+    """
 
     def __post_init__(self) -> None:
         self._unknown: list[socket.socket] = []
@@ -191,6 +204,15 @@ class ControlServer:
                     self._forget(number)
                     break
                 rank.left, rank.why = message["left"], message["why"]
+        for number, (pid, environment) in list(self.joining.items()):
+            if self.has_left(number, pid):
+                del self.joining[number]
+                self.join(number, environment)
+
+    def has_left(self, local_rank: int, pid: int) -> bool:
+        """Whether a rank is out of its group, or is ready for its first one."""
+        rank = self.ranks.get(local_rank)
+        return rank is not None and rank.pid == pid and rank.left is not None
 
     def wait(self, seconds: float) -> None:
         """Wait for a message, at most `seconds`, and read it."""
@@ -205,6 +227,18 @@ class ControlServer:
         """Have a rank that has left its group join the one that `environment` describes."""
         self.ranks[local_rank].left = None
         self._send(local_rank, join=environment)
+
+    def join_when_ready(self, local_rank: int, pid: int, environment: dict[str, str]) -> None:
+        """Have a worker join the group that `environment` describes, now or as soon as it is ready
+        for it.
+        """
+        self.joining[local_rank] = pid, environment
+        self.poll()
+
+    def move(self, source: int, target: int) -> None:
+        """Have the rank that is connected as local rank `source` take the place of `target`."""
+        self._forget(target)
+        self.ranks[target] = self.ranks.pop(source)
 
     def _send(self, local_rank: int, **message: Any) -> None:
         with contextlib.suppress(OSError):  # it is dead, which its exit will show

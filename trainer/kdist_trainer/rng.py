@@ -11,10 +11,11 @@ from __future__ import annotations
 import pickle
 import random
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 WEIGHTS: Final = 1
 ORDER: Final = 2
@@ -51,6 +52,25 @@ def derive(seed: int, stream: int, step: int = 0, shard: int = 0, chunk: int = 0
 
 
 _Seeder = Callable[[int], object]
+
+
+class GeneratorStates(NamedTuple):
+    """The states of torch's generator of the CPU, NumPy's and Python's."""
+
+    torch: Tensor
+    numpy: Any
+    python: Any
+
+    @classmethod
+    def read(cls) -> GeneratorStates:
+        """The present states."""
+        return cls(torch.get_rng_state(), np.random.get_state(), random.getstate())
+
+    def restore(self) -> None:
+        """Have the generators continue from these states."""
+        torch.set_rng_state(self.torch)
+        np.random.set_state(self.numpy)
+        random.setstate(self.python)
 
 
 class Generators:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore, TCPStore
+from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.nn.modules.batchnorm import _NormBase as RunningNorm
@@ -29,6 +30,7 @@ __all__ = [
     "own_buffers",
     "own_parameters",
     "queued_batches",
+    "restart_group_names",
     "tree_map_only",
     "version_of",
 ]
@@ -52,6 +54,14 @@ def version_of(tensor: Tensor) -> int:
 def flatten_mesh(mesh: DeviceMesh, name: str) -> None:
     """Give `mesh` one more dimension, called `name`, of all its ranks."""
     mesh._flatten(name)
+
+
+def restart_group_names() -> None:
+    """Have the next process group named as the first one of a process is. torch numbers groups, the
+    name is part of every key in the store, and a group that could not be formed keeps its number:
+    the ranks of the next one would then wait for each other under different keys.
+    """
+    distributed_c10d._world.group_count = 0
 
 
 def found_overflows(scaler: torch.amp.GradScaler, optimizer: Optimizer) -> Iterable[Tensor]:

@@ -10,7 +10,6 @@ import main; main()'
 
 from __future__ import annotations
 
-import json
 import os
 import traceback as tracebacks
 from collections.abc import Callable
@@ -19,23 +18,24 @@ from pathlib import Path
 
 import torch
 
-from kdist_trainer import failure, group_abort, log, workloads
+from kdist_trainer import failure, group_abort, log, output
 from kdist_trainer.bench.collectives import COLLECTIVES
 from kdist_trainer.bench.measure import Effort, Exchange, SlowLink, find_slow_link, measure
 from kdist_trainer.config import AllReduceCheck, Cause, Nodes, TrainConfig, Training, count_bytes
-from kdist_trainer.control import GroupControl
-from kdist_trainer.errors import BandwidthError, ConfigError, classify
+from kdist_trainer.control import STANDS_BY, WAITING_VARIABLE, WAITS_ONLY, GroupControl
+from kdist_trainer.errors import BandwidthError, ConfigError, PeersLostError, classify
 from kdist_trainer.instrumentation import fault_handler, flight_recorder
 from kdist_trainer.liveness import Heartbeat, NullHeartbeat, Phase
 from kdist_trainer.metrics.reporter import Reporter
 from kdist_trainer.metrics.step_stats import StepStats
-from kdist_trainer.training import regroup, trainer
+from kdist_trainer.training import prepared, regroup, trainer
 from kdist_trainer.training.builder import RankRuntime, assemble
 from kdist_trainer.training.context import TrainContext
 from kdist_trainer.training.kept_state import KeptState
+from kdist_trainer.training.prepared import PreparedTraining
 from kdist_trainer.training.sync import StopFlag
-from kdist_trainer.workload import Workload, WorkloadContext
-from kdist_trainer.world import World, abandon
+from kdist_trainer.workload import Workload
+from kdist_trainer.world import World, abandon, uses_gpus
 
 _EFFORT = Effort(rounds=10, warmup=2, seconds=20.0)
 _SLOW_FACTOR = 2.0
@@ -107,33 +107,41 @@ def main() -> str:
     try:
         return rank.run()
     except BaseException as error:
-        record(error, rank.heartbeat, rank.ctx)
+        if WAITING_VARIABLE not in os.environ:
+            record(error, rank.heartbeat, rank.ctx)
         raise
 
 
 class ManagedRank:
-    """One rank of a managed training, through all the worker groups that it is a member of."""
+    """One rank of a managed training, through all the worker groups that it is a member of.
+
+    The process may have been started before there is a group for it. It then builds what needs no
+    group, and waits. An error of that is raised in the group, where it would have been raised
+    otherwise.
+    """
 
     def __init__(self) -> None:
         self.ctx: TrainContext | None = None
-        self.heartbeat = flight_recorder.find_heartbeat()
+        self._has_group = WAITING_VARIABLE not in os.environ
+        self.heartbeat = flight_recorder.find_heartbeat() if self._has_group else None
         self._stop_flag = StopFlag()
         self._stop_flag.install()
         self._control: GroupControl | None = None
         self._workload: Workload | None = None
+        self._prepared: PreparedTraining | None = None
+        self._error: BaseException | None = None
         self._kept: KeptState | None = None
 
     def run(self) -> str:
         """Train in one group after the other; returns "done" or "stopped"."""
         while True:
-            config = read_config(Path(os.environ["KDIST_CONFIG"]))
-            train = config.train
-            if train is None:
-                raise ConfigError(
-                    "train.json has no train section: a script is not started by this entrypoint"
-                )
-            if self._control is None and train.recovery != "restart":
+            config, train = read_training(Path(os.environ["KDIST_CONFIG"]))
+            local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+            if self._control is None and train.recovery != "restart" and not uses_gpus(local_size):
                 self._control = GroupControl.connect(self._stop_flag.ask_to_leave)
+            if not self._has_group:
+                self._wait_for_first_group(config, train)
+                continue
             try:
                 return self._train(config, train)
             except Exception as error:
@@ -141,6 +149,41 @@ class ManagedRank:
                     raise
                 self._leave(error, collective_timeout_seconds=config.collective_timeout_seconds)
             self._join(self._control.wait_for_group())
+
+    def _wait_for_first_group(self, config: TrainConfig, train: Training) -> None:
+        """Prepare for the first group, and join it once the agent has it.
+
+        Raises:
+            PeersLostError: If the agent cannot be reached, so that there will be no group.
+            Exception: Whatever the user's code raises, in a standby: another one is started, and
+                the group is not affected.
+        """
+        if self._control is None:
+            raise PeersLostError("the agent of this worker cannot be reached")
+        purpose = os.environ[WAITING_VARIABLE]
+        torch.set_num_threads(config.threads_per_rank)
+        prepared.warm_up_torch()
+        try:
+            if purpose != WAITS_ONLY:
+                self._prepared = prepared.prepare(train, torch.device("cpu"))
+        except BaseException as error:
+            if purpose == STANDS_BY:
+                raise
+            self._error = error
+        self._control.report_left(-1, "")
+        self._join(self._control.wait_for_group())
+        self._has_group = True
+
+    def _build(self, config: TrainConfig, train: Training, runtime: RankRuntime) -> TrainContext:
+        """Build the training of this group, with what was built or kept before."""
+        if self._error is not None:
+            raise self._error
+        built, self._prepared = self._prepared, None
+        if built is not None:
+            self._workload = built.workload
+        if self._workload is None:
+            self._workload = load_workload(train, runtime.world)
+        return assemble(config, train, self._workload, runtime, self._kept, built)
 
     def _train(self, config: TrainConfig, train: Training) -> str:
         """Train in the group that the environment describes."""
@@ -169,9 +212,7 @@ class ManagedRank:
                     checkpoints=_folder("KDIST_CHECKPOINTS"),
                     scratch=_folder("KDIST_SCRATCH"),
                 )
-                if self._workload is None:
-                    self._workload = load_workload(train, world)
-                self.ctx = assemble(config, train, self._workload, runtime, self._kept)
+                self.ctx = self._build(config, train, runtime)
                 outcome = trainer.train(self.ctx)
             beat(heartbeat, Phase.EXIT)
             return outcome
@@ -192,7 +233,7 @@ class ManagedRank:
         group_abort.abort()
         timeout = timedelta(seconds=collective_timeout_seconds)
         if self.ctx is not None:
-            self._kept = regroup.keep(self.ctx) or self._kept
+            self._kept = regroup.keep(self.ctx)
         why, self.ctx = regroup.describe(error), None
         tracebacks.clear_frames(error.__traceback__)
         abandon(timeout)
@@ -200,19 +241,37 @@ class ManagedRank:
 
     def _join(self, environment: dict[str, str]) -> None:
         """Take over the environment of the next group."""
+        os.environ.pop(WAITING_VARIABLE, None)
         os.environ.update(environment)
+        # the channel's thread may have aborted once more, after the groups were destroyed
+        group_abort.reset()
         flight_recorder.remove()
         if self.heartbeat is not None:
             self.heartbeat.close()
         self.heartbeat = flight_recorder.find_heartbeat()
         scratch, local_rank = _folder("KDIST_SCRATCH"), int(os.environ["LOCAL_RANK"])
         if scratch is not None:
+            output.redirect(scratch, local_rank)
             fault_handler.register_stack_dump(scratch, local_rank)
             fault_handler.watch(scratch, local_rank)
 
 
 def _folder(variable: str) -> Path | None:
     return Path(os.environ[variable]) if variable in os.environ else None
+
+
+def read_training(path: Path) -> tuple[TrainConfig, Training]:
+    """Read `train.json`, and its section `train`.
+
+    Raises:
+        ConfigError: If the file cannot be read, is not valid, or has no such section.
+    """
+    config = read_config(path)
+    if config.train is None:
+        raise ConfigError(
+            "train.json has no train section: a script is not started by this entrypoint"
+        )
+    return config, config.train
 
 
 def open_world(config: TrainConfig, train: Training) -> World:
@@ -245,12 +304,7 @@ def read_config(path: Path) -> TrainConfig:
 
 def load_workload(train: Training, world: World) -> Workload:
     """Make the workload that the job names."""
-    data = {
-        mount: Path(path) for mount, path in json.loads(os.environ.get("KDIST_DATA", "{}")).items()
-    }
-    return workloads.load(train.workload)(
-        WorkloadContext(train.options, data, train.seed, world.device)
-    )
+    return prepared.load_workload(train, world.device)
 
 
 def beat(heartbeat: Heartbeat | None, phase: Phase) -> None:

@@ -11,8 +11,10 @@ rank waits, so that the cause is reported at once.
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from types import TracebackType
@@ -26,7 +28,7 @@ from torch.distributed.tensor import DTensor
 
 from kdist_trainer import group_abort
 from kdist_trainer.errors import ConfigError
-from kdist_trainer.torch_internals import HashStore, flatten_mesh
+from kdist_trainer.torch_internals import HashStore, flatten_mesh, restart_group_names
 
 
 def to_local(tensor: Tensor) -> Tensor:
@@ -39,6 +41,7 @@ _destroyed: list[object] = []
 _abandoned: list[tuple[float, object]] = []
 """Groups that were left broken, each with the monotonic time from which it may be released."""
 _MARGIN_SECONDS = 60.0
+_RETRY_SECONDS = 0.01
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,11 @@ class World:
     def _open(self, env: Mapping[str, str]) -> None:
         alone = self.size == 1 and "MASTER_ADDR" not in env
         device = self.device if self.device.type == "cuda" else None
+        # The former group may have been aborted once more after it was destroyed. A request to
+        # leave this one already is not lost: it aborts again and again.
+        group_abort.reset()
+        if not alone and self.rank > 0:
+            wait_for_store(env["MASTER_ADDR"], int(env["MASTER_PORT"]), self.timeout)
         with group_abort.recording():
             dist.init_process_group(
                 self.backend,
@@ -186,6 +194,21 @@ class World:
             leave()
 
 
+def wait_for_store(host: str, port: int, timeout: timedelta) -> None:
+    """Wait until rank 0 listens, at most `timeout`. torch would wait too, but cannot be interrupted
+    in it when rank 0 is lost before.
+
+    Raises:
+        PeersLostError: If the agent asks this rank to leave the group.
+    """
+    deadline = time.monotonic() + timeout.total_seconds()
+    while time.monotonic() < deadline:
+        group_abort.raise_if_aborted()
+        with suppress(OSError), socket.create_connection((host, port), timeout=1):
+            return
+        time.sleep(_RETRY_SECONDS)
+
+
 def leave() -> None:
     """Wait for every rank, then destroy the process group. Collective.
 
@@ -210,12 +233,20 @@ def abandon(timeout: timedelta) -> None:
     if dist.is_initialized():
         _abandoned.append((now + timeout.total_seconds() + _MARGIN_SECONDS, dist.group.WORLD))
         dist.destroy_process_group()
+    restart_group_names()
     group_abort.reset()
 
 
+def uses_gpus(local_size: int) -> bool:
+    """Whether the `local_size` ranks of this node train on GPUs: only if each has one, since NCCL
+    refuses two ranks on one GPU.
+    """
+    return torch.cuda.is_available() and local_size <= torch.cuda.device_count()
+
+
 def _device(local_rank: int, local_size: int) -> torch.device:
-    """One GPU for each local rank, or the CPU: NCCL refuses two ranks on one GPU."""
-    if torch.cuda.is_available() and local_size <= torch.cuda.device_count():
+    """One GPU for each local rank, or the CPU."""
+    if uses_gpus(local_size):
         torch.cuda.set_device(local_rank)
         return torch.device("cuda", local_rank)
     return torch.device("cpu")

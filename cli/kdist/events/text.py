@@ -122,6 +122,15 @@ SENTENCES: dict[str, Callable[[Event], str]] = {
     "continued": lambda e: (
         f"continues after step {e['step']} with the state that rank {e['source_rank']} has kept"
     ),
+    "worker-prepared": lambda e: (
+        f"pid {e['pid']} is ready to join the group after {seconds(e['seconds'])}"
+    ),
+    "standby-ready": lambda e: (
+        f"the standby is ready after {seconds(e['seconds'])}, pid {e['pid']}"
+    ),
+    "standby-used": lambda e: (
+        f"the standby takes the place of a rank that was lost, pid {e['pid']}"
+    ),
     "first-step": lambda e: f"step {e['step']} done, the first of this generation",
     "progress": _progress,
     "checkpoint-committed": _committed,

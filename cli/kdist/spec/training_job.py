@@ -115,6 +115,13 @@ class Spec(ConfigModel):
         le=100_000,
         description=("Restarts without progress before the job fails; progress resets the count."),
     )
+    standby: Literal["none", "warm"] = Field(
+        "none",
+        description=(
+            "warm keeps one more process per node ready to take the place of a rank that is lost "
+            "there (strategy ddp, on CPUs); it holds the model and the data, and computes nothing."
+        ),
+    )
     queue: Label | None = Field(None, description="Kueue LocalQueue that admits the job.")
     rendezvous: Literal["auto", "file", "kubernetes", "c10d"] = Field(
         "auto",

@@ -35,6 +35,7 @@ def check(spec: Spec) -> Iterator[Violation]:
     yield from _stages(spec)
     yield from _unique_names(spec)
     yield from _start_variables(spec)
+    yield from _standby(spec)
     yield from _own_mounts(spec)
     yield from _workload(spec)
 
@@ -337,6 +338,28 @@ def _start_variables(spec: Spec) -> Iterator[Violation]:
                 field,
                 (field, "script.preload"),
             )
+
+
+def _standby(spec: Spec) -> Iterator[Violation]:
+    """A standby takes the place of a rank only where ranks recover in place."""
+    if spec.standby == "none":
+        return
+    problem, fields = "", ["standby"]
+    if spec.train is None:
+        problem, fields = "a script restarts as a whole", [*fields, "script"]
+    elif spec.train.recovery == "restart":
+        problem, fields = (
+            "with train.recovery: restart all ranks restart",
+            [*fields, "train.recovery"],
+        )
+    elif spec.train.strategy != "ddp":
+        problem = f"with strategy {spec.train.strategy} all ranks restart"
+        fields = [*fields, "train.strategy"]
+    elif spec.resources.gpu:
+        problem, fields = "on GPUs all ranks restart", [*fields, "resources.gpu"]
+    if problem:
+        message = f"must be none: {problem}, and a standby takes the place of a rank that is lost"
+        yield Violation(message, "standby", tuple(fields))
 
 
 def _workload(spec: Spec) -> Iterator[Violation]:

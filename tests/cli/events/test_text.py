@@ -44,6 +44,21 @@ def formatted(name: str, node: str = "node-0", **fields: Any) -> str:
             "continues after step 100 with the state that rank 1 has kept",
         ),
         (
+            "worker-prepared",
+            {"pid": 4711, "seconds": 1.5},
+            "pid 4711 is ready to join the group after 1.5 s",
+        ),
+        (
+            "standby-ready",
+            {"pid": 4711, "seconds": 1.5},
+            "the standby is ready after 1.5 s, pid 4711",
+        ),
+        (
+            "standby-used",
+            {"pid": 4711},
+            "the standby takes the place of a rank that was lost, pid 4711",
+        ),
+        (
             "progress",
             {
                 "step": 10,

@@ -95,6 +95,8 @@ def test_the_loop_of_the_agent_calls_the_overridden_methods() -> None:
     )
     assert "restart_count" in start, moved("the restart count in LocalElasticAgent._start_workers")
     assert vars(local_elastic_agent)["start_processes"], moved("local_elastic_agent")
+    for name in ("logs_specs", "start_method"):
+        assert f"{name}=self._{name}" in start, moved(f"LocalElasticAgent._{name}")
 
 
 def test_the_rendezvous_polls_by_the_replaced_functions() -> None:

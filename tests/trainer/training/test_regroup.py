@@ -13,7 +13,7 @@ from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.config import Training
 from kdist_trainer.errors import ConfigError
 from kdist_trainer.training import regroup
-from kdist_trainer.training.kept_state import UnrecordedStep
+from kdist_trainer.training.kept_state import FormerRank, UnrecordedStep
 from kdist_trainer.training.step_log import StepLog, to_line
 from kdist_trainer.training.sync import StepRecord
 
@@ -30,19 +30,35 @@ def losses(lines: list[dict[str, Any]]) -> dict[int, float | None]:
 
 
 def test_a_loss_is_known_from_all_parts_or_from_anyone_who_had_received_it() -> None:
-    first = (0, 2, 1, [unrecorded(5, 1.0), unrecorded(6, 2.0)])
-    second = (1, 2, 1, [unrecorded(5, 3.0), unrecorded(6, 4.0, 2.75)])
+    first = FormerRank(0, 2, 1, 6, [unrecorded(5, 1.0), unrecorded(6, 2.0)])
+    second = FormerRank(1, 2, 1, 6, [unrecorded(5, 3.0), unrecorded(6, 4.0, 2.75)])
     assert losses(regroup.merge_losses([first, second])) == {5: 2.0, 6: 2.75}
 
 
 def test_a_loss_whose_part_died_with_its_rank_is_null() -> None:
-    survivor = (1, 2, 1, [unrecorded(5, 3.0, 2.0), unrecorded(6, 4.0)])
+    survivor = FormerRank(1, 2, 1, 6, [unrecorded(5, 3.0, 2.0), unrecorded(6, 4.0)])
     assert losses(regroup.merge_losses([survivor])) == {5: 2.0, 6: None}
 
 
 def test_the_lines_are_those_of_the_former_group() -> None:
-    (line,) = regroup.merge_losses([(1, 4, 7, [unrecorded(3, 1.0)])])
+    (line,) = regroup.merge_losses([FormerRank(1, 4, 7, 3, [unrecorded(3, 1.0)])])
     assert (line["generation"], line["world_size"], line["first"], line["last"]) == (7, 4, 16, 23)
+
+
+def test_a_rank_that_has_missed_a_group_knows_only_steps_that_the_group_has_not_done() -> None:
+    late = FormerRank(0, 2, 1, 6, [unrecorded(5, 1.0, 1.5), unrecorded(6, 2.0)])
+    behind, ahead = FormerRank(0, 1, 2, 5, []), FormerRank(0, 1, 2, 6, [unrecorded(6, 4.0)])
+    (line,) = regroup.merge_losses([late, behind])
+    assert (line["generation"], line["step"]) == (1, 6)
+    (line,) = regroup.merge_losses([late, ahead])
+    assert (line["generation"], line["loss"]) == (2, (4.0).hex())
+
+
+def test_the_lines_of_several_ranks_are_one_ledger_with_the_losses_that_any_of_them_knows() -> None:
+    first = [{**line(4), "loss": None}, line(5)]
+    merged = regroup.merge_lines([first, [line(3), line(4)], [line(6, generation=2)]])
+    assert [(one["step"], one["generation"]) for one in merged] == [(3, 1), (4, 1), (5, 1), (6, 2)]
+    assert all(one["loss"] is not None for one in merged)
 
 
 def world(rank: int = 0, generation: int = 2) -> Any:

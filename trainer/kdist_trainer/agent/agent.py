@@ -11,6 +11,8 @@ from __future__ import annotations
 import json
 import os
 import time
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
@@ -27,6 +29,7 @@ from torch.distributed.elastic.rendezvous.api import (
 from kdist_trainer import log
 from kdist_trainer.agent import exit_analysis
 from kdist_trainer.agent.coordination import AgentStore
+from kdist_trainer.agent.early_workers import EarlyWorkers
 from kdist_trainer.agent.exit_analysis import GroupResult
 from kdist_trainer.agent.exit_record import RunOutcome, failed, stopped
 from kdist_trainer.agent.generation import Generation
@@ -100,8 +103,10 @@ class ElasticAgent(ElasticAgentBase):
             settings, agent_store, self._rendezvous_handler, telemetry, self._ledger, stop
         )
         self._instance_id = f"{os.getpid()}-{time.time_ns()}"
-        self._survivors = Survivors(settings.config, settings.scratch)
-        self._workers = WorkerProcesses()
+        procs = spec.local_world_size
+        self._survivors = Survivors(settings.config, settings.scratch, procs=procs)
+        self._early = EarlyWorkers(settings, self.start_without_group, self._survivors, procs=procs)
+        self._workers = WorkerProcesses(self._early.standby.pids)
         self._generation: Generation | None = None
         self._alive_at: float | None = None
 
@@ -126,6 +131,7 @@ class ElasticAgent(ElasticAgentBase):
             self.record = self._rendezvous_failure(f"the rendezvous store is lost: {error}")
         finally:
             self._survivors.kept = {}
+            self._early.standby.close()
             self._end_workers()
             self._survivors.close()
         self._rendezvous_handler.end_membership()
@@ -145,6 +151,8 @@ class ElasticAgent(ElasticAgentBase):
     def _next_generation(self) -> Generation:
         """Join the rendezvous and agree on the next generation. Raises `RunOutcome`."""
         self._alive_at = None
+        with suppress(StopRequested), self._stop.interruptible():
+            self._early.prepare(self._workers, self._count_running)
         self._telemetry.rendezvous_started()
         deadline = time.monotonic() + self._settings.config.rendezvous_timeout_seconds
         backed_off = False
@@ -169,6 +177,14 @@ class ElasticAgent(ElasticAgentBase):
         if generation.exhausted:
             self._termination.end_exhausted(generation)
         return generation
+
+    def _count_running(self) -> int:
+        """The number of nodes of a group that runs without this node; 0 if there is none."""
+        try:
+            members = self._rendezvous_handler.count_running()
+        except (RendezvousError, dist.DistError, RuntimeError):
+            return 0
+        return members if members >= self._settings.node_limits.current().min else 0
 
     def _end_if_permanent(self, error: Exception, deadline: float) -> None:
         """Raise `RunOutcome` if another try to join the rendezvous is not wanted or cannot help;
@@ -232,14 +248,14 @@ class ElasticAgent(ElasticAgentBase):
         settings, config, group = self._settings, self._settings.config, self.get_worker_group()
         self._generation = generation
         self.set_restarts(generation.restarts)
-        exit_analysis.reset_files(settings.scratch, len(group.workers))
+        ranks = [worker.global_rank for worker in group.workers]
+        exit_analysis.reset_files(settings.scratch, len(ranks))
         watchdog = Watchdog(
             settings.scratch,
-            ranks=len(group.workers),
+            ranks=len(ranks),
             hang_seconds=config.hang_timeout_seconds,
             from_start=config.train is not None,
         )
-        ranks = [worker.global_rank for worker in group.workers]
         self._telemetry.rendezvous_completed(
             generation,
             world_size=group.workers[0].world_size,
@@ -270,7 +286,7 @@ class ElasticAgent(ElasticAgentBase):
                     has_silent_members=handler.has_silent_members,
                     telemetry=self._telemetry,
                     stop=self._stop,
-                    mark_alive=self._mark_alive,
+                    mark_alive=partial(self._tend, watchdog),
                 ).run()
         finally:
             self._alive_at = None
@@ -285,7 +301,7 @@ class ElasticAgent(ElasticAgentBase):
         unkillable = self._workers.kill(timeout_seconds=_KILL_SECONDS, keep=kept)
         if not kept:
             self._workers.close()
-            self._workers = WorkerProcesses()
+            self._workers = WorkerProcesses(self._early.standby.pids)
         return unkillable
 
     def _unkillable(self, ranks: list[int]) -> dict[str, Any]:
@@ -305,17 +321,25 @@ class ElasticAgent(ElasticAgentBase):
         are the global ranks by local rank.
         """
         self._mark_alive()
+        self._survivors.forget_exited(self._workers)
         missing = [number for number in range(len(ranks)) if number not in self._survivors.kept]
         context, environments = self.start_workers(missing)
-        self._survivors.join(environments)
         if context is not None:
             self._workers.add(context, missing)
+        self._survivors.join(self._workers, environments)
+        new = {*missing, *self._early.local_ranks}
+        self._early.begin_group(environments)
         group = self.get_worker_group()
         for worker in group.workers:
             worker.id = self._workers.pid(worker.local_rank)
-            if worker.local_rank in missing:
+            if worker.local_rank in new:
                 self._telemetry.rank_started(ranks[worker.local_rank], worker.id)
         group.state = WorkerState.HEALTHY
+
+    def _tend(self, watchdog: Watchdog) -> None:
+        """On each pass of the monitor: mark the agent alive, and look after the standby."""
+        self._mark_alive()
+        self._early.tend(watchdog.snapshots)
 
     def _mark_alive(self) -> None:
         self._alive_at = time.monotonic()

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+
+import torch
 
 from kdist_trainer.agent.workers import WorkerProcesses
 from kdist_trainer.config import TrainConfig
@@ -24,12 +26,25 @@ _SOCKET = "control.sock"
 class Survivors:
     """The workers of this node that can leave a broken group, and those that have left one."""
 
-    def __init__(self, config: TrainConfig, scratch: Path) -> None:
+    def __init__(self, config: TrainConfig, scratch: Path, *, procs: int) -> None:
+        """Listen for the workers if they can be kept.
+
+        Args:
+            config: train.json.
+            scratch: The agent's folder, where the socket is.
+            procs: The number of workers on this node.
+        """
+        self._procs = procs
         self._control: ControlServer | None = None
         self.kept: dict[int, int] = {}
         """The last finished step of each kept worker, by local rank; -1 if it has no state yet."""
         if can_keep_workers(config):
             self._control = ControlServer(scratch / _SOCKET)
+
+    @property
+    def can_wait_for_group(self) -> bool:
+        """Whether workers of this node can be started before they have a group."""
+        return self._control is not None and not 0 < self._procs <= torch.cuda.device_count()
 
     @property
     def environment(self) -> dict[str, str]:
@@ -71,10 +86,13 @@ class Survivors:
         )
 
     def keep(self, workers: WorkerProcesses) -> None:
-        """Have the running workers leave their group, and kill those that do not."""
+        """Have the running workers leave their group, and kill those that do not. Workers that have
+        not joined it yet wait for the next one.
+        """
+        outside = self._take_back(workers)
         connected = self._connected(workers)
         for number, rank in connected.items():
-            if rank.left is None:
+            if rank.left is None and number not in outside:
                 self._control_server.ask_to_leave(number)
         deadline = time.monotonic() + LEAVE_SECONDS
         while True:
@@ -82,6 +100,7 @@ class Survivors:
                 number
                 for number in workers.living
                 if number in self._connected(workers)
+                and number not in outside
                 and self._connected(workers)[number].left is None
             ]
             remaining = deadline - time.monotonic()
@@ -94,12 +113,47 @@ class Survivors:
             for number, rank in self._connected(workers).items()
             if rank.left is not None and number in living
         }
+        self.kept |= {number: -1 for number in outside if number in living}
         workers.kill(keep=list(self.kept))
 
-    def join(self, environments: Mapping[int, dict[str, str]]) -> None:
+    def _take_back(self, workers: WorkerProcesses) -> list[int]:
+        """The local ranks of workers that were to join the group and were not ready for it; they
+        do not join it any more.
+        """
+        if self._control is None:
+            return []
+        joining, self._control.joining = self._control.joining, {}
+        return [number for number, (pid, _) in joining.items() if pid == workers.pid(number)]
+
+    def wait_for_group(self, local_ranks: Iterable[int]) -> None:
+        """Have workers that were started without a group join the next one."""
+        self.kept |= dict.fromkeys(local_ranks, -1)
+
+    def are_ready(self, workers: WorkerProcesses) -> bool:
+        """Whether all workers that wait for a group could join one now, or have ended."""
+        self.poll()
+        return all(
+            self.has_left(number, workers.pid(number)) or number not in workers.living
+            for number in self.kept
+        )
+
+    def has_left(self, local_rank: int, pid: int) -> bool:
+        """Whether a worker is out of its group, or is ready for its first one."""
+        return self._control is not None and self._control.has_left(local_rank, pid)
+
+    def move(self, source: int, target: int) -> None:
+        """Have the worker that is connected as local rank `source` take the place of `target`."""
+        self._control_server.move(source, target)
+
+    def forget_exited(self, workers: WorkerProcesses) -> None:
+        """Keep no worker that has ended since it left its group."""
+        living = workers.living
+        self.kept = {number: step for number, step in self.kept.items() if number in living}
+
+    def join(self, workers: WorkerProcesses, environments: Mapping[int, dict[str, str]]) -> None:
         """Have the kept workers join the group of these environments, by local rank."""
         for number in self.kept:
-            self._control_server.join(number, environments[number])
+            self._control_server.join_when_ready(number, workers.pid(number), environments[number])
         self.kept = {}
 
     @property
@@ -118,7 +172,7 @@ class Survivors:
         return {
             number: rank
             for number, rank in self._control.ranks.items()
-            if rank.pid == workers.pid(number)
+            if number in workers.local_ranks and rank.pid == workers.pid(number)
         }
 
     @property

@@ -17,23 +17,29 @@ from typing import NoReturn
 
 from kdist_trainer import failure, liveness, output, result
 from kdist_trainer.config import Exit
+from kdist_trainer.control import WAITING_VARIABLE
 from kdist_trainer.instrumentation import fault_handler
 
 
-def init_worker() -> tuple[Path, int]:
+def init_worker() -> None:
     """Make this process a group leader that dies with the agent, prints to the agent's log, and
     dumps its stacks on request.
 
-    Returns:
-        The scratch folder and the local rank.
+    A worker that has no group yet does the latter two when it joins one: its local rank may be that
+    of another worker, or of none.
     """
     os.setpgid(0, 0)  # the agent kills the whole group at once
-    scratch, local_rank = Path(os.environ["KDIST_SCRATCH"]), int(os.environ["LOCAL_RANK"])
-    output.redirect(scratch, local_rank)
+    if WAITING_VARIABLE not in os.environ:
+        scratch, local_rank = _place()
+        output.redirect(scratch, local_rank)
+        fault_handler.register_stack_dump(scratch, local_rank)
+        fault_handler.watch(scratch, local_rank)
     liveness.watch(Path(os.environ["KDIST_PARENT_PIPE"]))
-    fault_handler.register_stack_dump(scratch, local_rank)
-    fault_handler.watch(scratch, local_rank)
-    return scratch, local_rank
+
+
+def _place() -> tuple[Path, int]:
+    """The scratch folder and the local rank."""
+    return Path(os.environ["KDIST_SCRATCH"]), int(os.environ["LOCAL_RANK"])
 
 
 def run_worker(target: str) -> NoReturn:
@@ -44,15 +50,18 @@ def run_worker(target: str) -> NoReturn:
     """
     code = int(Exit.USER)
     try:
-        scratch, local_rank = init_worker()
+        init_worker()
         if folder := os.environ.get("KDIST_CODE"):
             sys.path.insert(0, folder)
         module, _, function = target.partition(":")
         outcome = getattr(importlib.import_module(module), function)()
+        scratch, local_rank = _place()  # in the group, in which it may be another one
         result.write_result(outcome, scratch=scratch, local_rank=local_rank)
         code = 0
     except BaseException as error:  # noqa: BLE001 - every error must be recorded for the agent
-        recorded = failure.record(error)
+        # a worker without a group has no rank whose failure this is
+        has_group = WAITING_VARIABLE not in os.environ
+        recorded = failure.record(error) if has_group else failure.describe(error)
         code = int(recorded.code)
         # the traceback of a secondary failure in the log would hide the root cause
         if recorded.primary:

@@ -14,7 +14,7 @@ import select
 import shutil
 import signal
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Any
@@ -30,9 +30,14 @@ from kdist_trainer.rendezvous.torch_internals import release_queues, worker_proc
 class WorkerProcesses:
     """The worker processes by local rank. `signal` and `kill` never reach a process that has been
     seen to exit.
+
+    Args:
+        spared: Returns the pids of processes that are never killed with the workers: one that is a
+            worker of no group.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, spared: Callable[[], Collection[int]] = tuple) -> None:
+        self._find_spared = spared
         self._processes: dict[int, Any] = {}
         self._is_script = False
         self._descriptors: dict[int, int] = {}
@@ -63,6 +68,11 @@ class WorkerProcesses:
             for local_rank, process in self._processes.items()
             if local_rank not in self._codes
         }
+
+    @property
+    def local_ranks(self) -> Collection[int]:
+        """The local ranks of all workers, also of those that have exited."""
+        return self._processes.keys()
 
     def pid(self, local_rank: int) -> int:
         """The process id of a worker."""
@@ -127,7 +137,7 @@ class WorkerProcesses:
                 os.kill(self.pid(local_rank), signal.SIGKILL)
             _kill_group(self.pid(local_rank))
         deadline = time.monotonic() + timeout_seconds
-        kept = [self.pid(local_rank) for local_rank in keep]
+        kept = [*(self.pid(local_rank) for local_rank in keep), *self._find_spared()]
         spared = {*kept, *process_tree.find(below=kept)} if kept else set()
         process_tree.kill(keep={*_servers(), *spared}, seconds=timeout_seconds)
         while (running := set(self.living) - set(keep)) and time.monotonic() < deadline:

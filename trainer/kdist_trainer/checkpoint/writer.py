@@ -236,7 +236,8 @@ class Writer:
             paths: the path of keys of each.
 
         Returns:
-            The result, the same on every rank, also of a save that failed.
+            The result, the same on every rank, also of a save that failed; unless it failed since
+            a rank is lost.
         """
         if self.acknowledged is not None and self.acknowledged.step == request.manifest.step:
             return _timed(self.acknowledged, request)
@@ -247,6 +248,10 @@ class Writer:
                 result = self._commit(request, digests)
         except (Exception, CheckpointException) as error:  # noqa: BLE001 - a failed save is counted and the training continues
             result = self._failed(request, error)
+            if result.secondary:
+                # The group is broken. Others may still be in the collective that has raised here:
+                # another one would look like ranks that differ, which ends a job for good.
+                return result
         try:
             agreed = self._group.broadcast(result)
         except Exception as error:  # noqa: BLE001 - another rank is gone, which the training will find out itself

@@ -153,6 +153,13 @@ class TrainConfig(ConfigModel):
     max_restarts: int = Field(
         10, ge=0, le=100_000, description="Restarts without progress before the job fails."
     )
+    standby: Literal["none", "warm"] = Field(
+        "none",
+        description=(
+            "warm keeps one more process per node ready to take the place of a rank that is lost "
+            "there."
+        ),
+    )
     termination_grace_period_seconds: PositiveSeconds = Field(
         60,
         description="Seconds between the request to stop and a forced kill.",

@@ -192,7 +192,13 @@ class DataPlan(NamedTuple):
 
 
 def plan(
-    config: TrainConfig, train: Training, workload: Workload, world: World, *, even: bool
+    config: TrainConfig,
+    train: Training,
+    workload: Workload,
+    world: World,
+    *,
+    even: bool,
+    opened: Samples | Stream | None = None,
 ) -> DataPlan:
     """Plan the data of a run.
 
@@ -202,6 +208,7 @@ def plan(
         workload: Provides the samples of the training split.
         world: The process group.
         even: Whether every rank must run equally many forward passes.
+        opened: The training split, if it was opened before.
 
     Raises:
         DataError: If there are no samples.
@@ -209,7 +216,8 @@ def plan(
             and the length of the run is not given in steps.
     """
     assignment = assign_shards(config, train, world, even=even)
-    name, samples = f"{type(workload).__name__}.dataset('train')", workload.dataset("train")
+    name = f"{type(workload).__name__}.dataset('train')"
+    samples = workload.dataset("train") if opened is None else opened
     if isinstance(samples, Stream):
         if train.steps is None:
             raise ConfigError(

@@ -8,7 +8,7 @@ as masks, are not sent.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -94,10 +94,13 @@ class Buffers:
         ]
 
     @contextmanager
-    def detect_changes(self) -> Iterator[None]:
+    def detect_changes(self, *, sends_values: bool = True) -> Iterator[None]:
         """Observe which buffers change in training passes within the `with` block. Collective.
 
-        Afterwards they have their values from before, on all ranks those of the first replica.
+        Afterwards they have their values from before.
+
+        Args:
+            sends_values: Whether all ranks take over the values of the first replica then.
         """
         before = [(slot, slot.tensor, _copy(slot.tensor)) for slot in self._slots()]
         try:
@@ -113,7 +116,8 @@ class Buffers:
                     own_buffers(slot.owner)[slot.key] = tensor
                     if tensor is not None and copy is not None:
                         tensor.copy_(copy)
-        self._broadcast(self._slots())
+        if sends_values:
+            self._broadcast(self._slots())
         self._select(self._union_over_ranks(changed))
 
     def track_constants(self) -> None:
@@ -197,6 +201,28 @@ class Buffers:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state of `state_dict`, the same on every rank."""
         self._select(set(state["known"]))
+
+    def unsaved(self, known: Collection[str]) -> dict[str, Tensor]:
+        """The buffers among `known`, names of those that change, that no state dict has."""
+        saved = set(self._module.state_dict())
+        return {
+            slot.name: slot.tensor.detach()
+            for slot in self._slots()
+            if slot.name in known and slot.name not in saved and slot.tensor is not None
+        }
+
+    @torch.no_grad()
+    def load_unsaved(self, values: Mapping[str, Tensor]) -> None:
+        """Take over the values of `unsaved`, those of another rank."""
+        for slot in self._slots():
+            value = values.get(slot.name)
+            if value is None:
+                continue
+            own = slot.tensor
+            if own is not None and (own.shape, own.dtype) == (value.shape, value.dtype):
+                own.copy_(value)
+            else:
+                own_buffers(slot.owner)[slot.key] = value
 
     def _slots(self) -> list[_Slot]:
         slots: dict[int, _Slot] = {}

@@ -126,6 +126,13 @@ class Ddp(Replicated):
         """Within the `with` block, backward passes only add up gradients on this rank."""
         return self._wrapped.no_sync()
 
+    def release(self) -> None:
+        """Release the wrapper with its buckets, and the group, which is broken. The module stays;
+        without this, the wrapper's hooks would run in the backward passes of the next group too.
+        """
+        del self._wrapped
+        self.replica_group = None
+
 
 def all_reduce_abortably(size: int, bucket: Any) -> torch.futures.Future[Tensor]:
     """Average a bucket of gradients, as DDP itself does; its wait ends when the group is aborted.

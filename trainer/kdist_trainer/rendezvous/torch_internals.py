@@ -160,6 +160,14 @@ class RendezvousBase(DynamicRendezvousHandler):
         """This node's group rank in the complete round, and the number of its nodes."""
         return self._get_world()
 
+    def count_running(self) -> int:
+        """The number of nodes of a complete round that this node is not in; 0 if there is none."""
+        with self.lock:
+            self._state_holder.sync()
+            state = self._state_holder.state
+            is_running = state.complete and self.node not in state.participants
+            return len(state.participants) if is_running else 0
+
     def exchange_store(self, store: Store) -> Store:
         """The store that the agents of a round exchange their ranks through, once it is complete;
         `store` is the one of the rendezvous with a prefix for the round.
@@ -248,6 +256,26 @@ class ElasticAgentBase(LocalElasticAgent):
         finally:
             vars(local_elastic_agent).update(start_processes=start_processes)
         return (started[0] if started else None), environments
+
+    def start_without_group(self, environments: Mapping[int, dict[str, str]]) -> PContext:
+        """Start workers that are functions before there is a group for them.
+
+        Args:
+            environments: The environment of each worker.
+
+        Returns:
+            torch's handle of the workers, in the order of the keys.
+        """
+        spec = self.get_worker_group().spec
+        assert spec.entrypoint is not None  # noqa: S101 - for the type checker: workers have one
+        return start_processes(
+            name=spec.role,
+            entrypoint=spec.entrypoint,
+            args=dict.fromkeys(range(len(environments)), spec.args),
+            envs=dict(enumerate(environments[key] for key in sorted(environments))),
+            logs_specs=self._logs_specs,
+            start_method=self._start_method,
+        )
 
     def set_restarts(self, count: int) -> None:
         """Set the number of restarts that workers see in TORCHELASTIC_RESTART_COUNT."""

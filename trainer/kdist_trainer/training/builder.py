@@ -56,12 +56,15 @@ from kdist_trainer.training.forward_backward import (
 from kdist_trainer.training.gradient_guard import GradientGuard, NullGradientGuard
 from kdist_trainer.training.kept_state import Handover, KeptState
 from kdist_trainer.training.model import Model, build_model
+from kdist_trainer.training.prepared import PreparedTraining
 from kdist_trainer.training.pretrained import NullPretrained, Pretrained
 from kdist_trainer.training.profiler import Profiler
 from kdist_trainer.training.step_log import StepLog
 from kdist_trainer.training.sync import StopFlag, SyncExchange
 from kdist_trainer.workload import Workload
 from kdist_trainer.world import World
+
+Extras = dict[str, Stateful]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +89,7 @@ def assemble(
     workload: Workload,
     runtime: RankRuntime,
     kept: KeptState | None = None,
+    prepared: PreparedTraining | None = None,
 ) -> TrainContext:
     """Build the training context of one rank, before anything is restored. Collective.
 
@@ -95,16 +99,16 @@ def assemble(
         workload: The workload that it names.
         runtime: The environment of the rank.
         kept: The training of this rank in its former group.
+        prepared: What this rank has built before it had a group.
 
     Raises:
         ConfigError: If the job cannot be trained on these ranks.
         DataError: If there are no samples.
     """
     world, stats = runtime.world, runtime.stats
-    model, handover = make_model(train, workload, world, kept)
-    data = step_plan.plan(config, train, workload, world, even=model.strategy.sharded)
-    guard, early_stopping = make_guard(train, kept), make_early_stopping(train, kept)
-    extras = select_extras(model, guard, early_stopping)
+    model, handover = make_model(train, workload, world, kept, prepared)
+    data = plan_data(config, train, workload, world, model, prepared)
+    guard, early_stopping, extras = make_guards(train, model, kept)
     training = make_training_state(train, workload, world, model, data, extras, kept)
     state, step_timer, step_log = training.state, StepTimer(stats), make_step_log(train, runtime)
     loader = Loader(data.steps, workload, data.samples, settings=train.loader, seed=train.seed)
@@ -146,17 +150,39 @@ def assemble(
 
 
 def make_model(
-    train: Training, workload: Workload, world: World, kept: KeptState | None
+    train: Training,
+    workload: Workload,
+    world: World,
+    kept: KeptState | None,
+    prepared: PreparedTraining | None = None,
 ) -> tuple[Model, Handover]:
     """The model, and how the ranks come by the state of their former group. Collective."""
-    Generators.all(world.device).seed(derive(train.seed, WEIGHTS))
+    if prepared is None:
+        Generators.all(world.device).seed(derive(train.seed, WEIGHTS))
+    else:
+        prepared.generators.restore()
     in_place = regroup.is_possible(train, world)
     handover = regroup.plan_handover(world, kept) if in_place else Handover()
     sends_weights = handover.source is None
+    built = kept if prepared is None else prepared.built
     model = build_model(
-        train, workload, world, kept, sends_weights=sends_weights, in_place=in_place
+        train, workload, world, built, sends_weights=sends_weights, in_place=in_place
     )
     return model, handover
+
+
+def plan_data(
+    config: TrainConfig,
+    train: Training,
+    workload: Workload,
+    world: World,
+    model: Model,
+    prepared: PreparedTraining | None,
+) -> DataPlan:
+    """The data of the run, as this rank reads it."""
+    opened = None if prepared is None else prepared.samples
+    even = model.strategy.sharded
+    return step_plan.plan(config, train, workload, world, even=even, opened=opened)
 
 
 def make_training_state(
@@ -165,7 +191,7 @@ def make_training_state(
     world: World,
     model: Model,
     data: DataPlan,
-    extras: dict[str, Stateful],
+    extras: Extras,
     kept: KeptState | None = None,
 ) -> TrainingState:
     """Make the optimizer and the scheduler, and collect all that a checkpoint holds.
@@ -198,20 +224,27 @@ def make_training_state(
     )
 
 
-def make_guard(train: Training, kept: KeptState | None) -> GradientGuard | NullGradientGuard:
-    """The guard of the gradients: the kept one, a new one, or none."""
+def make_guards(
+    train: Training, model: Model, kept: KeptState | None
+) -> tuple[GradientGuard | NullGradientGuard, EarlyStopping | NullEarlyStopping, Extras]:
+    """The guard of the gradients and the early stopping, each the kept one, a new one or none; and
+    the small states that this run's checkpoints hold, by name.
+    """
+    guard: GradientGuard | NullGradientGuard
+    early_stopping: EarlyStopping | NullEarlyStopping
     if kept is not None:
-        return kept.guard
-    return GradientGuard(train) if train.guards_gradients else NullGradientGuard()
-
-
-def make_early_stopping(
-    train: Training, kept: KeptState | None
-) -> EarlyStopping | NullEarlyStopping:
-    """The early stopping: the kept one, a new one, or none."""
-    if kept is not None:
-        return kept.early_stopping
-    return EarlyStopping(train.early_stop) if train.early_stop else NullEarlyStopping()
+        guard, early_stopping = kept.guard, kept.early_stopping
+    else:
+        guard = GradientGuard(train) if train.guards_gradients else NullGradientGuard()
+        early_stopping = (
+            EarlyStopping(train.early_stop) if train.early_stop else NullEarlyStopping()
+        )
+    extras: Extras = {"precision": model.precision}
+    if isinstance(guard, GradientGuard):
+        extras["guard"] = guard
+    if isinstance(early_stopping, EarlyStopping):
+        extras["early_stop"] = early_stopping
+    return guard, early_stopping, extras | {"buffers": model.buffers}
 
 
 def make_optimizer(train: Training, workload: Workload, module: nn.Module) -> Optimizer:
@@ -222,20 +255,6 @@ def make_optimizer(train: Training, workload: Workload, module: nn.Module) -> Op
     for group in optimizer.param_groups:
         group.setdefault("initial_lr", group["lr"])
     return optimizer
-
-
-def select_extras(
-    model: Model,
-    guard: GradientGuard | NullGradientGuard,
-    early_stopping: EarlyStopping | NullEarlyStopping,
-) -> dict[str, Stateful]:
-    """The small states that this run's checkpoints hold, by name."""
-    extras: dict[str, Stateful] = {"precision": model.precision}
-    if isinstance(guard, GradientGuard):
-        extras["guard"] = guard
-    if isinstance(early_stopping, EarlyStopping):
-        extras["early_stop"] = early_stopping
-    return extras | {"buffers": model.buffers}
 
 
 def make_forward_backward(

@@ -43,9 +43,11 @@ def should_stop_early(ctx: TrainContext) -> bool:
         ConfigError: If the test split is a stream, or the workload does not report the metric that
             early stopping watches.
     """
-    ctx.state.evaluated = ctx.state.step
     metrics = measure(ctx)
-    if not ctx.early_stopping.observe(metrics):
+    should_stop = ctx.early_stopping.observe(metrics)
+    # not before: a rank that leaves its group within the evaluation has it still to do
+    ctx.state.evaluated = ctx.state.step
+    if not should_stop:
         return False
     if ctx.world.is_rank_zero:
         log.event("early-stop", step=ctx.state.step, metrics=metrics)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from torch import Tensor
 
@@ -23,6 +23,14 @@ MAX_ROLLBACKS: Final = 5
 """Rollbacks to one checkpoint before the training fails."""
 
 
+class Refusals(NamedTuple):
+    """What a guard has decided because of rollbacks; no checkpoint holds it."""
+
+    skipped_steps: set[int] = set()  # noqa: RUF012 - never changed in place
+    rollbacks: dict[int, int] = {}  # noqa: RUF012 - never changed in place
+    """Their number, by the step of the checkpoint."""
+
+
 class GradientGuard:
     """Decides by the norm of the gradient whether an update is applied."""
 
@@ -33,8 +41,7 @@ class GradientGuard:
         self._spike_factor = settings.grad_spike_factor
         self._mean = 0.0
         self._applied = 0
-        self._skipped_steps: set[int] = set()
-        self._rollbacks: dict[int, int] = {}
+        self.refusals = Refusals()
 
     def skip_reason(self, step: int, norm: Tensor | float) -> str:
         """Why the update of `step` must be skipped; empty if it is applied.
@@ -44,7 +51,7 @@ class GradientGuard:
             norm: Norm of its gradient (a scalar); waits for its device.
         """
         norm = float(norm)
-        if step in self._skipped_steps:
+        if step in self.refusals.skipped_steps:
             return "the training was rolled back because of it"
         if not math.isfinite(norm):
             return f"its gradient's norm is {norm}"
@@ -63,7 +70,7 @@ class GradientGuard:
 
     def rolls_back(self, step: int) -> bool:
         """Whether a refused update of `step` asks for a rollback: only once for each step."""
-        return self._rollback and step not in self._skipped_steps
+        return self._rollback and step not in self.refusals.skipped_steps
 
     def skip_step(self, step: int, *, checkpoint_step: int) -> bool:
         """Skip `step` when the training comes to it again after a rollback.
@@ -75,9 +82,10 @@ class GradientGuard:
         Returns:
             False if there were more than `MAX_ROLLBACKS` rollbacks to that checkpoint.
         """
-        self._skipped_steps.add(step)
-        self._rollbacks[checkpoint_step] = self._rollbacks.get(checkpoint_step, 0) + 1
-        return self._rollbacks[checkpoint_step] <= MAX_ROLLBACKS
+        skipped, rollbacks = self.refusals
+        count = rollbacks.get(checkpoint_step, 0) + 1
+        self.refusals = Refusals(skipped | {step}, {**rollbacks, checkpoint_step: count})
+        return count <= MAX_ROLLBACKS
 
     def state_dict(self) -> dict[str, Any]:
         """The state for a checkpoint."""
@@ -93,6 +101,7 @@ class NullGradientGuard:
     """Lets every update pass."""
 
     needs_norm = False
+    refusals = Refusals()
 
     def skip_reason(self, step: int, norm: Tensor) -> str:  # noqa: ARG002
         """Never a reason."""

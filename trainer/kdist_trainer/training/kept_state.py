@@ -28,12 +28,28 @@ class UnrecordedStep(NamedTuple):
     """The mean loss of all ranks, if this rank had received it."""
 
 
+class FormerRank(NamedTuple):
+    """What a rank tells the others about the losses of its former group."""
+
+    rank: int
+    size: int
+    """The number of ranks of that group."""
+    generation: int
+    step: int
+    """The step whose state the rank has kept."""
+    unrecorded: Sequence[UnrecordedStep]
+
+
 class Position(NamedTuple):
     """How far a training has come; the greater one is ahead."""
 
     step: int
     evaluated: int
     """The step of the last evaluation."""
+    generation: int
+    """The worker group that trained it: another group may have computed the same step in other
+    bits.
+    """
 
 
 @dataclass(kw_only=True)
@@ -75,8 +91,8 @@ class KeptState:
 
     @property
     def position(self) -> Position:
-        """How far the training has come."""
-        return Position(self.state.step, self.state.evaluated)
+        """How far the training has come, and in which group."""
+        return Position(self.state.step, self.state.evaluated, self.generation)
 
 
 class Handover(NamedTuple):
@@ -85,11 +101,13 @@ class Handover(NamedTuple):
     Attributes:
         source: The rank that has the newest state; None if no rank has any.
         complete: Whether every rank has it already.
+        is_current: Whether this rank has it already.
         leader_kept: Whether rank 0 was rank 0 of the former group too, so that the ledger is whole.
-        kept: What this rank has kept of the training.
+        kept: What this rank has kept of the training; None once it is in use again.
     """
 
     source: int | None = None
     complete: bool = False
+    is_current: bool = False
     leader_kept: bool = False
     kept: KeptState | None = None

@@ -7,7 +7,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
+import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -38,11 +40,47 @@ class Model:
     buffers: Buffers
 
 
+class BuiltModule(NamedTuple):
+    """A model that no strategy has wrapped yet."""
+
+    module: nn.Module
+    precision: Precision
+
+
+def cast_model(train: Training, workload: Workload, device: torch.device) -> BuiltModule:
+    """Make the workload's model in the job's precision, on the CPU, with activation checkpointing.
+
+    Raises:
+        ConfigError: If the workload names no blocks and activation checkpointing needs them.
+    """
+    arithmetic = precision.build(train.precision, device, clip=train.clip_grad_norm)
+    module = arithmetic.cast(workload.model())
+    if train.activation_checkpointing == "blocks":
+        checkpoint_activations(workload.blocks(module), workload)
+    return BuiltModule(module, arithmetic)
+
+
+def build_module(train: Training, workload: Workload, device: torch.device) -> BuiltModule:
+    """Build the model of a strategy that has all of it on a device; needs no process group.
+
+    Raises:
+        ConfigError: See `cast_model`.
+    """
+    built = cast_model(train, workload, device)
+    compile_(built.module.to(device), train)
+    return built
+
+
+def make_ema(train: Training, module: nn.Module) -> Ema | NullEma:
+    """The moving average of the weights, if the job asks for it."""
+    return NullEma() if train.ema_decay is None else Ema(module, train.ema_decay)
+
+
 def build_model(
     train: Training,
     workload: Workload,
     world: World,
-    kept: KeptState | None = None,
+    kept: KeptState | BuiltModule | None = None,
     *,
     sends_weights: bool = True,
     in_place: bool = False,
@@ -53,7 +91,7 @@ def build_model(
         train: Settings of the training.
         workload: The workload.
         world: The process group.
-        kept: Has the model if this rank has trained in a former group.
+        kept: Has the model if this rank has trained in a former group, or has built it before.
         sends_weights: Whether rank 0 sends its weights to all; not if some ranks have kept theirs.
         in_place: Whether this rank may leave the group and continue in another one.
 
@@ -63,37 +101,25 @@ def build_model(
     strategy = parallel.build(
         train, workload, world, sends_weights=sends_weights, is_abortable=in_place
     )
-    if kept is not None:
-        wrapped = strategy.wrap(kept.module, workload.blocks(kept.module))
-        return Model(
-            module=kept.module,
-            wrapped=wrapped,
-            strategy=strategy,
-            precision=kept.precision,
-            ema=kept.ema,
-            buffers=Buffers(kept.module, strategy.replica_group, keep_previous=True),
-        )
-    arithmetic = precision.build(train.precision, world.device, clip=train.clip_grad_norm)
-    module = arithmetic.cast(workload.model())
-    blocks = workload.blocks(module)
-    if train.activation_checkpointing == "blocks":
-        checkpoint_activations(blocks, workload)
+    built: KeptState | BuiltModule
     if isinstance(strategy, Pipeline):
+        built = cast_model(train, workload, world.device)
         # before it is moved to a device, which need not hold all of it
-        wrapped = strategy.wrap(module, workload.chain(module))
-        arithmetic.stages = strategy.stages
+        wrapped = strategy.wrap(built.module, workload.chain(built.module))
+        built.precision.stages = strategy.stages
         compile_(strategy.stage, train)
     else:
-        compile_(module.to(world.device), train)
-        wrapped = strategy.wrap(module, blocks)
+        built = build_module(train, workload, world.device) if kept is None else kept
+        wrapped = strategy.wrap(built.module, workload.blocks(built.module))
     return Model(
-        module=module,
+        module=built.module,
         wrapped=wrapped,
         strategy=strategy,
-        precision=arithmetic,
-        ema=NullEma() if train.ema_decay is None else Ema(module, train.ema_decay),
+        precision=built.precision,
+        # only now: rank 0 may have sent its weights
+        ema=built.ema if isinstance(built, KeptState) else make_ema(train, built.module),
         buffers=Buffers(
-            module,
+            built.module,
             strategy.replica_group,
             keep_previous=in_place or train.guards_gradients,
         ),

@@ -11,7 +11,9 @@ as long as one rank of the former group survives; otherwise the newest checkpoin
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -22,11 +24,17 @@ from kdist_trainer.checkpoint import torch_internals
 from kdist_trainer.checkpoint.group import CheckpointGroup, broadcast_state
 from kdist_trainer.config import Training
 from kdist_trainer.errors import ConfigError
+from kdist_trainer.parallel.ddp import Ddp
 from kdist_trainer.training import step_log
 from kdist_trainer.training.checkpointing import TrainState
 from kdist_trainer.training.context import TrainContext
-from kdist_trainer.training.kept_state import Handover, KeptState, UnrecordedStep
-from kdist_trainer.training.sync import StepRecord
+from kdist_trainer.training.kept_state import (
+    FormerRank,
+    Handover,
+    KeptState,
+    Position,
+    UnrecordedStep,
+)
 from kdist_trainer.world import World
 
 
@@ -58,7 +66,11 @@ def find_obstacle(train: Training, world: World) -> str | None:
 
 def keep(ctx: TrainContext) -> KeptState | None:
     """Leave the training of a broken group, whose connections are cut, and release what belongs to
-    the group; returns the training, or None if it was not restored yet.
+    the group.
+
+    Returns:
+        The training; where the group had not taken it over yet, what the rank had kept before. None
+        if there is neither, or if a checkpoint has overwritten a part of it.
     """
     ctx.buffers.restore()
     ctx.optimizer.zero_grad()
@@ -67,17 +79,20 @@ def keep(ctx: TrainContext) -> KeptState | None:
     ctx.tensorboard.close()
     ctx.profiler.cancel()
     ctx.checkpointing.abandon()
+    ctx.step_log.close()  # after the save in progress, which syncs it
     ctx.batches = iter(())
     ctx.loader.close()
+    if isinstance(ctx.strategy, Ddp):
+        ctx.strategy.release()
     if not ctx.is_consistent:
-        return None
+        return ctx.handover.kept
     training = ctx.checkpointing.training
     training.state.extras = {name: part.state_dict() for name, part in training.extras.items()}
     return KeptState(
         module=ctx.module,
         precision=ctx.precision,
         ema=ctx.ema,
-        training=training,
+        training=replace(training, extras={}),
         guard=ctx.guard,
         early_stopping=ctx.early_stopping,
         target=ctx.target,
@@ -112,45 +127,93 @@ def plan_handover(world: World, kept: KeptState | None) -> Handover:
     """Agree on the rank whose state all continue with. Collective after the first generation."""
     if world.generation == 1:
         return Handover()
-    offers = world.all_gather_object((kept.position, kept.rank) if kept is not None else None)
-    known = [offer[0] for offer in offers if offer is not None]
-    if not known:
+    own = (kept.position, kept.rank) if kept is not None else None
+    offers: list[tuple[Position, int] | None] = world.all_gather_object(own)
+    positions = [offer[0] if offer is not None else None for offer in offers]
+    newest = max((one for one in positions if one is not None), default=None)
+    if newest is None:
         return Handover()
-    newest = max(known)
+    former = max(one.generation for one in positions if one is not None)
+    first = offers[0]
     return Handover(
-        source=next(rank for rank, offer in enumerate(offers) if offer and offer[0] == newest),
-        complete=all(offer is not None and offer[0] == newest for offer in offers),
-        leader_kept=offers[0] is not None and offers[0][1] == 0,
+        source=positions.index(newest),
+        complete=all(one == newest for one in positions),
+        is_current=positions[world.rank] == newest,
+        leader_kept=first is not None and (first[0].generation, first[1]) == (former, 0),
         kept=kept,
     )
 
 
-def take_over(ctx: TrainContext, source: int) -> TrainState:
+def take_over(ctx: TrainContext, source: int) -> tuple[TrainState, int | None]:
     """Take over the state of rank `source`, and record the losses of its last steps. Collective.
 
+    If the newest checkpoint is ahead of it, since the ranks that had gone on are all lost, that is
+    restored instead.
+
     Returns:
-        The state that was taken over.
+        The state that was taken over, and the last step of the run if the former group had decided
+        on one.
     """
     kept = ctx.handover.kept
     document: dict[str, Any] = ctx.world.broadcast_object(
-        {"state": kept.state.to_json(), "target": kept.target} if kept is not None else {},
-        source=source,
+        describe_kept(ctx, kept) if kept is not None else {}, source=source
     )
-    saved = TrainState.from_json(document["state"])
-    record_losses(ctx, last=saved.step)
+    saved, target = TrainState.from_json(document["state"]), document["target"]
     ctx.checkpointing.skip_load()
+    if ctx.checkpointing.committed_step > saved.step:
+        ctx.handover = Handover()
+        restored = ctx.checkpointing.restore()
+        if restored is not None:
+            return restored, None
+    record_losses(ctx, last=saved.step)
     if not ctx.handover.complete:
-        receive_tensors(ctx, source, is_current=kept is not None and kept.state.step == saved.step)
+        receive_state(ctx, source, document)
     # Nothing waits for other ranks from here on: what this rank holds is all of one step.
     ctx.checkpointing.continue_from(saved)
-    ctx.target = document["target"]
+    ctx.target = target
+    ctx.handover = ctx.handover._replace(kept=None)
     ctx.is_consistent = True
     if ctx.world.is_rank_zero:
         log.event("continued", step=saved.step, samples_seen=saved.samples_seen, source_rank=source)
-    return saved
+    return saved, target
 
 
-def receive_tensors(ctx: TrainContext, source: int, *, is_current: bool) -> None:
+def describe_kept(ctx: TrainContext, kept: KeptState) -> dict[str, Any]:
+    """What a rank tells the others about the state that it has kept, besides tensors by name."""
+    known = kept.state.extras["buffers"]["known"]
+    return {
+        "state": kept.state.to_json(),
+        "target": kept.target,
+        "has_optimizer_state": bool(kept.training.optimizer.state),
+        "buffers": ctx.buffers.unsaved(known) if not ctx.handover.complete else {},
+        "refusals": kept.guard.refusals,
+    }
+
+
+def receive_state(ctx: TrainContext, source: int, document: dict[str, Any]) -> None:
+    """Copy weights and optimizer from rank `source`, and what else no checkpoint holds. Collective.
+
+    Args:
+        ctx: The training.
+        source: The rank that sends.
+        document: What `describe_kept` has returned there.
+    """
+    optimizer = ctx.optimizer
+    had_state = bool(optimizer.state)
+    is_received = False
+    try:
+        receive_tensors(ctx, source)
+        is_received = True
+    finally:
+        # A step that changes no weight has created the state that is received into.
+        if not (document["has_optimizer_state"] if is_received else had_state):
+            optimizer.state.clear()
+    if not ctx.handover.is_current:
+        ctx.buffers.load_unsaved(document["buffers"])
+        ctx.guard.refusals = document["refusals"]
+
+
+def receive_tensors(ctx: TrainContext, source: int) -> None:
     """Copy weights and optimizer from rank `source`. Collective.
 
     A rank that is a step behind receives them into memory of its own first: if the sender dies, it
@@ -159,14 +222,14 @@ def receive_tensors(ctx: TrainContext, source: int, *, is_current: bool) -> None
     Args:
         ctx: The training.
         source: The rank that sends.
-        is_current: Whether this rank has the same state already, and only takes part.
     """
     training = ctx.checkpointing.training
     tensors = training.tensors()
     flat, paths = torch_internals.flatten(tensors)
+    is_current = ctx.handover.is_current
     is_behind = ctx.handover.kept is not None and not is_current
     received = {
-        name: torch.empty_like(value) if is_behind and isinstance(value, Tensor) else value
+        name: value.detach().clone() if is_behind and isinstance(value, Tensor) else value
         for name, value in flat.items()
     }
     broadcast_state(received, CheckpointGroup(ctx.world), source=source)
@@ -188,11 +251,18 @@ def record_losses(ctx: TrainContext, *, last: int) -> None:
     Collective.
     """
     kept, world = ctx.handover.kept, ctx.world
-    lines = kept.lines if kept is not None else []
-    if not ctx.handover.leader_kept:
-        lines = max(world.all_gather_object(lines), key=len)
-    own = (kept.rank, kept.size, kept.generation, kept.unrecorded) if kept is not None else None
+    own = None
+    lines: list[dict[str, Any]] = []
+    if kept is not None:
+        own = FormerRank(kept.rank, kept.size, kept.generation, kept.state.step, kept.unrecorded)
+        lines = kept.lines
     survivors = [one for one in world.all_gather_object(own) if one is not None]
+    newest = max(one.generation for one in survivors)
+    # One rank may have received the mean losses of an interval that another one has not.
+    recent = lines[-ctx.settings.sync_every_steps :] if ctx.handover.leader_kept else lines
+    is_newest = kept is not None and kept.generation == newest
+    gathered = world.all_gather_object(recent if is_newest else [])
+    lines = merge_lines([lines if is_newest else [], *gathered])
     known = {(line["generation"], line["step"]) for line in lines}
     merged = [
         line
@@ -202,38 +272,47 @@ def record_losses(ctx: TrainContext, *, last: int) -> None:
     ctx.step_log.complete([*lines, *merged])
 
 
-def merge_losses(
-    survivors: Sequence[tuple[int, int, int, Sequence[UnrecordedStep]]],
-) -> list[dict[str, Any]]:
+def merge_lines(every: Iterable[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """The ledger's lines that several ranks have, each once and in the order of the steps."""
+    found: dict[tuple[int, int], dict[str, Any]] = {}
+    for line in chain.from_iterable(every):
+        key = (line["generation"], line["step"])
+        if key not in found or found[key]["loss"] is None:
+            found[key] = line
+    return [found[key] for key in sorted(found)]
+
+
+def merge_losses(survivors: Sequence[FormerRank]) -> list[dict[str, Any]]:
     """The ledger's lines of the steps whose losses were not recorded.
 
     A loss is the mean of the parts of all ranks. If a rank has died with its part before any other
     had received the mean, nobody knows it, and the line has null.
 
     Args:
-        survivors: Of each rank that has survived: its rank in the former group, that group's size
-            and generation, and the rank's unrecorded steps.
+        survivors: The ranks that have survived. The steps of one that has missed a group count only
+            where no rank of that group has come as far.
 
     Returns:
         The lines in the order of their steps.
     """
-    records: dict[int, StepRecord] = {}
-    parts: dict[int, dict[int, float]] = {}
-    means: dict[int, float] = {}
-    size, generation = max((one[2], one[1]) for one in survivors)[::-1]
-    for rank, _, number, steps in survivors:
-        for record, part, mean in steps if number == generation else ():
-            records[record.step] = record
-            parts.setdefault(record.step, {})[rank] = part
-            if mean is not None:
-                means[record.step] = mean
-    for step, found in parts.items():
-        if len(found) == size:
-            means.setdefault(step, sum(found[rank] for rank in range(size)) * (1 / size))
-    return [
-        step_log.to_line(records[step], means.get(step), generation=generation, world_size=size)
-        for step in sorted(records)
-    ]
+    lines = []
+    for step in sorted({one.record.step for each in survivors for one in each.unrecorded}):
+        generation = max(each.generation for each in survivors if each.step >= step)
+        found = {
+            each.rank: one
+            for each in survivors
+            for one in each.unrecorded
+            if each.generation == generation and one.record.step == step
+        }
+        if not found:
+            continue  # that group has recorded it
+        size = next(each.size for each in survivors if each.generation == generation)
+        mean = next((one.loss for one in found.values() if one.loss is not None), None)
+        if mean is None and len(found) == size:
+            mean = sum(found[rank].part for rank in range(size)) * (1 / size)
+        record = next(iter(found.values())).record
+        lines.append(step_log.to_line(record, mean, generation=generation, world_size=size))
+    return lines
 
 
 def describe(error: BaseException) -> str:

@@ -129,7 +129,7 @@ class StepLog:
     def flush(self) -> None:
         """Write the pending lines, if the disk accepts them."""
         if self._pending and not self._attempt(self._write):
-            self._steps = None  # opened again, it first ends a line that the failure may have cut
+            self.close()  # opened again, it first ends a line that the failure may have cut
 
     def sync(self) -> None:
         """Sync every line to disk. Called before each commit, in the writer's thread.
@@ -141,6 +141,12 @@ class StepLog:
             raise OSError(f"{len(self._pending)} lines of the step ledger could not be written")
         if self._steps is not None:
             self._steps.sync()
+
+    def close(self) -> None:
+        """Close the file; the next line opens it again."""
+        if self._steps is not None:
+            self._steps.close()
+            self._steps = None
 
     def _write(self) -> None:
         assert self._root is not None  # noqa: S101 - lines are only pending where there is a folder

@@ -215,8 +215,9 @@ class SyncExchange:
 
     def collect(self) -> IntervalResult:
         """Collect the oldest post of all ranks; waits if it is still in flight."""
-        payload, wait = self._posted.popleft()
+        payload, wait = self._posted[0]
         rows = wait()
+        self._posted.popleft()  # only now: if a rank is lost, `drain` returns it
         return IntervalResult(
             records=payload.records,
             losses=self._mean_losses(payload, rows),

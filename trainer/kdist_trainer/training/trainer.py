@@ -118,10 +118,11 @@ def setup(ctx: TrainContext) -> None:
     warm_up(ctx)
     ctx.stats.add_wall(WallCategory.INIT, ctx.step_timer.exclude())
     ctx.heartbeat.beat(Phase.RESTORE, ctx.state.step)
-    source, target = ctx.handover.source, None
+    source = ctx.handover.source
+    saved: TrainState | None
+    target: int | None = None
     if source is not None:
-        saved: TrainState | None = regroup.take_over(ctx, source)
-        target = ctx.target
+        saved, target = regroup.take_over(ctx, source)
     else:
         saved = ctx.checkpointing.restore()
         if saved is None:
@@ -151,7 +152,8 @@ def warm_up(ctx: TrainContext) -> None:
     passes = ctx.forward_backward
     micro_batch = ctx.loader.first_micro_batch()
     passes.generators.seed(derive(ctx.state.seed, WEIGHTS))
-    with ctx.buffers.detect_changes():
+    # a state that ranks have kept has buffers that are newer than those of rank 0, if that is new
+    with ctx.buffers.detect_changes(sends_values=ctx.handover.source is None):
         try:
             passes.warm_up(micro_batch, ctx.device_stats.counting(micro_batch.samples))
         except Exception as error:

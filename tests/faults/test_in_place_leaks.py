@@ -1,0 +1,122 @@
+"""Leaving and joining groups costs a surviving rank and its agent nothing that they keep: after
+many of them they have as many descriptors, threads and files as after a few.
+
+KDIST_REGROUPS says how many (30).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from .training_run import TrainingRun, describe_job, kill
+
+REGROUPS = int(os.environ.get("KDIST_REGROUPS", "30"))
+FEW = 5
+KEEP_SECONDS = 0.5
+"""How long a rank keeps a group that it has left, instead of the minutes that a collective may
+still wait in it elsewhere.
+"""
+
+
+OF_THE_MOMENT = 3
+"""Descriptors that come and go: of the ledger, which its first line opens, and of requests."""
+
+
+class Usage(NamedTuple):
+    """What a rank or an agent holds."""
+
+    descriptors: int
+    threads: int
+    shared_memory: int
+
+
+class Totals(NamedTuple):
+    """What a run holds."""
+
+    rank: Usage
+    agent: Usage
+    processes: int
+    files: int
+
+
+def count(pid: int) -> Usage:
+    """What a process holds."""
+    process = Path("/proc") / str(pid)
+    return Usage(
+        len(list((process / "fd").iterdir())),
+        len(list((process / "task").iterdir())),
+        (process / "maps").read_text().count(" /dev/shm/"),
+    )
+
+
+def count_all(run: TrainingRun, survivor: int) -> Totals:
+    """What the surviving rank, its agent and the run hold."""
+    files = sum(1 for path in (run.folder / "node-0").rglob("*") if path.is_file())
+    return Totals(count(survivor), count(run.agents()["node-0"]), len(run.processes()), files)
+
+
+def without_descriptors(totals: Totals) -> Totals:
+    """The same without the numbers that change from moment to moment."""
+    rank, agent = totals.rank._replace(descriptors=0), totals.agent._replace(descriptors=0)
+    return totals._replace(rank=rank, agent=agent)
+
+
+def wait_for_steps(run: TrainingRun) -> dict[int, int]:
+    """The ranks' processes by their numbers, once both have done a step of the present group."""
+
+    def are_there() -> dict[int, int]:
+        ranks = run.ranks()
+        done = [rank for rank in ranks if rank.beat.phase.name in ("STEP", "DATA")]
+        generations = {rank.beat.generation for rank in done}
+        ready = len(done) == 2 and len(generations) == 1
+        return {rank.number: rank.pid for rank in ranks} if ready else {}
+
+    found: dict[int, int] = run.wait_until(are_there, "both ranks to train", every=0.005)
+    return found
+
+
+def regroup(run: TrainingRun, times: int) -> None:
+    """Lose rank 1 so often, and the last time when the groups before are old enough."""
+    for number in range(times):
+        lost = wait_for_steps(run)[1]
+        if number == times - 1:
+            time.sleep(KEEP_SECONDS)  # what is waited for is the age of a group
+        kill(lost)
+        while wait_for_steps(run)[1] == lost:
+            pass
+
+
+@pytest.mark.processes
+@pytest.mark.chaos
+@pytest.mark.timeout(max(300, 3 * REGROUPS))
+def test_many_groups_leave_no_more_behind_than_a_few(tmp_path: Path) -> None:
+    train = {
+        "workload": "varied:Varied",
+        "options": {"norms": True, "pause": 0.005, "keep_groups": KEEP_SECONDS},
+        "steps": 1_000_000,
+        "globalBatch": 24,
+        "emaDecay": 0.9,
+        "syncEverySteps": 5,
+        "checkpoint": {"every": {"steps": 20}},
+    }
+    code = str(Path(__file__).parent / "code")
+    job = describe_job(
+        "leaks", nodes=1, procsPerNode=2, maxRestarts=100_000, code=code, train=train
+    )
+    with TrainingRun(tmp_path, job) as run:
+        survivor = wait_for_steps(run)[0]
+        regroup(run, FEW)
+        few = count_all(run, survivor)
+        regroup(run, REGROUPS - FEW)
+        many = count_all(run, survivor)
+        run.process.send_signal(signal.SIGINT)
+        assert run.wait() == 130, run.output()
+    assert abs(many.rank.descriptors - few.rank.descriptors) <= OF_THE_MOMENT
+    assert abs(many.agent.descriptors - few.agent.descriptors) <= OF_THE_MOMENT
+    assert without_descriptors(many) == without_descriptors(few)

@@ -81,10 +81,12 @@ class GroupControl:
         if path is None or not group_abort.is_supported():
             return None
         try:
-            return cls(Path(path), local_rank=int(os.environ["LOCAL_RANK"]), on_leave=on_leave)
+            made = cls(Path(path), local_rank=int(os.environ["LOCAL_RANK"]), on_leave=on_leave)
         except OSError as error:
             log.warn("control-unreachable", message=f"this rank cannot continue in place: {error}")
             return None
+        group_abort.enable()
+        return made
 
     @property
     def asked_to_leave(self) -> bool:

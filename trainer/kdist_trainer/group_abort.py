@@ -31,6 +31,7 @@ _recorded: set[str] = set()
 _before: list[set[str]] = []
 """The sockets that were open when `recording` began, for each `with` block that has not ended."""
 _aborted = threading.Event()
+_enabled = threading.Event()
 _futures: set[Any] = set()
 """Futures that the main thread may wait for in C++."""
 
@@ -38,6 +39,16 @@ _futures: set[Any] = set()
 def is_supported() -> bool:
     """Whether this system tells which sockets a process has open."""
     return _DESCRIPTORS.is_dir()
+
+
+def enable() -> None:
+    """Have all waits for collectives of gloo be such that `abort` ends them, from now on."""
+    _enabled.set()
+
+
+def is_enabled() -> bool:
+    """Whether the process groups of this rank may be aborted."""
+    return _enabled.is_set()
 
 
 @contextmanager

@@ -223,9 +223,14 @@ class Follower:
             pod.name: _Reading(pod.restarts, complete=not pod.running, initial=True)
             for pod in pods[:MOST_STREAMS]
         }
-        for line in read(self._cluster, snapshot, self._request):
-            self._readings[line.pod.name].last = line.stamp
-            yield line
+        try:
+            for line in read(self._cluster, snapshot, self._request):
+                self._readings[line.pod.name].last = line.stamp
+                yield line
+        except ConnectionError as error:
+            self._notify(f"the log cannot be read: {error}; trying again")
+            for reading in self._readings.values():
+                reading.complete = False
 
     def _take_snapshot(self) -> Snapshot:
         return fetch_snapshot(

@@ -41,6 +41,7 @@ def test_defaults_are_explicit_in_the_document(smallest: TrainingJob) -> None:
         "checkpoints": None,
         "env": [],
         "maxRestarts": 10,
+        "standby": "none",
         "queue": None,
         "rendezvous": "auto",
         "nodeSelector": {},
@@ -74,7 +75,7 @@ def test_the_trainer_is_reported_all_that_the_job_says_about_training() -> None:
         "  rendezvousTimeoutSeconds: 32\n  joinWindowSeconds: 33\n  collectiveTimeoutSeconds: "
         "34\n  hangTimeoutSeconds: 35\n"
     )
-    text += "  finalScrapeTimeoutSeconds: 36\n"
+    text += "  finalScrapeTimeoutSeconds: 36\n  standby: warm\n"
     reported = load_text(text, source="job.yaml").to_train_config().to_document()
     train = reported.pop("train")
     assert reported == {
@@ -83,6 +84,7 @@ def test_the_trainer_is_reported_all_that_the_job_says_about_training() -> None:
         "procsPerNode": 2,
         "threadsPerRank": 4,
         "maxRestarts": 7,
+        "standby": "warm",
         "terminationGracePeriodSeconds": 31,
         "rendezvousTimeoutSeconds": 32,
         "joinWindowSeconds": 33,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup, Work
 from torch.nn.parallel import DistributedDataParallel
 
+from kdist_trainer import group_abort
 from kdist_trainer.instrumentation import collective_hooks
 from kdist_trainer.instrumentation.collective_hooks import PostHook
 from kdist_trainer.world import World
@@ -96,3 +98,44 @@ def average_with_and_without() -> list[list[float]]:
 def test_a_hook_changes_no_bit_of_what_ddp_averages() -> None:
     for without, under in run_group(average_with_and_without, 3):
         assert without == under
+
+
+class PlainWait:
+    """Waits as if it were not there."""
+
+    def wait(self, wait: Callable[[], Any], _: Work | Tensor) -> Any:
+        return wait()
+
+
+def wait_for_a_late_peer() -> list[float]:
+    """What this rank has got from its peer, which comes later than waits are interrupted."""
+    group_abort.enable()
+    collective_hooks.register_wait_hook(PlainWait())
+    with World.from_environment(timeout_seconds=60) as world:
+        peer, found = 1 - world.rank, torch.zeros(1)
+        late = threading.Event()
+        for sender in (0, 1):
+            if world.rank == sender:
+                late.wait(0.3)
+                dist.send(torch.ones(1), peer)
+            else:
+                dist.recv(found, peer)
+        got = [float(found)]
+        for source in (None, peer):
+            if world.rank == 1:
+                late.wait(0.3)
+                dist.send(torch.full((1,), 2.0), peer)
+            else:
+                dist.recv(found, source)
+        total = torch.ones(1)
+        if world.rank == 1:
+            late.wait(0.3)
+        work = dist.all_reduce(total, async_op=True)
+        assert work is not None
+        work.wait()
+        return [*got, float(found), float(total)]
+
+
+@pytest.mark.processes
+def test_a_wait_for_a_late_peer_ends_with_its_message_and_closes_no_connection() -> None:
+    assert run_group(wait_for_a_late_peer, 2) == [[1.0, 2.0, 2.0], [1.0, 1.0, 2.0]]

@@ -11,6 +11,7 @@ import inspect
 
 import pytest
 import torch
+from torch._C._distributed_c10d import OpType  # type: ignore[attr-defined]  # not in its stubs
 from torch._subclasses import FakeTensorMode
 from torch.distributed import ProcessGroup, Work
 
@@ -70,6 +71,11 @@ def test_no_operator_that_launches_a_collective_is_overlooked() -> None:
     }
     assert launching == set(torch_internals.operators()), moved("the operators of torch.ops.c10d")
     assert set(OPERATORS) - launching <= MISSING, moved("the operators of torch.ops.c10d")
+
+
+def test_a_handle_has_the_type_of_its_operation() -> None:
+    assert callable(getattr(Work, "_get_op_type", None)), moved("Work._get_op_type")
+    assert {"SEND", "RECV", "RECVANYSOURCE"} <= set(dir(OpType)), moved("OpType")
 
 
 def test_the_operator_that_waits_takes_the_tensor_that_is_filled() -> None:

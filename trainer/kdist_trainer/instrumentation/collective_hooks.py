@@ -150,7 +150,10 @@ def _install() -> None:
     original_wait = Work.wait
 
     def wait(work: Work, *arguments: Any, **named: Any) -> Any:
-        if arguments or named:
+        # When a wait with a timeout is over, NCCL aborts, and gloo closes the connection of a send
+        # or receive.
+        may_abort = group_abort.is_enabled() and not torch_internals.is_point_to_point(work)
+        if arguments or named or not may_abort:
             return _call(partial(original_wait, work, *arguments, **named), work)
         return _call(partial(_wait_unless_aborted, partial(original_wait, work)), work)
 

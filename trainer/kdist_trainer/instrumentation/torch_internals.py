@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C._distributed_c10d import OpType  # type: ignore[attr-defined]  # not in its stubs
 from torch.distributed import ProcessGroup, Work
 
 _KEY = torch._C.DispatchKey.BackendSelect
@@ -23,6 +24,7 @@ COLLECTIVES = "c10d"
 WAITS = "_c10d_functional"
 """The library whose operator `wait_tensor` waits for one, by the tensor that it fills."""
 
+_POINT_TO_POINT = {int(kind) for kind in (OpType.SEND, OpType.RECV, OpType.RECVANYSOURCE)}
 Kernel = Callable[..., Any]
 """Called with the dispatch keys and the operator's arguments; returns the operator's result."""
 
@@ -113,6 +115,11 @@ def unbox_group(argument: Any) -> ProcessGroup:
 def unbox_work(result: Any) -> Work:
     """The collective's handle out of an operator's result."""
     return Work.unbox(result[-1] if isinstance(result, tuple) else result)
+
+
+def is_point_to_point(work: Work) -> bool:
+    """Whether the handle is that of a send or a receive."""
+    return work._get_op_type() in _POINT_TO_POINT  # type: ignore[attr-defined]  # not in its stubs
 
 
 def is_uneven(operator: str, arguments: Sequence[Any]) -> bool:

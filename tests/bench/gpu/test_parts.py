@@ -19,6 +19,8 @@ from tests.patience import soon
 
 pytestmark = pytest.mark.processes
 PLENTY = 240.0
+LONG = [pytest.mark.chaos, pytest.mark.wide]
+"""Of what takes a miniature long: run where there is time."""
 
 
 def run_in_miniature(name: str, folder: Path) -> Record:
@@ -31,7 +33,12 @@ def run_in_miniature(name: str, folder: Path) -> Record:
 
 
 @pytest.mark.parametrize(
-    ("precision", "matmul"), [("fp32", "highest"), ("tf32", "high"), ("fp16", "highest")]
+    ("precision", "matmul"),
+    [
+        pytest.param("fp32", "highest", marks=LONG),
+        ("tf32", "high"),
+        pytest.param("fp16", "highest", marks=LONG),
+    ],
 )
 def test_precision_measures_the_setting_of_the_job(
     precision: str, matmul: str, tmp_path: Path
@@ -46,12 +53,16 @@ def test_precision_measures_the_setting_of_the_job(
     assert 0 < figures["counted_flops_per_token"] <= figures["flops_per_token"]
 
 
+@pytest.mark.chaos
+@pytest.mark.wide
 def test_timer_and_profiler_see_the_same_all_reduces(tmp_path: Path) -> None:
     rows = run_in_miniature("timers", tmp_path)["rows"]
     assert [(row["timed"], row["profiled"]) for row in rows] == [(STEPS, STEPS)] * 3
     assert all(min(row["timer_seconds"], row["profiler_seconds"]) > 0 for row in rows)
 
 
+@pytest.mark.chaos
+@pytest.mark.wide
 def test_the_cost_of_measuring_is_that_of_every_kind(tmp_path: Path) -> None:
     figures = run_in_miniature("measuring-short", tmp_path)
     assert figures["groups"] >= 3
@@ -71,6 +82,8 @@ def test_the_series_of_the_panels_are_looked_up_in_a_running_job(tmp_path: Path)
     assert next(row["increase"] for row in rows if row["series"] == "kdist_model_flops_total") > 0
 
 
+@pytest.mark.chaos
+@pytest.mark.wide
 def test_every_restart_continues_from_a_checkpoint(tmp_path: Path) -> None:
     figures = run_in_miniature("restart", tmp_path)
     assert len(figures["seconds"]) == KILLS["cpu"]

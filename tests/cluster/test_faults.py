@@ -76,7 +76,14 @@ def test_a_training_that_loses_every_process_and_pod_ends_with_the_weights_of_an
     namespace.kdist("wait", "uninterrupted", "--timeout=6m", timeout=400)
     uninterrupted = namespace.volume("uninterrupted")
     assert recoveries(uninterrupted["events"]) == []
-    assert losses(volume["steps"]) == losses(uninterrupted["steps"])
+    expected = losses(uninterrupted["steps"])
+    found = losses(volume["steps"])
+    assert found.keys() == expected.keys()
+    # nobody knows a loss whose part a rank took with it
+    assert {step: loss for step, loss in found.items() if loss} == {
+        step: expected[step] for step, loss in found.items() if loss
+    }
+    assert sum(loss is None for loss in found.values()) < len(found) / 2
     assert volume["done"]["weights"] == uninterrupted["done"]["weights"]
     assert volume["done"]["metrics"] == uninterrupted["done"]["metrics"]
 
@@ -124,7 +131,7 @@ def effective(steps: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
     return kept
 
 
-def losses(steps: list[dict[str, Any]]) -> dict[int, str]:
+def losses(steps: list[dict[str, Any]]) -> dict[int, str | None]:
     """Loss of each step that counts, in hexadecimal: equal means bitwise identical."""
     return {number: step["loss"] for number, step in effective(steps).items()}
 

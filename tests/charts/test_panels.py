@@ -1,5 +1,6 @@
 """Every panel and every rule answers on a real Prometheus that scrapes a real training of two
-ranks, one of which is killed.
+ranks, one of which is killed. The other restarts with it: in place, no step would be lost and no
+checkpoint read, and the panels of both would show nothing.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
     home = tmp_path_factory.mktemp("monitored")
     start = time.time()
     with scraping(home) as (prometheus, targets):
-        run = Run(home, write_job(home, seconds=600))
+        run = Run(home, write_job(home, seconds=600, train={"recovery": "restart"}))
         training = Training(run, "digits", targets)
 
         def has_events(name: str, least: int) -> bool:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import pytest
 
-from .training_run import TrainingRun, describe_job, kill
+from .training_run import Rank, TrainingRun, describe_job, kill
 
 REGROUPS = int(os.environ.get("KDIST_REGROUPS", "30"))
 FEW = 5
@@ -67,29 +67,35 @@ def without_descriptors(totals: Totals) -> Totals:
     return totals._replace(rank=rank, agent=agent)
 
 
-def wait_for_steps(run: TrainingRun) -> dict[int, int]:
-    """The ranks' processes by their numbers, once both have done a step of the present group."""
+def wait_for_steps(run: TrainingRun, after: int = 0) -> dict[int, Rank]:
+    """The ranks by their numbers, once both train in the same group, later than step `after`."""
 
-    def are_there() -> dict[int, int]:
-        ranks = run.ranks()
-        done = [rank for rank in ranks if rank.beat.phase.name in ("STEP", "DATA")]
-        generations = {rank.beat.generation for rank in done}
-        ready = len(done) == 2 and len(generations) == 1
-        return {rank.number: rank.pid for rank in ranks} if ready else {}
+    def are_there() -> dict[int, Rank]:
+        ranks = {rank.number: rank for rank in run.ranks()}
+        beats = [rank.beat for rank in ranks.values()]
+        ready = (
+            len(beats) == 2
+            and all(beat.phase.name in ("STEP", "DATA") and beat.step > after for beat in beats)
+            and len({beat.generation for beat in beats}) == 1
+        )
+        return ranks if ready else {}
 
-    found: dict[int, int] = run.wait_until(are_there, "both ranks to train", every=0.005)
+    found: dict[int, Rank] = run.wait_until(are_there, "both ranks to train", every=0.005)
     return found
 
 
 def regroup(run: TrainingRun, times: int) -> None:
-    """Lose rank 1 so often, and the last time when the groups before are old enough."""
+    """Lose rank 1 so often, each time after progress, since equal failures are retried more and
+    more slowly; and the last time when the groups before are old enough.
+    """
+    lost = wait_for_steps(run)[1]
     for number in range(times):
-        lost = wait_for_steps(run)[1]
         if number == times - 1:
             time.sleep(KEEP_SECONDS)  # what is waited for is the age of a group
-        kill(lost)
-        while wait_for_steps(run)[1] == lost:
-            pass
+            lost = wait_for_steps(run)[1]
+        kill(lost.pid)
+        before, lost = lost, wait_for_steps(run, after=lost.beat.step + 1)[1]
+        assert lost.pid != before.pid
 
 
 @pytest.mark.processes
@@ -110,7 +116,7 @@ def test_many_groups_leave_no_more_behind_than_a_few(tmp_path: Path) -> None:
         "leaks", nodes=1, procsPerNode=2, maxRestarts=100_000, code=code, train=train
     )
     with TrainingRun(tmp_path, job) as run:
-        survivor = wait_for_steps(run)[0]
+        survivor = wait_for_steps(run)[0].pid
         regroup(run, FEW)
         few = count_all(run, survivor)
         regroup(run, REGROUPS - FEW)

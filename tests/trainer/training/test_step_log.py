@@ -4,13 +4,15 @@ raises.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from kdist_trainer.checkpoint.ledger import RunLedger
+from kdist_trainer.checkpoint.ledger import RunLedger, StepLedger
 from kdist_trainer.training.step_log import StepLog
 from kdist_trainer.training.sync import StepRecord
 from kdist_trainer.world import World
@@ -75,6 +77,25 @@ def test_an_event_that_cannot_be_written_is_let_go(tmp_path: Path) -> None:
         (event["event"], event["generation"], event["step"])
         for event in RunLedger(tmp_path).events()
     ] == [("first_step", 4, 2)]
+
+
+def test_lines_of_later_steps_that_are_being_written_hold_back_no_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step_log = StepLog(tmp_path, world_of(0))
+    step_log.add_steps([record(1)], [1.0])
+    commits = []
+    append = StepLedger.append
+
+    def commit_meanwhile(ledger: StepLedger, lines: Iterable[dict[str, Any]]) -> None:
+        step_log.sync()  # what the writer's thread may do at this moment
+        commits.append(1)
+        append(ledger, lines)
+
+    monkeypatch.setattr(StepLedger, "append", commit_meanwhile)
+    step_log.add_steps([record(2)], [0.5])
+    assert commits
+    assert [line["step"] for line in RunLedger(tmp_path).read_steps()] == [1, 2]
 
 
 @pytest.mark.parametrize(("rank", "folder"), [(1, True), (0, False)])

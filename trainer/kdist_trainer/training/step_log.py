@@ -70,6 +70,7 @@ class StepLog:
         self._waited_before = 0.0
         self._steps: StepLedger | None = None
         self._pending: list[dict[str, Any]] = []
+        self._refused = False
 
     def add_steps(self, records: Iterable[StepRecord], losses: Iterable[float]) -> None:
         """Write one line per step; the time waited for peers since the last call is divided among
@@ -128,19 +129,24 @@ class StepLog:
 
     def flush(self) -> None:
         """Write the pending lines, if the disk accepts them."""
-        if self._pending and not self._attempt(self._write):
+        if not self._pending:
+            return
+        self._refused = not self._attempt(self._write)
+        if self._refused:
             self.close()  # opened again, it first ends a line that the failure may have cut
 
     def sync(self) -> None:
-        """Sync every line to disk. Called before each commit, in the writer's thread.
+        """Sync to disk every line that was given before the save began. Called before each commit,
+        in the writer's thread, while the training may be writing the lines of later steps: pending
+        lines alone say nothing.
 
         Raises:
-            OSError: If lines are still pending, or the disk fails.
+            OSError: If the disk refused lines at the last attempt, or fails now.
         """
-        if self._pending:
+        if self._refused:
             raise OSError(f"{len(self._pending)} lines of the step ledger could not be written")
-        if self._steps is not None:
-            self._steps.sync()
+        if (steps := self._steps) is not None:
+            steps.sync()
 
     def close(self) -> None:
         """Close the file; the next line opens it again."""

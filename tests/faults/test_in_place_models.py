@@ -155,8 +155,12 @@ def places(run: TrainingRun) -> dict[Place, Rank]:
     return {(rank.node, rank.number): rank for rank in run.ranks()}
 
 
-def wait_for_step(run: TrainingRun, step: int, cell: Cell) -> dict[Place, int]:
-    """The processes of all ranks once each trains and is in `step` or further."""
+def wait_for_step(
+    run: TrainingRun, step: int, cell: Cell, *, may_end: bool = False
+) -> dict[Place, int]:
+    """The processes of all ranks once each trains and is in `step` or further; none if the run ends
+    before, where it may.
+    """
     size = cell.nodes * cell.ranks
 
     def are_there() -> dict[Place, int]:
@@ -165,8 +169,10 @@ def wait_for_step(run: TrainingRun, step: int, cell: Cell) -> dict[Place, int]:
         ready = len(beats) == size and all(beat.step >= step for beat in beats)
         return {place: rank.pid for place, rank in found.items()} if ready else {}
 
-    found: dict[Place, int] = run.wait_until(are_there, f"step {step} of {size}", every=0.002)
-    return found
+    found: dict[Place, int] | bool = run.wait_until(
+        lambda: are_there() or (may_end and run.has_ended()), f"step {step} of {size}", every=0.002
+    )
+    return {} if isinstance(found, bool) else found
 
 
 def lose_one(run: TrainingRun, places: list[Place], before: dict[Place, int]) -> set[Place]:
@@ -296,9 +302,10 @@ def test_one_rank_that_is_spared_keeps_the_training_whatever_happens_to_the_othe
             before = wait_for_step(run, min(max(step, 4 + 14 * number), STEPS - 5), cell)
             spared = before[order[fault.spared]]
             inflict(run, fault, order, spared)
-            run.wait_until(run.ranks, "a rank in a group")
+            run.wait_until(lambda: run.ranks() or run.has_ended(), "a rank in a group")
             step = max((rank.beat.step for rank in run.ranks()), default=step) + 2
-            after = wait_for_step(run, min(step, STEPS - 5), cell)
+            if not (after := wait_for_step(run, min(step, STEPS - 5), cell, may_end=True)):
+                break
             assert after[order[fault.spared]] == spared, fault
         assert run.wait() == 0, run.output()
     assert ending(run) == uninterrupted(name)

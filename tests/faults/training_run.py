@@ -128,6 +128,10 @@ class TrainingRun:
             assert_done_tells_what_is_kept(self.checkpoints, self.done())
         return code
 
+    def has_ended(self) -> bool:
+        """Whether `kdist run` has ended."""
+        return self.process.poll() is not None
+
     def wait_until(
         self,
         condition: Callable[[], Any],

@@ -227,7 +227,8 @@ def is_over(seen: Observation) -> bool:
         return _has_passed(seen) and seen.after.trains
     reached = seen.reached
     later = seen.ledger.steps_of(after=seen.before.generation)
-    return reached is not None and any(_step(line) > reached for line in later)
+    moved_on = reached is not None and any(_step(line) > reached for line in later)
+    return moved_on and seen.after.trains  # so that another drill may follow at once
 
 
 def _has_passed(seen: Observation) -> bool:

@@ -37,7 +37,7 @@ def test_make_demo_sets_up_trains_loses_a_worker_and_ends_well(fresh: Path) -> N
     done = make("demo", fresh)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     promises = [line for line in done.stdout.splitlines() if line.startswith(("✓", "✗"))]
-    assert [line[0] for line in promises] == ["✓"] * 3
+    assert [line[0] for line in promises] == ["✓"] * 4
     dirty = subprocess.run(
         ["git", "status", "--porcelain"], cwd=fresh, capture_output=True, text=True, check=True
     )

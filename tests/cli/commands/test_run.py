@@ -59,9 +59,6 @@ def test_a_script_runs_as_under_torchrun_with_its_arguments_untouched(
         [str(rank), str(rank % 2), "4", str(rank // 2), f"node-{rank // 2}"] for rank in range(4)
     ]
     assert sorted(each[2] for each in reported) == places, "ranks follow the nodes' numbers"
-    assert re.search(r"kdist waiting +starting: \d of 2 agents load torch", run.errors()), (
-        "a quiet job says what it waits for"
-    )
     assert [f"rank{each[2][0]}" for each in reported] == [rank for rank, _ in hellos], (
         "each line carries its rank"
     )

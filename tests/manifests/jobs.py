@@ -33,7 +33,7 @@ FULL: dict[str, Any] = {
     "spec": {
         "backend": "auto",
         "image": IMAGE,
-        "nodes": {"min": 2, "max": 3},
+        "nodes": {"min": 2, "max": 3, "standby": 1},
         "procsPerNode": 2,
         "threadsPerRank": 2,
         "resources": {"cpu": "3", "memory": "8Gi", "gpu": 2},

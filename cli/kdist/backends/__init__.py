@@ -62,9 +62,10 @@ def choose(kinds: Collection[tuple[str, str]], job: TrainingJob | None = None) -
     """What `backend: auto` becomes on a cluster that knows these (apiVersion, kind).
 
     JobSet where there is one, else the Indexed Job. An elastic job is always an Indexed Job: the
-    only kind that Kubernetes and Kueue can scale while it runs.
+    only kind that Kubernetes and Kueue can scale while it runs. So is one with nodes that stand by:
+    the other kinds start all pods again when one is lost, or have operators that count the pods.
     """
-    if job is not None and is_elastic(job):
+    if job is not None and (is_elastic(job) or job.spec.nodes.standby):
         return IndexedJob.name
     return JobSet.name if (JobSet.api_version, JobSet.kind) in kinds else IndexedJob.name
 

@@ -125,6 +125,9 @@ SENTENCES: dict[str, Callable[[Event], str]] = {
     "worker-prepared": lambda e: (
         f"pid {e['pid']} is ready to join the group after {seconds(e['seconds'])}"
     ),
+    "node-standby": lambda _: (
+        "the group has all its nodes; this one stands by for one that is lost"
+    ),
     "standby-ready": lambda e: (
         f"the standby is ready after {seconds(e['seconds'])}, pid {e['pid']}"
     ),

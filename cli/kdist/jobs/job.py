@@ -130,7 +130,7 @@ class ClusterJob:
         job is not valid with them.
         """
         document = self.job.to_document()
-        document["spec"]["nodes"] = {"min": least, "max": most}
+        document["spec"]["nodes"] = {**document["spec"]["nodes"], "min": least, "max": most}
         return replace(self, job=_validate(document, self.name))
 
     def without_code(self) -> ClusterJob:

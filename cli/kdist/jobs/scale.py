@@ -156,7 +156,8 @@ def _wait_for_size(wanted: ClusterJob, before: int, timeout: float | None, notif
     """Wait until as many nodes train as may; returns the end of the message."""
     most = wanted.job.spec.nodes.max
     if most < before:
-        leaving = [pod for pod in wanted.pods() if not pod.over and (pod.index or 0) >= most]
+        remaining = most + wanted.job.spec.nodes.standby
+        leaving = [pod for pod in wanted.pods() if not pod.over and (pod.index or 0) >= remaining]
         exits = suspend.wait_for_pods(wanted, leaving, timeout=timeout, notify=notify)
         if exits.failures:
             pod, record = exits.failures[0]

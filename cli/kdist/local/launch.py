@@ -72,7 +72,7 @@ def plan_agents(
     variables = {**environment, **_variables(job, environment, problems), "PYTHONUNBUFFERED": "1"}
     if problems:
         raise UsageError("; ".join(problems))
-    count = job.spec.nodes.max
+    count = job.spec.nodes.max + job.spec.nodes.standby
     commands = []
     for index in range(count):
         node = f"node-{index}"

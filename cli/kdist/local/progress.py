@@ -24,6 +24,7 @@ _LOGGED_FOR_ALL_RANKS = ("resumed", "continued", "training-started", "first-step
 _PHASES = {
     "agent-started": "starting",
     "rendezvous-started": "rendezvous",
+    "node-standby": "stands by",
     "rendezvous-completed": "starting ranks",
     "resumed": "training",
     "continued": "training",
@@ -212,7 +213,7 @@ class Progress:
         if "starting" in phases:
             return f"starting: {phases.count('starting')} of {len(phases)} agents load torch"
         if "rendezvous" in phases:
-            expected = len(phases) - phases.count("ended")
+            expected = len(phases) - phases.count("ended") - phases.count("stands by")
             joined = phases.count("rendezvous")
             return f"rendezvous: {joined} of {expected} nodes joined, {self.min_nodes} needed"
         if "starting ranks" in phases:

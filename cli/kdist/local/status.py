@@ -20,6 +20,7 @@ from kdist.status import AgentStatus, ExitRecord, JobStatus, Nodes, Phase, Pod, 
 from kdist.status.agent_status import (
     JOINING_STATES,
     RUNNING_STATES,
+    STANDBY_STATE,
     newest_generation,
     read_training,
 )
@@ -47,7 +48,9 @@ def read_status(job: LocalJob) -> JobStatus:
     past = {} if active and reports else _read_past(job, active=active)
     ended = len(list(job.root.glob("node-*/exit.json"))) if active else 0
     phase, reason, message = (
-        _decide_active(reports, most, ended=ended) if active else _decide_ended(job, past)
+        _decide_active(_in_group(reports), most, ended=ended)
+        if active
+        else _decide_ended(job, past)
     )
     common: dict[str, Any] = {
         "run_id": documents.text(run, "run_id"),
@@ -61,7 +64,7 @@ def read_status(job: LocalJob) -> JobStatus:
         phase=phase,
         reason=reason,
         message=message,
-        nodes=Nodes(ready=len(reports), min=least, max=most),
+        nodes=Nodes(ready=len(_in_group(reports)), min=least, max=most),
         pods=tuple(pods),
         exit_record=record,
         location="local",
@@ -75,12 +78,24 @@ def list_runs() -> list[JobStatus]:
     return [read_status(job) for job in list_jobs()]
 
 
+def _in_group(reports: Mapping[str, AgentStatus]) -> dict[str, AgentStatus]:
+    """The reports without those of agents that stand by."""
+    return {node: report for node, report in reports.items() if report.state != STANDBY_STATE}
+
+
 def _ask_agents(root: Path) -> dict[str, AgentStatus]:
     found = {
         node: AgentStatus.read(node, dict(sample.status))
         for node, sample in agents.fetch_samples(root).items()
     }
     return {node: report for node, report in found.items() if report is not None}
+
+
+def _describe_state(report: AgentStatus | None) -> str:
+    """The state of an agent, as that of its pod would be shown."""
+    if report is None:
+        return "Starting"
+    return "Standby" if report.state == STANDBY_STATE else "Running"
 
 
 def _pods(root: Path, reports: Mapping[str, AgentStatus], *, started: float | None) -> list[Pod]:
@@ -95,7 +110,7 @@ def _pods(root: Path, reports: Mapping[str, AgentStatus], *, started: float | No
                 index=index,
                 node=host,
                 phase="Running",
-                state="Running" if answers else "Starting",
+                state=_describe_state(reports.get(scratch.name)),
                 ready=answers,
                 running=answers,
                 scheduled=True,

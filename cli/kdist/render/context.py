@@ -128,6 +128,11 @@ def collect(job: TrainingJob, placement: Placement | None) -> dict[str, Any]:
         "spec": written["spec"],
         "job_json": trace_value(_write(document), "spec"),
         "elastic": backends.is_elastic(job),
+        "standby": job.spec.nodes.standby,
+        "pods": TracedValue(
+            job.spec.nodes.max + job.spec.nodes.standby,
+            "spec.nodes" if job.spec.nodes.standby else "spec.nodes.max",
+        ),
         "replaced_whole": "jobset" in backend.parts and not backends.is_elastic(job),
         "procs": TracedValue(str(job.spec.procs_per_node), "spec.procsPerNode"),
         "backoff_limit": TracedValue(backends.backoff_limit(job), "spec.maxRestarts"),

@@ -36,6 +36,7 @@ def check(spec: Spec) -> Iterator[Violation]:
     yield from _unique_names(spec)
     yield from _start_variables(spec)
     yield from _standby(spec)
+    yield from _standby_nodes(spec)
     yield from _own_mounts(spec)
     yield from _workload(spec)
 
@@ -338,6 +339,17 @@ def _start_variables(spec: Spec) -> Iterator[Violation]:
                 field,
                 (field, "script.preload"),
             )
+
+
+def _standby_nodes(spec: Spec) -> Iterator[Violation]:
+    """Pods beyond the number that a worker group may have exist with an Indexed Job only."""
+    if spec.nodes.standby and spec.backend not in ("auto", "job"):
+        yield Violation(
+            f"must be 0 with backend {spec.backend}: only backend: job starts a pod more than the "
+            "ranks need",
+            "nodes.standby",
+            ("nodes.standby", "backend"),
+        )
 
 
 def _standby(spec: Spec) -> Iterator[Violation]:

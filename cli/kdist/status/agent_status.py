@@ -13,6 +13,7 @@ from kdist.status.exit_record import ExitRecord
 
 RUNNING_STATES = ("running", "checkpointing")
 JOINING_STATES = ("pending", "rendezvous", "initializing")
+STANDBY_STATE = "standby"
 FINISHED_STATES = ("succeeded", "failed")
 
 _T = TypeVar("_T")

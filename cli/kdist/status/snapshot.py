@@ -6,12 +6,18 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from kdist.status import documents
-from kdist.status.agent_status import AgentStatus, newest_generation, read_reports, read_training
+from kdist.status.agent_status import (
+    STANDBY_STATE,
+    AgentStatus,
+    newest_generation,
+    read_reports,
+    read_training,
+)
 from kdist.status.documents import Document
 from kdist.status.exit_record import DONE, PEERS_LOST, STOPPED, ExitRecord
 from kdist.status.job_status import Evidence, JobStatus, Nodes, WorkloadState, decide
@@ -85,7 +91,7 @@ def read_status(
         created=created,
         age=None if created is None else max(0.0, now - created),
         kept_alive=any(report.finished for report in known_reports.values()),
-        pods=tuple(known_pods),
+        pods=tuple(_show_standby(known_pods, known_reports)),
         exit_record=record,
         restarts=_count_restarts(known_reports.values(), known_pods),
         **read_training(current, step=record.step if record else None),
@@ -98,6 +104,14 @@ def read_job(config_map: Document) -> Document:
         return documents.mapping(json.loads(documents.text(config_map, "data", "job.json")))
     except (ValueError, RecursionError):
         return {}
+
+
+def _show_standby(pods: Sequence[Pod], reports: Mapping[str, AgentStatus]) -> Iterator[Pod]:
+    """The pods, those that stand by with that as their state."""
+    for pod in pods:
+        report = reports.get(pod.name)
+        stands_by = report is not None and report.state == STANDBY_STATE
+        yield replace(pod, state="Standby") if stands_by and pod.working else pod
 
 
 def _order(pod: Pod) -> tuple[int, float, str]:
@@ -114,7 +128,9 @@ def _read_nodes(config_map: Document, pods: Sequence[Pod]) -> Nodes:
     }
     minimum = documents.integer(wanted, "min")
     maximum = documents.integer(wanted, "max") or minimum or max(1, len(ready))
-    return Nodes(ready=len(ready), min=minimum or maximum, max=maximum)
+    standby = documents.integer(wanted, "standby") or 0
+    spare = min(standby, max(0, len(ready) - maximum))
+    return Nodes(ready=len(ready) - spare, min=minimum or maximum, max=maximum)
 
 
 def _read_pods(

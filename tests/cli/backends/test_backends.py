@@ -34,9 +34,10 @@ def test_there_is_a_backend_for_every_name_that_a_job_may_use() -> None:
         ({("kubeflow.org/v1", "PyTorchJob")}, 2, "job"),
         ({("jobset.x-k8s.io/v1alpha2", "JobSet")}, 2, "jobset"),
         ({("jobset.x-k8s.io/v1alpha2", "JobSet")}, ELASTIC, "job"),
+        ({("jobset.x-k8s.io/v1alpha2", "JobSet")}, {"min": 2, "max": 2, "standby": 1}, "job"),
     ],
 )
-def test_auto_takes_a_jobset_where_there_is_one_unless_the_job_may_be_scaled(
+def test_auto_takes_a_jobset_where_there_is_one_unless_the_job_needs_another_kind(
     kinds: Any, nodes: Any, chosen: str
 ) -> None:
     assert choose(kinds, make(nodes=nodes)) == chosen

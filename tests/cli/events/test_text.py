@@ -49,6 +49,11 @@ def formatted(name: str, node: str = "node-0", **fields: Any) -> str:
             "pid 4711 is ready to join the group after 1.5 s",
         ),
         (
+            "node-standby",
+            {},
+            "the group has all its nodes; this one stands by for one that is lost",
+        ),
+        (
             "standby-ready",
             {"pid": 4711, "seconds": 1.5},
             "the standby is ready after 1.5 s, pid 4711",

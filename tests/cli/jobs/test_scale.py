@@ -39,6 +39,14 @@ def test_bounds_that_no_job_may_have_are_refused_in_the_jobs_own_words() -> None
         jobs.target().with_nodes(1, 5000)
 
 
+def test_the_nodes_that_stand_by_stay() -> None:
+    wanted = jobs.target("{min: 2, max: 2, standby: 1}").with_nodes(3, 3)
+    assert wanted.job.spec.nodes.standby == 1
+    (found,) = (one.document for one in jobs.objects(wanted) if one.kind == "Job")
+    assert (found["spec"]["completions"], found["spec"]["parallelism"]) == (4, 4)
+    assert found["spec"]["successPolicy"] == {"rules": [{"succeededCount": 3}]}
+
+
 @pytest.mark.parametrize("backend", ["job", "statefulset", "pytorchjob"])
 def test_the_agents_of_another_version_are_reported_the_new_nodes_and_nothing_else(
     backend: str,

@@ -114,7 +114,8 @@ def test_later_options_win() -> None:
         ),
         (
             "spec.nodes=0",
-            "spec.nodes: must be a whole number from 1 to 4096 or {min, max}, found the number 0",
+            "spec.nodes: must be a whole number from 1 to 4096 or {min, max, standby}, "
+            "found the number 0",
         ),
         (
             "spec.train.evaluate=nevre",

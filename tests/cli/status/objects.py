@@ -21,10 +21,16 @@ def at(seconds_ago: float) -> str:
 
 
 def config_map(
-    *, least: int = 2, most: int = 2, name: str = "digits", age: float = 600, **annotations: str
+    *,
+    least: int = 2,
+    most: int = 2,
+    standby: int = 0,
+    name: str = "digits",
+    age: float = 600,
+    **annotations: str,
 ) -> Document:
     """The job's ConfigMap. Annotations are given by what follows `kdist.dev/`."""
-    spec: Document = {"nodes": {"min": least, "max": most}, "maxRestarts": 10}
+    spec: Document = {"nodes": {"min": least, "max": most, "standby": standby}, "maxRestarts": 10}
     spec["checkpoints"] = {"claim": "ckpt"}
     job: Document = {"apiVersion": "kdist.dev/v1alpha1", "kind": "TrainingJob"}
     job |= {"metadata": {"name": name}, "spec": spec}

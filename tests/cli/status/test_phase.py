@@ -52,6 +52,17 @@ SMALLER = {FIRST: report(generation=2)}
 MEETING = {FIRST: report("rendezvous")}
 
 
+def test_a_pod_that_stands_by_is_no_node_of_the_group() -> None:
+    third = "digits-2-abcde"
+    found = look(
+        pods=[*BOTH, pod(2)],
+        reports={**TRAINING, third: report("standby", generation=0, ranks=())},
+        reported=config_map(standby=1),
+    )
+    assert (found.phase, found.reason, str(found.nodes)) == (Phase.RUNNING, "", "2/2")
+    assert {each.name: each.state for each in found.pods}[third] == "Standby"
+
+
 def stopped_pod(index: int) -> dict[str, Any]:
     """A pod whose training was stopped on request."""
     return ended_pod(index, 200, record=STOPPED)

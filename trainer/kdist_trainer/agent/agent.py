@@ -46,6 +46,7 @@ from kdist_trainer.config import Cause, Exit
 from kdist_trainer.failure import Failure
 from kdist_trainer.rendezvous import endpoint
 from kdist_trainer.rendezvous.handler import Rendezvous
+from kdist_trainer.rendezvous.state import SpareNodeError
 from kdist_trainer.rendezvous.torch_internals import ElasticAgentBase
 from kdist_trainer.signals import StopRequested, StopSignals
 
@@ -154,6 +155,8 @@ class ElasticAgent(ElasticAgentBase):
         with suppress(StopRequested), self._stop.interruptible():
             self._early.prepare(self._workers, self._count_running)
         self._telemetry.rendezvous_started()
+        if self._settings.config.nodes.standby:
+            self._rendezvous_handler.notify_if_spare()
         deadline = time.monotonic() + self._settings.config.rendezvous_timeout_seconds
         backed_off = False
         while True:
@@ -166,6 +169,8 @@ class ElasticAgent(ElasticAgentBase):
                         self.join_rendezvous()
                         generation = self._agree_on_generation()
                 break
+            except SpareNodeError:
+                self._stand_by()
             except (RendezvousClosedError, RendezvousGracefulExitError):
                 # the latter is what torch raises on a node above the maximum
                 raise RunOutcome(self._termination.final_record()) from None
@@ -177,6 +182,12 @@ class ElasticAgent(ElasticAgentBase):
         if generation.exhausted:
             self._termination.end_exhausted(generation)
         return generation
+
+    def _stand_by(self) -> None:
+        """Prepare the workers of this node, which waits until the others need it."""
+        self._telemetry.node_stands_by()
+        with suppress(StopRequested), self._stop.interruptible():
+            self._early.prepare(self._workers, self._count_running)
 
     def _count_running(self) -> int:
         """The number of nodes of a group that runs without this node; 0 if there is none."""

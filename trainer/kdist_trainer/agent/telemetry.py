@@ -32,7 +32,7 @@ class AgentTelemetry:
         self._relay = relay
         self._max_restarts = max_restarts
         self._managed = managed
-        self._waiting_since = time.monotonic()
+        self._waiting_since: float | None = time.monotonic()
 
     def state(self, state: str) -> None:
         """Set the state of the agent, which `/status` shows."""
@@ -46,7 +46,16 @@ class AgentTelemetry:
 
     def rendezvous_ended(self, outcome: str) -> None:
         """Count a rendezvous by its outcome: `formed`, `timeout` or `failed`."""
-        self._exporter.observe_rendezvous(time.monotonic() - self._waiting_since, outcome)
+        if self._waiting_since is not None:
+            self._exporter.observe_rendezvous(time.monotonic() - self._waiting_since, outcome)
+
+    def node_stands_by(self) -> None:
+        """The group has its nodes: this one waits until it is needed, for which no time is
+        observed.
+        """
+        self._waiting_since = None
+        self.state("standby")
+        log.event("node-standby")
 
     def rendezvous_completed(
         self, generation: Generation, *, world_size: int, ranks: list[int], is_group_rank_0: bool

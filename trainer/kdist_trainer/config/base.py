@@ -13,7 +13,14 @@ from contextlib import contextmanager
 from threading import RLock
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 from pydantic.alias_generators import to_camel
 
 Seconds = Annotated[int, Field(ge=0, le=31_536_000)]
@@ -80,6 +87,25 @@ class Nodes(ConfigModel):
         ),
     ]
     max: Annotated[int, Field(ge=1, le=4096, description="Maximum number of nodes.")]
+    standby: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=64,
+            description=(
+                "Nodes beyond the maximum that stand by, their ranks started, to take the place of "
+                "a node that is lost."
+            ),
+        ),
+    ] = 0
+
+    @model_serializer(mode="wrap")
+    def _write(self, handler: SerializerFunctionWrapHandler) -> dict[str, int]:
+        """Leave out `standby` if it is 0: running agents of an earlier version, which read
+        the nodes again when a job is scaled, do not know it.
+        """
+        document: dict[str, int] = handler(self)
+        return {name: value for name, value in document.items() if name != "standby" or value}
 
     @model_validator(mode="after")
     def _ordered(self) -> Nodes:

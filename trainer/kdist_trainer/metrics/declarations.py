@@ -110,6 +110,10 @@ STATES = (
     "failed",
 )
 """States of an agent; it is in exactly one at a time."""
+STANDBY = "standby"
+"""The state, in `/status` only, of an agent that the group has no place for: in metrics, where each
+state is a series of every agent, it is `pending`.
+"""
 
 
 def _counter(name: str, help: str, **metric: Any) -> Metric:  # noqa: A002

@@ -24,7 +24,7 @@ from prometheus_client.registry import Collector
 
 from kdist_trainer.metrics import declarations
 from kdist_trainer.metrics.aggregation import ACCEPTED, MetricsSnapshot, add
-from kdist_trainer.metrics.declarations import AGENT_METRICS, STATES, Kind, Metric, Scope
+from kdist_trainer.metrics.declarations import AGENT_METRICS, STANDBY, STATES, Kind, Metric, Scope
 from kdist_trainer.metrics.step_stats import WallCategory
 from kdist_trainer.metrics.wire import COUNTER_SLOTS, GAUGES, RECORDED, SLOTS
 
@@ -123,12 +123,13 @@ def exporter_series(
 
     Args:
         snapshot: The reported values.
-        state: The agent's state, one of `STATES`.
+        state: The agent's state, one of `STATES` or `STANDBY`.
         scrape_seconds: Duration of the last scrape.
     """
+    shown = "pending" if state == STANDBY else state
     return {
         declarations.SCRAPE_DURATION.name: {(): [scrape_seconds]},
-        declarations.JOB_STATE.name: {(each,): [float(each == state)] for each in STATES},
+        declarations.JOB_STATE.name: {(each,): [float(each == shown)] for each in STATES},
         declarations.HEARTBEAT.name: {
             (str(rank),): [time] for rank, time in snapshot.received_at.items()
         },

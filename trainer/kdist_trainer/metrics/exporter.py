@@ -20,7 +20,7 @@ from kdist_trainer.config import Nodes
 from kdist_trainer.liveness import Phase
 from kdist_trainer.metrics import declarations, status
 from kdist_trainer.metrics.aggregation import ACCEPTED, AgentMetrics, MetricsSnapshot, RankMetrics
-from kdist_trainer.metrics.declarations import STATES
+from kdist_trainer.metrics.declarations import STANDBY, STATES
 from kdist_trainer.metrics.endpoint import (
     Exposition,
     HttpResponse,
@@ -165,8 +165,10 @@ class Exporter:
         self._counter_store = None
 
     def set_state(self, state: str) -> None:
-        """Set the state of the agent. Raises `ValueError` if it is not one of `STATES`."""
-        if state not in STATES:
+        """Set the state of the agent, one of `STATES` or `STANDBY`. Raises `ValueError` if it is
+        another one.
+        """
+        if state not in (*STATES, STANDBY):
             raise ValueError(f"no such state: {state}")
         with self._lock:
             self._drain()  # records sent so far belong to the previous state

@@ -1,8 +1,8 @@
 """The `/status` document of an agent, for `kdist run` and `kdist status`. Its fields:
 
 - `job`, `run_id`, `node`, `pid`: identify the agent.
-- `state`: one of `STATES`. `phase`: that of the first local rank; the state once the agent has
-  ended.
+- `state`: one of `STATES`, or `standby`. `phase`: that of the first local rank; the state once the
+  agent has ended.
 - `generation`, `world_size`: the worker group.
 - `step`, `target_steps`, `loss`, `learning_rate`, `last_checkpoint_step`, `last_checkpoint_time`
   (Unix time): the latest reports; loss, learning rate and checkpoints only on the agent that runs

@@ -18,6 +18,7 @@ from kdist_trainer.metrics.step_stats import WALL_CATEGORIES, WallCategory
 _CATEGORY_BY_STATE = {
     "pending": WallCategory.STARTUP,
     "rendezvous": WallCategory.RENDEZVOUS,
+    "standby": WallCategory.IDLE,
     "initializing": WallCategory.INIT,
     "running": WallCategory.IDLE,
     "checkpointing": WallCategory.IDLE,

@@ -121,6 +121,7 @@ class Rendezvous(RendezvousBase):
         Raises:
             RendezvousTimeoutError: If too few nodes joined in time.
             RendezvousClosedError: If the run is over.
+            SpareNodeError: If the round is full, and `notify_if_spare` was called.
         """
         self._members = set()
         self._stop_relay()
@@ -130,6 +131,10 @@ class Rendezvous(RendezvousBase):
             info = super().next_rendezvous()
         self._members = set(self._state_holder.state.participants)
         return info
+
+    def notify_if_spare(self) -> None:
+        """Have the next `next_rendezvous` raise `SpareNodeError`, once, if the round is full."""
+        self._state_holder.notifies_spare = True
 
     def exchange_store(self, store: Store) -> Store:
         """See base class. It is in the agent that the state names, if it names one.

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
+from torch.distributed.elastic.rendezvous.api import RendezvousError
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousSettings
 
@@ -20,6 +21,10 @@ _NEVER = timedelta(days=3650)
 _CONFLICT_SECONDS = 0.01
 _MOST_DOUBLINGS = 10
 _MOST_POLL_SECONDS = 5.0
+
+
+class SpareNodeError(RendezvousError):
+    """The round has as many nodes as it may have: this one waits until it is needed."""
 
 
 class RendezvousState(StateHolder):
@@ -61,6 +66,8 @@ class RendezvousState(StateHolder):
         """Returns this node, with its group rank, as the host of a round, or None."""
         self.find_dead: Callable[[], set[Node]] = set
         """Returns the members of the latest round that are dead by what their connections tell."""
+        self.notifies_spare = False
+        """Whether to raise `SpareNodeError`, once, when this node has no place in a full round."""
         self._member_of: int | None = None
         self._keep_alives: dict[Node, tuple[datetime, float]] = {}
         self._read_at = time.monotonic()
@@ -90,6 +97,9 @@ class RendezvousState(StateHolder):
             self._conflicts = 0
         state = self.state
         self._is_complete = state.complete
+        if self.notifies_spare and self.node in state.redundancy_list and state.complete:
+            self.notifies_spare = False
+            raise SpareNodeError
         if (
             state.deadline is not None
             and not state.complete

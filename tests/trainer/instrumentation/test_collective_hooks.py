@@ -49,6 +49,11 @@ def listen_and_leave() -> dict[str, Any]:
         found = {"hooks": collective_hooks.launch_hooks() == (early, late)}
         dist.all_reduce(torch.ones(3))
         both = lines[:]
+        lines.clear()
+        direct, group = torch.ones(3), dist.group.WORLD
+        assert group is not None
+        collective_hooks.all_reduce(direct, group).wait()
+        found |= {"direct": lines == both and direct.tolist() == [2.0, 2.0, 2.0]}
         collective_hooks.unregister_launch_hook(late)
         collective_hooks.unregister_launch_hook(late)
         dist.barrier()
@@ -68,6 +73,7 @@ def listen_and_leave() -> dict[str, Any]:
 def test_hooks_are_called_last_first_and_never_once_they_are_unregistered() -> None:
     for found in run_group(listen_and_leave, 2):
         assert found["hooks"]
+        assert found["direct"]
         assert found["both"] == [
             "late: all_reduce of [3] among 2",
             "early: all_reduce of [3] among 2",

@@ -11,6 +11,7 @@ import inspect
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch._C._distributed_c10d import OpType  # type: ignore[attr-defined]  # not in its stubs
 from torch._subclasses import FakeTensorMode
 from torch.distributed import ProcessGroup, Work
@@ -99,6 +100,13 @@ def test_kernels_can_be_put_in_front_of_an_operator_and_taken_away() -> None:
 def test_groups_and_handles_are_unboxed_from_the_dispatchers_values() -> None:
     assert callable(ProcessGroup.unbox), moved("torch.distributed.ProcessGroup.unbox")
     assert callable(Work.unbox), moved("torch.distributed.Work.unbox")
+
+
+def test_a_groups_backend_reduces_a_tensor() -> None:
+    assert callable(getattr(ProcessGroup, "_get_backend", None)), moved("ProcessGroup._get_backend")
+    assert callable(getattr(dist.ProcessGroupGloo, "allreduce", None)), moved(
+        "ProcessGroupGloo.allreduce"
+    )
 
 
 def test_views_of_one_storage_have_one_id_also_without_memory() -> None:

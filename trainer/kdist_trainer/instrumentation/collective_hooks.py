@@ -66,6 +66,20 @@ def launch_hooks() -> tuple[LaunchHook, ...]:
     return tuple(reversed(_launch_hooks))
 
 
+def all_reduce(tensor: Tensor, group: ProcessGroup) -> Work:
+    """Sum a tensor over the ranks of a group, as `group.allreduce` does, and call the hooks.
+
+    Without the way through torch's dispatcher and a kernel in Python, which takes about 0.1 ms on a
+    busy CPU: gradients are reduced several times in each step.
+    """
+    post_hooks = [hook.begin("all_reduce", (tensor,), group) for hook in _launch_hooks]
+    work: Work = torch_internals.backend_of(group, tensor.device).allreduce([tensor])
+    for post_hook in post_hooks:
+        if post_hook is not None:
+            post_hook(work)
+    return work
+
+
 def _kernel(operator: str) -> torch_internals.Kernel:
     original = torch_internals.overload(COLLECTIVES, operator)
     group_at = torch_internals.argument_names(operator).index("process_group")

@@ -254,6 +254,7 @@ class BandwidthProbe:
     """
 
     EVERY_SECONDS = 600.0
+    POSTPONED_SECONDS = 10.0
     _ROUNDS = 3
 
     def __init__(
@@ -280,6 +281,12 @@ class BandwidthProbe:
         """
         self._seconds += seconds
         return self._enabled and self._seconds >= self.EVERY_SECONDS
+
+    def postpone(self) -> None:
+        """Measure after some seconds of steps, for a group that others would wait for now. The same
+        call on all ranks.
+        """
+        self._seconds = self.EVERY_SECONDS - self.POSTPONED_SECONDS
 
     def measure(self) -> None:
         """Measure the bus bandwidth, in bytes per second: S/t * 2(n-1)/n, as in nccl-tests

@@ -107,6 +107,13 @@ def call_original(original: Any, keys: Any, *arguments: Any) -> Any:
     return original.redispatch(keys.remove(_KEY), *arguments)
 
 
+def backend_of(group: ProcessGroup, device: torch.device) -> Any:
+    """What runs the collectives of a group for tensors on a device: it has the group's methods, and
+    they do not go through the dispatcher.
+    """
+    return group._get_backend(device)
+
+
 def unbox_group(argument: Any) -> ProcessGroup:
     """The process group out of an operator's argument."""
     return ProcessGroup.unbox(argument)

@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 
 from kdist_trainer import group_abort, log
 from kdist_trainer.errors import ConfigError
+from kdist_trainer.instrumentation import collective_hooks
 from kdist_trainer.world import World
 
 
@@ -79,6 +80,45 @@ def named_state(module: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
         "state": {names[each]: dict(state) for each, state in optimizer.state.items()},
         "param_groups": groups,
     }
+
+
+OptimizerLayout = dict[str, dict[str, tuple[torch.Size, torch.dtype] | float]]
+"""Shapes and types of an optimizer's state, by the names of parameter and value."""
+
+
+def find_layout(module: nn.Module, optimizer: Optimizer) -> OptimizerLayout | None:
+    """The layout of an optimizer's state; None if it has values that `allocate_state` cannot
+    make.
+    """
+    layout: OptimizerLayout = {}
+    for name, parameter in module.named_parameters():
+        for key, value in optimizer.state.get(parameter, {}).items():
+            if isinstance(value, Tensor) and value.device.type == "cpu":
+                layout.setdefault(name, {})[key] = (value.shape, value.dtype)
+            elif isinstance(value, (int, float)):
+                layout.setdefault(name, {})[key] = value
+            else:
+                return None
+    return layout
+
+
+def allocate_state(module: nn.Module, optimizer: Optimizer, layout: OptimizerLayout) -> None:
+    """Make the state of an optimizer that has none, to be filled by another rank's. It takes half
+    the time of a step that changes no weight, which computes what is overwritten then.
+    """
+    for name, parameter in module.named_parameters():
+        if name in layout:
+            optimizer.state[parameter] = {
+                key: _allocate(parameter, *found) if isinstance(found, tuple) else found
+                for key, found in layout[name].items()
+            }
+
+
+def _allocate(parameter: Tensor, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    """Memory of this shape, laid out as the parameter is if it has the same one."""
+    if shape == parameter.shape:
+        return torch.empty_like(parameter, dtype=dtype, requires_grad=False)
+    return torch.empty(shape, dtype=dtype)
 
 
 class Ddp(Replicated):
@@ -160,8 +200,7 @@ def all_reduce_abortably(size: int, bucket: Any) -> torch.futures.Future[Tensor]
 
     group = dist.group.WORLD
     assert group is not None  # noqa: S101 - DDP was made with it
-    work = group.allreduce([gradients])
-    work.get_future().add_done_callback(finish)
+    collective_hooks.all_reduce(gradients, group).get_future().add_done_callback(finish)
     return averaged
 
 

@@ -20,6 +20,7 @@ from kdist_trainer.profiling.requests import ProfileRequest
 from kdist_trainer.training.checkpointing import TrainState
 from kdist_trainer.world import World
 
+_CHECK_SECONDS = 0.2
 _MAX_OPERATIONS = 30
 _COMMUNICATION = ("gloo:", "nccl:", "ncclDevKernel")
 
@@ -55,12 +56,21 @@ class Profiler:
         self._root = checkpoints or scratch
         self._last_step = 0
         """The last step of the newest profile."""
+        self._next_check = 0.0
+        """In monotonic time."""
         self._recording: _Recording | None = None
 
     def is_requested(self) -> bool:
-        """Whether this rank's agent has received a request since the last profile. Costs one file
-        system check.
+        """Whether this rank's agent has received a request since the last profile. Asks the file
+        system, which takes as long as a tenth of a short step, only from time to time.
         """
+        now = time.monotonic()
+        if now < self._next_check:
+            return False
+        self._next_check = now + _CHECK_SECONDS
+        return self._has_request()
+
+    def _has_request(self) -> bool:
         return (
             self._inbox is not None and self._state.step >= self._last_step and self._inbox.exists()
         )
@@ -70,7 +80,7 @@ class Profiler:
         called on all ranks at the same step.
         """
         own = (
-            requests.take(self._inbox) if self._inbox is not None and self.is_requested() else None
+            requests.take(self._inbox) if self._inbox is not None and self._has_request() else None
         )
         every = self._world.all_gather_object(own)
         request: ProfileRequest | None = next((one for one in every if one is not None), None)

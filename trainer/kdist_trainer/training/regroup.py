@@ -24,7 +24,7 @@ from kdist_trainer.checkpoint import torch_internals
 from kdist_trainer.checkpoint.group import CheckpointGroup, broadcast_state
 from kdist_trainer.config import Training
 from kdist_trainer.errors import ConfigError
-from kdist_trainer.parallel.ddp import Ddp
+from kdist_trainer.parallel.ddp import Ddp, allocate_state, find_layout
 from kdist_trainer.training import step_log
 from kdist_trainer.training.checkpointing import TrainState
 from kdist_trainer.training.context import TrainContext
@@ -185,6 +185,9 @@ def describe_kept(ctx: TrainContext, kept: KeptState) -> dict[str, Any]:
         "state": kept.state.to_json(),
         "target": kept.target,
         "has_optimizer_state": bool(kept.training.optimizer.state),
+        "optimizer_layout": (
+            find_layout(ctx.module, kept.training.optimizer) if not ctx.handover.complete else None
+        ),
         "buffers": ctx.buffers.unsaved(known) if not ctx.handover.complete else {},
         "refusals": kept.guard.refusals,
     }
@@ -200,12 +203,15 @@ def receive_state(ctx: TrainContext, source: int, document: dict[str, Any]) -> N
     """
     optimizer = ctx.optimizer
     had_state = bool(optimizer.state)
+    if not had_state and document["optimizer_layout"]:
+        allocate_state(ctx.module, optimizer, document["optimizer_layout"])
     is_received = False
     try:
         receive_tensors(ctx, source)
         is_received = True
     finally:
-        # A step that changes no weight has created the state that is received into.
+        # The state that is received into has been allocated, or created by a step that changes no
+        # weight.
         if not (document["has_optimizer_state"] if is_received else had_state):
             optimizer.state.clear()
     if not ctx.handover.is_current:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kdist_trainer import log
 from kdist_trainer.config import EditEffect
+from kdist_trainer.data.loader import MicroBatch
 from kdist_trainer.instrumentation.device_stats import was_counting
 from kdist_trainer.liveness import Phase
 from kdist_trainer.metrics.step_stats import StepPhase, WallCategory
@@ -130,7 +131,10 @@ def setup(ctx: TrainContext) -> None:
     ctx.stats.add_wall(WallCategory.CHECKPOINT_RESTORE, ctx.step_timer.exclude())
     if ctx.world.is_rank_zero:
         log_resume(ctx, saved)
-    probe_bandwidth(ctx, WallCategory.INIT)
+    if source is None:
+        probe_bandwidth(ctx, WallCategory.INIT)
+    else:
+        ctx.bandwidth_probe.postpone()
     seek_data(ctx)
     if target is not None:  # the former group may have decided to stop early
         ctx.target = min(ctx.target, target)
@@ -141,26 +145,25 @@ def setup(ctx: TrainContext) -> None:
 
 
 def warm_up(ctx: TrainContext) -> None:
-    """Run two backward passes and discard their gradients, so that DDP's buckets no longer change.
-    Collective.
+    """Run backward passes and discard their gradients, so that DDP's buckets no longer change and
+    it is known which generators the loss draws from. Collective.
 
     DDP reorders its buckets after the first backward pass. With three or more ranks another order
     of sums changes the result in the last bits: a resumed training would differ from an
-    uninterrupted one in its first step. So every worker group starts with this.
+    uninterrupted one in its first step. So every worker group starts with this; where ranks
+    continue in place it is a single pass, since they wait for it.
     """
     ctx.heartbeat.beat(Phase.INIT, ctx.state.step)
-    passes = ctx.forward_backward
+    passes, in_place = ctx.forward_backward, ctx.handover.source is not None
     micro_batch = ctx.loader.first_micro_batch()
     passes.generators.seed(derive(ctx.state.seed, WEIGHTS))
     # a state that ranks have kept has buffers that are newer than those of rank 0, if that is new
-    with ctx.buffers.detect_changes(sends_values=ctx.handover.source is None):
-        try:
-            passes.warm_up(micro_batch, ctx.device_stats.counting(micro_batch.samples))
-        except Exception as error:
-            if not was_counting(error):
-                raise
-            passes.warm_up(micro_batch)
-        used = Generators.used_by(partial(passes.warm_up, micro_batch), ctx.world.device)
+    with ctx.buffers.detect_changes(sends_values=not in_place):
+        last_pass = partial(first_pass, ctx, micro_batch)
+        if not in_place:
+            last_pass()
+            last_pass = partial(passes.warm_up, micro_batch)
+        used = Generators.used_by(last_pass, ctx.world.device)
         if ctx.world.generation == 1:
             reject_mean(
                 ctx.workload,
@@ -173,6 +176,17 @@ def warm_up(ctx: TrainContext) -> None:
     if ":" not in ctx.settings.workload:  # a user's loss may draw from other generators later
         passes.generators = used
     ctx.optimizer.zero_grad()
+
+
+def first_pass(ctx: TrainContext, micro_batch: MicroBatch) -> None:
+    """Run a pass of the warm-up that counts the operations of the model. Collective."""
+    passes = ctx.forward_backward
+    try:
+        passes.warm_up(micro_batch, ctx.device_stats.counting(micro_batch.samples))
+    except Exception as error:
+        if not was_counting(error):
+            raise
+        passes.warm_up(micro_batch)
 
 
 def is_true_on_all_ranks(ctx: TrainContext, own: bool) -> bool:

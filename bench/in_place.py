@@ -1,12 +1,14 @@
-"""How long a training that recovers in place stalls when it loses a rank or a node and when a node
-joins: the time between two steps of the rank that survives, which takes 20 ms for a step.
+"""How long a training that recovers in place stalls when it loses ranks or a node and when a node
+joins: the time between two steps of a rank that survives, which takes 20 ms for a step.
 
     python -m bench.in_place [ROUNDS]
 
-On one node with two ranks, in turn rank 0 and rank 1 are killed. On one or two nodes, each an agent
-with one rank, in turn an agent is killed, or an agent and its rank are stopped, as by a power cut;
-then the node starts again and joins. Either node may be the one, so that the host of the rendezvous
-is hit as often as not. With small weights and with 100 MB of them under AdamW.
+On one node ranks are killed in turn, without and with a standby; of three ranks also a second one
+while the group forms again. On one or two nodes, each an agent with one rank, in turn an agent is
+killed, or an agent and its rank are stopped, as by a power cut; then the node starts again and
+joins. Either node may be the one, so that the host of the rendezvous is hit as often as not. Last,
+two nodes of which each must be there, and one that stands by. With small weights and with 100 MB of
+them under AdamW.
 """
 
 from __future__ import annotations
@@ -24,17 +26,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
-from bench.recovery import BIN, PATIENCE, Mark, read, running
+from bench.marks import Mark, environment, read, running, write_job
+from bench.recovery import BIN, PATIENCE
 from bench.table import columns, quantile, title
 
 ROUNDS = 10
-RANKS = 2
 STEPS_BEFORE = 30
+SECOND_AFTER = 0.05
+"""Seconds between two kills, so that the second meets a group that is forming."""
+OF_A_ROUND = {"node-standby", "rendezvous-completed"}
+"""How an agent's round of the rendezvous may end."""
 HIDDEN = {"small weights": 64, "100 MB of weights": 5000}
-RANK, AGENT = "a rank of two is killed", "an agent of 1:2 is killed"
+RANK, SPARED = "a rank of two is killed", "a rank of two is killed, with a standby"
+THIRD, TWO = "a rank of three is killed", "a rank of three, and 0.05 s later another"
+AGENT = "an agent of 1:2 is killed"
 SILENT, JOINED = "a node of 1:2 falls silent", "a node joins one"
+MEMBER = "an agent of a fixed 2 is killed, with a standby node"
 
 
 Pauses = dict[str, list[float]]
@@ -47,50 +54,24 @@ class Training(NamedTuple):
     process: subprocess.Popen[bytes]
     marks: Path
     runs: Path
+    ranks: int
+    """Ranks of the whole group."""
 
 
 def main(rounds: int) -> None:
     """Measure and print."""
-    title(f"Recovery in place: pause of the rank that survives, {rounds} of each")
+    title(f"Recovery in place: pause of a rank that survives, {rounds} of each")
     lines = []
     for name, hidden in HIDDEN.items():
-        pauses = measure(rounds, lose_ranks, hidden=hidden, nodes=1, procsPerNode=2)
-        pauses |= measure(rounds, lose_nodes, hidden=hidden, nodes={"min": 1, "max": 2})
-        for event, seconds in pauses.items():
-            middle, late = quantile(seconds, 0.5), quantile(seconds, 0.95)
-            lines.append((f"{event}, {name}", f"{middle:.2f} s", f"{late:.2f} s"))
+        for scenario in SCENARIOS:
+            for event, seconds in measure(rounds, scenario, hidden).items():
+                middle, late = quantile(seconds, 0.5), quantile(seconds, 0.95)
+                lines.append((f"{event}, {name}", f"{middle:.2f} s", f"{late:.2f} s"))
     columns(("", "p50", "p95"), lines)
 
 
-def measure(rounds: int, lose: Callable[[Training, int], Pauses], **job: Any) -> Pauses:
+def measure(rounds: int, scenario: Scenario, hidden: int) -> Pauses:
     """The pauses of a job, by what caused them."""
-    with tempfile.TemporaryDirectory() as made:
-        folder = Path(made)
-        marks = folder / "marks"
-        marks.touch()
-        arguments = [str(BIN / "kdist"), "run", write_job(folder, **job)]
-        with (
-            (folder / "log").open("w") as output,
-            running(arguments, environment(folder), output) as process,
-        ):
-            run = Training(process, marks, folder / "runs")
-            wait_for_group(run)
-            return lose(run, rounds)
-
-
-def environment(folder: Path) -> dict[str, str]:
-    """The environment of `kdist run`."""
-    return {
-        **os.environ,
-        "KDIST_BENCH_MARKS": str(folder / "marks"),
-        "KDIST_HOME": str(folder / "runs"),
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(Path(__file__).parents[1]),
-    }
-
-
-def write_job(folder: Path, *, hidden: int, **fields: Any) -> str:
-    """Write a job with these fields of its spec; returns the path of its file."""
     train = {
         "workload": "bench.steady:Steady",
         "options": {"hidden": hidden},
@@ -100,27 +81,94 @@ def write_job(folder: Path, *, hidden: int, **fields: Any) -> str:
         "checkpoint": {"every": {"seconds": 600}},
         "recovery": "inPlace",
     }
-    spec = {"image": "none", "maxRestarts": 1000, "train": train, **fields}
-    job = {
-        "apiVersion": "kdist.dev/v1alpha1",
-        "kind": "TrainingJob",
-        "metadata": {"name": "bench"},
-        "spec": spec,
-    }
-    (folder / "job.yaml").write_text(yaml.safe_dump(job))
-    return str(folder / "job.yaml")
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        arguments = [str(BIN / "kdist"), "run", write_job(folder, {"train": train, **scenario.job})]
+        with (
+            (folder / "log").open("w") as output,
+            running(arguments, environment(folder), output) as process,
+        ):
+            run = Training(process, folder / "marks", folder / "runs", scenario.ranks)
+            wait_for_group(run)
+            return scenario.lose(run, rounds)
 
 
 def lose_ranks(run: Training, rounds: int) -> Pauses:
     """Kill one rank after the other."""
+    return {RANK: [lose_rank(run, number % 2) for number in range(rounds)]}
+
+
+def lose_spared_ranks(run: Training, rounds: int) -> Pauses:
+    """Kill one rank after the other, each when a standby is ready."""
     pauses = []
     for number in range(rounds):
-        victim, survivor = sorted(newest(run), key=lambda mark: mark.rank == 1 - number % 2)
+        wait_for(lambda: has_standby(run), run)
+        pauses.append(lose_rank(run, number % 2))
+    return {SPARED: pauses}
+
+
+def lose_rank(run: Training, rank: int) -> float:
+    """Kill a rank of two; returns the pause of the other."""
+    victim, survivor = sorted(newest(run), key=lambda mark: mark.rank != rank)
+    began = time.monotonic()
+    os.kill(victim.pid, signal.SIGKILL)
+    wait_for_group(run, after=victim.generation)
+    return longest_pause(run, survivor.pid, after=began)
+
+
+def lose_more_ranks(run: Training, rounds: int) -> Pauses:
+    """Kill one of three ranks, then two of them one after the other, and so on."""
+    pauses: Pauses = {THIRD: [], TWO: []}
+    for number, event in itertools.product(range(rounds), (THIRD, TWO)):
+        first, second, survivor = sorted(newest(run), key=lambda mark: (mark.rank + number) % 3)
         began = time.monotonic()
-        os.kill(victim.pid, signal.SIGKILL)
+        os.kill(first.pid, signal.SIGKILL)
+        if event == TWO:
+            time.sleep(SECOND_AFTER)
+            os.kill(second.pid, signal.SIGKILL)
+        wait_for_group(run, after=first.generation)
+        pauses[event].append(longest_pause(run, survivor.pid, after=began))
+    return pauses
+
+
+def has_standby(run: Training) -> bool:
+    """Whether the standby of the only node has loaded what it needs, and no rank uses it."""
+    ready = [event["pid"] for event in events(run, "node-0") if event["event"] == "standby-ready"]
+    return bool(ready) and ready[-1] not in {mark.pid for mark in newest(run)}
+
+
+def lose_members(run: Training, rounds: int) -> Pauses:
+    """Kill the agents of a group's nodes one after the other, each when the node that stands by is
+    ready.
+    """
+    pauses = []
+    for number in range(rounds):
+        wait_for(lambda: has_spare_node(run), run)
+        victim, survivor = sorted(newest(run), key=lambda mark: mark.rank != number % 2)
+        began = time.monotonic()
+        os.kill(session(victim.pid), signal.SIGKILL)
         wait_for_group(run, after=victim.generation)
         pauses.append(longest_pause(run, survivor.pid, after=began))
-    return {RANK: pauses}
+    return {MEMBER: pauses}
+
+
+def has_spare_node(run: Training) -> bool:
+    """Whether a node stands by whose rank has loaded what it needs."""
+
+    def is_ready(node: str) -> bool:
+        found = events(run, node)
+        last = [each["event"] for each in found if each["event"] in OF_A_ROUND][-1:]
+        prepared = [each["pid"] for each in found if each["event"] == "worker-prepared"]
+        return last == ["node-standby"] and bool(prepared) and session(prepared[-1]) != 0
+
+    return any(is_ready(f"node-{number}") for number in range(3))
+
+
+def events(run: Training, node: str) -> list[dict[str, Any]]:
+    """The events in the log of a node, oldest first."""
+    (log,) = run.runs.rglob(f"{node}/log")
+    lines = log.read_text().splitlines()
+    return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
 
 
 def lose_nodes(run: Training, rounds: int) -> Pauses:
@@ -179,7 +227,7 @@ def wait_for_group(run: Training, *, after: int = 0) -> None:
 
     def lasts() -> bool:
         last = newest(run)
-        if len(last) < RANKS or last[0].generation <= after:
+        if len(last) < run.ranks or last[0].generation <= after:
             return False
         steps = Counter(mark.pid for mark in read(run.marks) if mark.generation > after)
         return all(steps[mark.pid] > STEPS_BEFORE and session(mark.pid) for mark in last)
@@ -212,6 +260,24 @@ def wait_for(condition: Callable[[], object], run: Training) -> None:
             log = run.marks.with_name("log").read_text()
             raise RuntimeError(f"the training does not go on\n{log[-4000:]}")
         time.sleep(0.02)
+
+
+class Scenario(NamedTuple):
+    """What a job loses."""
+
+    lose: Callable[[Training, int], Pauses]
+    job: dict[str, Any]
+    ranks: int
+
+
+ONE_NODE = {"nodes": 1, "procsPerNode": 2}
+SCENARIOS = (
+    Scenario(lose_ranks, ONE_NODE, 2),
+    Scenario(lose_spared_ranks, {**ONE_NODE, "standby": "warm"}, 2),
+    Scenario(lose_more_ranks, {"nodes": 1, "procsPerNode": 3}, 3),
+    Scenario(lose_nodes, {"nodes": {"min": 1, "max": 2}}, 2),
+    Scenario(lose_members, {"nodes": {"min": 2, "max": 2, "standby": 1}}, 2),
+)
 
 
 if __name__ == "__main__":

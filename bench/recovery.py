@@ -1,7 +1,7 @@
 """How long a training stalls when a worker is killed: from kill -9 to the next finished step,
 next to stock torchrun.
 
-    python -m bench.recovery
+    python -m bench.recovery [KILLS]
 
 The same plain script under `torchrun` and under `kdist run`, and kdist's managed loop; two ranks on
 one node, a checkpoint every 20 steps. Ranks say in a file when they have finished a step. Each kill
@@ -11,56 +11,52 @@ ones and fail again; TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 avoids that.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any
 
-import yaml
-
-from bench.table import table, title
+from bench.marks import Mark, environment, read, running, write_job
+from bench.table import columns, quantile, title
 
 KILLS = 5
+KILLS_OF_TORCHRUN = 10
 STEPS_BEFORE = 30
 PATIENCE = 90.0
 BIN = Path(sys.executable).parent
 TORCHRUN, OWN_STORE = "torchrun, a plain script", "torchrun, workers with a store of their own"
 SCRIPT, PRELOADED = "kdist run, the same script", "kdist run, the same script, preloaded"
 RESTART, IN_PLACE = "kdist run, managed loop, all restart", "kdist run, managed loop, in place"
+LAYOUT = {"nodes": 1, "procsPerNode": 2}
 NAMES = (TORCHRUN, OWN_STORE, SCRIPT, PRELOADED, RESTART, IN_PLACE)
 
 
-class Mark(NamedTuple):
-    """A rank has finished a step; `generation` is 0 under torchrun."""
-
-    pid: int
-    rank: int
-    step: int
-    time: float
-    generation: int
-
-
-def main() -> None:
+def main(kills: int) -> None:
     """Measure and print."""
-    title(f"Recovery: kill -9 of rank 1 of 2 to the next finished step, {KILLS} kills of each")
+    title(f"Recovery: kill -9 of rank 1 of 2 to the next finished step, {kills} kills of each")
     rows: dict[str, list[float]] = {name: [] for name in NAMES}
-    for _ in range(KILLS):
+    for number in range(kills):
         for name, seconds in rows.items():
-            with tempfile.TemporaryDirectory() as folder:
-                seconds.append(measure(name, Path(folder)))
-    table(rows, unit="s", scale=1, base=TORCHRUN, digits=2)
+            if number < KILLS_OF_TORCHRUN or name not in {TORCHRUN, OWN_STORE}:
+                with tempfile.TemporaryDirectory() as folder:
+                    seconds.append(measure(name, Path(folder)))
+    base = statistics.median(rows[TORCHRUN])
+    columns(("", "kills", "p50", "p95", "to torchrun"), [line(*row, base) for row in rows.items()])
     for name, seconds in rows.items():
         if lost := sum(math.isinf(value) for value in seconds):
-            print(
-                f"  {name}: no step within {PATIENCE:.0f} s in {lost} of {KILLS} (counted as inf)"
-            )
+            print(f"  {name}: no step within {PATIENCE:.0f} s in {lost} of {len(seconds)} (inf)")
+
+
+def line(name: str, seconds: list[float], base: float) -> tuple[str, ...]:
+    """A line of the table."""
+    middle, late = quantile(seconds, 0.5), quantile(seconds, 0.95)
+    return (name, str(len(seconds)), f"{middle:.2f} s", f"{late:.2f} s", f"{middle / base:.2f}x")
 
 
 def command(name: str, folder: Path) -> list[str]:
@@ -78,7 +74,7 @@ def command(name: str, folder: Path) -> list[str]:
         return [str(BIN / "kdist"), "run", "--nodes", "1", "--procs-per-node", "2", script]
     if name == PRELOADED:
         section: dict[str, Any] = {"script": {"path": script, "preload": "torch"}}
-        return [str(BIN / "kdist"), "run", write_job(folder, section)]
+        return [str(BIN / "kdist"), "run", write_job(folder, {**LAYOUT, **section})]
     train = {
         "workload": "bench.steady:Steady",
         "steps": 10**6,
@@ -87,33 +83,12 @@ def command(name: str, folder: Path) -> list[str]:
         "checkpoint": {"every": {"steps": 20}},
         "recovery": "restart" if name == RESTART else "inPlace",
     }
-    return [str(BIN / "kdist"), "run", write_job(folder, {"train": train})]
-
-
-def write_job(folder: Path, section: dict[str, Any]) -> str:
-    """Write a job with this section; returns the path of its file."""
-    spec = {"image": "none", "nodes": 1, "procsPerNode": 2, "maxRestarts": 100, **section}
-    job = {
-        "apiVersion": "kdist.dev/v1alpha1",
-        "kind": "TrainingJob",
-        "metadata": {"name": "bench"},
-        "spec": spec,
-    }
-    (folder / "job.yaml").write_text(yaml.safe_dump(job))
-    return str(folder / "job.yaml")
+    return [str(BIN / "kdist"), "run", write_job(folder, {**LAYOUT, "train": train})]
 
 
 def measure(name: str, folder: Path) -> float:
     """Seconds of one recovery; infinite if the training does not come back."""
-    marks = folder / "marks"
-    marks.touch()
-    env = {
-        **os.environ,
-        "KDIST_BENCH_MARKS": str(marks),
-        "KDIST_HOME": str(folder / "runs"),
-        "OMP_NUM_THREADS": "1",
-    }
-    env["PYTHONPATH"] = str(Path(__file__).parents[1])
+    marks, env = folder / "marks", environment(folder)
     if name == OWN_STORE:
         env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     with (
@@ -154,35 +129,5 @@ def follow(
     return None
 
 
-def read(marks: Path) -> list[Mark]:
-    """Every whole line of the file."""
-    whole = marks.read_text().rpartition("\n")[0].splitlines()
-    fields = (line.split() for line in whole)
-    return [
-        Mark(int(pid), int(rank), int(step), float(moment), int(generation))
-        for pid, rank, step, moment, generation in fields
-    ]
-
-
-@contextlib.contextmanager
-def running(
-    arguments: list[str], env: dict[str, str], output: IO[str]
-) -> Iterator[subprocess.Popen[bytes]]:
-    """A launcher in a session of its own, all of which ends with the block."""
-    folder = Path(output.name).parent
-    process = subprocess.Popen(
-        arguments, env=env, cwd=folder, stdout=output, stderr=output, start_new_session=True
-    )
-    try:
-        yield process
-    finally:
-        process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(30)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
 if __name__ == "__main__":
-    main()
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else KILLS)

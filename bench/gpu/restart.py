@@ -21,7 +21,8 @@ import torch
 from bench.gpu.launched import launch_job
 from bench.gpu.parts import Order
 from bench.gpu.training import SHAPES, describe
-from bench.recovery import PATIENCE, follow, read
+from bench.marks import read
+from bench.recovery import PATIENCE, follow
 from bench.script import mark
 from kdist_trainer.training import trainer
 from kdist_trainer.training.context import TrainContext
@@ -69,9 +70,7 @@ def measure(order: Order) -> dict[str, Any]:
     resumed: list[int] = []
     with tempfile.TemporaryDirectory() as name:
         marks = Path(name, "marks")
-        marks.touch()
-        told = {"KDIST_BENCH_MARKS": str(marks), DEVICE: order.device}
-        with launch_job(Path(name), train, told) as job:
+        with launch_job(Path(name), train, {DEVICE: order.device}) as job:
             slowest = 0.0
             while len(seconds) < KILLS[order.device] and time.monotonic() + 2 * slowest < end:
                 began = time.monotonic()

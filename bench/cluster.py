@@ -5,7 +5,7 @@ two steps of a rank that survives.
     python -m bench.cluster [ROUNDS]
 
 An elastic job of one to three pods on the two worker nodes of the tests' cluster, without a volume:
-what survives continues in place. Each loss has a job of its own, since a Job makes failed pods anew
+what survives continues in place. Each loss has a job of its own, since a Job replaces failed pods
 more and more slowly. A step takes 50 ms. The clocks of the pods are that of this machine.
 """
 

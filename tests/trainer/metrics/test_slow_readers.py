@@ -14,7 +14,7 @@ import pytest
 from tests.trainer.metrics.scrape import fetch, read, total, value, wait_until
 from tests.trainer.metrics.training import PATIENCE, training
 
-STEPS = 300
+STEPS = 600
 pytestmark = pytest.mark.processes
 
 

@@ -20,7 +20,7 @@ from kdist_trainer.profiling.requests import ProfileRequest
 from kdist_trainer.training.checkpointing import TrainState
 from kdist_trainer.world import World
 
-_CHECK_SECONDS = 0.2
+_CHECK_SECONDS = 0.02
 _MAX_OPERATIONS = 30
 _COMMUNICATION = ("gloo:", "nccl:", "ncclDevKernel")
 

@@ -87,8 +87,8 @@ e2e: setup system ## Test against a real Kubernetes: kind, started and kept here
 acceptance: setup system ## Install from a fresh clone and from the built wheels, and run the README's commands
 	$(call patiently,acceptance,-o testpaths=tests/acceptance -m acceptance $(ARGS))
 
-# The torch of the lock is the oldest that is supported.
-OLDEST := $(shell sed -n 's/^torch==\([0-9.]*\).*/\1/p' requirements.txt)
+# The oldest torch that the trainer's package accepts.
+OLDEST := $(shell sed -n 's/.*"torch>=\([0-9.]*\)".*/\1.0/p' trainer/pyproject.toml)
 
 compat: setup ## Run the tests with real processes on the oldest supported torch and on the newest, each in .venv-compat/VERSION
 	@newest=$$(echo torch | $(BIN)/uv pip compile --quiet --python $(BIN)/python --no-deps --no-header --no-annotate - | sed -n 's/^torch==//p'); \

@@ -141,6 +141,7 @@ def torchs(folder: Path) -> dict[str, Contestant]:
     documentation asks.
     """
     group = dist.new_group(backend="gloo")
+    assert isinstance(group, dist.ProcessGroup)  # every rank is a member
 
     def in_background(state: Any, step: int) -> Wait:
         future = async_save(state, checkpoint_id=folder / f"async-{step}", process_group=group)

@@ -47,6 +47,7 @@ def call_everything(folder: Path) -> dict[str, list[str]]:
             dist.broadcast(torch.ones(5), 0)
         note("own")
         pair = dist.new_group([0, 1])
+        assert isinstance(pair, dist.ProcessGroup)
         dist.all_reduce(x, group=pair)
         (dist.send if world.rank == 0 else dist.recv)(x, 1 - world.rank)
         note("groups")

@@ -110,10 +110,12 @@ def serve(requests: socket.socket, ends: Path) -> NoReturn:
     numbers: dict[int, int] = {}
 
     def reap(*_: object) -> None:
-        while numbers and (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            path = ends / f"{numbers.pop(ended[0])}"
-            path.with_suffix(".new").write_text(str(os.waitstatus_to_exitcode(ended[1])))
-            path.with_suffix(".new").rename(path)
+        # A second signal interrupts this between the wait for the last agent and its removal.
+        with contextlib.suppress(ChildProcessError):
+            while numbers and (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                path = ends / f"{numbers.pop(ended[0])}"
+                path.with_suffix(".new").write_text(str(os.waitstatus_to_exitcode(ended[1])))
+                path.with_suffix(".new").rename(path)
 
     signal.signal(signal.SIGCHLD, reap)
     for number in itertools.count():

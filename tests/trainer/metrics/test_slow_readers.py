@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kdist_trainer.metrics.reporter import short_address
 from tests.trainer.metrics.scrape import fetch, read, total, value, wait_until
 from tests.trainer.metrics.training import PATIENCE, training
 
@@ -54,6 +57,7 @@ def test_the_training_is_bitwise_identical_whatever_happens_to_its_exporter(
             client.join()
         run.agent.send_signal(signal.SIGSTOP)
         wait_until(lambda: state_of(run.agent.pid) == "T", PATIENCE)
+        fill_queue(run.scratch / "metrics.sock")
         stopped_at = run.last_step()
         run.wait_for_step(min(stopped_at + 200, STEPS - 50))
         run.agent.send_signal(signal.SIGCONT)
@@ -67,6 +71,24 @@ def test_the_training_is_bitwise_identical_whatever_happens_to_its_exporter(
     check_totals_are_exact(samples)
     assert total(samples, "kdist_exporter_records_dropped_total") > 0
     assert youngest * 0.99 <= total(samples, "kdist_wall_seconds_total") <= oldest * 1.01
+
+
+def fill_queue(path: Path) -> None:
+    """Send what is no record to a socket whose reader is stopped, until it takes nothing more."""
+    while can_send(path):
+        pass
+
+
+def can_send(path: Path) -> bool:
+    """Whether a new socket can send anything; sends as much as it can."""
+    sent = 0
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender, suppress(BlockingIOError):
+        sender.setblocking(False)
+        with short_address(path) as address:
+            sender.connect(address)
+        while True:
+            sent += sender.send(b"not a record") > 0
+    return sent > 0
 
 
 def state_of(pid: int) -> str:

@@ -55,8 +55,12 @@ def environment(folder: Path) -> dict[str, str]:
         "KDIST_BENCH_MARKS": str(folder / "marks"),
         "KDIST_HOME": str(folder / "runs"),
         "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(Path(__file__).parents[1]),
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *_python_path()]),
     }
+
+
+def _python_path() -> list[str]:
+    return [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
 
 
 @contextlib.contextmanager

@@ -1,12 +1,13 @@
 """How long a training stalls when a worker is killed: from kill -9 to the next finished step,
-next to stock torchrun.
+next to stock torchrun and, where it is installed, torchft.
 
     python -m bench.recovery [KILLS]
 
 The same plain script under `torchrun` and under `kdist run`, and kdist's managed loop; two ranks on
 one node, a checkpoint every 20 steps. Ranks say in a file when they have finished a step. Each kill
 has a launch of its own, since the workers that torchrun restarts may meet the addresses of the dead
-ones and fail again; TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 avoids that.
+ones and fail again; TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 avoids that. Under torchft each rank is a
+replica group, and the next step is that of the other one alone.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +28,26 @@ from bench.marks import Mark, environment, read, running, write_job
 from bench.table import columns, quantile, title
 
 KILLS = 5
-KILLS_OF_TORCHRUN = 10
+KILLS_OF_PEERS = 10
 STEPS_BEFORE = 30
 PATIENCE = 90.0
 BIN = Path(sys.executable).parent
 TORCHRUN, OWN_STORE = "torchrun, a plain script", "torchrun, workers with a store of their own"
 SCRIPT, PRELOADED = "kdist run, the same script", "kdist run, the same script, preloaded"
+TORCHFT = "torchft, two replica groups"
 RESTART, IN_PLACE = "kdist run, managed loop, all restart", "kdist run, managed loop, in place"
 LAYOUT = {"nodes": 1, "procsPerNode": 2}
-NAMES = (TORCHRUN, OWN_STORE, SCRIPT, PRELOADED, RESTART, IN_PLACE)
+HAS_TORCHFT = find_spec("torchft") is not None
+NAMES = (
+    TORCHRUN,
+    OWN_STORE,
+    *([TORCHFT] if HAS_TORCHFT else []),
+    SCRIPT,
+    PRELOADED,
+    RESTART,
+    IN_PLACE,
+)
+PEERS = {TORCHRUN, OWN_STORE, TORCHFT}
 
 
 def main(kills: int) -> None:
@@ -43,9 +56,11 @@ def main(kills: int) -> None:
     rows: dict[str, list[float]] = {name: [] for name in NAMES}
     for number in range(kills):
         for name, seconds in rows.items():
-            if number < KILLS_OF_TORCHRUN or name not in {TORCHRUN, OWN_STORE}:
+            if number < KILLS_OF_PEERS or name not in PEERS:
                 with tempfile.TemporaryDirectory() as folder:
                     seconds.append(measure(name, Path(folder)))
+    if not HAS_TORCHFT:
+        print("  torchft is not installed here: pip install torchft")
     base = statistics.median(rows[TORCHRUN])
     columns(("", "kills", "p50", "p95", "to torchrun"), [line(*row, base) for row in rows.items()])
     for name, seconds in rows.items():
@@ -70,6 +85,8 @@ def command(name: str, folder: Path) -> list[str]:
             "--max-restarts=100",
             script,
         ]
+    if name == TORCHFT:
+        return [sys.executable, "-m", "bench.replica_groups"]
     if name == SCRIPT:
         return [str(BIN / "kdist"), "run", "--nodes", "1", "--procs-per-node", "2", script]
     if name == PRELOADED:

@@ -110,6 +110,39 @@ def test_a_node_leaves_and_returns_while_the_other_keeps_its_process(
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize("why", ["asked to stop", "nobody comes"])
+def test_a_survivor_that_waits_in_vain_saves_what_it_has_kept(why: str, tmp_path: Path) -> None:
+    job = describe("alone", nodes=2, procsPerNode=1, rendezvousTimeoutSeconds=10)
+    with TrainingRun(tmp_path, job) as run:
+        wait_for_generation(run, 1, world_size=2)
+        agents = run.agents()
+        run.process.send_signal(signal.SIGSTOP)  # nobody starts the lost agent again
+        kill(agents["node-1"])
+        waiting = "rendezvous-started"
+        run.wait_until(lambda: count_events(run, waiting) == 2, "the survivor's wait for a group")
+        if why == "asked to stop":
+            os.kill(agents["node-0"], signal.SIGTERM)
+        run.wait_until(lambda: not is_alive(agents["node-0"]), "the end of the survivor")
+        trained = run.steps()[-1]["step"]
+        kept = next(event for event in run.log("node-0") if event["event"] == "saving-kept-state")
+        assert kept["step"] == trained
+        assert run.events("commit")[-1]["step"] == trained
+        run.process.send_signal(signal.SIGINT)
+        run.process.send_signal(signal.SIGCONT)
+        assert run.wait() == 130, run.output()
+        run.start()
+        assert run.wait() == 0, run.output()
+    steps = [line["step"] for line in run.steps()]
+    assert steps == list(range(1, steps[-1] + 1))
+    assert_every_sample_once(run.steps(), total=EPOCHS * SAMPLES)
+
+
+def count_events(run: TrainingRun, name: str) -> int:
+    """How many events of this name node-0 has logged."""
+    return sum(event["event"] == name for event in run.log("node-0"))
+
+
+@pytest.mark.processes
 def test_all_ranks_are_restarted_if_the_job_says_so(tmp_path: Path) -> None:
     train = {"recovery": "restart", "epochs": 10_000, "checkpoint": {"every": {"steps": 5}}}
     job = describe("restarted", train=train)

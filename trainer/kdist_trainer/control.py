@@ -37,6 +37,10 @@ WAITS_ONLY, BUILDS, STANDS_BY = "waits-only", "builds", "stands-by"
 """What such a worker does before it waits: nothing of the user's; it builds what needs no group; it
 does so, and ends if it cannot.
 """
+STOPS_VARIABLE = "KDIST_STOPS"
+"""The environment variable of a worker whose next group has only this rank, which saves what it has
+kept and ends.
+"""
 _MESSAGE_BYTES = 1 << 16
 _CUT_SECONDS = 0.05
 _WHY_CHARACTERS = 500

@@ -22,7 +22,13 @@ from kdist_trainer import failure, group_abort, log, output
 from kdist_trainer.bench.collectives import COLLECTIVES
 from kdist_trainer.bench.measure import Effort, Exchange, SlowLink, find_slow_link, measure
 from kdist_trainer.config import AllReduceCheck, Cause, Nodes, TrainConfig, Training, count_bytes
-from kdist_trainer.control import STANDS_BY, WAITING_VARIABLE, WAITS_ONLY, GroupControl
+from kdist_trainer.control import (
+    STANDS_BY,
+    STOPS_VARIABLE,
+    WAITING_VARIABLE,
+    WAITS_ONLY,
+    GroupControl,
+)
 from kdist_trainer.errors import BandwidthError, ConfigError, PeersLostError, classify
 from kdist_trainer.instrumentation import fault_handler, flight_recorder
 from kdist_trainer.liveness import Heartbeat, NullHeartbeat, Phase
@@ -243,6 +249,8 @@ class ManagedRank:
         """Take over the environment of the next group."""
         os.environ.pop(WAITING_VARIABLE, None)
         os.environ.update(environment)
+        if STOPS_VARIABLE in environment:
+            self._stop_flag.requested = True
         # the channel's thread may have aborted once more, after the groups were destroyed
         group_abort.reset()
         flight_recorder.remove()

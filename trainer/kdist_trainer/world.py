@@ -105,7 +105,7 @@ class World:
         return world
 
     def _open(self, env: Mapping[str, str]) -> None:
-        alone = self.size == 1 and "MASTER_ADDR" not in env
+        alone = self.size == 1
         device = self.device if self.device.type == "cuda" else None
         # The former group may have been aborted once more after it was destroyed. A request to
         # leave this one already is not lost: it aborts again and again.

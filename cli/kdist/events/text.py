@@ -134,6 +134,9 @@ SENTENCES: dict[str, Callable[[Event], str]] = {
     "standby-used": lambda e: (
         f"the standby takes the place of a rank that was lost, pid {e['pid']}"
     ),
+    "saving-kept-state": lambda e: (
+        f"saves step {e['step']}, which no checkpoint has, before this node ends"
+    ),
     "first-step": lambda e: f"step {e['step']} done, the first of this generation",
     "progress": _progress,
     "checkpoint-committed": _committed,

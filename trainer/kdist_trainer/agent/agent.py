@@ -32,6 +32,7 @@ from kdist_trainer.agent.coordination import AgentStore
 from kdist_trainer.agent.early_workers import EarlyWorkers
 from kdist_trainer.agent.exit_analysis import GroupResult
 from kdist_trainer.agent.exit_record import RunOutcome, failed, stopped
+from kdist_trainer.agent.final_save import save_kept_state
 from kdist_trainer.agent.generation import Generation
 from kdist_trainer.agent.hang_detection import Watchdog
 from kdist_trainer.agent.monitor import WorkerMonitor
@@ -91,6 +92,7 @@ class ElasticAgent(ElasticAgentBase):
         self.record: dict[str, Any] = {}
         self._rendezvous_handler = spec.rdzv_handler
         self._settings = settings
+        self._agent_store = agent_store
         self._fail_fast_store = fail_fast_store
         self._telemetry = telemetry
         self._stop = stop
@@ -101,7 +103,13 @@ class ElasticAgent(ElasticAgentBase):
             is_script=settings.config.script is not None,
         )
         self._termination = TerminationPolicy(
-            settings, agent_store, self._rendezvous_handler, telemetry, self._ledger, stop
+            settings,
+            agent_store,
+            self._rendezvous_handler,
+            telemetry,
+            self._ledger,
+            stop,
+            self._save_kept_state,
         )
         self._instance_id = f"{os.getpid()}-{time.time_ns()}"
         procs = spec.local_world_size
@@ -202,11 +210,11 @@ class ElasticAgent(ElasticAgentBase):
         `deadline` is a monotonic time.
         """
         if self._stop.requested:
-            self._termination.leave()
-            raise RunOutcome(stopped("stopped while waiting for other nodes", step=None))
+            step = self._termination.leave_and_save()
+            raise RunOutcome(stopped("stopped while waiting for other nodes", step=step))
         if isinstance(error, RendezvousTimeoutError) or time.monotonic() > deadline:
             self._telemetry.rendezvous_ended("timeout")
-            self._termination.leave()
+            self._termination.leave_and_save()
             message = (
                 f"fewer than {self._settings.node_limits.current().min} nodes joined within "
                 f"{self._settings.config.rendezvous_timeout_seconds} s"
@@ -216,6 +224,21 @@ class ElasticAgent(ElasticAgentBase):
         if store_lost and self._settings.endpoint.scheme == endpoint.C10D:
             message = f"the agent that hosts the rendezvous store is gone: {error}"
             raise RunOutcome(self._rendezvous_failure(message))
+
+    def _save_kept_state(self) -> str | None:
+        """Save what the workers of this node have kept; returns the outcome, None without one."""
+        if self._generation is None:
+            return None
+        return save_kept_state(
+            self._generation.number,
+            settings=self._settings,
+            agent_store=self._agent_store,
+            ledger=self._ledger,
+            agents={self._settings.node: self._instance_id},
+            workers=self._workers,
+            survivors=self._survivors,
+            stop=self._stop,
+        )
 
     def _back_off(self) -> None:
         """Wait before the next generation if the disk refuses writes or the same failure repeats,

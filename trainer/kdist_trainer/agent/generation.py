@@ -6,6 +6,8 @@ import json
 from dataclasses import asdict, dataclass
 
 START, RESUME, JOIN, FAILURE = "start", "resume", "join", "failure"
+STOP = "stop"
+"""Why a generation ends, if it is not for a node that joins: its agents were asked to stop."""
 
 
 @dataclass(frozen=True)

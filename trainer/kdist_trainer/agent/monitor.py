@@ -20,7 +20,7 @@ from kdist_trainer.agent.coordination import AgentStore, failures_of
 from kdist_trainer.agent.desync import DesyncDetector, Mismatch, RankState
 from kdist_trainer.agent.exit_analysis import GroupResult
 from kdist_trainer.agent.exit_record import root_cause
-from kdist_trainer.agent.generation import JOIN, Generation
+from kdist_trainer.agent.generation import JOIN, STOP, Generation
 from kdist_trainer.agent.hang_detection import (
     Watchdog,
     dump_stacks,
@@ -51,7 +51,6 @@ LEFT_SECONDS = 5.0
 collective usually ends them.
 """
 _CONNECTING = {Phase.START, Phase.RENDEZVOUS}
-STOP = "stop"
 
 
 @dataclass

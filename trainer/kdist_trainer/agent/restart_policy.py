@@ -269,11 +269,11 @@ class RestartLedger:
             # First: if the agent dies between the two writes, the next one must not take the run
             # for one that was restarted by hand.
             self._agent_store.open_generation(last + 1, agents)
-            self._append_generation(generation, world_size)
+            self.append_generation(generation, world_size)
         return generation
 
-    def _append_generation(self, generation: Generation, world_size: int) -> None:
-        """Write that a generation has begun."""
+    def append_generation(self, generation: Generation, world_size: int) -> None:
+        """Write that a generation of `world_size` ranks has begun."""
         is_written = self.append_event(
             "generation",
             generation=generation.number,

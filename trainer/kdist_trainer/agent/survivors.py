@@ -156,6 +156,13 @@ class Survivors:
             self._control_server.join_when_ready(number, workers.pid(number), environments[number])
         self.kept = {}
 
+    def join_alone(
+        self, workers: WorkerProcesses, local_rank: int, environment: dict[str, str]
+    ) -> None:
+        """Have one of the kept workers join the group of `environment`; the others wait on."""
+        del self.kept[local_rank]
+        self._control_server.join_when_ready(local_rank, workers.pid(local_rank), environment)
+
     @property
     def finished_step(self) -> int | None:
         """The newest step whose state a kept worker has; None if none has any."""

@@ -5,6 +5,7 @@ the run.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -24,9 +25,8 @@ from kdist_trainer.agent.exit_record import (
     stopped,
     success,
 )
-from kdist_trainer.agent.generation import Generation
+from kdist_trainer.agent.generation import STOP, Generation
 from kdist_trainer.agent.hang_detection import gather_rank_states, resolve_root_cause
-from kdist_trainer.agent.monitor import STOP
 from kdist_trainer.agent.restart_policy import RestartLedger
 from kdist_trainer.agent.settings import Settings
 from kdist_trainer.agent.telemetry import AgentTelemetry
@@ -51,6 +51,8 @@ class TerminationPolicy:
         telemetry: Receives exits and failures of workers.
         ledger: Receives the failure that ends the run.
         stop: The requests to stop.
+        save_kept: Saves what this node's workers have kept of a broken group; returns the outcome,
+            or None if nothing was saved.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class TerminationPolicy:
         telemetry: AgentTelemetry,
         ledger: RestartLedger,
         stop: StopSignals,
+        save_kept: Callable[[], str | None],
     ) -> None:
         self._settings = settings
         self._agent_store = agent_store
@@ -68,6 +71,7 @@ class TerminationPolicy:
         self._telemetry = telemetry
         self._ledger = ledger
         self._stop = stop
+        self._save_kept = save_kept
 
     def decide(self, generation: Generation, result: GroupResult) -> None:
         """Record the result of the worker group on this node and decide; returns if the agents
@@ -119,6 +123,8 @@ class TerminationPolicy:
 
     def _end_stopped(self, result: GroupResult, cause: Failure | None) -> NoReturn:
         """End this agent after a request to stop."""
+        if result.kept and (cause is None or cause.code is not Exit.STORAGE):
+            raise RunOutcome(stopped("stopped on request", step=self.leave_and_save()))
         self.leave()
         # the workers were asked to save, and the disk refused
         if cause is not None and cause.code is Exit.STORAGE:
@@ -316,6 +322,21 @@ class TerminationPolicy:
     def _close(self) -> None:
         with suppress(RendezvousError):
             self._rendezvous.set_closed()
+
+    def leave_and_save(self) -> int | None:
+        """Leave the rendezvous, and save what this node's workers have kept of a broken group.
+
+        Returns:
+            The step of the newest checkpoint; None if nothing was saved.
+
+        Raises:
+            RunOutcome: If that was the last step of the run.
+        """
+        self.leave()
+        outcome = self._save_kept()
+        if outcome == DONE:
+            self._finish_now(None)
+        return self._ledger.committed_step() if outcome is not None else None
 
     def leave(self) -> None:
         """Leave the rendezvous, so that the other nodes need not wait for a timeout."""

@@ -45,6 +45,8 @@ def train(ctx: TrainContext) -> str:
     setup(ctx)
     while ctx.state.step < ctx.target:
         ctx.stop_flag.raise_if_leaving()
+        if ctx.world.size == 1 and ctx.stop_flag.requested:
+            break  # no other rank has to agree on the step
         if not train_step(ctx):
             rollback(ctx)
         if ctx.state.step < ctx.next_sync_step:

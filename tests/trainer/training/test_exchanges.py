@@ -99,5 +99,8 @@ def test_tensor_reduces_activations_twice_in_each_layer_forward_and_backward_and
 @pytest.mark.chaos
 def test_pipeline_reduces_each_stage_over_its_copies(tmp_path: Path) -> None:
     for rank in reported("pipeline", 4, tmp_path):
-        assert rank["count"] == [1, 0, 0], "a bucket"
-        assert rank["bytes"] == [sum(rank["own"]), 0, 0]
+        # since torch 2.15 the stages agree once on how to exchange: two all-reduces of an int32
+        agreed = round(rank["count"][0] * STEPS) - STEPS
+        assert agreed in (0, 2), "a bucket in each step"
+        assert rank["bytes"][0] * STEPS == pytest.approx(sum(rank["own"]) * STEPS + 4 * agreed)
+        assert rank["count"][1:] == rank["bytes"][1:] == [0, 0]

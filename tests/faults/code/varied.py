@@ -233,17 +233,22 @@ class Varied(Workload):
         return Net(options.get("width", 32), norms=options.get("norms", False))
 
     def dataset(self, split: Split) -> Samples | Stream:
-        if "keep_groups" in self.context.options:
-            gc.collect()  # a released group goes with the next collection of cycles
         length = self.context.options.get("length", 300)
         if split == "test":
             return draw_samples(40, 8)
         if self.context.options.get("stream"):
             return Files(length)
         samples = draw_samples(length, 7)
+        order = torch.randperm(length)  # by the generator that the model has drawn from
+        samples = TensorDataset(*[tensor[order] for tensor in samples.tensors])
         if "poison" in self.context.options:
             samples.tensors[0][self.context.options["poison"]] = torch.nan
         return samples
+
+    def fingerprint(self, samples: Samples) -> str:
+        if "keep_groups" in self.context.options:
+            gc.collect()  # a released group goes with the next collection of cycles
+        return super().fingerprint(samples)
 
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
         inputs, labels = batch

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from kdist_trainer import config, torch_internals
 from kdist_trainer.data.step_plan import Chunk, StepPlan
 from kdist_trainer.rng import FETCH, Generators, derive
-from kdist_trainer.stream import StreamSamples
+from kdist_trainer.stream import Stream, StreamSamples
 from kdist_trainer.workload import Samples, Workload
 
 
@@ -114,6 +114,11 @@ class Loader:
         self._to_device: Callable[[Any], Any] | None = (
             None if device.type == "cpu" else workload.to_device
         )
+
+    @property
+    def opened(self) -> Samples | Stream:
+        """The training split as the workload has opened it."""
+        return self._samples.stream if isinstance(self._samples, StreamSamples) else self._samples
 
     def first_micro_batch(self) -> MicroBatch:
         """This rank's first micro-batch of the run, fetched in this process, for the warm-up."""

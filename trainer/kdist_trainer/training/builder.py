@@ -107,7 +107,7 @@ def assemble(
     """
     world, stats = runtime.world, runtime.stats
     model, handover = make_model(train, workload, world, kept, prepared)
-    data = plan_data(config, train, workload, world, model, prepared)
+    data = plan_data(config, train, workload, world, model, prepared or kept)
     guard, early_stopping, extras = make_guards(train, model, kept)
     training = make_training_state(train, workload, world, model, data, extras, kept)
     state, step_timer, step_log = training.state, StepTimer(stats), make_step_log(train, runtime)
@@ -177,10 +177,10 @@ def plan_data(
     workload: Workload,
     world: World,
     model: Model,
-    prepared: PreparedTraining | None,
+    before: PreparedTraining | KeptState | None,
 ) -> DataPlan:
-    """The data of the run, as this rank reads it."""
-    opened = None if prepared is None else prepared.samples
+    """The data of the run, as this rank reads it, with the split that it has opened before."""
+    opened = None if before is None else before.samples
     even = model.strategy.sharded
     return step_plan.plan(config, train, workload, world, even=even, opened=opened)
 

@@ -11,11 +11,13 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from kdist_trainer.precision import Precision
+from kdist_trainer.stream import Stream
 from kdist_trainer.training.checkpointing import TrainingState, TrainState
 from kdist_trainer.training.early_stopping import EarlyStopping, NullEarlyStopping
 from kdist_trainer.training.ema import Ema, NullEma
 from kdist_trainer.training.gradient_guard import GradientGuard, NullGradientGuard
 from kdist_trainer.training.sync import StepRecord
+from kdist_trainer.workload import Samples
 
 
 class UnrecordedStep(NamedTuple):
@@ -61,6 +63,8 @@ class KeptState:
         precision: The arithmetic, with its loss scaler.
         ema: The moving average of the weights.
         training: Optimizer, scheduler and position; of the former group otherwise.
+        samples: The training split: a workload may open it with generators that its model has drawn
+            from before.
         guard: The gradient guard.
         early_stopping: The evaluations so far.
         target: The last step of the run.
@@ -75,6 +79,7 @@ class KeptState:
     precision: Precision
     ema: Ema | NullEma
     training: TrainingState
+    samples: Samples | Stream
     guard: GradientGuard | NullGradientGuard
     early_stopping: EarlyStopping | NullEarlyStopping
     target: int

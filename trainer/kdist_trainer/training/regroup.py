@@ -93,6 +93,7 @@ def keep(ctx: TrainContext) -> KeptState | None:
         precision=ctx.precision,
         ema=ctx.ema,
         training=replace(training, extras={}),
+        samples=ctx.loader.opened,
         guard=ctx.guard,
         early_stopping=ctx.early_stopping,
         target=ctx.target,

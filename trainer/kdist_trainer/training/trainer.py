@@ -43,10 +43,10 @@ def train(ctx: TrainContext) -> str:
         StorageError: If a required save fails.
     """
     setup(ctx)
-    while ctx.state.step < ctx.target:
+    # a rank that is alone and only saves; several would have to agree
+    only_saves = ctx.world.size == 1 and ctx.stop_flag.requested
+    while ctx.state.step < ctx.target and not only_saves:
         ctx.stop_flag.raise_if_leaving()
-        if ctx.world.size == 1 and ctx.stop_flag.requested:
-            break  # no other rank has to agree on the step
         if not train_step(ctx):
             rollback(ctx)
         if ctx.state.step < ctx.next_sync_step:

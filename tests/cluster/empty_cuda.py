@@ -28,6 +28,7 @@ SYSTEM = (
     "libgcc_s.",
     "libstdc++.",
     "libgomp.",
+    "libz.",
     "ld-linux",
 )
 THEIRS = re.compile(

@@ -4,8 +4,8 @@ set -euo pipefail
 
 export IMAGE=$REGISTRY/kdist-trainer:dev
 # No test has a GPU: CUDA's large libraries stay out, and the base holds empty ones of the same names and functions,
-# those of the lock's torch.
-PYTHON_BASE=localhost/python-base:bookworm-torch-$(sed -n 's/^torch==\([0-9.]*\).*/\1/p' "$HERE/../../trainer/requirements.txt")
+# as empty_cuda.py makes them for the lock's torch.
+PYTHON_BASE=localhost/python-base:bookworm-$(cat "$HERE/empty_cuda.py" <(grep '^torch==' "$HERE/../../trainer/requirements.txt") | sha256sum | head -c 12)
 WITHOUT='^(nvidia-(cublas|cudnn|cufft|cufile|curand|cusolver|cusparse|nccl|nvjitlink|nvshmem|nvtx|cuda-nvrtc)|cuda-bindings|triton)'
 
 python_base() { # Debian with Python, standing in for python:slim where that cannot be pulled

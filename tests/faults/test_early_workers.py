@@ -112,7 +112,7 @@ def test_a_standby_that_cannot_load_the_workload_harms_no_one(tmp_path: Path) ->
 
         run.wait_until(lambda: len(losses()) >= 2, "two lost standbys")
         assert losses()[0]["code"] == Exit.USER
-        assert "ordered to fail" in run.output()
+        run.wait_until(lambda: "ordered to fail" in run.output(), "the error of a standby")
         ranks = wait_for_step(run, run.steps()[-1]["step"] + 5)
         assert {line["generation"] for line in run.steps()} == {1}
         kill(ranks[1].pid)

@@ -50,17 +50,14 @@ def write_job(folder: Path, spec: dict[str, Any]) -> str:
 def environment(folder: Path) -> dict[str, str]:
     """The environment of a launcher whose ranks note their steps in the folder's file `marks`."""
     (folder / "marks").touch()
+    root = str(Path(__file__).parents[1])
     return {
         **os.environ,
         "KDIST_BENCH_MARKS": str(folder / "marks"),
         "KDIST_HOME": str(folder / "runs"),
         "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *_python_path()]),
+        "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH")))),
     }
-
-
-def _python_path() -> list[str]:
-    return [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ import time
 
 import torch.distributed as dist
 
-from kdist_trainer import log, result
+from kdist_trainer import failure, log, result
 from kdist_trainer.agent import exit_analysis
 from kdist_trainer.agent.coordination import AgentStore
 from kdist_trainer.agent.generation import RESUME, STOP, Generation
@@ -61,12 +61,8 @@ def save_kept_state(
     try:
         number = open_generation(former, agent_store, ledger, agents=agents, step=step)
         exit_analysis.reset_files(settings.scratch, len(workers.local_ranks))
-    except (dist.DistError, RuntimeError, OSError) as error:
-        log.warn(
-            "kept-state-not-saved",
-            step=step,
-            message=f"step {step} is not saved here: {error}",
-        )
+    except (dist.DistError, RuntimeError, OSError) as refusal:
+        warn_unsaved(step, str(refusal))
         return None
     local_rank = next(number for number, kept in survivors.kept.items() if kept == step)
     log.event("saving-kept-state", step=step, generation=number)
@@ -76,9 +72,20 @@ def save_kept_state(
     deadline = since + grace - stop_margin(grace)
     while local_rank in workers.living:
         if time.monotonic() > deadline or stop.urgent:
+            why = "a second request to stop came" if stop.urgent else "the grace period was over"
+            warn_unsaved(step, why)
             return None
         workers.wait(_POLL_SECONDS)
-    return result.read_result(settings.scratch, local_rank)
+    outcome = result.read_result(settings.scratch, local_rank)
+    if outcome is None:
+        error = failure.read(settings.scratch, local_rank)
+        warn_unsaved(step, "its worker was killed" if error is None else error.message)
+    return outcome
+
+
+def warn_unsaved(step: int, why: str) -> None:
+    """Log that a step which only memory held is lost here."""
+    log.warn("kept-state-not-saved", step=step, message=f"step {step} is not saved here: {why}")
 
 
 def open_generation(

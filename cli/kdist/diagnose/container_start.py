@@ -20,7 +20,9 @@ _ABSENT_SOURCE = re.compile(
 
 def find_mount_trouble(ctx: DiagnosticContext) -> Diagnosis | None:
     """A volume cannot be mounted. Slow pulls and waiting containers are only consequences."""
-    pods = [pod for pod in ctx.waiting if pod.scheduled]
+    # Images are pulled and containers created once all volumes are mounted: for a pod that fails
+    # there, the event is about a mount that has succeeded since.
+    pods = [pod for pod in ctx.waiting if pod.scheduled and not pod.troubled]
     event = next(
         ctx.events_of(
             "Pod",

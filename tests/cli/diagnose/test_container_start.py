@@ -312,6 +312,13 @@ def test_a_refusal_that_was_overcome_is_not_reported() -> None:
     assert diagnose(scene([creating(0), creating(1)], early, late)).cause == "starting"
 
 
+def test_a_mount_that_has_succeeded_since_does_not_hide_what_keeps_the_container() -> None:
+    slow = 'MountVolume.SetUp failed for volume "train": failed to sync configmap cache: timed out'
+    waits = waiting("CreateContainerConfigError", 'configmap "nowhere" not found')
+    found = diagnose(scene([pod(0, phase="Pending", **waits)], event("FailedMount", slow, ago=60)))
+    assert (found.cause, found.also) == ("configmap-missing", ())
+
+
 def test_a_trouble_of_a_pod_that_runs_by_now_is_not_reported() -> None:
     found = diagnose(scene([pod(0), pod(1)], event("FailedMount", NFS, ago=400)))
     assert "mount" not in found.cause

@@ -1,5 +1,5 @@
 """Draws docs/recovery-light.svg and docs/recovery-dark.svg: what the two nodes of a training do
-when a rank is killed, from the last checkpoint to the step after it.
+when a rank is killed: the other one keeps its state, and both continue with the next step.
 
     python docs/draw_recovery.py
 
@@ -46,16 +46,16 @@ class Bar(NamedTuple):
 
 
 BARS = (
-    Bar("node-0", 0, 290, "train", "steps 90 to 130"),
-    Bar("node-1", 0, 250, "train", "steps 90 to 130"),
+    Bar("node-0", 0, 290, "train", "steps 90 to 133"),
+    Bar("node-1", 0, 250, "train", "steps 90 to 133"),
     Bar("node-0", 290, 340, "lost", "peer lost"),
-    Bar("node-1", 250, 340, "lost", "killed, seen"),
+    Bar("node-1", 250, 300, "lost", "killed, seen"),
     Bar("node-0", 340, 450, "meet", "rendezvous"),
-    Bar("node-1", 340, 450, "meet", "rendezvous"),
-    Bar("node-0", 450, 560, "load", "load step 100"),
-    Bar("node-1", 450, 560, "load", "load step 100"),
-    Bar("node-0", 560, 740, "train", "steps from 101"),
-    Bar("node-1", 560, 740, "train", "steps from 101"),
+    Bar("node-1", 300, 450, "meet", "new process"),
+    Bar("node-0", 450, 560, "load", "sends its state"),
+    Bar("node-1", 450, 560, "load", "receives it"),
+    Bar("node-0", 560, 740, "train", "steps from 134"),
+    Bar("node-1", 560, 740, "train", "steps from 134"),
 )
 
 
@@ -91,9 +91,9 @@ def draw(theme: Theme) -> str:
 
 
 def marks(theme: Theme) -> list[str]:
-    """The kill, the generations, the checkpoint and where it is read."""
+    """The kill, the generations, the state that is handed over, and the checkpoint."""
     top, middle = ROWS["store"], ROWS["store"] + BAR / 2
-    saved, read, killed = LEFT + 80, LEFT + 505, LEFT + 250
+    saved, sent, killed = LEFT + 80, LEFT + 505, LEFT + 250
     return [
         text(LEFT + 125, 45, "generation 1", theme.text),
         text(LEFT + 595, 45, "generation 2", theme.text),
@@ -102,9 +102,14 @@ def marks(theme: Theme) -> list[str]:
         text(killed, 22, "kill -9 of rank 1", theme.text),
         rule(saved, ROWS["node-1"] + BAR, saved, top, theme.saved),
         f'<circle cx="{saved}" cy="{middle}" r="9" fill="{theme.saved}"/>',
-        text(saved + 18, middle + 5, "step 100, verified", theme.text, anchor="start"),
-        rule(saved + 140, middle, read, middle, theme.saved),
-        rule(read, middle, read, ROWS["node-1"] + BAR, theme.saved),
+        text(
+            saved + 18,
+            middle + 5,
+            "step 100: read only if no rank has survived",
+            theme.text,
+            anchor="start",
+        ),
+        rule(sent, ROWS["node-0"] + BAR, sent, ROWS["node-1"], theme.saved),
         text(LEFT, HEIGHT - 15, "time, not to scale", theme.text, anchor="start"),
     ]
 

@@ -102,13 +102,15 @@ def test_a_write_that_conflicts_is_tried_again_on_what_was_written_meanwhile(
     assert write(ours, nodes[2])
 
 
-def test_torch_polls_the_state_at_the_interval_of_the_timings(
+def test_torch_polls_the_state_at_the_interval_of_the_timings_and_pauses_for_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     meet(tmp_path, high=2)
     slept: list[float] = []
     monkeypatch.setattr(time, "sleep", slept.append)
-    vars(dynamic_rendezvous)["_delay"](seconds=(0.9, 1.1))
+    vars(dynamic_rendezvous)["_delay"](seconds=(0, 0.3))  # before the second round
+    assert not slept
+    vars(dynamic_rendezvous)["_delay"](seconds=1)
     assert slept == [RendezvousTimings.for_nodes(2).poll]
     assert slept[0] <= 0.1
 

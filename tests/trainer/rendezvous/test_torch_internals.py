@@ -103,7 +103,7 @@ def test_the_rendezvous_polls_by_the_replaced_functions() -> None:
     for name in ("_delay", "get_method_name"):
         assert callable(vars(dynamic_rendezvous).get(name)), moved(f"dynamic_rendezvous.{name}")
     run = inspect.getsource(dynamic_rendezvous._DistributedRendezvousOpExecutor.run)
-    assert "_delay(seconds=" in run, moved("_DistributedRendezvousOpExecutor.run")
+    assert "_delay(seconds=1)" in run, moved("_DistributedRendezvousOpExecutor.run")
     assert callable(vars(rendezvous_api)["get_free_port"]), moved("rendezvous.api.get_free_port")
     build = inspect.getsource(rendezvous_api.RendezvousStoreInfo.build)
     assert "get_free_port()" in build, moved("RendezvousStoreInfo.build")

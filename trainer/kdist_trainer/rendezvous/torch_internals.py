@@ -53,15 +53,22 @@ agent's process id into `local_id`.
 """
 
 
-def replace_polling(seconds: Callable[[], float]) -> None:
-    """Have torch's rendezvous, in all of this process, poll after `seconds`, not every second.
+def replace_polling(poll_seconds: Callable[[], float]) -> None:
+    """Have torch's rendezvous, in all of this process, poll after `poll_seconds`, not every second.
+
+    torch asks for a random pause, a range of seconds, before a node's first round is followed by
+    another, and after a conflict. Nodes that join have paused already (`RendezvousTimings.pace`),
+    and so have writers that met (`RendezvousState.sync`).
 
     torch also inspects the stack for the names of its methods, for events that nobody reads, which
     takes longer than all else; this ends that too.
     """
-    vars(dynamic_rendezvous).update(
-        _delay=lambda **_: time.sleep(seconds()), get_method_name=lambda **_: ""
-    )
+
+    def delay(*, seconds: float | tuple[float, float]) -> None:
+        if not isinstance(seconds, tuple):
+            time.sleep(poll_seconds())
+
+    vars(dynamic_rendezvous).update(_delay=delay, get_method_name=lambda **_: "")
 
 
 def replace_port_picker(pick_port: Callable[[], int]) -> None:

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 _SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36
 _POLL_SECONDS = 0.005
+_STAT_BYTES = 4096
 
 
 class Process(NamedTuple):
@@ -52,11 +53,17 @@ def _control(option: int, value: int) -> bool:
         return False
 
 
-def find(*, keep: Collection[int] = (), below: Collection[int] | None = None) -> list[int]:
+def find(
+    *,
+    keep: Collection[int] = (),
+    spared: Collection[int] = (),
+    below: Collection[int] | None = None,
+) -> list[int]:
     """Find the running processes below this one.
 
     Args:
         keep: Pids that are left out; their own children are not.
+        spared: Pids that are left out with all that is below them.
         below: Search below these pids only, and include them.
 
     Returns:
@@ -72,8 +79,10 @@ def find(*, keep: Collection[int] = (), below: Collection[int] | None = None) ->
         else [process for process in table if process.pid in below]
     )
     for process in found:  # grows during the loop
-        found.extend(children.get(process.pid, ()))
-    return [process.pid for process in found if not process.dead and process.pid not in keep]
+        if process.pid not in spared:
+            found.extend(children.get(process.pid, ()))
+    left_out = {*keep, *spared}
+    return [process.pid for process in found if not process.dead and process.pid not in left_out]
 
 
 def find_children() -> list[int]:
@@ -84,12 +93,17 @@ def find_children() -> list[int]:
 
 
 def kill(
-    *, keep: Collection[int] = (), below: Collection[int] | None = None, seconds: float = 2.0
+    *,
+    keep: Collection[int] = (),
+    spared: Collection[int] = (),
+    below: Collection[int] | None = None,
+    seconds: float = 2.0,
 ) -> list[int]:
     """Kill all processes that `find` finds, until it finds none.
 
     Args:
         keep: See `find`.
+        spared: See `find`.
         below: See `find`.
         seconds: How long to try.
 
@@ -98,7 +112,7 @@ def kill(
     """
     adopt()  # to find those that lose their parent meanwhile
     deadline = time.monotonic() + seconds
-    while found := find(keep=keep, below=below):
+    while found := find(keep=keep, spared=spared, below=below):
         for pid in found:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
@@ -124,8 +138,8 @@ def _read_table() -> list[Process]:
         return _read_ps()
     return [
         process
-        for entry in os.scandir("/proc")
-        if entry.name.isdigit() and (process := _read(entry.name))
+        for name in os.listdir("/proc")
+        if name.isdigit() and (process := _read(name)) is not None
     ]
 
 
@@ -133,11 +147,18 @@ _PROC = Path("/proc/self/stat")
 
 
 def _read(pid: str) -> Process | None:
+    # a recovery reads the table several times: this takes half as long as pathlib
     try:
-        fields = Path("/proc", pid, "stat").read_bytes().rpartition(b")")[2].split()
+        descriptor = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None  # it has exited meanwhile
+    try:
+        fields = os.read(descriptor, _STAT_BYTES).rpartition(b")")[2].split(None, 2)
         return Process(int(pid), int(fields[1]), fields[0] in (b"Z", b"X"))
     except (OSError, ValueError, IndexError):
-        return None  # it has exited meanwhile
+        return None
+    finally:
+        os.close(descriptor)
 
 
 def _read_ps() -> list[Process]:

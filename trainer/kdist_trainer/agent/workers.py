@@ -107,7 +107,7 @@ class WorkerProcesses:
         for number in ended:
             _kill_group(self.pid(number))
         if any(self._codes[number] for number in ended):
-            process_tree.kill(below=self._orphans())
+            process_tree.kill(spared=self._own_children())
         self._reap()
         return dict(self._codes)
 
@@ -137,22 +137,19 @@ class WorkerProcesses:
                 os.kill(self.pid(local_rank), signal.SIGKILL)
             _kill_group(self.pid(local_rank))
         deadline = time.monotonic() + timeout_seconds
-        kept = [*(self.pid(local_rank) for local_rank in keep), *self._find_spared()]
-        spared = {*kept, *process_tree.find(below=kept)} if kept else set()
-        process_tree.kill(keep={*_servers(), *spared}, seconds=timeout_seconds)
+        spared = [*(self.pid(local_rank) for local_rank in keep), *self._find_spared()]
+        process_tree.kill(keep=_servers(), spared=spared, seconds=timeout_seconds)
         while (running := set(self.living) - set(keep)) and time.monotonic() < deadline:
             self.wait(0.05)
         self._reap()
         return sorted(running)
 
-    def _orphans(self) -> list[int]:
-        """The pids of processes that a worker started and left. The agent's own children are only
-        the servers and the scripts.
+    def _own_children(self) -> set[int]:
+        """The pids of the agent's own children, the servers and the scripts. Its other children are
+        processes that a worker started and left.
         """
-        own = _servers() | (
-            {process.pid for process in self._processes.values()} if self._is_script else set()
-        )
-        return [pid for pid in process_tree.find_children() if pid not in own]
+        scripts = self._processes.values() if self._is_script else ()
+        return _servers() | {process.pid for process in scripts}
 
     def _reap(self) -> None:
         """Reap orphans that have exited."""

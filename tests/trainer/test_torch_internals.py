@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 from kdist_trainer import torch_internals
@@ -54,6 +55,13 @@ def test_a_tensor_counts_its_changes() -> None:
 def test_a_mesh_can_be_flattened_under_a_name() -> None:
     names = list(inspect.signature(DeviceMesh._flatten).parameters)
     assert names[:2] == ["self", "mesh_dim_name"], moved("DeviceMesh._flatten")
+
+
+def test_ddp_takes_the_buckets_that_it_is_given() -> None:
+    helper = inspect.getsource(DistributedDataParallel._ddp_init_helper)
+    name = "dist._compute_bucket_assignment_by_size("
+    assert name in helper, moved(name)
+    assert "list(reversed(bucket_indices))" in helper, moved("DistributedDataParallel")
 
 
 def test_functions_apply_to_the_tensors_of_a_nested_value_only() -> None:

@@ -138,8 +138,8 @@ def _read_table() -> list[Process]:
         return _read_ps()
     return [
         process
-        for name in os.listdir("/proc")
-        if name.isdigit() and (process := _read(name)) is not None
+        for entry in os.scandir("/proc")
+        if entry.name.isdigit() and (process := _read(entry.name)) is not None
     ]
 
 

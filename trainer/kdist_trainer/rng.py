@@ -82,7 +82,17 @@ class Generators:
     @classmethod
     def all(cls, device: torch.device) -> Generators:
         """Torch's generators of the CPU and of `device`, NumPy's and Python's."""
-        return cls([*_torch_seeders(device), _seed_numpy, random.seed])
+        return cls.of(device, numpy=True, python=True)
+
+    @classmethod
+    def of(cls, device: torch.device, *, numpy: bool, python: bool) -> Generators:
+        """Torch's generators of the CPU and of `device`; NumPy's and Python's only if asked for."""
+        seeders = _torch_seeders(device)
+        if numpy:
+            seeders.append(_seed_numpy)
+        if python:
+            seeders.append(random.seed)
+        return cls(seeders)
 
     @classmethod
     def used_by(cls, work: Callable[[], object], device: torch.device) -> Generators:
@@ -92,12 +102,21 @@ class Generators:
         python_state = random.getstate()
         numpy_state = pickle.dumps(np.random.get_state())
         work()
-        seeders = _torch_seeders(device)
-        if numpy_state != pickle.dumps(np.random.get_state()):
-            seeders.append(_seed_numpy)
-        if python_state != random.getstate():
-            seeders.append(random.seed)
-        return cls(seeders)
+        return cls.of(
+            device,
+            numpy=numpy_state != pickle.dumps(np.random.get_state()),
+            python=python_state != random.getstate(),
+        )
+
+    @property
+    def has_numpy(self) -> bool:
+        """Whether NumPy's generator is one of them."""
+        return _seed_numpy in self._seeders
+
+    @property
+    def has_python(self) -> bool:
+        """Whether Python's generator is one of them."""
+        return random.seed in self._seeders
 
     def seed(self, value: int) -> None:
         """Seed each generator with `value`, 64 bits."""

@@ -7,10 +7,12 @@ name in their packages.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore, TCPStore
 from torch.distributed import distributed_c10d
@@ -25,6 +27,7 @@ __all__ = [
     "HashStore",
     "RunningNorm",
     "TCPStore",
+    "assigned_buckets",
     "flatten_mesh",
     "found_overflows",
     "own_buffers",
@@ -62,6 +65,33 @@ def restart_group_names() -> None:
     the ranks of the next one would then wait for each other under different keys.
     """
     distributed_c10d._world.group_count = 0
+
+
+_ASSIGN_BUCKETS = "_compute_bucket_assignment_by_size"
+
+
+@contextmanager
+def assigned_buckets(buckets: Sequence[Sequence[Tensor]]) -> Iterator[None]:
+    """Have a `DistributedDataParallel` that is made within the `with` block reduce these buckets
+    from its first backward pass on, not ones that it lays by the order of registration.
+
+    Args:
+        buckets: The parameters of each bucket, the bucket that is reduced first coming first.
+    """
+
+    def assign(
+        parameters: Sequence[Tensor], limits: Sequence[int], *_: Any
+    ) -> tuple[list[list[int]], list[int]]:
+        numbers = {parameter: number for number, parameter in enumerate(parameters)}
+        assigned = [[numbers[parameter] for parameter in bucket] for bucket in buckets]
+        return assigned[::-1], [limits[-1]] * len(assigned)  # DDP reverses both
+
+    original = vars(dist)[_ASSIGN_BUCKETS]
+    vars(dist)[_ASSIGN_BUCKETS] = assign
+    try:
+        yield
+    finally:
+        vars(dist)[_ASSIGN_BUCKETS] = original
 
 
 def found_overflows(scaler: torch.amp.GradScaler, optimizer: Optimizer) -> Iterable[Tensor]:

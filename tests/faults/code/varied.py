@@ -104,7 +104,9 @@ class Net(nn.Module):
 FUNCTIONS = [
     regroup.keep,
     regroup.find_unrecorded,
+    regroup.find_warm_up,
     regroup.plan_handover,
+    regroup.use_warm_up,
     regroup.take_over,
     regroup.describe_kept,
     regroup.receive_state,

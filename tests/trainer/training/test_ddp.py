@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict
 
-from kdist_trainer.parallel.ddp import allocate_state, find_layout, named_state
+from kdist_trainer.parallel.ddp import Buckets, Ddp, allocate_state, find_layout, named_state
+from kdist_trainer.world import World
+from tests.trainer.training.group import run_group
 
 
 def plain() -> nn.Sequential:
@@ -146,3 +148,43 @@ def test_an_optimizers_state_that_is_no_tensor_and_no_number_is_made_by_itself()
     train(model, optimizer)
     optimizer.state[next(model.parameters())]["history"] = [1.0]
     assert find_layout(model, optimizer) is None
+
+
+class Crossed(nn.Module):
+    """Two layers of a mebibyte each, used in another order than they are registered in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(520, 520)
+        self.first = nn.Linear(520, 520)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.last(self.first(inputs).relu())  # type: ignore[no-any-return]
+
+
+def average(passes: int, buckets: Buckets | None) -> tuple[Buckets | None, list[bytes]]:
+    """The buckets after some backward passes, and the averaged gradients of the last one."""
+    with World.from_environment(timeout_seconds=60) as world:
+        torch.manual_seed(7)
+        model = Crossed()
+        strategy = Ddp(world, bucket_mib=1, is_abortable=True, buckets=buckets)
+        wrapped = strategy.wrap(model, ())
+        inputs = torch.randn(8 * world.size, 520)[world.rank :: world.size]
+        for _ in range(passes):
+            model.zero_grad()
+            wrapped(inputs).square().mean().backward()
+        gradients = [each.grad for each in model.parameters() if each.grad is not None]
+        return strategy.buckets, [each.numpy().tobytes() for each in gradients]
+
+
+@pytest.mark.processes
+def test_ranks_that_know_the_buckets_average_at_once_as_others_do_after_their_first_pass() -> None:
+    (known, last), *others = run_group(average, 3, 3, None)
+    assert known is not None
+    assert [sorted(bucket) for bucket in known] == [[0, 1], [2, 3]], "in the order of use"
+    assert [buckets for buckets, _ in others] == [known] * 2
+    (early, first), *_ = run_group(average, 3, 1, None)
+    assert early is None, "DDP lays its buckets again after the first pass"
+    assert first != last, "the buckets make no difference here"
+    for passes in (1, 2):
+        assert run_group(average, 3, passes, known) == [(known, last)] * 3

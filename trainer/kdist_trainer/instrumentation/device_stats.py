@@ -73,7 +73,10 @@ class DeviceStats:
             "data_parallel",
         )
         self._next = 0.0
-        self._flops_per_sample = 0.0
+        self.flops_per_sample = 0.0
+        """Of a forward and a backward pass, counted or taken over from a former group; 0 if they
+        are not known.
+        """
         if device.type == "cuda":
             stats.peak_flops = peak_flops(torch.cuda.get_device_name(device), train.precision)
 
@@ -87,13 +90,13 @@ class DeviceStats:
             yield
         # The backward pass does the arithmetic of the forward pass twice: for the inputs and for
         # the weights.
-        self._flops_per_sample = 3 * counter.get_total_flops() / max(1, samples)
+        self.flops_per_sample = 3 * counter.get_total_flops() / max(1, samples)
 
     def sample(self) -> None:
         """Take a sample, at most one every `SAMPLE_SECONDS`. Takes microseconds and never waits for
         a device.
         """
-        self._stats.model_flops = self._stats.samples * self._flops_per_sample
+        self._stats.model_flops = self._stats.samples * self.flops_per_sample
         now = time.monotonic()
         if now < self._next:
             return

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from kdist_trainer.config import Training
 from kdist_trainer.parallel.base import Strategy
-from kdist_trainer.parallel.ddp import DataParallel, Ddp
+from kdist_trainer.parallel.ddp import Buckets, DataParallel, Ddp
 from kdist_trainer.parallel.fsdp import Fsdp
 from kdist_trainer.parallel.pipeline import Pipeline
 from kdist_trainer.parallel.tensor import Tensor
@@ -28,6 +28,7 @@ def build(
     *,
     sends_weights: bool = True,
     is_abortable: bool = False,
+    buckets: Buckets | None = None,
 ) -> Strategy:
     """Build the strategy that job.yaml names.
 
@@ -37,6 +38,7 @@ def build(
         world: The process group.
         sends_weights: Whether rank 0 sends its weights to all when the model is wrapped with `ddp`.
         is_abortable: Whether the averaging of gradients with `ddp` ends if the group is aborted.
+        buckets: The buckets of a former group with `ddp`, to be used again.
 
     Raises:
         ConfigError: If these ranks cannot use the strategy.
@@ -48,6 +50,7 @@ def build(
                 bucket_mib=train.bucket_mib,
                 sends_weights=sends_weights,
                 is_abortable=is_abortable,
+                buckets=buckets,
             )
         case "data_parallel":
             return DataParallel(world)

@@ -23,6 +23,7 @@ from torch.optim import Optimizer
 from kdist_trainer import group_abort, log
 from kdist_trainer.errors import ConfigError
 from kdist_trainer.instrumentation import collective_hooks
+from kdist_trainer.torch_internals import assigned_buckets
 from kdist_trainer.world import World
 
 
@@ -121,6 +122,10 @@ def _allocate(parameter: Tensor, shape: torch.Size, dtype: torch.dtype) -> Tenso
     return torch.empty(shape, dtype=dtype)
 
 
+Buckets = Sequence[Sequence[int]]
+"""Of each of DDP's buckets, the numbers of its parameters in the order of `Module.parameters`."""
+
+
 class Ddp(Replicated):
     """torch's DistributedDataParallel."""
 
@@ -131,12 +136,24 @@ class Ddp(Replicated):
         bucket_mib: int,
         sends_weights: bool = True,
         is_abortable: bool = False,
+        buckets: Buckets | None = None,
     ) -> None:
+        """Wrap nothing yet.
+
+        Args:
+            world: The process group.
+            bucket_mib: The size of a bucket.
+            sends_weights: Whether rank 0 sends its weights to all when the model is wrapped.
+            is_abortable: Whether the averaging ends if the group is aborted.
+            buckets: The buckets of a former group, to be used again.
+        """
         self._world = world
         self._is_abortable = is_abortable and world.size > 1
         self._sends_weights = sends_weights
         self._bucket_mib = bucket_mib
+        self._known = buckets
         self._wrapped: DistributedDataParallel
+        self._averaging: Averaging | None = None
 
     def wrap(self, model: nn.Module, blocks: Sequence[nn.Module]) -> nn.Module:  # noqa: ARG002 - DDP buckets by size
         """Wrap the model; rank 0's weights are sent to all, unless ranks have kept theirs."""
@@ -145,7 +162,9 @@ class Ddp(Replicated):
         devices = [self._world.device] if self._world.device.type == "cuda" else None
         # The loop synchronizes buffers after each step; DDP would do it before the next step, and
         # not at all after the last.
-        with warnings.catch_warnings():
+        parameters = list(model.parameters())
+        assigned = [[parameters[number] for number in bucket] for bucket in self._known or ()]
+        with warnings.catch_warnings(), assigned_buckets(assigned) if assigned else nullcontext():
             # its successor, forward_sync_buffers, would still broadcast the buffers once here
             warnings.simplefilter("ignore", FutureWarning)
             self._wrapped = DistributedDataParallel(
@@ -156,11 +175,19 @@ class Ddp(Replicated):
                 init_sync=self._sends_weights,
             )
         if self._is_abortable:
+            self._averaging = Averaging(parameters, self._world.size, self._known)
             # a lambda, since torch refuses annotations that are text
             self._wrapped.register_comm_hook(
-                self._world.size, lambda size, bucket: all_reduce_abortably(size, bucket)
+                self._averaging, lambda averaging, bucket: averaging.average(bucket)
             )
         return self._wrapped
+
+    @property
+    def buckets(self) -> Buckets | None:
+        """DDP's buckets, once they no longer change; None before, and where no rank can continue in
+        place.
+        """
+        return self._known if self._averaging is None else self._averaging.buckets
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Within the `with` block, backward passes only add up gradients on this rank."""
@@ -172,6 +199,39 @@ class Ddp(Replicated):
         """
         del self._wrapped
         self.replica_group = None
+
+
+class Averaging:
+    """Averages the gradients of DDP's buckets, and notes which parameters are in each of them.
+
+    Args:
+        parameters: Those of the model.
+        size: The number of ranks.
+        buckets: The buckets, if they are known.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor], size: int, buckets: Buckets | None) -> None:
+        self.buckets = buckets
+        self._size = size
+        self._numbers = {parameter: number for number, parameter in enumerate(parameters)}
+        self._passes: list[list[list[int]]] = [[]]
+        """The buckets of each backward pass so far."""
+
+    def average(self, bucket: Any) -> torch.futures.Future[Tensor]:
+        """Average a bucket, a `dist.GradBucket`."""
+        if self.buckets is None:
+            self._note(bucket)
+        return all_reduce_abortably(self._size, bucket)
+
+    def _note(self, bucket: Any) -> None:
+        """Note a bucket. After the first backward pass DDP lays them again, in the order in which
+        gradients were ready, and from then on they stay.
+        """
+        self._passes[-1].append([self._numbers[each] for each in bucket.parameters()])
+        if bucket.is_last():
+            if len(self._passes) > 1:
+                self.buckets = self._passes[-1]
+            self._passes.append([])
 
 
 def all_reduce_abortably(size: int, bucket: Any) -> torch.futures.Future[Tensor]:

@@ -163,10 +163,15 @@ def make_model(
         prepared.generators.restore()
     in_place = regroup.is_possible(train, world)
     handover = regroup.plan_handover(world, kept) if in_place else Handover()
-    sends_weights = handover.source is None
     built = kept if prepared is None else prepared.built
     model = build_model(
-        train, workload, world, built, sends_weights=sends_weights, in_place=in_place
+        train,
+        workload,
+        world,
+        built,
+        sends_weights=handover.source is None,
+        in_place=in_place,
+        buckets=None if handover.warm_up is None else handover.warm_up.buckets,
     )
     return model, handover
 

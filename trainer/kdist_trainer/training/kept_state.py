@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from kdist_trainer.parallel.ddp import Buckets
 from kdist_trainer.precision import Precision
 from kdist_trainer.stream import Stream
 from kdist_trainer.training.checkpointing import TrainingState, TrainState
@@ -28,6 +29,20 @@ class UnrecordedStep(NamedTuple):
     """This rank's part of the loss."""
     loss: float | None
     """The mean loss of all ranks, if this rank had received it."""
+
+
+class WarmUp(NamedTuple):
+    """What a group's warm-up has shown, by which the next group does without one."""
+
+    buckets: Buckets
+    """DDP's buckets, which it lays again after its first backward pass."""
+    buffers: list[str]
+    """Names of the buffers that training changes."""
+    has_numpy: bool
+    """Whether the loss may draw from NumPy's generator."""
+    has_python: bool
+    """The same for Python's."""
+    flops_per_sample: float
 
 
 class FormerRank(NamedTuple):
@@ -73,6 +88,7 @@ class KeptState:
         generation: The former group.
         unrecorded: The finished steps whose losses are not in the ledger.
         lines: The lines of the step ledger since the last commit.
+        warm_up: What the warm-up has shown; None if the next group needs one of its own.
     """
 
     module: nn.Module
@@ -88,6 +104,7 @@ class KeptState:
     generation: int
     unrecorded: Sequence[UnrecordedStep] = ()
     lines: list[dict[str, Any]] = field(default_factory=list)
+    warm_up: WarmUp | None = None
 
     @property
     def state(self) -> TrainState:
@@ -109,6 +126,7 @@ class Handover(NamedTuple):
         is_current: Whether this rank has it already.
         leader_kept: Whether rank 0 was rank 0 of the former group too, so that the ledger is whole.
         kept: What this rank has kept of the training; None once it is in use again.
+        warm_up: What the warm-up of a former group has shown; None if this one needs its own.
     """
 
     source: int | None = None
@@ -116,3 +134,4 @@ class Handover(NamedTuple):
     is_current: bool = False
     leader_kept: bool = False
     kept: KeptState | None = None
+    warm_up: WarmUp | None = None

@@ -18,6 +18,7 @@ from kdist_trainer.config import Training
 from kdist_trainer.errors import ConfigError
 from kdist_trainer.parallel import Strategy
 from kdist_trainer.parallel.buffers import Buffers
+from kdist_trainer.parallel.ddp import Buckets
 from kdist_trainer.parallel.pipeline import Pipeline
 from kdist_trainer.precision import Precision
 from kdist_trainer.training.ema import Ema, NullEma
@@ -84,6 +85,7 @@ def build_model(
     *,
     sends_weights: bool = True,
     in_place: bool = False,
+    buckets: Buckets | None = None,
 ) -> Model:
     """Build the model of the job, with the same weights on every rank. Collective.
 
@@ -94,12 +96,18 @@ def build_model(
         kept: Has the model if this rank has trained in a former group, or has built it before.
         sends_weights: Whether rank 0 sends its weights to all; not if some ranks have kept theirs.
         in_place: Whether this rank may leave the group and continue in another one.
+        buckets: DDP's buckets in the group whose state the ranks continue with.
 
     Raises:
         ConfigError: If the strategy cannot train this model on these ranks.
     """
     strategy = parallel.build(
-        train, workload, world, sends_weights=sends_weights, is_abortable=in_place
+        train,
+        workload,
+        world,
+        sends_weights=sends_weights,
+        is_abortable=in_place,
+        buckets=buckets,
     )
     built: KeptState | BuiltModule
     if isinstance(strategy, Pipeline):

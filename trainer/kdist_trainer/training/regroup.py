@@ -14,7 +14,7 @@ import contextlib
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from kdist_trainer.checkpoint.group import CheckpointGroup, broadcast_state
 from kdist_trainer.config import Training
 from kdist_trainer.errors import ConfigError
 from kdist_trainer.parallel.ddp import Ddp, allocate_state, find_layout
+from kdist_trainer.rng import Generators
 from kdist_trainer.training import step_log
 from kdist_trainer.training.checkpointing import TrainState
 from kdist_trainer.training.context import TrainContext
@@ -34,6 +35,7 @@ from kdist_trainer.training.kept_state import (
     KeptState,
     Position,
     UnrecordedStep,
+    WarmUp,
 )
 from kdist_trainer.world import World
 
@@ -102,6 +104,24 @@ def keep(ctx: TrainContext) -> KeptState | None:
         generation=ctx.world.generation,
         unrecorded=unrecorded,
         lines=ctx.step_log.uncommitted(),
+        warm_up=find_warm_up(ctx),
+    )
+
+
+def find_warm_up(ctx: TrainContext) -> WarmUp | None:
+    """What the next group need not find out by passes of its own; None if it needs them: code has
+    to be compiled, or this group did not come that far.
+    """
+    buckets = ctx.strategy.buckets if isinstance(ctx.strategy, Ddp) else None
+    if buckets is None or ctx.settings.compile != "off":
+        return None
+    generators = ctx.forward_backward.generators
+    return WarmUp(
+        buckets=buckets,
+        buffers=ctx.buffers.state_dict()["known"],
+        has_numpy=generators.has_numpy,
+        has_python=generators.has_python,
+        flops_per_sample=ctx.device_stats.flops_per_sample,
     )
 
 
@@ -124,25 +144,44 @@ def find_unrecorded(ctx: TrainContext) -> list[UnrecordedStep]:
     return found
 
 
+class _Offer(NamedTuple):
+    """What a rank tells the others about what it has kept."""
+
+    position: Position
+    rank: int
+    warm_up: WarmUp | None
+
+
 def plan_handover(world: World, kept: KeptState | None) -> Handover:
     """Agree on the rank whose state all continue with. Collective after the first generation."""
     if world.generation == 1:
         return Handover()
-    own = (kept.position, kept.rank) if kept is not None else None
-    offers: list[tuple[Position, int] | None] = world.all_gather_object(own)
-    positions = [offer[0] if offer is not None else None for offer in offers]
-    newest = max((one for one in positions if one is not None), default=None)
-    if newest is None:
+    own = _Offer(kept.position, kept.rank, kept.warm_up) if kept is not None else None
+    offers: list[_Offer | None] = world.all_gather_object(own)
+    made = [offer for offer in offers if offer is not None]
+    if not made:
         return Handover()
-    former = max(one.generation for one in positions if one is not None)
+    newest, _, warm_up = max(made, key=lambda offer: offer.position)
+    positions = [offer.position if offer is not None else None for offer in offers]
+    former = max(offer.position.generation for offer in made)
     first = offers[0]
     return Handover(
         source=positions.index(newest),
         complete=all(one == newest for one in positions),
         is_current=positions[world.rank] == newest,
-        leader_kept=first is not None and (first[0].generation, first[1]) == (former, 0),
+        leader_kept=first is not None and (first.position.generation, first.rank) == (former, 0),
         kept=kept,
+        warm_up=warm_up,
     )
+
+
+def use_warm_up(ctx: TrainContext, known: WarmUp) -> None:
+    """Continue with what the warm-up of a former group has shown."""
+    ctx.forward_backward.generators = Generators.of(
+        ctx.world.device, numpy=known.has_numpy, python=known.has_python
+    )
+    ctx.device_stats.flops_per_sample = known.flops_per_sample
+    ctx.buffers.load_state_dict({"known": known.buffers})
 
 
 def take_over(ctx: TrainContext, source: int) -> tuple[TrainState, int | None]:

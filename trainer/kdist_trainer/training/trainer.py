@@ -118,7 +118,10 @@ def setup(ctx: TrainContext) -> None:
     """Warm up, take over the former group's state, restore the newest checkpoint or load the
     pretrained weights, and open the batches at that position. Collective.
     """
-    warm_up(ctx)
+    if ctx.handover.warm_up is None:
+        warm_up(ctx)
+    else:
+        regroup.use_warm_up(ctx, ctx.handover.warm_up)
     ctx.stats.add_wall(WallCategory.INIT, ctx.step_timer.exclude())
     ctx.heartbeat.beat(Phase.RESTORE, ctx.state.step)
     source = ctx.handover.source
@@ -152,8 +155,8 @@ def warm_up(ctx: TrainContext) -> None:
 
     DDP reorders its buckets after the first backward pass. With three or more ranks another order
     of sums changes the result in the last bits: a resumed training would differ from an
-    uninterrupted one in its first step. So every worker group starts with this; where ranks
-    continue in place it is a single pass, since they wait for it.
+    uninterrupted one in its first step. So every worker group starts with this, unless its ranks
+    continue in place and one of them knows what its former group has found out.
     """
     ctx.heartbeat.beat(Phase.INIT, ctx.state.step)
     passes, in_place = ctx.forward_backward, ctx.handover.source is not None

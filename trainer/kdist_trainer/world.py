@@ -41,7 +41,7 @@ _destroyed: list[object] = []
 _abandoned: list[tuple[float, object]] = []
 """Groups that were left broken, each with the monotonic time from which it may be released."""
 _MARGIN_SECONDS = 60.0
-_RETRY_SECONDS = 0.01
+_FIRST_RETRY_SECONDS, _RETRY_SECONDS = 0.001, 0.016
 
 
 @dataclass(frozen=True)
@@ -202,11 +202,13 @@ def wait_for_store(host: str, port: int, timeout: timedelta) -> None:
         PeersLostError: If the agent asks this rank to leave the group.
     """
     deadline = time.monotonic() + timeout.total_seconds()
+    pause = _FIRST_RETRY_SECONDS
     while time.monotonic() < deadline:
         group_abort.raise_if_aborted()
         with suppress(OSError), socket.create_connection((host, port), timeout=1):
             return
-        time.sleep(_RETRY_SECONDS)
+        time.sleep(pause)
+        pause = min(2 * pause, _RETRY_SECONDS)
 
 
 def leave() -> None:

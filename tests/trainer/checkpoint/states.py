@@ -89,6 +89,7 @@ def open_store(
     run_id: str = "run-1",
     take_over: bool = False,
     generation: int = 1,
+    is_known: bool = False,
 ) -> CheckpointManager:
     """A store on `root`; without a world that of a single rank."""
     config = Checkpointing(mode=mode, keep=keep)
@@ -100,6 +101,7 @@ def open_store(
         config=config,
         job={"name": "config-1"},
         take_over=take_over,
+        is_known=is_known,
     )
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,13 @@ from torch import Tensor
 
 from kdist_trainer.checkpoint import reader
 from kdist_trainer.checkpoint.checkpointer import CheckpointManager
-from kdist_trainer.checkpoint.group import CheckpointGroup, _Layout, buckets, send
+from kdist_trainer.checkpoint.group import (
+    CheckpointGroup,
+    _Layout,
+    broadcast_state,
+    buckets,
+    send,
+)
 from kdist_trainer.config import Checkpointing
 from tests.trainer.checkpoint.ranks import Rank, run_ranks
 from tests.trainer.checkpoint.states import Alone, load, make_state, opened
@@ -87,6 +94,38 @@ def test_ranks_may_hold_different_names_and_learn_what_the_reading_rank_raised(
 ) -> None:
     assert run_ranks(2, send_and_fail, tmp_path, False) == [str([[7.0] * 3, [7.0] * 3])] * 2
     assert run_ranks(2, send_and_fail, tmp_path, True) == ["no such block"] * 2
+
+
+def receive(rank: Rank, *, has_connections: bool) -> dict[str, Any]:
+    """What a rank holds afterwards, and whether its large tensor is in the same memory."""
+    value = 7.0 if rank.rank == 1 else 0.0
+    held: dict[str, Any] = {
+        "large": torch.full((MEGABYTE,), value),
+        "crossed": torch.full((2, MEGABYTE), value).t(),
+        "one": torch.full((), value),
+        "two": torch.full((3,), value, dtype=torch.float64),
+        "text": str(value),
+    }
+    if rank.rank == 1:
+        held["only here"] = torch.ones(2)
+    large = held["large"]
+    broadcast_state(held, CheckpointGroup(rank, has_connections=has_connections), source=1)
+    assert held["large"] is large
+    return {
+        name: value.unique().tolist() if isinstance(value, Tensor) else value
+        for name, value in held.items()
+    }
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("has_connections", [True, False])
+def test_all_ranks_take_over_what_one_has_in_the_memory_that_they_hold(
+    has_connections: bool, tmp_path: Path
+) -> None:
+    work = partial(receive, has_connections=has_connections)
+    expected = {"large": [7.0], "crossed": [7.0], "one": [7.0], "two": [7.0], "text": "7.0"}
+    first, second = run_ranks(2, work, tmp_path)
+    assert (first, second) == (expected, {**expected, "only here": [1.0]})
 
 
 def memory_of_loading(rank: Rank, folder: Path, megabytes: int) -> float:

@@ -172,6 +172,17 @@ def test_storage_that_lacks_what_saves_need_is_refused_before_the_first_step(
     assert list(root.iterdir()) == [], "nothing is left behind"
 
 
+def test_ranks_that_continue_in_place_try_the_storage_only_with_what_they_need_at_once(
+    root: Path,
+) -> None:
+    tried: list[Operation] = []
+    with storage.observed(tried.append):
+        store = open_store(root, is_known=True)
+    assert [one for one in tried if one.name == "create"], "each still looks for rank 0's file"
+    assert not [one for one in tried if ".tmp-probe" in str(one.path)]
+    assert save(store, 1).ok
+
+
 def test_storage_that_is_full_at_the_start_may_have_room_at_the_next_try(root: Path) -> None:
     def refuse(one: Operation) -> None:
         if one.name == "write" and "probe" in str(one.path):

@@ -21,9 +21,10 @@ import kdist_trainer
 from kdist_trainer import log
 from kdist_trainer.checkpoint import commit
 from kdist_trainer.checkpoint.commit import CommitRequest, SaveResult
-from kdist_trainer.checkpoint.group import CheckpointGroup, RankInfo, probe
+from kdist_trainer.checkpoint.group import CheckpointGroup, RankInfo
 from kdist_trainer.checkpoint.layout import Checkpoint, CheckpointDirectory, Manifest
 from kdist_trainer.checkpoint.lock import Lock, LockLostError
+from kdist_trainer.checkpoint.probe import probe
 from kdist_trainer.checkpoint.restore import Fallback, JobCheck, Restore
 from kdist_trainer.checkpoint.writer import BackgroundTask, Paths, Stager, Writer
 from kdist_trainer.config import Checkpointing
@@ -67,6 +68,7 @@ class CheckpointManager:
         take_over: bool = False,
         sharded: bool = False,
         holders: tuple[int, int] | None = None,
+        is_known: bool = False,
     ) -> None:
         """Find out whether all ranks share `root`, and lock it for this run.
 
@@ -80,6 +82,7 @@ class CheckpointManager:
             sharded: whether ranks hold parts of the state, which needs a shared folder.
             holders: among the ranks with the same tensors, this one's index and their number; by
                 default all ranks have the same ones.
+            is_known: whether a former group of these ranks has used the folder.
 
         Raises:
             CheckpointMismatchError: the folder belongs to another run or lacks what is needed.
@@ -96,7 +99,7 @@ class CheckpointManager:
         self._config_digest = hashlib.sha256(
             json.dumps(self._job, sort_keys=True).encode()
         ).hexdigest()
-        seen = probe(root, self._group)
+        seen = probe(root, self._group, is_known=is_known)
         self.shared = all(seen)
         self._sees_rank_zero_folder = seen[self._group.rank]
         self._check_shared(sharded)

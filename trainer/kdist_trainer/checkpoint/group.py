@@ -1,23 +1,16 @@
-"""The process group of checkpoints: it exchanges small objects, broadcasts state and probes the
-storage.
+"""The process group of checkpoints: it exchanges small objects and broadcasts state.
 
 Saves run in a background thread, so their messages use a gloo group of their own, with a long
 timeout because a rank may wait for another rank's disk. In a broadcast one rank reads whole tensors
 and sends them in flat buckets through CPU memory, and each rank keeps its shard; no rank holds the
-state twice. The probes find out whether all ranks see the same folder and whether its file system
-supports what checkpoints need.
+state twice.
 """
 
 from __future__ import annotations
 
-import errno
-import os
-import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from datetime import timedelta
-from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -25,9 +18,6 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from kdist_trainer import group_abort
-from kdist_trainer.checkpoint import storage
-from kdist_trainer.checkpoint.layout import name_of
-from kdist_trainer.errors import CheckpointMismatchError, StorageError
 
 T = TypeVar("T")
 _TIMEOUT = timedelta(hours=6)
@@ -51,11 +41,18 @@ class CheckpointGroup:
     order.
     """
 
-    def __init__(self, world: RankInfo) -> None:
+    def __init__(self, world: RankInfo, *, has_connections: bool = True) -> None:
+        """Make the group. Collective.
+
+        Args:
+            world: the ranks.
+            has_connections: whether it has connections of its own, for use by another thread
+                while the training communicates.
+        """
         self.rank = world.rank
         self.size = world.size
         self.process_group: dist.ProcessGroup | None = None
-        if self.size > 1:
+        if self.size > 1 and has_connections:
             with group_abort.recording():
                 group = dist.new_group(backend="gloo", timeout=_TIMEOUT)
             self.process_group = group if isinstance(group, dist.ProcessGroup) else None
@@ -113,6 +110,8 @@ class CheckpointGroup:
 
 
 BUCKET_BYTES = 64 << 20
+_LEAST_BYTES = 1 << 20
+"""About how much `broadcast_state` sends at a time at least; larger tensors are sent uncopied."""
 
 Fetch = Callable[[Sequence[str]], Mapping[str, Tensor]]
 """Reads tensors by their names, whole and on the CPU; called on the source rank only."""
@@ -131,20 +130,29 @@ def broadcast_state(state: dict[str, Any], group: CheckpointGroup, *, source: in
     """Copy the state of rank `source` to all ranks, tensors in place. Collective.
 
     Args:
-        state: values by flat name; all ranks have the same names, shapes and dtypes, and whole
-            tensors.
+        state: values by flat name, and whole tensors; what `source` has and another rank lacks is
+            ignored there.
         group: the ranks.
         source: the rank whose state is copied.
     """
     tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
     others = {name: value for name, value in state.items() if not isinstance(value, Tensor)}
-    state.update(group.broadcast(others, source=source))
-    send(
-        tensors,
-        lambda names: {name: tensors[name].detach().cpu() for name in names},
-        group,
-        source=source,
-    )
+    if group.size == 1:
+        return
+    own = {name: _Layout(value.shape, value.dtype) for name, value in tensors.items()}
+    found, layouts = group.broadcast((others, own), source=source)
+    state.update(found)
+    for names in buckets(layouts, _LEAST_BYTES):
+        view = _flat_view(tensors, names, layouts)
+        if view is not None:
+            dist.broadcast(view, src=source, group=group.process_group)
+        elif group.rank == source:
+            flat = _flatten({name: tensors[name].detach().cpu() for name in names}, names, layouts)
+            dist.broadcast(flat, src=source, group=group.process_group)
+        else:
+            flat = _allocate(names, layouts)
+            dist.broadcast(flat, src=source, group=group.process_group)
+            _fill_from(tensors, names, layouts, flat)
 
 
 def send(
@@ -181,9 +189,7 @@ def send(
         if error is not None:
             raise error
         if flat is None:
-            flat = torch.empty(
-                sum(layouts[name].shape.numel() for name in names), dtype=layouts[names[0]].dtype
-            )
+            flat = _allocate(names, layouts)
         if group.size > 1:
             dist.broadcast(flat, src=source, group=group.process_group)
         _fill_from(tensors, names, layouts, flat)
@@ -224,6 +230,25 @@ def fill(target: Tensor, whole: Tensor) -> None:
             held.copy_(whole)
 
 
+def _flat_view(
+    tensors: Mapping[str, Tensor], names: Sequence[str], layouts: Mapping[str, _Layout]
+) -> Tensor | None:
+    """The memory of a bucket's only tensor, to send from or receive into; None if the bucket has
+    more, or the tensor is not on the CPU in one piece.
+    """
+    if len(names) > 1 or names[0] not in tensors:
+        return None
+    held = tensors[names[0]].detach()
+    if isinstance(held, DTensor) or held.device.type != "cpu" or not held.is_contiguous():
+        return None
+    return held.view(-1) if (held.shape, held.dtype) == layouts[names[0]] else None
+
+
+def _allocate(names: Sequence[str], layouts: Mapping[str, _Layout]) -> Tensor:
+    elements = sum(layouts[name].shape.numel() for name in names)
+    return torch.empty(elements, dtype=layouts[names[0]].dtype)
+
+
 def _flatten(
     found: Mapping[str, Tensor], names: Sequence[str], layouts: Mapping[str, _Layout]
 ) -> Tensor:
@@ -244,137 +269,3 @@ def _fill_from(
         if name in tensors:
             fill(tensors[name], flat[start : start + count].view(layouts[name].shape))
         start += count
-
-
-def probe(root: Path, group: CheckpointGroup) -> list[bool]:
-    """Find out which ranks see the folder that rank 0 writes to. Collective.
-
-    The file that is looked for has a new name each time, so no cache of a network file system can
-    have an answer for it.
-
-    Args:
-        root: the folder, which rank 0 creates.
-        group: the ranks.
-
-    Returns:
-        By rank, whether its `root` is rank 0's.
-
-    Raises:
-        StorageError: rank 0 cannot write; raised on every rank.
-        CheckpointMismatchError: the file system lacks something that checkpoints need; raised on
-            every rank.
-    """
-    path, token = group.on_rank_zero(lambda: _write_token(root))
-    try:
-        return group.on_all_ranks(lambda: _read_token(root / path, token))
-    finally:
-        if group.is_rank_zero:
-            with suppress(OSError):
-                storage.remove(root / path)
-
-
-def _write_token(root: Path) -> tuple[str, str]:
-    name, token = f"probe-{secrets.token_hex(8)}", secrets.token_hex(16)
-    try:
-        storage.make_folder(root, durable=True)
-        check_file_system(root)
-        storage.write_new(root / name, token.encode(), exclusive=True)
-    except OSError as error:
-        raise StorageError(f"cannot write to the checkpoint folder {root}: {error}") from error
-    return name, token
-
-
-def _read_token(path: Path, token: str) -> bool:
-    try:
-        return path.read_text("ascii") == token
-    except (OSError, UnicodeDecodeError):
-        return False
-
-
-def check_file_system(root: Path) -> None:
-    """Try every operation of a save and of the ledger once, in a temporary folder.
-
-    Raises:
-        CheckpointMismatchError: the file system does not support an operation.
-        OSError: the disk is full or broken, which may be temporary.
-    """
-    # named like a save's folder: it is cleaned up later if this process dies here
-    stale = name_of(0, 0) + ".tmp-probe-" + secrets.token_hex(4)
-    before, after = root / stale, root / f"{stale}-renamed"
-    try:
-        for operation, attempt in _OPERATIONS.items():
-            try:
-                works = attempt(before, after)
-            except OSError as error:
-                if error.errno not in _UNSUPPORTED:
-                    raise
-                works, why = False, f" ({error.strerror})"
-            else:
-                why = ""
-            if not works:
-                raise CheckpointMismatchError(
-                    f"the file system of the checkpoint folder {root} cannot "
-                    f"{operation}{why}, which checkpoints need: use a "
-                    "volume with a POSIX file system (a disk, NFS, CephFS, Lustre), not "
-                    "an object store behind FUSE"
-                )
-    finally:
-        for folder in (before, after):
-            with suppress(OSError):
-                storage.remove_tree(folder)
-
-
-_UNSUPPORTED = (
-    errno.EPERM,
-    errno.EINVAL,
-    errno.ENOSYS,
-    errno.ENOTSUP,
-    errno.EOPNOTSUPP,
-    errno.EXDEV,
-    errno.ENOTEMPTY,
-    errno.EISDIR,
-)
-"""Errors that a file system would report again."""
-
-
-def _writes_and_syncs(before: Path, _: Path) -> bool:
-    storage.make_folder(before)
-    storage.write_new(before / "file", b"probe")
-    storage.sync_folder(before)
-    return (before / "file").read_bytes() == b"probe"
-
-
-def _creates_once(before: Path, _: Path) -> bool:
-    storage.write_new(before / "claim", b"", exclusive=True)
-    try:
-        storage.write_new(before / "claim", b"", exclusive=True)
-    except FileExistsError:
-        return True
-    return False
-
-
-def _appends(before: Path, _: Path) -> bool:
-    for line in (b"one\n", b"two\n"):
-        with (before / "lines").open("ab", buffering=0) as file:
-            file.write(line)
-            os.fsync(file.fileno())
-    return (before / "lines").read_bytes() == b"one\ntwo\n"
-
-
-def _replaces(before: Path, _: Path) -> bool:
-    storage.replace(before / "file", b"other")
-    return (before / "file").read_bytes() == b"other"
-
-
-def _renames(before: Path, after: Path) -> bool:
-    storage.rename(before, after)
-    return not before.exists() and (after / "file").read_bytes() == b"other"
-
-
-_OPERATIONS: Final[Mapping[str, Callable[[Path, Path], bool]]] = {
-    "write and fsync files and folders": _writes_and_syncs,
-    "create a file only where there is none": _creates_once,
-    "append to a file": _appends,
-    "replace a file by another": _replaces,
-    "rename a folder": _renames,
-}

@@ -132,7 +132,9 @@ def assemble(
         evaluation_batch=train.micro_batch or data.shard_size(train),
         state=state,
         handover=handover,
-        checkpointing=make_checkpointing(config, train, runtime, training, data, step_log),
+        checkpointing=make_checkpointing(
+            config, train, runtime, training, data, step_log, handover.source is not None
+        ),
         pretrained=make_pretrained(train, workload, training),
         step_log=step_log,
         stop_flag=runtime.stop_flag,
@@ -164,15 +166,7 @@ def make_model(
     in_place = regroup.is_possible(train, world)
     handover = regroup.plan_handover(world, kept) if in_place else Handover()
     built = kept if prepared is None else prepared.built
-    model = build_model(
-        train,
-        workload,
-        world,
-        built,
-        sends_weights=handover.source is None,
-        in_place=in_place,
-        buckets=None if handover.warm_up is None else handover.warm_up.buckets,
-    )
+    model = build_model(train, workload, world, built, handover=handover, in_place=in_place)
     return model, handover
 
 
@@ -297,6 +291,7 @@ def make_checkpointing(
     training: TrainingState,
     data: DataPlan,
     step_log: StepLog,
+    continues: bool,
 ) -> TrainerCheckpointing:
     """The checkpointing of the run: locks the checkpoint folder for it. Collective.
 
@@ -307,6 +302,7 @@ def make_checkpointing(
         training: What is saved and restored.
         data: The data of the run; a stream allows fewer edits of the job.
         step_log: Flushed before each save.
+        continues: Whether ranks of a former group continue in place, with the same folder.
     """
     manager, world = None, runtime.world
     if runtime.checkpoints is not None:
@@ -319,6 +315,7 @@ def make_checkpointing(
             sharded=training.strategy.sharded,
             holders=(world.data_rank, world.data_size) if train.strategy == "pipeline" else None,
             take_over="KDIST_TAKE_OVER" in os.environ,
+            is_known=continues,
         )
     settings = train.model_dump(mode="json", by_alias=True)
     return TrainerCheckpointing(

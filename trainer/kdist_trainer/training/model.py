@@ -18,11 +18,10 @@ from kdist_trainer.config import Training
 from kdist_trainer.errors import ConfigError
 from kdist_trainer.parallel import Strategy
 from kdist_trainer.parallel.buffers import Buffers
-from kdist_trainer.parallel.ddp import Buckets
 from kdist_trainer.parallel.pipeline import Pipeline
 from kdist_trainer.precision import Precision
 from kdist_trainer.training.ema import Ema, NullEma
-from kdist_trainer.training.kept_state import KeptState
+from kdist_trainer.training.kept_state import Handover, KeptState
 from kdist_trainer.workload import Workload
 from kdist_trainer.world import World
 
@@ -83,9 +82,8 @@ def build_model(
     world: World,
     kept: KeptState | BuiltModule | None = None,
     *,
-    sends_weights: bool = True,
+    handover: Handover,
     in_place: bool = False,
-    buckets: Buckets | None = None,
 ) -> Model:
     """Build the model of the job, with the same weights on every rank. Collective.
 
@@ -94,9 +92,9 @@ def build_model(
         workload: The workload.
         world: The process group.
         kept: Has the model if this rank has trained in a former group, or has built it before.
-        sends_weights: Whether rank 0 sends its weights to all; not if some ranks have kept theirs.
+        handover: How the ranks come by the state of a former group: rank 0 sends its weights to all
+            if none has kept any.
         in_place: Whether this rank may leave the group and continue in another one.
-        buckets: DDP's buckets in the group whose state the ranks continue with.
 
     Raises:
         ConfigError: If the strategy cannot train this model on these ranks.
@@ -105,9 +103,9 @@ def build_model(
         train,
         workload,
         world,
-        sends_weights=sends_weights,
+        sends_weights=handover.source is None,
         is_abortable=in_place,
-        buckets=buckets,
+        buckets=None if handover.warm_up is None else handover.warm_up.buckets,
     )
     built: KeptState | BuiltModule
     if isinstance(strategy, Pipeline):

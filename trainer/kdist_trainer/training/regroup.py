@@ -278,7 +278,8 @@ def receive_tensors(ctx: TrainContext, source: int) -> None:
         name: value.detach().clone() if is_behind and isinstance(value, Tensor) else value
         for name, value in flat.items()
     }
-    broadcast_state(received, CheckpointGroup(ctx.world), source=source)
+    group = CheckpointGroup(ctx.world, has_connections=False)
+    broadcast_state(received, group, source=source)
     if is_current:
         return
     with torch.no_grad():

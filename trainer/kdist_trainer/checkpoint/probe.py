@@ -1,0 +1,155 @@
+"""Finds out whether all ranks see the same checkpoint folder, and whether its file system supports
+what checkpoints need.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from kdist_trainer.checkpoint import storage
+from kdist_trainer.checkpoint.group import CheckpointGroup
+from kdist_trainer.checkpoint.layout import name_of
+from kdist_trainer.errors import CheckpointMismatchError, StorageError
+
+
+def probe(root: Path, group: CheckpointGroup, *, is_known: bool = False) -> list[bool]:
+    """Find out which ranks see the folder that rank 0 writes to. Collective.
+
+    The file that is looked for has a new name each time, so no cache of a network file system can
+    have an answer for it.
+
+    Args:
+        root: the folder, which rank 0 creates.
+        group: the ranks.
+        is_known: whether a former group of these ranks has found that the file system has what
+            checkpoints need: finding out takes a dozen syncs of the disk.
+
+    Returns:
+        By rank, whether its `root` is rank 0's.
+
+    Raises:
+        StorageError: rank 0 cannot write; raised on every rank.
+        CheckpointMismatchError: the file system lacks something that checkpoints need; raised on
+            every rank.
+    """
+    path, token = group.on_rank_zero(lambda: _write_token(root, is_known=is_known))
+    try:
+        return group.on_all_ranks(lambda: _read_token(root / path, token))
+    finally:
+        if group.is_rank_zero:
+            with suppress(OSError):
+                storage.remove(root / path)
+
+
+def _write_token(root: Path, *, is_known: bool) -> tuple[str, str]:
+    name, token = f"probe-{secrets.token_hex(8)}", secrets.token_hex(16)
+    try:
+        storage.make_folder(root, durable=True)
+        if not is_known:
+            check_file_system(root)
+        storage.write_new(root / name, token.encode(), exclusive=True)
+    except OSError as error:
+        raise StorageError(f"cannot write to the checkpoint folder {root}: {error}") from error
+    return name, token
+
+
+def _read_token(path: Path, token: str) -> bool:
+    try:
+        return path.read_text("ascii") == token
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def check_file_system(root: Path) -> None:
+    """Try every operation of a save and of the ledger once, in a temporary folder.
+
+    Raises:
+        CheckpointMismatchError: the file system does not support an operation.
+        OSError: the disk is full or broken, which may be temporary.
+    """
+    # named like a save's folder: it is cleaned up later if this process dies here
+    stale = name_of(0, 0) + ".tmp-probe-" + secrets.token_hex(4)
+    before, after = root / stale, root / f"{stale}-renamed"
+    try:
+        for operation, attempt in _OPERATIONS.items():
+            try:
+                works = attempt(before, after)
+            except OSError as error:
+                if error.errno not in _UNSUPPORTED:
+                    raise
+                works, why = False, f" ({error.strerror})"
+            else:
+                why = ""
+            if not works:
+                raise CheckpointMismatchError(
+                    f"the file system of the checkpoint folder {root} cannot "
+                    f"{operation}{why}, which checkpoints need: use a "
+                    "volume with a POSIX file system (a disk, NFS, CephFS, Lustre), not "
+                    "an object store behind FUSE"
+                )
+    finally:
+        for folder in (before, after):
+            with suppress(OSError):
+                storage.remove_tree(folder)
+
+
+_UNSUPPORTED = (
+    errno.EPERM,
+    errno.EINVAL,
+    errno.ENOSYS,
+    errno.ENOTSUP,
+    errno.EOPNOTSUPP,
+    errno.EXDEV,
+    errno.ENOTEMPTY,
+    errno.EISDIR,
+)
+"""Errors that a file system would report again."""
+
+
+def _writes_and_syncs(before: Path, _: Path) -> bool:
+    storage.make_folder(before)
+    storage.write_new(before / "file", b"probe")
+    storage.sync_folder(before)
+    return (before / "file").read_bytes() == b"probe"
+
+
+def _creates_once(before: Path, _: Path) -> bool:
+    storage.write_new(before / "claim", b"", exclusive=True)
+    try:
+        storage.write_new(before / "claim", b"", exclusive=True)
+    except FileExistsError:
+        return True
+    return False
+
+
+def _appends(before: Path, _: Path) -> bool:
+    for line in (b"one\n", b"two\n"):
+        with (before / "lines").open("ab", buffering=0) as file:
+            file.write(line)
+            os.fsync(file.fileno())
+    return (before / "lines").read_bytes() == b"one\ntwo\n"
+
+
+def _replaces(before: Path, _: Path) -> bool:
+    storage.replace(before / "file", b"other")
+    return (before / "file").read_bytes() == b"other"
+
+
+def _renames(before: Path, after: Path) -> bool:
+    storage.rename(before, after)
+    return not before.exists() and (after / "file").read_bytes() == b"other"
+
+
+_OPERATIONS: Final[Mapping[str, Callable[[Path, Path], bool]]] = {
+    "write and fsync files and folders": _writes_and_syncs,
+    "create a file only where there is none": _creates_once,
+    "append to a file": _appends,
+    "replace a file by another": _replaces,
+    "rename a folder": _renames,
+}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -30,3 +32,30 @@ def test_modules_are_imported_without_a_garbage_collection_and_one_that_fails_st
         gc.callbacks.remove(note)
     assert gc.isenabled()
     assert len(sys.modules.pop("large_at_import").kept) == 100_000
+
+
+WRITES_EVENTS = """
+import queue, sys
+from pathlib import Path
+from kdist_trainer.agent import preload_modules
+from kdist_trainer.tensorboard import writer
+
+light = ("tensorboard", "encodings")
+named = preload_modules.training(Path(sys.argv[1]))
+preload_modules.import_all(name for name in named if name.startswith(light))
+before = set(sys.modules)
+points = queue.Queue()
+points.put((1, 0.0, {"loss": 0.5}))
+points.put(None)
+writer.write(Path(sys.argv[2]), 1, points)
+print(*(name for name in set(sys.modules) - before if name.startswith("tensorboard.")))
+"""
+
+
+def test_a_new_rank_0_imports_nothing_to_write_event_files(tmp_path: Path) -> None:
+    config, events = tmp_path / "train.json", tmp_path / "events"
+    config.write_text(json.dumps({"train": {"workload": "digits", "tensorboard": "scalars"}}))
+    command = [sys.executable, "-c", WRITES_EVENTS, str(config), str(events)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert list(events.iterdir())
+    assert done.stdout.split() == []

@@ -25,7 +25,14 @@ _TRAINING = (
     "torch._dynamo",  # the first DDP(...) imports it: most of a second
     "torch.distributed.checkpoint.state_dict",
     "kdist_trainer.worker",
+    "encodings.idna",  # the first name of a host that is resolved
 )
+_EVENT_FILES = (
+    "tensorboard.compat.proto.event_pb2",
+    "tensorboard.compat.proto.summary_pb2",
+    "tensorboard.summary.writer.record_writer",
+)
+"""Imported by rank 0 only, which may be a new process while all other ranks wait for it."""
 
 
 def training(config: Path) -> Iterator[str]:
@@ -34,7 +41,10 @@ def training(config: Path) -> Iterator[str]:
     """
     yield from _TRAINING
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        name: str = json.loads(config.read_bytes())["train"]["workload"]
+        train = json.loads(config.read_bytes())["train"]
+        if train.get("tensorboard") != "off":
+            yield from _EVENT_FILES
+        name: str = train["workload"]
         if name.isidentifier():
             yield (module := f"kdist_trainer.workloads.{name}")
             yield from getattr(sys.modules.get(module), "PRELOAD", ())

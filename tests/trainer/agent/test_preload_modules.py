@@ -34,6 +34,24 @@ def test_modules_are_imported_without_a_garbage_collection_and_one_that_fails_st
     assert len(sys.modules.pop("large_at_import").kept) == 100_000
 
 
+MAKES_A_GROUP = """
+import importlib.metadata, torch.distributed as dist
+from kdist_trainer.agent import preload_modules
+from kdist_trainer.torch_internals import HashStore
+
+preload_modules.register_gloo()
+read = importlib.metadata.entry_points
+importlib.metadata.entry_points = lambda **named: print(named) or read(**named)
+dist.init_process_group("gloo", rank=0, world_size=1, store=HashStore())
+"""
+
+
+def test_torch_does_not_look_for_its_backend_again_when_a_rank_joins_its_group() -> None:
+    command = [sys.executable, "-c", MAKES_A_GROUP]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert not done.stdout
+
+
 WRITES_EVENTS = """
 import queue, sys
 from pathlib import Path

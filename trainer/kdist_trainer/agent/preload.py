@@ -22,5 +22,6 @@ warnings.filterwarnings("ignore", message=".*multi-threaded.*fork", category=Dep
 preload_modules.import_all(preload_modules.RANK)
 if os.environ.get("KDIST_ENTRYPOINT") == WORKER:
     preload_modules.import_all(preload_modules.training(Path(os.environ["KDIST_CONFIG"])))
+    preload_modules.register_gloo()
 gc.collect()
 gc.freeze()  # garbage collection in a worker then writes to no pages shared with the forkserver

@@ -50,6 +50,15 @@ def training(config: Path) -> Iterator[str]:
             yield from getattr(sys.modules.get(module), "PRELOAD", ())
 
 
+def register_gloo() -> None:
+    """Have torch register its backend gloo, for which it reads the metadata of every installed
+    package: some ten milliseconds in each process that makes a process group.
+    """
+    from torch.distributed.distributed_c10d import BackendConfig
+
+    BackendConfig("gloo")
+
+
 def import_all(modules: Iterable[str]) -> None:
     """Import the modules, ignoring those that fail: their users will raise the error.
 

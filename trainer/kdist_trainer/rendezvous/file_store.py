@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
 POLL_SECONDS = 0.01
+_FIRST_POLL_SECONDS = 0.001
 _LOCK = "lock"
 
 
@@ -119,6 +120,7 @@ class FileStore(Store):
 
     def _wait_for(self, keys: Sequence[str], seconds: float) -> None:
         deadline = time.monotonic() + seconds
+        pause = _FIRST_POLL_SECONDS
         while not self.check(keys):
             if time.monotonic() > deadline:
                 missing = ", ".join(key for key in keys if not self.check([key]))
@@ -127,7 +129,8 @@ class FileStore(Store):
                 )
             if self.while_waiting is not None:
                 self.while_waiting()
-            time.sleep(POLL_SECONDS)
+            time.sleep(pause)
+            pause = min(POLL_SECONDS, 1.5 * pause)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

@@ -173,7 +173,7 @@ class Rendezvous(RendezvousBase):
                 )
 
     def status(self) -> RendezvousStatus:
-        """The current state; it is read from the store at most once per `RendezvousTimings.poll`.
+        """The current state; it is read from the store at most once per `first_poll`.
 
         Raises:
             RendezvousError: If the store cannot be read.

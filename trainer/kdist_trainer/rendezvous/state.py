@@ -21,6 +21,7 @@ _NEVER = timedelta(days=3650)
 _CONFLICT_SECONDS = 0.01
 _MOST_DOUBLINGS = 10
 _MOST_POLL_SECONDS = 5.0
+_POLL_FACTOR = 1.5
 
 
 class SpareNodeError(RendezvousError):
@@ -53,7 +54,7 @@ class RendezvousState(StateHolder):
         super().__init__(
             backend,
             replace(settings, keep_alive_interval=_NEVER),
-            cache_seconds=timings.poll,
+            cache_seconds=timings.first_poll,
         )
         self.timings = timings
         self.silent: set[Node] = set()
@@ -72,12 +73,16 @@ class RendezvousState(StateHolder):
         self._keep_alives: dict[Node, tuple[datetime, float]] = {}
         self._read_at = time.monotonic()
         self._conflicts = 0
+        self._poll = timings.first_poll
         self._is_complete = False
         """Whether the round was complete when the state was read."""
 
     def poll_seconds(self) -> float:
-        """The pause before the next poll: longer while many nodes have yet to join."""
-        return max(self.timings.poll, min(_MOST_POLL_SECONDS, self._joining_seconds()))
+        """The pause before the next poll: longer while many nodes have yet to join, shorter when
+        this node has just changed the state.
+        """
+        poll, self._poll = self._poll, min(self.timings.poll, _POLL_FACTOR * self._poll)
+        return max(poll, min(_MOST_POLL_SECONDS, self._joining_seconds()))
 
     def sync(self) -> bool | None:
         """See base class."""
@@ -95,6 +100,7 @@ class RendezvousState(StateHolder):
             super().sync()
         elif written:
             self._conflicts = 0
+            self._poll = self.timings.first_poll
         state = self.state
         self._is_complete = state.complete
         if self.notifies_spare and self.node in state.redundancy_list and state.complete:

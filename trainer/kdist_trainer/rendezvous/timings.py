@@ -23,6 +23,10 @@ class RendezvousTimings:
     """The most nodes of the job."""
     poll: float
     """The poll interval of the state while a round is open."""
+    first_poll: float
+    """The first such interval after this node has changed the state, since others answer such a
+    change at once; each one is longer than the one before.
+    """
     watch: float
     """The poll interval of the state while workers run."""
     relay: float
@@ -55,7 +59,8 @@ class RendezvousTimings:
             keep_alive = max(1.0, nodes / 5)
             return cls(
                 nodes=nodes,
-                poll=min(2.0, max(0.1, nodes / 128)),
+                poll=(poll := min(2.0, max(0.1, nodes / 128))),
+                first_poll=poll,
                 watch=max(1.0, nodes / 12),
                 relay=min(1.0, keep_alive / 4),
                 keep_alive=keep_alive,
@@ -67,7 +72,8 @@ class RendezvousTimings:
             )
         return cls(
             nodes=nodes,
-            poll=min(1.0, max(0.05, nodes / 80)),
+            poll=(poll := min(1.0, max(0.05, nodes / 80))),
+            first_poll=0.005 if nodes <= _MOST_UNPACED else poll,
             watch=min(1.0, max(0.05, nodes / 80)),
             relay=min(1.0, max(0.05, nodes / 80)),
             keep_alive=max(1.0, nodes / 32),

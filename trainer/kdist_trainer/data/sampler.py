@@ -31,8 +31,8 @@ class Order:
         self._seed = seed
         self._cached: dict[int, Tensor] = {}
         self._block = torch.empty(0, dtype=torch.int64)
-        """Indices of the samples from position `_block_start` on."""
-        self._block_start = 0
+        """Indices of the samples at positions `_block_start` (included) to `_block_stop`."""
+        self._block_start = self._block_stop = 0
 
     def epoch(self, number: int) -> Tensor:
         """Permutation of epoch `number` (0 = first): int64, shape [length]."""
@@ -53,17 +53,14 @@ class Order:
         """Indices of the samples at positions `first` (included) to `last` (excluded): int64, shape
         [last - first].
         """
-        start, stop = first - self._block_start, last - self._block_start
-        if start >= 0 and stop <= len(self._block):
-            return self._block[start:stop]
-        number, start = divmod(first, self.length)
-        stop = start + last - first
-        if stop <= self.length:
+        if first < self._block_start or last > self._block_stop:
+            number, start = divmod(first, self.length)
+            if start + last - first > self.length:
+                rest = self.between((number + 1) * self.length, last)
+                return torch.cat([self.epoch(number)[start:], rest])
             self._block = self.epoch(number)
-            self._block_start = first - start
-            return self._block[start:stop]
-        rest = self.between((number + 1) * self.length, last)
-        return torch.cat([self.epoch(number)[start:], rest])
+            self._block_start, self._block_stop = first - start, first - start + self.length
+        return self._block[first - self._block_start : last - self._block_start]
 
 
 LARGE = 2**22
@@ -78,13 +75,12 @@ class ComputedOrder(Order):
         """Indices of the samples at positions `first` (included) to `last` (excluded): int64, shape
         [last - first].
         """
-        start, stop = first - self._block_start, last - self._block_start
-        if start < 0 or stop > len(self._block):
+        if first < self._block_start or last > self._block_stop:
             ahead = min(first + _BLOCK, (first // self.length + 1) * self.length)
-            self._block = self._compute(first, max(last, ahead))
-            self._block_start = first
-            start, stop = 0, last - first
-        return self._block[start:stop]
+            stop = max(last, ahead)
+            self._block = self._compute(first, stop)
+            self._block_start, self._block_stop = first, stop
+        return self._block[first - self._block_start : last - self._block_start]
 
     def _compute(self, first: int, last: int) -> Tensor:
         raise NotImplementedError

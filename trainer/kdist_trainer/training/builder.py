@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from torch import nn
-from torch.optim import Optimizer
 
 from kdist_trainer.checkpoint.checkpointer import CheckpointManager
 from kdist_trainer.config import TrainConfig, Training
@@ -56,6 +54,7 @@ from kdist_trainer.training.forward_backward import (
 from kdist_trainer.training.gradient_guard import GradientGuard, NullGradientGuard
 from kdist_trainer.training.kept_state import Handover, KeptState
 from kdist_trainer.training.model import Model, build_model
+from kdist_trainer.training.optimizer import make_optimizer
 from kdist_trainer.training.prepared import PreparedTraining
 from kdist_trainer.training.pretrained import NullPretrained, Pretrained
 from kdist_trainer.training.profiler import Profiler
@@ -244,16 +243,6 @@ def make_guards(
     if isinstance(early_stopping, EarlyStopping):
         extras["early_stop"] = early_stopping
     return guard, early_stopping, extras | {"buffers": model.buffers}
-
-
-def make_optimizer(train: Training, workload: Workload, module: nn.Module) -> Optimizer:
-    """The workload's optimizer. Its parameter groups record their initial learning rate, since a
-    schedule may be added or changed later.
-    """
-    optimizer = workload.optimizer(module, train.optimizer)
-    for group in optimizer.param_groups:
-        group.setdefault("initial_lr", group["lr"])
-    return optimizer
 
 
 def make_forward_backward(

@@ -29,6 +29,7 @@ from kdist_trainer.training.interval_sync import (
     sync_ranks,
 )
 from kdist_trainer.training.loss_check import reject_mean
+from kdist_trainer.training.optimizer import clear_gradients
 from kdist_trainer.training.sync import StepRecord
 
 
@@ -82,7 +83,7 @@ def train_step(ctx: TrainContext) -> bool:
     step_timer.record_phase(StepPhase.DATA_WAIT)
 
     scale = ctx.loss_scale.compute(batch)
-    ctx.optimizer.zero_grad()
+    clear_gradients(ctx.optimizer)
     ctx.collective_timer.start()
     ctx.losses.append(ctx.forward_backward.run(batch.micro_batches, scale))
     ctx.collective_timer.finish_step()

@@ -17,14 +17,21 @@ from torch.distributed.distributed_c10d import Store
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 
 from kdist_trainer.agent.coordination import AgentStore
+from kdist_trainer.rendezvous import timings
 from kdist_trainer.rendezvous.configmap_client import ApiEndpoint, ConfigMap
 from kdist_trainer.rendezvous.exchange import ExchangeHost
+from kdist_trainer.rendezvous.gathering import Gatherer, Gathering
 from kdist_trainer.rendezvous.handler import Rendezvous, open_rendezvous
 from kdist_trainer.rendezvous.kubernetes_store import KubernetesStore
+from kdist_trainer.rendezvous.torch_internals import Node
 
 POINTS = ("listening", "committed", "exchanging", "numbered", "working")
 """Where the agent is killed: it listens and has not named itself yet; it is named and nobody has
 reached it; others wait for it; its generation has a number that the others do not know; all know.
+"""
+GATHERING_POINTS = ("asked", "gathered")
+"""Where the gatherer of a round is killed: others have asked it and are not joined; the round is
+complete and nobody has heard so.
 """
 _SECONDS = 20.0
 _PAUSE = 0.1
@@ -41,6 +48,8 @@ class Job:
     size: int
     point: str
     run_id: str
+    gathers: bool = False
+    """Whether nodes join together, as in a large job."""
 
     def kill_at(self, point: str, *, suitable: bool = True) -> None:
         """Kill this process at the point of the job, if it is the first one there."""
@@ -54,6 +63,8 @@ class Job:
 
 def be_member(job: Job, index: int) -> None:
     """Form generations until there is a file `end`, and write down each."""
+    if job.gathers:
+        vars(timings)["_MOST_SINGLE"] = 1
     config_map = ConfigMap(job.server, job.namespace, job.name, retry_seconds=lambda: _SECONDS)
     store = KubernetesStore(
         config_map, run_id=job.run_id, timeout_seconds=_SECONDS, poll_seconds=_PAUSE
@@ -70,6 +81,7 @@ def be_member(job: Job, index: int) -> None:
         exchange_seconds=_SECONDS,
     )
     _watch_host(job, handler)
+    _watch_gathering(job, handler._state_holder.gathering)
     agents = AgentStore(store, run_id=job.run_id, node=f"node-{index}")
     while not (job.folder / "end").exists():
         try:
@@ -126,6 +138,25 @@ def _watch_host(job: Job, handler: Rendezvous) -> None:
 
     handler._state_holder.offer_host = offer_and_die
     vars(handler)["exchange_store"] = die_or_connect
+
+
+def _watch_gathering(job: Job, gathering: Gathering | None) -> None:
+    """Reach the points of the gatherer."""
+    if gathering is None:
+        return
+    newcomers, follow = gathering.newcomers, gathering.follow
+
+    def find_and_die(state: Any) -> list[Node]:
+        found = newcomers(state)
+        job.kill_at("asked", suitable=bool(found))
+        return found
+
+    def follow_and_die(state: Any) -> None:
+        is_gatherer = gathering._own is not None and Gatherer.named_in(state) == gathering._own
+        job.kill_at("gathered", suitable=is_gatherer and state.complete)
+        follow(state)
+
+    vars(gathering).update(newcomers=find_and_die, follow=follow_and_die)
 
 
 def _is_host(handler: Rendezvous) -> bool:

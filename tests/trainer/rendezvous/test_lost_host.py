@@ -1,5 +1,5 @@
-"""The agent that hosts a round's exchange is killed, at every point: the others form the next
-generation, and no number stands for two of them.
+"""The agent that hosts a round's exchange, or gathers its nodes, is killed at every point: the
+others form the next generation, and no number stands for two of them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kdist_trainer.rendezvous.configmap_client import ApiEndpoint
 from tests import patience
 from tests.trainer.rendezvous.api_server import ApiServer
 from tests.trainer.rendezvous.control_plane import NAME, NAMESPACE, ControlPlane
-from tests.trainer.rendezvous.members import POINTS, Job, be_member
+from tests.trainer.rendezvous.members import GATHERING_POINTS, POINTS, Job, be_member
 
 _SIZE = 3
 
@@ -29,7 +29,16 @@ def lose_host(
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.trainer.rendezvous.members"])
     folder.mkdir()
-    job = Job(server, namespace, name, folder, _SIZE, point, run_id=f"run-{point}")
+    job = Job(
+        server,
+        namespace,
+        name,
+        folder,
+        _SIZE,
+        point,
+        run_id=f"run-{point}",
+        gathers=point in GATHERING_POINTS,
+    )
     agents = [context.Process(target=be_member, args=(job, index)) for index in range(_SIZE)]
     for agent in agents:
         agent.start()
@@ -76,7 +85,7 @@ def check_numbers(lines: list[dict[str, Any]], *, point: str) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("point", [*POINTS, *GATHERING_POINTS])
 def test_a_host_killed_anywhere_is_followed_by_another_and_no_number_is_used_twice(
     tmp_path: Path, api: ApiServer, point: str
 ) -> None:
@@ -88,7 +97,7 @@ def test_a_host_killed_anywhere_is_followed_by_another_and_no_number_is_used_twi
 @pytest.mark.e2e
 def test_the_same_in_a_real_api_server(tmp_path: Path) -> None:
     with ControlPlane(tmp_path / "plane") as plane:
-        for point in POINTS:
+        for point in (*POINTS, *GATHERING_POINTS):
             lines = lose_host(
                 tmp_path / point, plane.server(), namespace=NAMESPACE, name=NAME, point=point
             )

@@ -52,6 +52,12 @@ METHODS = [
         "run",
         "state_handler deadline update_deadline",
     ),
+    (
+        dynamic_rendezvous._DistributedRendezvousOpExecutor,
+        "__init__",
+        "node state_holder settings",
+    ),
+    (dynamic_rendezvous._DistributedRendezvousOpExecutor, "_add_to_participants", ""),
     (dynamic_rendezvous._RendezvousExitOp, "__call__", "ctx deadline"),
     (SimpleElasticAgent, "_rendezvous", "worker_group"),
     (SimpleElasticAgent, "_invoke_run", "role"),

@@ -22,19 +22,19 @@ import time
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar, Self
 
 from torch.distributed import DistNetworkError, DistStoreError
 from torch.distributed.distributed_c10d import Store
 
+from kdist_trainer.rendezvous.join_requests import JOIN, JoinRequests
 from kdist_trainer.rendezvous.membership import INTERVAL_SECONDS, MEMBER, MemberConnections
 
 _RESPONSE_SECONDS = 5.0
 _TOKEN_BYTES = 16
 _MAX_REQUEST_BYTES = 1 << 22  # a ConfigMap holds at most 1 MiB
-_KEPT_ROUNDS = 2
+_KEPT = 4  # of two rounds: each has an exchange, and before that one for its gatherer
 _LOOPBACK = "127.0.0.1"
-_ATTRIBUTE = "kdist_exchange_host"
 
 
 @dataclass(frozen=True)
@@ -55,23 +55,27 @@ class ExchangeHost:
     token: str
     rank: int
 
+    ATTRIBUTE: ClassVar[str] = "kdist_exchange_host"
+    """Where the rendezvous state has it."""
+
     def name_in(self, state: object) -> None:
         """Put the host into a rendezvous state."""
-        vars(state)[_ATTRIBUTE] = astuple(self)
+        vars(state)[self.ATTRIBUTE] = astuple(self)
 
     @classmethod
-    def named_in(cls, state: object) -> ExchangeHost | None:
+    def named_in(cls, state: object) -> Self | None:
         """The host of the current round of a rendezvous state; None if it has none."""
-        fields = vars(state).get(_ATTRIBUTE)
+        fields = vars(state).get(cls.ATTRIBUTE)
         host = None if fields is None else cls(*fields)
         return host if host is not None and host.round == vars(state)["round"] else None
 
 
 class _Exchange:
-    """The values of one exchange, and the connections of its members."""
+    """The values of one exchange, the connections of its members, and requests to join."""
 
     def __init__(self) -> None:
         self.members = MemberConnections()
+        self.join_requests = JoinRequests()
         self._values: dict[str, str] = {}
         self._waiters: dict[str, list[threading.Event]] = {}
         self._lock = threading.Lock()
@@ -111,6 +115,9 @@ class _Handler(socketserver.StreamRequestHandler):
                     return  # of a round that is long over, or of nobody
                 if MEMBER in request:
                     exchange.members.hold(request[MEMBER], self.connection, self.rfile)
+                    return
+                if JOIN in request:
+                    exchange.join_requests.hold(request[JOIN], self.connection)
                     return
                 if "set" in request:
                     exchange.set(request["set"])
@@ -176,9 +183,14 @@ class ExchangeServer:
                 daemon=True,
             ).start()
         token = secrets.token_hex(_TOKEN_BYTES)
-        recent = dict(list(server.exchanges.items())[1 - _KEPT_ROUNDS :])
+        recent = dict(list(server.exchanges.items())[1 - _KEPT :])
         server.exchanges = {**recent, token: _Exchange()}
         return ExchangeHost(number, self._address, server.server_address[1], token, rank)
+
+    def join_requests(self, host: ExchangeHost) -> JoinRequests:
+        """The requests to join at `host`, which is this agent."""
+        exchange = None if self._server is None else self._server.exchanges.get(host.token)
+        return JoinRequests() if exchange is None else exchange.join_requests
 
     def is_host(self, host: ExchangeHost) -> bool:
         """Whether `host` is this agent."""

@@ -7,7 +7,6 @@ keeps private of it is in `torch_internals`.
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -26,6 +25,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 
 from kdist_trainer.rendezvous.exchange import ExchangeHost, ExchangeServer, ExchangeStore
 from kdist_trainer.rendezvous.file_store import FileStore
+from kdist_trainer.rendezvous.gathering import Gathering
 from kdist_trainer.rendezvous.kubernetes_store import KubernetesStore
 from kdist_trainer.rendezvous.membership import MemberConnection
 from kdist_trainer.rendezvous.ports import pick_port
@@ -33,9 +33,9 @@ from kdist_trainer.rendezvous.relay import Relay, RelayHost, RelayMember
 from kdist_trainer.rendezvous.state import RendezvousState
 from kdist_trainer.rendezvous.timings import JITTER, RendezvousTimings
 from kdist_trainer.rendezvous.torch_internals import (
-    OWN_STORE_VARIABLE,
     Node,
     RendezvousBase,
+    own_store_in_each_round,
     replace_polling,
     replace_port_picker,
 )
@@ -106,6 +106,8 @@ class Rendezvous(RendezvousBase):
         self._exchange: ExchangeStore | None = None
         self._place = 0, 1
         self._relayed = relayed
+        if relayed is not None and state.timings.gathers:
+            state.gathering = Gathering(self._server, relayed)
         self._relay: Relay | None = None
 
     @property
@@ -126,8 +128,9 @@ class Rendezvous(RendezvousBase):
         self._members = set()
         self._stop_relay()
         self._exchange = None
+        self._state_holder.end_gathering()
         time.sleep(JITTER.uniform(0, self.timings.pace))
-        with _environment(OWN_STORE_VARIABLE, "1"):
+        with own_store_in_each_round():
             info = super().next_rendezvous()
         self._members = set(self._state_holder.state.participants)
         return info
@@ -208,6 +211,7 @@ class Rendezvous(RendezvousBase):
         missed.
         """
         self._stop_relay()
+        self._state_holder.end_gathering()
         self.end_membership()
         self.exit_round(timeout_seconds=self.timings.keep_alive)
 
@@ -370,7 +374,7 @@ def open_rendezvous(
     state_store = state_store or store
     backend = C10dRendezvousBackend(state_store, run_id)
     state = RendezvousState(backend, settings, timings)
-    replace_polling(state.poll_seconds)
+    replace_polling(state.pause)
     return Rendezvous(
         store,
         settings,
@@ -381,19 +385,3 @@ def open_rendezvous(
         exchange_seconds=exchange_seconds,
         relayed=state_store if isinstance(state_store, KubernetesStore) else None,
     )
-
-
-@contextmanager
-def _environment(name: str, value: str) -> Iterator[None]:
-    """Set an environment variable within the `with` block: torch reads it in the agent, and workers
-    must not inherit it.
-    """
-    before = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        if before is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = before

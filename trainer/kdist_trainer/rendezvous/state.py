@@ -14,6 +14,7 @@ from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRen
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousSettings
 
 from kdist_trainer.rendezvous.exchange import ExchangeHost
+from kdist_trainer.rendezvous.gathering import Gathering
 from kdist_trainer.rendezvous.timings import JITTER, RendezvousTimings
 from kdist_trainer.rendezvous.torch_internals import Node, StateHolder
 
@@ -65,6 +66,8 @@ class RendezvousState(StateHolder):
         """The node that this is the copy of."""
         self.offer_host: Callable[[int, int], ExchangeHost | None] = _offer_none
         """Returns this node, with its group rank, as the host of a round, or None."""
+        self.gathering: Gathering | None = None
+        """How nodes join together; None where each joins by itself."""
         self.find_dead: Callable[[], set[Node]] = set
         """Returns the members of the latest round that are dead by what their connections tell."""
         self.notifies_spare = False
@@ -76,6 +79,22 @@ class RendezvousState(StateHolder):
         self._poll = timings.first_poll
         self._is_complete = False
         """Whether the round was complete when the state was read."""
+        self._is_participant = False
+        """Whether this node was in the round when the state was read."""
+        self._is_known = False
+        """Whether the state was ever read."""
+
+    def pause(self) -> None:
+        """Wait until it is time for the next poll, or there is something new."""
+        if self.gathering is None:
+            time.sleep(self.poll_seconds())
+        elif self._is_known and self.gathering.pause(self.poll_seconds()):
+            self.expire()
+
+    def end_gathering(self) -> None:
+        """Join nobody any more, and ask nobody to."""
+        if self.gathering is not None:
+            self.gathering.begin()
 
     def poll_seconds(self) -> float:
         """The pause before the next poll: longer while many nodes have yet to join, shorter when
@@ -87,6 +106,8 @@ class RendezvousState(StateHolder):
     def sync(self) -> bool | None:
         """See base class."""
         self.before_sync()
+        if self.gathering is not None:
+            self._join_together(self.gathering)
         if self.is_dirty:
             self._name_host()
         written = super().sync()
@@ -103,6 +124,10 @@ class RendezvousState(StateHolder):
             self._poll = self.timings.first_poll
         state = self.state
         self._is_complete = state.complete
+        self._is_participant = self.node in state.participants
+        self._is_known = True
+        if self.gathering is not None:
+            self.gathering.follow(state)
         if self.notifies_spare and self.node in state.redundancy_list and state.complete:
             self.notifies_spare = False
             raise SpareNodeError
@@ -119,7 +144,9 @@ class RendezvousState(StateHolder):
     def _conflict_seconds(self) -> float:
         """The longest pause after a conflict: as many nodes as have yet to join try to write."""
         backoff: float = _CONFLICT_SECONDS * 2 ** min(self._conflicts, _MOST_DOUBLINGS)
-        return min(self.timings.spread, max(backoff, self._joining_seconds()))
+        if self.gathering is None or self.gathering.is_given_up:
+            backoff = max(backoff, self._joining_seconds())
+        return min(self.timings.spread, backoff)
 
     def _joining_seconds(self) -> float:
         """How long the store is busy at least until all nodes have joined the open round."""
@@ -127,6 +154,22 @@ class RendezvousState(StateHolder):
             return 0.0
         joined: int = len(self.state.participants)
         return (self.timings.nodes - joined) * self.timings.write
+
+    def _join_together(self, gathering: Gathering) -> None:
+        """Have another node join this one, if that is what the next write is for; join those that
+        have asked this one.
+        """
+        state, node = self.state, self.node
+        joins = node in state.participants and not (self._is_participant or self._is_complete)
+        if not self.is_dirty:
+            for newcomer in gathering.newcomers(state):
+                if len(state.participants) < self.max_nodes:
+                    self.add_participant(newcomer)
+        elif joins and node is not None:
+            if gathering.ask(state, node):
+                self.discard()
+            elif not state.complete:
+                gathering.name_in(state)
 
     def _name_host(self) -> None:
         """Name this node as the host if it is about to complete a round: one write commits the

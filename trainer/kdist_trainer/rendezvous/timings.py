@@ -10,7 +10,7 @@ JITTER = random.SystemRandom()
 seeded.
 """
 
-_MOST_UNPACED = 8
+_MOST_SINGLE = 8
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,10 @@ class RendezvousTimings:
     write: float
     """About how long the store is busy with one change of the state."""
     pace: float
-    """The longest random pause of a node before it joins. Each join replaces the whole state if it
-    has not changed since, so joins that meet are repeated, all but one.
+    """The longest random pause of a node before it joins."""
+    gathers: bool
+    """Whether nodes join together: each join replaces the whole state if it has not changed since,
+    so joins that meet are repeated, all but one.
     """
     spread: float
     """The longest random pause of nodes that want to change the state at the same time."""
@@ -66,7 +68,8 @@ class RendezvousTimings:
                 keep_alive=keep_alive,
                 keep_alive_attempts=4 if nodes <= 8 else 3,
                 write=0.02,
-                pace=nodes * 0.02 if nodes > _MOST_UNPACED else 0.0,
+                pace=nodes * 0.002 if nodes > _MOST_SINGLE else 0.0,
+                gathers=nodes > _MOST_SINGLE,
                 spread=min(5.0, max(0.1, nodes * 0.03)),
                 max_wait=max_wait,
             )
@@ -80,6 +83,7 @@ class RendezvousTimings:
             keep_alive_attempts=3,
             write=0.0,
             pace=0.0,
+            gathers=False,
             spread=min(0.5, max(0.02, nodes * 0.002)),
             max_wait=max_wait,
         )

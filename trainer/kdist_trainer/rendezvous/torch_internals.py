@@ -39,12 +39,15 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     DynamicRendezvousHandler,
     RendezvousSettings,
     _BackendRendezvousStateHolder,
+    _DistributedRendezvousOpExecutor,
     _NodeDesc,
     _RendezvousExitOp,
 )
 
 OWN_STORE_VARIABLE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
-"""The variable by which torch has rank 0 start a TCPStore of its own in each round."""
+"""The variable by which torch has rank 0 start a TCPStore of its own in each round: it reads it in
+the agent.
+"""
 
 Node = _NodeDesc
 """A node as the rendezvous state lists it, with the fields `addr`, `pid` and `local_id`. Nodes get
@@ -53,8 +56,8 @@ agent's process id into `local_id`.
 """
 
 
-def replace_polling(poll_seconds: Callable[[], float]) -> None:
-    """Have torch's rendezvous, in all of this process, poll after `poll_seconds`, not every second.
+def replace_polling(pause: Callable[[], object]) -> None:
+    """Have torch's rendezvous, in all of this process, `pause` before it polls, not for a second.
 
     torch asks for a random pause, a range of seconds, before a node's first round is followed by
     another, and after a conflict. Nodes that join have paused already (`RendezvousTimings.pace`),
@@ -66,9 +69,25 @@ def replace_polling(poll_seconds: Callable[[], float]) -> None:
 
     def delay(*, seconds: float | tuple[float, float]) -> None:
         if not isinstance(seconds, tuple):
-            time.sleep(poll_seconds())
+            pause()
 
     vars(dynamic_rendezvous).update(_delay=delay, get_method_name=lambda **_: "")
+
+
+@contextmanager
+def own_store_in_each_round() -> Iterator[None]:
+    """Within the `with` block, torch has rank 0 start a TCPStore of its own in each round. Not
+    afterwards, since workers would inherit the variable by which it does.
+    """
+    before = os.environ.get(OWN_STORE_VARIABLE)
+    os.environ[OWN_STORE_VARIABLE] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(OWN_STORE_VARIABLE, None)
+        else:
+            os.environ[OWN_STORE_VARIABLE] = before
 
 
 def replace_port_picker(pick_port: Callable[[], int]) -> None:
@@ -109,6 +128,25 @@ class StateHolder(_BackendRendezvousStateHolder):
 
     def adjust_state(self) -> None:
         """Change `self.state` after it was read, before torch removes the dead nodes from it."""
+
+    def add_participant(self, node: Node) -> None:
+        """Add a node to the participants of the open round, as torch does for its own; the round is
+        complete if it has the most nodes then.
+        """
+        executor = _DistributedRendezvousOpExecutor(node, self, self._settings)
+        executor._state = self.state
+        executor._add_to_participants()
+        self.mark_dirty()
+
+    def discard(self) -> None:
+        """Discard what was changed in this copy: the next `sync` reads the state."""
+        self._dirty = False
+        self.expire()
+
+    @property
+    def max_nodes(self) -> int:
+        """The most nodes of a round."""
+        return self._settings.max_nodes
 
     def limit_nodes(self, min_nodes: int, max_nodes: int) -> None:
         """Set the limits on the number of nodes."""

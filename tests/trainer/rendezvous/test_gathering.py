@@ -50,7 +50,7 @@ def open_state(api: ApiServer) -> Iterator[Open]:
         timings = RendezvousTimings.for_nodes(SIZE, remote=True)
         state = RendezvousState(C10dRendezvousBackend(store, "run"), settings, timings)
         state.node = NODES[index]
-        state.gathering = Gathering(servers[-1], store)
+        state.gathering = Gathering(NODES[index], servers[-1], store)
         state.sync()
         return state
 
@@ -157,20 +157,23 @@ def test_a_node_that_has_withdrawn_its_request_is_not_joined(open_state: Open) -
     here.close()
 
 
-def test_a_node_joins_by_itself_where_the_gatherer_cannot_be_reached_and_is_the_next_one(
-    open_state: Open,
-) -> None:
-    first, second = open_state(0), open_state(1)
+def test_a_node_joins_by_itself_in_the_place_of_a_gatherer_that_has_ended(open_state: Open) -> None:
+    first, lost, second = open_state(0), open_state(1), open_state(2)
     assert join(first)
-    lost = Gatherer(0, "127.0.0.1", pick_port(), "of-nobody", 0)
-    lost.name_in(first.state)
+    first.add_participant(NODES[1])
+    Gatherer(0, "127.0.0.1", pick_port(), "of-nobody", NODES[1].pid).name_in(first.state)
     first.mark_dirty()
     assert first.sync()
     second.expire()
     second.sync()
     assert join(second)
-    assert second.state.participants.keys() == {NODES[0], NODES[1]}
-    assert gatherer_of(second).token not in ("of-nobody", "")
+    assert second.state.participants.keys() == {NODES[0], NODES[2]}
+    assert gatherer_of(second).is_node(NODES[2])
+    lost.expire()
+    lost.sync()
+    with polling(second):  # it lives after all
+        assert join(lost) is None
+    assert lost.state.participants.keys() == {NODES[0], NODES[1], NODES[2]}
 
 
 def test_a_node_joins_by_itself_if_the_gatherer_lives_and_does_not_join_it(
@@ -197,7 +200,7 @@ def test_a_gatherer_that_leaves_the_round_sends_the_others_away(open_state: Open
         request.wait(20)
     request.close()
     assert join(other)
-    assert other.state.participants.keys() == {NODES[0], NODES[1]}
+    assert other.state.participants.keys() == {NODES[1]}
 
 
 def test_of_two_nodes_that_are_first_at_once_one_is_the_gatherer_and_joins_the_other(

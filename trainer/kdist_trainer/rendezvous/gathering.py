@@ -36,20 +36,28 @@ _BATCH_SECONDS = 0.02
 
 
 class Gatherer(ExchangeHost):
-    """The gatherer of a round, as the rendezvous state names it."""
+    """The gatherer of a round, as the rendezvous state names it. It has no group rank yet: `rank`
+    is the index of the node.
+    """
 
     ATTRIBUTE = "kdist_gatherer"
+
+    def is_node(self, node: Node) -> bool:
+        """Whether it is this node."""
+        return (node.addr, node.pid) == (self.address, self.rank)
 
 
 class Gathering:
     """One node's part in the gathering of each round.
 
     Args:
-        server: The server of this node's exchanges.
+        node: The node.
+        server: The server of its exchanges.
         store: Has the rendezvous state.
     """
 
-    def __init__(self, server: ExchangeServer, store: KubernetesStore) -> None:
+    def __init__(self, node: Node, server: ExchangeServer, store: KubernetesStore) -> None:
+        self._node = node
         self._server = server
         self._store = store
         self._own: Gatherer | None = None
@@ -59,6 +67,8 @@ class Gathering:
         self._waits = 0
         self._failed: set[str] = set()
         """The tokens of gatherers of this round that have not joined this node."""
+        self._lost: Gatherer | None = None
+        """One of them that has ended."""
 
     def begin(self) -> None:
         """Begin another round, or end the part in this one: nobody is joined any more."""
@@ -66,6 +76,7 @@ class Gathering:
         self._withdraw()
         self._waits = 0
         self._failed = set()
+        self._lost = None
 
     @property
     def is_given_up(self) -> bool:
@@ -74,21 +85,25 @@ class Gathering:
 
     def name_in(self, state: Any) -> None:
         """Name this node as the gatherer in a state by which it joins, unless another one is named
-        that may join it.
+        that may join it. One that has ended is removed: the round would not be complete with it. If
+        it has ended for this node alone, it joins again.
         """
         named = Gatherer.named_in(state)
+        if named is not None and named == self._lost:
+            for node in [node for node in state.participants if named.is_node(node)]:
+                del state.participants[node], state.last_heartbeats[node]
         if self.is_given_up or (named is not None and named.token not in self._failed):
             return
         if self._own is None or self._own.round != state.round:
             self._end_own()
-            host = self._server.offer(state.round, 0)
+            host = self._server.offer(state.round, self._node.pid)
             self._own = None if host is None else Gatherer(*astuple(host))
         if self._own is not None:
             self._own.name_in(state)
 
-    def ask(self, state: Any, node: Node) -> bool:
-        """Ask the gatherer to join `node`, which is this one, and wait a while; returns False if it
-        must join by itself. The state has to be read then.
+    def ask(self, state: Any) -> bool:
+        """Ask the gatherer to join this node, and wait a while; then the state has to be read.
+        Returns False if this node must join by itself.
         """
         named = Gatherer.named_in(state)
         if named is None or named == self._own or named.token in self._failed or self.is_given_up:
@@ -96,14 +111,16 @@ class Gathering:
         try:
             if self._request is None or self._request.host != named:
                 self._withdraw()
-                self._request = JoinRequest(named, node)
+                self._request = JoinRequest(named, self._node)
                 self._waits = 0
             if self._waits >= _MOST_WAITS:
                 raise TimeoutError
             self._waits += 1
             self._wait(_ANSWER_SECONDS)
-        except (OSError, ApiRejectedError):
+        except (OSError, ApiRejectedError) as error:
             self._failed.add(named.token)
+            if isinstance(error, ConnectionError):
+                self._lost = named
             self._withdraw()
             return False
         return True

@@ -107,7 +107,7 @@ class Rendezvous(RendezvousBase):
         self._place = 0, 1
         self._relayed = relayed
         if relayed is not None and state.timings.gathers:
-            state.gathering = Gathering(self._server, relayed)
+            state.gathering = Gathering(self.node, self._server, relayed)
         self._relay: Relay | None = None
 
     @property

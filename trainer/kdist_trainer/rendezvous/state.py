@@ -159,14 +159,13 @@ class RendezvousState(StateHolder):
         """Have another node join this one, if that is what the next write is for; join those that
         have asked this one.
         """
-        state, node = self.state, self.node
-        joins = node in state.participants and not (self._is_participant or self._is_complete)
+        state = self.state
         if not self.is_dirty:
             for newcomer in gathering.newcomers(state):
                 if len(state.participants) < self.max_nodes:
                     self.add_participant(newcomer)
-        elif joins and node is not None:
-            if gathering.ask(state, node):
+        elif self.node in state.participants and not (self._is_participant or self._is_complete):
+            if gathering.ask(state):
                 self.discard()
             elif not state.complete:
                 gathering.name_in(state)

@@ -16,7 +16,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     RendezvousTimeout,
 )
 
-from kdist_trainer.rendezvous import gathering
+from kdist_trainer.rendezvous import gathering, join_requests
 from kdist_trainer.rendezvous.configmap_client import Copy
 from kdist_trainer.rendezvous.exchange import ExchangeServer
 from kdist_trainer.rendezvous.gathering import Gatherer, Gathering
@@ -144,7 +144,10 @@ def test_a_node_is_joined_without_a_write_of_its_own_and_hears_that_the_round_is
         request.close()
 
 
-def test_a_node_that_has_withdrawn_its_request_is_not_joined(open_state: Open) -> None:
+def test_a_node_that_has_withdrawn_its_request_is_not_joined(
+    open_state: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(join_requests, "_CHECK_SECONDS", 1000.0)  # nobody has looked since
     gatherer = open_state(0)
     assert join(gatherer)
     gone, here = ask(gatherer, NODES[1:3])

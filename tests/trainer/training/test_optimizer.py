@@ -28,7 +28,7 @@ def model_with_gradients() -> nn.Module:
 
 def test_no_parameter_of_any_group_keeps_a_gradient_also_after_a_restored_state() -> None:
     model = model_with_gradients()
-    groups = [{"params": part.parameters()} for part in model]
+    groups = [{"params": part.parameters()} for part in model.children()]
     optimizer = torch.optim.AdamW(groups)
     optimizer.load_state_dict(optimizer.state_dict())  # it has other groups from now on
     clear_gradients(optimizer)

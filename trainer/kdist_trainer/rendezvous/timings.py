@@ -76,7 +76,7 @@ class RendezvousTimings:
         return cls(
             nodes=nodes,
             poll=(poll := min(1.0, max(0.05, nodes / 80))),
-            first_poll=0.005 if nodes <= _MOST_UNPACED else poll,
+            first_poll=0.005 if nodes <= _MOST_SINGLE else poll,
             watch=min(1.0, max(0.05, nodes / 80)),
             relay=min(1.0, max(0.05, nodes / 80)),
             keep_alive=max(1.0, nodes / 32),

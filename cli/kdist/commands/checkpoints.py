@@ -93,7 +93,8 @@ def command(
 
     \b
     Exit codes:
-      0 listed and all valid, or exported   1 a checkpoint is damaged   4 no such run
+      0 listed and all valid, or exported   1 a checkpoint is damaged or of a newer version
+      4 no such run
     """
     action, job = _read_words(words, file)
     if action == "export":
@@ -222,4 +223,12 @@ def _show(document: dict[str, Any], output: str) -> int:
                 hint="training skips damaged checkpoints",
             )
         )
-    return Code.ERROR if bad else Code.OK
+    newer = checkpoints.unsupported(document)
+    if newer:
+        console.error(
+            KdistError(
+                f"{len(newer)} of a newer version: {', '.join(newer)}",
+                hint="train with the version of kdist-trainer that wrote them",
+            )
+        )
+    return Code.ERROR if bad or newer else Code.OK

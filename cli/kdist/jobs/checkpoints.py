@@ -50,6 +50,13 @@ def damaged(document: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def unsupported(document: Mapping[str, Any]) -> list[str]:
+    """Names of committed checkpoints that a newer version has written and the one that listed them
+    cannot read.
+    """
+    return [str(one.get("name")) for one in entries(document) if one.get("state") == "unsupported"]
+
+
 def _row(entry: Mapping[str, Any], document: Mapping[str, Any]) -> tuple[str, ...]:
     state = str(entry.get("state"))
     problem = entry.get("problem")

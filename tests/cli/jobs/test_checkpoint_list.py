@@ -57,6 +57,14 @@ def test_a_damaged_one_says_why_and_is_counted() -> None:
     assert checkpoints.damaged(found) == ["step-00000010-e1"]
 
 
+def test_one_of_another_version_is_not_damaged_and_counted_too() -> None:
+    newer = ENTRY | {"state": "unsupported", "problem": "manifest.json is of format 9"}
+    found = document(newer)
+    assert checkpoints.checkpoint_rows(found)[0][6] == "unsupported: manifest.json is of format 9"
+    assert checkpoints.unsupported(found) == ["step-00000020-e1"]
+    assert checkpoints.damaged(found) == []
+
+
 def test_evidence_that_was_set_aside_long_ago_is_no_new_damage() -> None:
     aside = {"name": "step-00000010-e1.damaged", "step": 10, "state": "damaged", "problem": None}
     assert checkpoints.damaged(document(ENTRY, aside)) == []

@@ -44,7 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr if given.question == "export" and given.out == Path("-") else sys.stdout
     )
     out.write(json.dumps(document, separators=(",", ":")) + "\n")
-    bad = any(entry["state"] == "damaged" for entry in document.get("checkpoints", ()))
+    states = {entry["state"] for entry in document.get("checkpoints", ())}
+    bad = not states.isdisjoint({"damaged", "unsupported"})
     return 1 if given.question == "verify" and bad else 0
 
 

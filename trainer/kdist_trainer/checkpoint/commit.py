@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kdist_trainer.checkpoint import storage
+from kdist_trainer.checkpoint.digest import Digest
 from kdist_trainer.checkpoint.layout import (
     MANIFEST,
     STATE,
@@ -26,7 +27,6 @@ from kdist_trainer.checkpoint.layout import (
     Manifest,
 )
 from kdist_trainer.checkpoint.lock import Lock, LockLostError
-from kdist_trainer.checkpoint.storage import Digest
 from kdist_trainer.metrics.step_stats import StepStats
 
 

@@ -26,6 +26,7 @@ from kdist_trainer.checkpoint.layout import (
     Checkpoint,
     DamagedCheckpointError,
     Manifest,
+    UnsupportedCheckpointError,
     check_digests,
     read_manifest,
 )
@@ -143,6 +144,7 @@ def prepare(root: Path, *, step: int | None = None, average: bool = False) -> Ex
     Raises:
         CheckpointMismatchError: there is no such checkpoint, or it has no such weights.
         DamagedCheckpointError: the checkpoint does not verify.
+        UnsupportedCheckpointError: another version wrote the checkpoint.
         OSError: the disk failed.
     """
     found = listing.choose(root, step)
@@ -154,6 +156,10 @@ def prepare(root: Path, *, step: int | None = None, average: bool = False) -> Ex
         raise DamagedCheckpointError(
             f"checkpoint {found.path} is damaged: {error}; --step takes another one"
         ) from error
+    except UnsupportedCheckpointError as error:
+        raise UnsupportedCheckpointError(
+            f"checkpoint {found.path}: {error}; --step takes another one"
+        ) from None
     entries = {
         name: entry for name, entry in known.items() if isinstance(entry, TensorStorageMetadata)
     }

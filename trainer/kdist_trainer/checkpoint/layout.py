@@ -24,8 +24,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import kdist_trainer
 from kdist_trainer.checkpoint import storage
-from kdist_trainer.checkpoint.storage import Digest
+from kdist_trainer.checkpoint.digest import Digest, UnknownAlgorithmError
+from kdist_trainer.errors import CheckpointMismatchError
 
 _NAME = re.compile(r"step-(\d{8,})-e(\d+)")
 _TEMPORARY = re.compile(r"step-(\d{8,})-e(\d+)\.tmp-[\w-]+")
@@ -150,7 +152,9 @@ class CheckpointDirectory:
         return sorted(found, key=lambda one: one.order, reverse=True)
 
 
-FORMAT = 1
+FORMAT = 2
+_READABLE = (1, FORMAT)
+"""Formats of manifests that can be read: in format 1 all digests are SHA-256."""
 _MAX_BYTES = 1 << 30
 _CHUNK_BYTES = 1 << 20
 
@@ -159,10 +163,14 @@ class DamagedCheckpointError(Exception):
     """A checkpoint does not match its manifest; the message says how."""
 
 
+class UnsupportedCheckpointError(CheckpointMismatchError):
+    """A manifest is intact, and says that this version cannot read the checkpoint."""
+
+
 @dataclass(frozen=True)
 class Manifest:
-    """Everything about a checkpoint but its content; sizes in bytes, digests SHA-256 in
-    hexadecimal. `samples_seen` is None for a script's checkpoint.
+    """Everything about a checkpoint but its content. `samples_seen` is None for a script's
+    checkpoint.
     """
 
     step: int
@@ -187,27 +195,38 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """The file's content, with its own digest, by which a flipped bit is noticed."""
-        body = {"format": FORMAT, **asdict(self)}
+        files = {name: digest.to_json() for name, digest in self.files.items()}
+        body = {"format": FORMAT, **asdict(self), "files": files}
         return json.dumps({"manifest": body, "sha256": _digest_of(body)}, indent=1).encode() + b"\n"
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Manifest:
-        """Read the content back. Raises `DamagedCheckpointError`."""
+        """Read the content back. Raises `DamagedCheckpointError`, or `UnsupportedCheckpointError`
+        if another version wrote something that this one does not know.
+        """
         try:
             document = json.loads(data)
             body = document["manifest"]
             if document["sha256"] != _digest_of(body):
                 raise DamagedCheckpointError(f"{MANIFEST} was changed after it was written")
-            if body.pop("format") != FORMAT:
-                raise DamagedCheckpointError(
-                    f"{MANIFEST} is of a format that this version does not know"
-                )
-            files = {str(name): Digest(**digest) for name, digest in body.pop("files").items()}
-            return cls(**body, files=files)
+            found = body.pop("format")
+            if found not in _READABLE:
+                raise _unsupported(f"is of format {found!r}")
+            files = body.pop("files").items()
+            return cls(**body, files={str(name): Digest.from_json(one) for name, one in files})
+        except UnknownAlgorithmError as error:
+            raise _unsupported(f"has digests of {str(error)!r}") from None
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise DamagedCheckpointError(
                 f"{MANIFEST} is no manifest: {type(error).__name__}"
             ) from error
+
+
+def _unsupported(what: str) -> UnsupportedCheckpointError:
+    return UnsupportedCheckpointError(
+        f"{MANIFEST} {what}, which kdist-trainer {kdist_trainer.__version__} does not know: "
+        "use the version that wrote it"
+    )
 
 
 def _digest_of(body: dict[str, Any]) -> str:
@@ -222,6 +241,7 @@ def read_manifest(folder: Path) -> Manifest:
 
     Raises:
         DamagedCheckpointError: they differ, or there is no manifest.
+        UnsupportedCheckpointError: another version wrote it.
         OSError: the disk failed.
     """
     if folder.is_symlink() or not folder.is_dir():
@@ -244,12 +264,13 @@ def read_manifest(folder: Path) -> Manifest:
 
 def check_digests(folder: Path, files: Iterable[tuple[str, Digest]]) -> None:
     """Read files and compare their digests. Raises `DamagedCheckpointError` or `OSError`."""
+    chunk = memoryview(bytearray(_CHUNK_BYTES))
     for name, digest in files:
-        found = hashlib.sha256()
+        found = digest.hasher()
         with os.fdopen(_open_regular(folder / name), "rb", buffering=0) as file:
-            while chunk := file.read(_CHUNK_BYTES):
-                found.update(chunk)
-        if found.hexdigest() != digest.sha256:
+            while count := file.readinto(chunk):
+                found.update(chunk[:count])
+        if found.hexdigest() != digest.value:
             raise DamagedCheckpointError(f"{name} was changed after it was written")
 
 
@@ -268,7 +289,7 @@ def read_checked(folder: Path, name: str, manifest: Manifest) -> bytes:
     if name not in manifest.files:
         raise DamagedCheckpointError(f"{name} is not in {MANIFEST}")
     data = read_bounded(folder / name, _MAX_BYTES)
-    if hashlib.sha256(data).hexdigest() != manifest.files[name].sha256:
+    if not manifest.files[name].matches(data):
         raise DamagedCheckpointError(f"{name} was changed after it was written")
     return data
 

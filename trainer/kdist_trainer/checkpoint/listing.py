@@ -18,6 +18,7 @@ from kdist_trainer.checkpoint.layout import (
     CheckpointDirectory,
     DamagedCheckpointError,
     Manifest,
+    UnsupportedCheckpointError,
     check_digests,
     read_manifest,
 )
@@ -57,9 +58,11 @@ def describe(root: Path, *, verify: bool = False, only: str = "") -> dict[str, A
     entries += [
         _other(one, "unfinished") for one in directory.temporary() if only in ("", one.path.name)
     ]
-    resumed = next(
-        (entry["name"] for entry in entries if entry["state"] in ("complete", "verified")), None
+    # an unsupported one is not skipped: the training refuses to start
+    newest = next(
+        (one for one in entries if one["state"] in ("complete", "verified", "unsupported")), None
     )
+    resumed = newest["name"] if newest is not None and newest["state"] != "unsupported" else None
     claim = lock.last()
     return {
         "folder": str(root),
@@ -74,8 +77,9 @@ def describe(root: Path, *, verify: bool = False, only: str = "") -> dict[str, A
 
 
 def _entry(one: Checkpoint, *, verify: bool, valid: bool) -> Entry:
-    """Describe a committed checkpoint: complete, verified, damaged, or superseded (committed after
-    its writer had lost the lock).
+    """Describe a committed checkpoint: complete, verified, damaged, unsupported (intact as far as
+    its manifest says, but of another version), or superseded (committed after its writer had lost
+    the lock).
     """
     entry = _bare(one)
     try:
@@ -86,6 +90,8 @@ def _entry(one: Checkpoint, *, verify: bool, valid: bool) -> Entry:
         entry["state"] = "superseded" if not valid else "verified" if verify else "complete"
     except DamagedCheckpointError as error:
         entry |= {"state": "damaged", "problem": str(error)}
+    except UnsupportedCheckpointError as error:
+        entry |= {"state": "unsupported" if valid else "superseded", "problem": str(error)}
     return entry
 
 

@@ -26,6 +26,7 @@ from kdist_trainer.checkpoint.layout import (
     STATE,
     DamagedCheckpointError,
     Manifest,
+    UnsupportedCheckpointError,
     read_checked,
     read_manifest,
 )
@@ -77,9 +78,15 @@ def inspect(folder: Path) -> LoadedCheckpoint:
 
     Raises:
         DamagedCheckpointError: one of them does not verify.
+        UnsupportedCheckpointError: another version wrote it.
         OSError: the disk failed.
     """
-    manifest = read_manifest(folder)
+    try:
+        manifest = read_manifest(folder)
+    except UnsupportedCheckpointError as error:
+        raise UnsupportedCheckpointError(
+            f"checkpoint {folder}: {error}, or move the folder away to continue from an older one"
+        ) from None
     load_metadata(folder, manifest)
     try:
         document = json.loads(read_checked(folder, STATE, manifest))

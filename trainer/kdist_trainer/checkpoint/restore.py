@@ -2,7 +2,8 @@
 
 A checkpoint that does not match its manifest is skipped: it is counted, logged and archived, and
 the next older one is tried. If checkpoints exist but none of them can be read, the restore fails
-instead of starting from scratch.
+instead of starting from scratch. It also fails if the newest one is intact but of a newer version:
+to continue from an older one would give up what was trained since.
 """
 
 from __future__ import annotations
@@ -97,8 +98,8 @@ class Restore:
             The checkpoint; None if there is none.
 
         Raises:
-            CheckpointMismatchError: it belongs to other data or another model, or there are
-                checkpoints and none can be read.
+            CheckpointMismatchError: it belongs to other data or another model, another version
+                wrote it and this one cannot read it, or there are checkpoints and none can be read.
         """
         self._job_check = check_job
         flat, paths = torch_internals.flatten(tensors)
@@ -190,8 +191,7 @@ class Restore:
         """
         bad: list[Fallback] = []
         while True:
-            own = self._newest_local(bad)
-            answers = self._group.gather((own, bad))
+            answers = self._group.on_all_ranks(lambda: (self._newest_local(bad), bad))
             self._record_fallbacks(
                 sorted({one for _, theirs in answers for one in theirs}, key=lambda one: one.name)
             )

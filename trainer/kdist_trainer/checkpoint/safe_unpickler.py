@@ -25,8 +25,8 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
+from kdist_trainer.checkpoint.digest import Digest
 from kdist_trainer.checkpoint.layout import DamagedCheckpointError
-from kdist_trainer.checkpoint.storage import Digest
 from kdist_trainer.checkpoint.torch_internals import (
     INDEX_GLOBALS,
     MemoryFormatEncoding,

@@ -11,7 +11,6 @@ may already have dropped its pages and would report success. Another attempt wri
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import shutil
 import threading
@@ -20,6 +19,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+
+from kdist_trainer.checkpoint.digest import Digest, new_hasher
 
 FOLDER_MODE = 0o700
 FILE_MODE = 0o600
@@ -35,14 +36,6 @@ class Operation:
     path: Path
     target: Path | None = None
     data: bytes = b""
-
-
-@dataclass(frozen=True)
-class Digest:
-    """A file's size in bytes and its SHA-256 in hexadecimal."""
-
-    size: int
-    sha256: str
 
 
 _observers: list[Callable[[Operation], None]] = []
@@ -83,7 +76,7 @@ class DurableFile:
         _report("create", path)
         self.path = path
         self._file = os.fdopen(os.open(path, flags, FILE_MODE), "wb", buffering=BUFFER_BYTES)
-        self._hash = hashlib.sha256()
+        self._hash = new_hasher()
         self._size = 0
 
     def write(self, data: bytes | bytearray | memoryview) -> int:

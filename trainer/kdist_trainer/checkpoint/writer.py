@@ -38,11 +38,11 @@ from kdist_trainer.checkpoint.commit import (
     commit_checkpoint,
     discard,
 )
+from kdist_trainer.checkpoint.digest import Digest
 from kdist_trainer.checkpoint.group import CheckpointGroup
 from kdist_trainer.checkpoint.layout import CheckpointDirectory
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.checkpoint.lock import Lock, LockLostError
-from kdist_trainer.checkpoint.storage import Digest
 from kdist_trainer.checkpoint.torch_internals import KeyPath
 from kdist_trainer.errors import classify
 

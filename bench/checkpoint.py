@@ -1,20 +1,26 @@
-"""What a checkpoint costs the training: the stall that every rank sees, and how much slower the ten
-steps after it are.
+"""What a checkpoint costs the training: the stall that every rank sees, how much slower the steps
+after it are, and how long all ranks together compute for it.
 
-    python -m bench.checkpoint
+    python -m bench.checkpoint [MEGABYTES]
 
 kdist's store next to `dcp.async_save` and a blocking `dcp.save`, on two ranks with the same DDP
-model and AdamW. Both of torch's write files and a `.metadata`; kdist's also digests and verifies
-them, fsyncs the folder, checks its lock and renames.
+model and AdamW. Both of torch's write files and a `.metadata`; kdist's also digests them, fsyncs
+the folder, checks its lock, renames, and removes the checkpoint before.
+
+The processor time is that of a second save, while no steps are taken. Unlike the other numbers it
+hardly depends on what else the machine does.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
+import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,36 +37,39 @@ from kdist_trainer.checkpoint.checkpointer import CheckpointManager
 from kdist_trainer.config import Checkpointing, Every
 from kdist_trainer.world import World
 
-RANKS, ROUNDS, AFTER = 2, 5, 10
-WIDTH, DEPTH, BATCH = 1024, 8, 32
-NONE = "no checkpoint"
+RANKS, ROUNDS, AFTER = 2, 7, 10
+WIDTH, BATCH, MEGABYTES = 1024, 32, 101
+NONE, OURS, THEIRS = "no checkpoint", "kdist, async", "dcp.async_save"
 
 Wait = Callable[[], object]
 Contestant = Callable[[Any, int], Wait]
 """Begins a save of a state as of a step; what it returns waits until the save has ended."""
 
 
-def main() -> None:
+def main(megabytes: int) -> None:
     """Measure and print."""
-    megabytes = 3 * 4 * DEPTH * (WIDTH + 1) * WIDTH / 1e6
     title(
-        f"Checkpoint of {megabytes:.0f} MB (model and AdamW) on {RANKS} ranks, {ROUNDS} "
+        f"Checkpoint of {megabytes} MB (model and AdamW) on {RANKS} ranks, {ROUNDS} "
         "of each, in turn"
     )
     with tempfile.TemporaryDirectory() as folder:
         extra = {"KDIST_BENCH": folder, "MASTER_PORT": str(free_ports(1)[0])}
+        extra["KDIST_BENCH_MEGABYTES"] = str(megabytes)
         result: dict[str, list[list[float]]] = launch("bench.checkpoint", RANKS, extra)
-    plain = [after for _, after, _ in result[NONE]]
-    lines = []
+    plain = [after for _, after, _, _ in result.pop(NONE)]
+    costs, lines = {}, []
     for name, rounds in result.items():
-        stall, after, total = zip(*rounds, strict=True)
+        stall, after, total, computed = zip(*rounds, strict=True)
         slower = [ours - theirs for ours, theirs in zip(after, plain, strict=True)]
-        lines.append((name, *(seconds_with_spread(values) for values in (stall, slower, total))))
-    columns(
-        ("median (least … most)", "stall", f"next {AFTER} steps slower by", "until it is safe"),
-        lines,
-    )
+        costs[name] = [sum(both) for both in zip(stall, slower, strict=True)]
+        shown = (stall, slower, costs[name], total, computed)
+        lines.append((name, *map(seconds_with_spread, shown)))
+    slow = f"next {AFTER} steps slower by"
+    head = ("stall", slow, "both", "until it is safe", "processor time")
+    columns(("median (least … most)", *head), lines)
     columns((f"{AFTER} steps without a checkpoint: {seconds_with_spread(plain)}",), [])
+    ratio = statistics.median(costs[OURS]) / statistics.median(costs[THEIRS])
+    columns((f"{OURS} to {THEIRS}: {ratio:.2f}x of stall and slow-down together",), [])
 
 
 def rank() -> None:
@@ -68,23 +77,30 @@ def rank() -> None:
     torch.set_num_threads(1)
     folder = Path(os.environ["KDIST_BENCH"])
     with World.from_environment(timeout_seconds=120) as world:
-        step, state = training()
+        step, state = training(int(os.environ["KDIST_BENCH_MEGABYTES"]))
         contestants = {NONE: lambda _, __: lambda: None, **stores(folder, world), **torchs(folder)}
         taken: dict[str, list[list[float]]] = {name: [] for name in contestants}
+        names = list(contestants)
         for turn in range(ROUNDS + 1):
-            for index, (name, begin) in enumerate(contestants.items()):
-                numbers = measure(world, step, lambda: begin(state(), 100 * turn + index))  # noqa: B023 - called at once
+            for name in names if turn % 2 else reversed(names):
+                begin = contestants[name]
+                numbers = measure(world, step, lambda: begin(state(), 2 * turn))  # noqa: B023 - called at once
+                numbers.append(compute(world, partial(begin, state(), 2 * turn + 1)))
                 if turn:  # the first round makes buffers and groups
                     taken[name].append(numbers)
+                if world.rank == 0:
+                    for path in folder.glob("dcp-*"):
+                        shutil.rmtree(path)
         report(taken)
 
 
-def training() -> tuple[Callable[[], None], Callable[[], Any]]:
+def training(megabytes: int) -> tuple[Callable[[], None], Callable[[], Any]]:
     """A training: the function that takes a step, and the one that gives model and optimizer as
-    tensors by name.
+    tensors by name, of about so many megabytes together.
     """
     torch.manual_seed(0)
-    model = DistributedDataParallel(nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(DEPTH))))
+    depth = round(megabytes * 1e6 / (3 * 4 * (WIDTH + 1) * WIDTH))
+    model = DistributedDataParallel(nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(depth))))
     optimizer = torch.optim.AdamW(model.parameters())
     inputs = torch.randn(BATCH, WIDTH)
 
@@ -118,6 +134,14 @@ def measure(world: World, step: Callable[[], None], begin: Callable[[], Wait]) -
     return [returned - begun, stepped - returned, ended - begun]
 
 
+def compute(world: World, begin: Callable[[], Wait]) -> float:
+    """Seconds that all threads of all ranks compute for a save."""
+    world.barrier()
+    before = time.process_time()
+    begin()()
+    return sum(world.all_gather_object(time.process_time() - before))
+
+
 def stores(folder: Path, world: World) -> dict[str, Contestant]:
     """Kdist's store in both modes."""
 
@@ -133,7 +157,7 @@ def stores(folder: Path, world: World) -> dict[str, Contestant]:
 
         return begin
 
-    return {"kdist, async": contestant("async"), "kdist, blocking": contestant("blocking")}
+    return {OURS: contestant("async"), "kdist, blocking": contestant("blocking")}
 
 
 def torchs(folder: Path) -> dict[str, Contestant]:
@@ -144,15 +168,15 @@ def torchs(folder: Path) -> dict[str, Contestant]:
     assert isinstance(group, dist.ProcessGroup)  # every rank is a member
 
     def in_background(state: Any, step: int) -> Wait:
-        future = async_save(state, checkpoint_id=folder / f"async-{step}", process_group=group)
+        future = async_save(state, checkpoint_id=folder / f"dcp-async-{step}", process_group=group)
         return future.result  # type: ignore[union-attr]  # a Future unless another stager is asked for
 
     def blocking(state: Any, step: int) -> Wait:
-        save(state, checkpoint_id=folder / f"save-{step}")
+        save(state, checkpoint_id=folder / f"dcp-{step}")
         return lambda: None
 
-    return {"dcp.async_save": in_background, "dcp.save": blocking}
+    return {THEIRS: in_background, "dcp.save": blocking}
 
 
 if __name__ == "__main__":
-    rank() if sys.argv[1:] == ["rank"] else main()
+    rank() if sys.argv[1:] == ["rank"] else main(int((*sys.argv[1:], MEGABYTES)[0]))

@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import os
 import threading
+import zipfile
 from pathlib import Path
 
 import pytest
+import torch
 
 from kdist_trainer.checkpoint import storage
 from kdist_trainer.checkpoint.checkpointer import SaveResult
@@ -240,3 +242,21 @@ def test_files_are_synced_even_where_dcp_would_forget(root: Path) -> None:
             one.name == "fsync" and one.path == created for one in operations[last_write:]
         ), f"{created.name} is not synced"
     assert root.stat().st_mode & 0o777 == 0o700
+
+
+def test_what_the_script_saves_meanwhile_keeps_its_checksums(tmp_path: Path) -> None:
+    store = opened(tmp_path / "checkpoints")
+    theirs = tmp_path / "theirs.pt"
+
+    def save_another(operation: Operation) -> None:
+        if operation.name == "write" and operation.path.suffix == ".distcp" and not theirs.exists():
+            thread = threading.Thread(target=torch.save, args=(torch.ones(1000), theirs))
+            thread.start()
+            thread.join()
+
+    with storage.observed(save_another):
+        assert save(store, 1).ok
+    torch.save(torch.ones(1000), tmp_path / "later.pt")
+    for path in (theirs, tmp_path / "later.pt"):
+        with zipfile.ZipFile(path) as archive:
+            assert archive.testzip() is None

@@ -26,7 +26,8 @@ from kdist_trainer.checkpoint.layout import Checkpoint, CheckpointDirectory, Man
 from kdist_trainer.checkpoint.lock import Lock, LockLostError
 from kdist_trainer.checkpoint.probe import probe
 from kdist_trainer.checkpoint.restore import Fallback, JobCheck, Restore
-from kdist_trainer.checkpoint.writer import BackgroundTask, Paths, Stager, Writer
+from kdist_trainer.checkpoint.staging import Paths, Stager
+from kdist_trainer.checkpoint.writer import BackgroundTask, Writer
 from kdist_trainer.config import Checkpointing
 from kdist_trainer.errors import CheckpointMismatchError, PeersLostError, StorageError
 

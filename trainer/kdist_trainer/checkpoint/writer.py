@@ -1,36 +1,28 @@
-"""Saves a checkpoint with DCP: copies the state, writes the copy while the training continues, and
-commits on rank 0.
-
-With `ddp` every rank holds the same tensors, so each rank copies and writes only its share, and
-training pauses for 1/N of the time that one rank would need for all of them. The buffers are reused
-from one save to the next.
+"""Writes the staged copy of a state with DCP while the training continues, and commits it on rank
+0.
 """
 
 from __future__ import annotations
 
-import heapq
 import os
 import threading
 import time
 import warnings
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Generator, Mapping
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
-import torch
-from torch import Tensor
 from torch.distributed.checkpoint import state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
 from torch.distributed.checkpoint.metadata import StorageMeta
-from torch.distributed.tensor import DTensor
+from torch.serialization import get_crc32_options, set_crc32_options
 
 from kdist_trainer import log
-from kdist_trainer.checkpoint import commit, storage, torch_internals
+from kdist_trainer.checkpoint import commit, storage
 from kdist_trainer.checkpoint.commit import (
     CommitRequest,
     SaveResult,
@@ -43,96 +35,10 @@ from kdist_trainer.checkpoint.group import CheckpointGroup
 from kdist_trainer.checkpoint.layout import CheckpointDirectory
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.checkpoint.lock import Lock, LockLostError
-from kdist_trainer.checkpoint.torch_internals import KeyPath
+from kdist_trainer.checkpoint.staging import Paths
 from kdist_trainer.errors import classify
 
-Paths = dict[str, KeyPath]
-"""By flat name, the keys that lead to a value."""
 T = TypeVar("T")
-
-
-class Stager:
-    """Copies this rank's share of a state into CPU memory that it owns."""
-
-    def __init__(self, *, rank: int, size: int) -> None:
-        """Save share `rank` of `size`: all of the state if `size` is 1, nothing if it is 0."""
-        self._rank = rank
-        self._size = size
-        self._buffers: dict[str, Any] = {}
-        self._layout: dict[str, Any] = {}
-
-    def stage(
-        self, state: Mapping[str, Any], *, first: Collection[str] = ()
-    ) -> tuple[dict[str, Any], Paths]:
-        """Copy the share now; when this returns the state may change again.
-
-        Args:
-            state: the nested state.
-            first: flat names of whole tensors that differ between ranks and are saved from rank 0.
-
-        Returns:
-            The copies by flat name (`model.fc.weight`), valid until the next call, and for each the
-            path of keys that leads to it.
-
-        Raises:
-            ValueError: a checkpoint cannot hold a value of this type.
-        """
-        if self._size == 0:
-            return {}, {}
-        flat, paths = torch_internals.flatten(state)
-        share = {name: flat[name] for name in _share(flat, self._rank, self._size, first)}
-        tensors = {name: value for name, value in share.items() if isinstance(value, Tensor)}
-        layout = {name: (value.shape, value.dtype, value.device) for name, value in tensors.items()}
-        on_gpu = any(value.is_cuda for value in tensors.values())
-        with torch.no_grad():
-            if layout != self._layout:
-                self._buffers = torch_internals.allocate_on_cpu(tensors, pin_memory=on_gpu)
-                self._layout = layout
-            copies = torch_internals.copy_to_cpu(tensors, self._buffers, non_blocking=on_gpu)
-            if on_gpu:
-                torch.cuda.current_stream().synchronize()
-            copies |= {
-                name: _copied(value, name) for name, value in share.items() if name not in tensors
-            }
-        return copies, {name: paths[name] for name in share}
-
-
-def _share(flat: Mapping[str, Any], rank: int, size: int, first: Collection[str] = ()) -> list[str]:
-    """Names that this rank saves, in the state's order; every rank computes the same division.
-
-    Whole tensors are assigned by size, the largest first, each to the rank with the fewest bytes.
-    Shards of a sharded tensor stay on their ranks. Values other than tensors, and the tensors in
-    `first`, go to rank 0.
-    """
-    load = [(0, one) for one in range(size)]
-    owner = {name: 0 if not isinstance(value, DTensor) else rank for name, value in flat.items()}
-    whole = [
-        name
-        for name, value in flat.items()
-        if isinstance(value, Tensor) and not isinstance(value, DTensor)
-    ]
-    sizes = [(flat[name].nbytes, name) for name in whole if name not in first]
-    for nbytes, name in sorted(sizes, key=lambda one: (-one[0], one[1])):
-        assigned, lightest = heapq.heappop(load)
-        owner[name] = lightest
-        heapq.heappush(load, (assigned + nbytes, lightest))
-    return [name for name in flat if owner[name] == rank]
-
-
-def _copied(value: Any, name: str) -> Any:
-    """A copy of a value of a type that the reader's `weights_only` accepts."""
-    if isinstance(value, Tensor):
-        return value.detach().to("cpu", copy=True)
-    if type(value) in (list, tuple):
-        return type(value)(_copied(one, name) for one in value)
-    if type(value) in (dict, OrderedDict, Counter):
-        return type(value)({key: _copied(one, name) for key, one in value.items()})
-    if value is None or type(value) in (bool, int, float, str, bytes):
-        return value
-    raise ValueError(
-        f"{name} is a {type(value).__name__}, which a checkpoint cannot hold: give "
-        "numbers, texts or tensors"
-    )
 
 
 # Where one rank writes everything, DCP saves without a process group on purpose.
@@ -207,6 +113,19 @@ class _Planner(DefaultSavePlanner):
         self.mappings = dict(self._paths)
 
 
+@contextmanager
+def _without_crc32() -> Generator[None, None, None]:
+    """Have `torch.save` compute no checksum of each tensor, which nothing would ever compare: the
+    digest of the file covers them all.
+    """
+    before = get_crc32_options()
+    set_crc32_options(False)
+    try:
+        yield
+    finally:
+        set_crc32_options(before)
+
+
 class Writer:
     """Writes and commits checkpoints, one at a time, on any thread. Collective over `group`."""
 
@@ -259,6 +178,8 @@ class Writer:
         assert agreed is not None  # noqa: S101 - rank 0 has committed or failed
         if agreed.ok:
             self.acknowledged = agreed
+            if self._group.is_rank_zero:
+                commit.prune(self._directory, self._lock, keep=self._keep)
         return agreed
 
     def _write_tensors(
@@ -272,13 +193,14 @@ class Writer:
             return {}
         writer = _Writer(request.temporary, request.manifest.name)
         planner = _Planner(paths)
-        state_dict_saver.save(
-            staged,
-            storage_writer=writer,
-            planner=planner,
-            process_group=self._group.process_group,
-            no_dist=alone,
-        )
+        with _without_crc32():
+            state_dict_saver.save(
+                staged,
+                storage_writer=writer,
+                planner=planner,
+                process_group=self._group.process_group,
+                no_dist=alone,
+            )
         own = cast(_DurableFileSystem, writer.fs).digests
         shares = [own] if alone else self._group.gather(own)
         return {name: digest for share in shares for name, digest in share.items()}
@@ -290,7 +212,6 @@ class Writer:
             SaveResult(manifest.step, ok=True, nbytes=manifest.nbytes, path=path), request
         )
         self._record(result)
-        commit.prune(self._directory, self._lock, keep=self._keep)
         return result
 
     def _record(self, result: SaveResult) -> None:

@@ -57,19 +57,23 @@ def main(megabytes: int) -> None:
         extra["KDIST_BENCH_MEGABYTES"] = str(megabytes)
         result: dict[str, list[list[float]]] = launch("bench.checkpoint", RANKS, extra)
     plain = [after for _, after, _, _ in result.pop(NONE)]
-    costs, lines = {}, []
+    medians, lines = {}, []
     for name, rounds in result.items():
         stall, after, total, computed = zip(*rounds, strict=True)
         slower = [ours - theirs for ours, theirs in zip(after, plain, strict=True)]
-        costs[name] = [sum(both) for both in zip(stall, slower, strict=True)]
-        shown = (stall, slower, costs[name], total, computed)
+        cost = [sum(both) for both in zip(stall, slower, strict=True)]
+        shown = (stall, slower, cost, total, computed)
+        medians[name] = [statistics.median(values) for values in shown]
         lines.append((name, *map(seconds_with_spread, shown)))
     slow = f"next {AFTER} steps slower by"
-    head = ("stall", slow, "both", "until it is safe", "processor time")
+    head = ("stall", slow, "stall + slower", "until it is safe", "processor time")
     columns(("median (least … most)", *head), lines)
     columns((f"{AFTER} steps without a checkpoint: {seconds_with_spread(plain)}",), [])
-    ratio = statistics.median(costs[OURS]) / statistics.median(costs[THEIRS])
-    columns((f"{OURS} to {THEIRS}: {ratio:.2f}x of stall and slow-down together",), [])
+    ratios = [
+        f"{what} {ours / theirs:.2f}x"
+        for what, ours, theirs in zip(head, medians[OURS], medians[THEIRS], strict=True)
+    ]
+    columns((f"{OURS} to {THEIRS}: {', '.join(ratios)}",), [])
 
 
 def rank() -> None:
@@ -139,7 +143,8 @@ def compute(world: World, begin: Callable[[], Wait]) -> float:
     world.barrier()
     before = time.process_time()
     begin()()
-    return sum(world.all_gather_object(time.process_time() - before))
+    shares: list[float] = world.all_gather_object(time.process_time() - before)
+    return sum(shares)
 
 
 def stores(folder: Path, world: World) -> dict[str, Contestant]:
@@ -179,4 +184,4 @@ def torchs(folder: Path) -> dict[str, Contestant]:
 
 
 if __name__ == "__main__":
-    rank() if sys.argv[1:] == ["rank"] else main(int((*sys.argv[1:], MEGABYTES)[0]))
+    rank() if sys.argv[1:] == ["rank"] else main(int(sys.argv[1]) if sys.argv[1:] else MEGABYTES)

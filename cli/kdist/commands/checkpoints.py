@@ -215,7 +215,7 @@ def _show(document: dict[str, Any], output: str) -> int:
         console.table(checkpoints.checkpoint_rows(document), header=checkpoints.HEADER)
     else:
         console.message(f"there are no checkpoints in {document.get('folder')}")
-    bad = checkpoints.damaged(document)
+    bad = checkpoints.rejected(document, "damaged")
     if bad:
         console.error(
             KdistError(
@@ -223,7 +223,7 @@ def _show(document: dict[str, Any], output: str) -> int:
                 hint="training skips damaged checkpoints",
             )
         )
-    newer = checkpoints.unsupported(document)
+    newer = checkpoints.rejected(document, "unsupported")
     if newer:
         console.error(
             KdistError(

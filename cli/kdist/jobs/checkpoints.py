@@ -41,20 +41,13 @@ def entries(document: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     return [one for one in found if isinstance(one, Mapping)] if isinstance(found, list) else []
 
 
-def damaged(document: Mapping[str, Any]) -> list[str]:
-    """Names of committed checkpoints that fail verification."""
+def rejected(document: Mapping[str, Any], state: str) -> list[str]:
+    """Names of committed checkpoints that are `damaged`, or `unsupported` (of a newer version)."""
     return [
         str(one.get("name"))
         for one in entries(document)
-        if one.get("state") == "damaged" and one.get("problem")
+        if one.get("state") == state and one.get("problem")
     ]
-
-
-def unsupported(document: Mapping[str, Any]) -> list[str]:
-    """Names of committed checkpoints that a newer version has written and the one that listed them
-    cannot read.
-    """
-    return [str(one.get("name")) for one in entries(document) if one.get("state") == "unsupported"]
 
 
 def _row(entry: Mapping[str, Any], document: Mapping[str, Any]) -> tuple[str, ...]:

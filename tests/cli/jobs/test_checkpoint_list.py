@@ -54,21 +54,24 @@ def test_a_damaged_one_says_why_and_is_counted() -> None:
     found = document(ENTRY, bad)
     expected = ("-", "2", "1,280", "damaged: x.distcp is missing", "")
     assert checkpoints.checkpoint_rows(found)[1][3:] == expected
-    assert checkpoints.damaged(found) == ["step-00000010-e1"]
+    assert checkpoints.rejected(found, "damaged") == ["step-00000010-e1"]
 
 
 def test_one_of_another_version_is_not_damaged_and_counted_too() -> None:
     newer = ENTRY | {"state": "unsupported", "problem": "manifest.json is of format 9"}
     found = document(newer)
     assert checkpoints.checkpoint_rows(found)[0][6] == "unsupported: manifest.json is of format 9"
-    assert checkpoints.unsupported(found) == ["step-00000020-e1"]
-    assert checkpoints.damaged(found) == []
+    assert checkpoints.rejected(found, "unsupported") == ["step-00000020-e1"]
+    assert checkpoints.rejected(found, "damaged") == []
 
 
 def test_evidence_that_was_set_aside_long_ago_is_no_new_damage() -> None:
     aside = {"name": "step-00000010-e1.damaged", "step": 10, "state": "damaged", "problem": None}
-    assert checkpoints.damaged(document(ENTRY, aside)) == []
+    assert checkpoints.rejected(document(ENTRY, aside), "damaged") == []
 
 
 def test_an_answer_without_a_list_is_an_empty_list() -> None:
-    assert (checkpoints.checkpoint_rows({}), checkpoints.damaged({"checkpoints": "?"})) == ([], [])
+    assert (
+        checkpoints.checkpoint_rows({}),
+        checkpoints.rejected({"checkpoints": "?"}, "damaged"),
+    ) == ([], [])

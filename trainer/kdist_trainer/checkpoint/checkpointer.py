@@ -20,6 +20,7 @@ import torch
 import kdist_trainer
 from kdist_trainer import log
 from kdist_trainer.checkpoint import commit
+from kdist_trainer.checkpoint.background import BackgroundTask
 from kdist_trainer.checkpoint.commit import CommitRequest, SaveResult
 from kdist_trainer.checkpoint.group import CheckpointGroup, RankInfo
 from kdist_trainer.checkpoint.layout import Checkpoint, CheckpointDirectory, Manifest
@@ -27,7 +28,7 @@ from kdist_trainer.checkpoint.lock import Lock, LockLostError
 from kdist_trainer.checkpoint.probe import probe
 from kdist_trainer.checkpoint.restore import Fallback, JobCheck, Restore
 from kdist_trainer.checkpoint.staging import Paths, Stager
-from kdist_trainer.checkpoint.writer import BackgroundTask, Writer
+from kdist_trainer.checkpoint.writer import Writer
 from kdist_trainer.config import Checkpointing
 from kdist_trainer.errors import CheckpointMismatchError, PeersLostError, StorageError
 

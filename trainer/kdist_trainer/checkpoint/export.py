@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from kdist_trainer.checkpoint import listing
 from kdist_trainer.checkpoint.layout import (
+    FILES,
     Checkpoint,
     DamagedCheckpointError,
     Manifest,
@@ -151,6 +152,11 @@ def prepare(root: Path, *, step: int | None = None, average: bool = False) -> Ex
     try:
         manifest = read_manifest(found.path)
         check_digests(found.path, manifest.files.items())
+        if any(name.startswith(f"{FILES}/") for name in manifest.files):
+            raise CheckpointMismatchError(
+                f"{found.path} was written by a framework in its own format; every byte of it "
+                f"verifies: let the framework read {found.path / FILES}"
+            )
         known = load_metadata(found.path, manifest).state_dict_metadata
     except DamagedCheckpointError as error:
         raise DamagedCheckpointError(

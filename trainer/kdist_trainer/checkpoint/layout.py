@@ -2,6 +2,7 @@
 the command line read it too.
 
 - `step-00001200-e3/`: a committed checkpoint, step 1200, written by the group of epoch 3
+- `step-00001200-e3/files/`: in it, what a framework has written in its own format
 - `step-00001300-e3.tmp-9f2c-4/`: one being written, or left by a writer that died
 - `step-00001100-e2.damaged/`: one that did not verify, kept as evidence
 - `LATEST`: name of the newest committed checkpoint; `DONE`: the run has ended
@@ -35,6 +36,8 @@ _DAMAGED = re.compile(r"step-(\d{8,})-e(\d+)\.damaged(-\d+)?")
 
 MANIFEST = "manifest.json"
 STATE = "state.json"
+FILES = "files"
+"""Subfolder of the files that a framework has written, in a checkpoint of its format."""
 
 
 @dataclass(frozen=True)
@@ -252,10 +255,14 @@ def read_manifest(folder: Path) -> Manifest:
             f"{MANIFEST} belongs to step {manifest.step} of epoch {manifest.epoch}"
         )
     for name, digest in manifest.files.items():
-        if name in ("", ".", "..", MANIFEST) or "/" in name or "\0" in name:
+        parts = name.split("/")
+        if name == MANIFEST or "\0" in name or not {"", ".", ".."}.isdisjoint(parts):
             raise DamagedCheckpointError(
                 f"{MANIFEST} names {name!r}, which is no file of a checkpoint"
             )
+        for end in range(1, len(parts)):
+            if folder.joinpath(*parts[:end]).is_symlink():
+                raise DamagedCheckpointError(f"{'/'.join(parts[:end])} is not a folder")
         size = _regular(folder / name).st_size
         if size != digest.size:
             raise DamagedCheckpointError(f"{name} has {size} bytes instead of {digest.size}")

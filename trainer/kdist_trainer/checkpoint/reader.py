@@ -81,13 +81,30 @@ def inspect(folder: Path) -> LoadedCheckpoint:
         UnsupportedCheckpointError: another version wrote it.
         OSError: the disk failed.
     """
+    found = read_state(folder)
+    load_metadata(folder, found.manifest)
+    return found
+
+
+def read_state(folder: Path, *, framework: str = "") -> LoadedCheckpoint:
+    """Read a checkpoint's manifest and state; the manifest is compared with the files' sizes.
+
+    Args:
+        folder: the checkpoint's folder.
+        framework: the framework that must have written its other files; empty if kdist must have.
+
+    Raises:
+        CheckpointMismatchError: another one has.
+        DamagedCheckpointError: manifest or state does not verify.
+        UnsupportedCheckpointError: another version wrote it.
+        OSError: the disk failed.
+    """
     try:
         manifest = read_manifest(folder)
     except UnsupportedCheckpointError as error:
         raise UnsupportedCheckpointError(
             f"checkpoint {folder}: {error}, or move the folder away to continue from an older one"
         ) from None
-    load_metadata(folder, manifest)
     try:
         document = json.loads(read_checked(folder, STATE, manifest))
         state, job = document["state"], document.get("job", {})
@@ -95,6 +112,13 @@ def inspect(folder: Path) -> LoadedCheckpoint:
         raise DamagedCheckpointError(f"{STATE} holds no state") from error
     if not isinstance(state, dict) or not isinstance(job, dict):
         raise DamagedCheckpointError(f"{STATE} holds no state")
+    writer = state.get("framework", "")
+    if writer != framework:
+        raise CheckpointMismatchError(
+            f"checkpoint {folder} is in the format of {writer or 'kdist'}, and this script reads "
+            f"that of {framework or 'kdist'}; give the job a checkpoint folder of its own, or "
+            "--fresh"
+        )
     return LoadedCheckpoint(manifest, state, job)
 
 

@@ -116,6 +116,44 @@ class Restore:
                 torch_internals.set_value(tensors, paths[name], value)
         return found
 
+    def find(self, framework: str) -> LoadedCheckpoint | None:
+        """Find the newest checkpoint whose files verify, in a shared folder.
+
+        Args:
+            framework: the framework that has written them.
+
+        Returns:
+            The checkpoint, whose files the framework reads itself; None if there is none.
+
+        Raises:
+            CheckpointMismatchError: another framework has written it, or there are checkpoints and
+                none can be read.
+        """
+        for one in self._group.on_rank_zero(self._candidates):
+            folder = self._directory.root / one.name
+            try:
+                return _with_retries(
+                    partial(
+                        self._verify_together,
+                        folder,
+                        partial(reader.read_state, folder, framework=framework),
+                    )
+                )
+            except (DamagedCheckpointError, OSError) as error:
+                self._record_fallbacks([_fallback(one, error)])
+        self._refuse_fresh_start()
+        return None
+
+    def _verify_together(
+        self, folder: Path, inspect: Callable[[], LoadedCheckpoint]
+    ) -> LoadedCheckpoint:
+        """Have rank 0 inspect a checkpoint, and all ranks share the verification of its files."""
+        found = self._group.on_rank_zero(inspect)
+        self._check_job(found)
+        share = sorted(found.manifest.files.items())[self._group.rank :: self._group.size]
+        self._group.on_all_ranks(partial(check_digests, folder, share))
+        return found
+
     def _load_from_shared_folder(
         self, flat: dict[str, Any], fingerprint: str
     ) -> LoadedCheckpoint | None:
@@ -173,10 +211,7 @@ class Restore:
         self, folder: Path, flat: dict[str, Any], whole: Mapping[str, Any], fingerprint: str
     ) -> LoadedCheckpoint:
         """Have every rank read its part; the ranks share the verification of the files."""
-        found = self._group.on_rank_zero(partial(reader.inspect, folder))
-        self._check_job(found)
-        share = sorted(found.manifest.files.items())[self._group.rank :: self._group.size]
-        self._group.on_all_ranks(partial(check_digests, folder, share))
+        found = self._verify_together(folder, partial(reader.inspect, folder))
         self._group.on_rank_zero(
             partial(reader.check_fit, folder, found, whole, fingerprint=fingerprint)
         )

@@ -14,17 +14,9 @@ rank 0, because DDP sends rank 0's to all ranks before each forward pass.
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
-import time
-from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any, Literal
 
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.optim import Optimizer
@@ -32,20 +24,12 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from kdist_trainer import log
 from kdist_trainer.checkpoint import torch_internals
+from kdist_trainer.checkpoint.agreement import SaveAgreement
 from kdist_trainer.checkpoint.checkpointer import CheckpointManager, SaveResult
+from kdist_trainer.checkpoint.environment import ScriptWorld, open_manager
 from kdist_trainer.checkpoint.group import CheckpointGroup
-from kdist_trainer.config import Checkpointing, Every, TrainConfig
+from kdist_trainer.config import Checkpointing, Every
 from kdist_trainer.metrics.reporter import Reporter
-
-_AGREE_SECONDS = 0.5
-_MAX_CALLS = 1000
-
-
-@dataclass(frozen=True)
-class _World:
-    rank: int
-    size: int
-    generation: int
 
 
 class Checkpointer:
@@ -86,31 +70,25 @@ class Checkpointer:
         self._optimizer = optimizer
         self._scheduler = scheduler
         self._every_steps = every_steps
-        self._every_seconds = every_seconds
-        self._store = _open_store(
-            Checkpointing(every=Every(seconds=every_seconds), mode=mode, keep=keep)
+        self._store = open_manager(
+            CheckpointManager,
+            Checkpointing(every=Every(seconds=every_seconds), mode=mode, keep=keep),
         )
-        self._group = CheckpointGroup(_world()) if self._store is not None else None
-        self._stop = False  # this rank was asked to
-        self._stopping = False  # all ranks have agreed to
-        self._calls = 0
-        self._agree_at = 1
-        self._agreed_calls = 0
-        now = time.monotonic()
-        self._agreed_time = now
-        self._saved_time = now
+        self._agreement: SaveAgreement | None = None
         self._reporter = Reporter()
         self._stats = self._reporter.stats
         if self._store is not None:
+            self._agreement = SaveAgreement(
+                CheckpointGroup(ScriptWorld.current()), every_seconds=every_seconds
+            )
             self._store.on_result = self._report
             self._stats.checkpoint_interval = every_seconds
-            if threading.current_thread() is threading.main_thread():
-                signal.signal(signal.SIGTERM, self._on_signal)
+            self._agreement.listen()
 
     @property
     def stop_requested(self) -> bool:
         """Whether all ranks have agreed to stop. The state as of the last `maybe_save` is saved."""
-        return self._stopping
+        return self._agreement is not None and self._agreement.stopping
 
     def resume(self) -> int:
         """Restore everything from the newest checkpoint that verifies.
@@ -159,9 +137,9 @@ class Checkpointer:
             required: whether to wait and raise `StorageError` on a failure, which otherwise is only
                 logged.
         """
-        if self._store is None:
+        if self._store is None or self._agreement is None:
             return
-        self._saved_time = time.monotonic()
+        self._agreement.saved()
         state = {"step": step, "state": self.state}
         self._store.save(
             self._tensors(), state, step=step, required=required, first=_buffers(self._model)
@@ -176,16 +154,14 @@ class Checkpointer:
         Returns:
             Whether it saved.
         """
-        if self._store is None or self._group is None or self._stopping:
+        if self._store is None or self._agreement is None or self._agreement.stopping:
             return False
         self._store.poll()
         due = self._every_steps is not None and step % self._every_steps == 0
-        self._calls += 1
-        if self._calls >= self._agree_at:
-            due |= self._agree(self._group)
-        if due or self._stopping:
-            self.save(step, required=self._stopping)
-        return due or self._stopping
+        due |= self._agreement.poll()
+        if due or self._agreement.stopping:
+            self.save(step, required=self._agreement.stopping)
+        return due or self._agreement.stopping
 
     def finish(self, step: int, **outcome: Any) -> None:
         """Save for the last time and mark the run as ended: started again, it does nothing.
@@ -218,26 +194,6 @@ class Checkpointer:
         if error is None:
             self.close()
 
-    def _agree(self, group: CheckpointGroup) -> bool:
-        """Exchange stop requests with all ranks, about twice a second.
-
-        Returns:
-            Whether a save is due by rank 0's clock.
-        """
-        now = time.monotonic()
-        seconds_per_call = (now - self._agreed_time) / (self._calls - self._agreed_calls)
-        answers = group.gather(
-            (self._stop, now - self._saved_time >= self._every_seconds, seconds_per_call)
-        )
-        self._stopping = any(stop for stop, _, _ in answers)
-        slowest = max(seconds for _, _, seconds in answers)
-        self._agreed_time = now
-        self._agreed_calls = self._calls
-        self._agree_at = self._calls + max(
-            1, min(_MAX_CALLS, int(_AGREE_SECONDS / max(slowest, 1e-6)))
-        )
-        return answers[0][1]
-
     def _report(self, result: SaveResult) -> None:
         """Send the result of a save to the agent: the script may have no `Reporter` of its own."""
         result.add_to(self._stats)
@@ -251,11 +207,6 @@ class Checkpointer:
             tensors["scheduler"] = (self._scheduler.state_dict(),)
         return tensors
 
-    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        if self._stop:
-            os._exit(128 + number)
-        self._stop = True
-
 
 def _buffers(model: nn.Module) -> set[str]:
     """Flat names of the buffers in the state, which differ between ranks; DDP uses rank 0's."""
@@ -264,28 +215,3 @@ def _buffers(model: nn.Module) -> set[str]:
         for name, _ in model.named_buffers()
         for full in torch_internals.full_names(model, name)
     }
-
-
-def _world() -> _World:
-    generation = int(os.environ.get("KDIST_GENERATION", "1"))
-    if dist.is_available() and dist.is_initialized():
-        return _World(dist.get_rank(), dist.get_world_size(), generation)
-    return _World(0, 1, generation)
-
-
-def _open_store(config: Checkpointing) -> CheckpointManager | None:
-    root, run_id = os.environ.get("KDIST_CHECKPOINTS"), os.environ.get("KDIST_RUN_ID")
-    if not root or not run_id:
-        if _world().rank == 0:
-            log.warn(
-                "checkpoints-off",
-                message=("not started by kdist, or without a checkpoint folder: nothing is saved"),
-            )
-        return None
-    job: dict[str, Any] = {}
-    with suppress(OSError, ValueError, KeyError):
-        job = TrainConfig.read(Path(os.environ["KDIST_CONFIG"])).to_job()
-    take_over = "KDIST_TAKE_OVER" in os.environ
-    return CheckpointManager(
-        Path(root), world=_world(), run_id=run_id, config=config, job=job, take_over=take_over
-    )

@@ -160,6 +160,22 @@ def write_new(path: Path, data: bytes, *, exclusive: bool = False) -> Digest:
     return file.digest
 
 
+def sync_file(path: Path) -> Digest:
+    """Fsync a file that another library has written. Returns the digest of its content.
+
+    Raises `OSError`, also if it is no regular file.
+    """
+    hasher, size = new_hasher(), 0
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with os.fdopen(handle, "rb", buffering=0) as file:
+        _report("fsync", path)
+        os.fsync(file.fileno())
+        while chunk := file.read(BUFFER_BYTES):
+            hasher.update(chunk)
+            size += len(chunk)
+    return Digest(size, hasher.hexdigest())
+
+
 def replace(path: Path, data: bytes) -> None:
     """Replace a file's content atomically: readers, also after a crash, find the old or the new.
     Raises `OSError`.

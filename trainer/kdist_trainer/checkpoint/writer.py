@@ -5,14 +5,13 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 import warnings
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, cast
 
 from torch.distributed.checkpoint import state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
@@ -38,7 +37,10 @@ from kdist_trainer.checkpoint.lock import Lock, LockLostError
 from kdist_trainer.checkpoint.staging import Paths
 from kdist_trainer.errors import classify
 
-T = TypeVar("T")
+Content = Callable[[], dict[str, Digest]]
+"""Writes this rank's files to the temporary folder, synced, and returns the digests of all ranks'
+files. Collective.
+"""
 
 
 # Where one rank writes everything, DCP saves without a process group on purpose.
@@ -155,6 +157,19 @@ class Writer:
             paths: the path of keys of each.
 
         Returns:
+            The result, as of `commit`.
+        """
+        return self.commit(request, lambda: self._write_tensors(request, staged, paths))
+
+    def commit(self, request: CommitRequest, content: Content) -> SaveResult:
+        """Commit a checkpoint of what `content` writes, unless this worker group has already
+        committed its step.
+
+        Args:
+            request: what to commit besides it.
+            content: called on every rank.
+
+        Returns:
             The result, the same on every rank, also of a save that failed; unless it failed since
             a rank is lost.
         """
@@ -162,7 +177,7 @@ class Writer:
             return _timed(self.acknowledged, request)
         result: SaveResult | None = None
         try:
-            digests = self._write_tensors(request, staged, paths)
+            digests = content()
             if self._group.is_rank_zero:
                 result = self._commit(request, digests)
         except (Exception, CheckpointException) as error:  # noqa: BLE001 - a failed save is counted and the training continues
@@ -273,37 +288,3 @@ def _root_of(error: BaseException) -> BaseException:
         errors = [wrapped[0] for wrapped in error.failures.values()]
         return next((one for one in errors if isinstance(one, OSError | LockLostError)), errors[0])
     return error
-
-
-class BackgroundTask(Generic[T]):
-    """Runs one function at a time on a daemon thread, which never delays the process's end."""
-
-    def __init__(self) -> None:
-        self._thread: threading.Thread | None = None
-        self._results: list[T] = []
-
-    @property
-    def busy(self) -> bool:
-        """Whether a function is running."""
-        return self._thread is not None and self._thread.is_alive()
-
-    @property
-    def pending(self) -> bool:
-        """Whether a function was started whose result was not collected."""
-        return self._thread is not None
-
-    def start(self, work: Callable[[], T]) -> None:
-        """Start `work`, which must not raise; the previous result must have been collected."""
-
-        def run() -> None:
-            self._results.append(work())
-
-        self._thread = threading.Thread(target=run, name="checkpoint", daemon=True)
-        self._thread.start()
-
-    def collect(self) -> T:
-        """Wait for the function that was started and return its result."""
-        assert self._thread is not None  # noqa: S101 - called only while pending
-        self._thread.join()
-        self._thread = None
-        return self._results.pop()

@@ -16,12 +16,12 @@ import select
 import socket
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from kdist_trainer import log
 from kdist_trainer.liveness import Heartbeat, Phase
-from kdist_trainer.metrics.step_stats import StepStats
+from kdist_trainer.metrics.step_stats import StepStats, WallCategory
 from kdist_trainer.metrics.wire import pack
 
 MIN_INTERVAL_SECONDS = 0.2
@@ -171,6 +171,57 @@ class Reporter:
         stats = self.stats
         number = step if step is not None else int(stats.last_step or 0) + 1
         stats.add_step(self._script.take_step_seconds(), samples, number)
+        self._set(loss=loss, grad_norm=grad_norm, learning_rate=learning_rate)
+        if target_steps is not None:
+            stats.target_steps = target_steps
+        self._script.report_progress(stats, number)
+        self.send()
+
+    def update(
+        self,
+        *,
+        loss: float | None = None,
+        learning_rate: float | None = None,
+        grad_norm: float | None = None,
+    ) -> None:
+        """Report values of the last step that became known after it was reported.
+
+        Args:
+            loss: Training loss.
+            learning_rate: Learning rate of the step.
+            grad_norm: Norm of the gradient.
+        """
+        if self._path is not None:
+            self._set(loss=loss, grad_norm=grad_norm, learning_rate=learning_rate)
+            self.send()
+
+    def begin(self, phase: Phase) -> None:
+        """Report what the script does between two steps, so that it is not considered hung: `SAVE`,
+        or `EVALUATE` again after each batch.
+        """
+        if self._script is not None:
+            self._script.beat(phase, int(self.stats.last_step or 0))
+
+    def evaluated(self, metrics: Mapping[str, float]) -> None:
+        """Report an evaluation that has ended. The time since the last step was spent in it.
+
+        Args:
+            metrics: The results by name; that of `loss` is shown as the evaluation's loss.
+        """
+        if self._path is None:
+            return
+        if self._script is not None:
+            self.stats.add_wall(WallCategory.EVALUATION, self._script.take_step_seconds())
+        values = {name: float(value) for name, value in metrics.items()}
+        self.stats.evaluation_loss = values.get("loss", self.stats.evaluation_loss)
+        if self.stats.rank == 0:
+            log.event("evaluated", step=int(self.stats.last_step or 0), metrics=values)
+        self.flush()
+
+    def _set(
+        self, *, loss: float | None, grad_norm: float | None, learning_rate: float | None
+    ) -> None:
+        stats = self.stats
         for name, value in (("loss", loss), ("grad_norm", grad_norm)):
             if value is not None:
                 setattr(stats, name, float(value))
@@ -178,10 +229,6 @@ class Reporter:
                     stats.add_nonfinite("loss" if name == "loss" else "grad")
         if learning_rate is not None:
             stats.learning_rate = float(learning_rate)
-        if target_steps is not None:
-            stats.target_steps = target_steps
-        self._script.report_progress(stats, number)
-        self.send()
 
     def __enter__(self) -> Reporter:
         return self
@@ -243,10 +290,14 @@ class _Script:
         seconds, self._last = now - self._last, now
         return seconds
 
+    def beat(self, phase: Phase, step: int) -> None:
+        """Write the heartbeat."""
+        if self._heartbeat is not None:
+            self._heartbeat.beat(phase, step)
+
     def report_progress(self, stats: StepStats, step: int) -> None:
         """Write the heartbeat, and log the progress of rank 0 about once a second."""
-        if self._heartbeat is not None:
-            self._heartbeat.beat(Phase.STEP, step)
+        self.beat(Phase.STEP, step)
         seconds = self._last - self._logged_at
         if stats.rank != 0 or seconds < _PROGRESS_SECONDS:
             return

@@ -138,10 +138,8 @@ class StepStats(ResourceStats):
     )
     collective_seconds: list[float] = counter(
         "kdist_collective_seconds_total",
-        (
-            "Time with at least one collective of this kind in flight, from launch to "
-            "completion, waiting for peers included"
-        ),
+        "Time with at least one collective of this kind in flight, from launch to completion, "
+        "waiting for peers included",
         scope=Scope.RANK,
         unit="seconds",
         labels=("op",),
@@ -232,6 +230,11 @@ class StepStats(ResourceStats):
     loss: float | None = gauge(
         "kdist_loss",
         "Last training loss: the mean over all ranks; for scripts the value that rank 0 reported",
+        scope=Scope.RANK_ZERO,
+    )
+    evaluation_loss: float | None = gauge(
+        "kdist_evaluation_loss",
+        "Loss of the last evaluation (absent if none has reported one)",
         scope=Scope.RANK_ZERO,
     )
     grad_norm: float | None = gauge(

@@ -29,6 +29,7 @@ def measure(ctx: TrainContext) -> dict[str, float]:
     with ctx.ema.swapped_in():
         metrics = evaluate(ctx)
     ctx.stats.add_wall(WallCategory.EVALUATION, ctx.step_timer.exclude())
+    ctx.stats.evaluation_loss = metrics.get("loss", ctx.stats.evaluation_loss)
     if ctx.world.is_rank_zero:
         log.event("evaluated", step=ctx.state.step, metrics=metrics)
     ctx.tensorboard.add_metrics(ctx.state.step, metrics)

@@ -1,0 +1,89 @@
+"""Agreement of all ranks on when to save and when to stop: a rank that stops or saves alone leaves
+the others waiting in their next collective.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from types import FrameType
+from typing import Any
+
+from kdist_trainer.checkpoint.group import CheckpointGroup
+
+_AGREE_SECONDS = 0.5
+_MAX_CALLS = 1000
+
+
+class SaveAgreement:
+    """Exchanges stop requests, and whether a save is due by rank 0's clock, about twice a second.
+
+    A second SIGTERM ends the process at once.
+    """
+
+    def __init__(self, group: CheckpointGroup, *, every_seconds: float) -> None:
+        """Agree on nothing yet; `listen` to be told by SIGTERM.
+
+        Args:
+            group: the ranks that save together.
+            every_seconds: time between two saves.
+        """
+        self.stopping = False
+        """Whether all ranks have agreed to stop."""
+        self._group = group
+        self._every_seconds = every_seconds
+        self._stop = False  # this rank was asked to
+        self._calls = 0
+        self._agree_at = 1
+        self._agreed_calls = 0
+        self._agreed_time = self._saved_time = time.monotonic()
+        self._former: Any = None
+
+    def listen(self) -> None:
+        """Take SIGTERM as a request to stop, also if another handler was installed since. Does
+        nothing outside the main thread, which alone may.
+        """
+        if threading.current_thread() is threading.main_thread():
+            former = signal.signal(signal.SIGTERM, self._on_signal)
+            if self._former is None:
+                self._former = former
+
+    def unlisten(self) -> None:
+        """Give SIGTERM back to the handler that it had before `listen`."""
+        if self._former is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self._former)
+            self._former = None
+
+    def saved(self) -> None:
+        """Start the time until the next save again."""
+        self._saved_time = time.monotonic()
+
+    def poll(self) -> bool:
+        """Exchange requests if it is time to; called by all ranks after every step.
+
+        Returns:
+            Whether a save is due by rank 0's clock, the same on all ranks.
+        """
+        self._calls += 1
+        if self._calls < self._agree_at:
+            return False
+        now = time.monotonic()
+        seconds_per_call = (now - self._agreed_time) / (self._calls - self._agreed_calls)
+        answers = self._group.gather(
+            (self._stop, now - self._saved_time >= self._every_seconds, seconds_per_call)
+        )
+        self.stopping = any(stop for stop, _, _ in answers)
+        slowest = max(seconds for _, _, seconds in answers)
+        self._agreed_time = now
+        self._agreed_calls = self._calls
+        self._agree_at = self._calls + max(
+            1, min(_MAX_CALLS, int(_AGREE_SECONDS / max(slowest, 1e-6)))
+        )
+        return answers[0][1]
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        if self._stop:
+            os._exit(128 + number)
+        self._stop = True

@@ -1,0 +1,64 @@
+"""What a script's environment says of its checkpoints: who this rank is, and the folder."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+from kdist_trainer import log
+from kdist_trainer.checkpoint.checkpointer import CheckpointManager
+from kdist_trainer.config import Checkpointing, TrainConfig
+
+Manager = TypeVar("Manager", bound=CheckpointManager)
+
+
+@dataclass(frozen=True)
+class ScriptWorld:
+    """A rank of a script."""
+
+    rank: int
+    size: int
+    generation: int
+
+    @classmethod
+    def current(cls) -> ScriptWorld:
+        """This rank in the default process group; alone if there is none."""
+        generation = int(os.environ.get("KDIST_GENERATION", "1"))
+        if dist.is_available() and dist.is_initialized():
+            return cls(dist.get_rank(), dist.get_world_size(), generation)
+        return cls(0, 1, generation)
+
+
+def open_manager(kind: type[Manager], config: Checkpointing) -> Manager | None:
+    """Lock the job's checkpoint folder.
+
+    Args:
+        kind: what manages it.
+        config: how often to save, and what to keep.
+
+    Returns:
+        None, with a line in the log, outside kdist and in a job without a checkpoint folder.
+
+    Raises:
+        CheckpointMismatchError: the folder belongs to another run.
+        StorageError: the folder cannot be written.
+    """
+    world = ScriptWorld.current()
+    root, run_id = os.environ.get("KDIST_CHECKPOINTS"), os.environ.get("KDIST_RUN_ID")
+    if not root or not run_id:
+        if world.rank == 0:
+            log.warn(
+                "checkpoints-off",
+                message=("not started by kdist, or without a checkpoint folder: nothing is saved"),
+            )
+        return None
+    job: dict[str, Any] = {}
+    with suppress(OSError, ValueError, KeyError):
+        job = TrainConfig.read(Path(os.environ["KDIST_CONFIG"])).to_job()
+    take_over = "KDIST_TAKE_OVER" in os.environ
+    return kind(Path(root), world=world, run_id=run_id, config=config, job=job, take_over=take_over)

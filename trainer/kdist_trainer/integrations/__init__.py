@@ -1,0 +1,41 @@
+"""Lines that a script of a training framework adds, to be shown, saved and resumed by kdist.
+
+    from kdist_trainer.integrations import KdistTrainerCallback    # transformers: Trainer
+    from kdist_trainer.integrations import KdistCallback           # Lightning: Trainer
+    from kdist_trainer.integrations import KdistTracker            # Accelerate: log_with
+
+Each is named after the framework's class that it extends, and imports the framework when it is
+asked for: `import kdist_trainer.integrations` imports none. Outside kdist they do nothing, so that
+the script still runs under torchrun.
+
+`checkpoints` is what the three have in common: when to save and to stop, and the framework's own
+files committed and verified as kdist's own are. `values` knows the names that they log under.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kdist_trainer.integrations.accelerate import KdistTracker
+    from kdist_trainer.integrations.lightning import KdistCallback
+    from kdist_trainer.integrations.transformers import KdistTrainerCallback
+
+__all__ = ["KdistCallback", "KdistTracker", "KdistTrainerCallback"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the one that a script asks for, with its framework."""
+    if name == "KdistTrainerCallback":
+        from kdist_trainer.integrations.transformers import KdistTrainerCallback
+
+        return KdistTrainerCallback
+    if name == "KdistCallback":
+        from kdist_trainer.integrations.lightning import KdistCallback
+
+        return KdistCallback
+    if name == "KdistTracker":
+        from kdist_trainer.integrations.accelerate import KdistTracker
+
+        return KdistTracker
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

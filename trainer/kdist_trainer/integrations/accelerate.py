@@ -1,0 +1,144 @@
+"""`KdistTracker` for Accelerate: alone it shows what `Accelerator.log` is given; three more lines in
+the script's own loop save, stop and resume it.
+
+    tracker = KdistTracker()
+    accelerator = Accelerator(log_with=tracker)
+    …
+    accelerator.init_trackers("digits", {"max_train_steps": steps})
+    done = tracker.resume(accelerator)                      # after prepare; 0 without a checkpoint
+    …
+        accelerator.log({"loss": loss.item()}, step=step)
+        if tracker.step(step, samples=len(batch)):          # saves if it is time to
+            break                                           # SIGTERM: all ranks have saved
+    accelerator.end_training()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from accelerate import Accelerator
+from accelerate.tracking import GeneralTracker
+
+from kdist_trainer.integrations import values
+from kdist_trainer.integrations.checkpoints import FrameworkCheckpoints
+from kdist_trainer.liveness import Phase
+from kdist_trainer.metrics.reporter import Reporter
+
+
+class KdistTracker(GeneralTracker):
+    """Reports what Accelerate logs; saves and resumes with `Accelerator.save_state`.
+
+    Losses are read from `loss` or `train_loss`, learning rates from `learning_rate` or `lr`,
+    evaluations from names that begin with `eval` or `val`, the number of steps from
+    `max_train_steps` or `max_steps` in the configuration of `init_trackers`.
+    """
+
+    name = "kdist"
+    requires_logging_directory = False
+
+    def __init__(
+        self, *, every_seconds: int = 300, every_steps: int | None = None, keep: int = 3
+    ) -> None:
+        """Report to nobody yet.
+
+        Args:
+            every_seconds: time between two checkpoints.
+            every_steps: number of steps between two checkpoints, in addition.
+            keep: number of checkpoints to keep.
+        """
+        super().__init__()
+        self._reporter = Reporter()
+        self._checkpoints = FrameworkCheckpoints(
+            "accelerate",
+            self._reporter,
+            every_seconds=every_seconds,
+            every_steps=every_steps,
+            keep=keep,
+        )
+        self._accelerator: Accelerator | None = None
+        self._target_steps: int | None = None
+        self._logged: dict[str, Any] = {}
+
+    @property
+    def tracker(self) -> Reporter:
+        """What sends the metrics."""
+        return self._reporter
+
+    def store_init_configuration(self, values_of_run: dict[str, Any]) -> None:
+        """Read the number of steps from the configuration of the run."""
+        target = values.choose(values_of_run, values.TARGETS)
+        self._target_steps = None if target is None else int(target)
+
+    def log(self, logged: dict[str, Any], step: int | None = None, **_: Any) -> None:
+        """Report what the script logs. Accelerate calls it on the main process.
+
+        Args:
+            logged: values by name.
+            step: the number of the step.
+        """
+        metrics = values.of_evaluation(logged)
+        if metrics:
+            self._reporter.evaluated(metrics)
+        known: dict[str, Any] = {
+            "loss": values.choose(logged, values.LOSS),
+            "learning_rate": values.choose(logged, values.LEARNING_RATE),
+            "grad_norm": values.choose(logged, values.GRAD_NORM),
+        }
+        if all(value is None for value in known.values()):
+            return
+        if self._accelerator is not None:
+            self._logged = known
+        else:
+            self._reporter.step(step=step, target_steps=self._target_steps, **known)
+
+    def resume(self, accelerator: Accelerator) -> int:
+        """Load the newest checkpoint that verifies, after `prepare` and `init_trackers`. Collective.
+
+        Args:
+            accelerator: whose state it is.
+
+        Returns:
+            The number of completed steps; 0 without a checkpoint, and outside kdist.
+
+        Raises:
+            CheckpointMismatchError: it is another framework's, or there are checkpoints and none
+                can be read.
+        """
+        self._accelerator = accelerator
+        found = self._checkpoints.find() if self._checkpoints.open() else None
+        if found is None:
+            return 0
+        step, folder = found
+        accelerator.load_state(folder)
+        return step
+
+    def step(self, step: int, *, samples: int = 0) -> bool:
+        """Report a completed step; save if a save is due, or if a stop was requested on any rank.
+        Called on every rank, after `Accelerator.log`.
+
+        Args:
+            step: the number of completed steps.
+            samples: samples that this rank consumed in it.
+
+        Returns:
+            Whether to stop: all ranks have saved this step.
+        """
+        self._reporter.step(
+            step=step, target_steps=self._target_steps, samples=samples, **self._logged
+        )
+        self._logged = {}
+        accelerator = self._accelerator
+        if accelerator is not None and self._checkpoints.is_due(step):
+            self._checkpoints.save(step, lambda folder: _save(accelerator, folder))
+        return self._checkpoints.stopping
+
+    def evaluating(self) -> None:
+        """Tell the agent that an evaluation is going on; called after each of its batches."""
+        self._reporter.begin(Phase.EVALUATE)
+
+    def finish(self) -> None:
+        """Wait for the last commit; `Accelerator.end_training` calls it."""
+        self._checkpoints.close()
+        self._reporter.flush()

@@ -1,0 +1,166 @@
+"""When a framework's training is saved and stopped, and its checkpoints: `FrameworkCheckpoints`."""
+
+from __future__ import annotations
+
+import time
+
+from kdist_trainer import log
+from kdist_trainer.checkpoint.agreement import SaveAgreement
+from kdist_trainer.checkpoint.commit import SaveResult
+from kdist_trainer.checkpoint.environment import ScriptWorld, open_manager
+from kdist_trainer.checkpoint.files import FileCheckpointManager, WriteFiles
+from kdist_trainer.checkpoint.group import CheckpointGroup
+from kdist_trainer.config import Checkpointing, Every
+from kdist_trainer.liveness import Phase
+from kdist_trainer.metrics.reporter import Reporter
+from kdist_trainer.metrics.step_stats import WallCategory
+
+_trained: list[bool] = []  # that this process has opened the run's checkpoints once
+
+
+class FrameworkCheckpoints:
+    """The checkpoints of one training in the framework's own format. Every rank calls the same
+    methods in the same order.
+    """
+
+    def __init__(
+        self,
+        framework: str,
+        reporter: Reporter,
+        *,
+        every_seconds: int,
+        every_steps: int | None,
+        keep: int,
+    ) -> None:
+        """Open nothing yet: there may be no process group.
+
+        Args:
+            framework: its name, which is stored with its checkpoints.
+            reporter: sends what is saved.
+            every_seconds: time between two saves.
+            every_steps: number of steps between two saves, in addition.
+            keep: number of checkpoints to keep.
+        """
+        self._framework = framework
+        self._reporter = reporter
+        self._config = Checkpointing(every=Every(seconds=every_seconds), keep=keep)
+        self._every_seconds = every_seconds
+        self._every_steps = every_steps
+        self._manager: FileCheckpointManager | None = None
+        self._agreement: SaveAgreement | None = None
+        self.group: CheckpointGroup | None = None
+        """The ranks; None while nothing is open."""
+
+    @property
+    def stopping(self) -> bool:
+        """Whether all ranks have agreed to stop."""
+        return self._agreement is not None and self._agreement.stopping
+
+    def open(self) -> bool:
+        """Lock the job's checkpoint folder, after `init_process_group`.
+
+        A script's first training alone has the checkpoints: those of a second one would be taken
+        for the first one's.
+
+        Returns:
+            Whether there are checkpoints: not outside kdist.
+
+        Raises:
+            CheckpointMismatchError: the folder belongs to another run, or the ranks do not share
+                it.
+            StorageError: the folder cannot be written.
+        """
+        if self._manager is not None:
+            return True
+        if _trained:
+            log.warn(
+                "checkpoints-off",
+                message=(
+                    "a script's first training alone is saved and resumed: this is another one"
+                ),
+            )
+            return False
+        self._manager = open_manager(FileCheckpointManager, self._config)
+        if self._manager is None:
+            return False
+        _trained.append(True)
+        self.group = CheckpointGroup(ScriptWorld.current())
+        self._agreement = SaveAgreement(self.group, every_seconds=self._every_seconds)
+        self._manager.on_result = self._report
+        self._reporter.stats.checkpoint_interval = self._every_seconds
+        self.listen()
+        return True
+
+    def listen(self) -> None:
+        """Take SIGTERM as a request to stop, also after the framework has taken it for itself."""
+        if self._agreement is not None:
+            self._agreement.listen()
+
+    def find(self) -> tuple[int, str] | None:
+        """Find the newest checkpoint that verifies; the framework then restores it.
+
+        Returns:
+            Its step, and the path of the folder with the framework's files; None if there is none.
+
+        Raises:
+            CheckpointMismatchError: it is another framework's, or none can be read.
+        """
+        if self._manager is None:
+            return None
+        began = time.monotonic()
+        found = self._manager.find(self._framework)
+        stats = self._reporter.stats
+        for fallback in self._manager.fallbacks:
+            stats.add_fallback(fallback.cause)
+        if found is None:
+            return None
+        step, folder = found
+        stats.add_checkpoint("restore")
+        stats.add_wall(WallCategory.CHECKPOINT_RESTORE, time.monotonic() - began)
+        log.event("resumed", step=step, checkpoint=folder.parent.name)
+        return step, str(folder)
+
+    def is_due(self, step: int) -> bool:
+        """Whether to save now, the same on all ranks; called by all after every step.
+
+        Args:
+            step: the number of completed steps.
+        """
+        if self._manager is None or self._agreement is None or self._agreement.stopping:
+            return False
+        self._manager.poll()
+        due = self._every_steps is not None and step % self._every_steps == 0
+        due |= self._agreement.poll()
+        return due or self._agreement.stopping
+
+    def save(self, step: int, write: WriteFiles) -> None:
+        """Have the framework write a checkpoint, and commit it in the background; wait for the
+        commit if the ranks are about to stop.
+
+        Args:
+            step: the number of completed steps.
+            write: has the framework write its files into a folder; called on every rank.
+
+        Raises:
+            StorageError: the state could not be saved before the stop. Otherwise a failure is
+                logged and counted.
+        """
+        if self._manager is None or self._agreement is None:
+            return
+        self._agreement.saved()
+        self._reporter.begin(Phase.SAVE)
+        self._manager.save_files(
+            write, framework=self._framework, step=step, required=self._agreement.stopping
+        )
+
+    def close(self) -> None:
+        """Wait for the commit in progress and release the folder and SIGTERM."""
+        if self._manager is not None and self._agreement is not None:
+            self._manager.close()
+            self._agreement.unlisten()
+            self._reporter.begin(Phase.EXIT)  # what follows reports no steps
+            self._manager = self._agreement = self.group = None
+
+    def _report(self, result: SaveResult) -> None:
+        result.add_to(self._reporter.stats)
+        self._reporter.flush()

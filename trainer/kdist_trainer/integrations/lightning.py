@@ -1,0 +1,165 @@
+"""`KdistCallback` for Lightning's `Trainer`, of `lightning` as of `pytorch_lightning`.
+
+    trainer = lightning.Trainer(strategy="ddp", callbacks=[KdistCallback()], …)
+    trainer.fit(model, loader)
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from kdist_trainer.integrations import values
+from kdist_trainer.integrations.checkpoints import FrameworkCheckpoints
+from kdist_trainer.liveness import Phase
+from kdist_trainer.metrics.reporter import Reporter
+
+if TYPE_CHECKING or "lightning" not in sys.modules:
+    from pytorch_lightning import Callback, LightningModule, Trainer
+    from pytorch_lightning.utilities.exceptions import SIGTERMException
+else:  # the script's own: the two distributions' classes differ
+    from lightning.pytorch import Callback, LightningModule, Trainer
+    from lightning.pytorch.utilities.exceptions import SIGTERMException
+
+_FILE = "lightning.ckpt"
+
+
+class KdistCallback(Callback):
+    """Reports a Lightning training's steps, saves it, stops it on SIGTERM when all ranks have
+    saved, and resumes it.
+
+    The checkpoints are those of `Trainer.save_checkpoint`, in the job's checkpoint folder. A
+    `ModelCheckpoint` of the script's own saves where and when it would without. After a stop the
+    script ends as Lightning ends it on SIGTERM, and the same command continues it.
+    """
+
+    def __init__(
+        self, *, every_seconds: int = 300, every_steps: int | None = None, keep: int = 3
+    ) -> None:
+        """Do nothing until `Trainer.fit`.
+
+        Args:
+            every_seconds: time between two checkpoints.
+            every_steps: number of steps between two checkpoints, in addition.
+            keep: number of checkpoints to keep.
+        """
+        self._reporter = Reporter()
+        self._checkpoints = FrameworkCheckpoints(
+            "lightning",
+            self._reporter,
+            every_seconds=every_seconds,
+            every_steps=every_steps,
+            keep=keep,
+        )
+        self._restored = ""
+        self._target_steps: int | None = None
+        self._step = 0
+        self._loss: Tensor | None = None
+        self._samples = 0
+        self._learning_rate: float | None = None
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002 - Lightning's signature
+        """Restore the newest checkpoint that verifies. Only now is there a process group."""
+        if trainer.fast_dev_run or not self._checkpoints.open():
+            return
+        found = self._checkpoints.find()
+        if found is not None:
+            self._restored = str(Path(found[1], _FILE))
+            # what `fit(ckpt_path=...)` calls: there is no public way to it from a hook
+            trainer._checkpoint_connector.restore(self._restored)
+
+    def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
+        """Take SIGTERM back: Lightning's handler waits in a collective."""
+        self._checkpoints.listen()
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
+        """Take SIGTERM back, and find out how many steps there are.
+
+        Raises:
+            ValueError: the script has had another checkpoint restored over kdist's.
+        """
+        self._checkpoints.listen()
+        if self._restored and str(trainer.ckpt_path) != self._restored:
+            raise ValueError(
+                f"Trainer.fit(ckpt_path={str(trainer.ckpt_path)!r}) was restored over the newer "
+                f"checkpoint {self._restored}: leave ckpt_path out, KdistCallback resumes by itself"
+            )
+        steps = trainer.estimated_stepping_batches
+        self._target_steps = int(steps) if 0 < steps < float("inf") else None
+        self._step = trainer.global_step
+
+    def on_train_batch_start(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,  # noqa: ARG002 - Lightning's signature
+        batch: Any,  # noqa: ARG002
+        batch_idx: int,  # noqa: ARG002
+    ) -> None:
+        """Remember the learning rate of the step, which its end may change."""
+        groups = trainer.optimizers[0].param_groups if trainer.optimizers else []
+        self._learning_rate = groups[0]["lr"] if groups else None
+
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,  # noqa: ARG002 - Lightning's signature
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,  # noqa: ARG002
+    ) -> None:
+        """Report the step, and save or stop if all ranks agree to."""
+        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+        if isinstance(loss, Tensor):  # of a part of the step where gradients are accumulated
+            self._loss = loss.detach() if self._loss is None else self._loss + loss.detach()
+        self._samples += _count_samples(batch)
+        if trainer.global_step == self._step:
+            return
+        self._step = trainer.global_step
+        self._report_step(trainer)
+        if self._checkpoints.is_due(self._step):
+            self._checkpoints.save(
+                self._step, lambda folder: trainer.save_checkpoint(folder / _FILE)
+            )
+        if self._checkpoints.stopping:
+            self._checkpoints.close()
+            raise SIGTERMException
+
+    def on_validation_batch_end(self, *_: Any, **__: Any) -> None:
+        """Tell the agent that an evaluation is going on."""
+        self._reporter.begin(Phase.EVALUATE)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002 - Lightning's signature
+        """Report an evaluation, of the metrics whose names say that they are of one."""
+        if not trainer.sanity_checking:
+            self._reporter.evaluated(values.of_evaluation(trainer.callback_metrics))
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002 - Lightning's signature
+        """Wait for the last commit."""
+        self._checkpoints.close()
+        self._reporter.flush()
+
+    def _report_step(self, trainer: Trainer) -> None:
+        # as often as Lightning logs: to read a loss waits for the device
+        logs = self._step % max(1, trainer.log_every_n_steps) == 0
+        self._reporter.step(
+            step=self._step,
+            target_steps=self._target_steps,
+            samples=self._samples,
+            learning_rate=self._learning_rate,
+            loss=float(self._loss) if logs and self._loss is not None else None,
+        )
+        self._loss, self._samples = None, 0
+
+
+def _count_samples(batch: Any) -> int:
+    """The size of the first tensor in a batch; 0 if there is none."""
+    if isinstance(batch, Tensor):
+        return batch.shape[0] if batch.dim() else 1
+    parts = batch.values() if isinstance(batch, Mapping) else batch
+    if isinstance(batch, Mapping | list | tuple):
+        return next((size for part in parts if (size := _count_samples(part))), 0)
+    return 0

@@ -1,4 +1,4 @@
-"""`KdistTracker` for Accelerate: alone it shows what `Accelerator.log` is given; three more lines in
+"""`KdistTracker` for Accelerate: alone it shows what `Accelerator.log` is given; two more lines in
 the script's own loop save, stop and resume it.
 
     tracker = KdistTracker()
@@ -15,7 +15,7 @@ the script's own loop save, stop and resume it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
@@ -60,6 +60,7 @@ class KdistTracker(GeneralTracker):
         self._accelerator: Accelerator | None = None
         self._target_steps: int | None = None
         self._logged: dict[str, Any] = {}
+        self._last_step: int | None = None
 
     @property
     def tracker(self) -> Reporter:
@@ -94,7 +95,8 @@ class KdistTracker(GeneralTracker):
             self._reporter.step(step=step, target_steps=self._target_steps, **known)
 
     def resume(self, accelerator: Accelerator) -> int:
-        """Load the newest checkpoint that verifies, after `prepare` and `init_trackers`. Collective.
+        """Load the newest checkpoint that verifies, after `init_trackers` and `prepare`, on every
+        rank.
 
         Args:
             accelerator: whose state it is.
@@ -107,7 +109,11 @@ class KdistTracker(GeneralTracker):
                 can be read.
         """
         self._accelerator = accelerator
+        if not accelerator.is_main_process and self not in accelerator.trackers:
+            accelerator.trackers.append(self)  # so that `end_training` waits on every rank
         found = self._checkpoints.find() if self._checkpoints.open() else None
+        if self._checkpoints.group is not None:
+            self._target_steps = self._checkpoints.group.broadcast(self._target_steps)
         if found is None:
             return 0
         step, folder = found
@@ -128,10 +134,9 @@ class KdistTracker(GeneralTracker):
         self._reporter.step(
             step=step, target_steps=self._target_steps, samples=samples, **self._logged
         )
-        self._logged = {}
-        accelerator = self._accelerator
-        if accelerator is not None and self._checkpoints.is_due(step):
-            self._checkpoints.save(step, lambda folder: _save(accelerator, folder))
+        self._logged, self._last_step = {}, step
+        if self._checkpoints.is_due(step):
+            self._save()
         return self._checkpoints.stopping
 
     def evaluating(self) -> None:
@@ -139,6 +144,17 @@ class KdistTracker(GeneralTracker):
         self._reporter.begin(Phase.EVALUATE)
 
     def finish(self) -> None:
-        """Wait for the last commit; `Accelerator.end_training` calls it."""
+        """Save the last step, and wait for its commit; `Accelerator.end_training` calls it."""
+        self._save()
         self._checkpoints.close()
         self._reporter.flush()
+
+    def _save(self) -> None:
+        accelerator = self._accelerator
+
+        def write(folder: Path) -> None:
+            if accelerator is not None:
+                accelerator.save_state(str(folder))
+
+        if self._last_step is not None:
+            self._checkpoints.save(self._last_step, write)

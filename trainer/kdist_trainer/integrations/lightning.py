@@ -1,7 +1,7 @@
 """`KdistCallback` for Lightning's `Trainer`, of `lightning` as of `pytorch_lightning`.
 
-    trainer = lightning.Trainer(strategy="ddp", callbacks=[KdistCallback()], …)
-    trainer.fit(model, loader)
+trainer = lightning.Trainer(strategy="ddp", callbacks=[KdistCallback()], …)
+trainer.fit(model, loader)
 """
 
 from __future__ import annotations
@@ -121,9 +121,7 @@ class KdistCallback(Callback):
         self._step = trainer.global_step
         self._report_step(trainer)
         if self._checkpoints.is_due(self._step):
-            self._checkpoints.save(
-                self._step, lambda folder: trainer.save_checkpoint(folder / _FILE)
-            )
+            self._save(trainer)
         if self._checkpoints.stopping:
             self._checkpoints.close()
             raise SIGTERMException
@@ -138,9 +136,16 @@ class KdistCallback(Callback):
             self._reporter.evaluated(values.of_evaluation(trainer.callback_metrics))
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002 - Lightning's signature
-        """Wait for the last commit."""
+        """Save the last step, and wait for its commit."""
+        self._save(trainer)
         self._checkpoints.close()
         self._reporter.flush()
+
+    def _save(self, trainer: Trainer) -> None:
+        def write(folder: Path) -> None:
+            trainer.save_checkpoint(folder / _FILE, weights_only=False)
+
+        self._checkpoints.save(self._step, write)
 
     def _report_step(self, trainer: Trainer) -> None:
         # as often as Lightning logs: to read a loss waits for the device

@@ -93,7 +93,8 @@ class KdistTrainerCallback(TrainerCallback):
         self._unreported = state.global_step
         if not control.should_log:
             self._report_step(args, state)
-        if self._checkpoints.is_due(state.global_step):
+        is_last = state.global_step >= state.max_steps
+        if self._checkpoints.is_due(state.global_step) or (is_last and self._checkpoints.group):
             if not control.should_save:
                 control.should_save = self._only_ours = True
                 # to rotate for it would remove one that the user has asked for

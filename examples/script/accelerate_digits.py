@@ -41,7 +41,9 @@ def main() -> None:
     )
     model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Dropout(0.1), nn.Linear(128, 10))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    loader = DataLoader(samples, batch_size=16, shuffle=True)
+    # with random numbers of its own: else a loader that starts again shifts those of the dropout
+    generator = torch.Generator().manual_seed(0)
+    loader = DataLoader(samples, batch_size=16, shuffle=True, generator=generator)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     accelerator.init_trackers("digits", {"max_train_steps": arguments.epochs * len(loader)})
     done = tracker.resume(accelerator)

@@ -85,7 +85,7 @@ def read_logged(script: str, home: Path) -> Curve:
                 if row.get("train_loss"):
                     found[int(row["step"]) + 1] = float(row["train_loss"])
         return found
-    printed = re.findall(r"step (\d+): loss ([0-9.e-]+)", (home / "output").read_text())
+    printed = re.findall(r"rank0\]: step (\d+): loss ([0-9.e-]+)", (home / "output").read_text())
     return {int(step): float(loss) for step, loss in printed}
 
 

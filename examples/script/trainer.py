@@ -80,7 +80,7 @@ def main() -> None:
     trainer.train()
     if trainer.is_world_process_zero():
         trainer.save_state()
-        weights = trainer.model.state_dict()
+        weights = model.state_dict()
         everything = b"".join(weights[name].cpu().numpy().tobytes() for name in sorted(weights))
         print(f"weights {hashlib.sha256(everything).hexdigest()}", flush=True)
 

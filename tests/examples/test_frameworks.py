@@ -18,6 +18,7 @@ import threading
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -70,7 +71,8 @@ def train_by_torchrun(script: str, home: Path) -> str:
 
 
 def read_weights(output: str) -> str:
-    return re.findall(r"weights ([0-9a-f]{64})", output)[-1]
+    digest: str = re.findall(r"weights ([0-9a-f]{64})", output)[-1]
+    return digest
 
 
 def read_logged(script: str, home: Path) -> Curve:
@@ -87,6 +89,13 @@ def read_logged(script: str, home: Path) -> Curve:
         return found
     printed = re.findall(r"rank0\]: step (\d+): loss ([0-9.e-]+)", (home / "output").read_text())
     return {int(step): float(loss) for step, loss in printed}
+
+
+def has_saved(run: TrainingRun, generation: int) -> bool:
+    """Whether the newest group of ranks is of this generation and has committed a checkpoint."""
+    events = run.events()
+    numbers = [one["generation"] for one in events if one["event"] == "generation"]
+    return numbers[-1:] == [generation] and events[-1]["event"] == "commit"
 
 
 @contextmanager
@@ -135,12 +144,7 @@ def test_a_frameworks_script_that_is_killed_twice_ends_as_one_that_nothing_inter
     with run, watching(run) as seen:
         for number in (1, 2):
             run.wait_until(
-                lambda number=number: (
-                    [one["generation"] for one in run.events("generation")][-1:] == [number]
-                    and run.events()[-1]["event"] == "commit"
-                ),
-                f"a checkpoint of generation {number}",
-                every=0.002,
+                partial(has_saved, run, number), f"a checkpoint of generation {number}", every=0.002
             )
             kill(run.ranks()[-number].pid)
         assert run.wait() == 0, run.output()

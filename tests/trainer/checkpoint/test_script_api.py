@@ -186,7 +186,8 @@ def count_signals(answers: Connection, root: Path) -> None:
     model = nn.Linear(2, 2)
     checkpointer = Checkpointer(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
     answers.send("ready")
-    while not checkpointer._stop:
+    assert checkpointer._agreement is not None
+    while not checkpointer._agreement.requested:
         time.sleep(0.001)
     assert not checkpointer.stop_requested, "one rank's flag is no agreement yet"
     assert checkpointer.maybe_save(1)

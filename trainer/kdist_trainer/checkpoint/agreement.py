@@ -34,7 +34,8 @@ class SaveAgreement:
         """Whether all ranks have agreed to stop."""
         self._group = group
         self._every_seconds = every_seconds
-        self._stop = False  # this rank was asked to
+        self.requested = False
+        """Whether this rank was asked to stop."""
         self._calls = 0
         self._agree_at = 1
         self._agreed_calls = 0
@@ -72,7 +73,7 @@ class SaveAgreement:
         now = time.monotonic()
         seconds_per_call = (now - self._agreed_time) / (self._calls - self._agreed_calls)
         answers = self._group.gather(
-            (self._stop, now - self._saved_time >= self._every_seconds, seconds_per_call)
+            (self.requested, now - self._saved_time >= self._every_seconds, seconds_per_call)
         )
         self.stopping = any(stop for stop, _, _ in answers)
         slowest = max(seconds for _, _, seconds in answers)
@@ -84,6 +85,6 @@ class SaveAgreement:
         return answers[0][1]
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        if self._stop:
+        if self.requested:
             os._exit(128 + number)
-        self._stop = True
+        self.requested = True

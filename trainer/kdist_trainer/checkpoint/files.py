@@ -74,6 +74,8 @@ class FileCheckpointManager(CheckpointManager):
                 return
             self._commit_files(write, framework=framework, step=step, started=started)
             if not required:
+                if self._blocking:
+                    self.wait()
                 return
             result = self._collect()
             if result.ok:

@@ -27,7 +27,7 @@ from kdist_trainer.liveness import Phase
 from kdist_trainer.metrics.reporter import Reporter
 
 
-class KdistTracker(GeneralTracker):
+class KdistTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ships no types
     """Reports what Accelerate logs; saves and resumes with `Accelerator.save_state`.
 
     Losses are read from `loss` or `train_loss`, learning rates from `learning_rate` or `lr`,

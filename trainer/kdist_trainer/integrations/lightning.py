@@ -64,7 +64,7 @@ class KdistCallback(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002 - Lightning's signature
         """Restore the newest checkpoint that verifies. Only now is there a process group."""
-        if trainer.fast_dev_run or not self._checkpoints.open():
+        if getattr(trainer, "fast_dev_run", False) or not self._checkpoints.open():
             return
         found = self._checkpoints.find()
         if found is not None:
@@ -149,7 +149,7 @@ class KdistCallback(Callback):
 
     def _report_step(self, trainer: Trainer) -> None:
         # as often as Lightning logs: to read a loss waits for the device
-        logs = self._step % max(1, trainer.log_every_n_steps) == 0
+        logs = self._step % max(1, getattr(trainer, "log_every_n_steps", 1)) == 0
         self._reporter.step(
             step=self._step,
             target_steps=self._target_steps,

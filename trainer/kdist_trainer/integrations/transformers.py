@@ -137,7 +137,7 @@ class KdistTrainerCallback(TrainerCallback):
         group = self._checkpoints.group
         if group is None:
             return
-        source = Path(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
+        source = Path(args.output_dir or "", f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
         self._checkpoints.save(state.global_step, lambda target: _copy(source, target, group))
         if self._only_ours:
             args.save_total_limit, self._only_ours = self._save_limit, False
@@ -226,4 +226,4 @@ def _resuming(train: Callable[..., Any]) -> Callable[..., Any]:
     return resume_and_train
 
 
-Trainer.train = _resuming(Trainer.train)
+Trainer.train = _resuming(Trainer.train)  # type: ignore[method-assign]  # on purpose

@@ -115,12 +115,14 @@ def test_a_full_disk_on_one_rank_fails_the_save_on_all_and_leaves_nothing(tmp_pa
 
 
 def count_operations(root: Path) -> int:
-    """How many operations of storage one save has."""
+    """How many operations of storage a group's first save has, with an older checkpoint there."""
+    save_steps(Rank(0, 1, 1), root, [1])
     seen: list[storage.Operation] = []
-    rank = Rank(0, 1, 1)
+    rank = Rank(0, 1, 2)
     manager = open_files(root, rank)
+    manager.find("tests")
     with storage.observed(seen.append):
-        manager.save_files(write_share(rank, 1), framework="tests", step=1)
+        manager.save_files(write_share(rank, 2), framework="tests", step=2)
     manager.close()
     return len(seen)
 

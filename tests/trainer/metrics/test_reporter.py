@@ -17,8 +17,8 @@ import pytest
 from kdist_trainer import Reporter
 from kdist_trainer.liveness import Heartbeat, Phase
 from kdist_trainer.metrics.reporter import CLOSE_SECONDS
-from kdist_trainer.metrics.step_stats import StepStats
-from kdist_trainer.metrics.wire import SLOTS, Record, unpack
+from kdist_trainer.metrics.step_stats import WALL_CATEGORIES, StepStats
+from kdist_trainer.metrics.wire import GAUGES, SLOTS, Record, unpack
 
 STEPS = SLOTS["kdist_steps_total"].start
 DROPPED = SLOTS["kdist_exporter_records_dropped_total"].start
@@ -154,6 +154,29 @@ def test_a_script_reports_steps_heartbeats_and_progress(
     lines = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
     assert [line["event"] for line in lines][:2] == ["first-step", "progress"]
     assert (lines[1]["step"], lines[1]["target"], lines[1]["loss"]) == (1, 9, 2.0)
+
+
+def test_an_evaluation_is_reported_with_its_loss_its_time_and_a_heartbeat(
+    agent: socket.socket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KDIST_SCRATCH", str(tmp_path))
+    beat = tmp_path / "rank-0.heartbeat"
+    Heartbeat.create(beat)
+    reporter = Reporter(min_interval_seconds=0)
+    reporter.begin(Phase.EVALUATE)
+    assert Heartbeat(beat).read().count == 0, "who has reported no step is not watched"
+    reporter.step(step=7, samples=1)
+    reporter.update(loss=0.5, learning_rate=0.1)
+    reporter.begin(Phase.EVALUATE)
+    assert (Heartbeat(beat).read().phase, Heartbeat(beat).read().step) == (Phase.EVALUATE, 7)
+    reporter.evaluated({"loss": 0.25, "accuracy": 0.75})
+    reporter.close()
+    last = received(agent)[-1]
+    assert last.counters[STEPS] == 1, "an update is no step"
+    assert last.gauges[GAUGES["kdist_loss"]] == 0.5
+    assert last.gauges[GAUGES["kdist_evaluation_loss"]] == 0.25
+    wall = SLOTS["kdist_wall_seconds_total"].start + WALL_CATEGORIES.index("evaluation")
+    assert last.counters[wall] > 0
 
 
 def test_a_script_that_never_closes_its_reporter_still_sends_a_last_record(

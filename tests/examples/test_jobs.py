@@ -53,6 +53,7 @@ def test_every_file_is_run_by_a_test() -> None:
     }
     tests = (
         Path(__file__).with_name("test_scripts.py").read_text(),
+        Path(__file__).with_name("test_frameworks.py").read_text(),
         (ROOT / "Makefile").read_text(),
     )
     left = [

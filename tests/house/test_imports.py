@@ -32,6 +32,7 @@ LIGHT = {
     "kdist_trainer.metrics.step_stats": "torch numpy kdist click",
     "kdist_trainer.checkpoint.layout": "torch numpy kdist click",
     "kdist_trainer.checkpoint.ledger": "torch numpy kdist click",
+    "kdist_trainer.integrations": "torch accelerate lightning pytorch_lightning transformers",
 }
 
 # Each contract of pyproject.toml, and a line that breaks it, put at the end of a file (which is
@@ -63,6 +64,10 @@ BREACHES = {
     "nobody who trains knows the agent": (
         "trainer/kdist_trainer/worker.py",
         "import kdist_trainer.agent",
+    ),
+    "only integrations know training frameworks": (
+        "trainer/kdist_trainer/checkpoint/files.py",
+        "import transformers",
     ),
     "what is in the wheels never imports the developers' tools": (
         "cli/kdist/dashboards/grafana.py",

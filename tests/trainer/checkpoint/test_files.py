@@ -128,7 +128,7 @@ def count_operations(root: Path) -> int:
 
 
 def die_in_save(root: Path, at: int) -> None:
-    """Save step 2 and end without a farewell before its operation number `at`."""
+    """Save step 2 and end at once before its operation number `at`."""
     rank, count = Rank(0, 1, 2), 0
 
     def observe(_: storage.Operation) -> None:

@@ -87,7 +87,7 @@ def test_every_declared_metric_is_in_a_scrape_with_its_type_and_labels(scratch: 
     seen = {
         name + "_total" if family.type == "counter" else name for name, family in families.items()
     }
-    # digits has no tokens, and its evaluation an accuracy only
+    # digits has no tokens, and this training no evaluation
     assert seen == {metric.name for metric in CATALOGUE} - {
         "kdist_tokens_total",
         "kdist_evaluation_loss",

@@ -153,9 +153,12 @@ LEARNING = PanelRow(
     (
         lines(
             "Loss",
-            "Training loss: the mean over all ranks; of a script, what its rank 0 reports",
+            (
+                "Training loss: the mean over all ranks; of a script, what its rank 0 reports. "
+                "Where there is an evaluation, its loss too"
+            ),
             "none",
-            {"loss": "max(kdist_loss{})"},
+            {"loss": "max(kdist_loss{})", "evaluation": "max(kdist_evaluation_loss{})"},
             width=12,
             height=9,
         ),

@@ -90,6 +90,7 @@ class KdistTrainerCallback(TrainerCallback):
         **_: Any,
     ) -> TrainerControl:
         """Report the step, unless its loss is logged next, and decide whether to save."""
+        self._restore_limit(args)  # with save_strategy="best" the last save may not have come
         self._unreported = state.global_step
         if not control.should_log:
             self._report_step(args, state)
@@ -139,10 +140,9 @@ class KdistTrainerCallback(TrainerCallback):
             return
         source = Path(args.output_dir or "", f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
         self._checkpoints.save(state.global_step, lambda target: _copy(source, target, group))
-        if self._only_ours:
-            args.save_total_limit, self._only_ours = self._save_limit, False
-            if args.local_process_index == 0 and state.best_model_checkpoint != str(source):
-                shutil.rmtree(source, ignore_errors=True)
+        was_ours, is_best = self._restore_limit(args), state.best_model_checkpoint == str(source)
+        if was_ours and not is_best and args.local_process_index == 0:
+            shutil.rmtree(source, ignore_errors=True)
         if self._checkpoints.stopping:
             self._checkpoints.close()
             raise SystemExit(int(Exit.STOPPED))
@@ -173,6 +173,13 @@ class KdistTrainerCallback(TrainerCallback):
         self._report_step(args, state)
         self._checkpoints.close()
         self._reporter.flush()
+
+    def _restore_limit(self, args: TrainingArguments) -> bool:
+        """Undo what a save of ours has changed; returns whether it was one."""
+        if not self._only_ours:
+            return False
+        args.save_total_limit, self._only_ours = self._save_limit, False
+        return True
 
     def _report_step(self, args: TrainingArguments, state: TrainerState, **logged: Any) -> None:
         if self._unreported is not None:

@@ -18,6 +18,9 @@ a copy under another name does not count as the job's.
 JOB_LABEL: Final = "kdist.dev/job"
 """Label with the job's name on every object of a job, and on its pods."""
 
+RECLAIM_POLICY: Final = "kdist.dev/reclaim-policy"
+"""Annotation of a claim that kdist created for checkpoints: `Delete` if it goes with the job."""
+
 # Characters that JSON leaves unescaped and that YAML does not allow in a quoted string, or folds as
 # line breaks.
 _BARE_IN_JSON = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff\ud800-\udfff]")

@@ -15,7 +15,10 @@ from kdist.units import size
 _LONGEST_NAME = 45  # with the suffix of 4096 nodes, a pod's name of a JobSet has 63 characters
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 # sections of the job file that a bench does not use
-_IGNORED = ("train", "script", "code", "data", "checkpoints", "preflight")
+_IGNORED = (
+    *("train", "script", "code", "data", "checkpoints", "preflight"),
+    *("replicas", "suspend", "restartedAt"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -122,6 +122,12 @@ def command(
     launcher = local.LauncherLink.take()
     again = _argv(file, args, output=output, propagate=propagate_exit_code, **changes)
     job, base = _read_job(file, args, **changes)
+    if job.spec.suspend:
+        raise UsageError(
+            f"{job.metadata.name} has spec.suspend: true, and a suspended job does not run",
+            hint="--set spec.suspend=false runs it here, and leaves the file as it is",
+        )
+    job = job.with_replicas()
     local.check_torch()
     if missing := local.describe_missing_gpus(job, os.environ):
         console.warning(missing)
@@ -212,6 +218,7 @@ def _read_job(
             )
         limits = {"min": int(minimum), "max": int(maximum or minimum)}
         overrides.append(OptionOverride(f"spec.nodes={json.dumps(limits)}", f"--nodes {nodes}"))
+        overrides.append(OptionOverride("spec.replicas=null", f"--nodes {nodes}"))
     if procs_per_node is not None:
         overrides.append(
             OptionOverride(

@@ -77,7 +77,7 @@ def command(
 
 def _summary(job: Any) -> str:
     """A summary of what a valid job would run."""
-    nodes, procs = job.spec.nodes, job.spec.procs_per_node
+    nodes, procs = job.with_replicas().spec.nodes, job.spec.procs_per_node
     count = str(nodes.max) if nodes.min == nodes.max else f"{nodes.min} to {nodes.max}"
     what = (
         f"trains {job.spec.train.workload}"

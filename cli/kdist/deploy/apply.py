@@ -19,6 +19,7 @@ from kdist.deploy.dependents import RUNTIME, adopt, drop_owner
 from kdist.deploy.plan import Plan
 from kdist.errors import KdistError, NotFoundError
 from kdist.manifest import Manifest
+from kdist.status import ASKED
 
 if TYPE_CHECKING:
     from kdist.cluster import ApiError, Applied, Cluster
@@ -76,6 +77,11 @@ def send(
             if each.applied.verb == "created":
                 created.append(each)
             yield each
+        if plan.job.spec.suspend:  # as by `kdist suspend`, so that `kdist resume` starts it
+            body = {"metadata": {"annotations": {ASKED: "suspended"}}}
+            cluster.change(
+                "v1", "ConfigMap", plan.job.metadata.name, body, job=plan.job.metadata.name
+            )
     except KdistError as error:
         if created:
             raise _undo(cluster, created, error) from error

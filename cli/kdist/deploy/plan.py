@@ -4,6 +4,7 @@ stored in the job's ConfigMap. Also reads the folder of `spec.code`, to be sent 
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -36,15 +37,15 @@ def read_code(job: TrainingJob, base: Path) -> dict[str, bytes] | None:
         base: folder that `spec.code` is relative to.
 
     Returns:
-        The content by path with `/`; None if the job has no code folder.
+        The content by path with `/`; None if the job has no code folder, but perhaps a ConfigMap.
 
     Raises:
         UsageError: there is no such folder.
         KdistError: it is far too large.
     """
-    if job.spec.code is None:
+    if job.spec.code is None or job.spec.code.path is None:
         return None
-    folder = resolve_path(base, job.spec.code).resolve()
+    folder = resolve_path(base, job.spec.code.path).resolve()
     if not folder.is_dir():
         raise UsageError(
             f"spec.code: there is no folder {folder}", hint="its path is relative to the job file"
@@ -110,6 +111,8 @@ def make_plan(
     Raises:
         KdistError: the job cannot be applied as it is.
     """
+    job = job.with_replicas()
+    _check_suspend(job)
     code = read_code(job, base)
     if cluster is None:
         kind = backends.choose(set(), job) if job.spec.backend == "auto" else job.spec.backend
@@ -117,7 +120,12 @@ def make_plan(
             f"{job.metadata.namespace or f'$({NAMESPACE_VARIABLE})'}/{job.run or job.metadata.name}"
         )
         placement = Placement(
-            kind, backends.choose_rendezvous(job), run_id, take_over=take_over, code=code
+            kind,
+            backends.choose_rendezvous(job),
+            run_id,
+            suspended=job.spec.suspend,
+            take_over=take_over,
+            code=code,
         )
         return Plan(job, placement, render.render(job, placement), render.warn(job, placement))
     job = job.model_copy(
@@ -129,6 +137,8 @@ def make_plan(
     backend = _choose_backend(cluster, job, decided)
     workload = None if config_map is None else _find_workload(cluster, backend, job.metadata.name)
     state = None if workload is None else backends.get(backend).read(workload)
+    if config_map is not None and workload is not None:
+        _check_restart(job, config_map)
     placement = Placement(
         backend=backend,
         rendezvous=_choose_rendezvous(cluster, job, decided),
@@ -194,12 +204,44 @@ def _find_workload(cluster: Cluster, backend: str, name: str) -> dict[str, Any] 
 
 
 def _is_suspended(job: TrainingJob, backend: str, state: WorkloadState | None) -> bool:
-    """Whether to render the workload as suspended: yes for a new job with a queue, because Kueue
-    starts it; an existing workload keeps its state.
+    """Whether to render the workload as suspended: yes if the job says so, and for a new job with a
+    queue, because Kueue starts it; otherwise an existing workload keeps its state.
     """
+    if job.spec.suspend:
+        return True
     if state is None:
         return job.spec.queue is not None and not backends.get(backend).keeps_alive
     return state.suspended or (state.finished is not None and backends.get(backend).keeps_alive)
+
+
+def _check_suspend(job: TrainingJob) -> None:
+    """Raise `KdistError` for a suspended job in a queue, whose workload Kueue starts by itself."""
+    if job.spec.suspend and job.spec.queue is not None:
+        name = job.metadata.name
+        raise KdistError(
+            f"{name} has spec.suspend: true and is in queue {job.spec.queue}, but Kueue starts "
+            "what is in its queues",
+            hint="leave out suspend; once the job exists, `kdist suspend` takes back its quota",
+            next_command=f"kdist suspend {name}",
+        )
+
+
+def _check_restart(job: TrainingJob, config_map: dict[str, Any]) -> None:
+    """Raise `KdistError` if the job asks for a restart by a changed `restartedAt`, which only the
+    operator acts on.
+    """
+    try:
+        before = json.loads(config_map["data"]["job.json"])["spec"].get("restartedAt")
+    except (KeyError, TypeError, ValueError, AttributeError):
+        before = None  # written by another version
+    if job.spec.restarted_at not in (None, before):
+        name = job.metadata.name
+        raise KdistError(
+            f"spec.restartedAt of {name} has changed, but only kdist's operator restarts a job "
+            "for that",
+            hint="apply it with --set spec.restartedAt=null, and restart it by command",
+            next_command=f"kdist restart {name} -n {job.metadata.namespace}",
+        )
 
 
 def _describe_state(

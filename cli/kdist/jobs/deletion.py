@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from kdist.deploy import delete
 from kdist.deploy.dependents import CLAIM
-from kdist.manifest import JOB_LABEL, Manifest
+from kdist.manifest import JOB_LABEL, RECLAIM_POLICY, Manifest
 from kdist.status.documents import Document, integer, text
 
 if TYPE_CHECKING:
@@ -78,11 +78,17 @@ def plan_deletion(cluster: Cluster, name: str, *, purge: bool = False) -> Deleti
     Args:
         cluster: the cluster, with the job's namespace.
         name: of the job.
-        purge: delete claims with checkpoints too, if they were created for the job.
+        purge: delete claims with checkpoints too, if they were created for the job; those with
+            `reclaimPolicy: Delete` always are.
     """
     objects, foreign = delete.find_objects(cluster, name)
-    kept = [] if purge else [each for each in objects if each.kind == CLAIM]
+    kept = [] if purge else [each for each in objects if each.kind == CLAIM and not _goes(each)]
     return Deletion(cluster, name, [each for each in objects if each not in kept], kept, foreign)
+
+
+def _goes(claim: Manifest) -> bool:
+    """Whether a claim is deleted with its job, as `checkpoints.reclaimPolicy: Delete` asks for."""
+    return text(claim.document, "metadata", "annotations", RECLAIM_POLICY) == "Delete"
 
 
 def list_names(cluster: Cluster, selector: str = "") -> list[str]:

@@ -158,7 +158,8 @@ def render_objects(target: ClusterJob, *, suspended: bool = False) -> list[Manif
         target: the job.
         suspended: whether the workload is to be suspended.
     """
-    code = read_code(target) if target.job.spec.code is not None else None
+    sent = target.job.spec.code is not None and target.job.spec.code.path is not None
+    code = read_code(target) if sent else None
     rendered = render.render(target.job, replace(target.placement, suspended=suspended, code=code))
     # The ConfigMap that the code was read from exists, and is immutable.
     return [

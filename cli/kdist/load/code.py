@@ -88,10 +88,15 @@ def _checks(
                 field = _Field(tree, ("spec", "data", index, "path"))
                 yield field, _check_data(field, data.path, base)
     folder = None
-    if spec.code is not None:
-        folder = resolve_path(base, spec.code)
+    if spec.code is not None and spec.code.config_map is not None:
+        if use == "here":
+            field = _Field(tree, ("spec", "code"))
+            yield field, _refuse_config_map(field, spec.code.config_map)
+        return
+    if spec.code is not None and spec.code.path is not None:
+        folder = resolve_path(base, spec.code.path)
         field = _Field(tree, ("spec", "code"))
-        yield field, _check_folder(field, spec.code, folder)
+        yield field, _check_folder(field, spec.code.path, folder)
         if not _is_folder(folder):
             return
     if folder is None and use == "cluster":
@@ -107,6 +112,13 @@ def _checks(
         name, _, class_name = spec.train.workload.partition(":")
         field = _Field(tree, ("spec", "train", "workload"))
         yield field, _check_module(field, name, class_name, folder, base, use)
+
+
+def _refuse_config_map(field: _Field, name: str) -> Iterator[Problem]:
+    yield field.problem(
+        f"is the ConfigMap {name} of a cluster, which `kdist run` does not read",
+        hint="--set spec.code=FOLDER names the same code on this machine",
+    )
 
 
 def _check_folder(field: _Field, name: str, folder: Path) -> Iterator[Problem]:

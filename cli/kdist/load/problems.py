@@ -79,7 +79,6 @@ def about_missing(path: Path) -> Message:
 
 # what other tools call a field -> the field
 _SYNONYMS = {
-    "replicas": "nodes",
     "workers": "nodes",
     "nproc_per_node": "procsPerNode",
     "gpu": "resources.gpu",

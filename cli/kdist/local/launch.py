@@ -113,7 +113,8 @@ def script_of(job: TrainingJob, base: Path) -> str | None:
     script = job.spec.script
     if script is None or script.path is None:
         return None if script is None else f"-m {script.module}"
-    folder = base if job.spec.code is None else resolve_path(base, job.spec.code)
+    code = job.spec.code
+    folder = base if code is None or code.path is None else resolve_path(base, code.path)
     return str(resolve_path(folder, script.path))
 
 
@@ -140,7 +141,10 @@ def _share(devices: Sequence[str] | None, index: int, count: int) -> dict[str, s
 def _code(job: TrainingJob, base: Path, problems: list[str]) -> list[str]:
     if job.spec.code is None:
         return []
-    code = resolve_path(base, job.spec.code)
+    if job.spec.code.path is None:
+        problems.append(f"spec.code: ConfigMap {job.spec.code.config_map} is on a cluster")
+        return []
+    code = resolve_path(base, job.spec.code.path)
     if not code.is_dir():
         problems.append(f"spec.code: there is no folder {code}")
     return ["--code", str(code)]

@@ -44,6 +44,7 @@ def render(job: TrainingJob, placement: Placement | None = None) -> list[Manifes
     """
     if placement is None:
         return render_template("configmap.yaml.j2", collect(job, None))
+    job = job.with_replicas()
     backend = backends.get(placement.backend)
     check(job, placement)
     values = collect(job, placement)

@@ -98,7 +98,10 @@ def _check_size(files: Mapping[str, bytes]) -> None:
 
 
 RENDEZVOUS_PORT: Final = 29_400
-_NOT_IN_PODS: Final = ("backend", "code", "nodes", "queue", "ttlSecondsAfterFinished")
+_NOT_IN_PODS: Final = (
+    *("backend", "code", "nodes", "queue", "replicas", "restartedAt", "suspend"),
+    "ttlSecondsAfterFinished",
+)
 """Fields of the job that do not change its pods, or not only by their own value."""
 QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
 
@@ -115,6 +118,7 @@ def collect(job: TrainingJob, placement: Placement | None) -> dict[str, Any]:
     }
     if placement is None:
         return values
+    code_map = None if job.spec.code is None else job.spec.code.config_map
     backend, written = backends.get(placement.backend), rewrite(document)
     settings = job.to_train_config().to_document()
     nodes = settings.pop("nodes")
@@ -147,16 +151,21 @@ def collect(job: TrainingJob, placement: Placement | None) -> dict[str, Any]:
         else {},
         "workload_annotations": {},
         "run_id": placement.run_id,
+        "code_map": code_map and TracedValue(code_map, "spec.code.configMap"),
         "guarded": min(job.spec.nodes.min, job.spec.nodes.max - 1),
     }
 
 
 def digest_version(job: TrainingJob, code: str) -> str:
-    """Digest of everything that the job's pods run, including the digest of their code; independent
-    of the number of nodes.
+    """Digest of everything that the job's pods run, including the digest of their code or the name
+    of the ConfigMap that has it; independent of the number of nodes.
     """
+    if job.spec.code is not None and job.spec.code.config_map is not None:
+        code = job.spec.code.config_map
     spec = job.model_dump(mode="json", by_alias=True)["spec"]
     settings = {name: value for name, value in spec.items() if name not in _NOT_IN_PODS}
+    if spec["checkpoints"] is not None:
+        del spec["checkpoints"]["reclaimPolicy"]
     return sha256(_write({**settings, "code": code}).encode()).hexdigest()[:10]
 
 
@@ -241,8 +250,9 @@ def _missing(job: TrainingJob, placement: Placement) -> Iterator[str]:
                 f"spec.data[{index}] has only the local path {data.path}; add the claim "
                 "with the data on the cluster"
             )
-    if job.spec.code is not None and placement.code is None:
-        yield f"spec.code: the files of {job.spec.code} were not read"
+    code = job.spec.code
+    if code is not None and code.path is not None and placement.code is None:
+        yield f"spec.code: the files of {code.path} were not read"
 
 
 # The image's root is read-only, and output should appear at once; a job may override these.

@@ -12,7 +12,15 @@ here.
 
 from __future__ import annotations
 
-from kdist.spec.models import Checkpoints, Data, EnvVar, Resources, SecretKey, Toleration
+from kdist.spec.models import (
+    Checkpoints,
+    Code,
+    Data,
+    EnvVar,
+    Resources,
+    SecretKey,
+    Toleration,
+)
 from kdist.spec.training_job import API_VERSION, KIND, Metadata, Spec, TrainingJob
 from kdist.spec.validators import RUN
 from kdist_trainer.config import Cause, Exit, Nodes, Script, TrainConfig, Training, compare_done
@@ -23,6 +31,7 @@ __all__ = [
     "RUN",
     "Cause",
     "Checkpoints",
+    "Code",
     "Data",
     "EnvVar",
     "Exit",

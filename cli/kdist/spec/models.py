@@ -10,7 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from kdist.spec.violations import Violation, check_mount, check_variable, refuse
 from kdist_trainer.config import QUANTITY, ConfigModel, Seconds
@@ -28,6 +34,7 @@ _CPU: Final = r"^([1-9][0-9]*m|[0-9]+(\.[0-9]+)?)$"
 _MOUNT_PATH: Final = r"^/[^\x00:]*[^\x00:/]$"
 _ONE_LINE: Final = r"^[^\x00-\x1f\x7f]+$"
 _NO_NUL: Final = r"^[^\x00]*$"
+_TIME: Final = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?(Z|[+-]\d\d:\d\d)$"
 
 PATTERN_MESSAGES: Final[dict[str, str]] = {
     _JOB_NAME: (
@@ -54,6 +61,7 @@ PATTERN_MESSAGES: Final[dict[str, str]] = {
     _MOUNT_PATH: "must be an absolute path such as `/data`, without `:` and without `/` at its end",
     _ONE_LINE: "must be a path: one line without control characters",
     _NO_NUL: "must not contain a NUL character",
+    _TIME: "must be a time such as `2026-05-01T12:00:00Z`",
 }
 
 # 50 characters leave room for the suffixes of pod names, which have at most 63.
@@ -70,6 +78,8 @@ Storage = Annotated[str, Field(max_length=32, pattern=_STORAGE)]
 CpuText = Annotated[str, Field(max_length=32, pattern=_CPU)]
 MountPath = Annotated[str, Field(max_length=1024, pattern=_MOUNT_PATH)]
 FolderPath = Annotated[str, Field(min_length=1, max_length=4096, pattern=_ONE_LINE)]
+Time = Annotated[str, Field(max_length=40, pattern=_TIME)]
+"""RFC 3339, as Kubernetes writes times."""
 
 
 CoreCount = Annotated[float, Field(gt=0, le=4096)]
@@ -118,6 +128,36 @@ class Data(ConfigModel):
         yield from check_mount(self.mount_path)
 
 
+class Code(ConfigModel):
+    """The job's own modules or script: a folder next to the job file, or a ConfigMap."""
+
+    path: FolderPath | None = Field(
+        None,
+        description=(
+            "Path of a folder, relative to the job file; `kdist` sends its files, `kubectl` cannot."
+        ),
+    )
+    config_map: ObjectName | None = Field(
+        None,
+        description=(
+            "Existing ConfigMap on the cluster, each key of which is a file; not for `kdist run`."
+        ),
+    )
+
+    @model_validator(mode="after")
+    def _exactly_one_source(self) -> Code:
+        if (self.path is None) == (self.config_map is None):
+            raise ValueError("needs exactly one of path and configMap")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _write(self, handler: SerializerFunctionWrapHandler) -> str | dict[str, Any]:
+        """A folder is written as its path, which earlier versions read too."""
+        document: dict[str, Any] = handler(self)
+        given = {name: value for name, value in document.items() if value is not None}
+        return given if self.path is None else self.path
+
+
 class Checkpoints(ConfigModel):
     """Where checkpoints are stored: an existing claim, a claim to create, or a folder on this
     machine.
@@ -133,6 +173,13 @@ class Checkpoints(ConfigModel):
     access_mode: Literal["ReadWriteMany", "ReadWriteOnce", "ReadWriteOncePod"] | None = Field(
         None,
         description=("Access mode of the created claim; ReadWriteMany unless given."),
+    )
+    reclaim_policy: Literal["Retain", "Delete"] | None = Field(
+        None,
+        description=(
+            "What happens to the created claim when the job is deleted; Retain, which keeps the "
+            "checkpoints, unless given."
+        ),
     )
     path: FolderPath | None = Field(
         None, description="Path of a folder on this machine, for `kdist run`."
@@ -150,7 +197,11 @@ class Checkpoints(ConfigModel):
             found = " and ".join(given) if given else "none"
             yield Violation(f"needs exactly one of claim, size and path, found {found}", "", forms)
         if self.size is None:
-            for value, name in ((self.class_, "class"), (self.access_mode, "accessMode")):
+            for value, name in (
+                (self.class_, "class"),
+                (self.access_mode, "accessMode"),
+                (self.reclaim_policy, "reclaimPolicy"),
+            ):
                 if value is not None:
                     yield Violation(
                         "applies to a claim that is created for the job: it needs size",

@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, Field, JsonValue, model_validator
 
 from kdist.spec.models import (
     Checkpoints,
+    Code,
     Data,
     EnvVar,
     FolderPath,
@@ -23,6 +24,7 @@ from kdist.spec.models import (
     LabelValue,
     ObjectName,
     Resources,
+    Time,
     Toleration,
 )
 from kdist.spec.validators import RUN, check, check_job
@@ -45,6 +47,11 @@ KIND: Final = "TrainingJob"
 def _nodes_from_number(value: Any) -> Any:
     """`nodes: 2` means `{min: 2, max: 2}`."""
     return {"min": value, "max": value} if type(value) is int else value
+
+
+def _code_from_path(value: Any) -> Any:
+    """`code: ./src` means `{path: ./src}`."""
+    return {"path": value} if isinstance(value, str) else value
 
 
 NodeCount = Annotated[int, Field(ge=1, le=4096)]
@@ -84,6 +91,24 @@ class Spec(ConfigModel):
         Nodes(min=1, max=1),
         description="Number of nodes, or {min, max} for an elastic job.",
     )
+    replicas: NodeCount | None = Field(
+        None,
+        description=(
+            "Nodes that the job has for now, between nodes.min and nodes.max, which is the "
+            "default; `kubectl scale` writes it."
+        ),
+    )
+    # A boolean, because Job, JobSet and TrainJob have the same field, and tools patch it.
+    suspend: bool = Field(
+        False, description="Whether the job is to save its state and release its nodes."
+    )
+    restarted_at: Time | None = Field(
+        None,
+        description=(
+            "Time of the last requested restart; another value restarts all ranks, which takes up "
+            "changes that need new pods."
+        ),
+    )
     procs_per_node: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = Field(
         "auto", description="Ranks per node; auto is one per GPU, or 1 without GPUs."
     )
@@ -91,11 +116,14 @@ class Spec(ConfigModel):
     resources: Resources = Field(
         Resources(), description=("Requests and limits of each pod; not enforced by `kdist run`.")
     )
-    code: FolderPath | None = Field(
+    code: (
+        Annotated[Code, BeforeValidator(_code_from_path, json_schema_input_type=FolderPath | Code)]
+        | None
+    ) = Field(
         None,
         description=(
-            "Folder with your modules or script, relative to the job file; defaults to what "
-            "the image contains."
+            "Folder with your modules or script, relative to the job file, or {configMap: NAME} on "
+            "the cluster; defaults to what the image contains."
         ),
     )
     data: list[Data] = Field([], max_length=64, description="Data sets that every rank can read.")
@@ -209,6 +237,15 @@ class TrainingJob(ConfigModel):
     def _rules(self) -> TrainingJob:
         refuse(check_job(self))
         return self
+
+    def with_replicas(self) -> TrainingJob:
+        """The job as it is to run for now: `replicas`, if it is set, in place of `nodes.max`."""
+        spec = self.spec
+        if spec.replicas is None:
+            return self
+        nodes = spec.nodes.model_copy(update={"max": spec.replicas})
+        changed = spec.model_copy(update={"nodes": nodes, "replicas": None})
+        return self.model_copy(update={"spec": changed})
 
     @property
     def run(self) -> str | None:

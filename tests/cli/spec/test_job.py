@@ -131,7 +131,8 @@ def test_a_field_is_no_boolean_and_every_number_list_and_mapping_is_bounded(
 ) -> None:
     for form in field.forms:
         kind = form.get("type")
-        assert kind != "boolean"
+        # tools patch `suspend` of a Job, JobSet or TrainJob, where it is a boolean
+        assert kind != "boolean" or field.path == "spec.suspend"
         if kind == "integer":
             assert {"minimum", "maximum"} <= set(form)
         if kind == "array":

@@ -15,10 +15,11 @@ from kdist.errors import NotFoundError, UsageError
 @click.option(
     "-o",
     "--output",
-    type=click.Choice(["text", "json", "yaml", "markdown", "jsonschema"]),
+    type=click.Choice(["text", "json", "yaml", "markdown", "jsonschema", "crd"]),
     default="text",
     show_default=True,
-    help="Output format; jsonschema is the JSON Schema of the whole file.",
+    help="Output format; jsonschema is the JSON Schema of the whole file, crd the definition by "
+    "which a cluster stores it.",
 )
 def command(field: str, recursive: bool, output: str) -> None:
     r"""Describe a field of job.yaml.
@@ -29,18 +30,19 @@ def command(field: str, recursive: bool, output: str) -> None:
       kdist explain spec.train.checkpoint.every
       kdist explain --recursive | less
       kdist explain -o jsonschema > .kdist/job.schema.json
+      kdist explain -o crd | kubectl apply --server-side -f -
 
     Exits with 4 if there is no such field.
     """
-    from kdist.spec import reference
+    from kdist.spec import crd, reference
 
-    if output == "jsonschema":
+    if output in ("jsonschema", "crd"):
         if field:
             raise UsageError(
-                "-o jsonschema describes the whole file and cannot be combined with FIELD",
-                next_command="kdist explain -o jsonschema",
+                f"-o {output} describes the whole file and cannot be combined with FIELD",
+                next_command=f"kdist explain -o {output}",
             )
-        console.result(reference.schema_text().rstrip("\n"))
+        console.result((crd.text() if output == "crd" else reference.schema_text()).rstrip("\n"))
         return
     found = reference.look_up(field)
     if found is None:

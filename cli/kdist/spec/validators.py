@@ -36,9 +36,9 @@ def check(spec: Spec) -> Iterator[Violation]:
 
 
 # In every namespace there is such a service account, and in `default` the API server's Service.
-_TAKEN_NAMES = ("default", "kubernetes")
+TAKEN_NAMES = ("default", "kubernetes")
 # Names of further objects that a job, or the controller of its kind, creates.
-_DERIVED_NAME = re.compile(
+DERIVED_NAME = re.compile(
     r"-(rendezvous|checkpoints|(code|train)-[0-9a-f]{10}|node-\d+|worker-\d+|master-\d+)$"
 )
 _LONGEST_POD_NAME = 63
@@ -52,13 +52,13 @@ def check_job(job: TrainingJob) -> Iterator[Violation]:
     """Every broken rule that ties a job's name to the rest of it."""
     name, nodes = job.metadata.name, job.spec.nodes.max
     fields_read = ("metadata.name",)
-    if name in _TAKEN_NAMES:
+    if name in TAKEN_NAMES:
         yield Violation(
             f"must not be `{name}`: every namespace already has an object of that name",
             "metadata.name",
             fields_read,
         )
-    if found := _DERIVED_NAME.search(name):
+    if found := DERIVED_NAME.search(name):
         owner = name[: found.start()]
         message = (
             f"must not end with `{found[0]}`: a job `{owner}` would create an object of this name"

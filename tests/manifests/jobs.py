@@ -39,7 +39,12 @@ FULL: dict[str, Any] = {
         "resources": {"cpu": "3", "memory": "8Gi", "gpu": 2},
         "code": "src",
         "data": [{"claim": "images", "path": "here", "mountPath": "/data/images"}],
-        "checkpoints": {"size": "10Gi", "class": "fast", "accessMode": "ReadWriteOnce"},
+        "checkpoints": {
+            "size": "10Gi",
+            "class": "fast",
+            "accessMode": "ReadWriteOnce",
+            "reclaimPolicy": "Retain",
+        },
         "env": [
             {"name": "MODE", "value": "fast"},
             {"name": "TOKEN", "secret": {"name": "tokens", "key": "wandb"}},
@@ -111,7 +116,7 @@ def place(
     take_over: bool = False,
 ) -> list[Manifest]:
     """The job's objects for this workload kind."""
-    code = CODE if job.spec.code is not None else None
+    code = CODE if job.spec.code is not None and job.spec.code.path is not None else None
     return render(
         job,
         Placement(

@@ -1,5 +1,5 @@
 """The files of `spec.code` in a ConfigMap: named by what they hold, readable where they are text,
-and small enough.
+and small enough; or a ConfigMap that is on the cluster already.
 """
 
 from __future__ import annotations
@@ -9,8 +9,11 @@ import re
 
 import pytest
 
+from kdist import backends
 from kdist.errors import KdistError
+from kdist.render import find_pods
 from kdist.render.context import LIMIT, pack
+from tests.manifests.jobs import make, place
 
 
 def test_every_file_comes_back_from_its_key() -> None:
@@ -55,3 +58,28 @@ def test_more_than_a_config_map_holds_is_refused_with_the_files_to_blame() -> No
     with pytest.raises(KdistError, match=blamed) as error:
         pack({"big.bin": b"\xff" * 1020 * 1024, "b.py": b"#" * 3072, "a.py": b"#" * 2048})
     assert "spec.data" in error.value.hint
+
+
+@pytest.mark.parametrize("backend", backends.NAMES)
+def test_a_config_map_of_the_user_is_mounted_as_the_code_and_not_made(backend: str) -> None:
+    rendered = place(make(code={"configMap": "my-code"}), backend)
+    assert not any("-code-" in each.name or each.name == "my-code" for each in rendered)
+    pods = [pod["spec"] for each in rendered for pod in find_pods(each.document)]
+    assert pods
+    for pod in pods:
+        (container,) = pod["containers"]
+        assert "--code=/code" in container["args"]
+        assert {"name": "code", "mountPath": "/code", "readOnly": True} in container["volumeMounts"]
+        source = {"name": "my-code", "defaultMode": 0o444}
+        assert {"name": "code", "configMap": source} in pod["volumes"]
+
+
+def test_pods_that_run_the_code_of_another_config_map_are_another_version() -> None:
+    def version(**spec: object) -> list[str]:
+        (workload,) = [each for each in place(make(**spec)) if each.kind == "Job"]
+        (pod,) = find_pods(workload.document)
+        args = pod["spec"]["containers"][0]["args"]
+        return [each for each in args if each.startswith("--rendezvous-id=")]
+
+    one, other = (version(code={"configMap": name}) for name in ("one", "other"))
+    assert one != other != version()

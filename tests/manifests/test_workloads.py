@@ -152,6 +152,12 @@ def test_scaling_changes_no_pod(backend: str) -> None:
     assert (few == many) is (backends.get(backend).scalable == "")
 
 
+@KINDS
+def test_replicas_amount_to_a_smaller_maximum(backend: str) -> None:
+    scaled = place(make(nodes={"min": 1, "max": 4, "standby": 1}, replicas=2), backend)
+    assert scaled == place(make(nodes={"min": 1, "max": 2, "standby": 1}), backend)
+
+
 @pytest.mark.parametrize("backend", ["jobset", "trainjob"])
 def test_a_jobset_fails_at_once_where_its_job_may_not_be_tried_again(backend: str) -> None:
     policy = find_jobset(backend, maxRestarts=7, nodes={"min": 1, "max": 2})["failurePolicy"]

@@ -44,7 +44,10 @@ def test_a_bench_of_a_job_takes_its_machines_and_nothing_of_its_training() -> No
             "metadata": {"name": "a" * 46, "namespace": "ml"},
             "spec": {
                 "image": "registry/trainer:1",
-                "nodes": 4,
+                "nodes": {"min": 1, "max": 4},
+                "replicas": 2,
+                "suspend": True,
+                "restartedAt": "2026-05-01T12:00:00Z",
                 "procsPerNode": 2,
                 "resources": {"gpu": 2},
                 "nodeSelector": {"zone": "a"},
@@ -57,6 +60,7 @@ def test_a_bench_of_a_job_takes_its_machines_and_nothing_of_its_training() -> No
     )
     job = make_job(SPEC, load.load_text(text, source="job.yaml"), overrides=["spec.nodes=3"])
     assert (job.metadata.namespace, job.spec.nodes.max, job.spec.procs_per_node) == ("ml", 3, 2)
+    assert (job.spec.replicas, job.spec.suspend, job.spec.restarted_at) == (None, False, None)
     assert job.spec.resources.gpu == 2
     assert job.spec.node_selector == {"zone": "a"}
     assert job.spec.image == "registry/trainer:1"

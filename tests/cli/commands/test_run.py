@@ -150,6 +150,34 @@ def test_progress_bars_of_ranks_move_on_a_terminal_and_do_not_flood_a_log(
         assert 1 <= shown <= float(end) / 5 + 1, "one state in five seconds"
 
 
+@pytest.mark.processes
+@pytest.mark.parametrize(("args", "world"), [((), "2"), (("--nodes", "1"), "1")])
+def test_a_job_runs_on_as_many_nodes_as_it_has_for_now(
+    start: Start, tmp_path: Path, args: tuple[str, ...], world: str
+) -> None:
+    write_script(tmp_path, HELLO, "hello.py")
+    document = {
+        "apiVersion": "kdist.dev/v1alpha1",
+        "kind": "TrainingJob",
+        "metadata": {"name": "hello"},
+        "spec": {
+            "nodes": {"min": 1, "max": 4},
+            "replicas": 2,
+            "restartedAt": "2026-05-01T12:00:00Z",
+            "script": {"path": "hello.py"},
+        },
+    }
+    (tmp_path / "job.yaml").write_text(json.dumps(document))
+    run = start(*args, "job.yaml")
+    run.wait(0)
+    ranks = [
+        json.loads(line.partition("hello ")[2])
+        for line in run.errors().splitlines()
+        if "hello [" in line
+    ]
+    assert {each[2][2] for each in ranks} == {world}
+
+
 DEAF = """
 import signal, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -213,6 +241,8 @@ BAD = [
     (["job.yaml", "--set", "spec.train.epoch=2"], "spec.train.epochs"),
     (["job.yaml", "--procs-per-node", "0"], "procsPerNode"),
     (["job.yaml", "--bogus"], "No such option"),
+    (["job.yaml", "--set", "spec.suspend=true"], "--set spec.suspend=false runs it here"),
+    (["job.yaml", "--set", "spec.code={configMap: mine}"], "--set spec.code=FOLDER names the same"),
     ([], "Missing argument 'FILE'"),
 ]
 

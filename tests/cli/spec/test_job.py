@@ -33,6 +33,9 @@ def test_defaults_are_explicit_in_the_document(smallest: TrainingJob) -> None:
         "backend": "auto",
         "image": None,
         "nodes": {"min": 1, "max": 1},
+        "replicas": None,
+        "suspend": False,
+        "restartedAt": None,
         "procsPerNode": "auto",
         "threadsPerRank": 1,
         "resources": {"cpu": "1", "memory": "4Gi", "gpu": 0},
@@ -272,3 +275,36 @@ def test_betas_are_two_numbers(betas: str, valid: bool) -> None:
     else:
         with pytest.raises(InvalidJobError, match=r"spec.train.optimizer.betas(\[0\])?: must be"):
             load_text(text, source="job.yaml")
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("  nodes: {min: 1, max: 4}\n  replicas: 8", "must be from nodes.min, 1, to nodes.max, 4"),
+        ("  nodes: {min: 2, max: 4}\n  replicas: 1", "must be from nodes.min, 2, to nodes.max, 4"),
+        ("  nodes: 2\n  replicas: 3", "must be 2, as nodes is one number: change nodes"),
+        ("  suspend: 'true'", "must be true or false, found the text `true`"),
+        ("  restartedAt: now", "must be a time such as `2026-05-01T12:00:00Z`"),
+        ("  restartedAt: '2026-02-31T12:00:00Z'", "must be a time: day is out of range for month"),
+        ("  code: {configmap: mine}", "did you mean `configMap`"),
+        ("  code: {path: src, configMap: mine}", "needs exactly one of path and configMap"),
+        ("  checkpoints: {claim: mine, reclaimPolicy: Delete}", "it needs size"),
+    ],
+)
+def test_a_state_that_cannot_be_wanted_is_refused(lines: str, message: str) -> None:
+    with pytest.raises(InvalidJobError) as raised:
+        load_text(f"{JOB}{lines}\n", source="job.yaml")
+    (problem,) = raised.value.problems
+    assert message in problem.sentence
+
+
+@pytest.mark.parametrize("time", ["2026-05-01T12:00:00Z", "2026-05-01T12:00:00.123456789+02:00"])
+def test_a_restart_is_asked_for_with_the_time_that_kubernetes_writes(time: str) -> None:
+    job = load_text(f"{JOB}  restartedAt: {time}\n", source="job.yaml")
+    assert job.spec.restarted_at == time
+
+
+def test_a_folder_of_code_is_written_as_earlier_versions_read_it() -> None:
+    job = load_text(f"{JOB}  code: {{path: ./src}}\n", source="job.yaml")
+    assert job == load_text(f"{JOB}  code: ./src\n", source="job.yaml")
+    assert job.to_document()["spec"]["code"] == "./src"

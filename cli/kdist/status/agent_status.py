@@ -4,6 +4,7 @@ run; fields that cannot be read are None.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -45,8 +46,25 @@ class RankStatus:
 
 
 @dataclass(frozen=True)
+class PeerStatus:
+    """The agents that the rendezvous lists, as one of them sees it, by their pods' addresses.
+
+    Attributes:
+        heard: those whose keep-alives arrive.
+        silent: those whose keep-alives are missing, as long as they are listed.
+        age: seconds since the agent has read the rendezvous.
+    """
+
+    heard: frozenset[str]
+    silent: frozenset[str]
+    age: float
+
+
+@dataclass(frozen=True)
 class AgentStatus:
-    """Report of one agent. Unknown numbers are None; a loss may be NaN."""
+    """Report of one agent. Unknown numbers are None; a loss may be NaN. `peers` is None where the
+    agent cannot tell, or is of a version that does not report it.
+    """
 
     pod: str
     state: str
@@ -65,6 +83,7 @@ class AgentStatus:
     checkpoint_time: float | None = None
     ranks: tuple[RankStatus, ...] = ()
     exit: ExitRecord | None = None
+    peers: PeerStatus | None = None
 
     @property
     def finished(self) -> bool:
@@ -95,7 +114,19 @@ class AgentStatus:
             checkpoint_time=documents.number(document, "last_checkpoint_time"),
             ranks=tuple(_ranks(pod, document)),
             exit=ExitRecord.read(documents.at(document, "exit")),
+            peers=_read_peers(documents.mapping(document, "peers")),
         )
+
+
+def _read_peers(document: object) -> PeerStatus | None:
+    age = documents.number(document, "age_seconds")
+    if age is None or not math.isfinite(age):
+        return None
+    return PeerStatus(
+        frozenset(documents.texts(document, "heard")),
+        frozenset(documents.texts(document, "silent")),
+        age,
+    )
 
 
 def _ranks(pod: str, document: object) -> list[RankStatus]:

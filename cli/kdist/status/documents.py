@@ -47,6 +47,12 @@ def items(document: object, *path: str) -> list[Document]:
     )
 
 
+def texts(document: object, *path: str) -> list[str]:
+    """Return the texts in the list at the path."""
+    found = at(document, *path)
+    return [item for item in found if isinstance(item, str)] if isinstance(found, list) else []
+
+
 def text(document: object, *path: str) -> str:
     """Return the text at the path; empty if there is none."""
     found = at(document, *path)

@@ -288,7 +288,19 @@ def test_status_is_strict_json(exporter: Exporter, monkeypatch: pytest.MonkeyPat
             "last_checkpoint_step",
         ),
         *("last_checkpoint_time", "lost_steps", "wall_seconds", "ranks", "pid", "exit", "nodes"),
+        "peers",
     }
+
+
+def test_status_shows_the_agents_that_this_one_hears_until_its_work_is_over(
+    exporter: Exporter,
+) -> None:
+    peers = {"heard": ["10.0.0.1"], "silent": [], "age_seconds": 0.5}
+    assert json.loads(fetch(exporter.port, "/status")[1])["peers"] is None
+    exporter.set_peers(lambda: peers)
+    assert json.loads(fetch(exporter.port, "/status")[1])["peers"] == peers
+    exporter.set_exit_record({"outcome": "failed", "code": 201})
+    assert json.loads(fetch(exporter.port, "/status")[1])["peers"] is None
 
 
 def test_status_shows_the_exit_record_of_an_agent_that_stays_alive(

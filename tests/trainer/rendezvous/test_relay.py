@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 
 import pytest
-from torch.distributed.elastic.rendezvous.api import RendezvousInfo
+from torch.distributed.elastic.rendezvous.api import RendezvousError, RendezvousInfo
 
 from kdist_trainer.rendezvous.configmap_client import Copy
 from kdist_trainer.rendezvous.handler import Rendezvous, open_rendezvous
@@ -49,14 +50,14 @@ class Agent:
             self.info = self.rendezvous.next_rendezvous()
 
 
-def open_agent(api: ApiServer, index: int, size: int) -> Agent:
+def open_agent(api: ApiServer, index: int, size: int, *, address: str = "127.0.0.1") -> Agent:
     store = KubernetesStore(api.config_map(), run_id="run", timeout_seconds=20, poll_seconds=0.02)
     rendezvous = open_rendezvous(
         store,
         run_id="run",
         min_nodes=size,
         max_nodes=size,
-        address="127.0.0.1",
+        address=address,
         index=index,
         timeout_seconds=60,
         remote=True,
@@ -216,3 +217,47 @@ def test_a_change_that_an_old_copy_led_to_is_made_on_what_is_there_now(api: ApiS
     assert ours.add("n", 1) == 3
     ours.offer(old)
     assert ours.compare_set("n", "1", "one") == b"3", "the old value is not there any more"
+
+
+def test_an_agent_says_which_others_it_hears_while_it_works_and_while_it_waits(
+    api: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    addresses = [f"127.0.0.{2 + index}" for index in range(3)]
+    agents = [open_agent(api, index, 3, address=each) for index, each in enumerate(addresses)]
+    assert agents[0].rendezvous.peers() is None, "it has not read the rendezvous yet"
+
+    def hears(agent: Agent, heard: list[str]) -> bool:
+        known = agent.rendezvous.peers()
+        return known is not None and sorted(known.heard) == heard
+
+    meet(agents)
+    survivor, silent = (agent for agent in agents if not agent.is_host)
+    left = sorted({*addresses} - {silent.rendezvous.node.addr})
+    assert soon(lambda: survivor.rendezvous.status() and hears(survivor, addresses))
+    silent.rendezvous._stop_heartbeats()
+    silent.rendezvous._stop_relay()
+    assert soon(lambda: survivor.rendezvous.status() and hears(survivor, left))
+
+    survivor.rendezvous.leave()
+
+    def wait() -> None:
+        with suppress(RendezvousError):
+            survivor.rendezvous.next_rendezvous()
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    before = survivor.rendezvous.peers()
+    assert before is not None
+
+    def waits_without_it() -> bool:
+        known = survivor.rendezvous.peers()
+        return known is not None and known.read_at > before.read_at and hears(survivor, left)
+
+    assert soon(waits_without_it)
+    assert waiting.is_alive()
+    agents[0].rendezvous.set_closed()
+    waiting.join(60)
+    for agent in agents:
+        agent.rendezvous.leave()
+        agent.rendezvous._server.close()

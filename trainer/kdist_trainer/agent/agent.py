@@ -118,6 +118,7 @@ class ElasticAgent(ElasticAgentBase):
         self._workers = WorkerProcesses(self._early.standby.pids)
         self._generation: Generation | None = None
         self._alive_at: float | None = None
+        telemetry.show_peers(spec.rdzv_handler.peers)
 
     @property
     def group_size(self) -> int:

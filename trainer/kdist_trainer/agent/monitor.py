@@ -39,7 +39,7 @@ from kdist_trainer.config import TrainConfig
 from kdist_trainer.failure import Failure
 from kdist_trainer.instrumentation.fault_handler import stacks_path
 from kdist_trainer.liveness import Phase
-from kdist_trainer.rendezvous.handler import RendezvousStatus
+from kdist_trainer.rendezvous.state import RendezvousStatus
 from kdist_trainer.signals import StopSignals, stop_margin
 
 POLL_SECONDS = 0.1

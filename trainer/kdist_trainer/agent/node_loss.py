@@ -14,7 +14,8 @@ from kdist_trainer.agent.generation import Generation
 from kdist_trainer.agent.hang_detection import Watchdog
 from kdist_trainer.agent.survivors import can_keep_workers
 from kdist_trainer.config import TrainConfig
-from kdist_trainer.rendezvous.handler import SILENCE_SECONDS, RendezvousStatus
+from kdist_trainer.rendezvous.handler import SILENCE_SECONDS
+from kdist_trainer.rendezvous.state import RendezvousStatus
 
 WAIT_SECONDS = 5.0
 """How long all ranks of this node must have waited in one collective before a silent node counts as

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kdist_trainer.agent.coordination import Document
-from kdist_trainer.rendezvous.handler import RendezvousStatus
+from kdist_trainer.rendezvous.state import RendezvousStatus
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from kdist_trainer import log
 from kdist_trainer.agent.exit_analysis import signal_name
@@ -13,6 +14,7 @@ from kdist_trainer.failure import Failure
 if TYPE_CHECKING:
     from kdist_trainer.agent.log_relay import LogRelay
     from kdist_trainer.metrics.exporter import Exporter
+    from kdist_trainer.rendezvous.state import Peers
 
 
 class AgentTelemetry:
@@ -37,6 +39,19 @@ class AgentTelemetry:
     def state(self, state: str) -> None:
         """Set the state of the agent, which `/status` shows."""
         self._exporter.set_state(state)
+
+    def show_peers(self, peers: Callable[[], Peers | None]) -> None:
+        """Have `/status` show the agents that `peers` returns."""
+
+        def read() -> dict[str, Any] | None:
+            known = peers()
+            return known and {
+                "heard": sorted(known.heard),
+                "silent": sorted(known.silent),
+                "age_seconds": round(time.monotonic() - known.read_at, 3),
+            }
+
+        self._exporter.set_peers(read)
 
     def rendezvous_started(self) -> None:
         """The agent joins the next rendezvous round."""

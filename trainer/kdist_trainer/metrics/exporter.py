@@ -114,6 +114,7 @@ class Exporter:
         )
         self._failed_at: float | None = None
         self._exit_record: dict[str, Any] | None = None
+        self._peers: Callable[[], dict[str, Any] | None] = lambda: None
         self._scrape_seconds = 0.0
         self._exposition = Exposition(job, self._read)
         self._receiver: Receiver | None = None
@@ -174,6 +175,10 @@ class Exporter:
             self._drain()  # records sent so far belong to the previous state
             self._state = state
             self._wall_time.enter(state, now=time.monotonic())
+
+    def set_peers(self, peers: Callable[[], dict[str, Any] | None]) -> None:
+        """Set what returns the other agents for `/status`; it must not wait for the rendezvous."""
+        self._peers = peers
 
     def set_exit_record(self, record: Mapping[str, Any]) -> None:
         """Set the final state from the agent's exit record, and show the record in `/status`."""
@@ -267,6 +272,7 @@ class Exporter:
             "wall_seconds": wall,
             "nodes": self._nodes().model_dump() if self._nodes else None,
             "ranks": ranks,
+            "peers": None if self._exit_record else self._peers(),
             "pid": os.getpid(),
             "exit": self._exit_record,
         }

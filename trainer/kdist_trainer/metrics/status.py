@@ -12,6 +12,8 @@
   `wall_seconds`: by category.
 - `nodes`: the limits `min` and `max`. `ranks`: see `rank_entries`. `exit`: the exit record once the
   agent has ended.
+- `peers`: the agents that the rendezvous lists, by address: those `heard`, those that are `silent`,
+  and `age_seconds`, the time since the rendezvous was read. Null while this agent cannot tell.
 
 All but the first group may be null.
 """

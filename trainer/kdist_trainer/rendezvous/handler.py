@@ -11,7 +11,6 @@ import socket
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from torch.distributed import DistStoreError
@@ -30,7 +29,7 @@ from kdist_trainer.rendezvous.kubernetes_store import KubernetesStore
 from kdist_trainer.rendezvous.membership import MemberConnection
 from kdist_trainer.rendezvous.ports import pick_port
 from kdist_trainer.rendezvous.relay import Relay, RelayHost, RelayMember
-from kdist_trainer.rendezvous.state import RendezvousState
+from kdist_trainer.rendezvous.state import Peers, RendezvousState, RendezvousStatus
 from kdist_trainer.rendezvous.timings import JITTER, RendezvousTimings
 from kdist_trainer.rendezvous.torch_internals import (
     Node,
@@ -51,27 +50,6 @@ _COPY_SECONDS = 1.0
 """How old a copy of the ConfigMap may be that the host of a round publishes."""
 NodeCounts = tuple[int, int]
 """The minimum and the maximum number of nodes."""
-
-
-@dataclass(frozen=True)
-class RendezvousStatus:
-    """The state of the rendezvous, as an agent sees it whose workers run.
-
-    Attributes:
-        waiting: Nodes that want to join.
-        vacant: Places that stay free once these have joined; no node can follow them if there is
-            none.
-        left: Members of the round that have left it, were removed or have died; they do not return
-            to it.
-        silent: Members of the round whose keep-alives are missing.
-        closed: Whether the run is over, so that there are no more rounds.
-    """
-
-    waiting: int
-    vacant: int
-    left: int
-    silent: int
-    closed: bool
 
 
 class Rendezvous(RendezvousBase):
@@ -199,6 +177,12 @@ class Rendezvous(RendezvousBase):
                 silent=len(silent),
                 closed=state.closed,
             )
+
+    def peers(self) -> Peers | None:
+        """The agents that this one hears and those that it misses, as of the last time that the
+        rendezvous was read; None if this agent cannot tell. Any thread may call it.
+        """
+        return self._state_holder.peers
 
     def count_members(self) -> int:
         """The number of nodes that are still in the current round."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 from torch.distributed.elastic.rendezvous.api import RendezvousError
@@ -19,6 +19,8 @@ from kdist_trainer.rendezvous.timings import JITTER, RendezvousTimings
 from kdist_trainer.rendezvous.torch_internals import Node, StateHolder
 
 _NEVER = timedelta(days=3650)
+_LONG_AGO = datetime.min.replace(tzinfo=UTC)
+"""The keep-alive of a node that is marked as dead."""
 _CONFLICT_SECONDS = 0.01
 _MOST_DOUBLINGS = 10
 _MOST_POLL_SECONDS = 5.0
@@ -27,6 +29,42 @@ _POLL_FACTOR = 1.5
 
 class SpareNodeError(RendezvousError):
     """The round has as many nodes as it may have: this one waits until it is needed."""
+
+
+@dataclass(frozen=True)
+class RendezvousStatus:
+    """The state of the rendezvous, as an agent sees it whose workers run.
+
+    Attributes:
+        waiting: Nodes that want to join.
+        vacant: Places that stay free once these have joined; no node can follow them if there is
+            none.
+        left: Members of the round that have left it, were removed or have died; they do not return
+            to it.
+        silent: Members of the round whose keep-alives are missing.
+        closed: Whether the run is over, so that there are no more rounds.
+    """
+
+    waiting: int
+    vacant: int
+    left: int
+    silent: int
+    closed: bool
+
+
+@dataclass(frozen=True)
+class Peers:
+    """The agents that the rendezvous lists, as one of them sees it, by their addresses.
+
+    Attributes:
+        heard: The agents whose keep-alives arrive.
+        silent: The agents whose keep-alives are missing.
+        read_at: The monotonic time at which the rendezvous was read.
+    """
+
+    heard: frozenset[str]
+    silent: frozenset[str]
+    read_at: float
 
 
 class RendezvousState(StateHolder):
@@ -60,6 +98,10 @@ class RendezvousState(StateHolder):
         self.timings = timings
         self.silent: set[Node] = set()
         """Nodes whose keep-alives are missing."""
+        self.peers: Peers | None = None
+        """The agents as of the last read; None before it, and while this node's own keep-alives do
+        not arrive, which then says nothing about others.
+        """
         self.before_sync: Callable[[], object] = _do_nothing
         """Called before each poll: the limits on the number of nodes may have changed."""
         self.node: Node | None = None
@@ -198,6 +240,9 @@ class RendezvousState(StateHolder):
             for node, (_, unchanged) in keep_alives.items()
             if unchanged > timings.keep_alive * timings.keep_alive_attempts
         }
+        listed = {node for node, seen in state.last_heartbeats.items() if seen > _LONG_AGO}
+        peers = Peers(_addresses(listed - self.silent), _addresses(self.silent), now)
+        self.peers = None if self.node in self.silent else peers
         if self.node in state.participants:
             self._member_of = state.round
         has_left = self.node not in state.participants and self._member_of == state.round
@@ -206,7 +251,11 @@ class RendezvousState(StateHolder):
         if removable:
             dead = dead | (self.find_dead() & keep_alives.keys())
         for node in dead:
-            state.last_heartbeats[node] = datetime.min.replace(tzinfo=UTC)
+            state.last_heartbeats[node] = _LONG_AGO
+
+
+def _addresses(nodes: set[Node]) -> frozenset[str]:
+    return frozenset(str(node.addr) for node in nodes)
 
 
 def _do_nothing() -> None:

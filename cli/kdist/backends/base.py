@@ -61,6 +61,8 @@ class Backend(ABC):
         keeps_template: the pod template of a running workload never changes, because the controller
             would start single pods from the new one, or has a copy of it; a restart replaces it.
         uid_label: the pods' label with the workload's uid; empty if the kind sets none.
+        reuses_pod_names: a pod that replaces another one has its name, so the other one must be
+            gone.
     """
 
     name: ClassVar[str]
@@ -74,6 +76,7 @@ class Backend(ABC):
     scalable: ClassVar[str] = ""
     keeps_template: ClassVar[bool] = False
     uid_label: ClassVar[str] = ""
+    reuses_pod_names: ClassVar[bool] = False
 
     @abstractmethod
     def first_host(self, name: str) -> str:
@@ -125,6 +128,12 @@ class Backend(ABC):
     def pod_selector(self, name: str) -> str:
         """Label selector of the job's pods."""
         return job_selector(name)
+
+    def pod_owners(self, name: str) -> tuple[tuple[str, str, str], ...]:  # noqa: ARG002 - the kinds' signature
+        """(API version, kind, name) of the objects between the workload and its pods: the workload
+        creates the first of them, each of them the next, and the last one the pods.
+        """
+        return ()
 
     def keep(self, rendered: dict[str, Any], workload: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG002 - the kinds' signature
         """`rendered` for an existing workload, with the fields restored that must not change with

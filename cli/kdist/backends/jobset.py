@@ -25,6 +25,10 @@ class JobSet(Backend):
         """Pod 0 of Job 0, within the job's headless Service, which the JobSet uses."""
         return f"{name}-node-0-0.{name}"
 
+    def pod_owners(self, name: str) -> tuple[tuple[str, str, str], ...]:
+        """Its only Job."""
+        return (("batch/v1", "Job", f"{name}-node-0"),)
+
     def suspend_patch(self, suspended: bool, *, nodes: int = 1) -> dict[str, Any]:  # noqa: ARG002 - the count stays
         """A JobSet suspends its Job too."""
         return {"spec": {"suspend": suspended}}

@@ -25,6 +25,7 @@ class PyTorchJob(Backend):
     container = "pytorch"
     restart_policy = ""
     keeps_template = True
+    reuses_pod_names = True
 
     def first_host(self, name: str) -> str:
         """The operator's own Service for worker 0."""

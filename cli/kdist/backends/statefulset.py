@@ -24,6 +24,7 @@ class StatefulSet(Backend):
     template = "statefulset.yaml.j2"
     restart_policy = "Always"
     keeps_alive = True
+    reuses_pod_names = True
 
     def first_host(self, name: str) -> str:
         """Its stable name within the job's headless Service."""

@@ -31,6 +31,13 @@ class TrainJob(Backend):
         """Pod 0 of the JobSet's Job, within the job's headless Service."""
         return f"{name}-node-0-0.{name}"
 
+    def pod_owners(self, name: str) -> tuple[tuple[str, str, str], ...]:
+        """The JobSet that Trainer creates, and its only Job."""
+        return (
+            ("jobset.x-k8s.io/v1alpha2", "JobSet", name),
+            ("batch/v1", "Job", f"{name}-node-0"),
+        )
+
     def suspend_patch(self, suspended: bool, *, nodes: int = 1) -> dict[str, Any]:  # noqa: ARG002 - the count stays
         """Trainer suspends the JobSet too."""
         return {"spec": {"suspend": suspended}}

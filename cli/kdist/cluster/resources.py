@@ -33,6 +33,7 @@ CLUSTER_SCOPED = frozenset(
         "SelfSubjectRulesReview",
         "StorageClass",
         "ValidatingWebhookConfiguration",
+        "VolumeAttachment",
         "WorkloadPriorityClass",
     }
 )

@@ -1,0 +1,132 @@
+"""`kdist recover`: replace the pods of a job whose node is gone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kdist import console
+from kdist.commands import options, targets
+from kdist.errors import Code
+
+if TYPE_CHECKING:
+    from kdist.jobs.job import ClusterJob
+    from kdist.local.job import LocalJob
+    from kdist.recovery import PodDecision
+    from kdist.recovery.loop import Recovery
+
+
+@click.command()
+@options.job_argument
+@click.option(
+    "--node-is-off",
+    "switched_off",
+    metavar="NODE",
+    multiple=True,
+    help="You vouch that this machine is switched off; may be repeated.",
+)
+@options.cluster_options
+@options.wait_option
+@options.dry_run_option
+@options.output_option("table", "json")
+def command(
+    job: str | None,
+    file: str | None,
+    *,
+    switched_off: tuple[str, ...],
+    wait: bool,
+    dry_run: str,
+    output: str,
+    timeout: float | None,
+    **cluster_options: Any,
+) -> int:
+    r"""Replace the pods of a job whose node is gone.
+
+    Kubernetes does not replace a pod on a node that does not answer, because it may come back. This
+    marks the job's own pods there as failed, so that they are created again on other nodes, and
+    touches nothing else on the node.
+
+    It does so once the node's Ready condition is Unknown, its Lease has run out, and the job's
+    other agents no longer hear the pod's. If no other agent is left, it takes one more Lease, and
+    checkpoints on a volume that all nodes share. Otherwise it says what it waits for. If you are
+    certain that the machine is off, --node-is-off NODE stands for the evidence of the node.
+
+    \b
+    Examples:
+      kdist recover digits
+      kdist recover digits --dry-run=client --no-wait
+      kdist recover digits --node-is-off worker-2
+
+    \b
+    Exit codes:
+      0 no pod is left on such a node   1 one is left, and waiting does not help   4 no such job
+      6 one is left after --timeout, or with --no-wait   7 a right is missing
+    """
+    from kdist.recovery import loop
+
+    target = targets.find_cluster_job(job, file, instead=_instead, changes=True, **cluster_options)
+    found = loop.recover(
+        target,
+        switched_off=switched_off,
+        wait=wait,
+        timeout=timeout,
+        dry_run=dry_run == "server",
+        change=dry_run != "client",
+        notify=console.message,
+    )
+    if output == "json":
+        document = {"apiVersion": "cli.kdist.dev/v1", "kind": "Recovery", "job": target.name}
+        console.emit({**document, "pods": found.to_document()}, output="json")
+    else:
+        _show(target, found, dry_run=dry_run)
+    if found.complete:
+        return Code.OK
+    return Code.ERROR if found.hopeless else Code.TIMEOUT
+
+
+def _instead(run: LocalJob) -> targets.Instead:
+    """What recovers a run on this machine."""
+    if run.active:
+        hint = "its `kdist run` starts agents again that end"
+        return targets.Instead(hint, run.kdist("status"))
+    return targets.Instead("it continues from its last checkpoint", run.next_run)
+
+
+def _show(target: ClusterJob, found: Recovery, *, dry_run: str) -> None:
+    if not found.decisions:
+        console.result(f"all nodes of {target.name} answer: there is nothing to recover")
+        return
+    note = "" if dry_run == "none" else f" ({dry_run} dry run)"
+    for each in found.decisions:
+        _show_pod(each, found, note=note, changes=dry_run == "none")
+    if not found.complete:
+        nodes = sorted({each.node for each in found.decisions if not each.recover})
+        off = " ".join(f"--node-is-off {node}" for node in nodes)
+        console.message(f"Next: if the machine is certainly off: {target.command('recover', off)}")
+    elif dry_run == "none":
+        for line in _held_volumes(target, found):
+            console.warning(line)
+        console.message(f"Next: {target.command('wait', '--for=first-step')}")
+
+
+def _show_pod(decision: PodDecision, found: Recovery, *, note: str, changes: bool) -> None:
+    done = found.replacements.get(decision.pod)
+    if not decision.recover:
+        mark = click.style("waits", fg="yellow", bold=True)
+    elif changes and done is None:
+        mark = click.style("changed", fg="yellow", bold=True)
+    else:
+        mark = click.style("given up" if changes else "would be given up", bold=True)
+    console.paragraph(f"{decision.pod}: {decision.message}{note}", start=f"{mark} ")
+    for line in decision.evidence:
+        console.paragraph(line, start=f"  {click.style('|', dim=True)} ")
+
+
+def _held_volumes(target: ClusterJob, found: Recovery) -> list[str]:
+    """Sentences about volumes that keep the new pods waiting."""
+    from kdist.recovery import fetch_held_volumes
+
+    nodes = sorted({each.node for each in found.decisions})
+    held = [volume for node in nodes for volume in fetch_held_volumes(target, node)]
+    return [volume.explain(waiting=0.0) for volume in held]

@@ -1,0 +1,174 @@
+"""Fetches what a decision is made from. Everything is read from the API server at this moment, and
+the agents are asked: a decision must not rest on what a watch has missed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+from kdist.cluster import ApiError
+from kdist.errors import NotFoundError
+from kdist.jobs.agents import Agents
+from kdist.manifest import job_selector
+from kdist.recovery.attachment import HeldVolume, find_held_volumes
+from kdist.recovery.evidence import LEASE_NAMESPACE, NodeState, Situation, Storage, read_nodes
+from kdist.status import documents, read_pod
+from kdist.status.agent_status import read_reports
+from kdist.status.documents import Document
+
+if TYPE_CHECKING:
+    from kdist.cluster import Cluster
+    from kdist.jobs.job import ClusterJob
+
+_SHARED = "ReadWriteMany"
+_HOSTNAME = "kubernetes.io/hostname"
+
+
+def observe(
+    target: ClusterJob, *, agents: Agents | None = None, switched_off: Collection[str] = ()
+) -> Situation:
+    """Fetch the situation of a job, and ask its agents.
+
+    Args:
+        target: the job.
+        agents: reused by later calls for the same job, which makes them faster.
+        switched_off: nodes that a person vouches for being switched off.
+
+    Raises:
+        NotFoundError: the job's workload does not exist.
+        ForeignError: the object of the workload's name belongs to something else.
+        KdistError: the API server is unreachable (UNREACHABLE).
+    """
+    cluster = target.cluster
+    read_at = time.time()
+    agents = agents or Agents(cluster, namespace=target.namespace)
+    with ThreadPoolExecutor() as pool:
+        nodes_task = pool.submit(_fetch_nodes, cluster)
+        owners_task = pool.submit(_find_owners, target)
+        pods = cluster.list("v1", "Pod", selector=job_selector(target.name))
+        nodes, unreadable = nodes_task.result()
+        lost = [name for name, node in nodes.items() if node.ready != "True"]
+        storage_task = pool.submit(_fetch_storage, target, [*lost, *switched_off])
+        answers = agents.poll([read_pod(pod, lost_nodes=lost) for pod in pods])
+        return Situation(
+            job=target.name,
+            pods=pods,
+            owners=owners_task.result(),
+            nodes=nodes,
+            reports=read_reports(answers, run_id=target.placement.run_id),
+            storage=storage_task.result(),
+            read_at=read_at,
+            now=time.time(),
+            switched_off=frozenset(switched_off),
+            unreadable=unreadable,
+        )
+
+
+def fetch_held_volumes(target: ClusterJob, node: str) -> list[HeldVolume]:
+    """The volumes of the job that a node holds, so that pods elsewhere have to wait for them; none
+    if they may not be read.
+    """
+    cluster = target.cluster
+    claims = sorted(_claims_of(target))
+    try:
+        found = [(name, cluster.get("v1", "PersistentVolumeClaim", name)) for name in claims]
+        attachments = cluster.list("storage.k8s.io/v1", "VolumeAttachment")
+    except (ApiError, NotFoundError):
+        return []
+    return find_held_volumes(dict(found), attachments, node=node)
+
+
+def _fetch_nodes(cluster: Cluster) -> tuple[dict[str, NodeState], str]:
+    """The nodes, and why they cannot be read if they cannot."""
+    try:
+        nodes = cluster.list("v1", "Node")
+        leases = cluster.list("coordination.k8s.io/v1", "Lease", namespace=LEASE_NAMESPACE)
+    except ApiError as error:
+        if error.status != HTTPStatus.FORBIDDEN:
+            raise
+        message = (
+            "the nodes of the cluster and their Leases show whether a node is gone, and you may "
+            f"not read them: {error}"
+        )
+        return {}, message
+    return read_nodes(nodes, leases), ""
+
+
+def _find_owners(target: ClusterJob) -> frozenset[str]:
+    """The uid of the controller that creates the job's pods: the workload, or what it has created
+    for that. An object of such a name that the workload has not created is none.
+    """
+    owner = documents.text(target.workload(), "metadata", "uid")
+    for api_version, kind, name in target.backend.pod_owners(target.name):
+        try:
+            found = target.cluster.get(api_version, kind, name)
+        except NotFoundError:
+            return frozenset()
+        owners = documents.items(found, "metadata", "ownerReferences")
+        if owner not in {documents.text(each, "uid") for each in owners}:
+            return frozenset()
+        owner = documents.text(found, "metadata", "uid")
+    return frozenset({owner})
+
+
+def _fetch_storage(target: ClusterJob, nodes: Collection[str]) -> Storage:
+    """Where the checkpoints are, and which claims have a volume on one of these nodes only."""
+    volumes = {name: _fetch_volume(target.cluster, name) for name in sorted(_claims_of(target))}
+    pinned = {
+        name: node for name, (_, volume) in volumes.items() if (node := _node_of(volume)) in nodes
+    }
+    fenced = target.job.spec.train is not None
+    name = _checkpoint_claim(target)
+    if not name:
+        return Storage("none", fenced, pinned=pinned)
+    claim, _ = volumes[name]
+    if not claim:
+        return Storage("unknown", fenced, name, pinned)
+    modes = documents.texts(claim, "status", "accessModes") or documents.texts(
+        claim, "spec", "accessModes"
+    )
+    return Storage("shared" if _SHARED in modes else "single", fenced, name, pinned)
+
+
+def _fetch_volume(cluster: Cluster, claim: str) -> tuple[Document, Document]:
+    """A claim and its volume; an empty document for what does not exist or may not be read."""
+    found: Document = {}
+    try:
+        found = cluster.get("v1", "PersistentVolumeClaim", claim)
+        name = documents.text(found, "spec", "volumeName")
+        volume = cluster.get("v1", "PersistentVolume", name) if name else {}
+    except ApiError as error:
+        if error.status not in (HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND):
+            raise
+        return found, {}
+    return found, volume
+
+
+def _node_of(volume: Mapping[str, Any]) -> str:
+    """The only node on which a volume is; empty if there are several, or all."""
+    terms = documents.items(volume, "spec", "nodeAffinity", "required", "nodeSelectorTerms")
+    hosts = [
+        documents.texts(each, "values")
+        for term in terms
+        for each in documents.items(term, "matchExpressions")
+        if each.get("key") == _HOSTNAME and each.get("operator") == "In"
+    ]
+    return hosts[0][0] if len(terms) == len(hosts) == 1 and len(hosts[0]) == 1 else ""
+
+
+def _checkpoint_claim(target: ClusterJob) -> str:
+    checkpoints = target.job.spec.checkpoints
+    if checkpoints is None or checkpoints.path is not None:
+        return ""
+    return checkpoints.claim or f"{target.name}-checkpoints"
+
+
+def _claims_of(target: ClusterJob) -> Iterator[str]:
+    """Names of the claims that the job's pods mount."""
+    if name := _checkpoint_claim(target):
+        yield name
+    yield from (each.claim for each in target.job.spec.data if each.claim is not None)

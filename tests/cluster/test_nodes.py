@@ -91,7 +91,7 @@ def test_a_job_that_needs_both_nodes_names_the_lost_one_and_goes_on_when_it_retu
 
     def named() -> bool:
         words = namespace.kdist("why", "digits")
-        return node in words and "kubectl delete node" in words and "out-of-service" in words
+        return node in words and "kubectl delete node" in words and "kdist recover" in words
 
     namespace.until("`kdist why` names the node and both ways out", named)
     machines("return", node)

@@ -90,6 +90,8 @@ def _instead(run: LocalJob) -> targets.Instead:
     if run.active:
         hint = "its `kdist run` starts agents again that end"
         return targets.Instead(hint, run.kdist("status"))
+    if run.is_done:
+        return targets.Instead("it is done", run.kdist("report"))
     return targets.Instead("it continues from its last checkpoint", run.next_run)
 
 

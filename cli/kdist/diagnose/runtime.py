@@ -37,10 +37,10 @@ def find_lost_node(ctx: DiagnosticContext) -> Diagnosis | None:
         else f"the nodes {name_all(nodes)} do not answer"
     )
     fix = (
-        "Kubernetes does not replace a pod on a node that may come back: bring the node back, "
-        "delete it if it is gone for good, "
+        f"Kubernetes does not replace a pod on a node that may come back: `{ctx.kdist('recover')}` "
+        "does, once it is certain that the node is gone; or bring the node back, or delete it if "
+        "it is gone for good"
     )
-    fix += "or taint it out of service if it is certainly off"
     if not enough and (most := ctx.status.nodes.max) > 1:
         fix += f"; with nodes {{min: {left or 1}, max: {most}}} the others would continue"
     return Diagnosis(
@@ -52,10 +52,7 @@ def find_lost_node(ctx: DiagnosticContext) -> Diagnosis | None:
         "waiting" if enough else "blocked",
         tuple(_evidence_of_loss(ctx, lost)),
         fix,
-        (
-            f"kubectl delete node {node}",
-            f"kubectl taint nodes {node} node.kubernetes.io/out-of-service=nodeshutdown:NoExecute",
-        ),
+        (ctx.kdist("recover"), f"kubectl delete node {node}"),
     )
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 RIGHTS: Final = (*rbac.on_pods("patch", part="status"), *rbac.on_pods("delete"))
 """Rights to give up a pod."""
-_LONGEST_PAUSE = 10.0  # seconds between two looks
+_PAUSE, _LONGEST_PAUSE = 1.0, 10.0  # seconds between two looks
 _ATTEMPTS = 5  # that find the pods changed meanwhile
 
 Notify = Callable[[str], None]
@@ -116,7 +116,7 @@ def recover(
         attempts -= bool(changed)
         again = attempts and (changed or (wait and not found.complete and not found.hopeless))
         pauses = [each.retry_seconds for each in decisions if each.retry_seconds is not None]
-        pause = min([_LONGEST_PAUSE, *pauses])
+        pause = _PAUSE if changed else min([_LONGEST_PAUSE, *pauses])
         if not again or (end is not None and time.monotonic() + pause > end):
             return found
         for each in decisions:

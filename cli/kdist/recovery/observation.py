@@ -90,11 +90,7 @@ def _fetch_nodes(cluster: Cluster) -> tuple[dict[str, NodeState], str]:
     except ApiError as error:
         if error.status != HTTPStatus.FORBIDDEN:
             raise
-        message = (
-            "the nodes of the cluster and their Leases show whether a node is gone, and you may "
-            f"not read them: {error}"
-        )
-        return {}, message
+        return {}, f"nodes and their Leases show whether a node is gone, but {error.message}"
     return read_nodes(nodes, leases), ""
 
 

@@ -162,10 +162,7 @@ def test_a_lost_node_that_the_job_needs_is_named_with_the_two_commands_that_help
         "nodes and has 1"
     )
     assert found.fix.endswith("with nodes {min: 1, max: 2} the others would continue")
-    assert found.commands == (
-        "kubectl delete node worker-2",
-        "kubectl taint nodes worker-2 node.kubernetes.io/out-of-service=nodeshutdown:NoExecute",
-    )
+    assert found.commands == ("kdist recover digits -n ml", "kubectl delete node worker-2")
     assert found.evidence[0].startswith(
         "node/worker-2: Ready is Unknown: NodeStatusUnknown: Kubelet stopped posting"
     )

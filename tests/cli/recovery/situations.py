@@ -1,5 +1,5 @@
-"""Situations of a job one of whose nodes is gone: `worker-2` with its second pod, a minute after the
-power cut, while the agent of the first pod is left. What a test gives replaces a part of that.
+"""Situations of a job one of whose nodes is gone: `worker-2` with its second pod, a minute after
+the power cut, while the agent of the first pod is left. What a test gives replaces a part of that.
 """
 
 from __future__ import annotations

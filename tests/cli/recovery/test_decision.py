@@ -21,7 +21,7 @@ from tests.cli.recovery.situations import (
     owned,
     situation,
 )
-from tests.cli.status.objects import at, lost_pod, pod
+from tests.cli.status.objects import Document, at, lost_pod, pod
 
 OFF = frozenset({"worker-2"})
 HIDDEN: dict[str, Any] = {
@@ -187,7 +187,7 @@ def test_the_evidence_shows_the_node_its_lease_and_every_witness() -> None:
 
 def test_nodes_are_read_with_the_leases_of_their_names() -> None:
     ready = {"type": "Ready", "status": "Unknown", "lastTransitionTime": at(9), "message": "gone"}
-    nodes = [
+    nodes: list[Document] = [
         {"metadata": {"name": "a"}, "status": {"conditions": [ready]}},
         {"metadata": {"name": "b"}, "status": {}},
     ]

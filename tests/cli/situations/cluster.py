@@ -20,6 +20,13 @@ CORE = "/api/v1/namespaces/ml"
 WORKLOAD = "/apis/batch/v1/namespaces/ml/jobs/digits"
 PODS = (f"{CORE}/pods/digits-0-4cv9x", f"{CORE}/pods/digits-1-t7m2k")
 RESUMED = '{"time":"2026-11-23T13:48:09.700Z","event":"resumed","level":"info","rank":0,"step":64}'
+_READY = {"conditions": [{"type": "Ready", "status": "True"}]}
+_NODES: dict[str, list[Document]] = {
+    "/api/v1/nodes": [
+        {"metadata": {"name": name}, "status": _READY} for name in ("worker-1", "worker-2")
+    ],
+    "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases": [],
+}
 JOB = """\
 apiVersion: kdist.dev/v1alpha1
 kind: TrainingJob
@@ -59,6 +66,8 @@ class Cluster(Store):
             self._place_pods()
 
     def __call__(self, asked: Asked) -> Reply:
+        if asked.path in _NODES:
+            return Reply(document={"items": _NODES[asked.path]})
         found = next(
             (path for path in PODS if asked.path.startswith((f"{path}/", f"{path}:"))), None
         )

@@ -53,6 +53,7 @@ CHANGES = (
     "resume digits",
     "restart digits",
     "restart digits --fresh",
+    "recover digits",
     "drill digits --fault rank",
     "suspend digits",
     "delete digits",

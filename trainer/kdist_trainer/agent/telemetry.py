@@ -45,7 +45,9 @@ class AgentTelemetry:
 
         def read() -> dict[str, Any] | None:
             known = peers()
-            return known and {
+            if known is None:
+                return None
+            return {
                 "heard": sorted(known.heard),
                 "silent": sorted(known.silent),
                 "age_seconds": round(time.monotonic() - known.read_at, 3),

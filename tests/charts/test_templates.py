@@ -183,6 +183,22 @@ def test_roles_of_the_cluster_add_workloads_to_view_and_edit_and_bind_nobody(
     assert not of_kind(objects, "RoleBinding")
 
 
+def test_the_controller_alone_is_held_to_giving_up_pods(template: Helm) -> None:
+    kinds = ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
+    off = template("--set", "controller.enabled=false", "--skip-schema-validation")
+    assert not [each for each in off if each["kind"] in kinds]
+    objects = template("--set", "controller.enabled=true", "--skip-schema-validation")
+    ((policy,), (binding,)) = (of_kind(objects, kind) for kind in kinds)
+    assert policy["spec"]["failurePolicy"] == "Fail"
+    (rule,) = policy["spec"]["matchConstraints"]["resourceRules"]
+    assert (rule["operations"], rule["resources"]) == (["UPDATE"], ["pods/status"])
+    (condition,) = policy["spec"]["matchConditions"]
+    account = '"system:serviceaccount:ml:kdist-controller"'
+    assert condition["expression"] == f"request.userInfo.username == {account}"
+    assert binding["spec"]["policyName"] == policy["metadata"]["name"]
+    assert binding["spec"]["validationActions"] == ["Deny"]
+
+
 def test_test_pods_meet_the_restricted_standard(template: Helm) -> None:
     pods = of_kind(template(), "Pod")
     assert len(pods) == 2

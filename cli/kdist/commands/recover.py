@@ -131,4 +131,4 @@ def _held_volumes(target: ClusterJob, found: Recovery) -> list[str]:
 
     nodes = sorted({each.node for each in found.decisions})
     held = [volume for node in nodes for volume in fetch_held_volumes(target, node)]
-    return [volume.explain(waiting=0.0) for volume in held]
+    return [volume.explain() for volume in held]

@@ -9,7 +9,7 @@ long a volume keeps the new pod waiting. All but `observation` and `replacement`
 `kdist recover` does this by hand; a controller does it in its reconcile loop.
 """
 
-from kdist.recovery.attachment import HeldVolume, find_held_volumes
+from kdist.recovery.attachment import HeldVolume, find_held_volumes, find_waiting_pods
 from kdist.recovery.decision import PodDecision, decide
 from kdist.recovery.evidence import NodeState, Situation, Storage, read_nodes
 from kdist.recovery.observation import fetch_held_volumes, observe
@@ -25,6 +25,7 @@ __all__ = [
     "decide",
     "fetch_held_volumes",
     "find_held_volumes",
+    "find_waiting_pods",
     "observe",
     "read_nodes",
     "replace_pod",

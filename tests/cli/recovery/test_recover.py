@@ -276,3 +276,33 @@ def test_programs_get_the_decision_with_its_evidence(send: Send, kdist: Kdist) -
     assert (pod["pod"], pod["node"], pod["reason"]) == ("digits-1-abcde", "worker-2", "NodeLost")
     assert (pod["recover"], pod["marked"], pod["deleted"]) == (True, True, True)
     assert len(pod["evidence"]) == 3
+
+
+def test_a_volume_that_keeps_the_new_pod_waiting_is_named_with_the_time_it_takes(
+    broken: BrokenCluster, send: Send, kdist: Kdist
+) -> None:
+    send(mode="ReadWriteOnce")
+    claim = next(path for path in broken.objects if path.endswith("/digits-checkpoints"))
+    broken.objects[claim]["spec"]["volumeName"] = "pvc-1"
+    source = {"persistentVolumeName": "pvc-1"}
+    broken.lists["attachments"] = [{"spec": {"nodeName": "worker-2", "source": source}}]
+    result = kdist("recover", "digits")
+    assert result.exit_code == Code.OK
+    assert "claim digits-checkpoints is attached to node worker-2" in result.stderr
+    assert "detaches it by force 6:00 min after the pod there has ended" in result.stderr
+
+
+def test_a_volume_that_is_only_on_the_node_that_is_gone_keeps_its_pod(
+    broken: BrokenCluster, send: Send, kdist: Kdist
+) -> None:
+    send()
+    claim = next(path for path in broken.objects if path.endswith("/digits-checkpoints"))
+    broken.objects[claim]["spec"]["volumeName"] = "pv-1"
+    host = {"key": "kubernetes.io/hostname", "operator": "In", "values": ["worker-2"]}
+    terms = {"nodeSelectorTerms": [{"matchExpressions": [host]}]}
+    local = {"metadata": {"name": "pv-1"}, "spec": {"nodeAffinity": {"required": terms}}}
+    broken.put("/api/v1/persistentvolumes/pv-1", local)
+    result = kdist("recover", "digits", "--no-wait", *OFF)
+    assert result.exit_code == Code.TIMEOUT
+    assert "is on node worker-2 and nowhere else" in result.stdout
+    assert broken.objects[SECOND]["status"]["phase"] == "Running"

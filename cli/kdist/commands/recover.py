@@ -13,8 +13,7 @@ from kdist.errors import Code
 if TYPE_CHECKING:
     from kdist.jobs.job import ClusterJob
     from kdist.local.job import LocalJob
-    from kdist.recovery import PodDecision
-    from kdist.recovery.loop import Recovery
+    from kdist.recovery import PodDecision, Recovery
 
 
 @click.command()
@@ -63,10 +62,10 @@ def command(
       0 no pod is left on such a node   1 one is left, and waiting does not help   4 no such job
       6 one is left after --timeout, or with --no-wait   7 a right is missing
     """
-    from kdist.recovery import loop
+    from kdist.recovery import recover
 
     target = targets.find_cluster_job(job, file, instead=_instead, changes=True, **cluster_options)
-    found = loop.recover(
+    found = recover(
         target,
         switched_off=switched_off,
         wait=wait,
@@ -116,7 +115,7 @@ def _show_pod(decision: PodDecision, found: Recovery, *, note: str, changes: boo
     done = found.replacements.get(decision.pod)
     if not decision.recover:
         mark = click.style("waits", fg="yellow", bold=True)
-    elif changes and done is None:
+    elif changes and (done is None or done.changed):
         mark = click.style("changed", fg="yellow", bold=True)
     else:
         mark = click.style("given up" if changes else "would be given up", bold=True)

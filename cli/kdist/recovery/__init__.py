@@ -6,19 +6,24 @@ given up and why, and `replacement` does it: it marks the pod as failed, so that
 creates another one. `evidence` has the values that these three share, and `attachment` says how
 long a volume keeps the new pod waiting. All but `observation` and `replacement` are pure.
 
-`kdist recover` does this by hand; a controller does it in its reconcile loop.
+`loop` puts them together. `kdist recover` looks until it is done; a controller looks once, when a
+node of a job is suspect: `observe` with its own way to the agents, `decide`, `replace_pods`, and
+again after the shortest `PodDecision.retry_seconds`.
 """
 
 from kdist.recovery.attachment import HeldVolume, find_held_volumes, find_waiting_pods
 from kdist.recovery.decision import PodDecision, decide
 from kdist.recovery.evidence import NodeState, Situation, Storage, read_nodes
-from kdist.recovery.observation import fetch_held_volumes, observe
+from kdist.recovery.loop import Recovery, recover, replace_pods
+from kdist.recovery.observation import AskAgents, fetch_held_volumes, observe
 from kdist.recovery.replacement import Replacement, replace_pod
 
 __all__ = [
+    "AskAgents",
     "HeldVolume",
     "NodeState",
     "PodDecision",
+    "Recovery",
     "Replacement",
     "Situation",
     "Storage",
@@ -28,5 +33,7 @@ __all__ = [
     "find_waiting_pods",
     "observe",
     "read_nodes",
+    "recover",
     "replace_pod",
+    "replace_pods",
 ]

@@ -55,8 +55,9 @@ class _Verdict:
 
 
 def decide(situation: Situation) -> list[PodDecision]:
-    """Decide about each pod that has not ended and whose node is not ready, does not exist, or is
-    said to be switched off. Where nodes cannot be read, the pods themselves show it.
+    """Decide about each pod that has not ended and whose node is not ready, is late to renew its
+    Lease, does not exist, or is said to be switched off. Where nodes cannot be read, the pods show
+    which do not answer.
     """
     found = []
     for pod in situation.pods:
@@ -85,7 +86,9 @@ def _is_in_question(situation: Situation, pod: Document, name: str, node: NodeSt
         return False
     if name in situation.switched_off:
         return True
-    return read_pod(pod).lost if situation.unreadable else node is None or node.ready != "True"
+    if situation.unreadable:
+        return read_pod(pod).lost
+    return node is None or node.ready != "True" or _is_late(situation, node)
 
 
 def _judge(situation: Situation, pod: Document, name: str, node: NodeState | None) -> _Verdict:
@@ -116,9 +119,12 @@ def _check_node(situation: Situation, name: str, node: NodeState | None) -> _Ver
     if node is None:
         message = f"node {name} was deleted: Kubernetes deletes its pods by itself"
         return _Verdict("NodeDeleted", message)
-    if node.ready == "True":
+    if node.ready == "True" and not _is_late(situation, node):
         message = f"node {name} is ready: its kubelet answers, so the machine is not off"
         return _Verdict("NodeReady", message)
+    if node.ready == "True" and name not in situation.switched_off:
+        message = f"node {name} is late to renew its Lease, and still counts as ready"
+        return _Verdict("LeaseLate", message)
     if node.ready == "False":
         message = f"the kubelet of node {name} answers, and says that it is not ready"
         return _Verdict("KubeletAnswers", f"{message}: {node.message}" if node.message else message)
@@ -228,6 +234,14 @@ def _explain_storage(situation: Situation) -> str:
 def _overdue(node: NodeState, clock: float) -> float:
     """Seconds since the Lease of a node ran out; negative while it holds."""
     return 0.0 if node.renewed is None else clock - node.renewed - node.lease_seconds
+
+
+def _is_late(situation: Situation, node: NodeState) -> bool:
+    """Whether a node has missed a renewal of its Lease; kubelets try four times before it ends."""
+    clock = situation.clock
+    if clock is None or node.renewed is None:
+        return False
+    return _overdue(node, clock) > -node.lease_seconds / 2
 
 
 def _without_witnesses(node: NodeState, clock: float) -> float:

@@ -1,11 +1,11 @@
-"""Recovers a job by hand, as a controller would: looks until every pod is decided about, and gives
-up those whose nodes are gone.
+"""Gives up the pods of a job whose nodes are gone: once for what is known, as a controller does, or
+again and again until every pod is decided about, as a person wants it.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -52,6 +52,13 @@ class Recovery:
         """Whether waiting does not help a pod that is left."""
         return any(not each.recover and each.retry_seconds is None for each in self.decisions)
 
+    def followed_by(self, later: Recovery) -> Recovery:
+        """Both together: of pods that were given up, the decision to do so stays."""
+        done = {pod: each for pod, each in self.replacements.items() if not each.changed}
+        kept = {each.pod: each for each in self.decisions if each.pod in done}
+        kept |= {each.pod: each for each in later.decisions}
+        return Recovery(tuple(kept.values()), {**done, **later.replacements})
+
     def to_document(self) -> list[dict[str, Any]]:
         """The pods, for programs."""
         found = []
@@ -96,40 +103,41 @@ def recover(
     """
     if change:
         rbac.require(target.cluster, RIGHTS)
-    agents = Agents(target.cluster, namespace=target.namespace)
+    ask = Agents(target.cluster, namespace=target.namespace).poll
     end = None if timeout is None else time.monotonic() + timeout
-    replacements: dict[str, Replacement] = {}
-    decided: dict[str, PodDecision] = {}
-    said: set[str] = set()
-    attempts = _ATTEMPTS
+    found, said, attempts = Recovery((), {}), set[str](), _ATTEMPTS
     while True:
-        situation = observe(target, agents=agents, switched_off=switched_off)
-        if not decided:
+        situation = observe(target, ask=ask, switched_off=switched_off)
+        if not found.decisions:
             _check_nodes(target, situation)
-        decisions = decide(situation)
-        done = _replace(target, situation, decisions, dry_run=dry_run) if change else {}
-        changed = [each for each in done.values() if each.changed]
-        replacements |= {pod: each for pod, each in done.items() if not each.changed}
-        decided = {pod: decided[pod] for pod in replacements if pod in decided}
-        decided |= {each.pod: each for each in decisions}
-        found = Recovery(tuple(decided.values()), replacements)
-        attempts -= bool(changed)
+        latest = Recovery(tuple(decide(situation)), {})
+        if change:
+            latest = replace_pods(target, situation, latest.decisions, dry_run=dry_run)
+        changed = any(each.changed for each in latest.replacements.values())
+        found = found.followed_by(latest)
+        attempts -= changed
         again = attempts and (changed or (wait and not found.complete and not found.hopeless))
-        pauses = [each.retry_seconds for each in decisions if each.retry_seconds is not None]
+        pauses = [each.retry_seconds or _PAUSE for each in latest.decisions if not each.recover]
         pause = _PAUSE if changed else min([_LONGEST_PAUSE, *pauses])
         if not again or (end is not None and time.monotonic() + pause > end):
             return found
-        for each in decisions:
+        for each in latest.decisions:
             if not each.recover and each.message not in said:
                 said.add(each.message)
                 notify(f"{each.pod}: {each.message}")
         time.sleep(pause)
 
 
-def _replace(
-    target: ClusterJob, situation: Situation, decisions: list[PodDecision], *, dry_run: bool
-) -> dict[str, Replacement]:
-    return {
+def replace_pods(
+    target: ClusterJob,
+    situation: Situation,
+    decisions: Iterable[PodDecision],
+    *,
+    dry_run: bool = False,
+) -> Recovery:
+    """Give up those pods of a situation that are decided to be. Raises as `replace_pod` does."""
+    decided = tuple(decisions)
+    replacements = {
         each.pod: replace_pod(
             target.cluster,
             each,
@@ -138,9 +146,10 @@ def _replace(
             backend=target.backend,
             dry_run=dry_run,
         )
-        for each in decisions
+        for each in decided
         if each.recover
     }
+    return Recovery(decided, replacements)
 
 
 def _check_nodes(target: ClusterJob, situation: Situation) -> None:

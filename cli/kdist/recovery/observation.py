@@ -5,7 +5,7 @@ the agents are asked: a decision must not rest on what a watch has missed.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from kdist.jobs.agents import Agents
 from kdist.manifest import job_selector
 from kdist.recovery.attachment import HeldVolume, find_held_volumes
 from kdist.recovery.evidence import LEASE_NAMESPACE, NodeState, Situation, Storage, read_nodes
-from kdist.status import documents, read_pod
+from kdist.status import Pod, documents, read_pod
 from kdist.status.agent_status import read_reports
 from kdist.status.documents import Document
 
@@ -24,18 +24,20 @@ if TYPE_CHECKING:
     from kdist.cluster import Cluster
     from kdist.jobs.job import ClusterJob
 
+AskAgents = Callable[[Sequence[Pod]], Mapping[str, Document]]
+"""Returns the `/status` documents of those agents that answer, by pod."""
 _SHARED = "ReadWriteMany"
 _HOSTNAME = "kubernetes.io/hostname"
 
 
 def observe(
-    target: ClusterJob, *, agents: Agents | None = None, switched_off: Collection[str] = ()
+    target: ClusterJob, *, ask: AskAgents | None = None, switched_off: Collection[str] = ()
 ) -> Situation:
     """Fetch the situation of a job, and ask its agents.
 
     Args:
         target: the job.
-        agents: reused by later calls for the same job, which makes them faster.
+        ask: asks the agents of pods; through the API server's proxy by default.
         switched_off: nodes that a person vouches for being switched off.
 
     Raises:
@@ -45,7 +47,7 @@ def observe(
     """
     cluster = target.cluster
     read_at = time.time()
-    agents = agents or Agents(cluster, namespace=target.namespace)
+    ask = ask or Agents(cluster, namespace=target.namespace).poll
     with ThreadPoolExecutor() as pool:
         nodes_task = pool.submit(_fetch_nodes, cluster)
         owners_task = pool.submit(_find_owners, target)
@@ -53,7 +55,7 @@ def observe(
         nodes, unreadable = nodes_task.result()
         lost = [name for name, node in nodes.items() if node.ready != "True"]
         storage_task = pool.submit(_fetch_storage, target, [*lost, *switched_off])
-        answers = agents.poll([read_pod(pod, lost_nodes=lost) for pod in pods])
+        answers = ask([read_pod(pod, lost_nodes=lost) for pod in pods])
         return Situation(
             job=target.name,
             pods=pods,

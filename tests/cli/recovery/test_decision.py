@@ -55,6 +55,10 @@ def decided(seen: Situation) -> PodDecision:
         (situation(storage=NONE, reports={}, switched_off=OFF), "is said to be switched off"),
         (situation(gone(renewed=20), switched_off=OFF), "is said to be switched off"),
         (
+            situation(gone(ready="True", renewed=30), switched_off=OFF),
+            "is said to be switched off",
+        ),
+        (
             situation(**HIDDEN, switched_off=OFF),
             "is said to be switched off",
         ),
@@ -73,6 +77,7 @@ def test_a_pod_is_given_up_on_the_testimony_of_others_on_fenced_storage_or_on_a_
     ("seen", "reason", "words"),
     [
         (situation(gone(ready="False")), "KubeletAnswers", "the kubelet of node worker-2 answers"),
+        (situation(gone(ready="True", renewed=30)), "LeaseLate", "is late to renew its Lease"),
         (situation(gone(renewed=20)), "LeaseHeld", "has not run out yet"),
         (situation(replace(gone(), renewed=None)), "NoLease", "has no Lease"),
         (situation(now=TIME + 30), "Stale", "is 30 s old: it may have returned"),
@@ -134,7 +139,7 @@ def test_a_clock_of_this_machine_that_is_wrong_by_a_day_changes_nothing() -> Non
 
 @pytest.mark.parametrize("state", ["True", "False"])
 def test_a_word_does_not_stand_against_a_kubelet_that_answers(state: str) -> None:
-    found = decided(situation(gone(ready=state), switched_off=OFF))
+    found = decided(situation(gone(ready=state, renewed=8), switched_off=OFF))
     assert not found.recover
     assert "answers" in found.message
 
@@ -156,7 +161,7 @@ def test_pods_on_nodes_that_answer_and_pods_without_a_node_need_no_decision() ->
     waiting = owned(pod(2, node=None, phase="Pending"))
     seen = situation()
     assert [each.pod for each in decide(replace(seen, pods=[*seen.pods, waiting]))] == [SECOND]
-    assert decide(situation(node("worker-2"))) == []
+    assert decide(situation(node("worker-2", renewed=10))) == []
 
 
 def test_an_agent_on_another_node_that_is_gone_testifies_nothing() -> None:

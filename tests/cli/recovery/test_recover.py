@@ -262,6 +262,8 @@ def test_a_job_whose_nodes_all_answer_needs_nothing(
     send()
     for node in broken.lists["nodes"]:
         node["status"]["conditions"][0]["status"] = "True"
+    for lease in broken.lists["leases"]:
+        lease["spec"]["renewTime"] = at(9)
     result = kdist("recover", "digits")
     assert result.exit_code == Code.OK
     assert result.stdout == "all nodes of digits answer: there is nothing to recover\n"

@@ -1,0 +1,27 @@
+"""What an agent reports of the others that it hears is read, and nothing is made of rubbish."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from kdist.status.agent_status import AgentStatus, PeerStatus
+from tests.cli.status.objects import report
+
+
+def test_the_agents_that_are_heard_are_read_with_the_age_of_the_news() -> None:
+    peers = {"heard": ["10.0.0.1", 7], "silent": ["10.0.0.2"], "age_seconds": 0.5}
+    found = AgentStatus.read("digits-0", {**report(), "peers": peers})
+    assert found is not None
+    assert found.peers == PeerStatus(frozenset({"10.0.0.1"}), frozenset({"10.0.0.2"}), 0.5)
+
+
+@pytest.mark.parametrize(
+    "peers",
+    [None, [], "all", {}, {"heard": ["10.0.0.1"]}, {"heard": [], "age_seconds": math.inf}],
+)
+def test_an_agent_that_cannot_tell_testifies_nothing(peers: object) -> None:
+    found = AgentStatus.read("digits-0", {**report(), "peers": peers})
+    assert found is not None
+    assert found.peers is None

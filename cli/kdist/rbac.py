@@ -61,15 +61,14 @@ class Need(NamedTuple):
 
     Attributes:
         commands: names of the commands.
-        role: the chart's role that contains the rights; `admin` if none does, because they are for
-            the cluster's administrators.
+        role: the chart's role that contains the rights.
         rights: the rights, except those on the workload.
         workload: verbs on the job's workload, whatever its kind.
         without: what changes without the rights; empty if the commands cannot run.
     """
 
     commands: str
-    role: Literal["view", "edit", "admin"]
+    role: Literal["view", "edit"]
     rights: tuple[Right, ...]
     workload: str = ""
     without: str = ""
@@ -175,23 +174,6 @@ NEEDS: tuple[Need, ...] = (
         "create patch delete",
     ),
     Need(
-        "recover",
-        "admin",
-        (*_on("patch", "v1", "Pod", part="status"), *_on("delete", "v1", "Pod")),
-    ),
-    Need(
-        "recover, reading the state of nodes",
-        "admin",
-        (
-            *_on("list", "v1", "Node"),
-            *_on("list", "coordination.k8s.io/v1", "Lease"),
-            *_on("get", "v1", "PersistentVolume"),
-            *_on("list", "storage.k8s.io/v1", "VolumeAttachment"),
-        ),
-        "",
-        "it needs `--node-is-off`",
-    ),
-    Need(
         "delete",
         "edit",
         tuple(
@@ -200,8 +182,6 @@ NEEDS: tuple[Need, ...] = (
         "list delete",
     ),
 )
-
-_CHART = [need for need in NEEDS if need.role != "admin"]
 
 
 def workload_rights(verbs: str) -> list[Right]:
@@ -305,7 +285,7 @@ def advise(missing: Sequence[str], namespace: str) -> str:
 def _held() -> dict[str, str]:
     """Every right of the table as text, and the smallest of the chart's roles with it."""
     found: dict[str, str] = {}
-    for need in _CHART:
+    for need in NEEDS:
         for right in (*need.rights, *workload_rights(need.workload)):
             if found.get(str(right)) != "view":
                 found[str(right)] = _role(need, right)
@@ -341,12 +321,12 @@ def rules(role: Literal["view", "edit"], *, workloads: bool) -> list[dict[str, l
     """
     held = {
         each
-        for need in _CHART
+        for need in NEEDS
         for each in _rights(need, workloads=workloads)
         if _role(need, each) == "view"
     }
     if role == "edit":
-        held = {each for need in _CHART for each in _rights(need, workloads=workloads)} - held
+        held = {each for need in NEEDS for each in _rights(need, workloads=workloads)} - held
     verbs: dict[tuple[str, str], set[str]] = {}
     for each in held:
         verbs.setdefault((each.group, each.resource), set()).add(each.verb)

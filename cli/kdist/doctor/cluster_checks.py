@@ -29,7 +29,6 @@ def check_rights(cluster: Cluster) -> Iterator[Finding]:
     groups: list[tuple[str, list[rbac.Right], str]] = [
         (need.commands, [each for each in need.rights if _is_served(each, served)], need.without)
         for need in rbac.NEEDS
-        if need.role != "admin"
     ]
     verbs = list(dict.fromkeys(verb for need in rbac.NEEDS for verb in need.workload.split()))
     for name in backends.NAMES:

@@ -13,7 +13,7 @@ again after the shortest `PodDecision.retry_seconds`.
 
 from kdist.recovery.attachment import HeldVolume, find_held_volumes, find_waiting_pods
 from kdist.recovery.decision import PodDecision, decide
-from kdist.recovery.evidence import NodeState, Situation, Storage, read_nodes
+from kdist.recovery.evidence import NodeState, RecoveryContext, Storage, read_nodes
 from kdist.recovery.loop import Recovery, recover, replace_pods
 from kdist.recovery.observation import AskAgents, fetch_held_volumes, observe
 from kdist.recovery.replacement import Replacement, replace_pod
@@ -24,8 +24,8 @@ __all__ = [
     "NodeState",
     "PodDecision",
     "Recovery",
+    "RecoveryContext",
     "Replacement",
-    "Situation",
     "Storage",
     "decide",
     "fetch_held_volumes",

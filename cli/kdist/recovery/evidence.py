@@ -62,7 +62,7 @@ class Storage:
 
 
 @dataclass(frozen=True)
-class Situation:
+class RecoveryContext:
     """All that a decision is made from.
 
     Attributes:

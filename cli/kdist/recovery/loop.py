@@ -13,7 +13,7 @@ from kdist import rbac
 from kdist.errors import UsageError
 from kdist.jobs.agents import Agents
 from kdist.recovery.decision import PodDecision, decide
-from kdist.recovery.evidence import Situation
+from kdist.recovery.evidence import RecoveryContext
 from kdist.recovery.observation import observe
 from kdist.recovery.replacement import Replacement, replace_pod
 from kdist.status import documents
@@ -107,12 +107,12 @@ def recover(
     end = None if timeout is None else time.monotonic() + timeout
     found, said, attempts = Recovery((), {}), set[str](), _ATTEMPTS
     while True:
-        situation = observe(target, ask=ask, switched_off=switched_off)
+        context = observe(target, ask=ask, switched_off=switched_off)
         if not found.decisions:
-            _check_nodes(target, situation)
-        latest = Recovery(tuple(decide(situation)), {})
+            _check_nodes(target, context)
+        latest = Recovery(tuple(decide(context)), {})
         if change:
-            latest = replace_pods(target, situation, latest.decisions, dry_run=dry_run)
+            latest = replace_pods(target, context, latest.decisions, dry_run=dry_run)
         changed = any(each.changed for each in latest.replacements.values())
         found = found.followed_by(latest)
         attempts -= changed
@@ -130,19 +130,19 @@ def recover(
 
 def replace_pods(
     target: ClusterJob,
-    situation: Situation,
+    context: RecoveryContext,
     decisions: Iterable[PodDecision],
     *,
     dry_run: bool = False,
 ) -> Recovery:
-    """Give up those pods of a situation that are decided to be. Raises as `replace_pod` does."""
+    """Give up those pods of a context that are decided to be. Raises as `replace_pod` does."""
     decided = tuple(decisions)
     replacements = {
         each.pod: replace_pod(
             target.cluster,
             each,
             namespace=target.namespace,
-            owners=situation.owners,
+            owners=context.owners,
             backend=target.backend,
             dry_run=dry_run,
         )
@@ -152,10 +152,10 @@ def replace_pods(
     return Recovery(decided, replacements)
 
 
-def _check_nodes(target: ClusterJob, situation: Situation) -> None:
+def _check_nodes(target: ClusterJob, context: RecoveryContext) -> None:
     """Raise `UsageError` for a node that has no pod of the job: it may be a slip of the pen."""
-    used = {documents.text(pod, "spec", "nodeName") for pod in situation.pods} - {""}
-    for node in sorted(situation.switched_off):
+    used = {documents.text(pod, "spec", "nodeName") for pod in context.pods} - {""}
+    for node in sorted(context.switched_off):
         if node not in used:
             raise UsageError(
                 f"--node-is-off {node}: no pod of {target.name} is on that node",

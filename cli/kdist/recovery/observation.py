@@ -15,7 +15,7 @@ from kdist.errors import NotFoundError
 from kdist.jobs.agents import Agents
 from kdist.manifest import job_selector
 from kdist.recovery.attachment import HeldVolume, find_held_volumes
-from kdist.recovery.evidence import LEASE_NAMESPACE, NodeState, Situation, Storage, read_nodes
+from kdist.recovery.evidence import LEASE_NAMESPACE, NodeState, RecoveryContext, Storage, read_nodes
 from kdist.status import Pod, documents, read_pod
 from kdist.status.agent_status import read_reports
 from kdist.status.documents import Document
@@ -32,8 +32,8 @@ _HOSTNAME = "kubernetes.io/hostname"
 
 def observe(
     target: ClusterJob, *, ask: AskAgents | None = None, switched_off: Collection[str] = ()
-) -> Situation:
-    """Fetch the situation of a job, and ask its agents.
+) -> RecoveryContext:
+    """Fetch what is known of a job and of its nodes, and ask its agents.
 
     Args:
         target: the job.
@@ -56,7 +56,7 @@ def observe(
         lost = [name for name, node in nodes.items() if node.ready != "True"]
         storage_task = pool.submit(_fetch_storage, target, [*lost, *switched_off])
         answers = ask([read_pod(pod, lost_nodes=lost) for pod in pods])
-        return Situation(
+        return RecoveryContext(
             job=target.name,
             pods=pods,
             owners=owners_task.result(),

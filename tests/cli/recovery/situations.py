@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kdist.recovery import NodeState, Situation, Storage
+from kdist.recovery import NodeState, RecoveryContext, Storage
 from kdist.status import AgentStatus
 from kdist.status.agent_status import PeerStatus
 from tests.cli.status.objects import NOW, Document, pod
@@ -42,7 +42,7 @@ def agent(
     return {pod: AgentStatus(pod, "rendezvous", peers=peers)}
 
 
-def situation(*nodes: NodeState, **changes: Any) -> Situation:
+def situation(*nodes: NodeState, **changes: Any) -> RecoveryContext:
     """The situation with other nodes next to the control plane and `worker-1`."""
     every = (node("control"), node("worker-1"), *(nodes or (gone(),)))
     given: dict[str, Any] = {
@@ -55,4 +55,4 @@ def situation(*nodes: NodeState, **changes: Any) -> Situation:
         "read_at": TIME,
         "now": TIME + 1,
     }
-    return Situation(**{**given, **changes})
+    return RecoveryContext(**{**given, **changes})

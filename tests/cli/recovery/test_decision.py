@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kdist.recovery import NodeState, PodDecision, Situation, Storage, decide, read_nodes
+from kdist.recovery import NodeState, PodDecision, RecoveryContext, Storage, decide, read_nodes
 from tests.cli.recovery.situations import (
     FIRST,
     SECOND,
@@ -35,7 +35,7 @@ LONG = gone(since=60, renewed=110)
 PINNED = replace(SHARED, pinned={"ckpt": "worker-2"})
 
 
-def decided(seen: Situation) -> PodDecision:
+def decided(seen: RecoveryContext) -> PodDecision:
     (found,) = decide(seen)
     assert (found.pod, found.uid, found.node) == (SECOND, "uid-1", "worker-2")
     return found
@@ -65,7 +65,7 @@ def decided(seen: Situation) -> PodDecision:
     ],
 )
 def test_a_pod_is_given_up_on_the_testimony_of_others_on_fenced_storage_or_on_a_word(
-    seen: Situation, words: str
+    seen: RecoveryContext, words: str
 ) -> None:
     found = decided(seen)
     assert found.recover, found.message
@@ -111,7 +111,7 @@ def test_a_pod_is_given_up_on_the_testimony_of_others_on_fenced_storage_or_on_a_
     ],
 )
 def test_a_pod_is_kept_as_long_as_something_is_missing_or_speaks_against_it(
-    seen: Situation, reason: str, words: str
+    seen: RecoveryContext, reason: str, words: str
 ) -> None:
     found = decided(seen)
     assert (found.recover, found.reason) == (False, reason)

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from kdist import backends, cluster
-from kdist.cluster import ApiError, Cluster, Impersonation
+from kdist.cluster import ApiError, Cluster, Impersonation, resources
 from kdist.recovery import PodDecision, replace_pod
 from kdist.recovery.replacement import failed_status
 from tests.charts.rules import CHART
@@ -154,9 +154,7 @@ def test_the_name_of_a_pod_that_is_given_up_is_free_at_once_where_another_one_ne
 
 
 @pytest.fixture(scope="module")
-def controller(
-    connect: Callable[..., Cluster],
-) -> Cluster:
+def controller(plane: ControlPlane, connect: Callable[..., Cluster]) -> Cluster:
     """The chart's controller, which may patch `pods/status`, held by the chart's policy."""
     admin = connect()
     args = ("--namespace", NAMESPACE, "--set", "controller.enabled=true")
@@ -165,7 +163,9 @@ def controller(
     assert done.returncode == 0, done.stderr
 
     for document in yaml.safe_load_all(done.stdout):
-        admin.create(document)
+        resource = resources.plural(document["kind"])
+        path = f"/apis/admissionregistration.k8s.io/v1/{resource}"
+        plane.request("POST", path, document)
     rbac = "rbac.authorization.k8s.io/v1"
     rules = [{"apiGroups": [""], "resources": ["pods/status"], "verbs": ["patch"]}]
     role = {"apiVersion": rbac, "kind": "Role", "metadata": {"name": "statuses"}, "rules": rules}

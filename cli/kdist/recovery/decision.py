@@ -159,9 +159,9 @@ def _check_agents(context: RecoveryContext, pod: Document) -> _Result | None:
     name, address = documents.name(pod), documents.text(pod, "status", "podIP")
     if name in context.reports:
         return _Result("AgentAnswers", f"the agent of {name} answers, so its node is not gone")
-    for witness, report in context.survivors().items():
+    for observer, report in context.survivors().items():
         if report.peers and report.peers.age <= _PEERS_SECONDS and address in report.peers.heard:
-            return _Result("AgentHeard", f"the agent of {witness} hears that of {name}")
+            return _Result("AgentHeard", f"the agent of {observer} hears that of {name}")
     return None
 
 
@@ -191,29 +191,29 @@ def _check_lease(context: RecoveryContext, node: NodeState) -> _Result | None:
 
 def _judge_silence(context: RecoveryContext, node: NodeState) -> _Result:
     """The result for a node of which nobody hears anything."""
-    witnesses = [
+    observers = [
         pod
         for pod, report in context.survivors().items()
         if report.peers is not None and report.peers.age <= _PEERS_SECONDS
     ]
-    if witnesses:
+    if observers:
         message = (
             f"node {node.name} does not answer, its Lease has run out, and "
-            f"{count(len(witnesses), 'agent')} of the job no longer "
-            f"{'hears' if len(witnesses) == 1 else 'hear'} its agent"
+            f"{count(len(observers), 'agent')} of the job no longer "
+            f"{'hears' if len(observers) == 1 else 'hear'} its agent"
         )
         return _Result("NodeLost", message, recover=True)
     storage = context.storage
     if not (storage.kind == "shared" and storage.fenced):
         message = f"no agent of the job can tell whether node {node.name} still runs, and "
         return _Result("NotFenced", message + _explain_storage(context), retry_seconds=None)
-    left = _without_witnesses(node, context.clock or 0.0)
+    left = _without_observers(node, context.clock or 0.0)
     if left >= 0:
         message = (
             f"no agent of the job can tell whether node {node.name} still runs, so kdist waits for "
             "the time of one more Lease"
         )
-        return _Result("NoWitness", message, retry_seconds=max(1.0, left))
+        return _Result("NoObserver", message, retry_seconds=max(1.0, left))
     message = (
         f"node {node.name} does not answer, and its Lease ran out more than "
         f"{seconds(node.lease_seconds)} ago; the lock of the checkpoints keeps it from writing, "
@@ -246,7 +246,7 @@ def _is_late(context: RecoveryContext, node: NodeState) -> bool:
     return _overdue(node, clock) > -node.lease_seconds / 2
 
 
-def _without_witnesses(node: NodeState, clock: float) -> float:
+def _without_observers(node: NodeState, clock: float) -> float:
     """Seconds until a node counts as gone of which no agent can tell."""
     since = max(
         (node.renewed or 0.0) + node.lease_seconds, clock if node.since is None else node.since
@@ -268,13 +268,13 @@ def _describe(context: RecoveryContext, pod: Document, node: NodeState) -> Itera
             f"{seconds(node.lease_seconds)}: {state}"
         )
     address = documents.text(pod, "status", "podIP")
-    for witness, report in sorted(context.survivors().items()):
+    for observer, report in sorted(context.survivors().items()):
         peers = report.peers
         if peers is None:
-            yield f"pod/{witness}: its agent cannot tell which others it hears"
+            yield f"pod/{observer}: its agent cannot tell which others it hears"
             continue
         verb = "hears" if address in peers.heard else "does not hear"
         yield (
-            f"pod/{witness}: its agent {verb} that of {documents.name(pod)}, as of "
+            f"pod/{observer}: its agent {verb} that of {documents.name(pod)}, as of "
             f"{seconds(peers.age)} ago"
         )

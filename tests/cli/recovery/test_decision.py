@@ -91,10 +91,10 @@ def test_a_pod_is_given_up_on_the_testimony_of_others_on_fenced_storage_or_on_a_
             "AgentHeard",
             f"the agent of {FIRST} hears that of {SECOND}",
         ),
-        (situation(reports={}), "NoWitness", "waits for the time of one more Lease"),
+        (situation(reports={}), "NoObserver", "waits for the time of one more Lease"),
         (
             situation(gone(since=10, renewed=300), reports={}),
-            "NoWitness",
+            "NoObserver",
             "waits for the time of one more Lease",
         ),
         (situation(LONG, reports={}, storage=SINGLE), "NotFenced", "by one node only"),
@@ -168,7 +168,7 @@ def test_an_agent_on_another_node_that_is_gone_testifies_nothing() -> None:
     cut = NodeState("worker-1", "Unknown", TIME - 15, "", TIME - 60)
     far = [node(f"worker-{number}") for number in range(3, 6)]
     found = decide(situation(gone(), *far, nodes={n.name: n for n in (gone(), cut, *far)}))
-    assert {each.reason for each in found} == {"AgentAnswers", "NoWitness"}
+    assert {each.reason for each in found} == {"AgentAnswers", "NoObserver"}
 
 
 def test_a_deleted_node_is_left_to_kubernetes() -> None:

@@ -131,9 +131,7 @@ def assemble(
         evaluation_batch=train.micro_batch or data.shard_size(train),
         state=state,
         handover=handover,
-        checkpointing=make_checkpointing(
-            config, train, runtime, training, data, step_log, handover.source is not None
-        ),
+        checkpointing=make_checkpoints(config, train, runtime, training, data, step_log, handover),
         pretrained=make_pretrained(train, workload, training),
         step_log=step_log,
         stop_flag=runtime.stop_flag,
@@ -273,14 +271,14 @@ def make_forward_backward(
     return GradientAccumulation(**common, strategy=model.strategy)
 
 
-def make_checkpointing(
+def make_checkpoints(
     config: TrainConfig,
     train: Training,
     runtime: RankRuntime,
     training: TrainingState,
     data: DataPlan,
     step_log: StepLog,
-    continues: bool,
+    handover: Handover,
 ) -> TrainerCheckpointing:
     """The checkpointing of the run: locks the checkpoint folder for it. Collective.
 
@@ -291,7 +289,7 @@ def make_checkpointing(
         training: What is saved and restored.
         data: The data of the run; a stream allows fewer edits of the job.
         step_log: Flushed before each save.
-        continues: Whether ranks of a former group continue in place, with the same folder.
+        handover: Whether ranks of a former group continue in place, with the same folder.
     """
     manager, world = None, runtime.world
     if runtime.checkpoints is not None:
@@ -304,7 +302,7 @@ def make_checkpointing(
             sharded=training.strategy.sharded,
             holders=(world.data_rank, world.data_size) if train.strategy == "pipeline" else None,
             take_over="KDIST_TAKE_OVER" in os.environ,
-            is_known=continues,
+            is_known=handover.source is not None,
         )
     settings = train.model_dump(mode="json", by_alias=True)
     return TrainerCheckpointing(

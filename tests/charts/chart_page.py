@@ -19,17 +19,20 @@ _INTRODUCTION = """# The chart kdist
 
 Installs what trainings need in a namespace: a PodMonitor, alerts with
 [runbooks](../../docs/reference/runbooks.md), two Grafana dashboards, roles for viewers and
-editors, network policies and, on request, a quota and queues. It runs no server, and jobs also
-train without it.
+editors, network policies and, on request, a quota and queues. Jobs also train without it.
+
+With `controller.enabled` it also runs the controller of TrainingJobs, for the whole cluster or for
+`controller.watchNamespaces`, and installs their CRD, which stays when the chart is uninstalled
+([The controller](../../docs/how-to/controller.md)).
 
 ```sh
 helm install kdist charts/kdist --namespace ml
 helm test kdist --namespace ml   # checks permissions, runs a training with two ranks
 ```
 
-The chart needs no cluster-wide permissions unless `rbac.scope` is `cluster`, and only creates
-resources whose CRDs are installed: without the Prometheus operator there is no PodMonitor, without
-Kueue no queue. It supports Helm 3 and 4 and Kubernetes 1.31 or newer.
+The chart needs no cluster-wide permissions unless `rbac.scope` is `cluster` or the controller is
+enabled, and only creates resources whose CRDs are installed: without the Prometheus operator there
+is no PodMonitor, without Kueue no queue. It supports Helm 3 and 4 and Kubernetes 1.31 or newer.
 
 - **Prometheus of kube-prometheus-stack** only selects objects with the label of its release:
   `--set monitoring.podMonitor.labels.release=STACK --set \

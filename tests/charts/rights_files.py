@@ -5,9 +5,11 @@ tests.charts.rights_files`; tests compare.
 from __future__ import annotations
 
 from kdist import rbac
+from kdist_controller import rights
 from tests.house.tree import ROOT
 
 TEMPLATE = ROOT / "charts" / "kdist" / "templates" / "_rules.tpl"
+CONTROLLER = TEMPLATE.with_name("_controller.tpl")
 PAGE = ROOT / "docs" / "how-to" / "kubernetes.md"
 _BEGIN, _END = "<!-- made from kdist.rbac -->\n", "<!-- end -->\n"
 
@@ -20,4 +22,5 @@ def page() -> str:
 
 if __name__ == "__main__":
     TEMPLATE.write_text(rbac.chart_templates())
+    CONTROLLER.write_text(rights.chart_templates())
     PAGE.write_text(page())

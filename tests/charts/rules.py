@@ -12,7 +12,10 @@ import yaml
 from tests.house.tree import ROOT
 
 CHART = ROOT / "charts" / "kdist"
-FILES = tuple(sorted((CHART / "rules").glob("*.yaml")))
+FILES = tuple(CHART / "rules" / name for name in ("alerts.yaml", "recording.yaml"))
+"""The rules about jobs."""
+CONTROLLER = CHART / "rules" / "controller.yaml"
+"""The alerts about the controller, which have the labels of no job."""
 SCENARIOS: dict[str, dict[str, Any]] = yaml.safe_load(
     (Path(__file__).parent / "alerts.yaml").read_text()
 )
@@ -50,6 +53,12 @@ def shorten(groups: list[dict[str, Any]], divisor: int = 60) -> None:
 def alerts() -> dict[str, dict[str, Any]]:
     """Alerting rules by name."""
     return {rule["alert"]: rule for rule in read_rules() if "alert" in rule}
+
+
+def controller_alerts() -> dict[str, dict[str, Any]]:
+    """Alerting rules about the controller, by name."""
+    groups = yaml.safe_load(CONTROLLER.read_text())["groups"]
+    return {rule["alert"]: rule for group in groups for rule in group["rules"]}
 
 
 def promtool_test(name: str) -> dict[str, Any]:

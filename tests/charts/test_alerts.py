@@ -13,7 +13,15 @@ from kdist import backends
 from kdist.agent_metrics import STRAGGLER_RATIO
 from kdist_trainer.metrics.declarations import Kind
 from kdist_trainer.metrics.endpoint import CATALOGUE
-from tests.charts.rules import FILES, SCENARIOS, alerts, promtool_test, read_rules, run_promtool
+from tests.charts.rules import (
+    FILES,
+    SCENARIOS,
+    alerts,
+    controller_alerts,
+    promtool_test,
+    read_rules,
+    run_promtool,
+)
 from tests.house.tree import ROOT
 
 RUNBOOKS = ROOT / "docs" / "reference" / "runbooks.md"
@@ -160,7 +168,10 @@ def test_every_alert_is_tried_and_explained() -> None:
 
 def test_every_alert_has_a_runbook_and_every_runbook_an_alert() -> None:
     text = RUNBOOKS.read_text()
-    assert re.findall(r"^## (\w+)$", text, re.MULTILINE) == list(alerts())
+    expected = [*alerts(), *controller_alerts()]
+    assert re.findall(r"^## (\w+)$", text, re.MULTILINE) == expected
+    for name, rule in controller_alerts().items():
+        assert rule["annotations"]["runbook_url"] == f"docs/reference/runbooks.md#{name.lower()}"
     for section in re.split(r"^## ", text, flags=re.MULTILINE)[1:]:
         for part in ("**What it means.**", "**What to do.**"):
             assert part in section, section.splitlines()[0]

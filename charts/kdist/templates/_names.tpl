@@ -28,7 +28,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 
 {{- define "kdist.labelsWith" -}}
-{{- toYaml (mergeOverwrite (dict) .root.Values.commonLabels .more (include "kdist.ownLabels" .root | fromYaml)) }}
+{{- $own := include "kdist.ownLabels" .root | fromYaml }}
+{{- with .component }}{{ $_ := set $own "app.kubernetes.io/component" . }}{{ end }}
+{{- toYaml (mergeOverwrite (dict) .root.Values.commonLabels .more $own) }}
 {{- end }}
 
 {{/* The labels that kdist sets on the pods of every training. */}}
@@ -37,14 +39,30 @@ app.kubernetes.io/name: kdist
 app.kubernetes.io/component: training
 {{- end }}
 
+{{/* The name of the controller's objects, and the labels of its pods. */}}
+{{- define "kdist.controller" -}}
+{{- printf "%s-controller" (include "kdist.fullname" .) }}
+{{- end }}
+
+{{- define "kdist.controllerSelector" -}}
+app.kubernetes.io/name: {{ include "kdist.name" . | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
+app.kubernetes.io/component: controller
+{{- end }}
+
 {{- define "kdist.serviceAccount" -}}
 {{- default (ternary (printf "%s-training" (include "kdist.fullname" .)) "default" .Values.serviceAccount.create) .Values.serviceAccount.name }}
 {{- end }}
 
 {{- define "kdist.image" -}}
-{{- $registry := ternary (printf "%s/" (trimSuffix "/" .Values.global.imageRegistry)) "" (ne .Values.global.imageRegistry "") }}
-{{- $version := ternary (printf "@%s" .Values.image.digest) (printf ":%s" (default .Chart.AppVersion .Values.image.tag)) (ne .Values.image.digest "") }}
-{{- printf "%s%s%s" $registry .Values.image.repository $version }}
+{{- include "kdist.imageOf" (dict "root" . "image" .Values.image) }}
+{{- end }}
+
+{{- define "kdist.imageOf" -}}
+{{- $global := .root.Values.global.imageRegistry }}
+{{- $registry := ternary (printf "%s/" (trimSuffix "/" $global)) "" (ne $global "") }}
+{{- $version := ternary (printf "@%s" .image.digest) (printf ":%s" (default .root.Chart.AppVersion .image.tag)) (ne .image.digest "") }}
+{{- printf "%s%s%s" $registry .image.repository $version }}
 {{- end }}
 
 {{/* Image pull secrets: the parent chart's, then the chart's own, without duplicates. */}}
@@ -61,4 +79,20 @@ imagePullSecrets: {{ toJson . }}
 {{/* "true" if a resource is enabled: always, or with `auto` if the cluster has its API. */}}
 {{- define "kdist.wanted" -}}
 {{- if or (eq .enabled "always") (and (eq .enabled "auto") (.root.Capabilities.APIVersions.Has .api)) }}true{{ end }}
+{{- end }}
+
+{{/* TrainingJobs: who may create one may create pods with any ServiceAccount and Secret of its namespace, as with other workloads. */}}
+{{- define "kdist.rules.view.trainingJobs" -}}
+- apiGroups: [kdist.dev]
+  resources: [trainingjobs]
+  verbs: [get, list, watch]
+{{- end }}
+
+{{- define "kdist.rules.edit.trainingJobs" -}}
+- apiGroups: [kdist.dev]
+  resources: [trainingjobs]
+  verbs: [create, patch, update, delete]
+- apiGroups: [kdist.dev]
+  resources: [trainingjobs/scale]
+  verbs: [get, patch, update]
 {{- end }}

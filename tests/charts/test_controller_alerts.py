@@ -1,0 +1,86 @@
+"""The alerts about the controller fire when nobody leads and when changes keep failing, and not
+when a replica changes places with another.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from kdist_controller.metrics import Metrics
+from tests.charts.rules import CONTROLLER, controller_alerts
+
+SERIES = 'kdist_controller_leader{{job="kdist-controller",namespace="ml",pod="{}"}}'
+ERRORS = 'kdist_controller_reconcile_errors_total{job="kdist-controller",namespace="ml",pod="a"}'
+
+
+@pytest.fixture(autouse=True)
+def promtool(program: Callable[[str], str]) -> str:
+    return program("promtool")
+
+
+def run(folder: Path, series: dict[str, str], fires: dict[str, str]) -> str:
+    """What promtool complains of if, of these series, an alert fires at other times than these."""
+    shutil.copy(CONTROLLER, folder)
+    tried: dict[str, Any] = {
+        "interval": "30s",
+        "input_series": [{"series": key, "values": each} for key, each in series.items()],
+        "promql_expr_test": [
+            {
+                "expr": f'count(ALERTS{{alertname="{name}",alertstate="firing"}})',
+                "eval_time": at,
+                "exp_samples": [{"labels": "{}", "value": 1}] if name in expected.split() else [],
+            }
+            for at, expected in fires.items()
+            for name in controller_alerts()
+        ],
+    }
+    document = {"rule_files": [CONTROLLER.name], "evaluation_interval": "1m", "tests": [tried]}
+    (folder / "tests.yaml").write_text(yaml.safe_dump(document, width=10_000))
+    done = subprocess.run(
+        ["promtool", "test", "rules", "tests.yaml"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    return "" if done.returncode == 0 else done.stdout + done.stderr
+
+
+def test_a_change_of_the_leader_is_no_alert_and_a_lack_of_one_is(tmp_path: Path) -> None:
+    series = {SERIES.format("a"): "1x20 0x100", SERIES.format("b"): "0x24 1x26 stale"}
+    fires = {"9m": "", "12m": "", "20m": "", "28m": "", "35m": "KdistControllerDown"}
+    assert run(tmp_path, series, fires) == ""
+
+
+def test_a_controller_that_is_gone_altogether_is_noticed(tmp_path: Path) -> None:
+    series = {SERIES.format("a"): "1x20 stale", SERIES.format("b"): "0x20 stale"}
+    fires = {"9m": "", "12m": "", "18m": "KdistControllerDown"}
+    assert run(tmp_path, series, fires) == ""
+
+
+def test_changes_that_keep_failing_are_noticed_and_a_few_are_not(tmp_path: Path) -> None:
+    leads = {SERIES.format("a"): "1x200"}
+    failing = {"20m": "", "45m": "KdistControllerFailing", "95m": ""}
+    assert run(tmp_path, {**leads, ERRORS: "0x40 0+2x60 120x100"}, failing) == ""
+    assert run(tmp_path, {**leads, ERRORS: "0x40 0+1x8 8x100"}, dict.fromkeys(failing, "")) == ""
+
+
+def test_alerts_of_the_controller_use_its_metrics_and_have_a_severity() -> None:
+    exported = {
+        sample.name
+        for family in Metrics(lambda: (), lambda: 0).registry.collect()
+        for sample in family.samples
+    }
+    for rule in controller_alerts().values():
+        assert set(re.findall(r"kdist_controller_\w+", rule["expr"])) <= exported
+        assert rule["labels"]["severity"] in {"critical", "warning"}
+        assert set(rule["annotations"]) == {"summary", "description", "runbook_url"}

@@ -1,5 +1,7 @@
 # The image that every pod of a job runs: the agent, the training loop, torch. docker and buildah build it alike:
 #   docker build -t kdist-trainer .
+# and, as a target of its own, the small one of the controller, without torch:
+#   docker build --target controller -t kdist-controller .
 # For machines without GPUs, with wheels of torch from an index that has such: --build-arg TORCH_INDEX=https://…
 ARG BASE=python:3.12-slim-bookworm
 
@@ -7,6 +9,34 @@ ARG BASE=python:3.12-slim-bookworm
 FROM ${BASE} AS trainer
 COPY trainer/kdist_trainer /opt/kdist/trainer/kdist_trainer
 RUN python3 -m compileall -q --invalidation-mode unchecked-hash /opt/kdist/trainer
+
+FROM ${BASE} AS controller-files
+COPY cli/kdist /opt/kdist/controller/kdist
+COPY controller/kdist_controller /opt/kdist/controller/kdist_controller
+COPY trainer/kdist_trainer /opt/kdist/controller/kdist_trainer
+# A link in the repository.
+RUN rm -f /opt/kdist/controller/kdist/manifests
+COPY manifests /opt/kdist/controller/kdist/manifests
+RUN python3 -m compileall -q --invalidation-mode unchecked-hash /opt/kdist/controller
+
+FROM ${BASE} AS controller
+RUN python3 -m venv /opt/kdist && /opt/kdist/bin/python -c 'import sysconfig; print("/opt/kdist/controller", \
+    file=open(sysconfig.get_path("purelib") + "/kdist-controller.pth", "w"))'
+COPY controller/requirements.txt /opt/kdist/requirements.txt
+RUN /opt/kdist/bin/pip install --no-cache-dir --no-deps --require-hashes -r /opt/kdist/requirements.txt
+COPY --from=controller-files /opt/kdist/controller /opt/kdist/controller
+ENV PATH=/opt/kdist/bin:$PATH HOME=/tmp USER=kdist PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+USER 65532:65532
+WORKDIR /tmp
+EXPOSE 9402
+# It starts no processes, so it needs no init above it.
+ENTRYPOINT ["/opt/kdist/bin/python", "-m", "kdist_controller"]
+LABEL org.opencontainers.image.title="kdist-controller" \
+    org.opencontainers.image.description="The controller of kdist's TrainingJob resources" \
+    org.opencontainers.image.licenses="Apache-2.0"
+ARG VERSION=dev
+ARG REVISION=unknown
+LABEL org.opencontainers.image.version="${VERSION}" org.opencontainers.image.revision="${REVISION}"
 
 FROM ${BASE}
 # An index of other wheels of torch: its version is the lock's, its hash is not.

@@ -28,7 +28,7 @@ NARROW ?=
 pytest = $(BIN)/python -m pytest --junitxml=.kdist/tiers/$(1).xml -o junit_suite_name=$(1)
 
 # Where the tests of a tier are, so that it need not read the others (ten seconds of a core): tests/house sees that none is missed.
-REAL := -o testpaths="tests/bench tests/charts tests/cli tests/docs tests/examples tests/faults tests/trainer"
+REAL := -o testpaths="tests/bench tests/charts tests/cli tests/controller tests/docs tests/examples tests/faults tests/trainer"
 CLUSTER := -o testpaths="tests/charts tests/cli/cluster tests/cluster tests/trainer/agent tests/trainer/rendezvous"
 
 # $(call patiently,TIER,ARGUMENTS): the same. A try on a machine that has become quieter tells a fault from a busy machine.
@@ -44,7 +44,7 @@ help: ## Show this list
 
 setup: $(READY) ## Make .venv with everything the project needs; the second time there is nothing to do
 
-$(READY): requirements.txt cli/pyproject.toml trainer/pyproject.toml
+$(READY): requirements.txt cli/pyproject.toml controller/pyproject.toml trainer/pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "kdist needs Python 3.11 or newer, and $(PYTHON) is not: try 'make setup PYTHON=python3.12'" >&2; exit 1; }
 	@$(PYTHON) -m venv $(VENV) || \
@@ -54,8 +54,8 @@ $(READY): requirements.txt cli/pyproject.toml trainer/pyproject.toml
 	$(BIN)/python -m pip install --quiet --require-hashes -r $(VENV)/uv.txt
 	@# Compiled now: torch has thousands of modules, and where PYTHONDONTWRITEBYTECODE is set every process would compile them.
 	$(BIN)/uv pip sync --python $(BIN)/python --compile-bytecode --require-hashes requirements.txt
-	$(BIN)/uv pip install --python $(BIN)/python --no-build-isolation --no-deps -e trainer -e cli
-	$(BIN)/python -m compileall -q trainer/kdist_trainer cli/kdist
+	$(BIN)/uv pip install --python $(BIN)/python --no-build-isolation --no-deps -e trainer -e cli -e controller
+	$(BIN)/python -m compileall -q trainer/kdist_trainer cli/kdist controller/kdist_controller
 	@touch $@
 
 system: # What the tests need besides Python: installed on Debian as root, named elsewhere
@@ -126,13 +126,16 @@ docs: setup ## Write the generated reference again and build the site into build
 pictures: setup ## Redraw the dashboards of real trainings into docs/, with Chromium (takes ten minutes)
 	@for picture in job fleet; do $(BIN)/python -m tests.charts.pictures $$picture; done
 
-lock: setup ## Resolve requirements.txt, and the image's part of it, again: exact versions with hashes, no index address
+lock: setup ## Resolve requirements.txt, and the images' parts of it, again: exact versions with hashes, no index address
 	$(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
 	  --all-extras --group pyproject.toml:dev --group pyproject.toml:bench --group pyproject.toml:docs \
 	  --no-emit-package kdist-trainer --no-emit-package kdist \
-	  --output-file requirements.txt $(ARGS) cli/pyproject.toml trainer/pyproject.toml
+	  --output-file requirements.txt $(ARGS) cli/pyproject.toml controller/pyproject.toml trainer/pyproject.toml
 	$(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
 	  --extra torch --extra tensorboard --constraint requirements.txt --output-file trainer/requirements.txt trainer/pyproject.toml
+	$(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
+	  --no-emit-package kdist-trainer --no-emit-package kdist --constraint requirements.txt \
+	  --output-file controller/requirements.txt controller/pyproject.toml
 
 clean: ## Remove what make has made here: .venv, caches, test reports (never the runs in .kdist)
 	rm -rf $(VENV) .venv-compat .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build .kdist/tiers .kdist/chaos-passed

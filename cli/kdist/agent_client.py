@@ -36,6 +36,25 @@ class AgentTransport(Protocol):
 
 
 @dataclass(frozen=True)
+class PodTransport:
+    """Straight to a host, which a pod of the same cluster reaches another one by."""
+
+    host: str
+    port: int = METRICS_PORT
+
+    def get(self, path: str, *, timeout: float) -> bytes | None:
+        """See `AgentTransport.get`."""
+        try:
+            connection = http.client.HTTPConnection(self.host, self.port, timeout=timeout)
+            with closing(connection):
+                connection.request("GET", path)
+                response = connection.getresponse()
+                return response.read(_MAX_BYTES) if response.status == HTTPStatus.OK else None
+        except (OSError, OverflowError, http.client.HTTPException):
+            return None
+
+
+@dataclass(frozen=True)
 class LoopbackTransport:
     """To a port on this machine."""
 
@@ -43,14 +62,7 @@ class LoopbackTransport:
 
     def get(self, path: str, *, timeout: float) -> bytes | None:
         """See `AgentTransport.get`."""
-        try:
-            connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
-            with closing(connection):
-                connection.request("GET", path)
-                response = connection.getresponse()
-                return response.read(_MAX_BYTES) if response.status == HTTPStatus.OK else None
-        except (OSError, OverflowError, http.client.HTTPException):
-            return None
+        return PodTransport("127.0.0.1", self.port).get(path, timeout=timeout)
 
 
 @dataclass(frozen=True)

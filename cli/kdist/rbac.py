@@ -327,8 +327,13 @@ def rules(role: Literal["view", "edit"], *, workloads: bool) -> list[dict[str, l
     }
     if role == "edit":
         held = {each for need in NEEDS for each in _rights(need, workloads=workloads)} - held
+    return to_rules(held)
+
+
+def to_rules(rights: Iterable[Right]) -> list[dict[str, list[str]]]:
+    """RBAC rules with these rights and no others."""
     verbs: dict[tuple[str, str], set[str]] = {}
-    for each in held:
+    for each in rights:
         verbs.setdefault((each.group, each.resource), set()).add(each.verb)
     together: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for (group, resource), found in sorted(verbs.items()):
@@ -355,24 +360,23 @@ def _role(need: Need, right: Right) -> str:
 def chart_templates() -> str:
     """Text of the chart's `_rules.tpl`: named lists of rules, without and with the workloads."""
     parts = [
-        (
-            "{{/* Made from the table of rights in cli/kdist/rbac.py: python -m "
-            "tests.charts.rights_files */}}\n"
-        )
+        "{{/* Made from the table of rights in cli/kdist/rbac.py: python -m "
+        "tests.charts.rights_files */}}\n"
     ]
     for role in ("view", "edit"):
-        for name, found in (
-            ("objects", rules(role, workloads=False)),
-            ("workloads", rules(role, workloads=True)),
-        ):
-            parts.append(f'{{{{- define "kdist.rules.{role}.{name}" -}}}}\n')
-            for rule in found:
-                lines = [
-                    f"  {key}: [{', '.join(values) or _CORE}]\n" for key, values in rule.items()
-                ]
-                parts.append("-" + "".join(lines)[1:])
-            parts.append("{{- end }}\n")
+        for name in ("objects", "workloads"):
+            found = rules(role, workloads=name == "workloads")
+            parts.append(define_rules(f"{role}.{name}", found))
     return "".join(parts)
+
+
+def define_rules(name: str, found: Iterable[dict[str, list[str]]]) -> str:
+    """Text of a named list of rules."""
+    lines = [f'{{{{- define "kdist.rules.{name}" -}}}}\n']
+    for rule in found:
+        texts = [f"  {key}: [{', '.join(values) or _CORE}]\n" for key, values in rule.items()]
+        lines.append("-" + "".join(texts)[1:])
+    return "".join([*lines, "{{- end }}\n"])
 
 
 def table() -> str:

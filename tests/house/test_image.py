@@ -13,6 +13,8 @@ import pytest
 from tests.house.tree import ROOT
 
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
+FINAL = DOCKERFILE[DOCKERFILE.rindex("\nFROM ") :]
+"""The stage of the trainer's image, which is built unless another one is asked for."""
 
 
 def instructions(text: str) -> list[tuple[str, str]]:
@@ -96,23 +98,42 @@ def test_an_unsound_dockerfile_is_noticed(wrong: str) -> None:
 
 
 def test_what_ends_the_pod_reaches_the_agent_and_no_shell_stands_between() -> None:
-    entrypoint = json.loads(dict(instructions(DOCKERFILE))["ENTRYPOINT"])
+    entrypoint = json.loads(dict(instructions(FINAL))["ENTRYPOINT"])
     assert entrypoint[:2] == ["/usr/bin/tini", "--"]
     assert entrypoint[2:] == ["/opt/kdist/bin/python", "-m", "kdist_trainer"]
 
 
 def test_a_change_of_the_trainer_leaves_the_layer_of_torch_alone() -> None:
-    final = DOCKERFILE[DOCKERFILE.rindex("\nFROM ") :]
-    assert final.index("torch.txt") < final.index("rest.txt") < final.index("COPY --from=trainer")
+    assert FINAL.index("torch.txt") < FINAL.index("rest.txt") < FINAL.index("COPY --from=trainer")
 
 
-def test_only_the_trainer_and_its_lock_are_sent_to_the_engine() -> None:
+def test_the_controllers_image_is_one_of_its_own_without_torch() -> None:
+    (stage,) = re.findall(
+        r"^FROM \S+ AS controller\n(.*?)^FROM ", DOCKERFILE, re.MULTILINE | re.DOTALL
+    )
+    assert list(unsound(f"FROM python:3.12 AS controller-files\nFROM python:3.12\n{stage}")) == []
+    entrypoint = json.loads(dict(instructions(stage))["ENTRYPOINT"])
+    assert entrypoint == ["/opt/kdist/bin/python", "-m", "kdist_controller"]
+    lock = (ROOT / "controller" / "requirements.txt").read_text()
+    assert not re.search(r"^(torch|numpy|nvidia-.*|triton)==", lock, re.MULTILINE)
+
+
+def test_only_the_packages_and_their_locks_are_sent_to_the_engine() -> None:
     ignored = [
         line
         for line in (ROOT / ".dockerignore").read_text().splitlines()
         if line and not line.startswith("#")
     ]
-    assert ignored == ["*", "!trainer/requirements.txt", "!trainer/kdist_trainer", "**/__pycache__"]
+    assert ignored == [
+        "*",
+        "!trainer/requirements.txt",
+        "!trainer/kdist_trainer",
+        "!controller/requirements.txt",
+        "!controller/kdist_controller",
+        "!cli/kdist",
+        "!manifests",
+        "**/__pycache__",
+    ]
     for copied in (
         value
         for name, value in instructions(DOCKERFILE)

@@ -21,6 +21,7 @@ LIGHT = {
     "kdist.agent_metrics": "torch kubernetes pydantic rich prometheus_client",
     "kdist.deploy": "torch kubernetes rich asyncio requests ssl kdist.cluster",
     "kdist.cluster": "torch kubernetes pydantic rich asyncio requests yaml click",
+    "kdist_controller.__main__": "torch numpy kubernetes asyncio rich click",
     "kdist_trainer": "torch numpy pydantic prometheus_client",
     "kdist_trainer.config": "torch numpy kdist click",
     "kdist_trainer.log": "torch numpy kdist click",
@@ -43,7 +44,13 @@ BREACHES = {
         "trainer/kdist_trainer/config/exit_codes.py",
         "import kdist_trainer.log",
     ),
-    "the command line never reaches torch": (
+    "kdist_controller: layers": ("controller/kdist_controller/shed.py", "x = 1"),
+    "nobody knows the controller": ("cli/kdist/units.py", "import kdist_controller.resource"),
+    "the controller decides without a cluster": (
+        "controller/kdist_controller/reconcile.py",
+        "import kdist.cluster",
+    ),
+    "neither the command line nor the controller reaches torch": (
         "cli/kdist/load/__init__.py",
         "def f():\n    import torch",
     ),
@@ -101,7 +108,7 @@ def test_everyone_imports_only_whom_they_may() -> None:
 
 
 def test_each_import_contract_notices_a_breach(tmp_path: Path) -> None:
-    for room in ("cli", "trainer"):
+    for room in ("cli", "controller", "trainer"):
         shutil.copytree(
             ROOT / room,
             tmp_path / room,
@@ -120,7 +127,9 @@ def test_each_import_contract_notices_a_breach(tmp_path: Path) -> None:
 def lint_imports(root: Path) -> str:
     """Report of import-linter on the packages below `root`."""
     command = [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"]
-    environment = os.environ | {"PYTHONPATH": f"{root / 'cli'}:{root / 'trainer'}"}
+    environment = os.environ | {
+        "PYTHONPATH": ":".join(str(root / room) for room in ("cli", "controller", "trainer"))
+    }
     return subprocess.run(
         command, cwd=root, env=environment, capture_output=True, text=True, check=False
     ).stdout

@@ -16,7 +16,9 @@ from kdist.doctor import local_checks
 from tests.house.tree import ROOT
 
 LOCK = (ROOT / "requirements.txt").read_text()
-IMAGE_LOCK = (ROOT / "trainer" / "requirements.txt").read_text()
+IMAGE_LOCKS = {
+    room: (ROOT / room / "requirements.txt").read_text() for room in ("controller", "trainer")
+}
 PINNED = re.compile(r"^([A-Za-z0-9._-]+)==([^ ;\\]+)", re.MULTILINE)
 
 
@@ -33,13 +35,15 @@ def loose_lines(text: str) -> Iterator[str]:
 
 
 def declared() -> list[Requirement]:
-    """Every direct dependency of the two distributions and of the development tools."""
+    """Every direct dependency of the distributions and of the development tools."""
     found = []
-    for name in ("cli", "trainer"):
+    for name in ("cli", "controller", "trainer"):
         project = tomllib.loads((ROOT / name / "pyproject.toml").read_text())
         found += project["project"]["dependencies"] + project["build-system"]["requires"]
         found += [
-            line for extra in project["project"]["optional-dependencies"].values() for line in extra
+            line
+            for extra in project["project"].get("optional-dependencies", {}).values()
+            for line in extra
         ]
     for group in tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"].values():
         found += group
@@ -52,12 +56,14 @@ def declared() -> list[Requirement]:
 
 def test_every_line_of_the_lock_is_one_version_with_its_hashes() -> None:
     assert list(loose_lines(LOCK)) == []
-    assert list(loose_lines(IMAGE_LOCK)) == []
+    assert [line for lock in IMAGE_LOCKS.values() for line in loose_lines(lock)] == []
 
 
-def test_the_image_holds_the_versions_that_were_tested_here() -> None:
-    assert "torch" in dict(PINNED.findall(IMAGE_LOCK))
-    assert set(PINNED.findall(IMAGE_LOCK)) <= set(PINNED.findall(LOCK))
+@pytest.mark.parametrize(("room", "holds"), [("trainer", "torch"), ("controller", "kubernetes")])
+def test_an_image_holds_the_versions_that_were_tested_here(room: str, holds: str) -> None:
+    pinned = PINNED.findall(IMAGE_LOCKS[room])
+    assert holds in dict(pinned)
+    assert set(pinned) <= set(PINNED.findall(LOCK))
 
 
 @pytest.mark.parametrize(
@@ -103,9 +109,13 @@ def test_the_oldest_torch_that_is_supported_is_the_one_that_the_doctor_asks_for(
     assert [str(floor) for floor in floors] == [f">={oldest}"]
 
 
-def test_both_distributions_have_one_version() -> None:
+def test_all_distributions_have_one_version() -> None:
     versions = {
         re.search(r'^__version__ = "(.+)"$', (ROOT / path).read_text(), re.MULTILINE)[1]  # type: ignore[index]
-        for path in ("cli/kdist/__init__.py", "trainer/kdist_trainer/__init__.py")
+        for path in (
+            "cli/kdist/__init__.py",
+            "controller/kdist_controller/__init__.py",
+            "trainer/kdist_trainer/__init__.py",
+        )
     }
     assert len(versions) == 1

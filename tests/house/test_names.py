@@ -39,10 +39,23 @@ ODD = {
 }
 
 HERE = Path(__file__).resolve()
-PRODUCT = ("cli", "trainer", "tools", "docs", "charts", "manifests", "tests", "bench", "examples")
+PRODUCT = (
+    "cli",
+    "controller",
+    "trainer",
+    "tools",
+    "docs",
+    "charts",
+    "manifests",
+    "tests",
+    "bench",
+    "examples",
+)
 
 
-@pytest.mark.parametrize("root", ["cli/kdist", "trainer/kdist_trainer", "tools"])
+@pytest.mark.parametrize(
+    "root", ["cli/kdist", "controller/kdist_controller", "trainer/kdist_trainer", "tools"]
+)
 def test_a_public_class_name_stands_once_per_distribution(root: str) -> None:
     names = Counter(
         node.name

@@ -10,7 +10,7 @@ import pytest
 from tests.house import rules
 from tests.house.tree import ROOT, Rule, broken, python_files
 
-PRODUCT = python_files("cli", "trainer", "tools")
+PRODUCT = python_files("cli", "controller", "trainer", "tools")
 TESTS = tuple(path for path in python_files("tests") if path.name.startswith("test_"))
 SHOWN = (*PRODUCT, *python_files("examples", "bench", "docs"))
 

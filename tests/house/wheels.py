@@ -1,4 +1,4 @@
-"""Builds the two wheels from the tree, with the locked build backend and without a network."""
+"""Builds the wheels from the tree, with the locked build backend and without a network."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOMS = ("cli", "trainer")
+ROOMS = ("cli", "controller", "trainer")
 
 
 def build(tree: Path, into: Path) -> list[Path]:
-    """Wheels of both distributions of the checkout at `tree`."""
+    """Wheels of all distributions of the checkout at `tree`."""
     for room in ROOMS:
         command = [
             sys.executable,

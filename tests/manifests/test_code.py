@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import base64
 import re
+from typing import Any
 
 import pytest
 
@@ -75,7 +76,7 @@ def test_a_config_map_of_the_user_is_mounted_as_the_code_and_not_made(backend: s
 
 
 def test_pods_that_run_the_code_of_another_config_map_are_another_version() -> None:
-    def version(**spec: object) -> list[str]:
+    def version(**spec: Any) -> list[str]:
         (workload,) = [each for each in place(make(**spec)) if each.kind == "Job"]
         (pod,) = find_pods(workload.document)
         args = pod["spec"]["containers"][0]["args"]

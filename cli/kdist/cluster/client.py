@@ -9,7 +9,7 @@ from typing import Any
 from kdist.cluster import kubeconfig, resources, streams, watch
 from kdist.cluster.access import Impersonation
 from kdist.cluster.api_errors import ApiError, ApiNotFoundError
-from kdist.cluster.objects import Objects
+from kdist.cluster.objects import FIELD_MANAGER, Objects
 from kdist.cluster.transport import READ_SECONDS, ApiRequest, Transport
 
 
@@ -23,6 +23,7 @@ def connect(
     until: float | None = None,
     request_timeout: float = READ_SECONDS,
     notify: Callable[[str], None] = lambda _: None,
+    field_manager: str = FIELD_MANAGER,
 ) -> Cluster:
     """Connect to a cluster as the kubeconfig says, or with the service account of the pod that this
     runs in. A credential plugin runs at once; nothing is sent to the server yet.
@@ -37,6 +38,7 @@ def connect(
             responded.
         request_timeout: seconds that a response may be silent; 0 for no limit.
         notify: receives a message per outage.
+        field_manager: name under which the server records what we change.
 
     Raises:
         KdistError: there is no configuration, or it cannot be used (UNREACHABLE).
@@ -49,7 +51,7 @@ def connect(
         request_timeout=request_timeout,
         until=until,
     )
-    return Cluster(transport, namespace or access.namespace)
+    return Cluster(transport, namespace or access.namespace, field_manager=field_manager)
 
 
 class Cluster(Objects):
@@ -60,11 +62,17 @@ class Cluster(Objects):
     not respond. Without `namespace`, methods use the connection's own.
     """
 
-    def __init__(self, transport: Transport, namespace: str) -> None:
-        super().__init__(transport, namespace)
+    def __init__(
+        self, transport: Transport, namespace: str, *, field_manager: str = FIELD_MANAGER
+    ) -> None:
+        super().__init__(transport, namespace, field_manager=field_manager)
         self.context = transport.access.context
         self.server = transport.access.server
         self._rules: list[dict[str, Any]] | None = None
+
+    def within(self, namespace: str) -> Cluster:
+        """The same connection with another namespace of its own."""
+        return Cluster(self._transport, namespace, field_manager=self._field_manager)
 
     def logs(
         self,

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import builtins
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from http import HTTPStatus
 from typing import Any, Literal
 
-from kdist.cluster import resources, watch
+from kdist.cluster import resources
 from kdist.cluster.api_errors import ApiError, ApiNotFoundError
 from kdist.cluster.applied import Applied, normalize
 from kdist.cluster.concurrency import ABSENT, guard, identify, retry_on_conflict
+from kdist.cluster.object_lists import ObjectLists
 from kdist.cluster.ownership import check_owner
 from kdist.cluster.transport import ApiRequest, ApiResponse, Transport
 from kdist.manifest import Manifest, find_owner
 
 FIELD_MANAGER = "kdist"
-PAGE = "500"
-_METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
 Document = dict[str, Any]
 
 
-class Objects:
+class Objects(ObjectLists):
     """The objects of one cluster.
 
     Every method names objects by `api_version`, `kind`, `name` and `namespace` (None for the
@@ -31,9 +29,11 @@ class Objects:
     the request, and `KdistError` (UNREACHABLE) if it cannot be reached.
     """
 
-    def __init__(self, transport: Transport, namespace: str) -> None:
-        self._transport = transport
-        self.namespace = namespace
+    def __init__(
+        self, transport: Transport, namespace: str, *, field_manager: str = FIELD_MANAGER
+    ) -> None:
+        super().__init__(transport, namespace)
+        self._field_manager = field_manager
 
     def get(
         self,
@@ -49,79 +49,8 @@ class Objects:
             "GET", "get", api_version, kind, name=name, namespace=namespace, subresource=subresource
         )
 
-    def list(
-        self,
-        api_version: str,
-        kind: str,
-        *,
-        namespace: str | None = None,
-        all_namespaces: bool = False,
-        selector: str = "",
-        field_selector: str = "",
-        metadata_only: bool = False,
-    ) -> builtins.list[Document]:
-        """List the objects of a kind, in the server's order; with `metadata_only` nothing but
-        their metadata.
-        """
-        scope = None if all_namespaces else namespace or self.namespace
-        return self.list_with_version(
-            api_version,
-            kind,
-            namespace=scope,
-            selector=selector,
-            field_selector=field_selector,
-            metadata_only=metadata_only,
-        )[0]
-
-    def list_with_version(
-        self,
-        api_version: str,
-        kind: str,
-        *,
-        namespace: str | None,
-        selector: str = "",
-        field_selector: str = "",
-        metadata_only: bool = False,
-    ) -> tuple[builtins.list[Document], str]:
-        """The arguments are those of `list`, except that namespace None means all namespaces.
-
-        Returns:
-            The objects, and the resourceVersion of the list, from which a watch continues.
-        """
-        chosen = [("labelSelector", selector), ("fieldSelector", field_selector)]
-        query = [(key, value) for key, value in chosen if value]
-        request = ApiRequest(
-            "GET",
-            resources.path(api_version, kind, namespace=namespace),
-            f"list {resources.named(api_version, kind)}",
-            [("limit", PAGE), *query],
-            accept=_METADATA_ONLY if metadata_only else "application/json",
-        )
-        found: list[Document] = []
-        while True:
-            try:
-                page = self._transport.send(request).document()
-            except ApiError as error:
-                if error.status != HTTPStatus.GONE or request.query == query:
-                    raise
-                # The version that the pages belong to has expired: list everything in one page, as
-                # Kubernetes' own clients do.
-                found, request = [], replace(request, query=query)
-                continue
-            # The items of a list come without their kind.
-            found += [
-                {**item, "apiVersion": api_version, "kind": kind}
-                for item in page.get("items") or []
-            ]
-            metadata = page.get("metadata") or {}
-            if not metadata.get("continue"):
-                return found, str(metadata.get("resourceVersion") or "")
-            request = replace(
-                request, query=[("limit", PAGE), *query, ("continue", metadata["continue"])]
-            )
-
     def apply(self, manifest: Manifest, *, dry_run: bool = False, force: bool = False) -> Applied:
-        """Send an object by server-side apply as field manager `kdist`.
+        """Send an object by server-side apply as the connection's field manager.
 
         With `dry_run` the server returns the result, including admission and defaults, and stores
         nothing. `force` takes over fields of other managers. An object that is marked as a job's
@@ -137,9 +66,9 @@ class Objects:
             try:
                 return before, self._send_apply(guarded, dry_run=dry_run, force=force)
             except ApiError as error:
-                if set(error.owners) != {FIELD_MANAGER}:
+                if set(error.owners) != {self._field_manager}:
                     raise
-                # kdist's own patches (scale, suspend) own the fields they set; the file is newer.
+                # our own patches (scale, suspend) own the fields they set; the file is newer
                 return before, self._send_apply(guarded, dry_run=dry_run, force=True)
 
         before, answer = retry_on_conflict(send)
@@ -150,6 +79,28 @@ class Objects:
         elif normalize(before) == normalize(after):
             verb = "unchanged"
         return Applied(after, verb, before, answer.warnings)
+
+    def apply_known(self, manifest: Manifest, known: Mapping[str, Any] | None) -> Document:
+        """`apply` with `force`, for whoever has a copy of the object, or knows that there is none:
+        in one request, where that is right.
+
+        Args:
+            manifest: the object.
+            known: the copy, of which the metadata is enough; None if there is no object.
+
+        Returns:
+            The object as the server has it now.
+        """
+        job = find_owner(manifest.document)
+        if known is not None and job is not None:
+            check_owner(known, job, api_version=manifest.api_version, kind=manifest.kind)
+        guarded = replace(manifest, document=guard(manifest.document, known or ABSENT))
+        try:
+            return self._send_apply(guarded, dry_run=False, force=True).document()
+        except ApiError as error:
+            if error.status != HTTPStatus.CONFLICT:
+                raise
+            return self.apply(manifest, force=True).document
 
     def _find(self, manifest: Manifest) -> Document | None:
         """The object on the server, None if it does not exist. Raises `ApiNotFoundError` if the
@@ -164,7 +115,7 @@ class Objects:
 
     def _send_apply(self, manifest: Manifest, *, dry_run: bool, force: bool) -> ApiResponse:
         query = [
-            ("fieldManager", FIELD_MANAGER),
+            ("fieldManager", self._field_manager),
             ("force", "true" if force else "false"),
             *_dry_run_query(dry_run),
         ]
@@ -232,7 +183,7 @@ class Objects:
             name=name,
             namespace=namespace,
             subresource=subresource,
-            query=[("fieldManager", FIELD_MANAGER), *_dry_run_query(dry_run)],
+            query=[("fieldManager", self._field_manager), *_dry_run_query(dry_run)],
         )
         return self._transport.send(
             _with_body(request, body, "application/merge-patch+json")
@@ -329,37 +280,6 @@ class Objects:
         except ApiNotFoundError:
             return False
         return True
-
-    def watch(
-        self,
-        api_version: str,
-        kind: str,
-        *,
-        namespace: str | None = None,
-        all_namespaces: bool = False,
-        selector: str = "",
-        field_selector: str = "",
-        timeout: float | None = None,
-        since: str = "",
-    ) -> Iterator[tuple[str, Document]]:
-        """Watch objects for `timeout` seconds, or without limit.
-
-        Yields (ADDED | MODIFIED | DELETED, object) for those that exist, then for every change;
-        with `since`, the resourceVersion of a list, only the changes after it. It survives lost
-        connections and expired versions (410) without missing a final state.
-        """
-        scope = None if all_namespaces else namespace or self.namespace
-        return watch.watch(
-            self._transport,
-            self.list_with_version,
-            api_version,
-            kind,
-            namespace=scope,
-            selector=selector,
-            field_selector=field_selector,
-            timeout=timeout,
-            version=since,
-        )
 
     def _ask(self, method: str, verb: str, api_version: str, kind: str, **where: Any) -> Document:
         return self._transport.send(

@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 from kdist.cluster import resources, retry
@@ -42,6 +43,10 @@ def read_lines(response: Any) -> Iterator[bytes]:
 
 
 Document = dict[str, Any]
+Trim = Callable[[Document], Document]
+"""Leaves of an object what its reader needs."""
+METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+_METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 
 # The server ends a watch after ROUND_SECONDS. A connection that sends nothing for SILENCE_SECONDS
 # longer is dead: load balancers and suspended machines drop connections without closing them.
@@ -127,6 +132,61 @@ def watch(
             if error.status != GONE:
                 raise
             version = ""
+
+
+def keep(document: Document) -> Document:
+    """The whole object."""
+    return document
+
+
+def follow(
+    transport: Transport,
+    api_version: str,
+    kind: str,
+    *,
+    namespace: str | None,
+    selector: str,
+    version: str,
+    metadata_only: bool = False,
+    trim: Trim = keep,
+) -> Iterator[tuple[str, Document]]:
+    """Watch objects without a memory of them, which is the caller's.
+
+    Args:
+        transport: connection to the API server.
+        api_version: of the objects.
+        kind: of the objects.
+        namespace: of the objects; None for all namespaces.
+        selector: label selector.
+        version: resourceVersion of a list; yields only the changes after it.
+        metadata_only: nothing but the metadata of the objects.
+        trim: applied to each object.
+
+    Yields:
+        (`ADDED`, `MODIFIED` or `DELETED`, object), and (`BOOKMARK`, {}) when a round has ended or
+        the server has sent one.
+
+    Raises:
+        ApiError: with status 410, the version has expired.
+    """
+    while True:
+        chosen = {"labelSelector": selector}
+        request = _make_request(
+            api_version, kind, namespace, chosen, version=version, left=math.inf
+        )
+        if metadata_only:
+            request = replace(request, accept=_METADATA)
+        try:
+            for change, document in _events(transport, request):
+                version = document["metadata"]["resourceVersion"]
+                if change != "BOOKMARK":
+                    yield change, trim({**document, "apiVersion": api_version, "kind": kind})
+                else:
+                    yield change, {}
+        except ConnectionError:
+            time.sleep(retry.FIRST_PAUSE)
+            continue
+        yield "BOOKMARK", {}
 
 
 def _make_request(

@@ -7,7 +7,15 @@ references, by which objects are deleted with their workload. Rendering itself i
 and everything about a running job in `kdist.jobs`.
 """
 
-from kdist.deploy.apply import ApplyResult, Difference, compare, forget_end, keep_runtime, send
+from kdist.deploy.apply import (
+    ApplyResult,
+    Difference,
+    compare,
+    find_result,
+    forget_end,
+    keep_runtime,
+    send,
+)
 from kdist.deploy.delete import find_objects, prune, remove
 from kdist.deploy.dependents import drop_owner
 from kdist.deploy.plan import Plan, make_plan, read_code
@@ -19,6 +27,7 @@ __all__ = [
     "compare",
     "drop_owner",
     "find_objects",
+    "find_result",
     "forget_end",
     "keep_runtime",
     "make_plan",

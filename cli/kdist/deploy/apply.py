@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import time
+from base64 import b64decode
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -19,14 +20,14 @@ from kdist.deploy.dependents import RUNTIME, adopt, drop_owner
 from kdist.deploy.plan import Plan
 from kdist.errors import KdistError, NotFoundError
 from kdist.manifest import Manifest
-from kdist.status import ASKED
+from kdist.status import ASKED, ExitRecord
 
 if TYPE_CHECKING:
     from kdist.cluster import ApiError, Applied, Cluster
 
 _RUNTIME_SECONDS = 20.0  # for which a TrainJob is retried until Trainer knows its runtime
 # suffix of the key under which the agents store the run result, in the trainer's encoding
-_RESULT_KEY_SUFFIX = "_2fverdict"
+_RESULT_KEY_SUFFIX = "_2frun_5fresult"
 _IMMUTABLE = ("immutable", "updates to statefulset spec", "cannot be changed", "cannot be updated")
 
 
@@ -120,13 +121,23 @@ def forget_end(cluster: Cluster, name: str) -> None:
     """Clear the rendezvous of a finished run, so that new agents can rendezvous. No agent may be
     running. Generations continue from the ledger.
     """
-    store = f"{name}-rendezvous"
+    if find_result(cluster, name) is not None:
+        cluster.change("v1", "ConfigMap", f"{name}-rendezvous", {"binaryData": None}, job=name)
+
+
+def find_result(cluster: Cluster, name: str) -> ExitRecord | None:
+    """How a job's run has ended, as its agents have stored it in the rendezvous; None if it has
+    not, or if they store it elsewhere.
+    """
     try:
-        found = cluster.get("v1", "ConfigMap", store)
+        found = cluster.get("v1", "ConfigMap", f"{name}-rendezvous")
     except NotFoundError:
-        return
-    if any(key.endswith(_RESULT_KEY_SUFFIX) for key in found.get("binaryData") or {}):
-        cluster.change("v1", "ConfigMap", store, {"binaryData": None}, job=name)
+        return None
+    for key, value in (found.get("binaryData") or {}).items():
+        if key.endswith(_RESULT_KEY_SUFFIX):
+            text = b64decode(value).decode(errors="replace")
+            return ExitRecord.parse(text) or ExitRecord(1, outcome="failed")
+    return None
 
 
 def _apply(cluster: Cluster, plan: Plan, *, dry_run: bool, force: bool) -> Iterator[ApplyResult]:

@@ -115,19 +115,7 @@ def make_plan(
     _check_suspend(job)
     code = read_code(job, base)
     if cluster is None:
-        kind = backends.choose(set(), job) if job.spec.backend == "auto" else job.spec.backend
-        run_id = (
-            f"{job.metadata.namespace or f'$({NAMESPACE_VARIABLE})'}/{job.run or job.metadata.name}"
-        )
-        placement = Placement(
-            kind,
-            backends.choose_rendezvous(job),
-            run_id,
-            suspended=job.spec.suspend,
-            take_over=take_over,
-            code=code,
-        )
-        return Plan(job, placement, render.render(job, placement), render.warn(job, placement))
+        return _plan_alone(job, take_over=take_over, code=code)
     job = job.model_copy(
         update={"metadata": job.metadata.model_copy(update={"namespace": cluster.namespace})}
     )
@@ -167,6 +155,21 @@ def make_plan(
         config_map,
         revived=config_map is not None and workload is None,
     )
+
+
+def _plan_alone(job: TrainingJob, *, take_over: bool, code: dict[str, bytes] | None) -> Plan:
+    """The plan without a cluster: what a cluster would be asked for is taken for granted."""
+    kind = backends.choose(set(), job) if job.spec.backend == "auto" else job.spec.backend
+    namespace = job.metadata.namespace or f"$({NAMESPACE_VARIABLE})"
+    placement = Placement(
+        kind,
+        backends.choose_rendezvous(job),
+        f"{namespace}/{job.run or job.metadata.name}",
+        suspended=job.spec.suspend,
+        take_over=take_over,
+        code=code,
+    )
+    return Plan(job, placement, render.render(job, placement), render.warn(job, placement))
 
 
 def _choose_run(cluster: Cluster, job: TrainingJob, decided: dict[str, str]) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from kdist.spec.models import (
     Checkpoints,
-    Code,
+    CodeSource,
     Data,
     EnvVar,
     Resources,
@@ -31,7 +31,7 @@ __all__ = [
     "RUN",
     "Cause",
     "Checkpoints",
-    "Code",
+    "CodeSource",
     "Data",
     "EnvVar",
     "Exit",

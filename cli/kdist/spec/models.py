@@ -128,7 +128,7 @@ class Data(ConfigModel):
         yield from check_mount(self.mount_path)
 
 
-class Code(ConfigModel):
+class CodeSource(ConfigModel):
     """The job's own modules or script: a folder next to the job file, or a ConfigMap."""
 
     path: FolderPath | None = Field(
@@ -145,7 +145,7 @@ class Code(ConfigModel):
     )
 
     @model_validator(mode="after")
-    def _exactly_one_source(self) -> Code:
+    def _exactly_one_source(self) -> CodeSource:
         if (self.path is None) == (self.config_map is None):
             raise ValueError("needs exactly one of path and configMap")
         return self

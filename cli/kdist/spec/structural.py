@@ -21,6 +21,8 @@ _SAME: Final = (
 )
 """Keywords of JSON Schema that have the same meaning in a structural schema."""
 _INT32_MAX: Final = 2**31 - 1
+_EXACT: Final = 2**53
+"""The largest limit that a float has exactly."""
 
 
 def convert(document: Mapping[str, Any], name: str = "") -> Schema:
@@ -110,6 +112,8 @@ def _limits(form: Mapping[str, Any]) -> Schema:
     if "pattern" in found:
         # in Go `\\w` is ASCII; in a job file it is any letter
         found["pattern"] = re.sub(r"\\w", r"[\\pL\\pM\\p{Nd}\\p{Pc}]", found["pattern"])
+    if found.get("maximum", 0) > _EXACT:
+        del found["maximum"]  # the API server compares floats, and int64 is the same limit
     if "const" in form:
         found["enum"] = [form["const"]]
     for key, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):

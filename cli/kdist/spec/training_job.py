@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field, JsonValue, model_validator
 
 from kdist.spec.models import (
     Checkpoints,
-    Code,
+    CodeSource,
     Data,
     EnvVar,
     FolderPath,
@@ -117,7 +117,10 @@ class Spec(ConfigModel):
         Resources(), description=("Requests and limits of each pod; not enforced by `kdist run`.")
     )
     code: (
-        Annotated[Code, BeforeValidator(_code_from_path, json_schema_input_type=FolderPath | Code)]
+        Annotated[
+            CodeSource,
+            BeforeValidator(_code_from_path, json_schema_input_type=FolderPath | CodeSource),
+        ]
         | None
     ) = Field(
         None,

@@ -47,7 +47,7 @@ def fail(store: Store, backend: str) -> None:
         workload["status"] = {"conditions": [{"type": "Failed", "status": "True"}]}
     result = b64encode(b"{}").decode()
     store.objects[RENDEZVOUS]["binaryData"] = {
-        "kdist_2fr_2fverdict": result,
+        "kdist_2fr_2frun_5fresult": result,
         "torch.rendezvous.r": result,
     }
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# The image that every pod of a job runs, from this tree, on every node.
+# The image that every pod of a job runs, from this tree, on every node; and the controller's, in the registry.
 set -euo pipefail
 
-export IMAGE=$REGISTRY/kdist-trainer:dev
+export IMAGE=$REGISTRY/kdist-trainer:dev CONTROLLER=$REGISTRY/kdist-controller:dev
 # No test has a GPU: CUDA's large libraries stay out, and the base holds empty ones of the same names and functions,
 # as empty_cuda.py makes them for the lock's torch.
 PYTHON_BASE=localhost/python-base:bookworm-$(cat "$HERE/empty_cuda.py" <(grep '^torch==' "$HERE/../../trainer/requirements.txt") | sha256sum | head -c 12)
@@ -23,14 +23,20 @@ python_base() { # Debian with Python, standing in for python:slim where that can
     -c 'ENV PIP_CERT=/etc/ssl/certs/ca-certificates.crt'
 }
 
+build_image() { # build_image IMAGE OPTION...
+  local image=$1
+  shift
+  DOCKER_BUILDKIT=0 docker build -q -t "$image" --build-arg "BASE=$PYTHON_BASE" "$@" \
+    "$HERE/../.." >/dev/null 2>"$CACHE/image.log" || fail "$(tail -30 "$CACHE/image.log")"
+  push "$image"
+}
 image() { # image [TAG]
   local node pull pulls=() image=${IMAGE%:*}:${1:-dev}
   room 8
   python_base
-  say "building the trainer's image"
-  DOCKER_BUILDKIT=0 docker build -q -t "$image" --build-arg "BASE=$PYTHON_BASE" --build-arg "WITHOUT=$WITHOUT" \
-    "$HERE/../.." >/dev/null 2>"$CACHE/image.log" || fail "$(tail -30 "$CACHE/image.log")"
-  push "$image"
+  say "building the images of controller and trainer"
+  build_image "${CONTROLLER%:*}:${1:-dev}" --target controller
+  build_image "$image" --build-arg "WITHOUT=$WITHOUT"
   for node in $(nodes | grep -v control-plane); do # under the same name, so that every pod gets the new one
     docker exec "$node" crictl pull "$image" >/dev/null &
     pulls+=($!)

@@ -1,0 +1,146 @@
+"""The container's entrypoint: one replica of the controller."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from kdist.agent_client import AgentTransport, PodTransport, ProxyTransport
+from kdist.cluster import Cluster, connect
+from kdist.errors import KdistError
+from kdist.status import documents
+from kdist.status.documents import Document
+from kdist_controller.controller import Controller, Settings
+from kdist_controller.election import Election
+from kdist_controller.endpoint import Endpoint
+from kdist_controller.executor import FIELD_MANAGER
+
+LEASE: Final = "kdist-controller"
+PORT: Final = 9402
+_RETRY_SECONDS = 10.0
+_REQUEST_SECONDS = 5.0
+_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a replica until it is told to end; returns its exit code."""
+    given = _parser().parse_args(arguments)
+    _log_to_stderr(given.log_level)
+    try:
+        return _run(given)
+    except KdistError as error:
+        logging.getLogger(__name__).error("%s", error)
+        return int(error.code)
+
+
+def _run(given: argparse.Namespace) -> int:
+    notify = logging.getLogger("kdist_controller.connection").warning
+    cluster = connect(retry_seconds=_RETRY_SECONDS, notify=notify, field_manager=FIELD_MANAGER)
+    candidate = connect(
+        retry_seconds=0.0, request_timeout=_REQUEST_SECONDS, field_manager=FIELD_MANAGER
+    )
+    election = Election(candidate, LEASE, namespace=given.lease_namespace, identity=given.identity)
+
+    def route(namespace: str, pod: Document) -> AgentTransport:
+        return _route(cluster, given.agents, namespace, pod)
+
+    controller = Controller(cluster, election, route, Settings(tuple(given.namespace)))
+    endpoint = Endpoint(
+        given.metrics_port,
+        controller.metrics.registry,
+        healthy=lambda: controller.healthy,
+        ready=lambda: controller.ready,
+    )
+    endpoint.start()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # on a thread, because the main one may hold a lock that `stop` takes
+        signal.signal(number, lambda *_: threading.Thread(target=controller.stop).start())
+    logging.getLogger(__name__).info("serving on port %d", endpoint.port)
+    controller.run()
+    return 0
+
+
+def _route(cluster: Cluster, agents: str, namespace: str, pod: Document) -> AgentTransport:
+    """The way to an agent: straight to its pod, or through the API server, which takes a right
+    that the chart does not give.
+    """
+    if agents == "pod":
+        return PodTransport(documents.text(pod, "status", "podIP"))
+    return ProxyTransport(cluster, documents.name(pod), namespace)
+
+
+def _log_to_stderr(level: str) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_JsonLines())
+    logging.basicConfig(level=level.upper(), handlers=[handler])
+    logging.getLogger("urllib3").setLevel(logging.ERROR)
+
+
+class _JsonLines(logging.Formatter):
+    """One JSON object per line, as the agents write."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(),
+            "level": record.levelname.lower(),
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m kdist_controller", description=__doc__)
+    parser.add_argument(
+        "--namespace",
+        action="append",
+        default=[],
+        help="look after the TrainingJobs of this namespace; may be repeated; all without it",
+    )
+    parser.add_argument(
+        "--metrics-port", type=int, default=PORT, help="port of metrics and probes; 0 picks one"
+    )
+    parser.add_argument(
+        "--lease-namespace",
+        default=_own_namespace(),
+        help="namespace of the Lease by which one replica leads; by default the pod's own",
+    )
+    parser.add_argument(
+        "--identity",
+        default=f"{socket.gethostname()}_{os.getpid()}",
+        help="name of this replica in the Lease; no other replica may have it",
+    )
+    parser.add_argument(
+        "--agents",
+        choices=("pod", "proxy"),
+        default="pod",
+        help="way to the agents: straight to their pods, or through the API server",
+    )
+    parser.add_argument(
+        "--log-level", choices=("debug", "info", "warning", "error"), default="info"
+    )
+    return parser
+
+
+def _own_namespace() -> str:
+    try:
+        return _NAMESPACE.read_text().strip()
+    except OSError:
+        return "default"
+
+
+if __name__ == "__main__":
+    code = main()
+    logging.shutdown()
+    os._exit(code)  # threads that wait for the API server are not waited for

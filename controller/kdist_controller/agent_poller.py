@@ -1,0 +1,234 @@
+"""Asks the agents of running jobs how far they are: one agent of each job every half minute, more
+often only for a short time after its pods have changed. Also asks why a job does not progress.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from kdist.agent_client import AgentClient, AgentTransport
+from kdist.cluster import Cluster
+from kdist.diagnose import Diagnosis, diagnose
+from kdist.errors import KdistError
+from kdist.jobs import Agents, fetch_snapshot
+from kdist.status import AgentStatus, Phase, Pod, documents
+from kdist.status.documents import Document
+from kdist_controller.metrics import Metrics
+from kdist_controller.observation import Observed
+from kdist_controller.resource import JobKey
+from kdist_controller.work_queue import WorkQueue
+
+_log = logging.getLogger(__name__)
+
+Route = Callable[[str, Document], AgentTransport]
+"""The way to an agent, by the namespace and the object of its pod."""
+
+INTERVAL_SECONDS: Final = 30.0
+STUCK_SECONDS: Final = 300.0
+"""The longest pause between two looks at a job without running pods."""
+_FIRST_SECONDS: Final = 1.0
+_STALE_SECONDS: Final = 3 * INTERVAL_SECONDS
+_ASKED_FOR_RANK_0: Final = 3
+_THREADS: Final = 4
+_TIMEOUT: Final = 3.0
+_AT_ONCE: Final = 16
+_STUCK: Final = frozenset(
+    (Phase.PENDING, Phase.QUEUED, Phase.STARTING, Phase.RECOVERING, Phase.UNKNOWN)
+)
+
+
+@dataclass
+class _Inquiry:
+    """What is known of one job's agents."""
+
+    pods: Sequence[Document] = ()
+    shape: tuple[object, ...] = ()
+    everyone: bool = False
+    stuck: bool = False
+    pause: float = _FIRST_SECONDS
+    answers: dict[str, tuple[float, Document]] = field(default_factory=dict)
+    diagnosis: Diagnosis | None = None
+
+
+def ask_agents(route: Route, namespace: str, pods: Sequence[Document]) -> dict[str, Document]:
+    """The `/status` of every agent that answers, by pod.
+
+    Args:
+        route: the way to an agent.
+        namespace: of the pods.
+        pods: the objects of the pods.
+    """
+
+    def ask(pod: Document) -> Document | None:
+        return AgentClient(route(namespace, pod), timeout=_TIMEOUT).status()
+
+    if not pods:
+        return {}
+    with ThreadPoolExecutor(min(len(pods), _AT_ONCE)) as pool:
+        answers = zip(pods, pool.map(ask, pods), strict=True)
+        return {documents.name(pod): answer for pod, answer in answers if answer is not None}
+
+
+class AgentPoller:
+    """Asks agents on threads of its own, so that one that is silent delays no job.
+
+    Args:
+        cluster: the cluster.
+        route: the way to an agent.
+        metrics: counts the requests.
+        notify: receives each job about which something new is known.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        route: Route,
+        *,
+        metrics: Metrics,
+        notify: Callable[[JobKey], None],
+    ) -> None:
+        self._cluster = cluster
+        self._route = route
+        self._metrics = metrics
+        self._notify = notify
+        self._queue = WorkQueue()
+        self._inquiries: dict[JobKey, _Inquiry] = {}
+        self._lock = threading.Lock()
+
+    def start(self) -> None:
+        """Start the threads, which end with the process."""
+        for number in range(_THREADS):
+            threading.Thread(target=self._run, name=f"agents-{number}", daemon=True).start()
+
+    def answers(self, key: JobKey) -> dict[str, Document]:
+        """The newest answer of each agent that has answered lately, by pod."""
+        now = time.monotonic()
+        with self._lock:
+            found = self._inquiries.get(key) or _Inquiry()
+            return {
+                pod: answer
+                for pod, (at, answer) in found.answers.items()
+                if now - at < _STALE_SECONDS
+            }
+
+    def diagnosis(self, key: JobKey) -> Diagnosis | None:
+        """Why the job does not progress, if that was asked lately."""
+        with self._lock:
+            found = self._inquiries.get(key)
+            return None if found is None or not found.stuck else found.diagnosis
+
+    def plan(self, observed: Observed, *, ask_now: bool) -> None:
+        """Ask the agents of a job when it is time, or all of them at once."""
+        key, status = observed.resource.key, observed.status
+        working = {pod.name for pod in status.pods if pod.working}
+        stuck = status.phase in _STUCK and observed.config_map is not None
+        if (not working and not stuck) or status.phase.terminal:
+            self.forget(key)
+            return
+        shape = (stuck, *((pod.name, pod.state, pod.ready, pod.restarts) for pod in status.pods))
+        with self._lock:
+            found = self._inquiries.setdefault(key, _Inquiry())
+            found.pods = [pod for pod in observed.pods if documents.name(pod) in working]
+            found.answers = {pod: answer for pod, answer in found.answers.items() if pod in working}
+            found.stuck = stuck
+            fresh = shape != found.shape
+            found.shape = shape
+            found.everyone = found.everyone or ask_now
+            if fresh or ask_now:
+                found.pause = _FIRST_SECONDS
+        if fresh or ask_now:
+            self._queue.add(key, after=_FIRST_SECONDS)
+
+    def forget(self, key: JobKey) -> None:
+        """Ask no agent of this job any more."""
+        with self._lock:
+            self._inquiries.pop(key, None)
+
+    def _run(self) -> None:
+        while (key := self._queue.take()) is not None:
+            try:
+                self._inquire(key)
+            except Exception:  # noqa: BLE001 - a thread that ended would be missed for ever
+                _log.exception("asking the agents of %s failed", key)
+            finally:
+                self._queue.done(key)
+
+    def _inquire(self, key: JobKey) -> None:
+        with self._lock:
+            found = self._inquiries.get(key)
+            if found is None:
+                return
+            pods, everyone, stuck = list(found.pods), found.everyone, found.stuck
+            found.everyone = False
+            known = {pod: answer for pod, (_, answer) in found.answers.items()}
+        answers = self._ask(key, pods, known, everyone=everyone)
+        diagnosis = self._diagnose(key, answers) if stuck else None
+        now = time.monotonic()
+        with self._lock:
+            found = self._inquiries.get(key)
+            if found is None:
+                return
+            found.answers |= {pod: (now, answer) for pod, answer in answers.items()}
+            found.diagnosis = diagnosis
+            most = STUCK_SECONDS if stuck and not pods else INTERVAL_SECONDS
+            found.pause = min(most, 2 * found.pause)
+            pause = found.pause
+        self._queue.add(key, after=pause)
+        self._notify(key)
+
+    def _ask(
+        self, key: JobKey, pods: list[Document], known: Mapping[str, Document], *, everyone: bool
+    ) -> dict[str, Document]:
+        """The answers of the agent that runs rank 0, or of all."""
+        pods.sort(key=lambda pod: not _runs_rank_0(known.get(documents.name(pod))))
+        answers: dict[str, Document] = {}
+        for pod in pods:
+            if not everyone and len(answers) >= _ASKED_FOR_RANK_0:
+                break
+            client = AgentClient(self._route(key.namespace, pod), timeout=_TIMEOUT)
+            answer = client.status()
+            self._metrics.agent_requests.labels("answered" if answer else "silent").inc()
+            if answer is None:
+                continue
+            name = documents.name(pod)
+            answers[name] = answer
+            read = AgentStatus.read(name, answer)
+            if read is not None and read.finished:
+                everyone = True  # a job has ended when all of its agents have
+            elif not everyone and _runs_rank_0(answer):
+                break
+        return answers
+
+    def _diagnose(self, key: JobKey, answers: Mapping[str, Document]) -> Diagnosis | None:
+        cluster = self._cluster.within(key.namespace)
+        try:
+            known = _KnownAgents(cluster, namespace=key.namespace, answers=answers)
+            return diagnose(fetch_snapshot(cluster, key.name, agents=known))
+        except KdistError as error:
+            _log.warning("cannot say why %s does not progress: %s", key, error)
+            return None
+
+
+def _runs_rank_0(answer: Document | None) -> bool:
+    return any(rank.get("rank") == 0 for rank in documents.items(answer, "ranks"))
+
+
+class _KnownAgents(Agents):
+    """Agents that have been asked already."""
+
+    def __init__(
+        self, cluster: Cluster, *, namespace: str, answers: Mapping[str, Document]
+    ) -> None:
+        super().__init__(cluster, namespace=namespace)
+        self._answers = answers
+
+    def poll(self, pods: Sequence[Pod]) -> dict[str, dict[str, Any]]:
+        return {
+            pod.name: dict(self._answers[pod.name]) for pod in pods if pod.name in self._answers
+        }

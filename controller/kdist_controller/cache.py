@@ -1,0 +1,267 @@
+"""Copies of the objects of all TrainingJobs, by job, as far as decisions need them: a thousand jobs
+fit into a few megabytes. Whoever changes an object puts the answer here, so that nobody decides on
+what was before.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from kdist import backends
+from kdist.manifest import JOB_LABEL
+from kdist.spec import KIND
+from kdist.status import documents
+from kdist_controller.observation import ChildKey
+from kdist_controller.resource import JobKey
+
+Document = dict[str, Any]
+
+_METADATA: Final = (
+    "name",
+    "namespace",
+    "uid",
+    "resourceVersion",
+    "generation",
+    "creationTimestamp",
+    "deletionTimestamp",
+    "labels",
+    "annotations",
+    "ownerReferences",
+)
+_WORKLOAD_SPEC: Final = ("suspend", "replicas", "runPolicy", "schedulingPolicy")
+_POD_SPEC: Final = ("nodeName", "readinessGates", "terminationGracePeriodSeconds")
+_POD_STATUS: Final = (
+    "phase",
+    "reason",
+    "message",
+    "podIP",
+    "conditions",
+    "containerStatuses",
+    "initContainerStatuses",
+)
+_CONTAINER_STATUS: Final = ("name", "state", "lastState", "ready", "restartCount")
+_LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
+
+
+def trim(document: Document) -> Document:
+    """An object without what no decision needs."""
+    metadata = document.get("metadata") or {}
+    kept = {key: metadata[key] for key in _METADATA if metadata.get(key)}
+    if _LAST_APPLIED in (kept.get("annotations") or {}):
+        kept["annotations"] = {
+            key: value for key, value in kept["annotations"].items() if key != _LAST_APPLIED
+        }
+    found = {
+        "apiVersion": document.get("apiVersion"),
+        "kind": document.get("kind"),
+        "metadata": kept,
+    }
+    if found["kind"] == KIND:
+        return {**found, "spec": document.get("spec"), "status": document.get("status") or {}}
+    if found["kind"] == "Pod":
+        return {**found, **_trim_pod(document)}
+    if found["kind"] in _WORKLOAD_KINDS:
+        spec = _choose(document.get("spec"), _WORKLOAD_SPEC)
+        return {**found, "spec": spec, "status": document.get("status") or {}}
+    return found
+
+
+_WORKLOAD_KINDS: Final = frozenset(backends.get(name).kind for name in backends.NAMES)
+
+
+def _trim_pod(pod: Document) -> Document:
+    spec, status = pod.get("spec") or {}, _choose(pod.get("status"), _POD_STATUS)
+    for name in ("containerStatuses", "initContainerStatuses"):
+        if name in status:
+            status[name] = [_choose(each, _CONTAINER_STATUS) for each in status[name]]
+    containers = [{"name": each.get("name")} for each in spec.get("containers") or []]
+    return {"spec": {**_choose(spec, _POD_SPEC), "containers": containers}, "status": status}
+
+
+def _choose(document: Any, keys: Iterable[str]) -> Document:
+    found = document if isinstance(document, Mapping) else {}
+    return {key: found[key] for key in keys if key in found}
+
+
+@dataclass
+class JobObjects:
+    """The objects of one job.
+
+    Attributes:
+        resource: the TrainingJob; None if there is none.
+        own: all of the job's own ConfigMap, as it was fetched last.
+        objects: its workload and its other objects.
+        pods: its pods, by name.
+    """
+
+    resource: Document | None = None
+    own: Document | None = None
+    objects: dict[ChildKey, Document] = field(default_factory=dict)
+    pods: dict[str, Document] = field(default_factory=dict)
+
+
+class Cache:
+    """The objects of all jobs. Threads may share it."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[JobKey, JobObjects] = {}
+        self._lock = threading.Lock()
+
+    def put(self, document: Document) -> set[JobKey]:
+        """Keep an object, already trimmed.
+
+        Returns:
+            Its job, if the object is new to the cache; nothing for an older version of it, and for
+            what belongs to no job.
+        """
+        key = _find_job(document)
+        if key is None:
+            return set()
+        with self._lock:
+            job = self._jobs.setdefault(key, JobObjects())
+            if not _is_newer(document, _read(job, document)):
+                return set()
+            _write(job, document)
+        return {key}
+
+    def put_own(self, key: JobKey, document: Document) -> None:
+        """Keep all of a job's own ConfigMap."""
+        with self._lock:
+            job = self._jobs.setdefault(key, JobObjects())
+            if _is_newer(document, job.own) or job.own is None:
+                job.own = document
+            known = trim(document)
+            if _is_newer(known, _read(job, known)):
+                _write(job, known)
+
+    def drop(self, document: Document) -> set[JobKey]:
+        """Forget a deleted object; returns its job, if the object was known."""
+        key = _find_job(document)
+        if key is None:
+            return set()
+        with self._lock:
+            job = self._jobs.get(key)
+            found = None if job is None else _read(job, document)
+            if job is None or found is None or _uid(found) != _uid(document):
+                return set()
+            _remove(job, document)
+            if job.resource is None and not job.objects and not job.pods:
+                del self._jobs[key]
+        return {key}
+
+    def replace(self, kind: str, namespace: str | None, listed: Iterable[Document]) -> set[JobKey]:
+        """Keep these objects as all that there are of a kind.
+
+        Args:
+            kind: of the objects.
+            namespace: of the objects; None for all namespaces.
+            listed: the objects, already trimmed.
+
+        Returns:
+            The jobs of which an object has changed or gone.
+        """
+        present = {_uid(each): each for each in listed}
+        changed = [self.put(each) for each in present.values()]
+        with self._lock:
+            gone = [
+                each
+                for key, job in self._jobs.items()
+                if namespace in (None, key.namespace)
+                for each in _list(job, kind)
+                if _uid(each) not in present
+            ]
+        return set().union(*changed, *map(self.drop, gone))
+
+    def read(self, key: JobKey) -> JobObjects:
+        """The objects of a job, as they are now."""
+        with self._lock:
+            job = self._jobs.get(key) or JobObjects()
+            return JobObjects(job.resource, job.own, dict(job.objects), dict(job.pods))
+
+    def find_jobs_on(self, node: str) -> set[JobKey]:
+        """The jobs with a pod on this node."""
+        with self._lock:
+            return {
+                key
+                for key, job in self._jobs.items()
+                if any(documents.text(pod, "spec", "nodeName") == node for pod in job.pods.values())
+            }
+
+    def list_jobs(self) -> list[tuple[JobKey, Document]]:
+        """Every TrainingJob."""
+        with self._lock:
+            return [(key, job.resource) for key, job in self._jobs.items() if job.resource]
+
+
+def _find_job(document: Document) -> JobKey | None:
+    metadata = document.get("metadata") or {}
+    name = (
+        metadata.get("name")
+        if document.get("kind") == KIND
+        else (metadata.get("labels") or {}).get(JOB_LABEL)
+    )
+    return JobKey(str(metadata.get("namespace")), str(name)) if name else None
+
+
+def _key(document: Document) -> ChildKey:
+    return ChildKey(
+        str(document.get("apiVersion")), str(document.get("kind")), documents.name(document)
+    )
+
+
+def _read(job: JobObjects, document: Document) -> Document | None:
+    kind = document.get("kind")
+    if kind == KIND:
+        return job.resource
+    if kind == "Pod":
+        return job.pods.get(documents.name(document))
+    return job.objects.get(_key(document))
+
+
+def _write(job: JobObjects, document: Document) -> None:
+    kind = document.get("kind")
+    if kind == KIND:
+        job.resource = document
+    elif kind == "Pod":
+        job.pods[documents.name(document)] = document
+    else:
+        job.objects[_key(document)] = document
+
+
+def _remove(job: JobObjects, document: Document) -> None:
+    kind = document.get("kind")
+    if kind == KIND:
+        job.resource = None
+    elif kind == "Pod":
+        job.pods.pop(documents.name(document), None)
+    else:
+        job.objects.pop(_key(document), None)
+
+
+def _list(job: JobObjects, kind: str) -> list[Document]:
+    if kind == KIND:
+        return [job.resource] if job.resource else []
+    if kind == "Pod":
+        return list(job.pods.values())
+    return [each for each in job.objects.values() if each.get("kind") == kind]
+
+
+def _uid(document: Document) -> str:
+    return documents.text(document, "metadata", "uid")
+
+
+def _is_newer(document: Document, known: Document | None) -> bool:
+    """Whether this is a later version than the known one. The API server's versions of one object
+    are numbers that grow.
+    """
+    if known is None:
+        return True
+    now, before = (
+        documents.text(each, "metadata", "resourceVersion") for each in (document, known)
+    )
+    if now.isdecimal() and before.isdecimal():
+        return int(now) > int(before)
+    return now != before

@@ -1,0 +1,133 @@
+"""What `reconcile` decides: actions on objects, a new status, events. Plain values; `executor`
+carries them out. Every action may be repeated after an interruption without doing anything twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from kdist.backends import Placement
+from kdist.spec import TrainingJob
+from kdist_controller.observation import ChildKey
+
+
+@dataclass(frozen=True)
+class ApplyObjects:
+    """Apply the job's objects.
+
+    Attributes:
+        job: the job as they are to be.
+        placement: how it is placed on the cluster.
+        asked: record that the job is to be suspended.
+        only: which of them; `missing` leaves alone those that exist.
+    """
+
+    job: TrainingJob
+    placement: Placement
+    asked: bool = False
+    only: Literal["all", "missing"] = "all"
+
+
+@dataclass(frozen=True)
+class RecordJob:
+    """Apply the job's own ConfigMap.
+
+    Attributes:
+        job: the job that it records.
+        placement: how the job is placed.
+        asked: record that the job is to be suspended.
+        limits: the job whose limits on the number of nodes the agents read from it.
+    """
+
+    job: TrainingJob
+    placement: Placement
+    asked: bool
+    limits: TrainingJob
+
+
+@dataclass(frozen=True)
+class ResizeWorkload:
+    """Apply what follows from the number of nodes to a workload that exists, and nothing else."""
+
+    job: TrainingJob
+    placement: Placement
+
+
+@dataclass(frozen=True)
+class AnnounceLimits:
+    """Have the kubelets of these pods show the agents the new limits now."""
+
+    pods: tuple[str, ...]
+    least: int
+    most: int
+
+
+@dataclass(frozen=True)
+class SuspendWorkload:
+    """Let the workload, or Kueue, end the job's pods, or make them again."""
+
+    suspended: bool
+    nodes: int
+    queued: bool
+
+
+@dataclass(frozen=True)
+class RecordOutcome:
+    """Scale a workload that cannot end by itself to zero pods, and keep its exit record."""
+
+    record: str
+
+
+@dataclass(frozen=True)
+class DeleteObject:
+    """Delete one object, as it was observed."""
+
+    key: ChildKey
+    foreground: bool = False
+
+
+@dataclass(frozen=True)
+class ForgetEnd:
+    """Clear the result of the finished run from the rendezvous."""
+
+
+Action = (
+    ApplyObjects
+    | RecordJob
+    | ResizeWorkload
+    | AnnounceLimits
+    | SuspendWorkload
+    | RecordOutcome
+    | DeleteObject
+    | ForgetEnd
+)
+
+
+@dataclass(frozen=True)
+class Notice:
+    """A Kubernetes event about the TrainingJob."""
+
+    reason: str
+    message: str
+    warning: bool = False
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What has to be done for one TrainingJob, in this order: events, status, actions.
+
+    Attributes:
+        actions: in their order; each needs those before it.
+        status: the whole status; None if it stays as it is.
+        notices: the events.
+        again: seconds after which to look again, though nothing was heard; None if there is no
+            need.
+        ask_now: ask all agents at once, not only one of them every now and then.
+    """
+
+    actions: tuple[Action, ...] = ()
+    status: dict[str, Any] | None = None
+    notices: tuple[Notice, ...] = ()
+    again: float | None = None
+    ask_now: bool = False

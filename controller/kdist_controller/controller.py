@@ -1,0 +1,260 @@
+"""Connects the parts of the controller: what is watched fills the queue, and workers look at one
+job after the other.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from kdist.cluster import Cluster
+from kdist.deploy.dependents import DEPENDENT_KINDS, workload_kinds
+from kdist.errors import KdistError
+from kdist.manifest import JOB_LABEL
+from kdist.spec import API_VERSION, KIND
+from kdist.status import documents
+from kdist_controller.agent_poller import AgentPoller, Route
+from kdist_controller.cache import Cache
+from kdist_controller.election import Election
+from kdist_controller.executor import Executor
+from kdist_controller.informer import Informer
+from kdist_controller.metrics import Metrics
+from kdist_controller.node_cache import NodeCache, trim_node
+from kdist_controller.node_recovery import NodeRecovery
+from kdist_controller.observer import Observer
+from kdist_controller.reconcile import reconcile
+from kdist_controller.resource import JobKey
+from kdist_controller.work_queue import WorkQueue
+
+_log = logging.getLogger(__name__)
+
+_NODE: Final = ("v1", "Node")
+_WORKERS: Final = 4
+_REDISCOVERY_SECONDS: Final = 60.0
+_AGAIN_SECONDS: Final = 0.05
+"""After a change, for what it has caused to arrive."""
+_STUCK_SECONDS: Final = 300.0
+_END_SECONDS: Final = 10.0
+_LOST: Final = 1
+"""Exit code of a leader that has lost its Lease."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a controller runs.
+
+    Attributes:
+        namespaces: whose TrainingJobs it looks after; none for those of all namespaces.
+    """
+
+    namespaces: Sequence[str] = ()
+
+
+class Controller:
+    """The controller of the TrainingJobs of a cluster.
+
+    Args:
+        cluster: the cluster.
+        election: by which one of several replicas leads.
+        route: the way to an agent.
+        settings: how it runs.
+    """
+
+    def __init__(
+        self, cluster: Cluster, election: Election, route: Route, settings: Settings
+    ) -> None:
+        self._cluster = cluster
+        self._election = election
+        self._settings = settings
+        self._queue = WorkQueue()
+        self._cache = Cache()
+        self.metrics = Metrics(self._phases, lambda: len(self._queue))
+        self._poller = AgentPoller(cluster, route, metrics=self.metrics, notify=self._queue.add)
+        self._nodes = NodeCache(self._cache)
+        self._recovery = NodeRecovery(
+            cluster,
+            self._cache,
+            route,
+            leads=lambda: election.leads,
+            notify=self._queue.add,
+        )
+        self._observer = Observer(
+            cluster,
+            self._cache,
+            poller=self._poller,
+            nodes=self._nodes,
+            recovery=self._recovery,
+        )
+        self._executor = Executor(cluster, self._cache)
+        self._informers: dict[tuple[str, str, str | None], Informer] = {}
+        self._trouble: dict[JobKey, str] = {}
+        self._threads: list[threading.Thread] = []
+        self._busy: dict[int, float] = {}
+        self._synced = threading.Event()
+        self._stopping = threading.Event()
+
+    @property
+    def ready(self) -> bool:
+        """Whether this replica leads and has seen all objects, or stands by for the one that
+        leads.
+        """
+        return self._synced.is_set() if self._election.leads else self._election.heard
+
+    @property
+    def healthy(self) -> bool:
+        """Whether its workers live, and none of them is stuck."""
+        now = time.monotonic()
+        alive = all(thread.is_alive() for thread in self._threads)
+        return alive and all(now - begun < _STUCK_SECONDS for begun in self._busy.copy().values())
+
+    def run(self) -> None:
+        """Wait to lead, then look after the TrainingJobs until `stop`; finishes what is being done,
+        and lets another replica lead.
+        """
+        try:
+            if self._election.acquire():
+                self._lead()
+        finally:
+            self.stop()
+            for thread in self._threads:
+                thread.join(_END_SECONDS)
+            self._election.release()
+
+    def _lead(self) -> None:
+        self._election.keep(_end)
+        self.metrics.leader.set(1)
+        self._discover()
+        for informer in list(self._informers.values()):
+            while not informer.synced.wait(1.0):
+                if self._stopping.is_set():
+                    return
+        self._synced.set()
+        _log.info("%d TrainingJobs are known", len(self._cache.list_jobs()))
+        self._poller.start()
+        self._recovery.start()
+        for number in range(_WORKERS):
+            thread = threading.Thread(target=self._work, name=f"worker-{number}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        while not self._stopping.wait(_REDISCOVERY_SECONDS):
+            try:
+                self._discover()
+            except KdistError as error:
+                _log.warning("cannot ask what the cluster serves: %s", error)
+
+    def stop(self) -> None:
+        """Have `run` return."""
+        self._stopping.set()
+        self._queue.close()
+        self._election.stop()
+
+    def _discover(self) -> None:
+        """Watch each kind of objects that the cluster serves and that is not watched yet."""
+        self._observer.kinds = kinds = self._cluster.kinds()
+        wanted = [(API_VERSION, KIND), ("v1", "Pod"), *DEPENDENT_KINDS, *workload_kinds()]
+        for kind in wanted:
+            for namespace in self._settings.namespaces or (None,):
+                key = (*kind, namespace)
+                if key in self._informers or kind not in kinds:
+                    continue
+                self._informers[key] = informer = Informer(
+                    self._cluster,
+                    self._cache,
+                    kind,
+                    namespace=namespace,
+                    selector="" if kind[1] == KIND else JOB_LABEL,
+                    metadata_only=kind in DEPENDENT_KINDS,
+                    notify=self._add,
+                )
+                informer.start()
+        self._watch_nodes()
+
+    def _watch_nodes(self) -> None:
+        """Watch the nodes, where that is allowed: without it no pod of a lost node is replaced."""
+        key = (*_NODE, None)
+        if key in self._informers or not self._cluster.can_i("watch", *_NODE):
+            return
+        self._informers[key] = informer = Informer(
+            self._cluster,
+            self._nodes,
+            _NODE,
+            namespace=None,
+            trim=trim_node,
+            notify=self._add,
+        )
+        informer.start()
+
+    def _add(self, keys: Iterable[JobKey]) -> None:
+        for key in keys:
+            self._queue.add(key)
+
+    def _phases(self) -> list[str]:
+        jobs = self._cache.list_jobs()
+        return [documents.text(document, "status", "phase") or "Pending" for _, document in jobs]
+
+    def _work(self) -> None:
+        number = threading.get_ident()
+        while (key := self._queue.take()) is not None:
+            self._busy[number] = time.monotonic()
+            try:
+                if self._election.leads:
+                    self._reconcile(key)
+                else:
+                    self._queue.add(key, after=1.0)
+            finally:
+                del self._busy[number]
+                self._queue.done(key)
+
+    def _reconcile(self, key: JobKey) -> None:
+        with self.metrics.reconcile_seconds.time():
+            try:
+                self._look_at(key)
+            except KdistError as error:
+                self._fail(key, str(error), expected=True)
+            except Exception as error:  # noqa: BLE001 - one job must not end the worker of all others
+                self._fail(key, f"{type(error).__name__}: {error}", expected=False)
+            else:
+                self._queue.forgive(key)
+                self._trouble.pop(key, None)
+
+    def _look_at(self, key: JobKey) -> None:
+        observed = self._observer.observe(key, trouble=self._trouble.get(key, ""))
+        if observed is None:
+            self._poller.forget(key)
+            self._recovery.forget(key)
+            return
+        changes = reconcile(observed)
+        self._poller.plan(observed, ask_now=changes.ask_now)
+        self._recovery.plan(observed)
+        self._executor.carry_out(observed, changes)
+        if changes.actions:
+            self._queue.add(key, after=_AGAIN_SECONDS)
+        elif changes.again is not None:
+            self._queue.add(key, after=changes.again)
+
+    def _fail(self, key: JobKey, reason: str, *, expected: bool) -> None:
+        self.metrics.errors.inc()
+        self._trouble[key] = reason
+        pause = self._queue.retry(key)
+        _log.log(
+            logging.WARNING if expected else logging.ERROR,
+            "%s: %s; again in %.1f s",
+            key,
+            reason,
+            pause,
+            exc_info=not expected,
+        )
+
+
+def _end() -> None:
+    """End at once: another replica leads, and what this one does now could meet what that one
+    does.
+    """
+    _log.error("the Lease is lost")
+    logging.shutdown()
+    os._exit(_LOST)

@@ -1,0 +1,188 @@
+"""Carries out what `reconcile` has decided. Every object is applied under the field manager of the
+controller, with the TrainingJob as its owner; what is changed or deleted is named by the uid that
+was observed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final
+
+from kdist import backends, deploy
+from kdist.cluster import Cluster
+from kdist.jobs import suspend
+from kdist.jobs.job import ClusterJob, keep_immutable
+from kdist.manifest import RECLAIM_POLICY, Manifest
+from kdist.spec import API_VERSION, KIND
+from kdist.status import ASKED, OUTCOME, documents
+from kdist_controller.cache import Cache, trim
+from kdist_controller.changes import (
+    Action,
+    AnnounceLimits,
+    ApplyObjects,
+    Changes,
+    DeleteObject,
+    ForgetEnd,
+    RecordJob,
+    RecordOutcome,
+    ResizeWorkload,
+    SuspendWorkload,
+)
+from kdist_controller.notices import COMPONENT, tell
+from kdist_controller.observation import ChildKey, Observed
+from kdist_controller.rendering import render_objects, render_own
+
+FIELD_MANAGER: Final = COMPONENT
+_SIZED: Final = ("PodDisruptionBudget", "TrainingRuntime")
+"""Kinds that depend on the number of nodes, besides the workload."""
+
+Document = dict[str, Any]
+
+
+class Executor:
+    """Carries out changes, and puts the API server's answers into the cache."""
+
+    def __init__(self, cluster: Cluster, cache: Cache) -> None:
+        self._cluster = cluster
+        self._cache = cache
+
+    def carry_out(self, observed: Observed, changes: Changes) -> None:
+        """Carry out changes in their order: events, status, actions. Raises `KdistError` at the
+        first that fails; what is left is decided again.
+        """
+        cluster = self._cluster.within(observed.resource.key.namespace)
+        for notice in changes.notices:
+            version = documents.text(observed.resource.document, "metadata", "resourceVersion")
+            tell(cluster, observed.resource, notice, identity=version)
+        if changes.status is not None:
+            self._write_status(cluster, observed, changes.status)
+        for action in changes.actions:
+            self._handler(action)(cluster, observed)
+
+    def _handler(self, action: Action) -> Callable[[Cluster, Observed], None]:
+        match action:
+            case ApplyObjects():
+                return partial(self._apply_objects, action)
+            case RecordJob():
+                return partial(self._record_job, action)
+            case ResizeWorkload():
+                return partial(self._resize, action)
+            case AnnounceLimits():
+                return partial(self._announce, action)
+            case SuspendWorkload():
+                return partial(self._suspend, action)
+            case RecordOutcome():
+                return partial(self._record_outcome, action)
+            case DeleteObject():
+                return partial(self._delete, action)
+            case ForgetEnd():
+                return lambda cluster, observed: deploy.forget_end(
+                    cluster, observed.resource.key.name
+                )
+
+    def _write_status(
+        self, cluster: Cluster, observed: Observed, status: Mapping[str, Any]
+    ) -> None:
+        before = observed.resource.document
+        removed = dict.fromkeys(key for key in observed.resource.status if key not in status)
+        version = documents.text(before, "metadata", "resourceVersion")
+        body = {
+            "metadata": {"uid": observed.resource.uid, "resourceVersion": version},
+            "status": {**status, **removed},
+        }
+        name = observed.resource.key.name
+        found = cluster.patch(API_VERSION, KIND, name, body, subresource="status")
+        self._cache.put(trim({**found, "apiVersion": API_VERSION, "kind": KIND}))
+
+    def _apply_objects(self, action: ApplyObjects, cluster: Cluster, observed: Observed) -> None:
+        name = observed.resource.key.name
+        kind = backends.get(action.placement.backend).kind
+        for manifest in render_objects(action.job, action.placement):
+            own = (manifest.kind, manifest.name)
+            if action.only == "missing":
+                key = ChildKey(manifest.api_version, manifest.kind, manifest.name)
+                if own in ((kind, name), ("ConfigMap", name)) or key in observed.children:
+                    continue
+            if own == ("ConfigMap", name):
+                self._apply_own(cluster, observed, manifest, asked=action.asked)
+            else:
+                self._apply(cluster, observed, manifest)
+
+    def _record_job(self, action: RecordJob, cluster: Cluster, observed: Observed) -> None:
+        manifest = render_own(action.job, action.placement)
+        if action.limits is not action.job:
+            limits = render_own(action.limits, action.placement).document["data"]["nodes.json"]
+            data = {**manifest.document["data"], "nodes.json": limits}
+            manifest = Manifest({**manifest.document, "data": data})
+        self._apply_own(cluster, observed, manifest, asked=action.asked)
+
+    def _apply_own(
+        self, cluster: Cluster, observed: Observed, manifest: Manifest, *, asked: bool
+    ) -> None:
+        """Apply the job's own ConfigMap."""
+        if asked:
+            metadata = manifest.document["metadata"]
+            annotations = {**metadata["annotations"], ASKED: "suspended"}
+            metadata = {**metadata, "annotations": annotations}
+            manifest = Manifest({**manifest.document, "metadata": metadata})
+        found = self._apply(cluster, observed, manifest)
+        self._cache.put_own(observed.resource.key, strip(found))
+
+    def _apply(self, cluster: Cluster, observed: Observed, manifest: Manifest) -> Document:
+        metadata = dict(manifest.document["metadata"])
+        kept = manifest.kind == "PersistentVolumeClaim"
+        if not kept or (metadata.get("annotations") or {}).get(RECLAIM_POLICY) == "Delete":
+            metadata["ownerReferences"] = [observed.resource.owner_reference]
+        owned = replace(manifest, document={**manifest.document, "metadata": metadata})
+        key = ChildKey(manifest.api_version, manifest.kind, manifest.name)
+        known = self._cache.read(observed.resource.key).objects.get(key)
+        found = cluster.apply_known(owned, known)
+        self._cache.put(trim(found))
+        return found
+
+    def _resize(self, action: ResizeWorkload, cluster: Cluster, observed: Observed) -> None:
+        backend = backends.get(action.placement.backend)
+        name = observed.resource.key.name
+        job = ClusterJob(cluster, observed.config_map or {}, action.job, backend, action.placement)
+        rendered = render_objects(action.job, action.placement)
+        for manifest in keep_immutable(job, rendered, job.workload()):
+            if (manifest.kind, manifest.name) == (backend.kind, name) or manifest.kind in _SIZED:
+                self._apply(cluster, observed, manifest)
+
+    def _announce(self, action: AnnounceLimits, cluster: Cluster, observed: Observed) -> None:  # noqa: ARG002 - the handlers' signature
+        body = {"metadata": {"annotations": {"kdist.dev/nodes": f"{action.least}:{action.most}"}}}
+        for pod in action.pods:
+            self._cache.put(trim(cluster.patch("v1", "Pod", pod, body)))
+
+    def _suspend(self, action: SuspendWorkload, cluster: Cluster, observed: Observed) -> None:
+        job = _find_job(cluster, observed)
+        if action.queued:
+            suspend.set_active(job, active=not action.suspended, dry_run=False)
+        else:
+            body = job.backend.suspend_patch(action.suspended, nodes=action.nodes)
+            self._cache.put(trim(job.patch_workload(body)))
+
+    def _record_outcome(self, action: RecordOutcome, cluster: Cluster, observed: Observed) -> None:
+        body = {"metadata": {"annotations": {OUTCOME: action.record}}, "spec": {"replicas": 0}}
+        self._cache.put(trim(_find_job(cluster, observed).patch_workload(body)))
+
+    def _delete(self, action: DeleteObject, cluster: Cluster, observed: Observed) -> None:
+        key = action.key
+        found = observed.children.get(key) or observed.workload
+        if found is None:
+            return
+        only = {"metadata": {"uid": documents.text(found, "metadata", "uid")}}
+        propagation = "Foreground" if action.foreground else "Background"
+        cluster.delete(*key, propagation=propagation, only=only)
+
+
+def strip(document: Mapping[str, Any]) -> Document:
+    """The job's own ConfigMap with its data, and the metadata that decisions need."""
+    return {**trim(dict(document)), "data": document.get("data") or {}}
+
+
+def _find_job(cluster: Cluster, observed: Observed) -> ClusterJob:
+    """The job as the operations of `kdist.jobs` take it."""
+    return ClusterJob.find(cluster, observed.resource.key.name)

@@ -1,0 +1,71 @@
+"""The controller's own metrics, for Prometheus."""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from kdist.status import Phase
+
+_BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+
+class Metrics:
+    """The metrics of one controller, in a registry of their own.
+
+    Args:
+        phases: returns the phase of every TrainingJob.
+        depth: returns how many jobs wait to be looked at.
+    """
+
+    def __init__(self, phases: Callable[[], Iterable[str]], depth: Callable[[], int]) -> None:
+        self.registry = CollectorRegistry()
+        self.registry.register(_Phases(phases))
+        self.reconcile_seconds = Histogram(
+            "kdist_controller_reconcile_seconds",
+            "Time to look at one TrainingJob and to change what has to be changed.",
+            buckets=_BUCKETS,
+            registry=self.registry,
+        )
+        self.errors = Counter(
+            "kdist_controller_reconcile_errors",
+            "Failed attempts to change the objects of a TrainingJob.",
+            registry=self.registry,
+        )
+        self.agent_requests = Counter(
+            "kdist_controller_agent_requests",
+            "Requests to agents, by whether they were answered.",
+            ["result"],
+            registry=self.registry,
+        )
+        self.leader = Gauge(
+            "kdist_controller_leader",
+            "1 on the replica that leads, else 0.",
+            registry=self.registry,
+        )
+        Gauge(
+            "kdist_controller_queue_depth",
+            "TrainingJobs that wait to be looked at.",
+            registry=self.registry,
+        ).set_function(lambda: float(depth()))
+
+
+class _Phases(Collector):
+    """The TrainingJobs by phase, counted when they are asked for."""
+
+    def __init__(self, phases: Callable[[], Iterable[str]]) -> None:
+        self._phases = phases
+
+    def collect(self) -> Iterator[Metric]:
+        found = GaugeMetricFamily(
+            "kdist_controller_jobs", "TrainingJobs by phase.", labels=["phase"]
+        )
+        counts = Tally(self._phases())
+        for phase in Phase:
+            found.add_metric([phase.value], counts.get(phase.value, 0))
+        yield found

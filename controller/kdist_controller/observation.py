@@ -1,0 +1,124 @@
+"""What is known about one TrainingJob and its objects at one moment: the input of `reconcile`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+from kdist import backends, render
+from kdist.backends import Backend, WorkloadState
+from kdist.diagnose import Diagnosis
+from kdist.recovery.attachment import HeldVolume
+from kdist.recovery.decision import PodDecision
+from kdist.spec import TrainingJob
+from kdist.status import ASKED, BACKEND, ExitRecord, JobStatus, Pod, Snapshot, documents
+from kdist.status.documents import Document
+from kdist_controller.resource import Resource
+
+
+class ChildKey(NamedTuple):
+    """API version, kind and name of an object in the job's namespace."""
+
+    api_version: str
+    kind: str
+    name: str
+
+
+@dataclass(frozen=True)
+class Observed:
+    """A TrainingJob and its objects.
+
+    Attributes:
+        resource: the TrainingJob.
+        config_map: the job's own ConfigMap, which holds the job as its objects are now.
+        workload: the object that makes its pods.
+        children: its other objects; metadata only.
+        pods: its pods.
+        reports: the agents' newest `/status` documents, by pod.
+        kinds: (API version, kind) of everything that the cluster serves.
+        result: how the run of a job without workload has ended; None if nobody can say.
+        rival: a ConfigMap in the place of the job's own that is not this TrainingJob's.
+        diagnosis: what `kdist why` says of a job that does not progress; None if nobody asked.
+        nodes: the nodes of its pods that are not ready, by name.
+        decisions: what was decided about its pods on nodes that do not answer.
+        held: volumes that keep its new pods waiting.
+        trouble: why the last changes failed; empty if they did not.
+        now: unix seconds.
+    """
+
+    resource: Resource
+    config_map: Document | None = None
+    workload: Document | None = None
+    children: Mapping[ChildKey, Document] = field(default_factory=dict)
+    pods: Sequence[Document] = ()
+    reports: Mapping[str, Document] = field(default_factory=dict)
+    kinds: Collection[tuple[str, str]] = ()
+    result: ExitRecord | None = None
+    rival: Document | None = None
+    diagnosis: Diagnosis | None = None
+    nodes: Mapping[str, Document] = field(default_factory=dict)
+    decisions: Sequence[PodDecision] = ()
+    held: Sequence[HeldVolume] = ()
+    trouble: str = ""
+    now: float = 0.0
+
+    @cached_property
+    def backend(self) -> Backend | None:
+        """Kind of the workload, once it is decided."""
+        name = documents.annotation(self.config_map, BACKEND) or documents.text(
+            self.resource.status, "backend"
+        )
+        return backends.get(name) if name in backends.NAMES else None
+
+    @cached_property
+    def applied(self) -> TrainingJob | None:
+        """The job as its objects are now; None if there are none, or another version's.
+
+        Its `restartedAt` is that of the restart that was done last.
+        """
+        return None if self.config_map is None else render.read_job(self.config_map)
+
+    @cached_property
+    def state(self) -> WorkloadState | None:
+        """State of the workload; None if there is none, and its end was not seen either."""
+        if self.workload is None and self.result is not None:
+            finished: Literal["succeeded", "failed"] = (
+                "succeeded" if self.result.code == 0 else "failed"
+            )
+            cause, message = self.result.cause, self.result.message
+            return WorkloadState(finished=finished, reason=cause, message=message)
+        if self.backend is None or self.workload is None:
+            return None
+        return self.backend.read(self.workload)
+
+    @cached_property
+    def snapshot(self) -> Snapshot:
+        """All of it in the form that status and diagnosis are read from."""
+        return Snapshot(
+            self.resource.key.name,
+            self.resource.key.namespace,
+            self.config_map or {},
+            self.workload,
+            self.state,
+            self.pods,
+            reports=self.reports,
+            nodes=self.nodes,
+            taken=self.now,
+        )
+
+    @property
+    def status(self) -> JobStatus:
+        """The job's status, as `kdist status` shows it."""
+        return self.snapshot.status
+
+    @property
+    def alive(self) -> list[Pod]:
+        """Pods that have not ended."""
+        return [pod for pod in self.status.pods if not pod.over]
+
+    @property
+    def asked(self) -> bool:
+        """Whether it is recorded for the other readers of the job that it is to be suspended."""
+        return bool(documents.annotation(self.config_map, ASKED))

@@ -1,0 +1,315 @@
+"""The status of a TrainingJob: phase, conditions and numbers, from what is observed and what was
+decided. Also the events that its changes are told by.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final
+
+from kdist.backends import Placement
+from kdist.diagnose import Diagnosis, diagnose
+from kdist.errors import InvalidJobError, KdistError
+from kdist.manifest import job_selector
+from kdist.spec import TrainingJob
+from kdist.status import JobStatus, Phase, documents
+from kdist.status.documents import Document
+from kdist_controller import conditions
+from kdist_controller.changes import Action, Changes, Notice
+from kdist_controller.conditions import Condition
+from kdist_controller.difference import describe
+from kdist_controller.observation import Observed
+
+_KEPT: Final = (
+    "step",
+    "targetSteps",
+    "samplesSeen",
+    "loss",
+    "lastCheckpoint",
+    "goodput",
+    "restartedAt",
+)
+"""Numbers that stay as they were while no agent answers."""
+_ETA_SECONDS = 10
+_LONGEST_MESSAGE = 1024
+_ENDS: Final = ("Complete", "Completed", "Succeeded", "Failed")
+
+
+class Stage(Enum):
+    """What the controller is doing with a job."""
+
+    STEADY = "Steady"
+    CREATING = "Creating"
+    RESTARTING = "Restarting"
+    RESIZING = "Resizing"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What was decided about a TrainingJob.
+
+    Attributes:
+        wanted: the job that it asks for; None if that is not valid.
+        placement: how it is placed; None if it is not.
+        stage: what the controller is doing with it.
+        outdated: differences that need new pods.
+        restarted_at: the `restartedAt` that has been acted on.
+        refused: why it is not accepted; None if it is.
+    """
+
+    wanted: TrainingJob | None = None
+    placement: Placement | None = None
+    stage: Stage = Stage.STEADY
+    outdated: Sequence[str] = ()
+    restarted_at: str | None = None
+    refused: KdistError | None = None
+
+
+def is_terminal(status: Document) -> bool:
+    """Whether a TrainingJob's status says that the job has ended."""
+    return any(conditions.is_true(status, kind) for kind in ("Complete", "Failed"))
+
+
+def ended_at(observed: Observed) -> float | None:
+    """When the job ended, in unix seconds: by its workload, else as its status has it; None if it
+    has not.
+    """
+    status = documents.mapping(observed.workload, "status")
+    for found in (status, observed.resource.status):
+        for each in documents.items(found, "conditions"):
+            if each.get("type") in _ENDS and each.get("status") == "True":
+                return documents.moment(each, "lastTransitionTime")
+    return None
+
+
+def report(observed: Observed, decision: Decision, *, actions: Sequence[Action]) -> Changes:
+    """The status that follows from what is observed and decided, and the events of what is new.
+
+    Args:
+        observed: the TrainingJob and its objects.
+        decision: what was decided about it.
+        actions: what will be done; until it is, the spec's generation does not count as observed.
+    """
+    before = observed.resource.status
+    after = _build(observed, decision, settled=not actions)
+    after = {name: value for name, value in after.items() if value is not None}
+    notices = tuple(_tell(before, after, decision))
+    return Changes(
+        actions=tuple(actions), status=None if after == before else after, notices=notices
+    )
+
+
+def _build(observed: Observed, decision: Decision, *, settled: bool) -> dict[str, Any]:
+    before = observed.resource.status
+    found: dict[str, Any] = dict(before)
+    generation = documents.integer(before, "observedGeneration")
+    found["observedGeneration"] = observed.resource.generation if settled else generation
+    if decision.placement is not None:
+        found |= {
+            "backend": decision.placement.backend,
+            "rendezvous": decision.placement.rendezvous,
+            "runId": decision.placement.run_id,
+        }
+    wanted: list[Condition] = [_accepted(decision)]
+    if decision.refused is None or observed.config_map is not None:
+        if not _has_left(observed, decision):
+            phase, reason = _phase(observed, decision)
+            found |= _numbers(observed, decision, phase)
+            wanted += _phase_conditions(observed, decision, phase, reason)
+        if decision.refused is None:
+            wanted.append(_outdated(decision))
+    else:
+        found |= {"phase": Phase.PENDING.value, "message": wanted[0].message}
+    found["conditions"] = conditions.merge(before, wanted, now=observed.now)
+    return found
+
+
+def _has_left(observed: Observed, decision: Decision) -> bool:
+    """Whether a job that had ended has lost its workload since, by its TTL: it stays as it was."""
+    return (
+        observed.workload is None
+        and decision.stage is Stage.STEADY
+        and is_terminal(observed.resource.status)
+    )
+
+
+def _accepted(decision: Decision) -> Condition:
+    if decision.refused is None:
+        return Condition("Accepted", True, "Valid", "")
+    error = decision.refused
+    if isinstance(error, InvalidJobError):
+        words = "\n".join(problem.sentence for problem in error.problems) or error.message
+        return Condition("Accepted", False, "Invalid", _clip(words))
+    words = f"{error.message}; {error.hint}" if error.hint else error.message
+    return Condition("Accepted", False, "Impossible", _clip(words))
+
+
+def _outdated(decision: Decision) -> Condition:
+    if not decision.outdated:
+        return Condition("Outdated", False, "UpToDate", "")
+    words = f"{describe(decision.outdated)}: takes effect once spec.restartedAt changes"
+    return Condition("Outdated", True, "NeedsRestart", _clip(words))
+
+
+def _phase(observed: Observed, decision: Decision) -> tuple[Phase, str]:
+    """What the job is doing, and the reason."""
+    if decision.stage is Stage.RESTARTING:
+        return Phase.RECOVERING, "Restarting"
+    if observed.trouble:
+        return Phase.PENDING, "NotApplied"
+    if decision.stage is Stage.CREATING:
+        return Phase.PENDING, "Creating"
+    status = observed.status
+    return status.phase, conditions.camelize(status.reason or status.phase.value)
+
+
+def _explain(observed: Observed, decision: Decision) -> Diagnosis:
+    """What is going on, in a sentence, and what to do about it."""
+    if decision.stage is Stage.RESTARTING:
+        words = "its pods save and end, then all ranks start again"
+        return Diagnosis("restarting", words, "waiting")
+    if observed.trouble:
+        return Diagnosis("not-applied", observed.trouble, "blocked")
+    if decision.stage is Stage.CREATING:
+        return Diagnosis("creating", "its objects are being made", "waiting")
+    found = observed.diagnosis or diagnose(observed.snapshot)
+    waits = [each for each in observed.decisions if not each.recover]
+    if waits and found.cause == "node-lost":
+        words = f"{found.sentence}; {waits[0].pod} is not given up yet: {waits[0].message}"
+        return dataclasses.replace(found, sentence=words)
+    return found
+
+
+def _numbers(observed: Observed, decision: Decision, phase: Phase) -> dict[str, Any]:
+    status, cause = observed.status, _explain(observed, decision)
+    step, saved = status.step, status.last_checkpoint_step
+    found = {
+        "phase": phase.value,
+        "message": _clip(cause.sentence),
+        "nodes": str(status.nodes),
+        "replicas": status.nodes.ready,
+        "selector": job_selector(observed.resource.key.name),
+        "worldSize": status.world_size,
+        "step": step,
+        "targetSteps": status.target_steps,
+        "progress": _progress(step, status.target_steps),
+        "samplesSeen": _samples(step, decision.wanted),
+        "loss": None if status.loss is None else f"{status.loss:.4g}",
+        "lastCheckpoint": None
+        if saved is None
+        else _known({"step": saved, "time": _time(status.last_checkpoint_time)}),
+        "restarts": status.restarts,
+        "restartedAt": decision.restarted_at,
+        "goodput": _goodput(observed),
+        "eta": _eta(status, observed.now) if phase is Phase.RUNNING else None,
+        "diagnosis": None
+        if cause.severity == "fine"
+        else _clip("; ".join(part for part in (cause.sentence, cause.fix) if part)),
+    }
+    return {name: value for name, value in found.items() if value is not None or name not in _KEPT}
+
+
+def _known(document: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in document.items() if value is not None}
+
+
+def _progress(step: int | None, target: int | None) -> str | None:
+    return f"{min(1.0, step / target):.0%}" if step is not None and target else None
+
+
+def _samples(step: int | None, job: TrainingJob | None) -> int | None:
+    if step is None or job is None or job.spec.train is None:
+        return None
+    return step * job.spec.train.global_batch
+
+
+def _goodput(observed: Observed) -> str | None:
+    """The share of the run's time that went into steps, by the agent that answered last."""
+    for document in observed.reports.values():
+        seconds = documents.mapping(document, "wall_seconds")
+        whole = [value for value in seconds.values() if isinstance(value, int | float)]
+        if seconds.get("unobserved") or not sum(whole):
+            continue
+        return f"{float(seconds.get('productive_step') or 0.0) / sum(whole):.0%}"
+    return None
+
+
+def _eta(status: JobStatus, now: float) -> str | None:
+    paces = [rank.step_seconds for rank in status.ranks if rank.step_seconds]
+    if not paces or status.step is None or not status.target_steps:
+        return None
+    end = now + max(0, status.target_steps - status.step) * max(paces)
+    return _time(math.ceil(end / _ETA_SECONDS) * _ETA_SECONDS)
+
+
+def _time(value: float | None) -> str | None:
+    return None if value is None else conditions.format_time(value)
+
+
+def _phase_conditions(
+    observed: Observed, decision: Decision, phase: Phase, reason: str
+) -> Iterator[Condition]:
+    status, cause = observed.status, _explain(observed, decision)
+    message = _clip(cause.sentence)
+    if observed.held:
+        words = "; ".join(each.explain(observed.now) for each in observed.held)
+        yield Condition("VolumeAttached", False, "AttachedElsewhere", _clip(words))
+    elif conditions.find(observed.resource.status, "VolumeAttached"):
+        yield Condition("VolumeAttached", True, "Attached", "")
+    if status.queue:
+        waits = phase is Phase.QUEUED
+        yield Condition(
+            "QuotaReserved", not waits, "Waiting" if waits else "Reserved", message if waits else ""
+        )
+    yield Condition("Running", phase is Phase.RUNNING, reason, message)
+    suspended = phase is Phase.SUSPENDED
+    yield Condition("Suspended", suspended, "Suspended" if suspended else "NotSuspended", "")
+    done = phase is Phase.SUCCEEDED
+    yield Condition("Complete", done, "Succeeded" if done else "NotEnded", message if done else "")
+    failed = phase in (Phase.FAILED, Phase.STOPPED)
+    yield Condition(
+        "Failed",
+        failed,
+        conditions.camelize(cause.cause) if failed else "NotEnded",
+        message if failed else "",
+    )
+
+
+def _tell(before: Document, after: Mapping[str, Any], decision: Decision) -> Iterator[Notice]:
+    """The events of what is new."""
+    if decision.placement is not None and not documents.text(before, "runId"):
+        placement = decision.placement
+        yield Notice(
+            "Created",
+            f"backend {placement.backend}, rendezvous {placement.rendezvous}, "
+            f"run {placement.run_id}",
+        )
+    for kind, told, warns in (
+        ("Suspended", "Suspended", False),
+        ("Outdated", "Outdated", False),
+        ("Complete", "Complete", False),
+        ("Failed", "Failed", True),
+    ):
+        if conditions.is_true(after, kind) and not conditions.is_true(before, kind):
+            found = conditions.find(after, kind)
+            yield Notice(told, documents.text(found, "message") or told, warns)
+    refused = conditions.find(after, "Accepted")
+    if refused.get("status") == "False" and refused != conditions.find(before, "Accepted"):
+        yield Notice("NotAccepted", documents.text(refused, "message"), warning=True)
+    if conditions.is_true(before, "Suspended") and not conditions.is_true(after, "Suspended"):
+        yield Notice("Resumed", "its pods start, and continue from the last checkpoint")
+    now, then = (
+        documents.text(conditions.find(each, "Running"), "reason") for each in (after, before)
+    )
+    if now == "Restarting" != then:
+        yield Notice("Restarting", "its pods save and end, then all ranks start again")
+    if now == "NodeLost" != then:
+        yield Notice("NodeLost", documents.text(after, "diagnosis"), warning=True)
+
+
+def _clip(text: str) -> str:
+    return text if len(text) <= _LONGEST_MESSAGE else f"{text[: _LONGEST_MESSAGE - 1]}…"

@@ -1,0 +1,355 @@
+"""Decides what has to be done for a TrainingJob, from what is observed now and from nothing else:
+so whatever happened while the controller was away, or in the middle of a change, is caught up.
+
+A restart is done when the job's own ConfigMap holds its `restartedAt`; a new size, when it holds
+the new number of nodes. Both are written last.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final, NamedTuple
+
+from kdist import backends
+from kdist.backends import Placement
+from kdist.errors import KdistError
+from kdist.spec import KIND, TrainingJob
+from kdist.status import ExitRecord, documents
+from kdist.status.documents import Document
+from kdist_controller import progress
+from kdist_controller.changes import (
+    Action,
+    AnnounceLimits,
+    ApplyObjects,
+    Changes,
+    DeleteObject,
+    ForgetEnd,
+    RecordJob,
+    RecordOutcome,
+    ResizeWorkload,
+    SuspendWorkload,
+)
+from kdist_controller.difference import can_resize, find_differences
+from kdist_controller.observation import ChildKey, Observed
+from kdist_controller.progress import Decision, Stage
+from kdist_controller.rendering import list_children
+
+_CLAIM: Final = "PersistentVolumeClaim"
+_NODES_ANNOTATION: Final = "kdist.dev/nodes"
+_POLL_SECONDS = 1.0  # while agents learn new limits
+_GRACE_SECONDS = 30.0  # for kinds that delete themselves after their TTL
+
+
+class _Step(NamedTuple):
+    """What is to be done next."""
+
+    actions: tuple[Action, ...] = ()
+    stage: Stage = Stage.STEADY
+    again: float | None = None
+    ask_now: bool = False
+
+
+def reconcile(observed: Observed) -> Changes:
+    """Decide what has to be done for one TrainingJob."""
+    if observed.resource.deleting:
+        return Changes()
+    try:
+        wanted = observed.resource.read_job()
+        placement = choose_placement(observed, wanted)
+        _check(observed, wanted, placement)
+        applied = observed.applied
+    except KdistError as error:
+        return progress.report(observed, Decision(refused=error), actions=())
+    step = _decide(observed, wanted, placement)
+    outdated = (
+        []
+        if applied is None
+        else find_differences(wanted, applied, backends.get(placement.backend))
+    )
+    decision = Decision(
+        wanted=wanted,
+        placement=placement,
+        stage=step.stage,
+        restarted_at=None if applied is None else applied.spec.restarted_at,
+        outdated=() if step.stage is Stage.RESTARTING else tuple(outdated),
+    )
+    changes = progress.report(observed, decision, actions=step.actions)
+    return replace(changes, again=step.again, ask_now=step.ask_now)
+
+
+def choose_placement(observed: Observed, wanted: TrainingJob) -> Placement:
+    """Where and as which run the job runs: as its status says, else as is decided now, by the
+    TrainingJob's uid and what the cluster serves.
+
+    Raises:
+        KdistError: the job cannot run on this cluster.
+    """
+    status = observed.resource.status
+    backend = observed.backend.name if observed.backend else ""
+    if not backend:
+        backend = wanted.spec.backend
+        if backend == "auto":
+            backend = backends.choose(observed.kinds, wanted)
+        kind = backends.get(backend)
+        if (kind.api_version, kind.kind) not in observed.kinds:
+            raise KdistError(
+                f"backend {backend}: this cluster has no {kind.kind} ({kind.api_version})",
+                hint="install its operator, or let `backend: auto` choose what the cluster has",
+            )
+    rendezvous = documents.text(status, "rendezvous") or backends.choose_rendezvous(wanted)
+    run_id = documents.text(status, "runId")
+    if not run_id:
+        namespace, uid = observed.resource.key.namespace, observed.resource.uid
+        run_id = (
+            f"{namespace}/{wanted.run}"
+            if wanted.run is not None
+            else hashlib.sha256(uid.encode()).hexdigest()[:8]
+        )
+    return Placement(backend, "c10d" if rendezvous == "c10d" else "kubernetes", run_id)
+
+
+def _check(observed: Observed, wanted: TrainingJob, placement: Placement) -> None:
+    """Raise `KdistError` if the job cannot be made, or not be made like this."""
+    name, namespace = observed.resource.key.name, observed.resource.key.namespace
+    if observed.rival is not None and not _is_leftover(observed.rival):
+        raise KdistError(
+            f"a job {name} without a TrainingJob is in namespace {namespace} already",
+            hint=f"`kdist delete {name} -n {namespace}` keeps its checkpoints, and this "
+            "TrainingJob then continues from them",
+        )
+    if wanted.spec.backend not in ("auto", placement.backend):
+        raise KdistError(
+            f"{name} runs as backend {placement.backend}, but spec.backend is "
+            f"{wanted.spec.backend}: the kind of an existing job cannot be changed",
+            hint="delete the TrainingJob, which keeps the checkpoints, and apply it again",
+        )
+    if wanted.spec.code is not None and wanted.spec.code.path is not None:
+        raise KdistError(
+            f"spec.code: {wanted.spec.code.path} is a folder, which does not travel with a "
+            "TrainingJob",
+            hint="put the code into the image, or into a ConfigMap and name it: "
+            "code: {configMap: NAME}",
+        )
+    list_children(wanted, placement)
+
+
+def _decide(observed: Observed, wanted: TrainingJob, placement: Placement) -> _Step:
+    applied = observed.applied
+    if applied is None:
+        return _create(observed, wanted, placement)
+    if wanted.spec.restarted_at not in (None, applied.spec.restarted_at):
+        return _restart(observed, wanted, placement)
+    if observed.workload is None or observed.state is None:
+        return _replace_workload(observed, wanted, applied, placement)
+    if observed.state.finished or _is_over(observed):
+        return _finish(observed, applied)
+    for step in (
+        _complete(observed, wanted, applied, placement),
+        _suspend(observed, wanted, applied, placement),
+        _resize(observed, wanted, applied, placement),
+    ):
+        if step is not None:
+            return step
+    return _Step(_prune(observed, applied, placement))
+
+
+def _starting(job: TrainingJob, wanted: TrainingJob, placement: Placement) -> ApplyObjects:
+    """Apply all objects of a job that has no workload. Kueue starts what is in its queues."""
+    queued = job.spec.queue is not None and not backends.get(placement.backend).keeps_alive
+    suspended = wanted.spec.suspend or queued
+    return ApplyObjects(job, replace(placement, suspended=suspended), asked=wanted.spec.suspend)
+
+
+def _create(observed: Observed, wanted: TrainingJob, placement: Placement) -> _Step:
+    ours = observed.workload is not None and observed.resource.owns(observed.workload)
+    if ours or progress.is_terminal(observed.resource.status):
+        # somebody has deleted the ConfigMap of a job that runs or has ended
+        return _Step((RecordJob(wanted, placement, wanted.spec.suspend, limits=wanted),))
+    if observed.rival is not None or observed.alive:
+        # of an earlier TrainingJob of this name, whose objects are on their way out
+        return _Step(stage=Stage.CREATING, again=_POLL_SECONDS)
+    return _Step((_starting(wanted, wanted, placement),), Stage.CREATING)
+
+
+def _is_leftover(config_map: Document) -> bool:
+    """Whether this is the ConfigMap of an earlier TrainingJob, with which it will be deleted."""
+    owners = documents.items(config_map, "metadata", "ownerReferences")
+    return any(owner.get("kind") == KIND for owner in owners)
+
+
+def _restart(observed: Observed, wanted: TrainingJob, placement: Placement) -> _Step:
+    """One step of a restart: the pods save and end, the workload goes, all objects come again."""
+    backend = backends.get(placement.backend)
+    workload, state = observed.workload, observed.state
+    if workload is None or state is None:
+        if observed.alive:
+            return _Step(stage=Stage.RESTARTING)
+        actions = (ForgetEnd(), _starting(wanted, wanted, placement))
+        return _Step(actions, Stage.RESTARTING)
+    if documents.text(workload, "metadata", "deletionTimestamp"):
+        return _Step(stage=Stage.RESTARTING)
+    if observed.alive and not (state.finished or _is_over(observed)):
+        if state.suspended or observed.asked:
+            return _Step(stage=Stage.RESTARTING)
+        return _Step((_suspension(wanted, suspended=True),), Stage.RESTARTING)
+    key = ChildKey(backend.api_version, backend.kind, observed.resource.key.name)
+    return _Step((DeleteObject(key, foreground=True),), Stage.RESTARTING)
+
+
+def _replace_workload(
+    observed: Observed, wanted: TrainingJob, applied: TrainingJob, placement: Placement
+) -> _Step:
+    """The workload does not exist: it ended and was deleted, or it has to be made again."""
+    if progress.is_terminal(observed.resource.status) or observed.result is not None:
+        return _Step(tuple(DeleteObject(key) for key in observed.children if key.kind != _CLAIM))
+    if observed.alive:
+        return _Step()
+    return _Step((_starting(applied, wanted, placement),), Stage.CREATING)
+
+
+def _finish(observed: Observed, applied: TrainingJob) -> _Step:
+    """What a job that has ended leaves to be done: a kind that cannot end by itself goes to zero
+    pods, and after its TTL the workload goes.
+    """
+    status, backend = observed.status, observed.backend
+    if backend is None or observed.state is None:
+        return _Step()
+    if not observed.state.finished:
+        record = status.exit_record or ExitRecord(
+            0 if status.phase.value == "Succeeded" else 1, outcome=status.phase.value.lower()
+        )
+        return _Step((RecordOutcome(record.to_text()),))
+    ended = progress.ended_at(observed)
+    if ended is None or documents.text(observed.workload, "metadata", "deletionTimestamp"):
+        return _Step()
+    slack = _GRACE_SECONDS if backend.name in ("job", "jobset", "trainjob") else 0.0
+    left = ended + applied.spec.ttl_seconds_after_finished + slack - observed.now
+    if left > 0:
+        return _Step(again=left)
+    key = ChildKey(backend.api_version, backend.kind, observed.resource.key.name)
+    return _Step((DeleteObject(key),))
+
+
+def _is_over(observed: Observed) -> bool:
+    """Whether the training of a workload that cannot end by itself has ended."""
+    backend = observed.backend
+    status = observed.status
+    return (
+        backend is not None and backend.keeps_alive and status.kept_alive and status.phase.terminal
+    )
+
+
+def _complete(
+    observed: Observed, wanted: TrainingJob, applied: TrainingJob, placement: Placement
+) -> _Step | None:
+    """Make objects again that somebody has deleted."""
+    expected = list_children(applied, placement)
+    missing = {key for key in expected if key not in observed.children}
+    if _has_settings(observed):
+        missing = {key for key in missing if not _is_settings(key, applied)}
+    if not missing:
+        return None
+    return _Step((ApplyObjects(applied, placement, asked=wanted.spec.suspend, only="missing"),))
+
+
+def _prune(
+    observed: Observed, applied: TrainingJob, placement: Placement
+) -> tuple[DeleteObject, ...]:
+    """Delete the objects that the job has no longer; never a claim."""
+    expected = list_children(applied, placement)
+    mounted = any(_is_settings(key, applied) for key in expected if key in observed.children)
+    return tuple(
+        DeleteObject(key)
+        for key in observed.children
+        if key not in expected
+        and key.kind != _CLAIM
+        and (mounted or not _is_settings(key, applied))
+    )
+
+
+def _has_settings(observed: Observed) -> bool:
+    """Whether the ConfigMap with `train.json` exists. A workload keeps the one that it was made
+    with, whatever another version of the controller would call it.
+    """
+    name = observed.resource.key.name
+    return any(key.name.startswith(f"{name}-train-") for key in observed.children)
+
+
+def _is_settings(key: ChildKey, job: TrainingJob) -> bool:
+    return key.kind == "ConfigMap" and key.name.startswith(f"{job.metadata.name}-train-")
+
+
+def _suspension(job: TrainingJob, *, suspended: bool) -> SuspendWorkload:
+    return SuspendWorkload(suspended, job.spec.nodes.max, queued=job.spec.queue is not None)
+
+
+def _suspend(
+    observed: Observed, wanted: TrainingJob, applied: TrainingJob, placement: Placement
+) -> _Step | None:
+    """Suspend or resume. The workload first, so that what is recorded has been done."""
+    want, state = wanted.spec.suspend, observed.state
+    if state is None:
+        return None
+    record = RecordJob(applied, placement, want, limits=applied)
+    differs = want != (observed.asked if applied.spec.queue is not None else state.suspended)
+    if not differs:
+        return None if want == observed.asked else _Step((record,))
+    if not want and not _is_renewed(observed):
+        return _Step()
+    return _Step((_suspension(applied, suspended=want), record))
+
+
+def _is_renewed(observed: Observed) -> bool:
+    """Whether a StatefulSet without pods would make the next ones from its newest template."""
+    if observed.backend is None or not observed.backend.keeps_alive:
+        return True
+    status = documents.mapping(observed.workload, "status")
+    seen = documents.integer(status, "observedGeneration")
+    return status.get("currentRevision") == status.get(
+        "updateRevision"
+    ) and seen == documents.integer(observed.workload, "metadata", "generation")
+
+
+def _resize(
+    observed: Observed, wanted: TrainingJob, applied: TrainingJob, placement: Placement
+) -> _Step | None:
+    """Change the number of nodes: the agents learn it before the number of pods changes."""
+    nodes = wanted.spec.nodes
+    if nodes == applied.spec.nodes or not can_resize(wanted, applied, observed.backend):
+        return None
+    target = applied.model_copy(update={"spec": applied.spec.model_copy(update={"nodes": nodes})})
+    asked = wanted.spec.suspend
+    if _read_limits(observed.config_map) != (nodes.min, nodes.max):
+        return _Step((RecordJob(applied, placement, asked, limits=target),), Stage.RESIZING)
+    working = [pod.name for pod in observed.alive if pod.working]
+    unaware = _without_limits(observed.pods, working, f"{nodes.min}:{nodes.max}")
+    if unaware:
+        action = AnnounceLimits(tuple(unaware), nodes.min, nodes.max)
+        return _Step((action,), Stage.RESIZING, again=_POLL_SECONDS, ask_now=True)
+    known = [documents.mapping(observed.reports.get(pod), "nodes") for pod in working]
+    if any(each and (each.get("min"), each.get("max")) != (nodes.min, nodes.max) for each in known):
+        return _Step(stage=Stage.RESIZING, again=_POLL_SECONDS, ask_now=True)
+    suspended = observed.state is not None and observed.state.suspended
+    resize = ResizeWorkload(target, replace(placement, suspended=suspended))
+    return _Step((resize, RecordJob(target, placement, asked, limits=target)), Stage.RESIZING)
+
+
+def _read_limits(config_map: Document | None) -> tuple[int | None, int | None]:
+    """The limits on the number of nodes that the agents read."""
+    try:
+        found = json.loads(documents.text(config_map, "data", "nodes.json"))
+    except ValueError:
+        return None, None
+    return documents.integer(found, "min"), documents.integer(found, "max")
+
+
+def _without_limits(pods: Sequence[Document], working: Sequence[str], limits: str) -> list[str]:
+    """The pods that work and do not carry these limits."""
+    return [
+        documents.name(pod)
+        for pod in pods
+        if documents.name(pod) in working and documents.annotation(pod, _NODES_ANNOTATION) != limits
+    ]

@@ -1,0 +1,123 @@
+"""A TrainingJob resource as the API server has it, and the job that it asks for."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from kdist.errors import InvalidJobError
+from kdist.load import load_text
+from kdist.spec import API_VERSION, KIND, TrainingJob
+from kdist.status import documents
+from kdist.status.documents import Document
+
+_FOREIGN_KEYS: Final = (
+    "argocd.argoproj.io/",
+    "helm.toolkit.fluxcd.io/",
+    "kubectl.kubernetes.io/",
+    "kustomize.toolkit.fluxcd.io/",
+    "meta.helm.sh/",
+)
+"""Prefixes of labels and annotations by which tools know their own objects: a copy of them on the
+objects of a job would make these the tools' own.
+"""
+
+
+class JobKey(NamedTuple):
+    """Namespace and name of a TrainingJob."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True)
+class Resource:
+    """A TrainingJob resource.
+
+    Attributes:
+        document: the object.
+    """
+
+    document: Document
+
+    @property
+    def key(self) -> JobKey:
+        """Its namespace and name."""
+        return JobKey(
+            documents.text(self.document, "metadata", "namespace"), documents.name(self.document)
+        )
+
+    @property
+    def uid(self) -> str:
+        """Identifies it for as long as it exists."""
+        return documents.text(self.document, "metadata", "uid")
+
+    @property
+    def generation(self) -> int:
+        """Counts the changes of its spec."""
+        return documents.integer(self.document, "metadata", "generation") or 0
+
+    @property
+    def status(self) -> Document:
+        """What the controller has written."""
+        return documents.mapping(self.document, "status")
+
+    @property
+    def deleting(self) -> bool:
+        """Whether it is being deleted, and its objects with it."""
+        return bool(documents.text(self.document, "metadata", "deletionTimestamp"))
+
+    @property
+    def owner_reference(self) -> dict[str, Any]:
+        """The reference by which its objects are deleted with it. It blocks no deletion, so that
+        nobody needs the right to change finalizers.
+        """
+        return {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "name": self.key.name,
+            "uid": self.uid,
+            "controller": True,
+            "blockOwnerDeletion": False,
+        }
+
+    def owns(self, document: Document) -> bool:
+        """Whether an object was made for this resource, and not for an earlier one of its name."""
+        return any(
+            owner.get("uid") == self.uid
+            for owner in documents.items(document, "metadata", "ownerReferences")
+        )
+
+    def read_job(self) -> TrainingJob:
+        """The job that it asks for, with `replicas` as its size.
+
+        Raises:
+            InvalidJobError: it is not valid; the problems are those that `kdist validate` finds.
+        """
+        metadata = documents.mapping(self.document, "metadata")
+        job = {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "metadata": {
+                "name": self.key.name,
+                "namespace": self.key.namespace,
+                "labels": _own(metadata.get("labels")),
+                "annotations": _own(metadata.get("annotations")),
+            },
+            "spec": self.document.get("spec") or {},
+        }
+        try:
+            text = json.dumps(job, ensure_ascii=False)
+        except ValueError as error:  # too deep
+            raise InvalidJobError(self.key.name, (), next_command="") from error
+        return load_text(text, source=self.key.name, generated=True).with_replicas()
+
+
+def _own(entries: object) -> dict[str, Any]:
+    """The labels or annotations that are meant for the job's objects too."""
+    found = entries if isinstance(entries, dict) else {}
+    return {key: value for key, value in found.items() if not key.startswith(_FOREIGN_KEYS)}

@@ -1,0 +1,63 @@
+"""The rights that the controller needs: one table, from which the chart's roles for it are
+generated, and with which tests compare the requests that it sends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from kdist import rbac
+from kdist.deploy.dependents import DEPENDENT_KINDS
+from kdist.rbac import Right
+from kdist.spec import API_VERSION, KIND
+
+_LEASE: Final = ("coordination.k8s.io/v1", "Lease")
+
+
+def _on(verbs: str, *kinds: tuple[str, str], part: str = "") -> tuple[Right, ...]:
+    return tuple(Right(verb, *kind, part) for kind in kinds for verb in verbs.split())
+
+
+JOBS: Final = (
+    *_on("list watch", (API_VERSION, KIND)),
+    *_on("patch", (API_VERSION, KIND), part="status"),
+    *_on("get list watch create patch delete", *DEPENDENT_KINDS),
+    # only who may do this may grant it to the agents of a job
+    *_on("update", ("v1", "ConfigMap")),
+    *rbac.workload_rights("get list watch create patch delete"),
+    *_on("get list watch patch delete", ("v1", "Pod")),
+    *_on("patch", ("v1", "Pod"), part="status"),
+    *_on("get list patch", ("kueue.x-k8s.io/v1beta1", "Workload")),
+    *_on("list create", ("v1", "Event")),
+)
+"""In the namespaces whose TrainingJobs it looks after. Changes of the status of pods are confined
+further by the chart's ValidatingAdmissionPolicy.
+"""
+NODES: Final = (
+    *_on("get list watch", ("v1", "Node")),
+    *_on("get", ("v1", "PersistentVolume")),
+    *_on("list", ("storage.k8s.io/v1", "VolumeAttachment")),
+)
+"""In the cluster, to know which nodes are gone and which volumes they hold."""
+NODE_LEASES: Final = _on("list", _LEASE)
+"""In the namespace `kube-node-lease`."""
+ELECTION: Final = _on("get create patch", _LEASE)
+"""In its own namespace."""
+
+
+def chart_templates() -> str:
+    """Text of the chart's `_controller.tpl`: a named list of rules for each of these tables."""
+    tables: dict[str, Iterable[Right]] = {
+        "jobs": JOBS,
+        "nodes": NODES,
+        "nodeLeases": NODE_LEASES,
+        "election": ELECTION,
+    }
+    parts = [
+        "{{/* Made from the table of rights in controller/kdist_controller/rights.py: python -m "
+        "tests.charts.rights_files */}}\n"
+    ]
+    for name, rights in tables.items():
+        parts.append(rbac.define_rules(f"controller.{name}", rbac.to_rules(rights)))
+    return "".join(parts)

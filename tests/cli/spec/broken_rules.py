@@ -1,0 +1,45 @@
+"""Jobs that break one rule of the CustomResourceDefinition each, by the rule's message."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kdist.spec import crd
+from tests.manifests.jobs import full
+
+BROKEN: dict[str, list[tuple[str, Any]]] = {
+    "needs train (the managed loop) or script (a torchrun script)": [("train", None)],
+    "train and script exclude each other; keep one": [("script", {"module": "a"})],
+    "belongs to train: a script creates its own process group": [
+        ("train", None),
+        ("script", {"module": "a"}),
+        ("preflight", {}),
+    ],
+    "must be a whole number from 1 to 1024 or auto": [("procsPerNode", "all")],
+    "needs a claim (on a cluster), a path (on this machine), or both": [
+        ("data", [{"mountPath": "/data"}])
+    ],
+    "needs exactly one of claim, size and path": [("checkpoints", {})],
+    "applies to a claim that is created for the job: it needs size": [
+        ("checkpoints", {"claim": "a", "class": "b"})
+    ],
+    "needs exactly one of value and secret": [("env", [{"name": "A"}])],
+    "must be Exists if there is no key": [("tolerations", [{"operator": "Equal"}])],
+    "cannot be used with the operator Exists": [
+        ("tolerations", [{"key": "a", "operator": "Exists", "value": "b"}])
+    ],
+    "needs exactly one of path and module": [("train", None), ("script", {})],
+    "needs exactly one of epochs and steps": [("train", {"workload": "digits"})],
+    "needs seconds, steps or both": [
+        ("train", {"workload": "digits", "epochs": 1, "checkpoint": {"every": {}}})
+    ],
+}
+MESSAGES = [message for path, rules in crd.RULES.items() if path for _, message, _ in rules]
+
+
+def break_rule(message: str) -> dict[str, Any]:
+    """The document of a job that breaks the rule with this message."""
+    document = full()
+    for name, value in BROKEN[message]:
+        document["spec"][name] = value
+    return document

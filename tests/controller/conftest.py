@@ -1,0 +1,140 @@
+"""What the tests of the controller may ask for: a small Kubernetes, and a controller that works in
+single steps, so that it can be stopped between any two of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kdist import cluster
+from kdist.agent_client import AgentTransport
+from kdist.cluster import Cluster, retry
+from kdist_controller.agent_poller import AgentPoller
+from kdist_controller.cache import Cache, trim
+from kdist_controller.executor import FIELD_MANAGER, Executor
+from kdist_controller.metrics import Metrics
+from kdist_controller.node_cache import NodeCache
+from kdist_controller.node_recovery import NodeRecovery
+from kdist_controller.observer import Observer
+from kdist_controller.reconcile import reconcile
+from kdist_controller.resource import JobKey
+from tests.cli.cluster.api import Api, write_kubeconfig
+from tests.controller.kubernetes import Kubernetes
+
+_MOST_ROUNDS = 40
+
+
+@pytest.fixture(autouse=True)
+def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pauses that people would not notice."""
+    monkeypatch.setattr(retry, "FIRST_PAUSE", 0.01)
+
+
+@pytest.fixture
+def kubernetes() -> Kubernetes:
+    """A cluster without jobs."""
+    return Kubernetes()
+
+
+@pytest.fixture
+def api(kubernetes: Kubernetes) -> Iterator[Api]:
+    """Its server."""
+    server = Api(kubernetes)
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def connection(api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    """A connection to it, as the controller has one."""
+    file = tmp_path / "kubeconfig"
+    write_kubeconfig(file, api.url)
+    monkeypatch.setenv("KUBECONFIG", str(file))
+    return cluster.connect(retry_seconds=1.0, field_manager=FIELD_MANAGER)
+
+
+class Stepper:
+    """A controller that works in single steps."""
+
+    def __init__(self, kubernetes: Kubernetes, connection: Cluster) -> None:
+        self.kubernetes = kubernetes
+        self.connection = connection
+        self.kinds = connection.kinds()
+
+    def settle(self, name: str = "digits") -> None:
+        """Start a controller that knows nothing, and let it work until nothing is left to do."""
+        key = JobKey("ml", name)
+        cache = Cache()
+        metrics = Metrics(list, lambda: 0)
+        poller = _Poller(self.kubernetes, self.connection, metrics)
+        recovery = NodeRecovery(self.connection, cache, _refuse, leads=lambda: True, notify=print)
+        observer = Observer(
+            self.connection, cache, poller=poller, nodes=NodeCache(cache), recovery=recovery
+        )
+        observer.kinds = self.kinds
+        executor = Executor(self.connection, cache)
+        for _ in range(_MOST_ROUNDS):
+            self._watch(cache)
+            observed = observer.observe(key)
+            if observed is None:
+                return
+            changes = reconcile(observed)
+            executor.carry_out(observed, changes)
+            if not changes.actions and changes.status is None:
+                return
+        pytest.fail(f"{name} does not settle: {changes}")
+
+    def _watch(self, cache: Cache) -> None:
+        """See what a watch would have brought by now."""
+        for kind, listed in self.kubernetes.list_all().items():
+            cache.replace(kind, None, map(trim, listed))
+
+
+def _refuse(namespace: str, pod: Any) -> AgentTransport:
+    raise AssertionError(f"{pod} of {namespace} was asked over the network")
+
+
+class _Poller(AgentPoller):
+    """Agents that answer at once."""
+
+    def __init__(self, kubernetes: Kubernetes, connection: Cluster, metrics: Metrics) -> None:
+        super().__init__(
+            connection,
+            lambda _, __: pytest.fail("asked over the network"),
+            metrics=metrics,
+            notify=print,
+        )
+        self._kubernetes = kubernetes
+
+    def answers(self, key: JobKey) -> dict[str, Any]:  # noqa: ARG002 - of one job
+        return dict(self._kubernetes.reports)
+
+
+@pytest.fixture
+def stepper(kubernetes: Kubernetes, connection: Cluster) -> Stepper:
+    """A controller that works in single steps."""
+    return Stepper(kubernetes, connection)
+
+
+JobOf = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def job() -> JobOf:
+    """Make a TrainingJob: `job(nodes=2, train={"epochs": 3})`."""
+
+    def make(name: str = "digits", **spec: Any) -> dict[str, Any]:
+        settings = {
+            "image": "registry.example.com/kdist-trainer:1",
+            "backend": "job",
+            "nodes": {"min": 1, "max": 4},
+            "train": {"workload": "digits", "epochs": 3, "globalBatch": 64},
+            **spec,
+        }
+        return {"metadata": {"name": name}, "spec": settings}
+
+    return make

@@ -1,0 +1,74 @@
+"""The cache: newer versions replace older ones, what belongs to no job is not kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kdist_controller.cache import Cache, trim
+from kdist_controller.node_cache import NodeCache, trim_node
+from kdist_controller.resource import JobKey
+
+KEY = JobKey("ml", "digits")
+
+
+def pod(version: int, *, uid: str = "1", node: str = "node-0") -> dict[str, Any]:
+    """A pod of the job, trimmed."""
+    metadata = {
+        "name": "digits-0",
+        "namespace": "ml",
+        "uid": uid,
+        "resourceVersion": str(version),
+        "labels": {"kdist.dev/job": "digits"},
+        "managedFields": [{"manager": "kubelet"}],
+    }
+    found = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"nodeName": node}}
+    return trim(found)
+
+
+def test_an_older_version_than_the_known_one_is_no_news() -> None:
+    cache = Cache()
+    assert cache.put(pod(10)) == {KEY}
+    assert cache.put(pod(9)) == set()
+    assert cache.put(pod(10)) == set()
+    assert cache.put(pod(11)) == {KEY}  # longer as text too, where 9 is greater than 10
+
+
+def test_the_deletion_of_an_earlier_object_leaves_the_present_one() -> None:
+    cache = Cache()
+    cache.put(pod(10, uid="2"))
+    assert cache.drop(pod(12, uid="1")) == set()
+    assert list(cache.read(KEY).pods) == ["digits-0"]
+    assert cache.drop(pod(12, uid="2")) == {KEY}
+    assert cache.read(KEY).pods == {}
+
+
+def test_a_list_names_the_jobs_of_what_has_come_and_gone() -> None:
+    cache = Cache()
+    cache.put(pod(10))
+    assert cache.replace("Pod", None, [pod(10)]) == set()
+    assert cache.replace("Pod", "other", []) == set()
+    assert cache.replace("Pod", "ml", []) == {KEY}
+
+
+def test_what_nobody_decides_on_is_not_kept() -> None:
+    assert "managedFields" not in pod(1)["metadata"]
+    other = pod(1)
+    other["metadata"]["labels"] = {}
+    assert Cache().put(other) == set()
+
+
+def test_a_node_concerns_the_jobs_with_pods_on_it_when_it_changes() -> None:
+    cache = Cache()
+    cache.put(pod(10))
+    nodes = NodeCache(cache)
+    assert nodes.put(_node("node-0", "True")) == set()
+    assert nodes.put(_node("node-0", "Unknown")) == {KEY}
+    assert list(nodes.find([pod(10)])) == ["node-0"]
+    assert nodes.put(_node("node-0", "True")) == {KEY}
+    assert nodes.find([pod(10)]) == {}
+    assert nodes.put(_node("node-1", "Unknown")) == set()
+
+
+def _node(name: str, ready: str) -> dict[str, Any]:
+    conditions = [{"type": "Ready", "status": ready}, {"type": "DiskPressure", "status": "False"}]
+    return trim_node({"metadata": {"name": name}, "status": {"conditions": conditions}})

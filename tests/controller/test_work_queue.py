@@ -1,0 +1,61 @@
+"""The queue: each job once at a time, none forgotten, failures ever later."""
+
+from __future__ import annotations
+
+import threading
+
+from kdist_controller.resource import JobKey
+from kdist_controller.work_queue import FIRST_PAUSE, LONGEST_PAUSE, WorkQueue
+
+ONE, OTHER = JobKey("ml", "one"), JobKey("ml", "other")
+
+
+def test_a_job_that_is_added_twice_is_taken_once() -> None:
+    queue = WorkQueue()
+    queue.add(ONE)
+    queue.add(ONE)
+    queue.add(OTHER)
+    assert {queue.take(), queue.take()} == {ONE, OTHER}
+    assert len(queue) == 0
+
+
+def test_a_job_that_changes_while_it_is_looked_at_comes_again_afterwards() -> None:
+    queue = WorkQueue()
+    queue.add(ONE)
+    assert queue.take() == ONE
+    queue.add(ONE)
+    queue.add(OTHER)
+    assert queue.take() == OTHER  # one is not taken by a second worker meanwhile
+    queue.done(ONE)
+    assert queue.take() == ONE
+
+
+def test_the_earlier_of_two_times_counts() -> None:
+    queue = WorkQueue()
+    queue.add(ONE, after=3600.0)
+    queue.add(ONE)
+    assert queue.take() == ONE
+    queue.done(ONE)
+    assert len(queue) == 0
+
+
+def test_pauses_after_failures_double_up_to_a_limit_and_begin_again_after_a_success() -> None:
+    queue = WorkQueue()
+    pauses = [queue.retry(ONE) for _ in range(40)]
+    assert pauses[:3] == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE]
+    assert max(pauses) == LONGEST_PAUSE
+    assert queue.retry(OTHER) == FIRST_PAUSE
+    queue.forgive(ONE)
+    assert queue.retry(ONE) == FIRST_PAUSE
+
+
+def test_a_closed_queue_lets_every_worker_go() -> None:
+    queue = WorkQueue()
+    taken: list[JobKey | None] = []
+    threads = [threading.Thread(target=lambda: taken.append(queue.take())) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    queue.close()
+    for thread in threads:
+        thread.join(10.0)
+    assert taken == [None, None, None]

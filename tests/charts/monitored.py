@@ -30,6 +30,7 @@ SILENT = {
     "{{op}} failed: {{cause}}": "no save and no collective failed",
     "skipped: {{cause}}": "no checkpoint was damaged",
     "dropped": "every record was sent",
+    "evaluation": "the training was not evaluated yet",
 }
 
 

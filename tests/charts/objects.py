@@ -1,7 +1,7 @@
 """What kube-linter looks for in Kubernetes objects, under its names, where it is not built; each
 check yields what is wrong.
 
-Left out is what neither the chart nor kdist makes (Deployments, Ingresses, autoscalers), and what
+Left out is what neither the chart nor kdist makes (Ingresses, autoscalers), and what
 kube-linter.yaml exempts. kube-linter itself runs in test_linter.py; these take milliseconds.
 """
 
@@ -15,7 +15,15 @@ Document = dict[str, Any]
 Check = Callable[[list[Document]], Iterator[str]]
 
 _MAY_CREATE_PODS = "ignore-check.kube-linter.io/access-to-create-pods"
-_WORKLOAD_KINDS = {"Job", "StatefulSet", "Pod", "PyTorchJob", "JobSet", "TrainingRuntime"}
+_WORKLOAD_KINDS = {
+    "Deployment",
+    "Job",
+    "JobSet",
+    "Pod",
+    "PyTorchJob",
+    "StatefulSet",
+    "TrainingRuntime",
+}
 _SENSITIVE = ("PASSWORD", "SECRET", "TOKEN", "API_KEY")
 _LARGEST_SAFE_PORT = 1024
 

@@ -112,6 +112,8 @@ def test_a_job_that_needs_a_node_without_power_is_made_whole_and_ends_as_if_noth
     bystander = place_bystander(namespace, doomed)
     subprocess.run([CLUSTER, "lose", doomed], check=True, capture_output=True)
 
+    noticed = ("wait", f"node/{doomed}", "--for=condition=Ready=Unknown", "--timeout=120s")
+    namespace.kubectl(*noticed)
     done = json.loads(namespace.kdist("recover", "digits", "--timeout=4m", "-o", "json"))
     (given_up,) = done["pods"]
     assert (given_up["pod"], given_up["node"]) == (lost["metadata"]["name"], doomed)

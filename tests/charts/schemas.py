@@ -34,14 +34,14 @@ def write_schemas(openapi: Document, folder: Path) -> str:
 
 
 def _strict(value: Any, definitions: Document, needed: Document) -> Any:
-    """The same with no field allowed but those that are named; definitions that it refers to are
-    gathered in `needed`.
+    """The same schema with no field allowed but those that are named; definitions that it refers
+    to are gathered in `needed`.
     """
     if isinstance(value, list):
         return [_strict(each, definitions, needed) for each in value]
     if not isinstance(value, dict):
         return value
-    if isinstance(value.get("$ref"), str):  # a property may be named so too
+    if "$ref" in value:
         name = value["$ref"].removeprefix(_REFERENCE)
         if name not in needed:
             needed[name] = {}
@@ -52,12 +52,13 @@ def _strict(value: Any, definitions: Document, needed: Document) -> Any:
     found = {
         key: _strict(each, definitions, needed)
         for key, each in value.items()
-        if key != "description"
+        if key not in ("description", "properties")
     }
-    if (
-        "properties" in value
-        and "additionalProperties" not in value
-        and not value.get("x-kubernetes-preserve-unknown-fields")
-    ):
-        found["additionalProperties"] = False
+    if "properties" in value:  # whose keys are names of fields, as CRDs' own `description` is
+        found["properties"] = {
+            field: _strict(schema, definitions, needed)
+            for field, schema in value["properties"].items()
+        }
+        if not value.get("x-kubernetes-preserve-unknown-fields"):
+            found.setdefault("additionalProperties", False)
     return found

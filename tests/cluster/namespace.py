@@ -43,9 +43,10 @@ class Namespace:
         """Delete it with all that is in it, without waiting."""
         self.kubectl("delete", "namespace", self.name, "--wait=false")
 
-    def kubectl(self, *args: str, stdin: str = "") -> str:
-        """What kubectl prints; it must succeed."""
-        done = self._type("kubectl", "-n", self.name, *args, stdin=stdin)
+    def kubectl(self, *args: str, stdin: str = "", anywhere: bool = False) -> str:
+        """What kubectl prints; it must succeed. `anywhere` lets objects name other namespaces."""
+        place = () if anywhere else ("-n", self.name)
+        done = self._type("kubectl", *place, *args, stdin=stdin)
         assert done.returncode == 0, f"kubectl {' '.join(args)}: {done.stderr}"
         return done.stdout
 

@@ -128,18 +128,9 @@ def test_kubeconform_finds_every_object_of_every_choice_to_be_what_the_cluster_k
 
 def test_the_api_server_takes_every_object_that_it_knows(namespace: Namespace) -> None:
     known = [f"--api-versions={each}" for each in namespace.kubectl("api-versions").split()]
+    here = f"{WHERE_KNOWN},controller.watchNamespaces={{{namespace.name},default}}"
     for values in sorted((CHART / "ci").glob("*-values.yaml")):
-        rendered = render_chart(
-            namespace, "--no-hooks", "-f", str(values), "--set", WHERE_KNOWN, *known
-        )
-        printed = namespace.kubectl(
-            "apply",
-            "--dry-run=server",
-            "--validate=strict",
-            "-o",
-            "json",
-            "-f",
-            "-",
-            stdin=rendered,
-        )
+        rendered = render_chart(namespace, "--no-hooks", "-f", str(values), "--set", here, *known)
+        line = ["apply", "--server-side", "--dry-run=server", "--validate=strict", "-o", "json"]
+        printed = namespace.kubectl(*line, "-f", "-", stdin=rendered, anywhere=True)
         assert json.loads(printed)["items"]

@@ -36,6 +36,10 @@ LOOK = (
     f"delete pod p --wait=false {DRY}",
     "logs p -c trainer",
 )
+RECOVER = (
+    f'patch pod p --subresource=status -p {{"status":{{"reason":"a"}}}} {DRY}',
+    f"delete pod p --wait=false {DRY}",
+)
 ASK = ("get --raw /api/v1/namespaces/ml/pods/p:9401/proxy/status", "port-forward p :9401")
 
 
@@ -99,6 +103,7 @@ VERBS = (
         waits=True,
     ),
     Verb("drill digits --fault pod --yes", (EXEC, LOOK[1], MARK), EDIT),
+    Verb("recover digits --no-wait", RECOVER, frozenset()),
     Verb("delete digits --purge --no-wait", (DELETE,), EDIT, pods=False),
     Verb("delete digits --grace-period 1 --no-wait", (DELETE, *LOOK[1:2]), EDIT),
 )

@@ -44,8 +44,8 @@ DRAWN = random.Random(os.environ.get("KDIST_SEED") or read_commit(Path(__file__)
 REVIEW = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
 SENTENCE = re.compile(
     r"Error: (nothing was changed: )?you are `[\w-]+`, who may not [\w/. ,]+ in namespace ml\n"
-    r"Hint: ask an admin of the cluster for the (view|edit) role of kdist's chart, "
-    r"or for a role with: [\w/. ,]+ \(in namespace ml\)\n"
+    r"Hint: ask an admin of the cluster for (the (view|edit) role of kdist's chart, or for )?"
+    r"a role with: [\w/. ,]+ \(in namespace ml\)\n"
     r"Next: kdist doctor -n ml\n"
 )
 RBAC = "/apis/rbac.authorization.k8s.io/v1"

@@ -12,8 +12,11 @@ up() { # up [WORKERS]
   node_image
   registry
   if kind get clusters 2>/dev/null | grep -qx "$CLUSTER"; then
-    if answers; then return; fi
-    say "removing a cluster that does not answer"
+    if answers && all_ready; then
+      sweep
+      return
+    fi
+    say "removing a cluster that does not answer, or one of whose nodes does not"
     kind delete cluster -q --name "$CLUSTER" --kubeconfig "$KUBECONFIG"
   fi
   say "starting a cluster"
@@ -31,6 +34,14 @@ up() { # up [WORKERS]
 }
 
 answers() { kubectl get --raw /readyz --request-timeout 5s >/dev/null 2>&1; }
+all_ready() { kubectl wait --for=condition=Ready nodes --all --timeout=60s >/dev/null 2>&1; }
+
+sweep() { # what tests that were killed have left
+  local names
+  kubectl uncordon -l kubernetes.io/hostname >/dev/null
+  names=$(kubectl get namespaces -o name | grep '^namespace/e2e-') || return 0
+  xargs kubectl delete --wait=false >/dev/null <<<"$names"
+}
 nodes() { kind get nodes --name "$CLUSTER" 2>/dev/null; }
 
 configuration() { # configuration WORKERS

@@ -32,6 +32,12 @@ operator() {
 operators_ready() { # a webhook that does not answer yet refuses every job of its kind
   local namespace name
   while read -r namespace name; do
-    kubectl -n "$namespace" rollout status "deployment/$name" --timeout=300s >/dev/null
-  done < <(kubectl get deployments -A -o custom-columns=S:.metadata.namespace,N:.metadata.name --no-headers)
+    kubectl -n "$namespace" rollout status "deployment/$name" --timeout=300s >/dev/null || not_ready "$namespace" "$name"
+  done < <(kubectl get deployments -A -o custom-columns=S:.metadata.namespace,N:.metadata.name --no-headers | grep -v '^e2e-')
+}
+not_ready() { # not_ready NAMESPACE DEPLOYMENT
+  kubectl get nodes >&2
+  kubectl -n "$1" get pods -o wide >&2
+  kubectl -n "$1" get events --sort-by=.lastTimestamp | tail -20 >&2
+  fail "deployment $2 in namespace $1 is not ready after 300 s"
 }

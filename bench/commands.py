@@ -21,7 +21,7 @@ from bench.table import interleave, table, title
 
 ROUNDS = 15
 CHART = Path(__file__).parents[1] / "charts" / "kdist"
-KDIST = [sys.executable, "-m", "kdist"]
+KDIST = [str(Path(sys.executable).with_name("kdist"))]
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import socket
@@ -74,6 +75,25 @@ def leave_while_rank_0_is_not_there() -> float:
     return time.monotonic() - began
 
 
+def leave_while_rank_0_hangs_up() -> float:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def hang_up() -> None:
+            with contextlib.suppress(OSError):  # the test has ended
+                while True:
+                    server.accept()[0].close()
+
+        threading.Thread(target=hang_up, daemon=True).start()
+        os.environ |= {"RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": str(server.getsockname()[1])}
+        began = time.monotonic()
+        threading.Timer(0.2, group_abort.abort).start()
+        with pytest.raises(PeersLostError):
+            World.from_environment(timeout_seconds=60)
+        server.shutdown(socket.SHUT_RDWR)
+    abandon(timedelta(seconds=1))
+    return time.monotonic() - began
+
+
 def leave_as_a_script_does(folder: Path) -> tuple[int, int]:
     heartbeat = Heartbeat.create(folder / f"beat-{os.environ['RANK']}")
     flight_recorder.install(heartbeat)
@@ -100,6 +120,11 @@ def test_a_rank_joins_its_next_group_after_one_that_was_not_formed() -> None:
 def test_a_rank_leaves_a_group_whose_rank_0_never_comes() -> None:
     (seconds,) = run_group(leave_while_rank_0_is_not_there, 1)
     assert seconds < 30, "torch waits for the whole timeout"
+
+
+def test_a_rank_leaves_a_group_whose_rank_0_is_lost_while_it_connects() -> None:
+    (seconds,) = run_group(leave_while_rank_0_hangs_up, 1)
+    assert seconds < 30, "torch connects again and again for the whole timeout"
 
 
 def test_a_scripts_model_does_not_either_where_its_collectives_are_noted(tmp_path: Path) -> None:

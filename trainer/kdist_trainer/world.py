@@ -14,7 +14,6 @@ import os
 import socket
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from types import TracebackType
@@ -28,7 +27,12 @@ from torch.distributed.tensor import DTensor
 
 from kdist_trainer import group_abort
 from kdist_trainer.errors import ConfigError
-from kdist_trainer.torch_internals import HashStore, flatten_mesh, restart_group_names
+from kdist_trainer.torch_internals import (
+    HashStore,
+    TCPStore,
+    flatten_mesh,
+    restart_group_names,
+)
 
 
 def to_local(tensor: Tensor) -> Tensor:
@@ -42,6 +46,8 @@ _abandoned: list[tuple[float, object]] = []
 """Groups that were left broken, each with the monotonic time from which it may be released."""
 _MARGIN_SECONDS = 60.0
 _FIRST_RETRY_SECONDS, _RETRY_SECONDS = 0.001, 0.016
+_CONNECT_TIMEOUT = timedelta(seconds=1)
+"""Timeout of one try to connect, within which torch cannot be interrupted."""
 
 
 @dataclass(frozen=True)
@@ -110,8 +116,6 @@ class World:
         # The former group may have been aborted once more after it was destroyed. A request to
         # leave this one already is not lost: it aborts again and again.
         group_abort.reset()
-        if not alone and self.rank > 0:
-            wait_for_store(env["MASTER_ADDR"], int(env["MASTER_PORT"]), self.timeout)
         with group_abort.recording():
             dist.init_process_group(
                 self.backend,
@@ -119,8 +123,17 @@ class World:
                 world_size=self.size,
                 timeout=self.timeout,
                 device_id=device,
-                store=HashStore() if alone else None,
+                store=HashStore() if alone else self._open_store(env),
             )
+
+    def _open_store(self, env: Mapping[str, str]) -> TCPStore:
+        """The store of the group, which rank 0 starts."""
+        host, port = env["MASTER_ADDR"], int(env["MASTER_PORT"])
+        if self.rank > 0:
+            return connect_store(host, port, size=self.size, timeout=self.timeout)
+        return TCPStore(
+            host, port, self.size, is_master=True, timeout=self.timeout, multi_tenant=True
+        )
 
     @property
     def is_rank_zero(self) -> bool:
@@ -194,19 +207,34 @@ class World:
             leave()
 
 
-def wait_for_store(host: str, port: int, timeout: timedelta) -> None:
-    """Wait until rank 0 listens, at most `timeout`. torch would wait too, but cannot be interrupted
-    in it when rank 0 is lost before.
+def connect_store(host: str, port: int, *, size: int, timeout: timedelta) -> TCPStore:
+    """Connect to the store that rank 0 starts, and wait for it at most `timeout`. torch would wait
+    too, but cannot be interrupted in it when rank 0 is lost before, or while it connects.
+
+    Args:
+        host: Host name or address of rank 0.
+        port: Port of its store.
+        size: Number of ranks.
+        timeout: That of the store afterwards, too.
 
     Raises:
         PeersLostError: If the agent asks this rank to leave the group.
+        DistError: If the store cannot be reached within the timeout.
     """
     deadline = time.monotonic() + timeout.total_seconds()
     pause = _FIRST_RETRY_SECONDS
-    while time.monotonic() < deadline:
+    while True:
         group_abort.raise_if_aborted()
-        with suppress(OSError), socket.create_connection((host, port), timeout=1):
-            return
+        try:
+            socket.create_connection((host, port), timeout=1).close()
+            store = TCPStore(host, port, size, is_master=False, timeout=_CONNECT_TIMEOUT)
+        except (OSError, dist.DistError) as error:
+            if time.monotonic() > deadline:
+                text = f"rank 0 cannot be reached at {host}:{port}: {error}"
+                raise dist.DistNetworkError(text) from error
+        else:
+            store.set_timeout(timeout)
+            return store
         time.sleep(pause)
         pause = min(2 * pause, _RETRY_SECONDS)
 

@@ -136,8 +136,12 @@ def _list_jobs(place: Place) -> list[str]:
 
     if not kubeconfig.is_there(place.kubeconfig):
         return []
-    listed = place.connect().list("v1", "ConfigMap", selector=JOB_LABEL, metadata_only=True)
-    return [str(each["metadata"]["labels"][JOB_LABEL]) for each in listed]
+    from kdist.cluster import list_resources
+
+    connection = place.connect()
+    listed = connection.list("v1", "ConfigMap", selector=JOB_LABEL, metadata_only=True)
+    names = [str(each["metadata"]["labels"][JOB_LABEL]) for each in listed]
+    return [*names, *_names(list_resources(connection))]
 
 
 def _names(documents: Iterable[Any]) -> list[str]:

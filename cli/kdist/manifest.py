@@ -18,6 +18,14 @@ a copy under another name does not count as the job's.
 JOB_LABEL: Final = "kdist.dev/job"
 """Label with the job's name on every object of a job, and on its pods."""
 
+TRAINING_JOB: Final = ("kdist.dev/v1alpha1", "TrainingJob")
+"""API version and kind of a job as a resource of the cluster, which the controller acts on."""
+
+CODE_LABEL: Final = "kdist.dev/code-of"
+"""Label with the job's name on a ConfigMap with the files of its code, where a TrainingJob names
+the ConfigMap. It is none of the objects that the controller creates.
+"""
+
 RECLAIM_POLICY: Final = "kdist.dev/reclaim-policy"
 """Annotation of a claim that kdist created for checkpoints: `Delete` if it goes with the job."""
 

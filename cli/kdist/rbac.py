@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from kdist import backends
 from kdist.errors import Code, KdistError
-from kdist.manifest import Manifest
+from kdist.manifest import TRAINING_JOB, Manifest
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
@@ -100,6 +100,20 @@ NEEDS: tuple[Need, ...] = (
         "view",
         (*_PODS, *_on(_READ, "v1", "ConfigMap", "Event")),
         _READ,
+    ),
+    Need(
+        "get, status, wait, why of TrainingJobs",
+        "view",
+        _on(_READ, *TRAINING_JOB),
+        "",
+        "what only the TrainingJob says is not shown, such as why it is not accepted",
+    ),
+    Need(
+        "apply, diff, suspend, resume, scale, restart, delete of TrainingJobs",
+        "edit",
+        _on(f"get {_WRITE}", *TRAINING_JOB),
+        "",
+        "jobs are applied as by `--direct`",
     ),
     Need("logs", "view", _on("get", "v1", "Pod", part="log")),
     Need(
@@ -319,14 +333,19 @@ def rules(role: Literal["view", "edit"], *, workloads: bool) -> list[dict[str, l
     """RBAC rules of a role of the chart, on workloads or on everything else. `edit` contains only
     what `view` lacks.
     """
-    held = {
+    every = {
+        each
+        for need in NEEDS
+        for each in _rights(need, workloads=workloads)
+        if (each.api_version, each.kind) != TRAINING_JOB  # the chart adds them, with the resource
+    }
+    reading = {
         each
         for need in NEEDS
         for each in _rights(need, workloads=workloads)
         if _role(need, each) == "view"
     }
-    if role == "edit":
-        held = {each for need in NEEDS for each in _rights(need, workloads=workloads)} - held
+    held = every & reading if role == "view" else every - reading
     return to_rules(held)
 
 
@@ -357,19 +376,6 @@ def _role(need: Need, right: Right) -> str:
     )
 
 
-def chart_templates() -> str:
-    """Text of the chart's `_rules.tpl`: named lists of rules, without and with the workloads."""
-    parts = [
-        "{{/* Made from the table of rights in cli/kdist/rbac.py: python -m "
-        "tests.charts.rights_files */}}\n"
-    ]
-    for role in ("view", "edit"):
-        for name in ("objects", "workloads"):
-            found = rules(role, workloads=name == "workloads")
-            parts.append(define_rules(f"{role}.{name}", found))
-    return "".join(parts)
-
-
 def define_rules(name: str, found: Iterable[dict[str, list[str]]]) -> str:
     """Text of a named list of rules."""
     lines = [f'{{{{- define "kdist.rules.{name}" -}}}}\n']
@@ -377,24 +383,3 @@ def define_rules(name: str, found: Iterable[dict[str, list[str]]]) -> str:
         texts = [f"  {key}: [{', '.join(values) or _CORE}]\n" for key, values in rule.items()]
         lines.append("-" + "".join(texts)[1:])
     return "".join([*lines, "{{- end }}\n"])
-
-
-def table() -> str:
-    """The table of rights as Markdown."""
-    rows = [
-        "| commands | verbs and resources | on the workload | without it | role |",
-        "|---|---|---|---|---|",
-    ]
-    for need in NEEDS:
-        verbs: dict[str, list[str]] = {}
-        for right in need.rights:
-            verbs.setdefault(str(right).partition(" ")[2], []).append(right.verb)
-        together: dict[str, list[str]] = {}
-        for resource, found in verbs.items():
-            together.setdefault(" ".join(found), []).append(resource)
-        rights = "; ".join(f"{found} {', '.join(names)}" for found, names in together.items())
-        rows.append(
-            f"| {need.commands} | {rights} | {need.workload or '-'} | "
-            f"{need.without or 'they cannot run'} | {need.role} |"
-        )
-    return "\n".join(rows)

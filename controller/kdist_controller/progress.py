@@ -124,8 +124,28 @@ def _build(observed: Observed, decision: Decision, *, settled: bool) -> dict[str
             wanted.append(_outdated(decision))
     else:
         found |= {"phase": Phase.PENDING.value, "message": wanted[0].message}
-    found["conditions"] = conditions.merge(before, wanted, now=observed.now)
+    merged = conditions.merge(before, wanted, now=observed.now)
+    signals = _signals({**found, "conditions": merged}, decision)
+    found["conditions"] = conditions.merge({"conditions": merged}, signals, now=observed.now)
     return found
+
+
+def _signals(status: Document, decision: Decision) -> Iterator[Condition]:
+    """The conditions by which kstatus, and so Flux, judges objects of any kind: present once they
+    have been true.
+    """
+    busy = decision.refused is None and decision.stage is not Stage.STEADY
+    stalled = {"reason": "NotStalled", "message": ""}
+    for kind, state in (("Accepted", "False"), ("Failed", "True")):
+        if (found := conditions.find(status, kind)).get("status") == state:
+            stalled = dict(found)
+    stuck = stalled["reason"] != "NotStalled"
+    for signal in (
+        Condition("Reconciling", busy, decision.stage.value if busy else "Reconciled", ""),
+        Condition("Stalled", stuck, stalled["reason"], stalled["message"]),
+    ):
+        if signal.status or conditions.find(status, signal.type):
+            yield signal
 
 
 def _has_left(observed: Observed, decision: Decision) -> bool:

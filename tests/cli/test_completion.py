@@ -40,10 +40,12 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def answer(asked: Asked) -> Reply:
-    """A cluster with the job `gpt` and two namespaces."""
+    """A cluster with the job `gpt`, the TrainingJob `bare` without objects and two namespaces."""
     named = {"name": "gpt-config", "labels": {"kdist.dev/job": "gpt"}}
     if asked.path.endswith("/configmaps"):
         return Reply(document={"items": [{"metadata": named}]})
+    if asked.path.endswith("/trainingjobs"):
+        return Reply(document={"items": [{"metadata": {"name": "bare"}}]})
     return Reply(document={"items": [{"metadata": {"name": each}} for each in ("ml", "default")]})
 
 
@@ -76,9 +78,9 @@ def ask(line: str, shell: str = "bash", *, kind: str = "plain") -> list[str]:
 def test_names_come_from_the_cluster_and_from_this_machine(home: Path) -> None:
     with closing(Api(answer)) as api:
         write_kubeconfig(home / "config", api.url)
-        assert ask("kdist status ") == ["digits", "gpt"]
-        assert ask("kdist logs -n ml ") == ["gpt"], "a namespace excludes this machine"
-        assert api.asked[-1].path == "/api/v1/namespaces/ml/configmaps"
+        assert ask("kdist status ") == ["bare", "digits", "gpt"]
+        assert ask("kdist logs -n ml ") == ["bare", "gpt"], "a namespace excludes this machine"
+        assert "/api/v1/namespaces/ml/configmaps" in [each.path for each in api.asked]
         assert ask("kdist get d") == ["digits"]
         assert ask("kdist get -n m") == ["ml"]
 

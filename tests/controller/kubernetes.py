@@ -65,6 +65,10 @@ class Kubernetes:
     def __call__(self, asked: Asked) -> Reply:
         if asked.path in ("/api", "/apis"):
             return Reply(document=self._discover(asked.path))
+        if asked.path.count("/") == 3 and asked.path.startswith("/apis/"):
+            return self._discover_version(asked.path.removeprefix("/apis/"))
+        if asked.path.endswith("selfsubjectrulesreviews"):
+            return Reply(201, {"status": {"resourceRules": []}})
         if asked.path.endswith("selfsubjectaccessreviews"):
             return Reply(201, {"status": {"allowed": True}})
         place, subresource = _locate(asked.path)
@@ -96,6 +100,14 @@ class Kubernetes:
                 for group, versions in groups.items()
             ]
         }
+
+    def _discover_version(self, api_version: str) -> Reply:
+        found = [
+            (many, kind) for (version, many), kind in self._kinds.items() if version == api_version
+        ]
+        if not found:
+            return refusal(404, "the server could not find the requested resource", "NotFound")
+        return Reply(document={"resources": [{"name": many, "kind": kind} for many, kind in found]})
 
     def _read(self, place: _Place, asked: Asked) -> Reply:
         with self._changed:
@@ -130,6 +142,8 @@ class Kubernetes:
     def _write(self, place: _Place, subresource: str, asked: Asked) -> Reply:
         if asked.method == "POST":
             where = place._replace(name=asked.body["metadata"]["name"])
+            if "dryRun" in asked.query:
+                return Reply(201, asked.body)
             if where in self.objects:
                 return refusal(409, f'"{where.name}" already exists', "AlreadyExists")
             return Reply(201, self._store(where, copy.deepcopy(asked.body)))
@@ -140,6 +154,8 @@ class Kubernetes:
         if asked.method == "DELETE":
             if found is None:
                 return _missing(place)
+            if asked.body.get("dryRun"):
+                return Reply(document={})
             self.delete(place)
             return Reply(document={})
         if "apply-patch" in asked.headers.get("content-type", ""):
@@ -147,6 +163,8 @@ class Kubernetes:
         if found is None:
             return _missing(place)
         body = asked.body if not subresource else {subresource: asked.body.get(subresource)}
+        if "dryRun" in asked.query:
+            return Reply(document=_merge(found, body))
         return Reply(document=self._store(place, _merge(found, body)))
 
     def _apply(self, place: _Place, asked: Asked, found: Document | None) -> Reply:
@@ -155,8 +173,10 @@ class Kubernetes:
         for key in ("resourceVersion", "uid"):
             body["metadata"].pop(key, None)
         before = self._applied.get((place, manager), {})
-        self._applied[place, manager] = body
         kept = _without(found or {}, before, body)
+        if "dryRun" in asked.query:
+            return Reply(200 if found else 201, _merge(kept, body))
+        self._applied[place, manager] = body
         return Reply(200 if found else 201, self._store(place, _merge(kept, body)))
 
     def _store(self, place: _Place, document: Document) -> Document:

@@ -330,3 +330,19 @@ def test_labels_of_gitops_tools_stay_with_the_trainingjob(
     found = read(kubernetes, "Job")["metadata"]
     assert found["labels"]["team"] == "vision"
     assert not {*labels, *annotations} - {"team"} & {*found["labels"], *found["annotations"]}
+
+
+def test_tools_that_know_no_trainingjobs_see_what_is_under_way_and_what_is_stuck(
+    kubernetes: Kubernetes, stepper: Stepper, job: JobOf
+) -> None:
+    kubernetes.put("TrainingJob", job())
+    stepper.settle()
+    assert condition(kubernetes, "Stalled") == ("", "")
+    assert condition(kubernetes, "Reconciling")[0] in ("", "False")
+    change(kubernetes, nodes={"min": 5, "max": 2})
+    stepper.settle()
+    stalled, why = condition(kubernetes, "Stalled")
+    assert (stalled, why) == ("True", condition(kubernetes, "Accepted")[1])
+    change(kubernetes, nodes={"min": 1, "max": 2})
+    stepper.settle()
+    assert condition(kubernetes, "Stalled")[0] == "False"

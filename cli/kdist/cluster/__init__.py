@@ -13,6 +13,7 @@ from kdist.cluster.applied import Applied, normalize
 from kdist.cluster.client import Cluster, connect
 from kdist.cluster.ownership import ForeignError, check_owner, describe_owner
 from kdist.cluster.streams import ExecSession
+from kdist.cluster.training_jobs import find_resource, list_resources
 from kdist.cluster.transport import deadline
 
 __all__ = [
@@ -27,5 +28,7 @@ __all__ = [
     "connect",
     "deadline",
     "describe_owner",
+    "find_resource",
+    "list_resources",
     "normalize",
 ]

@@ -216,6 +216,10 @@ class Cluster(Objects):
         """Every (API version, kind) that the cluster serves."""
         return resources.kinds(self._transport)
 
+    def serves(self, api_version: str, kind: str) -> bool:
+        """Whether the cluster serves a kind; costs less than `kinds`."""
+        return resources.is_served(self._transport, api_version, kind)
+
     def version(self) -> dict[str, Any]:
         """The server's own words on its version: `gitVersion`, `major`, `minor`, …"""
         return self._transport.send(ApiRequest("GET", "/version", "get /version")).document()

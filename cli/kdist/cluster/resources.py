@@ -112,6 +112,13 @@ def kinds(transport: Transport) -> set[tuple[str, str]]:
     return found
 
 
+def is_served(transport: Transport, api_version: str, kind: str) -> bool:
+    """Whether there is this kind, by one request for its group's version."""
+    root = "/apis" if "/" in api_version else "/api"
+    listed = _list_resources(transport, f"{root}/{api_version}")
+    return any(each.get("kind") == kind for each in listed)
+
+
 def _list_resources(transport: Transport, path: str) -> list[dict[str, Any]]:
     """What a group serves; nothing of one whose own server (metrics-server, say) is away, which is
     no matter to any other.

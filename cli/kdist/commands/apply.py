@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,11 +10,11 @@ import click
 
 from kdist import console
 from kdist.commands import options, targets
-from kdist.errors import Code, UsageError
+from kdist.errors import Code, KdistError, UsageError
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
-    from kdist.deploy import ApplyResult, Plan
+    from kdist.deploy import ApplyResult, Plan, ResourcePlan
     from kdist.spec import TrainingJob
 
 
@@ -40,6 +40,11 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Take over checkpoints locked by another run.",
 )
+@click.option(
+    "--direct",
+    is_flag=True,
+    help="Apply the job's objects themselves, not a TrainingJob for kdist's controller.",
+)
 @click.option("--error-unchanged", is_flag=True, help="Exit with 3 if nothing changed.")
 @options.output_option("table", "name", "json", "yaml")
 def command(
@@ -47,9 +52,11 @@ def command(
 ) -> int:
     r"""Apply jobs to a cluster.
 
-    Objects are sent by server-side apply, so applying a job again is idempotent. Objects that the
-    job no longer needs are pruned, but never a volume claim. The training continues when this
-    command ends.
+    Where the cluster serves TrainingJobs and you may create one, a TrainingJob is sent, and kdist's
+    controller creates the job's objects; elsewhere, and with --direct, the objects are sent
+    themselves. --dry-run=client prints the objects in both cases, and contacts no cluster. All is
+    sent by server-side apply, so applying a job again is idempotent. Objects that the job no longer
+    needs are pruned, but never a volume claim. The training continues when this command ends.
 
     \b
     Examples:
@@ -71,7 +78,10 @@ def command(
         raise UsageError("--follow takes a single job", hint="--wait takes several")
     if dry_run == "client":
         return _show(jobs, output=output)
+    from kdist import deploy
+
     sent: list[ApplyResult] = []
+    changed: list[tuple[Cluster, ResourcePlan, dict[str, Any]]] = []
     pruned = 0
     applied_jobs: list[tuple[Cluster, str]] = []
     for job, base in jobs:
@@ -84,10 +94,13 @@ def command(
         )
         sent += just_sent
         pruned += _prune(cluster, plan, output=output, dry_run=dry_run == "server")
+        if dry_run == "none" and isinstance(plan, deploy.ResourcePlan):
+            changed.append((cluster, plan, just_sent[-1].applied.document))
         if output == "name":
             console.result(f"job/{job.metadata.name}")
     if output in ("json", "yaml"):
         console.documents([each.applied.document for each in sent], output=output)
+    _await_answers(changed)
     if flags["follow"]:
         return _follow(click.get_current_context(), *applied_jobs[0], timeout=flags["timeout"])
     if flags["wait"]:
@@ -110,11 +123,19 @@ def _send(
     dry_run: bool,
     force_conflicts: bool,
     take_over: bool,
+    direct: bool,
     **_: Any,
-) -> tuple[Plan, list[ApplyResult]]:
+) -> tuple[Plan | ResourcePlan, list[ApplyResult]]:
     from kdist import deploy
 
-    plan = deploy.make_plan(cluster, job, base=base, take_over=take_over)
+    plan: Plan | ResourcePlan
+    if deploy.is_chosen(cluster, job.metadata.name, direct=direct):
+        _check_take_over(job, take_over=take_over)
+        plan = deploy.plan_resource(cluster, job, base=base)
+        results = deploy.send_resource(cluster, plan, dry_run=dry_run, force=force_conflicts)
+    else:
+        plan = deploy.make_plan(cluster, job, base=base, take_over=take_over)
+        results = deploy.send(cluster, plan, dry_run=dry_run, force=force_conflicts)
     for text in plan.warnings:
         console.warning(text)
     note = " (server dry run)" if dry_run else ""
@@ -122,33 +143,82 @@ def _send(
         f"context {cluster.context}, namespace {cluster.namespace}: {job.metadata.name} "
         f"as {_describe(plan)}"
     )
-    sent = []
-    shown_warnings: set[str] = set()
-    for each in deploy.send(cluster, plan, dry_run=dry_run, force=force_conflicts):
-        sent.append(each)
-        if output == "table":
-            console.result(f"{each.manifest.title} {each.applied.verb}{note}")
-        for text in each.applied.warnings:
-            if text not in shown_warnings:
-                console.warning(text)
-        shown_warnings.update(each.applied.warnings)
-    if plan.exists and not dry_run and any(each.applied.verb == "configured" for each in sent):
-        name, restart = (
-            job.metadata.name,
-            f"kdist restart {job.metadata.name} -n {cluster.namespace}",
-        )
+    sent = list(_tell(results, note if output == "table" else None))
+    configured = any(each.applied.verb == "configured" for each in sent)
+    if isinstance(plan, deploy.Plan) and plan.exists and configured and not dry_run:
+        name = job.metadata.name
         console.message(
-            f"nodes change at once; other changes reach the pods of {name} with `{restart}`"
+            f"nodes change at once; other changes reach the pods of {name} with "
+            f"`kdist restart {name} -n {cluster.namespace}`"
         )
     return plan, sent
 
 
-def _prune(cluster: Cluster, plan: Plan, *, output: str, dry_run: bool) -> int:
+def _tell(results: Iterable[ApplyResult], note: str | None) -> Iterator[ApplyResult]:
+    """Print each result with this note, unless it is None, and each warning once."""
+    shown: set[str] = set()
+    for each in results:
+        if note is not None:
+            console.result(f"{each.manifest.title} {each.applied.verb}{note}")
+        for text in each.applied.warnings:
+            if text not in shown:
+                console.warning(text)
+        shown.update(each.applied.warnings)
+        yield each
+
+
+def _check_take_over(job: TrainingJob, *, take_over: bool) -> None:
+    """Raise `UsageError` for --take-over with a TrainingJob, which has no such field."""
+    if take_over:
+        raise UsageError(
+            f"--take-over is not for TrainingJobs, and {job.metadata.name} would be one",
+            hint="the annotation kdist.dev/run: NAME in metadata.annotations continues the run "
+            "that has locked the checkpoints; --direct applies the job's objects themselves",
+        )
+
+
+def _await_answers(
+    changed: Iterable[tuple[Cluster, ResourcePlan, dict[str, Any]]],
+) -> None:
+    """Wait until the controller has acted on the TrainingJobs, and say what it leaves for later.
+    They are applied in any case: if it does not act within seconds, a warning says so.
+
+    Raises:
+        KdistError: it does not accept one.
+    """
+    import time
+
+    from kdist.jobs import resource
+
+    end = time.monotonic() + resource.ANSWER_SECONDS
+    for cluster, plan, document in changed:
+        left = max(0.0, end - time.monotonic())
+        try:
+            state = resource.wait_for_answer(cluster, document, timeout=left)
+        except KdistError as error:
+            if error.code is not Code.TIMEOUT:
+                raise
+            console.warning(f"{error.message}; {error.hint}")
+            console.message(f"Next: {error.next_command}")
+            continue
+        name, place = plan.job.metadata.name, f"-n {cluster.namespace}"
+        if state.outdated:
+            console.message(f"{name}: {state.outdated}: `kdist restart {name} {place}`")
+        if state.suspended and not plan.job.spec.suspend:
+            console.warning(f"{name} stays suspended: `kdist resume {name} {place}` starts it")
+
+
+def _prune(cluster: Cluster, plan: Plan | ResourcePlan, *, output: str, dry_run: bool) -> int:
     """Delete the objects that the job no longer needs; returns how many."""
     from kdist import deploy
 
     count = 0
-    for each in deploy.prune(cluster, plan, dry_run=dry_run):
+    pruned = (
+        deploy.prune(cluster, plan, dry_run=dry_run)
+        if isinstance(plan, deploy.Plan)
+        else deploy.prune_code(cluster, plan, dry_run=dry_run)
+    )
+    for each in pruned:
         count += 1
         if output == "table":
             console.result(f"{each.title} pruned{' (server dry run)' if dry_run else ''}")
@@ -182,7 +252,11 @@ def _wait(applied_jobs: Iterable[tuple[Cluster, str]], timeout: float | None) ->
             console.message(jobs.describe_status(done))
 
 
-def _describe(plan: Plan) -> str:
+def _describe(plan: Plan | ResourcePlan) -> str:
+    from kdist import deploy
+
+    if isinstance(plan, deploy.ResourcePlan):
+        return "TrainingJob"
     placement = plan.placement
     return f"backend {placement.backend}, rendezvous {placement.rendezvous}, run {placement.run_id}"
 

@@ -34,6 +34,11 @@ _COLORS = {"+": "green", "-": "red", "@": "cyan"}
     is_flag=True,
     help="Include the fields that `kdist apply --force-conflicts` would take over.",
 )
+@click.option(
+    "--direct",
+    is_flag=True,
+    help="Compare the job's objects themselves, as `kdist apply --direct` sends them.",
+)
 def command(
     files: tuple[str, ...],
     *,
@@ -41,6 +46,7 @@ def command(
     sets: tuple[str, ...],
     backend: str | None,
     force_conflicts: bool,
+    direct: bool,
     **cluster_options: Any,
 ) -> int:
     r"""Show what applying jobs would change.
@@ -65,9 +71,12 @@ def command(
     try:
         for job, base in targets.read_jobs([*files, *more], sets, backend=backend):
             cluster = targets.connect(**cluster_options, job=job.metadata.namespace)
-            found += deploy.compare(
-                cluster, deploy.make_plan(cluster, job, base=base), force=force_conflicts
-            )
+            if deploy.is_chosen(cluster, job.metadata.name, direct=direct):
+                resource = deploy.plan_resource(cluster, job, base=base)
+                found += deploy.compare_resource(cluster, resource, force=force_conflicts)
+            else:
+                plan = deploy.make_plan(cluster, job, base=base)
+                found += deploy.compare(cluster, plan, force=force_conflicts)
     except KdistError as error:
         if error.code == Code.ERROR:  # here 1 means that there are changes
             error.code = Code.USAGE

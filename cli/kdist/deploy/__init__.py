@@ -3,8 +3,9 @@
 Read `plan` first: it chooses workload kind, rendezvous and run, and renders the objects. `apply`
 sends them by server-side apply, after a dry run and the checks of `admission`, and computes diffs.
 `delete` removes a job, or the objects that a new version no longer has; `dependents` sets the owner
-references, by which objects are deleted with their workload. Rendering itself is in `kdist.render`,
-and everything about a running job in `kdist.jobs`.
+references, by which objects are deleted with their workload. `resource` sends a job as a
+TrainingJob instead, where kdist's controller creates the objects. Rendering itself is in
+`kdist.render`, and everything about a running job in `kdist.jobs`.
 """
 
 from kdist.deploy.apply import (
@@ -19,20 +20,34 @@ from kdist.deploy.apply import (
 from kdist.deploy.delete import find_objects, prune, remove
 from kdist.deploy.dependents import drop_owner
 from kdist.deploy.plan import Plan, make_plan, read_code
+from kdist.deploy.resource import (
+    ResourcePlan,
+    compare_resource,
+    is_chosen,
+    plan_resource,
+    prune_code,
+    send_resource,
+)
 
 __all__ = [
     "ApplyResult",
     "Difference",
     "Plan",
+    "ResourcePlan",
     "compare",
+    "compare_resource",
     "drop_owner",
     "find_objects",
     "find_result",
     "forget_end",
+    "is_chosen",
     "keep_runtime",
     "make_plan",
+    "plan_resource",
     "prune",
+    "prune_code",
     "read_code",
     "remove",
     "send",
+    "send_resource",
 ]

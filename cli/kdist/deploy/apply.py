@@ -85,7 +85,7 @@ def send(
             )
     except KdistError as error:
         if created:
-            raise _undo(cluster, created, error) from error
+            raise undo(cluster, created, error) from error
         raise
 
 
@@ -98,7 +98,7 @@ def _dry_run(cluster: Cluster, plan: Plan, *, force: bool) -> Iterator[ApplyResu
     check_pod_admission(cluster, plan, tuple(warnings))
 
 
-def _undo(cluster: Cluster, created: Iterable[ApplyResult], error: KdistError) -> KdistError:
+def undo(cluster: Cluster, created: Iterable[ApplyResult], error: KdistError) -> KdistError:
     """Delete the objects that were created before the error, in reverse order; returns the error
     extended by what was deleted.
     """
@@ -318,9 +318,17 @@ def compare(cluster: Cluster, plan: Plan, *, force: bool = False) -> Iterator[Di
     """
     from kdist.cluster import normalize
 
-    for manifest, applied in send(cluster, plan, dry_run=True, force=force):
-        if applied.verb != "unchanged":
-            before = None if applied.before is None else normalize(applied.before)
-            yield Difference(manifest, before, normalize(applied.document))
+    for each in send(cluster, plan, dry_run=True, force=force):
+        yield from find_difference(each)
     for manifest in find_leftovers(cluster, plan):
         yield Difference(manifest, normalize(manifest.document), None)
+
+
+def find_difference(result: ApplyResult) -> Iterator[Difference]:
+    """The difference that an object's dry run shows, if there is one."""
+    from kdist.cluster import normalize
+
+    manifest, applied = result
+    if applied.verb != "unchanged":
+        before = None if applied.before is None else normalize(applied.before)
+        yield Difference(manifest, before, normalize(applied.document))

@@ -60,14 +60,12 @@ def find_leftovers(cluster: Cluster, plan: Plan) -> list[Manifest]:
     ]
     if not left:
         return []
-    pods = [
-        pod for pod in cluster.list("v1", "Pod", selector=job_selector(name)) if _is_active(pod)
-    ]
+    pods = [pod for pod in cluster.list("v1", "Pod", selector=job_selector(name)) if is_active(pod)]
     sent = json.dumps([each.document for each in plan.manifests])
     unused = [
         each
         for each in left
-        if not (each.kind == "ConfigMap" and f'"{each.name}"' in sent) and not _is_used(pods, each)
+        if not (each.kind == "ConfigMap" and f'"{each.name}"' in sent) and not is_used(pods, each)
     ]
     return sort(unused)[::-1]
 
@@ -102,11 +100,12 @@ def _is_ours(document: dict[str, Any], name: str) -> bool:
     return find_owner(document) == name and not find_others(document, name)
 
 
-def _is_active(pod: dict[str, Any]) -> bool:
+def is_active(pod: dict[str, Any]) -> bool:
+    """Whether the pod has not ended."""
     return (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed")
 
 
-def _is_used(pods: Sequence[dict[str, Any]], manifest: Manifest) -> bool:
+def is_used(pods: Sequence[dict[str, Any]], manifest: Manifest) -> bool:
     """Whether one of the pods uses the object."""
     if manifest.kind in _NOT_USED_BY_PODS:
         return False

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,15 @@ from kdist.load import resolve_path
 from kdist.manifest import Manifest
 from kdist.rbac import Right
 from kdist.spec import RUN, TrainingJob
-from kdist.status import ASKED, BACKEND, NAMESPACE_VARIABLE, RENDEZVOUS, RUN_ID, WorkloadState
+from kdist.status import (
+    ASKED,
+    BACKEND,
+    NAMESPACE_VARIABLE,
+    RENDEZVOUS,
+    RUN_ID,
+    WorkloadState,
+    find_owning_resource,
+)
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
@@ -120,9 +128,11 @@ def make_plan(
         update={"metadata": job.metadata.model_copy(update={"namespace": cluster.namespace})}
     )
     config_map = find_config_map(cluster, job.metadata.name)
+    if find_owning_resource(config_map) is not None:
+        raise refuse_direct(cluster, job.metadata.name)
     decided = _annotations(config_map)
-    _check_kind(cluster, job, decided.get(BACKEND, ""))
-    backend = _choose_backend(cluster, job, decided)
+    check_kind(cluster, job, decided.get(BACKEND, ""))
+    backend = choose_backend(cluster, job, decided)
     workload = None if config_map is None else _find_workload(cluster, backend, job.metadata.name)
     state = None if workload is None else backends.get(backend).read(workload)
     if config_map is not None and workload is not None:
@@ -170,6 +180,18 @@ def _plan_alone(job: TrainingJob, *, take_over: bool, code: dict[str, bytes] | N
         code=code,
     )
     return Plan(job, placement, render.render(job, placement), render.warn(job, placement))
+
+
+def refuse_direct(cluster: Cluster, name: str) -> KdistError:
+    """The error of a job that is a TrainingJob, and was to be applied without one."""
+    return KdistError(
+        f"{name} in namespace {cluster.namespace} is a TrainingJob: kdist's controller creates its "
+        "objects",
+        hint=f"without --direct the TrainingJob is applied; or `kdist delete {name} "
+        f"-n {cluster.namespace}` keeps the checkpoints, and `kdist apply --direct` continues from "
+        "them",
+        next_command=f"kdist status {name} -n {cluster.namespace}",
+    )
 
 
 def _choose_run(cluster: Cluster, job: TrainingJob, decided: dict[str, str]) -> str:
@@ -231,7 +253,7 @@ def _check_suspend(job: TrainingJob) -> None:
 
 def _check_restart(job: TrainingJob, config_map: dict[str, Any]) -> None:
     """Raise `KdistError` if the job asks for a restart by a changed `restartedAt`, which only the
-    operator acts on.
+    controller acts on.
     """
     try:
         before = json.loads(config_map["data"]["job.json"])["spec"].get("restartedAt")
@@ -240,7 +262,7 @@ def _check_restart(job: TrainingJob, config_map: dict[str, Any]) -> None:
     if job.spec.restarted_at not in (None, before):
         name = job.metadata.name
         raise KdistError(
-            f"spec.restartedAt of {name} has changed, but only kdist's operator restarts a job "
+            f"spec.restartedAt of {name} has changed, but only kdist's controller restarts a job "
             "for that",
             hint="apply it with --set spec.restartedAt=null, and restart it by command",
             next_command=f"kdist restart {name} -n {job.metadata.namespace}",
@@ -280,7 +302,8 @@ def _annotations(config_map: dict[str, Any] | None) -> dict[str, str]:
     return dict(((config_map or {}).get("metadata") or {}).get("annotations") or {})
 
 
-def _check_kind(cluster: Cluster, job: TrainingJob, decided: str) -> None:
+def check_kind(cluster: Cluster, job: TrainingJob, decided: str) -> None:
+    """Raise `KdistError` if the job asks for another workload kind than was decided for it."""
     if decided and job.spec.backend not in ("auto", decided):
         name, delete = job.metadata.name, f"kdist delete {job.metadata.name} -n {cluster.namespace}"
         raise KdistError(
@@ -293,7 +316,13 @@ def _check_kind(cluster: Cluster, job: TrainingJob, decided: str) -> None:
         )
 
 
-def _choose_backend(cluster: Cluster, job: TrainingJob, decided: dict[str, str]) -> str:
+def choose_backend(cluster: Cluster, job: TrainingJob, decided: Mapping[str, str]) -> str:
+    """The workload kind of the job: that of its file, of what was decided when it was first applied
+    (annotations of its ConfigMap), or what the cluster supports.
+
+    Raises:
+        KdistError: the cluster does not have it.
+    """
     if job.spec.backend != "auto":
         backend = backends.get(job.spec.backend)
         if not decided and (backend.api_version, backend.kind) not in cluster.kinds():

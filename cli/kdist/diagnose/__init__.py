@@ -3,8 +3,8 @@ Performs no I/O.
 
 Read `rule` first (the input and the result of a rule), then `ranking`: the rules in order, and the
 choice of the root cause. The rules are grouped by what they look at: `admission` (queues, rejected
-pods), `scheduling`, `container_start`, `failures` (exit records, crashes) and `runtime`. Fetching
-the snapshot that they work on belongs to `kdist.jobs`.
+pods), `resource` (the TrainingJob), `scheduling`, `container_start`, `failures` (exit records,
+crashes) and `runtime`. Fetching the snapshot that they work on belongs to `kdist.jobs`.
 """
 
 from kdist.diagnose.ranking import RULES, diagnose

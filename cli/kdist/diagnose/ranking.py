@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kdist.diagnose import admission, container_start, failures, runtime, scheduling
+from kdist.diagnose import admission, container_start, failures, resource, runtime, scheduling
 from kdist.diagnose.rule import Diagnosis, DiagnosticContext, Rule
 from kdist.status import Phase, Snapshot
 
 RULES: tuple[Rule, ...] = (
+    resource.find_refusal,
+    resource.find_absent_controller,
     runtime.find_success,
     runtime.find_suspended,
     runtime.find_gone,
@@ -37,6 +39,7 @@ RULES: tuple[Rule, ...] = (
     admission.find_idle_operator,
     runtime.find_no_answer,
     runtime.find_starting,
+    resource.find_outdated,
 )
 """From root causes to consequences."""
 

@@ -8,9 +8,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kdist import rbac
+from kdist.cluster import find_resource, list_resources
 from kdist.deploy import delete
 from kdist.deploy.dependents import CLAIM
-from kdist.manifest import JOB_LABEL, RECLAIM_POLICY, Manifest
+from kdist.errors import KdistError
+from kdist.jobs import resource
+from kdist.manifest import JOB_LABEL, RECLAIM_POLICY, TRAINING_JOB, Manifest
+from kdist.rbac import Right
 from kdist.status.documents import Document, integer, text
 
 if TYPE_CHECKING:
@@ -30,6 +35,7 @@ class Deletion:
         objects: the job's objects that are deleted.
         kept: the job's objects that stay: claims with its checkpoints.
         foreign: objects that bear the job's names or labels and belong to something else.
+        resource: the job's TrainingJob, with which the controller's objects go; None without one.
     """
 
     cluster: Cluster
@@ -37,6 +43,7 @@ class Deletion:
     objects: Sequence[Manifest]
     kept: Sequence[Manifest]
     foreign: Sequence[Manifest]
+    resource: Manifest | None = None
 
     @property
     def owns_pods(self) -> bool:
@@ -67,9 +74,51 @@ class Deletion:
         Raises:
             KdistError: rights are missing (FORBIDDEN), or pods do not end in time (TIMEOUT).
         """
+        if self.resource is not None:
+            return self._remove_resource(
+                self.resource, grace=grace, timeout=timeout, dry_run=dry_run
+            )
         return delete.remove(
             self.cluster, self.name, self.objects, grace=grace, dry_run=dry_run, wait=timeout
         )
+
+    def _remove_resource(
+        self, found: Manifest, *, grace: int | None, timeout: float | None, dry_run: bool
+    ) -> Iterator[Manifest]:
+        """Delete the TrainingJob, and claims after it, which the controller would create again.
+
+        The pods save and end before, because the garbage collector takes the rendezvous at once,
+        which saving needs. Without a controller nothing would end them.
+        """
+        others = [each for each in self.objects if each is not found]
+        if not dry_run:
+            wanted = [*rbac.to_delete(self.objects), Right("patch", *TRAINING_JOB, name=self.name)]
+            rbac.require(self.cluster, wanted)
+        waits = timeout is not None and not dry_run
+        if waits and delete.find_pods(self.cluster, self.name):
+            self._end_pods(grace, timeout or 0.0)
+        self.cluster.delete(*TRAINING_JOB, self.name, dry_run=dry_run)
+        yield found
+        if waits:
+            delete.wait_for_pods(self.cluster, self.name, timeout=timeout or 0.0)
+        for each in others:
+            self.cluster.remove(
+                each.api_version, each.kind, each.name, job=self.name, dry_run=dry_run
+            )
+            yield each
+
+    def _end_pods(self, grace: int | None, timeout: float) -> None:
+        """Suspend the job, and wait until its pods have ended, if a controller acts."""
+        spec = {"spec": {"suspend": True}}
+        changed = self.cluster.patch(*TRAINING_JOB, self.name, spec)
+        try:
+            resource.wait_for_answer(self.cluster, changed)
+        except KdistError:
+            return  # deleting it ends them all the same
+        if grace is not None:
+            for pod in delete.find_pods(self.cluster, self.name):
+                self.cluster.delete("v1", "Pod", pod["metadata"]["name"], grace=grace)
+        delete.wait_for_pods(self.cluster, self.name, timeout=timeout)
 
 
 def plan_deletion(cluster: Cluster, name: str, *, purge: bool = False) -> Deletion:
@@ -82,8 +131,14 @@ def plan_deletion(cluster: Cluster, name: str, *, purge: bool = False) -> Deleti
             `reclaimPolicy: Delete` always are.
     """
     objects, foreign = delete.find_objects(cluster, name)
+    document = find_resource(cluster, name)
+    found = None if document is None else Manifest(document)
+    if found is not None:
+        objects = [found, *objects]
     kept = [] if purge else [each for each in objects if each.kind == CLAIM and not _goes(each)]
-    return Deletion(cluster, name, [each for each in objects if each not in kept], kept, foreign)
+    return Deletion(
+        cluster, name, [each for each in objects if each not in kept], kept, foreign, found
+    )
 
 
 def _goes(claim: Manifest) -> bool:
@@ -96,7 +151,9 @@ def list_names(cluster: Cluster, selector: str = "") -> list[str]:
     wanted = ",".join(part for part in ("app.kubernetes.io/managed-by=kdist", selector) if part)
     found = cluster.list("v1", "ConfigMap", selector=wanted, metadata_only=True)
     labels = [each["metadata"].get("labels") or {} for each in found]
-    return list(dict.fromkeys(each[JOB_LABEL] for each in labels if JOB_LABEL in each))
+    names = [each[JOB_LABEL] for each in labels if JOB_LABEL in each]
+    resources = list_resources(cluster, selector=selector)
+    return list(dict.fromkeys([*names, *(str(each["metadata"]["name"]) for each in resources)]))
 
 
 def default_timeout(pods: Sequence[Document], grace: int | None = None) -> float:

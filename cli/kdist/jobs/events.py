@@ -22,6 +22,7 @@ _KINDS = (
     "TrainJob",
     "PyTorchJob",
     "StatefulSet",
+    "TrainingJob",
     "Workload",
     "ConfigMap",
     "PodDisruptionBudget",

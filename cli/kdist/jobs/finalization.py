@@ -26,6 +26,8 @@ def finalize(cluster: Cluster, snapshot: Snapshot) -> bool:
     from kdist.cluster import ApiError, ForeignError
 
     status = snapshot.status
+    if snapshot.resource is not None:
+        return False  # the controller does
     if snapshot.backend != _ENDLESS or not status.kept_alive or not status.phase.terminal:
         return False
     if not documents.integer(snapshot.workload, "spec", "replicas"):

@@ -13,13 +13,24 @@ from typing import Any
 
 from kdist import backends, deploy, render
 from kdist.backends import Backend, Placement, WorkloadState
-from kdist.cluster import Cluster, check_owner
+from kdist.cluster import Cluster, check_owner, find_resource
 from kdist.deploy.plan import find_config_map
 from kdist.errors import JobNotFoundError, KdistError, NotFoundError
-from kdist.manifest import Manifest
+from kdist.jobs.resource import refuse
+from kdist.manifest import TRAINING_JOB, Manifest
 from kdist.rbac import Right
 from kdist.spec import TrainingJob
-from kdist.status import ASKED, BACKEND, RENDEZVOUS, RUN_ID, Pod, read_pod
+from kdist.status import (
+    ASKED,
+    BACKEND,
+    RENDEZVOUS,
+    RUN_ID,
+    Pod,
+    documents,
+    find_owning_resource,
+    read_pod,
+    read_resource,
+)
 from kdist.status.documents import annotation
 
 Document = dict[str, Any]
@@ -54,7 +65,7 @@ class ClusterJob:
         """
         config_map = find_config_map(cluster, name)
         if config_map is None:
-            raise JobNotFoundError((name, cluster.namespace))
+            return cls._find_without_objects(cluster, name)
         backend = annotation(config_map, BACKEND)
         placement = Placement(
             backend=backend,
@@ -63,6 +74,42 @@ class ClusterJob:
         )
         job = render.read_job(config_map)
         return cls(cluster, config_map, job, backends.get(backend), placement)
+
+    @classmethod
+    def _find_without_objects(cls, cluster: Cluster, name: str) -> ClusterJob:
+        """The job of a TrainingJob whose objects do not exist."""
+        resource = find_resource(cluster, name)
+        if resource is None:
+            raise JobNotFoundError((name, cluster.namespace))
+        state = read_resource(resource)
+        if state.refusal:
+            raise refuse(cluster, name, state)
+        document = {
+            "apiVersion": resource["apiVersion"],
+            "kind": resource["kind"],
+            "metadata": {"name": name, "namespace": cluster.namespace},
+            "spec": resource.get("spec") or {},
+        }
+        job = _validate(document, name, "run").with_replicas()
+        status = documents.mapping(resource, "status")
+        backend = documents.text(status, "backend") or backends.choose(cluster.kinds(), job)
+        placement = Placement(
+            backend, backends.choose_rendezvous(job), documents.text(status, "runId")
+        )
+        return cls(cluster, {}, job, backends.get(backend), placement)
+
+    @property
+    def is_resource(self) -> bool:
+        """Whether the job is a TrainingJob, whose objects the controller creates and changes."""
+        return not self.config_map or find_owning_resource(self.config_map) is not None
+
+    def resource(self) -> Document:
+        """The TrainingJob. Raises `NotFoundError` if it does not exist."""
+        return self.cluster.get(*TRAINING_JOB, self.name)
+
+    def change_resource(self, spec: Mapping[str, Any], *, dry_run: bool = False) -> Document:
+        """Change fields of the TrainingJob's spec; returns the TrainingJob as it is then."""
+        return self.cluster.patch(*TRAINING_JOB, self.name, {"spec": dict(spec)}, dry_run=dry_run)
 
     @property
     def name(self) -> str:
@@ -93,8 +140,14 @@ class ClusterJob:
         return found
 
     def state(self) -> WorkloadState:
-        """State of the workload. Raises as `workload` does."""
-        return self.backend.read(self.workload())
+        """State of the workload, or of a TrainingJob that has none. Raises as `workload` does."""
+        try:
+            return self.backend.read(self.workload())
+        except NotFoundError:
+            if not self.is_resource:
+                raise
+            known = read_resource(self.resource())
+            return WorkloadState(suspended=known.suspended, finished=known.finished)
 
     def pods(self) -> list[Pod]:
         """The job's pods, in the order of their indices."""
@@ -104,8 +157,10 @@ class ClusterJob:
 
     def record_request(self, state: str | None, *, dry_run: bool = False) -> None:
         """Record in the ConfigMap which state the user requested: `suspended`, or None for
-        running.
+        running. For a TrainingJob the controller does.
         """
+        if self.is_resource:
+            return
         self.annotate({ASKED: state}, dry_run=dry_run)
 
     def annotate(self, annotations: Mapping[str, str | None], *, dry_run: bool = False) -> None:
@@ -122,6 +177,8 @@ class ClusterJob:
 
     def patch_rights(self) -> list[Right]:
         """Rights needed to change the workload and to record the requested state."""
+        if self.is_resource:
+            return [Right("patch", *TRAINING_JOB, name=self.name)]
         kinds = (("v1", "ConfigMap"), (self.backend.api_version, self.backend.kind))
         return [Right("patch", api_version, kind, name=self.name) for api_version, kind in kinds]
 
@@ -131,7 +188,7 @@ class ClusterJob:
         """
         document = self.job.to_document()
         document["spec"]["nodes"] = {**document["spec"]["nodes"], "min": least, "max": most}
-        return replace(self, job=_validate(document, self.name))
+        return replace(self, job=_validate(document, self.name, "have these nodes"))
 
     def without_code(self) -> ClusterJob:
         """A copy of the job without `spec.code`."""
@@ -139,7 +196,7 @@ class ClusterJob:
         return replace(self, job=self.job.model_copy(update={"spec": spec}))
 
 
-def _validate(document: Document, name: str) -> TrainingJob:
+def _validate(document: Document, name: str, verb: str) -> TrainingJob:
     from pydantic import ValidationError
 
     try:
@@ -148,7 +205,7 @@ def _validate(document: Document, name: str) -> TrainingJob:
         reasons = "; ".join(
             str(each["msg"]).removeprefix("Value error, ") for each in error.errors()[:3]
         )
-        raise KdistError(f"{name} cannot have these nodes: {reasons}") from error
+        raise KdistError(f"{name} cannot {verb}: {reasons}") from error
 
 
 def render_objects(target: ClusterJob, *, suspended: bool = False) -> list[Manifest]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import replace
+from datetime import UTC, datetime
 
 from kdist import deploy, rbac
 from kdist.errors import NotFoundError
-from kdist.jobs import checkpoints, job, suspend, wait
+from kdist.jobs import checkpoints, job, resource, suspend, wait
 from kdist.jobs.job import ClusterJob, Document
 from kdist.jobs.wait import Notify
 from kdist.manifest import Manifest
@@ -35,6 +36,8 @@ def restart(
     Raises:
         KdistError: pods or objects do not end in time (TIMEOUT).
     """
+    if target.is_resource:
+        return _restart_resource(target, fresh=fresh, wait=wait, timeout=timeout, notify=notify)
     workload = _workload(target)
     state = target.backend.read(workload) if workload else None
     recreate = (
@@ -67,6 +70,48 @@ def restart(
     if not wait:
         return f"{done}. Next: {target.command('status', '-w')}"
     return f"{done}{suspend.wait_until_running(target, timeout=timeout, notify=notify)}"
+
+
+def _restart_resource(
+    target: ClusterJob, *, fresh: bool, wait: bool, timeout: float | None, notify: Notify
+) -> str:
+    """Restart a TrainingJob: the controller does it once `restartedAt` has changed. To archive its
+    checkpoints, the job is suspended meanwhile.
+    """
+    rbac.require(target.cluster, [*target.patch_rights(), *(checkpoints.RIGHTS if fresh else ())])
+    moved = None
+    if fresh:
+        if not target.state().finished:
+            suspend.suspend(target, wait=True, timeout=timeout, notify=notify)
+        moved = checkpoints.run_tool(target, "aside", notify=notify).get("moved")
+    leaving = [pod for pod in target.pods() if not pod.over]
+    now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    changed = target.change_resource({"restartedAt": now, "suspend": False})
+    resource.wait_for_answer(target.cluster, changed)
+    done = f"{target.name} restarted" + (f"; its old checkpoints are in {moved}" if moved else "")
+    if not wait:
+        return f"{done}. Next: {target.command('status', '-w')}"
+    exits = suspend.wait_for_pods(target, leaving, timeout=timeout, notify=notify)
+    if exits.step is not None:
+        notify(f"saved after step {exits.step:,}")
+    target = _wait_for_objects(target, now, notify=notify)
+    return f"{done}{suspend.wait_until_running(target, timeout=timeout, notify=notify)}"
+
+
+def _wait_for_objects(target: ClusterJob, restarted_at: str, *, notify: Notify) -> ClusterJob:
+    """Wait until the controller has created the objects again; returns the job as it is then."""
+
+    def poll() -> ClusterJob | None:
+        found = ClusterJob.find(target.cluster, target.name)
+        return found if found.job.spec.restarted_at == restarted_at else None
+
+    return wait.wait_until(
+        poll,
+        timeout=_DELETE_TIMEOUT,
+        what=f"the controller to create the objects of {target.name} again",
+        notify=notify,
+        next_command=target.command("status"),
+    )
 
 
 def _require(

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 from kdist import rbac
 from kdist.agent_metrics import AgentSample
 from kdist.errors import KdistError, UsageError
-from kdist.jobs import agents, job, suspend, wait
+from kdist.jobs import agents, job, resource, suspend, wait
 from kdist.jobs.job import ClusterJob
 from kdist.jobs.wait import Notify
 from kdist.status import Pod, documents
@@ -74,8 +74,8 @@ def scale(
     before = target.job.spec.nodes
     if (before.min, before.max) == (least, most):
         return f"{target.name} has {describe_nodes(least, most)} already"
-    workload = target.workload()
-    state = target.backend.read(workload)
+    workload = {} if target.is_resource else target.workload()
+    state = target.state() if target.is_resource else target.backend.read(workload)
     if state.finished:
         raise KdistError(
             f"job {target.name} has finished ({state.finished})",
@@ -83,27 +83,61 @@ def scale(
         )
     _check_scalable(target)
     wanted = target.with_nodes(least, most)
-    manifests = job.keep_immutable(
-        wanted, job.render_objects(wanted, suspended=state.suspended), workload
-    )
-    job.apply_objects(wanted, manifests, dry_run=True)  # apply all or nothing
-    pods = [pod for pod in target.pods() if not pod.over]
+    if target.is_resource:
+        _resize_resource(wanted, dry_run=dry_run)
+    else:
+        _resize(wanted, workload, suspended=state.suspended, notify=notify, dry_run=dry_run)
     if dry_run:
         return f"{target.name} has {describe_nodes(least, most)} (server dry run)"
-    if any(pod.working for pod in pods):
-        rbac.require(target.cluster, rbac.on_pods("patch"))
-    job.apply_objects(wanted, [one for one in manifests if not job.is_workload(wanted, one)])
     if state.suspended:
-        job.apply_objects(wanted, [one for one in manifests if job.is_workload(wanted, one)])
         return f"{target.name} has {describe_nodes(least, most)}, once it is resumed"
-    _announce_bounds(wanted, pods, notify=notify)
-    job.apply_objects(wanted, [one for one in manifests if job.is_workload(wanted, one)])
     if most == before.max:
         return f"{target.name} has {describe_nodes(least, most)}"
     change = f"from {before.max} to {describe_nodes(least, most)}"
     if not wait:
         return f"{target.name} scales {change}. Next: {target.command('status', '-w')}"
     return f"{target.name} scaled {change}{_wait_for_size(wanted, before.max, timeout, notify)}"
+
+
+def _resize(
+    wanted: ClusterJob,
+    workload: Mapping[str, Any],
+    *,
+    suspended: bool,
+    notify: Notify,
+    dry_run: bool,
+) -> None:
+    """Apply the objects with their new size: the workload last."""
+    rendered = job.render_objects(wanted, suspended=suspended)
+    manifests = job.keep_immutable(wanted, rendered, workload)
+    job.apply_objects(wanted, manifests, dry_run=True)  # apply all or nothing
+    if dry_run:
+        return
+    pods = [pod for pod in wanted.pods() if not pod.over]
+    if any(pod.working for pod in pods):
+        rbac.require(wanted.cluster, rbac.on_pods("patch"))
+    job.apply_objects(wanted, [one for one in manifests if not job.is_workload(wanted, one)])
+    if not suspended:
+        _announce_bounds(wanted, pods, notify=notify)
+    job.apply_objects(wanted, [one for one in manifests if job.is_workload(wanted, one)])
+
+
+def _resize_resource(wanted: ClusterJob, *, dry_run: bool) -> None:
+    """Change a TrainingJob, and let the controller do the rest: `replicas`, as `kubectl scale`
+    does, where its `nodes` allow the new size, else `nodes`.
+    """
+    if not dry_run:
+        rbac.require(wanted.cluster, wanted.patch_rights())
+    least, most = wanted.job.spec.nodes.min, wanted.job.spec.nodes.max
+    found = documents.at(wanted.resource(), "spec", "nodes")
+    nodes = {"min": found, "max": found} if isinstance(found, int) else found or {}
+    low, high = documents.integer(nodes, "min"), documents.integer(nodes, "max")
+    spec: dict[str, Any] = {"nodes": {"min": least, "max": most}, "replicas": None}
+    if least == low and high is not None and most <= high:
+        spec = {"replicas": most if most < high else None}
+    changed = wanted.change_resource(spec, dry_run=dry_run)
+    if not dry_run:
+        resource.wait_for_answer(wanted.cluster, changed)
 
 
 def _check_scalable(target: ClusterJob) -> None:

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,8 +16,8 @@ from kdist.errors import JobNotFoundError, KdistError, NotFoundError
 from kdist.jobs.agents import Agents
 from kdist.jobs.events import Events, is_about
 from kdist.jobs.finalization import finalize
-from kdist.manifest import JOB_LABEL, job_selector
-from kdist.status import BACKEND, Pod, Snapshot, documents, read_pod
+from kdist.manifest import job_selector
+from kdist.status import BACKEND, Pod, Snapshot, documents, find_owning_resource, read_pod
 from kdist.status.documents import Document
 
 if TYPE_CHECKING:
@@ -56,25 +55,29 @@ def fetch_snapshot(
         JobNotFoundError: there is no such job.
         KdistError: the API server is unreachable (UNREACHABLE).
     """
+    from kdist.cluster import find_resource
+
     namespace = namespace or cluster.namespace
     agents = agents or Agents(cluster, namespace=namespace)
-    with _thread_pool() as pool:
+    with thread_pool() as pool:
         config_map_task = pool.submit(_find_config_map, cluster, name, namespace)
         pods_task = pool.submit(_list_pods, cluster, name, namespace)
         events_task = pool.submit(_list_events, cluster, namespace, events)
         config_map = config_map_task.result() or {}
-        backend = _find_backend(documents.annotation(config_map, BACKEND))
+        backend = find_backend(documents.annotation(config_map, BACKEND))
         workload_task = pool.submit(lambda: _find_workload(cluster, backend, name, namespace))
         pod_documents = pods_task.result()
         pods = [read_pod(document) for document in pod_documents]
         statuses = pool.submit(agents.poll, pods)
         nodes = pool.submit(_find_nodes, cluster, pods)
         claims = pool.submit(_find_claims, cluster, namespace, pod_documents, pods)
+        owned = not config_map or find_owning_resource(config_map) is not None
+        resource = find_resource(cluster, name, namespace) if owned else None
         workload = workload_task.result()
-        if workload is None and not config_map and not pod_documents:
+        if workload is None and not config_map and not pod_documents and resource is None:
             raise JobNotFoundError((name, namespace))
         admission = pool.submit(_find_admission, cluster, namespace, workload)
-        wanted = controllers and workload is not None and not pod_documents
+        wanted = controllers and not pod_documents and (workload or resource) is not None
         deployments = pool.submit(_find_deployments, cluster) if wanted else None
         state = backend.read(workload) if backend is not None and workload is not None else None
         return Snapshot(
@@ -91,6 +94,7 @@ def fetch_snapshot(
             admission.result(),
             agents.skipped,
             deployments.result() if deployments else (),
+            resource=resource,
         )
 
 
@@ -116,13 +120,13 @@ def _list_pods(cluster: Cluster, name: str, namespace: str) -> list[dict[str, An
 
 
 def _find_config_map(cluster: Cluster, name: str, namespace: str) -> dict[str, Any] | None:
-    return _or_none(lambda: cluster.get("v1", "ConfigMap", name, namespace))
+    return or_none(lambda: cluster.get("v1", "ConfigMap", name, namespace))
 
 
 def _list_events(cluster: Cluster, namespace: str, events: Events | None) -> list[dict[str, Any]]:
     if events is not None:
-        return _or_empty(events.read)
-    return _or_empty(lambda: cluster.list("v1", "Event", namespace=namespace))
+        return or_empty(events.read)
+    return or_empty(lambda: cluster.list("v1", "Event", namespace=namespace))
 
 
 def _select_events(
@@ -131,103 +135,8 @@ def _select_events(
     return tuple(event for event in events if is_about(event, name, pods, claims))
 
 
-def list_snapshots(
-    cluster: Cluster,
-    namespace: str | None = None,
-    *,
-    all_namespaces: bool = False,
-    selector: str = "",
-    known: dict[str, Document] | None = None,
-) -> list[Snapshot]:
-    """Fetch every job as it is now, without events, nodes and claims; one agent of each job is
-    polled. Raises as `fetch_snapshot` does.
-
-    Only the metadata of ConfigMaps are listed, because most hold code; the jobs' own are then
-    fetched one by one.
-
-    Args:
-        cluster: the cluster.
-        namespace: of the jobs; None for the connection's own.
-        all_namespaces: the jobs of all namespaces.
-        selector: only jobs with these labels.
-        known: cache of ConfigMaps. With the same dict a later call fetches only those that have
-            changed.
-    """
-    known = {} if known is None else known
-    namespace = namespace or cluster.namespace
-    wanted = ",".join(part for part in (JOB_LABEL, selector) if part)
-
-    def find(api_version: str, kind: str, *, metadata_only: bool = False) -> list[Any]:
-        return cluster.list(
-            api_version,
-            kind,
-            namespace=namespace,
-            all_namespaces=all_namespaces,
-            selector=wanted,
-            metadata_only=metadata_only,
-        )
-
-    with _thread_pool() as pool:
-        listed = pool.submit(find, "v1", "Pod")
-        config_maps = _read_config_maps(
-            cluster, pool, find("v1", "ConfigMap", metadata_only=True), known
-        )
-        names = {documents.annotation(each, BACKEND) for each in config_maps}
-        kinds = [backend for backend in map(_find_backend, sorted(names)) if backend is not None]
-        found = {
-            kind.name: pool.submit(_or_empty, partial(find, kind.api_version, kind.kind))
-            for kind in kinds
-        }
-        workloads = {
-            (name, *_key(each)): each
-            for name, listing in found.items()
-            for each in listing.result()
-        }
-        pods = _group_by_job(listed.result())
-        each = pool.map(
-            lambda one: _summarize(cluster, one, workloads, pods.get(_key(one), [])), config_maps
-        )
-        return sorted(each, key=lambda one: (one.namespace, one.name))
-
-
-def _group_by_job(pods: Iterable[Document]) -> dict[tuple[str, str], list[Any]]:
-    """The pods by the namespace and the name of their job."""
-    found: dict[tuple[str, str], list[Any]] = {}
-    for pod in pods:
-        namespace = documents.text(pod, "metadata", "namespace")
-        found.setdefault((namespace, documents.label(pod, JOB_LABEL)), []).append(pod)
-    return found
-
-
-def _read_config_maps(
-    cluster: Cluster,
-    pool: ThreadPoolExecutor,
-    listed: Sequence[Document],
-    known: dict[str, Document],
-) -> list[Document]:
-    """Fetch the jobs' own ConfigMaps among those listed, and update `known`, which holds them by
-    uid and version.
-    """
-    own = [each for each in listed if documents.label(each, JOB_LABEL) == documents.name(each)]
-    versions = [
-        ":".join(documents.text(each, "metadata", key) for key in ("uid", "resourceVersion"))
-        for each in own
-    ]
-    tasks = {
-        version: pool.submit(
-            _or_none, partial(cluster.get, "v1", "ConfigMap", documents.name(each), _key(each)[0])
-        )
-        for each, version in zip(own, versions, strict=True)
-        if version not in known
-    }
-    found = {version: known.get(version) or tasks[version].result() for version in versions}
-    known.clear()
-    known.update({version: document for version, document in found.items() if document is not None})
-    return list(known.values())
-
-
 @contextmanager
-def _thread_pool() -> Iterator[ThreadPoolExecutor]:
+def thread_pool() -> Iterator[ThreadPoolExecutor]:
     """Threads for concurrent requests. Ctrl-C does not wait for a server that does not respond."""
     pool = ThreadPoolExecutor(_THREADS)
     interrupted = False
@@ -240,25 +149,8 @@ def _thread_pool() -> Iterator[ThreadPoolExecutor]:
         pool.shutdown(wait=not interrupted, cancel_futures=interrupted)
 
 
-def _summarize(
-    cluster: Cluster, config_map: Document, workloads: dict[Any, Any], pods: Sequence[Any]
-) -> Snapshot:
-    backend = _find_backend(documents.annotation(config_map, BACKEND))
-    namespace, name = _key(config_map)
-    workload = workloads.get((backend.name, namespace, name)) if backend is not None else None
-    state = backend.read(workload) if backend is not None and workload is not None else None
-    first = sorted(
-        (read_pod(pod) for pod in pods), key=lambda pod: (not pod.working, pod.index or 0)
-    )[:1]
-    reports = Agents(cluster, namespace=namespace, max_tunnels=0).poll(first)
-    return Snapshot(name, namespace, config_map, workload, state, pods, reports=reports)
-
-
-def _key(document: Document) -> tuple[str, str]:
-    return documents.text(document, "metadata", "namespace"), documents.name(document)
-
-
-def _find_backend(name: str) -> backends.Backend | None:
+def find_backend(name: str) -> backends.Backend | None:
+    """The backend of this name; None if there is none."""
     return backends.get(name) if name in backends.NAMES else None
 
 
@@ -267,7 +159,7 @@ def _find_workload(
 ) -> Any:
     if backend is None:
         return None
-    return _or_none(lambda: cluster.get(backend.api_version, backend.kind, name, namespace))
+    return or_none(lambda: cluster.get(backend.api_version, backend.kind, name, namespace))
 
 
 def _find_nodes(cluster: Cluster, pods: Sequence[Pod]) -> dict[str, Any]:
@@ -280,7 +172,7 @@ def _find_nodes(cluster: Cluster, pods: Sequence[Pod]) -> dict[str, Any]:
     unscheduled = any(not pod.scheduled and not pod.over for pod in pods)
     if unscheduled or len(names) > _FEW_NODES:
         every = {
-            documents.name(node): node for node in _or_empty(lambda: cluster.list("v1", "Node"))
+            documents.name(node): node for node in or_empty(lambda: cluster.list("v1", "Node"))
         }
         return (
             every if unscheduled else {name: every[name] for name in sorted(names) if name in every}
@@ -316,7 +208,7 @@ def _find_claims(
 def _find_claim(cluster: Cluster, namespace: str, name: str) -> Any:
     """The claim; an empty document if it does not exist, None if the user may not read it."""
     return _if_permitted(
-        lambda: _or_none(lambda: cluster.get("v1", "PersistentVolumeClaim", name, namespace)) or {},
+        lambda: or_none(lambda: cluster.get("v1", "PersistentVolumeClaim", name, namespace)) or {},
         None,
     )
 
@@ -339,7 +231,7 @@ def _find_admission(cluster: Cluster, namespace: str, workload: Document | None)
 
 def _find_deployments(cluster: Cluster) -> list[dict[str, Any]]:
     """All deployments that the user may list: a controller's may have any name and namespace."""
-    return _or_empty(lambda: cluster.list("apps/v1", "Deployment", all_namespaces=True))
+    return or_empty(lambda: cluster.list("apps/v1", "Deployment", all_namespaces=True))
 
 
 def _owners(document: Document) -> Iterator[str]:
@@ -350,7 +242,7 @@ def _owners(document: Document) -> Iterator[str]:
     )
 
 
-def _or_none(fetch: Callable[[], _T]) -> _T | None:
+def or_none(fetch: Callable[[], _T]) -> _T | None:
     """What `fetch` returns; None if it does not exist."""
     try:
         return fetch()
@@ -358,7 +250,7 @@ def _or_none(fetch: Callable[[], _T]) -> _T | None:
         return None
 
 
-def _or_empty(fetch: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
+def or_empty(fetch: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """The list that `fetch` returns; empty if the user may not list it."""
     return _if_permitted(fetch, [])
 

@@ -10,10 +10,10 @@ from typing import Any
 
 from kdist import events, rbac
 from kdist.errors import KdistError, NotFoundError
-from kdist.jobs import agents, wait
+from kdist.jobs import agents, resource, wait
 from kdist.jobs.job import ClusterJob, Document
 from kdist.jobs.wait import Notify, PodExits
-from kdist.status import ASKED, Pod
+from kdist.status import ASKED, Pod, WorkloadState, read_resource
 from kdist.status.documents import annotation, integer
 from kdist.units import count
 
@@ -103,8 +103,9 @@ def suspend(
             next_command=target.command("status"),
         )
     leaving = [pod for pod in target.pods() if not pod.over]
-    if state.suspended and not leaving and not is_queued(target):
-        already = "already " if annotation(target.config_map, ASKED) else ""
+    if not leaving and _is_suspended(target, state):
+        asked = target.is_resource or annotation(target.config_map, ASKED)
+        already = "already " if asked else ""
         target.record_request("suspended", dry_run=dry_run)
         return f"{target.name} is {already}suspended"
     _require(target, dry_run=dry_run)
@@ -118,6 +119,13 @@ def suspend(
         )
     exits = wait_for_pods(target, leaving, timeout=timeout, notify=notify)
     return describe_exits(target, exits)
+
+
+def _is_suspended(target: ClusterJob, state: WorkloadState) -> bool:
+    """Whether the job is suspended by a person, not by its queue."""
+    if target.is_resource:
+        return read_resource(target.resource()).suspended
+    return state.suspended and not is_queued(target)
 
 
 def wait_for_pods(
@@ -201,7 +209,8 @@ def resume(
             next_command=target.command("restart"),
         )
     asked = annotation(target.config_map, ASKED)
-    if not state.suspended and not asked:
+    suspended = _is_suspended(target, state) if target.is_resource else state.suspended or asked
+    if not suspended:
         return f"{target.name} is not suspended"
     _require(target, dry_run=dry_run)
     target.record_request(None, dry_run=dry_run)
@@ -217,12 +226,15 @@ def _require(target: ClusterJob, *, dry_run: bool) -> None:
     """Check the rights to all changes before the first. In a dry run the server checks them."""
     if not dry_run:
         wanted = target.patch_rights()
-        rbac.require(target.cluster, wanted[:1] if is_queued(target) else wanted)
+        by_kueue = is_queued(target) and not target.is_resource
+        rbac.require(target.cluster, wanted[:1] if by_kueue else wanted)
 
 
 def suspend_workload(target: ClusterJob, *, dry_run: bool = False) -> None:
-    """Let the workload, or Kueue, end the job's pods."""
-    if is_queued(target):
+    """Let the controller, the workload or Kueue end the job's pods."""
+    if target.is_resource:
+        _change_resource(target, suspended=True, dry_run=dry_run)
+    elif is_queued(target):
         set_active(target, active=False, dry_run=dry_run)
     else:
         target.patch_workload(
@@ -231,8 +243,10 @@ def suspend_workload(target: ClusterJob, *, dry_run: bool = False) -> None:
 
 
 def resume_workload(target: ClusterJob, *, dry_run: bool = False) -> None:
-    """Let the workload make its pods again."""
-    if is_queued(target):
+    """Let the controller, the workload or Kueue make its pods again."""
+    if target.is_resource:
+        _change_resource(target, suspended=False, dry_run=dry_run)
+    elif is_queued(target):
         set_active(target, active=True, dry_run=dry_run)
     else:
         if not dry_run and target.backend.keeps_alive:
@@ -245,6 +259,12 @@ def resume_workload(target: ClusterJob, *, dry_run: bool = False) -> None:
         target.patch_workload(
             target.backend.suspend_patch(False, nodes=target.job.spec.nodes.max), dry_run=dry_run
         )
+
+
+def _change_resource(target: ClusterJob, *, suspended: bool, dry_run: bool) -> None:
+    changed = target.change_resource({"suspend": suspended}, dry_run=dry_run)
+    if not dry_run:
+        resource.wait_for_answer(target.cluster, changed)
 
 
 def _is_renewed(workload: Mapping[str, Any]) -> bool:

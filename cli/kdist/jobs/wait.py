@@ -14,6 +14,7 @@ from kdist.errors import Code, KdistError, NotFoundError
 from kdist.jobs.agents import Agents
 from kdist.jobs.events import Events
 from kdist.jobs.finalization import finalize
+from kdist.jobs.resource import refuse
 from kdist.jobs.snapshot import fetch_snapshot
 from kdist.status import ExitRecord, JobStatus, Phase, Pod, Snapshot, read_pod
 
@@ -245,6 +246,8 @@ def wait_for(
                 reported = line
             if goal != "deleted":
                 _raise_if_over(snapshot, goal)
+                if status.reason == "NotAccepted" and status.resource is not None:
+                    raise refuse(cluster, name, status.resource)
         if deadline is not None and time.monotonic() >= deadline:
             raise timeout_error(snapshot, goal, timeout or 0.0)
         time.sleep(

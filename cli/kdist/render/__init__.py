@@ -28,6 +28,7 @@ __all__ = [
     "Placement",
     "as_json",
     "find_pods",
+    "pack",
     "read_job",
     "read_train_json",
     "render",

@@ -152,6 +152,7 @@ def collect(job: TrainingJob, placement: Placement | None) -> dict[str, Any]:
         "workload_annotations": {},
         "run_id": placement.run_id,
         "code_map": code_map and TracedValue(code_map, "spec.code.configMap"),
+        "code_items": [] if not code_map else document["spec"]["code"].get("items", []),
         "guarded": min(job.spec.nodes.min, job.spec.nodes.max - 1),
     }
 
@@ -161,7 +162,8 @@ def digest_version(job: TrainingJob, code: str) -> str:
     of the ConfigMap that has it; independent of the number of nodes.
     """
     if job.spec.code is not None and job.spec.code.config_map is not None:
-        code = job.spec.code.config_map
+        items = [[each.key, each.path] for each in job.spec.code.items]
+        code = json.dumps([job.spec.code.config_map, items]) if items else job.spec.code.config_map
     spec = job.model_dump(mode="json", by_alias=True)["spec"]
     settings = {name: value for name, value in spec.items() if name not in _NOT_IN_PODS}
     if spec["checkpoints"] is not None:

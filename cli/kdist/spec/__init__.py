@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from kdist.spec.models import (
     Checkpoints,
+    CodeFile,
     CodeSource,
     Data,
     EnvVar,
@@ -31,6 +32,7 @@ __all__ = [
     "RUN",
     "Cause",
     "Checkpoints",
+    "CodeFile",
     "CodeSource",
     "Data",
     "EnvVar",

@@ -1,7 +1,7 @@
 """The CustomResourceDefinition of `TrainingJob`, made from the model, so that a cluster accepts the
 same job.yaml as `kdist`.
 
-The API server checks types, limits and the rules of `RULES`; the operator checks all else when it
+The API server checks types, limits and the rules of `RULES`; the controller checks all else when it
 reads a job, and reports it in the condition `Accepted`.
 """
 

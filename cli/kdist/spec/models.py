@@ -32,6 +32,7 @@ _IMAGE: Final = r"^[a-zA-Z0-9][-a-zA-Z0-9_.:/@]*$"
 _STORAGE: Final = r"^[1-9][0-9]*(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P)$"
 _CPU: Final = r"^([1-9][0-9]*m|[0-9]+(\.[0-9]+)?)$"
 _MOUNT_PATH: Final = r"^/[^\x00:]*[^\x00:/]$"
+_RELATIVE_PATH: Final = r"^[^/\x00-\x1f\x7f]+(/[^/\x00-\x1f\x7f]+)*$"
 _ONE_LINE: Final = r"^[^\x00-\x1f\x7f]+$"
 _NO_NUL: Final = r"^[^\x00]*$"
 _TIME: Final = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?(Z|[+-]\d\d:\d\d)$"
@@ -59,6 +60,7 @@ PATTERN_MESSAGES: Final[dict[str, str]] = {
     QUANTITY: "must be a whole number with a unit such as `64Mi` or `10G`",
     _CPU: "must be millicores such as `500m`",
     _MOUNT_PATH: "must be an absolute path such as `/data`, without `:` and without `/` at its end",
+    _RELATIVE_PATH: "must be a relative path such as `models/mine.py`",
     _ONE_LINE: "must be a path: one line without control characters",
     _NO_NUL: "must not contain a NUL character",
     _TIME: "must be a time such as `2026-05-01T12:00:00Z`",
@@ -77,6 +79,7 @@ ImageReference = Annotated[str, Field(min_length=1, max_length=512, pattern=_IMA
 Storage = Annotated[str, Field(max_length=32, pattern=_STORAGE)]
 CpuText = Annotated[str, Field(max_length=32, pattern=_CPU)]
 MountPath = Annotated[str, Field(max_length=1024, pattern=_MOUNT_PATH)]
+FilePath = Annotated[str, Field(min_length=1, max_length=1024, pattern=_RELATIVE_PATH)]
 FolderPath = Annotated[str, Field(min_length=1, max_length=4096, pattern=_ONE_LINE)]
 Time = Annotated[str, Field(max_length=40, pattern=_TIME)]
 """RFC 3339, as Kubernetes writes times."""
@@ -128,6 +131,13 @@ class Data(ConfigModel):
         yield from check_mount(self.mount_path)
 
 
+class CodeFile(ConfigModel):
+    """A key of the ConfigMap with the code, and the file that it becomes."""
+
+    key: SecretKeyName = Field(description="Key in the ConfigMap.")
+    path: FilePath = Field(description="Path of the file in the code folder, such as `data/a.py`.")
+
+
 class CodeSource(ConfigModel):
     """The job's own modules or script: a folder next to the job file, or a ConfigMap."""
 
@@ -144,17 +154,35 @@ class CodeSource(ConfigModel):
         ),
     )
 
+    items: list[CodeFile] = Field(
+        [],
+        max_length=4096,
+        description=(
+            "Which keys of the ConfigMap become which files, for files in folders; all keys by "
+            "their own names unless given."
+        ),
+    )
+
     @model_validator(mode="after")
     def _exactly_one_source(self) -> CodeSource:
         if (self.path is None) == (self.config_map is None):
             raise ValueError("needs exactly one of path and configMap")
+        refuse(self._violations())
         return self
+
+    def _violations(self) -> Iterator[Violation]:
+        if self.items and self.config_map is None:
+            yield Violation("applies to a ConfigMap: it needs configMap", "items", ("items",))
+        for index, each in enumerate(self.items):
+            if ".." in each.path.split("/"):
+                field = f"items.{index}.path"
+                yield Violation("must not contain `..`", field, (field,))
 
     @model_serializer(mode="wrap")
     def _write(self, handler: SerializerFunctionWrapHandler) -> str | dict[str, Any]:
         """A folder is written as its path, which earlier versions read too."""
         document: dict[str, Any] = handler(self)
-        given = {name: value for name, value in document.items() if value is not None}
+        given = {name: value for name, value in document.items() if value}
         return given if self.path is None else self.path
 
 

@@ -1,5 +1,5 @@
-"""The status of a TrainingJob on a cluster, which the operator writes: what `kubectl get` shows of
-a job, and the conditions that `kubectl wait` and GitOps tools read.
+"""The status of a TrainingJob on a cluster, which the controller writes: what `kubectl get` shows
+of a job, and the conditions that `kubectl wait` and GitOps tools read.
 """
 
 from __future__ import annotations
@@ -23,8 +23,12 @@ ConditionType = Literal[
     "VolumeAttached",
     "Complete",
     "Failed",
+    "Reconciling",
+    "Stalled",
 ]
-"""Conditions of a TrainingJob."""
+"""Conditions of a TrainingJob; the last two are those that kstatus knows for objects of any
+kind.
+"""
 
 
 class Condition(ConfigModel):
@@ -51,12 +55,12 @@ class LastCheckpoint(ConfigModel):
 
 
 class ResourceStatus(ConfigModel):
-    """What the operator last saw of the job. Numbers with a fraction are text, as API servers
+    """What the controller last saw of the job. Numbers with a fraction are text, as API servers
     recommend it.
     """
 
     observed_generation: Counter | None = Field(
-        None, description="Generation of the job that the operator has acted on."
+        None, description="Generation of the job that the controller has acted on."
     )
     conditions: list[Condition] = Field(
         [], max_length=16, description="Conditions, one of each type."

@@ -14,6 +14,7 @@ from kdist.status.agent_status import AgentStatus, RankStatus
 from kdist.status.exit_record import ExitRecord
 from kdist.status.job_status import JobStatus, Nodes, Phase, WorkloadState
 from kdist.status.pod import ContainerTermination, Pod, container_of, read_pod
+from kdist.status.resource_state import ResourceState, find_owning_resource, read_resource
 from kdist.status.snapshot import (
     ASKED,
     BACKEND,
@@ -41,10 +42,13 @@ __all__ = [
     "Phase",
     "Pod",
     "RankStatus",
+    "ResourceState",
     "Snapshot",
     "WorkloadState",
     "container_of",
+    "find_owning_resource",
     "read_job",
     "read_pod",
+    "read_resource",
     "read_status",
 ]

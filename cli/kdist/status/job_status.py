@@ -19,6 +19,7 @@ from kdist.status.agent_status import (
 )
 from kdist.status.exit_record import STOPPED, ExitRecord
 from kdist.status.pod import Pod
+from kdist.status.resource_state import ResourceState
 from kdist.units import camel_case
 
 API_VERSION = "cli.kdist.dev/v1"
@@ -99,6 +100,7 @@ class JobStatus:
         age: seconds.
         kept_alive: whether pods stay alive after the training has ended.
         location: `cluster`, or `local` for a run on this machine.
+        resource: state of the job's TrainingJob; None if it was applied without one.
     """
 
     name: str
@@ -130,6 +132,7 @@ class JobStatus:
     pods: tuple[Pod, ...] = ()
     exit_record: ExitRecord | None = None
     location: Literal["cluster", "local"] = "cluster"
+    resource: ResourceState | None = None
 
     def to_document(self) -> dict[str, Any]:
         """Return the status for programs: names in camelCase; fields are only ever added."""
@@ -163,6 +166,7 @@ class Evidence:
         record: the exit record that explains the end; None without one.
         now: unix seconds.
         ttl: seconds after which the cluster deletes a finished workload; None if never.
+        resource: state of its TrainingJob; None without one.
     """
 
     state: WorkloadState | None
@@ -174,6 +178,7 @@ class Evidence:
     record: ExitRecord | None
     now: float
     ttl: int | None = None
+    resource: ResourceState | None = None
 
     @property
     def working(self) -> list[Pod]:
@@ -204,11 +209,7 @@ def _decide_finished(evidence: Evidence) -> PhaseDecision | None:
     """
     state, record = evidence.state, evidence.record
     if state is None:
-        return (
-            None
-            if evidence.alive
-            else PhaseDecision(Phase.UNKNOWN, "NoWorkload", _explain_missing(evidence.ttl))
-        )
+        return None if evidence.alive else _decide_without_workload(evidence)
     if state.finished == "succeeded":
         return PhaseDecision(Phase.SUCCEEDED, state.reason, state.message)
     if state.finished == "failed":
@@ -231,6 +232,14 @@ def _decide_finished(evidence: Evidence) -> PhaseDecision | None:
     if finished and len(finished) == len(evidence.working):
         return PhaseDecision(Phase.SUCCEEDED, "KeptAlive", "done; its pods wait to be deleted")
     return None
+
+
+def _decide_without_workload(evidence: Evidence) -> PhaseDecision:
+    if evidence.resource is None:
+        return PhaseDecision(Phase.UNKNOWN, "NoWorkload", _explain_missing(evidence.ttl))
+    phase, reason, message = evidence.resource.explain(evidence.now)
+    known = Phase(phase) if phase in set(Phase) else Phase.PENDING
+    return PhaseDecision(known, reason, message)
 
 
 def _explain_missing(ttl: int | None) -> str:

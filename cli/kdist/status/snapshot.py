@@ -22,6 +22,7 @@ from kdist.status.documents import Document
 from kdist.status.exit_record import DONE, PEERS_LOST, STOPPED, ExitRecord
 from kdist.status.job_status import Evidence, JobStatus, Nodes, WorkloadState, decide
 from kdist.status.pod import Pod, read_pod
+from kdist.status.resource_state import read_resource
 
 RUN_ID, BACKEND, RENDEZVOUS = "kdist.dev/run-id", "kdist.dev/backend", "kdist.dev/rendezvous"
 NAMESPACE_VARIABLE = "KDIST_NAMESPACE"
@@ -44,6 +45,7 @@ def read_status(
     now: float | None = None,
     name: str = "",
     namespace: str = "",
+    resource: Document | None = None,
 ) -> JobStatus:
     """Derive the status of one job.
 
@@ -57,27 +59,26 @@ def read_status(
         now: unix time of the documents.
         name: name of the job, in case its objects are deleted.
         namespace: namespace of the job.
+        resource: the job's TrainingJob; None without one.
     """
     now = time.time() if now is None else now
     namespace = namespace or documents.text(config_map, "metadata", "namespace")
-    run_id = documents.annotation(config_map, RUN_ID).replace(f"$({NAMESPACE_VARIABLE})", namespace)
+    backend, run_id = _read_placement(config_map, resource, namespace)
     known_pods = _read_pods(pods, {pod for pod, report in reports.items() if report}, lost_nodes)
     known_reports = read_reports(
         {pod.name: reports[pod.name] for pod in known_pods if pod.name in reports and not pod.over},
         run_id=run_id,
     )
     current = newest_generation(known_reports)
-    nodes = _read_nodes(config_map, known_pods)
     record = _find_record(workload, known_pods, current)
-    spec = documents.mapping(read_job(config_map), "spec")
-    backend = documents.annotation(config_map, BACKEND)
+    spec = documents.mapping(read_job(config_map) or resource, "spec")
+    nodes, asked = _read_nodes(spec, known_pods), documents.annotation(config_map, ASKED)
     queue = documents.label(workload, _QUEUE_LABEL) or documents.text(spec, "queue")
     ttl = documents.integer(spec, "ttlSecondsAfterFinished") if backend != "statefulset" else None
-    asked = documents.annotation(config_map, ASKED)
-    decision = decide(
-        Evidence(state, known_pods, known_reports, nodes, asked, queue, record, now, ttl)
-    )
-    created = _read_creation(workload) or _read_creation(config_map)
+    known_resource = None if resource is None else read_resource(resource)
+    read = (state, known_pods, known_reports, nodes, asked, queue, record, now, ttl, known_resource)
+    decision = decide(Evidence(*read))
+    created = next(filter(None, map(_read_creation, (workload, config_map, resource))), None)
     return JobStatus(
         name=name or documents.name(config_map) or documents.name(workload),
         namespace=namespace,
@@ -94,7 +95,20 @@ def read_status(
         pods=tuple(_show_standby(known_pods, known_reports)),
         exit_record=record,
         restarts=_count_restarts(known_reports.values(), known_pods),
+        resource=known_resource,
         **read_training(current, step=record.step if record else None),
+    )
+
+
+def _read_placement(
+    config_map: Document, resource: Document | None, namespace: str
+) -> tuple[str, str]:
+    """Backend and run id; empty while they are not decided."""
+    status = documents.mapping(resource, "status")
+    run_id = documents.annotation(config_map, RUN_ID) or documents.text(status, "runId")
+    return (
+        documents.annotation(config_map, BACKEND) or documents.text(status, "backend"),
+        run_id.replace(f"$({NAMESPACE_VARIABLE})", namespace),
     )
 
 
@@ -118,16 +132,22 @@ def _order(pod: Pod) -> tuple[int, float, str]:
     return (1 << 30 if pod.index is None else pod.index, pod.created or 0.0, pod.name)
 
 
-def _read_nodes(config_map: Document, pods: Sequence[Pod]) -> Nodes:
+def _read_nodes(spec: Document, pods: Sequence[Pod]) -> Nodes:
     """Read the wanted numbers from the job; pods that share an index count as one node."""
-    wanted = documents.mapping(read_job(config_map), "spec", "nodes")
+    number = documents.integer(spec, "nodes")  # only a TrainingJob may have one
+    wanted = documents.mapping(spec, "nodes") or {"min": number, "max": number}
     ready = {
         pod.name if pod.index is None else pod.index
         for pod in pods
         if pod.working and not pod.deleting
     }
     minimum = documents.integer(wanted, "min")
-    maximum = documents.integer(wanted, "max") or minimum or max(1, len(ready))
+    maximum = (
+        documents.integer(spec, "replicas")
+        or documents.integer(wanted, "max")
+        or minimum
+        or max(1, len(ready))
+    )
     standby = documents.integer(wanted, "standby") or 0
     spare = min(standby, max(0, len(ready) - maximum))
     return Nodes(ready=len(ready) - spare, min=minimum or maximum, max=maximum)
@@ -189,6 +209,7 @@ class Snapshot:
         skipped: number of agents that there was no time to request.
         deployments: deployments of all namespaces, if no controller creates the job's pods.
         taken: unix time.
+        resource: the job's TrainingJob; None if it was applied without one.
     """
 
     name: str
@@ -205,6 +226,7 @@ class Snapshot:
     skipped: int = 0
     deployments: Sequence[Document] = ()
     taken: float = field(default_factory=lambda: time.time())
+    resource: Document | None = None
 
     @property
     def backend(self) -> str:
@@ -243,6 +265,7 @@ class Snapshot:
             now=self.taken,
             name=self.name,
             namespace=self.namespace,
+            resource=self.resource,
         )
 
 

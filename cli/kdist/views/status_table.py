@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 
-from kdist.status import JobStatus, Phase, Pod, RankStatus
+from kdist.status import JobStatus, Phase, Pod, RankStatus, ResourceState
 from kdist.units import age, number, seconds
 
 RANK_HEADER = (
@@ -69,10 +69,22 @@ def _rows(status: JobStatus) -> Iterator[tuple[str, str]]:
                 f"{status.exit_record.code}"
             ),
         )
+    if status.resource is not None:
+        yield from _describe_resource(status.resource)
     yield "backend", status.backend or "?"
     yield "namespace", status.namespace
     if status.age is not None:
         yield "age", age(status.age)
+
+
+def _describe_resource(state: ResourceState) -> Iterator[tuple[str, str]]:
+    """What only the TrainingJob says."""
+    if state.refusal:
+        yield "not accepted", " ".join(state.refusal.split())[:300]
+    elif not state.answered:
+        yield "TrainingJob", "its last change has not taken effect yet"
+    if state.outdated:
+        yield "outdated", " ".join(state.outdated.split())[:300]
 
 
 def describe_checkpoint(step: int | None, seconds_ago: float | None) -> str:

@@ -137,7 +137,7 @@ def test_rules_name_fields_that_are_there() -> None:
                 assert name in node["properties"], rule
 
 
-def test_columns_and_scale_read_what_the_operator_writes() -> None:
+def test_columns_and_scale_read_what_the_controller_writes() -> None:
     columns = VERSION["additionalPrinterColumns"]
     shown = [each["name"].upper() for each in columns if each["priority"] == 0]
     assert shown == ["PHASE", "NODES", "STEP", "PROGRESS", "LOSS", "RESTARTS", "AGE"]

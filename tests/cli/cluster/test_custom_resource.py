@@ -1,13 +1,16 @@
 """What an API server makes of a TrainingJob by itself: it takes every file that kdist takes,
-refuses what `kdist validate` refuses as far as it can, and shows and scales what the operator
+refuses what `kdist validate` refuses as far as it can, and shows and scales what the controller
 reports.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import secrets
 import subprocess
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +18,11 @@ import pytest
 
 from kdist.load import load_text
 from kdist.spec import crd
+from tests.cli.cluster.api import write_kubeconfig
 from tests.cli.spec.broken_rules import MESSAGES, break_rule
-from tests.cluster.abilities import Abilities, skip_without
 from tests.cluster.namespace import Namespace
 from tests.manifests.jobs import EXAMPLES, IMAGE, full
+from tests.trainer.rendezvous.control_plane import BINARIES, ControlPlane
 
 pytestmark = pytest.mark.e2e
 NAME = f"{crd.PLURAL}.{crd.GROUP}"
@@ -31,16 +35,31 @@ CONDITION = {
 }
 
 
-@pytest.fixture
-def resources(namespace: Namespace, abilities: Abilities) -> Namespace:
-    """A namespace of a cluster that knows TrainingJobs. It goes on knowing them: other tests may
-    have some.
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, str]]:
+    """An API server of its own that knows TrainingJobs: what any other serves decides what `kdist
+    apply` sends to it. The environment in which kubectl meets it.
     """
-    if not namespace.kubectl("get", "crd", NAME, "--ignore-not-found"):
-        skip_without(abilities, "whole-cluster")
-    try_to_apply(namespace, crd.text(), "--server-side", "--force-conflicts")
-    namespace.kubectl("wait", "--for=condition=Established", f"crd/{NAME}", "--timeout=60s")
-    return namespace
+    folder = tmp_path_factory.mktemp("plane")
+    with ControlPlane(folder) as plane:
+        authority = {"certificate-authority": str(folder / "certificates" / "apiserver.crt")}
+        user = {"token": "admin-token"}
+        url = f"https://127.0.0.1:{plane.port}"
+        write_kubeconfig(folder / "config", url, user=user, cluster=authority)
+        path = f"{BINARIES}{os.pathsep}{os.environ['PATH']}"
+        environment = {**os.environ, "KUBECONFIG": str(folder / "config"), "PATH": path}
+        space = Namespace("ml", folder, environment)
+        try_to_apply(space, crd.text(), "--server-side")
+        space.kubectl("wait", "--for=condition=Established", f"crd/{NAME}", "--timeout=60s")
+        yield environment
+
+
+@pytest.fixture
+def resources(plane: Mapping[str, str], tmp_path: Path) -> Namespace:
+    """An empty namespace of it."""
+    space = Namespace(f"e2e-{secrets.token_hex(4)}", tmp_path, plane)
+    space.create()
+    return space
 
 
 def try_to_apply(namespace: Namespace, text: str, *options: str) -> None:
@@ -138,7 +157,7 @@ def test_kubectl_scales_and_suspends_a_job(resources: Namespace) -> None:
     assert (spec["replicas"], spec["suspend"], spec["nodes"]) == (3, True, {"min": 1, "max": 4})
 
 
-def test_kubectl_shows_and_waits_for_what_the_operator_reports(resources: Namespace) -> None:
+def test_kubectl_shows_and_waits_for_what_the_controller_reports(resources: Namespace) -> None:
     try_to_apply(resources, json.dumps(make()))
     status = {
         "phase": "Running",

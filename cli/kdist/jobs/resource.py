@@ -1,0 +1,82 @@
+"""Waits until kdist's controller has acted on a TrainingJob that was applied or changed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from kdist.cluster import find_resource
+from kdist.errors import Code, KdistError
+from kdist.status import ResourceState, documents, read_resource
+
+if TYPE_CHECKING:
+    from kdist.cluster import Cluster
+
+ANSWER_SECONDS: Final = 10.0
+"""Seconds after which a controller that has not acted on a TrainingJob is taken to be absent."""
+_POLL_SECONDS = 0.25
+
+
+def wait_for_answer(
+    cluster: Cluster, changed: Mapping[str, Any], *, timeout: float = ANSWER_SECONDS
+) -> ResourceState:
+    """Wait until the controller has acted on a TrainingJob, or is acting on it.
+
+    Args:
+        cluster: the cluster, with the job's namespace.
+        changed: the TrainingJob as it was when it was changed.
+        timeout: seconds to wait.
+
+    Returns:
+        Its state.
+
+    Raises:
+        KdistError: the controller does not accept it (USAGE), or does not act on it (TIMEOUT).
+    """
+    name, before = documents.name(changed), documents.mapping(changed, "status")
+    generation = documents.integer(changed, "metadata", "generation") or 0
+    end = time.monotonic() + timeout
+    document: Mapping[str, Any] | None = changed
+    while document is not None:
+        state = read_resource(document)
+        if state.refusal:
+            raise refuse(cluster, name, state)
+        if state.observed_generation >= generation:
+            return state
+        if documents.mapping(document, "status") != before:
+            return state  # what it does takes long, such as a restart
+        if time.monotonic() >= end:
+            break
+        time.sleep(_POLL_SECONDS)
+        document = find_resource(cluster, name)
+    what = "has been deleted" if document is None else f"waits: {explain_silence(timeout)}"
+    raise KdistError(
+        f"TrainingJob {name} in namespace {cluster.namespace} {what}",
+        hint=FIX,
+        next_command=f"kdist doctor -n {cluster.namespace}",
+        code=Code.TIMEOUT,
+    )
+
+
+FIX: Final = (
+    "an admin of the cluster restores the controller (`helm upgrade` of kdist's chart with "
+    "controller.enabled=true, and the namespace in its watchNamespaces); the job then goes on by "
+    "itself"
+)
+"""What to do where no controller acts on TrainingJobs."""
+
+
+def explain_silence(seconds: float) -> str:
+    """Say that no controller has acted for this long."""
+    return f"no controller has acted on it for {seconds:.0f} s"
+
+
+def refuse(cluster: Cluster, name: str, state: ResourceState) -> KdistError:
+    """The error of a TrainingJob that the controller does not accept."""
+    return KdistError(
+        f"TrainingJob {name} in namespace {cluster.namespace} is not accepted: {state.refusal}",
+        hint="change the job file, and apply it again; what runs stays as it is",
+        next_command=f"kdist why {name} -n {cluster.namespace}",
+        code=Code.USAGE,
+    )

@@ -1,0 +1,222 @@
+"""The controller on a real cluster, installed by the chart: a job that kubectl sends has its whole
+life, notices nothing of a controller that is killed, and is made whole after its node lost power
+without anybody. These tests run alone: where the cluster serves TrainingJobs, `kdist apply` sends
+one.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+
+from kdist.manifest import TRAINING_JOB
+from tests.charts.rules import CHART
+from tests.cluster.conftest import Job
+from tests.cluster.helm import call_helm
+from tests.cluster.kinds import RESOURCE, every_kind
+from tests.cluster.namespace import CLUSTER, Namespace
+from tests.cluster.test_dead_node import digest_of_an_undisturbed_run, doomed, place_bystander
+from tests.cluster.test_scale_and_suspend import APART, world_of
+
+__all__ = ["doomed"]
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.disruptive,
+    pytest.mark.needs("helm", "whole-cluster", "shared-volumes"),
+    pytest.mark.timeout(1200),
+]
+
+STEPS, MANY_STEPS = 400, 1500
+"""Of a twentieth of a second: few where nothing happens meanwhile but the loss of a node."""
+CRD = "customresourcedefinition/trainingjobs.kdist.dev"
+SELECTOR = "app.kubernetes.io/component=controller"
+
+
+@pytest.fixture
+def controller(namespace: Namespace) -> Iterator[None]:
+    """Two replicas of the controller, for this namespace. They and TrainingJobs are gone at the
+    end.
+    """
+    image, _, tag = namespace.environment["KDIST_CONTROLLER_IMAGE"].rpartition(":")
+    chosen = {"enabled": True, "image": {"repository": image, "tag": tag}}
+    chosen |= {"watchNamespaces": [namespace.name]}
+    file = namespace.write({"controller": chosen}, "values.yaml")
+    values = ("--values", str(namespace.home / file))
+    try:
+        call_helm(namespace, "install", str(CHART), *values, "--wait", "--timeout", "3m")
+        yield
+        call_helm(namespace, "uninstall", "--wait")
+    finally:
+        namespace.kubectl("delete", CRD, "--ignore-not-found", "--timeout=120s")
+
+
+def send(namespace: Namespace, document: dict[str, Any]) -> None:
+    """`kubectl apply -f job.yaml`, with the code in a ConfigMap of its own."""
+    namespace.copy_sources()
+    code = ("configmap", "code", f"--from-file={namespace.home / 'src'}")
+    if not namespace.get("configmap", "code"):
+        namespace.kubectl("create", *code)
+    spec = {**document["spec"], "code": {"configMap": "code"}}
+    namespace.kubectl("apply", "-f", "-", stdin=json.dumps({**document, "spec": spec}))
+
+
+def conditions(namespace: Namespace) -> dict[str, str]:
+    """Status of each condition of the TrainingJob."""
+    status = namespace.get("trainingjob", "digits").get("status") or {}
+    return {each["type"]: each["status"] for each in status.get("conditions") or ()}
+
+
+def wait_for(namespace: Namespace, condition: str, seconds: int = 240) -> None:
+    line = f"--for=condition={condition}"
+    namespace.kubectl("wait", "trainingjob/digits", line, f"--timeout={seconds}s")
+
+
+def patch(namespace: Namespace, **spec: Any) -> None:
+    body = json.dumps({"spec": spec})
+    namespace.kubectl("patch", "trainingjob", "digits", "--type=merge", "-p", body)
+
+
+def kill_leader(namespace: Namespace) -> str:
+    """Kill the controller that leads, without giving it time; returns its pod's name."""
+    (lease,) = (
+        each
+        for each in namespace.find("leases.coordination.k8s.io")
+        if each["metadata"]["name"].startswith("kdist")
+    )
+    holder = str(lease["spec"]["holderIdentity"])
+    (leader,) = (
+        pod["metadata"]["name"]
+        for pod in namespace.find("pods", SELECTOR)
+        if holder.startswith(pod["metadata"]["name"])
+    )
+    namespace.kubectl("delete", "pod", leader, "--grace-period=0", "--force")
+    return str(leader)
+
+
+def change_what_needs_new_pods(namespace: Namespace) -> None:
+    """Change the environment; the pods have it once the job is restarted."""
+    patch(namespace, env=[{"name": "COLOUR", "value": "green"}])
+    wait_for(namespace, "Outdated")
+    assert "env" in namespace.kubectl(
+        *("get", "trainingjob", "digits", "-o"),
+        'jsonpath={.status.conditions[?(@.type=="Outdated")].message}',
+    )
+    before = {pod["metadata"]["uid"] for pod in namespace.pods("digits")}
+    patch(namespace, restartedAt="2026-05-01T12:00:00Z")
+
+    def replaced() -> bool:
+        pods = namespace.pods("digits")
+        colours = [
+            each.get("value")
+            for pod in pods
+            for each in pod["spec"]["containers"][0]["env"]
+            if each["name"] == "COLOUR"
+        ]
+        return colours == ["green"] * 2 and not before & {pod["metadata"]["uid"] for pod in pods}
+
+    namespace.until("new pods have the change", replaced)
+
+
+@every_kind
+@pytest.mark.usefixtures("controller")
+def test_a_job_sent_by_kubectl_has_its_whole_life_and_outlives_its_controller(
+    namespace: Namespace, calm: Job, kind: str
+) -> None:
+    document = calm(backend=kind, nodes={"min": 1, "max": 2}, train={"steps": MANY_STEPS})
+    send(namespace, document)
+    wait_for(namespace, "Accepted", 60)
+    assert namespace.until("two nodes train", partial(world_of, namespace, 2))
+    wait_for(namespace, "Running")
+
+    uids = {pod["metadata"]["uid"] for pod in namespace.pods("digits")}
+    kill_leader(namespace)
+    namespace.kubectl("scale", "trainingjob/digits", "--replicas=1")
+    reported = namespace.until("one node trains", partial(world_of, namespace, 1))
+    assert reported
+    assert {pod["metadata"]["uid"] for pod in namespace.pods("digits")} <= uids
+
+    patch(namespace, suspend=True)
+    wait_for(namespace, "Suspended")
+    namespace.until("no pod is left", lambda: not namespace.pods("digits"))
+    patch(namespace, suspend=False, replicas=2)
+    again = partial(world_of, namespace, 2, int(reported["step"]))
+    assert namespace.until("two nodes train again", again)
+
+    change_what_needs_new_pods(namespace)
+    wait_for(namespace, "Complete", 400)
+    _, row = namespace.kubectl("get", "trainingjobs", "-o", "wide").splitlines()
+    assert row.split()[1] == "Succeeded"
+    volume = namespace.volume("digits")
+    assert [each["step"] for each in volume["steps"]] == list(range(1, MANY_STEPS + 1))
+
+    namespace.kubectl("delete", "trainingjob", "digits", "--timeout=120s")
+    kinds = f"{RESOURCE[kind]},pods,services,configmaps,serviceaccounts,rolebindings"
+    for_it = ("get", kinds, "-l", "kdist.dev/job=digits", "-o", "name")
+    namespace.until("its objects are gone", lambda: not namespace.kubectl(*for_it))
+    assert namespace.find("persistentvolumeclaims"), "checkpoints are kept"
+
+
+@pytest.mark.usefixtures("controller")
+def test_kdist_acts_on_a_job_through_its_trainingjob(namespace: Namespace, calm: Job) -> None:
+    document = calm(nodes={"min": 1, "max": 2}, train={"steps": MANY_STEPS})
+    assert "trainingjob.kdist.dev/digits created" in namespace.apply(document)
+    owner = dict(zip(("apiVersion", "kind"), TRAINING_JOB, strict=True))
+    assert namespace.until("two nodes train", partial(world_of, namespace, 2))
+    (reference,) = namespace.get("job", "digits")["metadata"]["ownerReferences"]
+    assert owner.items() <= reference.items()
+    namespace.kdist("scale", "digits", "--nodes=1")
+    assert namespace.until("one node trains", partial(world_of, namespace, 1))
+    namespace.kdist("suspend", "digits", "--timeout=3m")
+    assert namespace.pods("digits") == []
+    assert namespace.status("digits")["phase"] == "Suspended"
+    namespace.kdist("resume", "digits")
+    namespace.kdist("scale", "digits", "--nodes=2")
+    namespace.kdist("restart", "digits", "--timeout=3m")
+    namespace.kdist("wait", "digits", "--timeout=6m", timeout=400)
+    assert "Succeeded" in namespace.kdist("get")
+    namespace.kdist("delete", "digits", "--timeout=3m")
+    assert namespace.get("trainingjob", "digits") == {}
+
+
+@every_kind
+@pytest.mark.usefixtures("controller")
+def test_a_job_whose_node_lost_power_is_made_whole_without_anybody(
+    namespace: Namespace, calm: Job, doomed: str, kind: str
+) -> None:
+    wish = {"weight": 100, "podAffinityTerm": APART}
+    apart = {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [wish]}}
+    document = calm(
+        backend=kind,
+        nodes=2,
+        train={"steps": STEPS},
+        podTemplate={"spec": {"affinity": apart}},
+    )
+    weights = digest_of_an_undisturbed_run(namespace, document)
+    send(namespace, document)
+    reported = namespace.until("two nodes train", partial(world_of, namespace, 2))
+    assert reported
+    (lost,) = (pod for pod in namespace.pods("digits") if pod["spec"]["nodeName"] == doomed)
+    bystander = place_bystander(namespace, doomed)
+    subprocess.run([CLUSTER, "lose", doomed], check=True, capture_output=True)
+
+    again = partial(world_of, namespace, 2, int(reported["step"]))
+    namespace.until("two nodes train again, past the step of the cut", again, 400)
+    alive = [pod for pod in namespace.pods("digits") if pod["status"]["phase"] != "Failed"]
+    assert doomed not in {pod["spec"]["nodeName"] for pod in alive}
+    untouched = namespace.get("pod", "bystander")
+    assert untouched["metadata"]["uid"] == bystander["metadata"]["uid"]
+    assert untouched["status"]["phase"] == "Running"
+    events = namespace.kubectl("get", "events", "-o", "jsonpath={.items[*].message}")
+    assert lost["metadata"]["name"] in events
+
+    subprocess.run([CLUSTER, "return", doomed], check=True, capture_output=True)
+    wait_for(namespace, "Complete", 400)
+    volume = namespace.volume("digits")
+    assert volume["done"]["weights"] == weights
+    assert [each["step"] for each in volume["steps"]] == list(range(1, STEPS + 1))

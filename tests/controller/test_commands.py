@@ -1,0 +1,223 @@
+"""The commands act on a job through its TrainingJob, where the cluster serves them, and the real
+controller does the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from kdist.errors import Code
+from kdist.jobs import resource
+from tests.cli.conftest import Kdist, kdist
+from tests.controller.conftest import Stepper
+from tests.controller.kubernetes import Kubernetes
+
+__all__ = ["kdist"]
+
+JOB: dict[str, Any] = {
+    "apiVersion": "kdist.dev/v1alpha1",
+    "kind": "TrainingJob",
+    "metadata": {"name": "digits"},
+    "spec": {
+        "image": "registry.example.com/trainer:1",
+        "backend": "job",
+        "nodes": {"min": 1, "max": 3},
+        "checkpoints": {"size": "1Gi"},
+        "train": {"workload": "digits", "epochs": 1},
+    },
+}
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A job.yaml in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    return write(tmp_path / "job.yaml")
+
+
+def write(path: Path, **spec: Any) -> Path:
+    """A job.yaml with these fields changed."""
+    path.write_text(yaml.safe_dump({**JOB, "spec": {**JOB["spec"], **spec}}))
+    return path
+
+
+@pytest.fixture
+def controller(stepper: Stepper) -> Iterator[None]:
+    """A controller that works until the test ends."""
+    ended = threading.Event()
+
+    def work() -> None:
+        while not ended.wait(0.05):
+            stepper.settle()
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    yield
+    ended.set()
+    thread.join()
+
+
+def spec(kubernetes: Kubernetes) -> dict[str, Any]:
+    """The spec of the TrainingJob."""
+    found = kubernetes.find("TrainingJob", "digits")
+    assert found is not None, sorted(kubernetes.names())
+    return dict(found["spec"])
+
+
+@pytest.mark.usefixtures("controller")
+def test_apply_sends_a_trainingjob_with_the_fields_that_were_set(
+    kubernetes: Kubernetes, file: Path, kdist: Kdist
+) -> None:
+    sent = kdist("apply", "job.yaml")
+    assert sent.exit_code == Code.OK, sent.stderr
+    assert sent.stdout == "trainingjob.kdist.dev/digits created\n"
+    assert spec(kubernetes) == JOB["spec"]
+    assert kubernetes.find("Job", "digits") is not None
+    again = kdist("apply", "job.yaml", "--error-unchanged")
+    assert (again.exit_code, again.stdout) == (3, "trainingjob.kdist.dev/digits unchanged\n")
+    shown = kdist("diff", "job.yaml", "--set", "spec.maxRestarts=7")
+    assert shown.exit_code == 1
+    assert "+  maxRestarts: 7" in shown.stdout
+    assert kdist("get", "-n", "ml", "-o", "name").stdout == "job/digits\n"
+
+
+@pytest.mark.usefixtures("controller")
+def test_suspend_resume_scale_and_restart_change_only_the_trainingjob(
+    kubernetes: Kubernetes, file: Path, kdist: Kdist
+) -> None:
+    assert kdist("apply", "job.yaml").exit_code == Code.OK
+    commands = (
+        ("suspend", "digits", "-n", "ml", "--no-wait"),
+        ("resume", "digits", "-n", "ml", "--no-wait"),
+        ("scale", "digits", "-n", "ml", "--nodes", "2", "--no-wait"),
+        ("restart", "digits", "-n", "ml", "--no-wait"),
+    )
+    seen = []
+    for command in commands:
+        done = kdist(*command)
+        assert done.exit_code == Code.OK, (command, done.stderr)
+        seen.append(spec(kubernetes))
+    assert [each.get("suspend") for each in seen] == [True, False, False, False]
+    assert [each.get("replicas") for each in seen] == [None, None, 2, 2]
+    assert "restartedAt" in seen[-1]
+    assert "restartedAt" not in seen[-2]
+
+
+@pytest.mark.usefixtures("controller")
+def test_a_size_beyond_the_limits_changes_the_limits(
+    kubernetes: Kubernetes, file: Path, kdist: Kdist
+) -> None:
+    kdist("apply", "job.yaml")
+    kdist("scale", "digits", "-n", "ml", "--nodes", "2", "--no-wait")
+    done = kdist("scale", "digits", "-n", "ml", "--nodes", "2:5", "--no-wait")
+    assert done.exit_code == Code.OK, done.stderr
+    assert spec(kubernetes)["nodes"] == {"min": 2, "max": 5}
+    assert spec(kubernetes).get("replicas") is None
+
+
+@pytest.mark.usefixtures("controller")
+@pytest.mark.parametrize("purge", [False, True])
+def test_delete_takes_the_trainingjob_and_keeps_the_claim_unless_purged(
+    kubernetes: Kubernetes, file: Path, kdist: Kdist, purge: bool
+) -> None:
+    kdist("apply", "job.yaml")
+    done = kdist("delete", "digits", "-n", "ml", "--no-wait", *(["--purge"] if purge else []))
+    assert done.exit_code == Code.OK, done.stderr
+    assert "trainingjob.kdist.dev/digits deleted" in done.stdout
+    left = kubernetes.names()
+    assert ("TrainingJob", "digits") not in left
+    assert ("ConfigMap", "digits") not in left
+    assert (("PersistentVolumeClaim", "digits-checkpoints") in left) is not purge
+
+
+@pytest.mark.usefixtures("controller")
+def test_a_code_folder_travels_in_a_configmap_that_goes_with_the_job(
+    kubernetes: Kubernetes, file: Path, kdist: Kdist
+) -> None:
+    inner = file.parent / "src" / "models"
+    inner.mkdir(parents=True)
+    (inner / "mine.py").write_text("answer = 41\n")
+    (file.parent / "src" / "train.py").write_text("print(1)\n")
+    write(file, code="./src")
+    sent = kdist("apply", "job.yaml")
+    assert sent.exit_code == Code.OK, sent.stderr
+    code = spec(kubernetes)["code"]
+    files = kubernetes.find("ConfigMap", code["configMap"])
+    owner = kubernetes.find("TrainingJob", "digits")
+    assert files is not None
+    assert owner is not None
+    assert [each["uid"] for each in files["metadata"]["ownerReferences"]] == [
+        owner["metadata"]["uid"]
+    ]
+    paths = {each["path"]: files["data"][each["key"]] for each in code["items"]}
+    assert paths == {"models/mine.py": "answer = 41\n", "train.py": "print(1)\n"}
+    workload = json.dumps(kubernetes.find("Job", "digits"))
+    assert f'"name": "{code["configMap"]}"' in workload
+    assert '"path": "models/mine.py"' in workload
+
+
+@pytest.mark.usefixtures("controller")
+def test_a_job_that_was_sent_the_other_way_is_refused_with_the_way_out(
+    kubernetes: Kubernetes, file: Path, kdist: Kdist
+) -> None:
+    kdist("apply", "job.yaml")
+    direct = kdist("apply", "job.yaml", "--direct")
+    assert direct.exit_code == Code.ERROR
+    assert "digits in namespace ml is a TrainingJob" in direct.stderr
+    kdist("delete", "digits", "-n", "ml", "--no-wait", "--purge")
+    assert kdist("apply", "job.yaml", "--direct").exit_code == Code.OK
+    before = kubernetes.names()
+    refused = kdist("apply", "job.yaml")
+    assert refused.exit_code == Code.ERROR
+    assert "was applied without a TrainingJob" in refused.stderr
+    assert "`kdist delete digits -n ml` keeps the checkpoints" in refused.stderr
+    assert kubernetes.names() == before
+
+
+def test_without_a_controller_the_job_is_sent_and_its_absence_is_told(
+    kubernetes: Kubernetes,
+    api: Any,
+    stepper: Stepper,
+    file: Path,
+    kdist: Kdist,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(resource, "ANSWER_SECONDS", 0.5)
+    sent = kdist("apply", "job.yaml")
+    assert sent.exit_code == Code.OK, sent.stderr
+    assert "no controller has acted on it" in sent.stderr
+    assert "Next: kdist doctor -n ml" in sent.stderr
+    listed = json.loads(kdist("get", "digits", "-n", "ml", "-o", "json").stdout)
+    assert (listed["phase"], listed["nodes"]["max"]) == ("Pending", 3)
+    shown = kdist("status", "digits", "-n", "ml")
+    assert shown.exit_code == Code.OK, shown.stderr
+    cause = json.loads(kdist("why", "digits", "-n", "ml", "-o", "json").stdout)
+    assert cause["cause"] == "controller-absent"
+    assert kdist("delete", "digits", "-n", "ml").exit_code == Code.OK
+    assert kubernetes.find("TrainingJob", "digits") is None
+
+
+@pytest.mark.usefixtures("controller")
+def test_what_the_controller_does_not_accept_is_told_by_every_command(
+    kubernetes: Kubernetes, file: Path, kdist: Kdist
+) -> None:
+    found = {**JOB["spec"], "nodes": {"min": 3, "max": 2}}
+    kubernetes.put("TrainingJob", {"metadata": {"name": "digits"}, "spec": found})
+    waited = kdist("wait", "digits", "-n", "ml", "--timeout", "20s")
+    assert waited.exit_code == Code.USAGE
+    assert "is not accepted: spec.nodes" in waited.stderr
+    shown = json.loads(kdist("status", "digits", "-n", "ml", "-o", "json").stdout)
+    assert (shown["phase"], shown["reason"]) == ("Pending", "NotAccepted")
+    why = json.loads(kdist("why", "digits", "-n", "ml", "-o", "json").stdout)
+    assert why["cause"] == "not-accepted"
+    done = kdist("suspend", "digits", "-n", "ml", "--no-wait")
+    assert done.exit_code != Code.OK
+    assert "is not accepted" in done.stderr
+    assert "Next: kdist why digits -n ml" in done.stderr

@@ -138,6 +138,23 @@ def test_delete_takes_the_trainingjob_and_keeps_the_claim_unless_purged(
 
 
 @pytest.mark.usefixtures("controller")
+def test_delete_does_not_suspend_a_job_whose_pods_have_ended(
+    kubernetes: Kubernetes, file: Path, kdist: Kdist
+) -> None:
+    kdist("apply", "job.yaml")
+    workload = kubernetes.find("Job", "digits")
+    assert workload is not None
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "digits", "controller": True}
+    owner["uid"] = workload["metadata"]["uid"]
+    metadata = {"name": "digits-0-x", "labels": {"kdist.dev/job": "digits"}}
+    pod = {"metadata": {**metadata, "ownerReferences": [owner]}, "spec": {"nodeName": "a"}}
+    kubernetes.put("Pod", {**pod, "status": {"phase": "Succeeded"}})
+    done = kdist("delete", "digits", "-n", "ml", "--timeout", "5s")
+    assert done.exit_code == Code.OK, done.stderr
+    assert kubernetes.names() == {("PersistentVolumeClaim", "digits-checkpoints")}
+
+
+@pytest.mark.usefixtures("controller")
 def test_a_code_folder_travels_in_a_configmap_that_goes_with_the_job(
     kubernetes: Kubernetes, file: Path, kdist: Kdist
 ) -> None:

@@ -273,12 +273,14 @@ def find_pods(cluster: Cluster, name: str) -> list[dict[str, Any]]:
     ]
 
 
-def wait_for_pods(cluster: Cluster, name: str, *, timeout: float) -> None:
-    """Return when no pod of the job is left. Raises `KdistError` with code TIMEOUT that names the
-    remaining pods.
+def wait_for_pods(
+    cluster: Cluster, name: str, *, timeout: float, active_only: bool = False
+) -> None:
+    """Return when no pod of the job is left, or, with `active_only`, none that has not ended.
+    Raises `KdistError` with code TIMEOUT that names the remaining pods.
     """
     end = time.monotonic() + timeout
-    while left := find_pods(cluster, name):
+    while left := [pod for pod in find_pods(cluster, name) if not active_only or is_active(pod)]:
         if time.monotonic() >= end:
             break
         time.sleep(_POLL_SECONDS)

@@ -95,7 +95,7 @@ class Deletion:
             wanted = [*rbac.to_delete(self.objects), Right("patch", *TRAINING_JOB, name=self.name)]
             rbac.require(self.cluster, wanted)
         waits = timeout is not None and not dry_run
-        if waits and delete.find_pods(self.cluster, self.name):
+        if waits and any(map(delete.is_active, delete.find_pods(self.cluster, self.name))):
             self._end_pods(grace, timeout or 0.0)
         self.cluster.delete(*TRAINING_JOB, self.name, dry_run=dry_run)
         yield found
@@ -118,7 +118,7 @@ class Deletion:
         if grace is not None:
             for pod in delete.find_pods(self.cluster, self.name):
                 self.cluster.delete("v1", "Pod", pod["metadata"]["name"], grace=grace)
-        delete.wait_for_pods(self.cluster, self.name, timeout=timeout)
+        delete.wait_for_pods(self.cluster, self.name, timeout=timeout, active_only=True)
 
 
 def plan_deletion(cluster: Cluster, name: str, *, purge: bool = False) -> Deletion:

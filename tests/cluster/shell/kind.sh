@@ -39,6 +39,7 @@ all_ready() { kubectl wait --for=condition=Ready nodes --all --timeout=60s >/dev
 sweep() { # what tests that were killed have left
   local names
   kubectl uncordon -l kubernetes.io/hostname >/dev/null
+  kubectl delete crd trainingjobs.kdist.dev --ignore-not-found >/dev/null # with it, `kdist apply` would send TrainingJobs
   names=$(kubectl get namespaces -o name | grep '^namespace/e2e-') || return 0
   xargs kubectl delete --wait=false >/dev/null <<<"$names"
 }

@@ -199,13 +199,16 @@ def test_a_job_whose_node_lost_power_is_made_whole_without_anybody(
     )
     weights = digest_of_an_undisturbed_run(namespace, document)
     send(namespace, document)
-    reported = namespace.until("two nodes train", partial(world_of, namespace, 2))
-    assert reported
+    assert namespace.until("two nodes train", partial(world_of, namespace, 2))
     (lost,) = (pod for pod in namespace.pods("digits") if pod["spec"]["nodeName"] == doomed)
     bystander = place_bystander(namespace, doomed)
     subprocess.run([CLUSTER, "lose", doomed], check=True, capture_output=True)
 
-    again = partial(world_of, namespace, 2, int(reported["step"]))
+    namespace.kubectl(
+        *("wait", f"node/{doomed}", "--for=condition=Ready=Unknown", "--timeout=120s")
+    )
+    step = max(int(each["step"]) for each in namespace.agents("digits"))
+    again = partial(world_of, namespace, 2, step)
     namespace.until("two nodes train again, past the step of the cut", again, 400)
     alive = [pod for pod in namespace.pods("digits") if pod["status"]["phase"] != "Failed"]
     assert doomed not in {pod["spec"]["nodeName"] for pod in alive}

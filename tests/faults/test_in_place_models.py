@@ -12,6 +12,7 @@ import random
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -274,13 +275,11 @@ def inflict(run: TrainingRun, fault: Fault, order: list[Place], spared: int) -> 
         rank = places(run).get(victims[victim])
         if rank is None or rank.pid == spared:
             continue
-        if kind.startswith("stop"):
-            os.kill(rank.pid, signal.SIGSTOP)
-            time.sleep(seconds / 2)
-        if kind.endswith("kill"):
-            kill(rank.pid)
-        else:
-            os.kill(rank.pid, signal.SIGCONT)
+        with suppress(ProcessLookupError):  # its agent has replaced it meanwhile
+            if kind.startswith("stop"):
+                os.kill(rank.pid, signal.SIGSTOP)
+                time.sleep(seconds / 2)
+            os.kill(rank.pid, signal.SIGKILL if kind.endswith("kill") else signal.SIGCONT)
 
 
 @pytest.mark.processes

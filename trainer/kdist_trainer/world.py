@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import Store
 from torch.distributed.tensor import DTensor
 
 from kdist_trainer import group_abort
@@ -117,13 +118,16 @@ class World:
         # leave this one already is not lost: it aborts again and again.
         group_abort.reset()
         with group_abort.recording():
+            store = HashStore() if alone else self._open_store(env)
+            if not alone and group_abort.is_enabled():
+                meet(store, self.size, self.timeout)
             dist.init_process_group(
                 self.backend,
                 rank=self.rank,
                 world_size=self.size,
                 timeout=self.timeout,
                 device_id=device,
-                store=HashStore() if alone else self._open_store(env),
+                store=store,
             )
 
     def _open_store(self, env: Mapping[str, str]) -> TCPStore:
@@ -237,6 +241,28 @@ def connect_store(host: str, port: int, *, size: int, timeout: timedelta) -> TCP
             return store
         time.sleep(pause)
         pause = min(2 * pause, _RETRY_SECONDS)
+
+
+def meet(store: Store, size: int, timeout: timedelta) -> None:
+    """Wait until all ranks have come, and then until all have answered that they have seen it.
+
+    gloo opens connections next, and waits for those of a rank that has died meanwhile, in a way
+    that cannot be interrupted (torch 2.15, gloo/transport/tcp/pair.cc, `waitUntilConnected`): it
+    has no socket yet that could be shut down. A rank that dies before the others open theirs must
+    therefore be missed here. One that has come and died does not answer.
+
+    Args:
+        store: The store of the group.
+        size: Number of ranks.
+        timeout: How long to wait at most, twice.
+
+    Raises:
+        DistError: If not all come within the timeout, or the store's connection is shut down.
+    """
+    for phase in ("come", "answered"):
+        if store.add(f"kdist/{phase}", 1) == size:
+            store.set(f"kdist/{phase}/all", "")
+        store.wait([f"kdist/{phase}/all"], timeout)
 
 
 def leave() -> None:

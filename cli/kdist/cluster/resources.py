@@ -115,7 +115,12 @@ def kinds(transport: Transport) -> set[tuple[str, str]]:
 def is_served(transport: Transport, api_version: str, kind: str) -> bool:
     """Whether there is this kind, by one request for its group's version."""
     root = "/apis" if "/" in api_version else "/api"
-    listed = _list_resources(transport, f"{root}/{api_version}")
+    try:
+        listed = _ask(transport, f"{root}/{api_version}").get("resources") or []
+    except ApiError as error:
+        if error.status != HTTPStatus.NOT_FOUND:
+            raise
+        return False
     return any(each.get("kind") == kind for each in listed)
 
 

@@ -54,6 +54,7 @@ def controller(namespace: Namespace) -> Iterator[None]:
         call_helm(namespace, "uninstall", "--wait")
     finally:
         namespace.kubectl("delete", CRD, "--ignore-not-found", "--timeout=120s")
+        namespace.kubectl("api-resources")  # kubectl keeps the kinds that it has seen for hours
 
 
 def send(namespace: Namespace, document: dict[str, Any]) -> None:

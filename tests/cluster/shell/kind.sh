@@ -40,6 +40,7 @@ sweep() { # what tests that were killed have left
   local names
   kubectl uncordon -l kubernetes.io/hostname >/dev/null
   kubectl delete crd trainingjobs.kdist.dev --ignore-not-found >/dev/null # with it, `kdist apply` would send TrainingJobs
+  kubectl api-resources >/dev/null # kubectl keeps the kinds that it has seen for hours
   names=$(kubectl get namespaces -o name | grep '^namespace/e2e-') || return 0
   xargs kubectl delete --wait=false >/dev/null <<<"$names"
 }

@@ -125,12 +125,12 @@ def _build(observed: Observed, decision: Decision, *, settled: bool) -> dict[str
     else:
         found |= {"phase": Phase.PENDING.value, "message": wanted[0].message}
     merged = conditions.merge(before, wanted, now=observed.now)
-    signals = _signals({**found, "conditions": merged}, decision)
-    found["conditions"] = conditions.merge({"conditions": merged}, signals, now=observed.now)
+    generic = _kstatus_conditions({**found, "conditions": merged}, decision)
+    found["conditions"] = conditions.merge({"conditions": merged}, generic, now=observed.now)
     return found
 
 
-def _signals(status: Document, decision: Decision) -> Iterator[Condition]:
+def _kstatus_conditions(status: Document, decision: Decision) -> Iterator[Condition]:
     """The conditions by which kstatus, and so Flux, judges objects of any kind: present once they
     have been true.
     """
@@ -140,12 +140,12 @@ def _signals(status: Document, decision: Decision) -> Iterator[Condition]:
         if (found := conditions.find(status, kind)).get("status") == state:
             stalled = dict(found)
     stuck = stalled["reason"] != "NotStalled"
-    for signal in (
+    for each in (
         Condition("Reconciling", busy, decision.stage.value if busy else "Reconciled", ""),
         Condition("Stalled", stuck, stalled["reason"], stalled["message"]),
     ):
-        if signal.status or conditions.find(status, signal.type):
-            yield signal
+        if each.status or conditions.find(status, each.type):
+            yield each
 
 
 def _has_left(observed: Observed, decision: Decision) -> bool:

@@ -1,6 +1,6 @@
 """The controller on a real cluster, installed by the chart: a job that kubectl sends has its whole
-life, notices nothing of a controller that is killed, and is made whole after its node lost power
-without anybody. These tests run alone: where the cluster serves TrainingJobs, `kdist apply` sends
+life, notices nothing of a controller that is killed, and continues by itself after its node lost
+power. These tests run alone: where the cluster serves TrainingJobs, `kdist apply` sends
 one.
 """
 
@@ -20,8 +20,14 @@ from tests.cluster.conftest import Job
 from tests.cluster.helm import call_helm
 from tests.cluster.kinds import RESOURCE, every_kind
 from tests.cluster.namespace import CLUSTER, Namespace
-from tests.cluster.test_dead_node import digest_of_an_undisturbed_run, doomed, place_bystander
-from tests.cluster.test_scale_and_suspend import APART, world_of
+from tests.cluster.test_dead_node import (
+    STEPS,
+    describe_spread_job,
+    digest_of_an_undisturbed_run,
+    doomed,
+    place_bystander,
+)
+from tests.cluster.test_scale_and_suspend import world_of
 
 __all__ = ["doomed"]
 
@@ -32,8 +38,7 @@ pytestmark = [
     pytest.mark.timeout(1200),
 ]
 
-STEPS, MANY_STEPS = 400, 1500
-"""Of a twentieth of a second: few where nothing happens meanwhile but the loss of a node."""
+MANY_STEPS = 1500  # of a twentieth of a second
 CRD = "customresourcedefinition/trainingjobs.kdist.dev"
 SELECTOR = "app.kubernetes.io/component=controller"
 
@@ -51,8 +56,8 @@ def controller(namespace: Namespace) -> Iterator[None]:
     try:
         call_helm(namespace, "install", str(CHART), *values, "--wait", "--timeout", "3m")
         yield
-        call_helm(namespace, "uninstall", "--wait")
     finally:
+        call_helm(namespace, "uninstall", "--wait", "--ignore-not-found")
         namespace.kubectl("delete", CRD, "--ignore-not-found", "--timeout=120s")
         namespace.kubectl("api-resources")  # kubectl keeps the kinds that it has seen for hours
 
@@ -65,12 +70,6 @@ def send(namespace: Namespace, document: dict[str, Any]) -> None:
         namespace.kubectl("create", *code)
     spec = {**document["spec"], "code": {"configMap": "code"}}
     namespace.kubectl("apply", "-f", "-", stdin=json.dumps({**document, "spec": spec}))
-
-
-def conditions(namespace: Namespace) -> dict[str, str]:
-    """Status of each condition of the TrainingJob."""
-    status = namespace.get("trainingjob", "digits").get("status") or {}
-    return {each["type"]: each["status"] for each in status.get("conditions") or ()}
 
 
 def wait_for(namespace: Namespace, condition: str, seconds: int = 240) -> None:
@@ -187,17 +186,10 @@ def test_kdist_acts_on_a_job_through_its_trainingjob(namespace: Namespace, calm:
 
 @every_kind
 @pytest.mark.usefixtures("controller")
-def test_a_job_whose_node_lost_power_is_made_whole_without_anybody(
+def test_a_job_whose_node_lost_power_continues_by_itself(
     namespace: Namespace, calm: Job, doomed: str, kind: str
 ) -> None:
-    wish = {"weight": 100, "podAffinityTerm": APART}
-    apart = {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [wish]}}
-    document = calm(
-        backend=kind,
-        nodes=2,
-        train={"steps": STEPS},
-        podTemplate={"spec": {"affinity": apart}},
-    )
+    document = describe_spread_job(calm, kind)
     weights = digest_of_an_undisturbed_run(namespace, document)
     send(namespace, document)
     assert namespace.until("two nodes train", partial(world_of, namespace, 2))

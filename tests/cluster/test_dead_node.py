@@ -80,6 +80,14 @@ def place_bystander(namespace: Namespace, node: str) -> dict[str, Any]:
     return namespace.get("pod", "bystander")
 
 
+def describe_spread_job(calm: Job, kind: str) -> dict[str, Any]:
+    """A job of two nodes whose pods are on different ones if possible."""
+    wish = {"weight": 100, "podAffinityTerm": APART}
+    apart = {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [wish]}}
+    template = {"spec": {"affinity": apart}}
+    return calm(backend=kind, nodes=2, train={"steps": STEPS}, podTemplate=template)
+
+
 def digest_of_an_undisturbed_run(namespace: Namespace, document: dict[str, Any]) -> str:
     namespace.apply(document)
     namespace.kdist("wait", "digits", "--timeout=6m", timeout=400)
@@ -95,14 +103,7 @@ def test_a_job_that_needs_a_node_without_power_is_made_whole_and_ends_as_if_noth
     doomed: str,
     kind: str,
 ) -> None:
-    wish = {"weight": 100, "podAffinityTerm": APART}
-    apart = {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [wish]}}
-    document = calm(
-        backend=kind,
-        nodes=2,
-        train={"steps": STEPS},
-        podTemplate={"spec": {"affinity": apart}},
-    )
+    document = describe_spread_job(calm, kind)
     weights = digest_of_an_undisturbed_run(namespace, document)
     namespace.apply(document)
     reported = namespace.until("two nodes train", partial(world_of, namespace, 2))

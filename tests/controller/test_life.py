@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from kdist.deploy import make_plan
+from kdist.diagnose import Diagnosis
 from kdist.load import load_text
+from kdist_controller.agent_poller import AgentPoller
 from kdist_controller.conditions import format_time
 from tests.controller.conftest import JobOf, Stepper
 from tests.controller.kubernetes import Kubernetes
@@ -257,6 +259,20 @@ def test_a_job_that_has_ended_stays_ended_when_its_workload_is_deleted(
     stepper.settle()
     assert condition(kubernetes, "Complete")[0] == "True"
     assert kubernetes.names() == {("TrainingJob", "digits"), ("ConfigMap", "digits")}
+
+
+def test_the_message_of_the_end_is_not_what_was_seen_while_the_job_waited(
+    kubernetes: Kubernetes,
+    stepper: Stepper,
+    running: Document,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    earlier = Diagnosis("starting", "digits starts again: Completed", "waiting")
+    monkeypatch.setattr(AgentPoller, "diagnosis", lambda *_: earlier)
+    end = END | {"lastTransitionTime": format_time(time.time())}
+    kubernetes.put("Job", {"metadata": {"name": "digits"}, "status": {"conditions": [end]}})
+    stepper.settle()
+    assert condition(kubernetes, "Complete") == ("True", "digits is done")
 
 
 def test_an_end_that_nobody_saw_is_read_from_the_rendezvous(

@@ -25,7 +25,7 @@ from kdist_trainer.errors import PeersLostError
 from kdist_trainer.instrumentation import flight_recorder
 from kdist_trainer.liveness import Heartbeat
 from kdist_trainer.torch_internals import HashStore
-from kdist_trainer.world import World, abandon, meet
+from kdist_trainer.world import World, abandon, wait_for_ranks
 from tests.trainer.training.group import run_group
 
 pytestmark = [
@@ -128,15 +128,15 @@ def test_a_rank_leaves_a_group_whose_rank_0_is_lost_while_it_connects() -> None:
     assert seconds < 30, "torch connects again and again for the whole timeout"
 
 
-def test_a_rank_that_has_come_and_died_is_missed_before_connections_are_opened() -> None:
+def test_a_rank_that_died_after_it_arrived_is_noticed_before_connections_are_opened() -> None:
     store = HashStore()
-    store.add("kdist/come", 1)
+    store.add("kdist/arrived", 1)
     with pytest.raises(dist.DistError):
-        meet(store, 2, timedelta(seconds=0.2))
+        wait_for_ranks(store, 2, timedelta(seconds=0.2))
     with ThreadPoolExecutor(3) as pool:
-        all_there = HashStore()
-        met = [pool.submit(meet, all_there, 3, timedelta(seconds=20)) for _ in range(3)]
-        assert [each.result() for each in met] == [None, None, None]
+        shared, timeout = HashStore(), timedelta(seconds=20)
+        ranks = [pool.submit(wait_for_ranks, shared, 3, timeout) for _ in range(3)]
+        assert [each.result() for each in ranks] == [None, None, None]
 
 
 def test_a_scripts_model_does_not_either_where_its_collectives_are_noted(tmp_path: Path) -> None:

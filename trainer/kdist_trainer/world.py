@@ -120,7 +120,7 @@ class World:
         with group_abort.recording():
             store = HashStore() if alone else self._open_store(env)
             if not alone and group_abort.is_enabled():
-                meet(store, self.size, self.timeout)
+                wait_for_ranks(store, self.size, self.timeout)
             dist.init_process_group(
                 self.backend,
                 rank=self.rank,
@@ -189,15 +189,6 @@ class World:
         dist.all_gather_object(values, value)
         return values
 
-    def new_group(self, backend: str = "gloo") -> dist.ProcessGroup:
-        """Make another group of the same ranks, for collectives that must not queue behind the
-        training's. Collective.
-        """
-        with group_abort.recording():
-            group = dist.new_group(backend=backend, timeout=self.timeout)
-        assert isinstance(group, dist.ProcessGroup)  # noqa: S101 - every rank is a member
-        return group
-
     def __enter__(self) -> World:
         return self
 
@@ -219,7 +210,7 @@ def connect_store(host: str, port: int, *, size: int, timeout: timedelta) -> TCP
         host: Host name or address of rank 0.
         port: Port of its store.
         size: Number of ranks.
-        timeout: That of the store afterwards, too.
+        timeout: How long to wait at most; also the timeout of the store's operations afterwards.
 
     Raises:
         PeersLostError: If the agent asks this rank to leave the group.
@@ -243,13 +234,13 @@ def connect_store(host: str, port: int, *, size: int, timeout: timedelta) -> TCP
         pause = min(2 * pause, _RETRY_SECONDS)
 
 
-def meet(store: Store, size: int, timeout: timedelta) -> None:
-    """Wait until all ranks have come, and then until all have answered that they have seen it.
+def wait_for_ranks(store: Store, size: int, timeout: timedelta) -> None:
+    """Wait until all ranks have arrived, and then until all have confirmed that they know it.
 
-    gloo opens connections next, and waits for those of a rank that has died meanwhile, in a way
-    that cannot be interrupted (torch 2.15, gloo/transport/tcp/pair.cc, `waitUntilConnected`): it
-    has no socket yet that could be shut down. A rank that dies before the others open theirs must
-    therefore be missed here. One that has come and died does not answer.
+    Next, gloo opens connections, and waits for those of a rank that has died in the meantime in a
+    way that cannot be interrupted (torch 2.15, gloo/transport/tcp/pair.cc, `waitUntilConnected`):
+    there is no socket yet that could be shut down. A dead rank must therefore be noticed here: one
+    that died after it arrived does not confirm.
 
     Args:
         store: The store of the group.
@@ -257,9 +248,9 @@ def meet(store: Store, size: int, timeout: timedelta) -> None:
         timeout: How long to wait at most, twice.
 
     Raises:
-        DistError: If not all come within the timeout, or the store's connection is shut down.
+        DistError: If a rank is missing after the timeout, or the connection is shut down.
     """
-    for phase in ("come", "answered"):
+    for phase in ("arrived", "confirmed"):
         if store.add(f"kdist/{phase}", 1) == size:
             store.set(f"kdist/{phase}/all", "")
         store.wait([f"kdist/{phase}/all"], timeout)

@@ -129,7 +129,7 @@ def _send(
     from kdist import deploy
 
     plan: Plan | ResourcePlan
-    if deploy.is_chosen(cluster, job.metadata.name, direct=direct):
+    if deploy.uses_resource(cluster, job.metadata.name, direct=direct):
         _check_take_over(job, take_over=take_over)
         plan = deploy.plan_resource(cluster, job, base=base)
         results = deploy.send_resource(cluster, plan, dry_run=dry_run, force=force_conflicts)

@@ -71,7 +71,7 @@ def command(
     try:
         for job, base in targets.read_jobs([*files, *more], sets, backend=backend):
             cluster = targets.connect(**cluster_options, job=job.metadata.namespace)
-            if deploy.is_chosen(cluster, job.metadata.name, direct=direct):
+            if deploy.uses_resource(cluster, job.metadata.name, direct=direct):
                 resource = deploy.plan_resource(cluster, job, base=base)
                 found += deploy.compare_resource(cluster, resource, force=force_conflicts)
             else:

@@ -23,10 +23,10 @@ from kdist.deploy.plan import Plan, make_plan, read_code
 from kdist.deploy.resource import (
     ResourcePlan,
     compare_resource,
-    is_chosen,
     plan_resource,
     prune_code,
     send_resource,
+    uses_resource,
 )
 
 __all__ = [
@@ -40,7 +40,6 @@ __all__ = [
     "find_objects",
     "find_result",
     "forget_end",
-    "is_chosen",
     "keep_runtime",
     "make_plan",
     "plan_resource",
@@ -50,4 +49,5 @@ __all__ = [
     "remove",
     "send",
     "send_resource",
+    "uses_resource",
 ]

@@ -1,7 +1,7 @@
 """A job as a TrainingJob, which kdist's controller turns into the job's objects: planned here, sent
 by server-side apply, and compared. Where the cluster serves TrainingJobs, `kdist apply` sends one.
 
-A job is sent either so or as its objects themselves; `is_chosen` refuses to mix the two.
+A job is sent either so or as its objects themselves; `uses_resource` refuses to mix the two.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Document = dict[str, Any]
 _KEY: Final = re.compile(r"[-._a-zA-Z0-9]+")  # of a ConfigMap
 
 
-def is_chosen(cluster: Cluster, name: str, *, direct: bool) -> bool:
+def uses_resource(cluster: Cluster, name: str, *, direct: bool) -> bool:
     """Whether the job is to be sent as a TrainingJob: if the cluster serves them and the user may
     create one, unless `direct` asks for the objects themselves.
 

@@ -5,12 +5,7 @@ on it, or waits for a restart.
 from __future__ import annotations
 
 from kdist.diagnose.rule import Diagnosis, DiagnosticContext, clip
-
-_OPERATOR = (
-    "an admin of the cluster restores the controller: `helm upgrade` of kdist's chart with "
-    "controller.enabled=true, and the namespace in its watchNamespaces; the job then goes on by "
-    "itself"
-)
+from kdist.status import CONTROLLER_FIX
 
 
 def find_refusal(ctx: DiagnosticContext) -> Diagnosis | None:
@@ -35,8 +30,11 @@ def find_absent_controller(ctx: DiagnosticContext) -> Diagnosis | None:
         "controller-absent",
         f"no controller acts on TrainingJob {ctx.name}, so its objects do not exist",
         evidence=(f"trainingjob/{ctx.name}: no status",),
-        fix=_OPERATOR,
-        commands=("kdist doctor", ctx.kubectl("get", "trainingjob", ctx.name, "-o", "yaml")),
+        fix=CONTROLLER_FIX,
+        commands=(
+            f"kdist doctor -n {ctx.namespace}",
+            ctx.kubectl("get", "trainingjob", ctx.name, "-o", "yaml"),
+        ),
     )
 
 

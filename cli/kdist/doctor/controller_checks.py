@@ -13,15 +13,10 @@ from kdist.cluster import list_resources
 from kdist.doctor.finding import Finding, missing, note, ok
 from kdist.manifest import TRAINING_JOB
 from kdist.rbac import Right
-from kdist.status import read_resource
+from kdist.status import CONTROLLER_FIX, read_resource
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
-
-_FIX = (
-    "`helm upgrade` kdist's chart with controller.enabled=true, and this namespace in its "
-    "watchNamespaces"
-)
 
 
 def check_training_jobs(cluster: Cluster) -> Iterator[Finding]:
@@ -50,7 +45,9 @@ def check_training_jobs(cluster: Cluster) -> Iterator[Finding]:
     silent = [name for name, state in states.items() if state.explain(now)[1] == "NoController"]
     if silent:
         yield missing(
-            "controller of TrainingJobs", f"no controller acts on {', '.join(silent)}", _FIX
+            "controller of TrainingJobs",
+            f"no controller acts on {', '.join(silent)}",
+            CONTROLLER_FIX,
         )
     elif any(state.seen for state in states.values()):
         yield ok("controller of TrainingJobs", f"has acted on {len(states)} in this namespace")

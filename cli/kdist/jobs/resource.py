@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from kdist.cluster import find_resource
-from kdist.errors import Code, KdistError
-from kdist.status import ResourceState, documents, read_resource
+from kdist.errors import Code, JobNotFoundError, KdistError
+from kdist.status import CONTROLLER_FIX, ResourceState, documents, read_resource
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
@@ -33,6 +33,7 @@ def wait_for_answer(
 
     Raises:
         KdistError: the controller does not accept it (USAGE), or does not act on it (TIMEOUT).
+        JobNotFoundError: it has been deleted meanwhile.
     """
     name, before = documents.name(changed), documents.mapping(changed, "status")
     generation = documents.integer(changed, "metadata", "generation") or 0
@@ -50,26 +51,15 @@ def wait_for_answer(
             break
         time.sleep(_POLL_SECONDS)
         document = find_resource(cluster, name)
-    what = "has been deleted" if document is None else f"waits: {explain_silence(timeout)}"
+    if document is None:
+        raise JobNotFoundError((name, cluster.namespace))
     raise KdistError(
-        f"TrainingJob {name} in namespace {cluster.namespace} {what}",
-        hint=FIX,
+        f"TrainingJob {name} in namespace {cluster.namespace} waits: no controller has acted on it "
+        f"for {timeout:.0f} s",
+        hint=CONTROLLER_FIX,
         next_command=f"kdist doctor -n {cluster.namespace}",
         code=Code.TIMEOUT,
     )
-
-
-FIX: Final = (
-    "an admin of the cluster restores the controller (`helm upgrade` of kdist's chart with "
-    "controller.enabled=true, and the namespace in its watchNamespaces); the job then goes on by "
-    "itself"
-)
-"""What to do where no controller acts on TrainingJobs."""
-
-
-def explain_silence(seconds: float) -> str:
-    """Say that no controller has acted for this long."""
-    return f"no controller has acted on it for {seconds:.0f} s"
 
 
 def refuse(cluster: Cluster, name: str, state: ResourceState) -> KdistError:

@@ -14,7 +14,12 @@ from kdist.status.agent_status import AgentStatus, RankStatus
 from kdist.status.exit_record import ExitRecord
 from kdist.status.job_status import JobStatus, Nodes, Phase, WorkloadState
 from kdist.status.pod import ContainerTermination, Pod, container_of, read_pod
-from kdist.status.resource_state import ResourceState, find_owning_resource, read_resource
+from kdist.status.resource_state import (
+    CONTROLLER_FIX,
+    ResourceState,
+    find_owning_resource,
+    read_resource,
+)
 from kdist.status.snapshot import (
     ASKED,
     BACKEND,
@@ -30,6 +35,7 @@ from kdist.status.snapshot import (
 __all__ = [
     "ASKED",
     "BACKEND",
+    "CONTROLLER_FIX",
     "NAMESPACE_VARIABLE",
     "OUTCOME",
     "RENDEZVOUS",

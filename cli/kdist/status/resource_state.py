@@ -6,11 +6,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from kdist.manifest import TRAINING_JOB
 from kdist.status import documents
 from kdist.status.documents import Document
+
+CONTROLLER_FIX: Final = (
+    "an admin of the cluster restores the controller: `helm upgrade` of kdist's chart with "
+    "controller.enabled=true, and the namespace in its watchNamespaces; the job then continues"
+)
+"""What to do where no controller acts on TrainingJobs."""
 
 _API_VERSION, _KIND = TRAINING_JOB
 

@@ -13,7 +13,7 @@ up() { # up [WORKERS]
   registry
   if kind get clusters 2>/dev/null | grep -qx "$CLUSTER"; then
     if answers && all_ready; then
-      sweep
+      remove_leftovers
       return
     fi
     say "removing a cluster that does not answer, or one of whose nodes does not"
@@ -36,7 +36,7 @@ up() { # up [WORKERS]
 answers() { kubectl get --raw /readyz --request-timeout 5s >/dev/null 2>&1; }
 all_ready() { kubectl wait --for=condition=Ready nodes --all --timeout=60s >/dev/null 2>&1; }
 
-sweep() { # what tests that were killed have left
+remove_leftovers() { # what tests that were killed have left
   local names
   kubectl uncordon -l kubernetes.io/hostname >/dev/null
   kubectl delete crd trainingjobs.kdist.dev --ignore-not-found >/dev/null # with it, `kdist apply` would send TrainingJobs

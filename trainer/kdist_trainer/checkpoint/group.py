@@ -54,7 +54,7 @@ class CheckpointGroup:
         self.process_group: dist.ProcessGroup | None = None
         if self.size > 1 and has_connections:
             if group_abort.is_enabled():
-                dist.barrier()  # opening connections to a rank that is lost cannot be interrupted
+                dist.barrier()  # see `wait_for_ranks` in `kdist_trainer.world`
             with group_abort.recording():
                 group = dist.new_group(backend="gloo", timeout=_TIMEOUT)
             self.process_group = group if isinstance(group, dist.ProcessGroup) else None

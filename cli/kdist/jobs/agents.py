@@ -13,14 +13,14 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
-from kdist import agent_client, rbac
-from kdist.agent_client import AgentClient, ProxyTransport, TunnelTransport
-from kdist.agent_metrics import AgentSample
+from kdist import rbac
 from kdist.errors import KdistError, NotFoundError, UsageError
 from kdist.status import Pod
 from kdist.units import ranges
 
 if TYPE_CHECKING:
+    from kdist.agent_client import AgentClient
+    from kdist.agent_metrics import AgentSample
     from kdist.cluster import Cluster
     from kdist.jobs.job import ClusterJob
 
@@ -28,6 +28,7 @@ RIGHTS: Final = (rbac.on_pods("get", part="proxy"), rbac.on_pods("create get", p
 """Sets of rights of which one is needed to reach an agent: for the proxy, for a forwarded port."""
 TIMEOUT: Final = 3.0
 """Seconds for one response."""
+_SAMPLE_TIMEOUT = 5.0  # seconds for one response, which may hold metrics
 _LOST_TIMEOUT = 1.0  # seconds for a response of a pod whose node is not ready
 _TOTAL_TIMEOUT = 20.0  # seconds for all agents
 _MAX_TUNNELS = 4  # agents that one poll tries over a forwarded port, which costs more
@@ -40,7 +41,7 @@ def fetch_samples(
     pods: Sequence[Pod],
     *,
     metrics: bool = False,
-    timeout: float = agent_client.TIMEOUT,
+    timeout: float = _SAMPLE_TIMEOUT,
 ) -> dict[str, AgentSample]:
     """Poll the agents of the running pods once.
 
@@ -56,6 +57,7 @@ def fetch_samples(
     running = [pod.name for pod in pods if pod.running]
     if not running:
         return {}
+    from kdist.agent_client import AgentClient, ProxyTransport, TunnelTransport
 
     def fetch(pod: str) -> AgentSample | None:
         transports = ProxyTransport(target.cluster, pod), TunnelTransport(target.cluster, pod)
@@ -213,7 +215,7 @@ class Agents:
             chosen = [pod for pod in running if pod in silent][: self._max_tunnels]
             clients = [self._tunnel(pod) for pod in chosen]
             for pod, client, status in zip(
-                chosen, clients, pool.map(AgentClient.status, clients), strict=True
+                chosen, clients, pool.map(lambda client: client.status(), clients), strict=True
             ):
                 if status is not None:
                     self._tunnels[pod] = client
@@ -223,9 +225,13 @@ class Agents:
     def _client(self, pod: str, timeout: float) -> AgentClient:
         if pod in self._tunnels:
             return self._tunnels[pod]
+        from kdist.agent_client import AgentClient, ProxyTransport
+
         transport = ProxyTransport(self._cluster, pod, self._namespace)
         return AgentClient(transport, timeout=timeout)
 
     def _tunnel(self, pod: str) -> AgentClient:
+        from kdist.agent_client import AgentClient, TunnelTransport
+
         transport = TunnelTransport(self._cluster, pod, self._namespace)
         return AgentClient(transport, timeout=self._timeout)

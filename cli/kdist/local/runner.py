@@ -25,7 +25,8 @@ from kdist.local.progress import NodeProgress, Progress
 from kdist.local.run_dir import RunFolder
 from kdist.local.spawner import Spawner
 from kdist.local.supervisor import AgentCommand, Outcome, ParentDeathPipe, SignalQueue, Supervisor
-from kdist.spec import Exit, TrainingJob, compare_done
+from kdist.spec import Exit, TrainingJob
+from kdist.spec.edits import compare_done
 
 _POLL_INTERVAL = 0.25  # seconds; a signal or the exit of an agent shortens it
 _FRAME_INTERVAL = 0.5  # seconds: the view shares the machine with the training

@@ -3,8 +3,8 @@ documentation are generated from it.
 
 Read `training_job` first (metadata and spec), then `models` (text types and small sections) and
 `validators` (rules across fields). `violations` carries broken rules through pydantic, `reference`
-describes fields, `paths` formats and suggests them, and `scaffold` writes new job files. Reading
-YAML does not belong here but in `kdist.load`.
+describes fields, `paths` formats and suggests them, `edits` has the rules for edited jobs, and
+`scaffold` writes new job files. Reading YAML does not belong here but in `kdist.load`.
 
 This package is the only one that imports the trainer: others import `TrainConfig` and `Exit` from
 here.
@@ -24,7 +24,7 @@ from kdist.spec.models import (
 )
 from kdist.spec.training_job import API_VERSION, KIND, Metadata, Spec, TrainingJob
 from kdist.spec.validators import RUN
-from kdist_trainer.config import Cause, Exit, Nodes, Script, TrainConfig, Training, compare_done
+from kdist_trainer.config import Cause, Exit, Nodes, Script, TrainConfig, Training
 
 __all__ = [
     "API_VERSION",
@@ -47,5 +47,4 @@ __all__ = [
     "TrainConfig",
     "Training",
     "TrainingJob",
-    "compare_done",
 ]

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from kdist_trainer.checkpoint.layout import CheckpointDirectory
-from kdist_trainer.config import Cause, Exit, TrainConfig, compare_done
+from kdist_trainer.config import Cause, Exit, TrainConfig
+from kdist_trainer.config.changes import compare_done
 from kdist_trainer.errors import CheckpointMismatchError
 from kdist_trainer.failure import Failure
 

@@ -28,14 +28,6 @@ from kdist_trainer.config.base import (
     PositiveSeconds,
     Seconds,
 )
-from kdist_trainer.config.changes import (
-    Change,
-    EditEffect,
-    FinishedRun,
-    compare,
-    compare_done,
-    explain_refusal,
-)
 from kdist_trainer.config.exit_codes import Cause, Exit
 from kdist_trainer.config.training import (
     QUANTITY,
@@ -58,15 +50,12 @@ __all__ = [
     "START_VARIABLES",
     "AllReduceCheck",
     "Cause",
-    "Change",
     "Checkpointing",
     "ConfigModel",
     "Count",
     "EarlyStop",
-    "EditEffect",
     "Every",
     "Exit",
-    "FinishedRun",
     "Init",
     "LoaderConfig",
     "Name",
@@ -79,10 +68,7 @@ __all__ = [
     "Seconds",
     "TrainConfig",
     "Training",
-    "compare",
-    "compare_done",
     "count_bytes",
-    "explain_refusal",
 ]
 
 

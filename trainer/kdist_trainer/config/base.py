@@ -7,10 +7,11 @@ bounded.
 
 from __future__ import annotations
 
-import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import RLock
+from types import ModuleType
 from typing import Annotated, Any
 
 from pydantic import (
@@ -31,25 +32,30 @@ Name = Annotated[str, Field(min_length=1, max_length=253)]
 METRICS_PORT = 9401
 """Port on which an agent serves its metrics and its status, unless it is started with another."""
 
-_PLUGINS_VARIABLE = "PYDANTIC_DISABLE_PLUGINS"
+_PLUGIN_LOADER = "pydantic.plugin._loader"
+"""Pydantic imports this module when it builds a model, and calls its `get_plugins`. It is private:
+were it renamed, plugins would be looked for, and a test fails.
+"""
 _plugins_lock = RLock()
 
 
 @contextmanager
 def _no_plugins() -> Iterator[None]:
-    """Pydantic builds models without its plugins; the environment is as before afterwards, because
-    child processes may use plugins.
+    """Pydantic builds models without its plugins, and without `importlib.metadata`, which it would
+    import only to find them; afterwards others load plugins as ever.
     """
+    stand_in = ModuleType(_PLUGIN_LOADER)
+    stand_in.__dict__["get_plugins"] = tuple
     with _plugins_lock:
-        before = os.environ.get(_PLUGINS_VARIABLE)
-        os.environ[_PLUGINS_VARIABLE] = "__all__"
+        before = sys.modules.get(_PLUGIN_LOADER)
+        sys.modules[_PLUGIN_LOADER] = stand_in
         try:
             yield
         finally:
             if before is None:
-                del os.environ[_PLUGINS_VARIABLE]
+                del sys.modules[_PLUGIN_LOADER]
             else:
-                os.environ[_PLUGINS_VARIABLE] = before
+                sys.modules[_PLUGIN_LOADER] = before
 
 
 class ConfigModel(BaseModel):

@@ -17,7 +17,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from kdist_trainer.checkpoint.checkpointer import CheckpointManager, SaveResult
-from kdist_trainer.config import Change, Every, Training, compare, explain_refusal
+from kdist_trainer.config import Every, Training
+from kdist_trainer.config.changes import Change, compare, explain_refusal
 from kdist_trainer.errors import CheckpointMismatchError
 from kdist_trainer.metrics.step_stats import StepStats
 from kdist_trainer.parallel.base import Strategy

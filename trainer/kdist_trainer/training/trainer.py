@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kdist_trainer import log
-from kdist_trainer.config import EditEffect
+from kdist_trainer.config.changes import EditEffect
 from kdist_trainer.data.loader import MicroBatch
 from kdist_trainer.instrumentation.device_stats import was_counting
 from kdist_trainer.liveness import Phase

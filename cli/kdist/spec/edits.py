@@ -1,0 +1,7 @@
+"""The rules for jobs that are edited between two runs: those of the trainer, which applies them to
+checkpoints. Only `kdist run` needs them, so `kdist.spec` does not import them.
+"""
+
+from kdist_trainer.config.changes import compare_done
+
+__all__ = ["compare_done"]

@@ -1,7 +1,8 @@
 """How long a training that recovers in place stalls when it loses ranks or a node and when a node
-joins: the time between two steps of a rank that survives, which takes 20 ms for a step.
+joins: the time between two steps of a rank that survives. A kill comes in the middle of a step,
+so about one and a half steps of the pause are steps.
 
-    python -m bench.in_place [ROUNDS]
+    python -m bench.in_place [ROUNDS [small|large]]
 
 On one node ranks are killed in turn, without and with a standby; of three ranks also a second one
 while the group forms again. On one or two nodes, each an agent with one rank, in turn an agent is
@@ -17,26 +18,29 @@ import itertools
 import json
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench.marks import Mark, environment, read, running, write_job
 from bench.recovery import BIN, PATIENCE
-from bench.table import columns, quantile, title
+from bench.table import quantile, title
 
 ROUNDS = 10
-STEPS_BEFORE = 30
+STEPS_BEFORE, SECONDS_BEFORE = 8, 1.0
+"""How long a group lasts at least before the next event."""
 SECOND_AFTER = 0.05
 """Seconds between two kills, so that the second meets a group that is forming."""
 OF_A_ROUND = {"node-standby", "rendezvous-completed"}
 """How an agent's round of the rendezvous may end."""
-HIDDEN = {"small weights": 64, "100 MB of weights": 5000}
+SIZES = {"small": (64, "small weights"), "large": (5000, "100 MB of weights")}
+"""Units of the hidden layer, and what that amounts to."""
 RANK, SPARED = "a rank of two is killed", "a rank of two is killed, with a standby"
 THIRD, TWO = "a rank of three is killed", "a rank of three, and 0.05 s later another"
 AGENT = "an agent of 1:2 is killed"
@@ -58,20 +62,21 @@ class Training(NamedTuple):
     """Ranks of the whole group."""
 
 
-def main(rounds: int) -> None:
-    """Measure and print."""
+def main(rounds: int, sizes: Sequence[str]) -> None:
+    """Measure, and print each line when it is known: all of them take an hour."""
     title(f"Recovery in place: pause of a rank that survives, {rounds} of each")
-    lines = []
-    for name, hidden in HIDDEN.items():
+    row = "  {:<68}{:>8}{:>8}{:>8}".format
+    print(row("", "p50", "p95", "a step"), flush=True)
+    for hidden, name in (SIZES[size] for size in sizes):
         for scenario in SCENARIOS:
-            for event, seconds in measure(rounds, scenario, hidden).items():
-                middle, late = quantile(seconds, 0.5), quantile(seconds, 0.95)
-                lines.append((f"{event}, {name}", f"{middle:.2f} s", f"{late:.2f} s"))
-    columns(("", "p50", "p95"), lines)
+            pauses, step = measure(rounds, scenario, hidden)
+            for event, seconds in pauses.items():
+                found = (quantile(seconds, 0.5), quantile(seconds, 0.95), step)
+                print(row(f"{event}, {name}", *(f"{each:.2f} s" for each in found)), flush=True)
 
 
-def measure(rounds: int, scenario: Scenario, hidden: int) -> Pauses:
-    """The pauses of a job, by what caused them."""
+def measure(rounds: int, scenario: Scenario, hidden: int) -> tuple[Pauses, float]:
+    """The pauses of a job, by what caused them, and the seconds of a step without one."""
     train = {
         "workload": "bench.steady:Steady",
         "options": {"hidden": hidden},
@@ -90,7 +95,7 @@ def measure(rounds: int, scenario: Scenario, hidden: int) -> Pauses:
         ):
             run = Training(process, folder / "marks", folder / "runs", scenario.ranks)
             wait_for_group(run)
-            return scenario.lose(run, rounds)
+            return scenario.lose(run, rounds), step_seconds(run)
 
 
 def lose_ranks(run: Training, rounds: int) -> Pauses:
@@ -229,8 +234,11 @@ def wait_for_group(run: Training, *, after: int = 0) -> None:
         last = newest(run)
         if len(last) < run.ranks or last[0].generation <= after:
             return False
-        steps = Counter(mark.pid for mark in read(run.marks) if mark.generation > after)
-        return all(steps[mark.pid] > STEPS_BEFORE and session(mark.pid) for mark in last)
+        marks = [mark for mark in read(run.marks) if mark.generation == last[0].generation]
+        steps = Counter(mark.pid for mark in marks)
+        return marks[-1].time - marks[0].time > SECONDS_BEFORE and all(
+            steps[mark.pid] > STEPS_BEFORE and session(mark.pid) for mark in last
+        )
 
     wait_for(lasts, run)
 
@@ -250,6 +258,18 @@ def longest_pause(run: Training, pid: int, *, after: float) -> float:
     times = [mark.time for mark in read(run.marks) if mark.pid == pid]
     pairs = itertools.pairwise(times)
     return max(end - start for start, end in pairs if end > after)
+
+
+def step_seconds(run: Training) -> float:
+    """The median time between two steps of the same group."""
+    last: dict[int, Mark] = {}
+    found = []
+    for mark in read(run.marks):
+        before = last.get(mark.pid)
+        if before is not None and before.generation == mark.generation:
+            found.append(mark.time - before.time)
+        last[mark.pid] = mark
+    return statistics.median(found)
 
 
 def wait_for(condition: Callable[[], object], run: Training) -> None:
@@ -281,4 +301,4 @@ SCENARIOS = (
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else ROUNDS)
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else ROUNDS, sys.argv[2:] or list(SIZES))

@@ -17,22 +17,27 @@ PAGE = CHART / "README.md"
 
 _INTRODUCTION = """# The chart kdist
 
-Installs what trainings need in a namespace: a PodMonitor, alerts with
-[runbooks](../../docs/reference/runbooks.md), two Grafana dashboards, roles for viewers and
-editors, network policies and, on request, a quota and queues. Jobs also train without it.
-
-With `controller.enabled` it also runs the controller of TrainingJobs, for the whole cluster or for
-`controller.watchNamespaces`, and installs their CRD, which stays when the chart is uninstalled
-([The controller](../../docs/how-to/controller.md)).
+Installs the controller of TrainingJobs, with their CRD, and what trainings need in a namespace: a
+PodMonitor, alerts with [runbooks](../../docs/reference/runbooks.md), two Grafana dashboards, roles
+for viewers and editors, network policies and, on request, a quota and queues. Jobs also train
+without it.
 
 ```sh
-helm install kdist charts/kdist --namespace ml
-helm test kdist --namespace ml   # checks permissions, runs a training with two ranks
+helm install kdist charts/kdist --namespace kdist-system --create-namespace
+helm test kdist --namespace kdist-system   # checks permissions, runs a training with two ranks
 ```
 
-The chart needs no cluster-wide permissions unless `rbac.scope` is `cluster` or the controller is
-enabled, and only creates resources whose CRDs are installed: without the Prometheus operator there
-is no PodMonitor, without Kueue no queue. It supports Helm 3 and 4 and Kubernetes 1.31 or newer.
+One release runs [the controller](../../docs/how-to/controller.md), for the whole cluster or for
+`controller.watchNamespaces`. A release for a team's namespace does without:
+
+```sh
+helm install kdist charts/kdist --namespace ml --set controller.enabled=false
+```
+
+Such a release needs no cluster-wide permissions unless `rbac.scope` is `cluster`. The CRD stays
+when the chart is uninstalled. The chart only creates resources whose CRDs are installed: without
+the Prometheus operator there is no PodMonitor, without Kueue no queue. It supports Helm 3 and 4 and
+Kubernetes 1.31 or newer.
 
 - **Prometheus of kube-prometheus-stack** only selects objects with the label of its release:
   `--set monitoring.podMonitor.labels.release=STACK --set \

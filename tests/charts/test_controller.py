@@ -14,12 +14,12 @@ from kdist_controller import rights
 from kdist_controller.__main__ import PORT
 from tests.charts.rights_files import CONTROLLER
 from tests.charts.rules import CHART, controller_alerts
-from tests.charts.test_templates import OPERATOR, Helm, helm, of_kind, template
+from tests.charts.test_templates import OFF, OPERATOR, Helm, helm, of_kind, template
 from tests.manifests.jobs import make, place
 
 __all__ = ["helm", "template"]
 
-ON, OFF = (("--set", f"controller.enabled={each}") for each in ("true", "false"))
+ON = ("--set", "controller.enabled=true")
 DEFINITION = CHART / "crd" / "trainingjobs.yaml"
 
 
@@ -31,8 +31,9 @@ def test_the_charts_crd_and_rights_are_fresh() -> None:
 
 @pytest.mark.e2e
 def test_without_it_the_chart_needs_nothing_of_the_whole_cluster(template: Helm) -> None:
-    kinds = {each["kind"] for each in template(*OFF)}
-    assert not kinds & {"CustomResourceDefinition", "ClusterRole", "Deployment"}
+    of_the_cluster = {"CustomResourceDefinition", "ClusterRole", "Deployment"}
+    assert not of_the_cluster & {each["kind"] for each in template(*OFF)}
+    assert of_the_cluster <= {each["kind"] for each in template()}, "it is there by default"
 
 
 @pytest.mark.e2e

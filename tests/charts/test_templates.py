@@ -21,6 +21,7 @@ from tests.manifests.jobs import make, place
 
 VALUES = sorted((CHART / "ci").glob("*-values.yaml"))
 OPERATOR = ("--api-versions", "monitoring.coreos.com/v1")
+OFF = ("--set", "controller.enabled=false")
 BUILT = Path(os.environ.get("KDIST_CLUSTER_CACHE", Path.home() / ".cache/kdist-cluster")) / "bin"
 
 pytestmark = pytest.mark.e2e  # where Helm is built
@@ -108,17 +109,17 @@ def test_values_that_are_not_known_or_not_possible_are_refused(helm: str) -> Non
 
 
 def test_rules_reach_the_cluster_as_promtool_tried_them(template: Helm) -> None:
-    every = template(*OPERATOR, "--set", "monitoring.prometheusRule.disabled=null")
+    every = template(*OPERATOR, *OFF, "--set", "monitoring.prometheusRule.disabled=null")
     (rule,) = of_kind(every, "PrometheusRule")
     assert [one for group in rule["spec"]["groups"] for one in group["rules"]] == read_rules()
-    (rule,) = of_kind(template(*OPERATOR), "PrometheusRule")
+    (rule,) = of_kind(template(*OPERATOR, *OFF), "PrometheusRule")
     found = [one for group in rule["spec"]["groups"] for one in group["rules"]]
     kept = {one["alert"] for one in found if "alert" in one}
     assert kept == set(alerts()) - {"KdistLossSpike"}
 
 
 def test_links_of_alerts_lead_to_the_addresses_that_were_given(template: Helm) -> None:
-    objects = template("--values", str(CHART / "ci/everything-values.yaml"))
+    objects = template("--values", str(CHART / "ci/everything-values.yaml"), *OFF)
     (rule,) = of_kind(objects, "PrometheusRule")
     runbook = "https://example.org/runbooks#"
     dashboard = "https://grafana.example.org/d/kdist-training-job?"
@@ -152,7 +153,7 @@ def test_without_the_operators_nothing_is_made_that_the_cluster_does_not_know(
 
 
 def test_roles_hold_what_kdist_does_and_not_more(template: Helm) -> None:
-    objects = template("--values", str(CHART / "ci/everything-values.yaml"))
+    objects = template("--values", str(CHART / "ci/everything-values.yaml"), *OFF)
     roles = {
         each["metadata"]["name"].rsplit("-", 1)[1]: each["rules"]
         for each in of_kind(objects, "Role")
@@ -196,8 +197,9 @@ def test_roles_of_the_cluster_add_workloads_to_view_and_edit_and_bind_nobody(
 
 def test_the_controller_alone_is_held_to_giving_up_pods(template: Helm) -> None:
     kinds = ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
-    assert not [each for each in template() if each["kind"] in kinds]
-    objects = template("--set", "controller.enabled=true")
+    without = template(*OFF)
+    assert not [each for each in without if each["kind"] in kinds]
+    objects = template()
     ((policy,), (binding,)) = (of_kind(objects, kind) for kind in kinds)
     assert policy["spec"]["failurePolicy"] == "Fail"
     (rule,) = policy["spec"]["matchConstraints"]["resourceRules"]
@@ -318,7 +320,7 @@ def test_series_bear_the_name_of_their_node_only_where_it_is_asked_for(
     template: Helm, asked: str
 ) -> None:
     chosen = f"monitoring.podMonitor.enabled=always,monitoring.podMonitor.nodeLabel={asked}"
-    (monitor,) = [each for each in template("--set", chosen) if each["kind"] == "PodMonitor"]
+    (monitor,) = [each for each in template("--set", chosen, *OFF) if each["kind"] == "PodMonitor"]
     (endpoint, *_) = monitor["spec"]["podMetricsEndpoints"]
     written = {each["targetLabel"] for each in endpoint["relabelings"]}
     assert written == {"job", "kdist_job", *(["node"] if asked == "true" else [])}

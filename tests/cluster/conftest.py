@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.abilities import OPERATORS, Abilities, skip_without
+from tests.cluster.controller import installed
 from tests.cluster.namespace import CLUSTER, Namespace
 
 Job = Callable[..., dict[str, Any]]
@@ -165,6 +166,13 @@ def calm(job: Job) -> Job:
         return job(train=training, **{"code": "./src", "resources": resources, **burst, **spec})
 
     return make
+
+
+@pytest.fixture
+def controller(namespace: Namespace) -> Iterator[None]:
+    """The controller of the chart, for the jobs of this namespace."""
+    with installed(namespace):
+        yield
 
 
 @pytest.hookimpl(wrapper=True)

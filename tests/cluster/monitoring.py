@@ -40,7 +40,8 @@ def monitoring(namespace: Namespace, *, immediate: bool = False) -> Iterator[Pro
         "monitoring": {
             "podMonitor": {"interval": every, "scrapeTimeout": every},
             "scraper": {"create": True},
-        }
+        },
+        "controller": {"enabled": False},
     }
     file = str(namespace.home / namespace.write(values, "values.yaml"))
     call_helm(namespace, "install", str(CHART), "--values", file)

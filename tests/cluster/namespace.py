@@ -50,6 +50,10 @@ class Namespace:
         assert done.returncode == 0, f"kubectl {' '.join(args)}: {done.stderr}"
         return done.stdout
 
+    def type_kubectl(self, *args: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        """The ended `kubectl -n NAMESPACE …`, whatever its code."""
+        return self._type("kubectl", "-n", self.name, *args, stdin=stdin)
+
     def kdist(self, *args: str, code: int = 0, timeout: float = PATIENCE) -> str:
         """What `kdist ARGS` prints to stdout, in this namespace; it must end with this code and
         never with a traceback.

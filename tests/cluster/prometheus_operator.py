@@ -61,7 +61,11 @@ def operated(namespace: Namespace) -> Iterator[Prometheus]:
             "podMonitor": {"interval": every, "scrapeTimeout": every, "nodeLabel": True, **chosen},
             "prometheusRule": chosen,
         }
-        file = namespace.write({"monitoring": {**pods, "scraper": {"create": True}}}, "values.yaml")
+        values = {
+            "monitoring": {**pods, "scraper": {"create": True}},
+            "controller": {"enabled": False},
+        }
+        file = namespace.write(values, "values.yaml")
         call_helm(namespace, "install", str(CHART), "--values", str(namespace.home / file))
         namespace.kubectl(
             "create", "-f", "-", stdin=json.dumps(_prometheus(namespace, known, every))

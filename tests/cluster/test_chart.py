@@ -75,6 +75,7 @@ def test_the_chart_is_installed_tried_changed_taken_back_and_gone_without_a_trac
         "rbac": {"view": subjects[:1], "edit": subjects[1:]},
         "quota": {"hard": {"pods": "20"}},
         "networkPolicy": {"defaultDeny": True},
+        "controller": {"enabled": False},
     }
     file = namespace.write(values, "values.yaml")
     chosen = ("--values", str(namespace.home / file))

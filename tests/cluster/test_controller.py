@@ -6,18 +6,14 @@ one.
 
 from __future__ import annotations
 
-import json
 import subprocess
-from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import pytest
 
 from kdist.manifest import TRAINING_JOB
-from tests.charts.rules import CHART
 from tests.cluster.conftest import Job
-from tests.cluster.helm import call_helm
+from tests.cluster.controller import kill_leader, patch, send, wait_for
 from tests.cluster.kinds import RESOURCE, every_kind
 from tests.cluster.namespace import CLUSTER, Namespace
 from tests.cluster.test_dead_node import (
@@ -39,64 +35,6 @@ pytestmark = [
 ]
 
 MANY_STEPS = 1500  # of a twentieth of a second
-CRD = "customresourcedefinition/trainingjobs.kdist.dev"
-SELECTOR = "app.kubernetes.io/component=controller"
-
-
-@pytest.fixture
-def controller(namespace: Namespace) -> Iterator[None]:
-    """Two replicas of the controller, for this namespace. They and TrainingJobs are gone at the
-    end.
-    """
-    image, _, tag = namespace.environment["KDIST_CONTROLLER_IMAGE"].rpartition(":")
-    chosen = {"enabled": True, "image": {"repository": image, "tag": tag}}
-    chosen |= {"watchNamespaces": [namespace.name]}
-    file = namespace.write({"controller": chosen}, "values.yaml")
-    values = ("--values", str(namespace.home / file))
-    try:
-        call_helm(namespace, "install", str(CHART), *values, "--wait", "--timeout", "3m")
-        yield
-    finally:
-        call_helm(namespace, "uninstall", "--wait", "--ignore-not-found")
-        namespace.kubectl("delete", CRD, "--ignore-not-found", "--timeout=120s")
-        namespace.kubectl("api-resources")  # kubectl keeps the kinds that it has seen for hours
-
-
-def send(namespace: Namespace, document: dict[str, Any]) -> None:
-    """`kubectl apply -f job.yaml`, with the code in a ConfigMap of its own."""
-    namespace.copy_sources()
-    code = ("configmap", "code", f"--from-file={namespace.home / 'src'}")
-    if not namespace.get("configmap", "code"):
-        namespace.kubectl("create", *code)
-    spec = {**document["spec"], "code": {"configMap": "code"}}
-    namespace.kubectl("apply", "-f", "-", stdin=json.dumps({**document, "spec": spec}))
-
-
-def wait_for(namespace: Namespace, condition: str, seconds: int = 240) -> None:
-    line = f"--for=condition={condition}"
-    namespace.kubectl("wait", "trainingjob/digits", line, f"--timeout={seconds}s")
-
-
-def patch(namespace: Namespace, **spec: Any) -> None:
-    body = json.dumps({"spec": spec})
-    namespace.kubectl("patch", "trainingjob", "digits", "--type=merge", "-p", body)
-
-
-def kill_leader(namespace: Namespace) -> str:
-    """Kill the controller that leads, without giving it time; returns its pod's name."""
-    (lease,) = (
-        each
-        for each in namespace.find("leases.coordination.k8s.io")
-        if each["metadata"]["name"].startswith("kdist")
-    )
-    holder = str(lease["spec"]["holderIdentity"])
-    (leader,) = (
-        pod["metadata"]["name"]
-        for pod in namespace.find("pods", SELECTOR)
-        if holder.startswith(pod["metadata"]["name"])
-    )
-    namespace.kubectl("delete", "pod", leader, "--grace-period=0", "--force")
-    return str(leader)
 
 
 def change_what_needs_new_pods(namespace: Namespace) -> None:

@@ -1,6 +1,6 @@
 """How long a training that recovers in place stalls when it loses ranks or a node and when a node
-joins: the time between two steps of a rank that survives. A kill comes in the middle of a step,
-so about one and a half steps of the pause are steps.
+joins: the time between two steps of a rank that survives. The step that a kill interrupts is
+computed again, so a pause contains about one and a half steps.
 
     python -m bench.in_place [ROUNDS [small|large]]
 
@@ -34,7 +34,7 @@ from bench.table import quantile, title
 
 ROUNDS = 10
 STEPS_BEFORE, SECONDS_BEFORE = 8, 1.0
-"""How long a group lasts at least before the next event."""
+"""How long a group trains at least before the next event."""
 SECOND_AFTER = 0.05
 """Seconds between two kills, so that the second meets a group that is forming."""
 OF_A_ROUND = {"node-standby", "rendezvous-completed"}
@@ -63,7 +63,7 @@ class Training(NamedTuple):
 
 
 def main(rounds: int, sizes: Sequence[str]) -> None:
-    """Measure, and print each line when it is known: all of them take an hour."""
+    """Measure, and print each line as soon as it is known."""
     title(f"Recovery in place: pause of a rank that survives, {rounds} of each")
     row = "  {:<68}{:>8}{:>8}{:>8}".format
     print(row("", "p50", "p95", "a step"), flush=True)

@@ -24,9 +24,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--draw"):
-        config.pluginmanager.register(
-            Draw(os.environ.get("KDIST_SEED") or read_commit(config.rootpath)), "draw"
-        )
+        config.pluginmanager.register(Draw(read_seed(config.rootpath)), "draw")
 
 
 class Draw:
@@ -51,6 +49,11 @@ class Draw:
 
     def pytest_report_collectionfinish(self) -> str:
         return self.printed
+
+
+def read_seed(root: Path) -> str:
+    """`KDIST_SEED`, or else the commit."""
+    return os.environ.get("KDIST_SEED") or read_commit(root)
 
 
 def read_commit(root: Path) -> str:

@@ -22,13 +22,17 @@ PodMonitor, alerts with [runbooks](../../docs/reference/runbooks.md), two Grafan
 for viewers and editors, network policies and, on request, a quota and queues. Jobs also train
 without it.
 
+No registry has the images yet: build both from the [Dockerfile](../../Dockerfile), and name them.
+
 ```sh
-helm install kdist charts/kdist --namespace kdist-system --create-namespace
+helm install kdist charts/kdist --namespace kdist-system --create-namespace \\
+    --set image.repository=registry.example.com/team/kdist-trainer \\
+    --set controller.image.repository=registry.example.com/team/kdist-controller
 helm test kdist --namespace kdist-system   # checks permissions, runs a training with two ranks
 ```
 
 One release runs [the controller](../../docs/how-to/controller.md), for the whole cluster or for
-`controller.watchNamespaces`. A release for a team's namespace does without:
+`controller.watchNamespaces`. A release for one team's namespace leaves it out:
 
 ```sh
 helm install kdist charts/kdist --namespace ml --set controller.enabled=false

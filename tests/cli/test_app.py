@@ -27,6 +27,7 @@ HEAVY = {
 UNUSED = {
     *("torch", "kubernetes", "jinja2", "rich", "asyncio", "requests", "subprocess", "difflib"),
     *("kdist.load.problems", "kdist.load.overrides", "kdist.load.code", "kdist.spec.reference"),
+    *("importlib.metadata", "kdist_trainer.config.changes"),
     *("kdist.nonblocking", "kdist.cluster", "kdist.jobs", "kdist.status", "kdist.local"),
 }
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import random
 from pathlib import Path
 
 import pytest
 
-from tests.draw import read_commit
+from tests.draw import read_seed
 
 RESOURCE = {
     "job": "job.batch",
@@ -19,9 +18,7 @@ RESOURCE = {
 }
 # That of every cluster that is new enough, and the one whose pods never end by themselves.
 FIRST = ("job", "statefulset")
-DRAWN = random.Random(os.environ.get("KDIST_SEED") or read_commit(Path(__file__).parent)).choice(
-    FIRST
-)
+DRAWN = random.Random(read_seed(Path(__file__).parent)).choice(FIRST)
 
 _MARKED = [
     kind if kind == DRAWN else pytest.param(kind, marks=pytest.mark.wide) for kind in RESOURCE

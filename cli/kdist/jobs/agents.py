@@ -28,7 +28,6 @@ RIGHTS: Final = (rbac.on_pods("get", part="proxy"), rbac.on_pods("create get", p
 """Sets of rights of which one is needed to reach an agent: for the proxy, for a forwarded port."""
 TIMEOUT: Final = 3.0
 """Seconds for one response."""
-_SAMPLE_TIMEOUT = 5.0  # seconds for one response, which may hold metrics
 _LOST_TIMEOUT = 1.0  # seconds for a response of a pod whose node is not ready
 _TOTAL_TIMEOUT = 20.0  # seconds for all agents
 _MAX_TUNNELS = 4  # agents that one poll tries over a forwarded port, which costs more
@@ -41,7 +40,7 @@ def fetch_samples(
     pods: Sequence[Pod],
     *,
     metrics: bool = False,
-    timeout: float = _SAMPLE_TIMEOUT,
+    timeout: float | None = None,
 ) -> dict[str, AgentSample]:
     """Poll the agents of the running pods once.
 
@@ -49,7 +48,7 @@ def fetch_samples(
         target: the job.
         pods: its pods.
         metrics: fetch `/metrics` too.
-        timeout: seconds for one response.
+        timeout: seconds for one response; None for the default of `AgentClient`.
 
     Returns:
         The sample of each agent that answered, by its pod.
@@ -57,11 +56,13 @@ def fetch_samples(
     running = [pod.name for pod in pods if pod.running]
     if not running:
         return {}
-    from kdist.agent_client import AgentClient, ProxyTransport, TunnelTransport
+    from kdist.agent_client import TIMEOUT, AgentClient, ProxyTransport, TunnelTransport
+
+    seconds = TIMEOUT if timeout is None else timeout
 
     def fetch(pod: str) -> AgentSample | None:
         transports = ProxyTransport(target.cluster, pod), TunnelTransport(target.cluster, pod)
-        return AgentClient(*transports, timeout=timeout).sample(metrics=metrics)
+        return AgentClient(*transports, timeout=seconds).sample(metrics=metrics)
 
     with ThreadPoolExecutor(min(_SAMPLE_THREADS, len(running))) as pool:
         samples = list(pool.map(fetch, running))

@@ -228,7 +228,10 @@ def is_over(seen: Observation) -> bool:
     reached = seen.reached
     later = seen.ledger.steps_of(after=seen.before.generation)
     moved_on = reached is not None and any(_step(line) > reached for line in later)
-    return moved_on and seen.after.trains  # so that another drill may follow at once
+    # The ledger may be ahead of what the watcher has seen, by which the stall is measured.
+    is_measured = seen.stall is not None or not seen.progress
+    # All agents train, so that another drill may follow at once.
+    return moved_on and is_measured and seen.after.trains
 
 
 def _has_passed(seen: Observation) -> bool:

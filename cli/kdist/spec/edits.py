@@ -1,5 +1,5 @@
 """The rules for jobs that are edited between two runs: those of the trainer, which applies them to
-checkpoints. Only `kdist run` needs them, so `kdist.spec` does not import them.
+checkpoints. Only `kdist run` needs them, so they are not in `kdist.spec` itself.
 """
 
 from kdist_trainer.config.changes import compare_done

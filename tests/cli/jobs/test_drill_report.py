@@ -100,6 +100,10 @@ def test_a_recovery_in_place_repeats_no_step() -> None:
     assert kept(seen) == [True, True, True, True]
 
 
+def test_a_drill_goes_on_until_it_has_seen_how_long_the_job_stalled() -> None:
+    assert not is_over(observe(IN_PLACE, progress=((99.9, 3, 31),)))
+
+
 def test_a_step_that_no_survivor_could_record_has_no_loss_and_breaks_nothing() -> None:
     gap = [*lines(range(1, 31), 3), line(31, 3, loss=None), *lines(range(32, 40), 4)]
     assert kept(observe(gap)) == [True, True, True, True]

@@ -33,16 +33,16 @@ METRICS_PORT = 9401
 """Port on which an agent serves its metrics and its status, unless it is started with another."""
 
 _PLUGIN_LOADER = "pydantic.plugin._loader"
-"""Pydantic imports this module when it builds a model, and calls its `get_plugins`. It is private:
-were it renamed, plugins would be looked for, and a test fails.
+"""The private module whose `get_plugins` pydantic calls when it builds a model. If pydantic renames
+it, plugins are loaded again, and a test fails.
 """
 _plugins_lock = RLock()
 
 
 @contextmanager
 def _no_plugins() -> Iterator[None]:
-    """Pydantic builds models without its plugins, and without `importlib.metadata`, which it would
-    import only to find them; afterwards others load plugins as ever.
+    """Have pydantic build models without its plugins, and without `importlib.metadata`, which it
+    imports only to find them. Other code loads plugins as usual.
     """
     stand_in = ModuleType(_PLUGIN_LOADER)
     stand_in.__dict__["get_plugins"] = tuple

@@ -32,6 +32,8 @@ engine() {
     --log-opt max-size=20m --add-runtime "fewer=$ENGINE/runc-with-fewer-capabilities" --default-runtime fewer \
     >"$ENGINE/log" 2>&1 </dev/null 9>&- &
   wait_for 60 "the engine; see $ENGINE/log" docker info
+  # Docker starts the nodes of a cluster that was not removed before; the routes between their pods are gone.
+  docker ps -aq --filter "label=io.x-k8s.kind.cluster=$CLUSTER" | xargs -r docker rm -f -v >/dev/null
 }
 
 engine_is_ours() { [[ -e $ENGINE/pid && $(ps -o comm= -p "$(cat "$ENGINE/pid")" 2>/dev/null) == dockerd ]]; }

@@ -76,7 +76,7 @@ class CheckpointManager:
 
         Args:
             root: the checkpoint folder.
-            world: this rank; its generation becomes the epoch of the lock.
+            world: this rank, and the generation that locks the folder.
             run_id: the run that the checkpoints belong to.
             config: `train.checkpoint` of the job.
             job: the part of the job that is stored with each checkpoint, as plain values.
@@ -276,9 +276,13 @@ class CheckpointManager:
         known = self._group.gather(
             max((one.epoch for one in self.directory.committed()), default=0)
         )
-        epoch = generation if self.shared else max(generation, max(known) + 1)
         record = self._on_lock(
-            lambda: self._lock.acquire(run_id=self._run_id, epoch=epoch, take_over=take_over)
+            lambda: self._lock.acquire(
+                run_id=self._run_id,
+                generation=generation,
+                at_least=0 if self.shared else max(known) + 1,
+                take_over=take_over,
+            )
         )
         if self._group.is_rank_zero:
             commit.clean_stale(self.directory, epoch=record.epoch)

@@ -2,11 +2,14 @@
 paused cannot win. Free of torch.
 
 `<root>/lock/` holds one file per lock record, named by its epoch and created exclusively; the
-highest epoch holds the lock. A dead or sleeping holder blocks nobody: a later group takes a higher
-epoch and continues at once, and every writer checks the lock before it commits. An earlier writer
-may still be between that check and its rename. Therefore a record also has a *fence*: the
-checkpoint that its group started from. Checkpoints of earlier epochs beyond it came too late and
-are not valid.
+highest epoch holds the lock. A dead or sleeping holder blocks nobody: a later group of the run
+takes a higher epoch and continues at once, and every writer checks the lock before it commits. An
+earlier writer may still be between that check and its rename. Therefore a record also has a
+*fence*: the checkpoint that its group started from. Checkpoints of earlier epochs beyond it came
+too late and are not valid.
+
+Epochs grow within a folder, whichever runs have used it; generations grow within a run. The epoch
+of a group is its generation, or higher if the folder has seen that epoch already.
 """
 
 from __future__ import annotations
@@ -53,6 +56,7 @@ class LockRecord:
     """Of this group and of earlier ones: the epoch, and the checkpoint that the group started from
     ("" for none).
     """
+    generation: int = 0
 
 
 class Lock:
@@ -62,13 +66,15 @@ class Lock:
         self.folder = root / "lock"
         self.mine: LockRecord | None = None
 
-    def acquire(self, *, run_id: str, epoch: int, take_over: bool = False) -> LockRecord:
-        """Lock the folder for this run. A higher epoch of the same run takes over at once.
+    def acquire(
+        self, *, run_id: str, generation: int, at_least: int = 0, take_over: bool = False
+    ) -> LockRecord:
+        """Lock the folder for this run. A later generation of the same run takes over at once.
 
         Args:
             run_id: the run.
-            epoch: of the worker group. If another run had the folder, the epoch continues from that
-                run's last one, because epochs grow within a folder.
+            generation: of the worker group.
+            at_least: the lowest epoch to take.
             take_over: whether to lock a folder that another run has not released.
 
         Returns:
@@ -76,31 +82,37 @@ class Lock:
 
         Raises:
             CheckpointMismatchError: another run holds the folder.
-            LockLostError: this epoch or a higher one of the same run has the lock.
+            LockLostError: this generation or a later one of the same run has the lock.
             OSError: the disk failed.
         """
         epochs, last = self._epochs(), self.last()
         highest = epochs[-1] if epochs else 0
-        if last is not None and last.run_id != run_id:
-            if not (last.released or take_over):
-                raise CheckpointMismatchError(
-                    f"checkpoints in {self.folder.parent} belong to run {last.run_id} (on "
-                    f"{last.host}), not to {run_id}: "
-                    "wait until it has ended, choose another folder, or use --take-over"
+        if last is not None and last.run_id == run_id:
+            # above it there may be records without content, which groups that crashed have left
+            latest = last.generation + highest - last.epoch
+            if generation == latest and last.released:
+                self._remove(highest)
+                highest -= 1
+            elif generation <= latest:
+                raise LockLostError(
+                    f"generation {latest} of run {run_id} holds {self.folder.parent}, this group "
+                    f"is of generation {generation}"
                 )
-            epoch = max(epoch, highest + 1)
-        if epoch == highest and last is not None and last.epoch == epoch and last.released:
-            self._remove(epoch)
-        elif epoch <= highest:
-            raise LockLostError(
-                f"epoch {highest} of run {run_id} holds {self.folder.parent}, this group "
-                f"is of epoch {epoch}"
+        elif last is not None and not (last.released or take_over):
+            raise CheckpointMismatchError(
+                f"checkpoints in {self.folder.parent} belong to run {last.run_id} (on "
+                f"{last.host}), not to {run_id}: "
+                "wait until it has ended, choose another folder, or use --take-over"
             )
         record = LockRecord(
-            epoch, run_id, secrets.token_hex(8), socket.gethostname(), round(time.time(), 3)
+            max(generation, at_least, highest + 1),
+            run_id,
+            secrets.token_hex(8),
+            socket.gethostname(),
+            round(time.time(), 3),
+            fences=last.fences if last is not None else (),
+            generation=generation,
         )
-        if last is not None:
-            record = replace(record, fences=last.fences)
         self._create(record)
         self.check()
         return record
@@ -142,6 +154,8 @@ class Lock:
             with suppress(FileNotFoundError, ValueError, TypeError, KeyError, AttributeError):
                 document: dict[str, Any] = json.loads(self._path(epoch).read_bytes())
                 fences = tuple((int(epoch), str(base)) for epoch, base in document.pop("fences"))
+                # without one it was written by an earlier version, whose epochs were generations
+                document.setdefault("generation", document["epoch"])
                 return LockRecord(**document, fences=fences)
         return None
 

@@ -108,6 +108,7 @@ FUNCTIONS = [
     regroup.plan_handover,
     regroup.use_warm_up,
     regroup.take_over,
+    regroup.tell,
     regroup.describe_kept,
     regroup.receive_state,
     regroup.receive_tensors,

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-import secrets
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
@@ -18,19 +17,17 @@ from typing import Any, TypeVar
 import torch
 
 import kdist_trainer
-from kdist_trainer import log
-from kdist_trainer.checkpoint import commit
 from kdist_trainer.checkpoint.background import BackgroundTask
 from kdist_trainer.checkpoint.commit import CommitRequest, SaveResult
 from kdist_trainer.checkpoint.group import CheckpointGroup, RankInfo
 from kdist_trainer.checkpoint.layout import Checkpoint, CheckpointDirectory, Manifest
 from kdist_trainer.checkpoint.lock import Lock, LockLostError
-from kdist_trainer.checkpoint.probe import probe
+from kdist_trainer.checkpoint.opening import FolderOpener, LockRequest
 from kdist_trainer.checkpoint.restore import Fallback, JobCheck, Restore
 from kdist_trainer.checkpoint.staging import Paths, Stager
 from kdist_trainer.checkpoint.writer import Writer
 from kdist_trainer.config import Checkpointing
-from kdist_trainer.errors import CheckpointMismatchError, PeersLostError, StorageError
+from kdist_trainer.errors import PeersLostError, StorageError
 
 T = TypeVar("T")
 
@@ -84,7 +81,8 @@ class CheckpointManager:
             sharded: whether ranks hold parts of the state, which needs a shared folder.
             holders: among the ranks with the same tensors, this one's index and their number; by
                 default all ranks have the same ones.
-            is_known: whether a former group of these ranks has used the folder.
+            is_known: whether ranks of a former group, which has used the folder, continue in
+                place: what is saved follows the newest checkpoint.
 
         Raises:
             CheckpointMismatchError: the folder belongs to another run or lacks what is needed.
@@ -92,7 +90,6 @@ class CheckpointManager:
             StorageError: it cannot be written.
         """
         self.directory = CheckpointDirectory(root)
-        self.resumed: Checkpoint | None = None
         self._group = CheckpointGroup(world)
         self._lock = Lock(root)
         self._run_id = run_id
@@ -101,11 +98,17 @@ class CheckpointManager:
         self._config_digest = hashlib.sha256(
             json.dumps(self._job, sort_keys=True).encode()
         ).hexdigest()
-        seen = probe(root, self._group, is_known=is_known)
-        self.shared = all(seen)
-        self._sees_rank_zero_folder = seen[self._group.rank]
-        self._check_shared(sharded)
-        self.epoch = self._acquire(world.generation, take_over)
+        request = LockRequest(run_id, world.generation, take_over)
+        self._opener = FolderOpener(self.directory, self._lock, self._group, request)
+        self._folder = (
+            self._opener.continue_in_place()
+            if is_known
+            else self._opener.open(must_be_shared=self.must_be_shared(sharded=sharded))
+        )
+        self.resumed = self._folder.newest
+        self.shared = all(self._folder.sees)
+        self._sees_rank_zero_folder = self._folder.sees[self._group.rank]
+        self.epoch = self._folder.epoch
         folder: Any = {"group": self._group, "lock": self._lock, "shared": self.shared}
         self._restore = Restore(self.directory, by_rank_zero=config.load == "broadcast", **folder)
         self._writer = Writer(self.directory, keep=config.keep, **folder)
@@ -113,7 +116,6 @@ class CheckpointManager:
         self._stager = Stager(
             rank=rank, size=size if self.shared else int(self._group.is_rank_zero)
         )
-        self._id = self._group.broadcast(secrets.token_hex(4))
         self._saves = 0
         self._background = BackgroundTask[SaveResult]()
 
@@ -151,20 +153,8 @@ class CheckpointManager:
             self.resumed = Checkpoint(
                 manifest.step, manifest.epoch, self.directory.root / manifest.name
             )
-        self._on_lock(lambda: self._lock.set_base(self.resumed))
+        self._opener.set_base(self.resumed)
         return found.state if found is not None else None
-
-    def skip_load(self) -> None:
-        """Continue with a state that is in memory: what is saved from now on follows the newest
-        checkpoint. Raises `StorageError` or `LockLostError`.
-        """
-
-        def find_newest() -> Checkpoint | None:
-            newest = next(iter(self._lock.valid(self.directory.committed())), None)
-            self._lock.set_base(newest)
-            return newest
-
-        self.resumed = self._on_lock(find_newest)
 
     def save(
         self,
@@ -242,6 +232,8 @@ class CheckpointManager:
 
     def reopen(self) -> None:
         """Mark the run as not ended, by removing DONE. Raises `StorageError`."""
+        if not self._folder.may_be_done:
+            return
 
         def remove() -> None:
             if self._group.is_rank_zero or not self._sees_rank_zero_folder:
@@ -269,50 +261,14 @@ class CheckpointManager:
         if self._group.is_rank_zero:
             self._lock.release()
 
-    def _acquire(self, generation: int, take_over: bool) -> int:
-        """Lock the folder on rank 0 and return the epoch, which must be higher than any in the
-        folders of all nodes.
-        """
-        known = self._group.gather(
-            max((one.epoch for one in self.directory.committed()), default=0)
+    def must_be_shared(self, *, sharded: bool) -> str | None:
+        """Why all ranks must share the folder, and what to do otherwise; None if they need not."""
+        if not sharded:
+            return None
+        return (
+            "and each holds a part of the model: "
+            "use a volume that all nodes mount (ReadWriteMany), or strategy ddp"
         )
-        record = self._on_lock(
-            lambda: self._lock.acquire(
-                run_id=self._run_id,
-                generation=generation,
-                at_least=0 if self.shared else max(known) + 1,
-                take_over=take_over,
-            )
-        )
-        if self._group.is_rank_zero:
-            commit.clean_stale(self.directory, epoch=record.epoch)
-        return record.epoch
-
-    def _on_lock(self, work: Callable[[], T]) -> T:
-        try:
-            return self._group.on_rank_zero(work)
-        except OSError as error:
-            raise StorageError(
-                f"cannot write the lock of {self.directory.root}: {error}"
-            ) from error
-
-    def _check_shared(self, sharded: bool) -> None:
-        if self.shared:
-            return
-        if sharded:
-            raise CheckpointMismatchError(
-                f"the ranks do not share the checkpoint folder {self.directory.root}, and "
-                "each holds a part of the model: "
-                "use a volume that all nodes mount (ReadWriteMany), or strategy ddp"
-            )
-        if self._group.is_rank_zero:
-            log.warn(
-                "storage-not-shared",
-                message=(
-                    f"{self.directory.root} is not one folder for all ranks: rank 0 writes "
-                    "everything and broadcasts on load"
-                ),
-            )
 
     def _describe(self, step: int, state: dict[str, Any]) -> Manifest:
         acknowledged = self._writer.acknowledged
@@ -341,7 +297,9 @@ class CheckpointManager:
     def _start(self, request: CommitRequest, staged: dict[str, Any], paths: Paths) -> None:
         """Start one attempt in a folder of its own: files that failed are not written again."""
         self._saves += 1
-        temporary = self.directory.root / f"{request.manifest.name}.tmp-{self._id}-{self._saves}"
+        temporary = (
+            self.directory.root / f"{request.manifest.name}.tmp-{self._folder.name}-{self._saves}"
+        )
         attempt = replace(request, temporary=temporary)
         self._background.start(lambda: self._writer.write(attempt, staged, paths))
 

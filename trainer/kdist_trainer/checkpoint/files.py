@@ -20,7 +20,7 @@ from kdist_trainer.checkpoint.checkpointer import CheckpointManager
 from kdist_trainer.checkpoint.commit import CommitRequest, SaveResult
 from kdist_trainer.checkpoint.digest import Digest
 from kdist_trainer.checkpoint.layout import FILES, Checkpoint
-from kdist_trainer.errors import CheckpointMismatchError, PeersLostError, StorageError, classify
+from kdist_trainer.errors import PeersLostError, StorageError, classify
 
 WriteFiles = Callable[[Path], None]
 """Writes this rank's files into a folder that all ranks share. Called on every rank."""
@@ -46,7 +46,7 @@ class FileCheckpointManager(CheckpointManager):
             manifest = found.manifest
             folder = self.directory.root / manifest.name
             self.resumed = Checkpoint(manifest.step, manifest.epoch, folder)
-        self._on_lock(lambda: self._lock.set_base(self.resumed))
+        self._opener.set_base(self.resumed)
         return (self.resumed.step, self.resumed.path / FILES) if self.resumed else None
 
     def save_files(
@@ -91,7 +91,7 @@ class FileCheckpointManager(CheckpointManager):
         state = {"step": step, "framework": framework}
         manifest = self._describe(step, state)
         self._saves += 1
-        temporary = self.directory.root / f"{manifest.name}.tmp-{self._id}-{self._saves}"
+        temporary = self.directory.root / f"{manifest.name}.tmp-{self._folder.name}-{self._saves}"
         error = self._write(write, temporary)
         request = CommitRequest(
             manifest=manifest,
@@ -140,13 +140,12 @@ class FileCheckpointManager(CheckpointManager):
                 storage.sync_folder(folder)
         return {name: found for share in shares for name, found in share.items()}
 
-    def _check_shared(self, sharded: bool) -> None:  # noqa: ARG002 - all formats need one folder
-        if not self.shared:
-            raise CheckpointMismatchError(
-                f"the ranks do not share the checkpoint folder {self.directory.root}, which the "
-                "checkpoints of a framework need: use a volume that all nodes mount "
-                "(ReadWriteMany), or kdist's Checkpointer in a loop of your own"
-            )
+    def must_be_shared(self, *, sharded: bool) -> str | None:  # noqa: ARG002 - all formats need it
+        """Why all ranks must share the folder, and what to do otherwise."""
+        return (
+            "which the checkpoints of a framework need: use a volume that all nodes mount "
+            "(ReadWriteMany), or kdist's Checkpointer in a loop of your own"
+        )
 
 
 def _make_folders(temporary: Path) -> None:

@@ -117,6 +117,13 @@ class Lock:
         self.check()
         return record
 
+    def raise_epoch(self, epoch: int) -> None:
+        """Hold the lock with this higher epoch. Raises `OSError` or `LockLostError`."""
+        self.check()
+        assert self.mine is not None  # noqa: S101 - check() raised otherwise
+        self._create(replace(self.mine, epoch=epoch))
+        self.check()
+
     def check(self) -> None:
         """Raise `LockLostError` if this process lost the lock, `OSError` if the disk fails."""
         if self.mine is None:

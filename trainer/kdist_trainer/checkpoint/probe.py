@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from kdist_trainer.checkpoint import storage
 from kdist_trainer.checkpoint.group import CheckpointGroup
@@ -18,17 +18,22 @@ from kdist_trainer.checkpoint.layout import name_of
 from kdist_trainer.errors import CheckpointMismatchError, StorageError
 
 
-def probe(root: Path, group: CheckpointGroup, *, is_known: bool = False) -> list[bool]:
-    """Find out which ranks see the folder that rank 0 writes to. Collective.
+class Token(NamedTuple):
+    """A file that rank 0 has written, for the others to look for. Its name is new each time, so no
+    cache of a network file system can have an answer for it.
+    """
 
-    The file that is looked for has a new name each time, so no cache of a network file system can
-    have an answer for it.
+    name: str
+    text: str
+
+
+def probe(root: Path, group: CheckpointGroup) -> list[bool]:
+    """Find out whether the file system has what checkpoints need, and which ranks see the folder
+    that rank 0 writes to. Collective.
 
     Args:
         root: the folder, which rank 0 creates.
         group: the ranks.
-        is_known: whether a former group of these ranks has found that the file system has what
-            checkpoints need: finding out takes a dozen syncs of the disk.
 
     Returns:
         By rank, whether its `root` is rank 0's.
@@ -38,32 +43,49 @@ def probe(root: Path, group: CheckpointGroup, *, is_known: bool = False) -> list
         CheckpointMismatchError: the file system lacks something that checkpoints need; raised on
             every rank.
     """
-    path, token = group.on_rank_zero(lambda: _write_token(root, is_known=is_known))
+    token = group.on_rank_zero(lambda: write_token(root, is_new=True))
     try:
-        return group.on_all_ranks(lambda: _read_token(root / path, token))
+        return group.on_all_ranks(lambda: read_token(root, token))
     finally:
         if group.is_rank_zero:
-            with suppress(OSError):
-                storage.remove(root / path)
+            remove_token(root, token)
 
 
-def _write_token(root: Path, *, is_known: bool) -> tuple[str, str]:
-    name, token = f"probe-{secrets.token_hex(8)}", secrets.token_hex(16)
+def write_token(root: Path, *, is_new: bool = False) -> Token:
+    """Write a token.
+
+    Args:
+        root: the folder, which is created.
+        is_new: whether to find out first whether the file system has what checkpoints need, which
+            takes a dozen syncs of the disk.
+
+    Raises:
+        StorageError: the folder cannot be written.
+        CheckpointMismatchError: the file system lacks something that checkpoints need.
+    """
+    token = Token(f"probe-{secrets.token_hex(8)}", secrets.token_hex(16))
     try:
         storage.make_folder(root, durable=True)
-        if not is_known:
+        if is_new:
             check_file_system(root)
-        storage.write_new(root / name, token.encode(), exclusive=True)
+        storage.write_new(root / token.name, token.text.encode(), exclusive=True)
     except OSError as error:
         raise StorageError(f"cannot write to the checkpoint folder {root}: {error}") from error
-    return name, token
+    return token
 
 
-def _read_token(path: Path, token: str) -> bool:
+def read_token(root: Path, token: Token) -> bool:
+    """Whether `root` is the folder that the token was written to."""
     try:
-        return path.read_text("ascii") == token
+        return (root / token.name).read_text("ascii") == token.text
     except (OSError, UnicodeDecodeError):
         return False
+
+
+def remove_token(root: Path, token: Token) -> None:
+    """Remove it. Never raises `OSError`: it is removed later otherwise."""
+    with suppress(OSError):
+        storage.remove(root / token.name)
 
 
 def check_file_system(root: Path) -> None:

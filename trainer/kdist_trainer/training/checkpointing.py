@@ -190,11 +190,9 @@ class TrainerCheckpointing:
         return saved
 
     def skip_load(self) -> None:
-        """Continue from a state in memory and not from a checkpoint. Collective."""
-        if self.manager is not None:
-            self.manager.skip_load()
-            newest = self.manager.resumed
-            self._started_step = self.committed_step = newest.step if newest is not None else -1
+        """Continue from a state in memory and not from a checkpoint."""
+        if self.manager is not None and self.manager.resumed is not None:
+            self._started_step = self.committed_step = self.manager.resumed.step
 
     def continue_from(self, saved: TrainState) -> None:
         """Continue from a state that a rank has kept in memory, and whose tensors are here.

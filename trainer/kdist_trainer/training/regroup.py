@@ -169,6 +169,7 @@ def plan_handover(world: World, kept: KeptState | None) -> Handover:
         source=positions.index(newest),
         complete=all(one == newest for one in positions),
         is_current=positions[world.rank] == newest,
+        generation=former,
         leader_kept=first is not None and (first.position.generation, first.rank) == (former, 0),
         kept=kept,
         warm_up=warm_up,
@@ -194,10 +195,8 @@ def take_over(ctx: TrainContext, source: int) -> tuple[TrainState, int | None]:
         The state that was taken over, and the last step of the run if the former group had decided
         on one.
     """
-    kept = ctx.handover.kept
-    document: dict[str, Any] = ctx.world.broadcast_object(
-        describe_kept(ctx, kept) if kept is not None else {}, source=source
-    )
+    told: list[_Told] = ctx.world.all_gather_object(tell(ctx, source))
+    document = told[source].document
     saved, target = TrainState.from_json(document["state"]), document["target"]
     ctx.checkpointing.skip_load()
     if ctx.checkpointing.committed_step > saved.step:
@@ -205,7 +204,7 @@ def take_over(ctx: TrainContext, source: int) -> tuple[TrainState, int | None]:
         restored = ctx.checkpointing.restore()
         if restored is not None:
             return restored, None
-    record_losses(ctx, last=saved.step)
+    record_losses(ctx, told, last=saved.step)
     if not ctx.handover.complete:
         receive_state(ctx, source, document)
     # Nothing waits for other ranks from here on: what this rank holds is all of one step.
@@ -218,8 +217,35 @@ def take_over(ctx: TrainContext, source: int) -> tuple[TrainState, int | None]:
     return saved, target
 
 
+class _Told(NamedTuple):
+    """What a rank tells the others once it is known whose state all continue with."""
+
+    document: dict[str, Any]
+    """Of that state, from the rank that has it."""
+    former: FormerRank | None
+    """None if the rank is new."""
+    lines: list[dict[str, Any]]
+    """The lines of the step ledger that another rank may lack."""
+
+
+def tell(ctx: TrainContext, source: int) -> _Told:
+    """What this rank tells the others if rank `source` has the state that all continue with."""
+    handover, kept = ctx.handover, ctx.handover.kept
+    if kept is None:
+        return _Told({}, None, [])
+    lines: list[dict[str, Any]] = []
+    if kept.generation == handover.generation:
+        # One rank may have received the mean losses of an interval that another one has not.
+        lines = kept.lines[-ctx.settings.sync_every_steps :] if handover.leader_kept else kept.lines
+    return _Told(
+        describe_kept(ctx, kept) if ctx.world.rank == source else {},
+        FormerRank(kept.rank, kept.size, kept.generation, kept.state.step, kept.unrecorded),
+        lines,
+    )
+
+
 def describe_kept(ctx: TrainContext, kept: KeptState) -> dict[str, Any]:
-    """What a rank tells the others about the state that it has kept, besides tensors by name."""
+    """What the rank whose state all continue with tells about it, besides tensors by name."""
     known = kept.state.extras["buffers"]["known"]
     return {
         "state": kept.state.to_json(),
@@ -293,27 +319,22 @@ def receive_tensors(ctx: TrainContext, source: int) -> None:
         training.scheduler.load_state_dict(tensors["scheduler"][0])
 
 
-def record_losses(ctx: TrainContext, *, last: int) -> None:
-    """Write the ledger's lines up to step `last` that the former group did not write any more.
-    Collective.
+def record_losses(ctx: TrainContext, told: Sequence[_Told], *, last: int) -> None:
+    """Write the ledger's lines that the former group did not write any more.
+
+    Args:
+        ctx: The training.
+        told: What each rank has told.
+        last: The last step to write the line of.
     """
-    kept, world = ctx.handover.kept, ctx.world
-    own = None
-    lines: list[dict[str, Any]] = []
-    if kept is not None:
-        own = FormerRank(kept.rank, kept.size, kept.generation, kept.state.step, kept.unrecorded)
-        lines = kept.lines
-    survivors = [one for one in world.all_gather_object(own) if one is not None]
-    newest = max(one.generation for one in survivors)
-    # One rank may have received the mean losses of an interval that another one has not.
-    recent = lines[-ctx.settings.sync_every_steps :] if ctx.handover.leader_kept else lines
-    is_newest = kept is not None and kept.generation == newest
-    gathered = world.all_gather_object(recent if is_newest else [])
-    lines = merge_lines([lines if is_newest else [], *gathered])
+    kept = ctx.handover.kept
+    is_of_it = kept is not None and kept.generation == ctx.handover.generation
+    own = kept.lines if kept is not None and is_of_it else []
+    lines = merge_lines([own, *(one.lines for one in told)])
     known = {(line["generation"], line["step"]) for line in lines}
     merged = [
         line
-        for line in merge_losses(survivors)
+        for line in merge_losses([one.former for one in told if one.former is not None])
         if line["step"] <= last and (line["generation"], line["step"]) not in known
     ]
     ctx.step_log.complete([*lines, *merged])

@@ -1,0 +1,163 @@
+"""Opens the checkpoint folder for a worker group: finds out which ranks share it, and locks it.
+
+Nobody trains while the ranks of a group exchange messages. Those that continue in place therefore
+need only two exchanges here: rank 0 does all that it has to do, then every rank says what it sees.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
+
+from kdist_trainer import log
+from kdist_trainer.checkpoint import commit, probe
+from kdist_trainer.checkpoint.group import CheckpointGroup
+from kdist_trainer.checkpoint.layout import Checkpoint, CheckpointDirectory
+from kdist_trainer.checkpoint.lock import Lock
+from kdist_trainer.errors import CheckpointMismatchError, StorageError
+
+T = TypeVar("T")
+
+
+class LockRequest(NamedTuple):
+    """Who locks a folder."""
+
+    run_id: str
+    generation: int
+    take_over: bool
+    """Whether to lock a folder that another run holds."""
+
+
+class OpenFolder(NamedTuple):
+    """A checkpoint folder that this worker group has locked.
+
+    Attributes:
+        sees: By rank, whether its folder is rank 0's.
+        epoch: Of the group.
+        name: Of the group in this folder, for its temporary files; random.
+        newest: For ranks that continue in place, the checkpoint that theirs follow.
+        may_be_done: Whether a folder may say that the run has ended.
+    """
+
+    sees: list[bool]
+    epoch: int
+    name: str
+    newest: Checkpoint | None = None
+    may_be_done: bool = True
+
+
+class FolderOpener:
+    """Opens one folder for the ranks of a group. Every method is collective."""
+
+    def __init__(
+        self,
+        directory: CheckpointDirectory,
+        lock: Lock,
+        group: CheckpointGroup,
+        request: LockRequest,
+    ) -> None:
+        self._directory = directory
+        self._lock = lock
+        self._group = group
+        self._request = request
+
+    def open(self, *, must_be_shared: str | None) -> OpenFolder:
+        """Open the folder for ranks that start or restart.
+
+        Args:
+            must_be_shared: why all ranks must share the folder, and what to do otherwise; None if
+                they need not.
+
+        Raises:
+            CheckpointMismatchError: the folder belongs to another run or lacks what is needed.
+            LockLostError: a later group of this run has locked it.
+            StorageError: it cannot be written.
+        """
+        sees = probe.probe(self._directory.root, self._group)
+        self._check_shared(sees, must_be_shared)
+        others = [0] if all(sees) else self._group.gather(self._find_epoch())
+        epoch, name = self.on_lock(
+            lambda: (self._acquire(at_least=max(others) + 1), secrets.token_hex(4))
+        )
+        return OpenFolder(sees, epoch, name)
+
+    def continue_in_place(self) -> OpenFolder:
+        """Open the folder for ranks of which some have used it in their former group, whose state
+        they have in memory: what they save follows the newest checkpoint. Raises as `open` does.
+        """
+        root, group = self._directory.root, self._group
+        token, epoch, newest, name = self.on_lock(self._begin)
+
+        def look() -> tuple[bool, int, bool]:
+            is_done = self._directory.done() is not None
+            return probe.read_token(root, token), self._find_epoch(), is_done
+
+        try:
+            every = group.on_all_ranks(look)
+        finally:
+            if group.is_rank_zero:
+                probe.remove_token(root, token)
+        sees = [one for one, _, _ in every]
+        self._check_shared(sees, None)
+        others = max((found for is_seen, found, _ in every if not is_seen), default=0)
+        if others >= epoch:
+            epoch = others + 1
+            self.on_lock(lambda: self._lock.raise_epoch(epoch))
+        return OpenFolder(sees, epoch, name, newest, any(is_done for _, _, is_done in every))
+
+    def on_lock(self, work: Callable[[], T]) -> T:
+        """Do something to the lock on rank 0, and return its result on every rank. Raises what it
+        raises, and `StorageError` for an `OSError`.
+        """
+        try:
+            return self._group.on_rank_zero(work)
+        except OSError as error:
+            raise StorageError(
+                f"cannot write the lock of {self._directory.root}: {error}"
+            ) from error
+
+    def set_base(self, base: Checkpoint | None) -> None:
+        """Fence off what earlier groups commit from now on; `base` is what this group started from.
+        Raises as `on_lock` does.
+        """
+        self.on_lock(lambda: self._lock.set_base(base))
+
+    def _begin(self) -> tuple[probe.Token, int, Checkpoint | None, str]:
+        """Rank 0's part of `continue_in_place`."""
+        token = probe.write_token(self._directory.root)
+        try:
+            epoch = self._acquire(at_least=0)
+            newest = next(iter(self._lock.valid(self._directory.committed())), None)
+            self._lock.set_base(newest)
+        except BaseException:
+            probe.remove_token(self._directory.root, token)
+            raise
+        return token, epoch, newest, secrets.token_hex(4)
+
+    def _acquire(self, *, at_least: int) -> int:
+        """Lock the folder; returns the epoch."""
+        record = self._lock.acquire(**self._request._asdict(), at_least=at_least)
+        commit.clean_stale(self._directory, epoch=record.epoch)
+        return record.epoch
+
+    def _find_epoch(self) -> int:
+        """The highest epoch of a checkpoint in this rank's folder."""
+        return max((one.epoch for one in self._directory.committed()), default=0)
+
+    def _check_shared(self, sees: list[bool], must_be_shared: str | None) -> None:
+        if all(sees):
+            return
+        root = self._directory.root
+        if must_be_shared is not None:
+            raise CheckpointMismatchError(
+                f"the ranks do not share the checkpoint folder {root}, {must_be_shared}"
+            )
+        if self._group.is_rank_zero:
+            log.warn(
+                "storage-not-shared",
+                message=(
+                    f"{root} is not one folder for all ranks: rank 0 writes "
+                    "everything and broadcasts on load"
+                ),
+            )

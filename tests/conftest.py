@@ -48,11 +48,14 @@ def program() -> Callable[[str], str]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say how long runs under faults stood still, which decides nothing."""
+    """Print what tests have measured under faults, which decides nothing."""
     reports = [
         report for kind in ("passed", "failed") for report in terminalreporter.getreports(kind)
     ]
     for printed in sorted(
-        printed for report in reports for name, printed in report.user_properties if name == "stall"
+        printed
+        for report in reports
+        for name, printed in report.user_properties
+        if name == "measured"
     ):
         terminalreporter.write_line(str(printed))

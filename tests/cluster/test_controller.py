@@ -7,13 +7,15 @@ one.
 from __future__ import annotations
 
 import subprocess
+import time
+from collections.abc import Callable
 from functools import partial
 
 import pytest
 
 from kdist.manifest import TRAINING_JOB
 from tests.cluster.conftest import Job
-from tests.cluster.controller import kill_leader, patch, send, wait_for
+from tests.cluster.controller import find_leader, kill_leader, patch, send, wait_for
 from tests.cluster.kinds import RESOURCE, every_kind
 from tests.cluster.namespace import CLUSTER, Namespace
 from tests.cluster.test_dead_node import (
@@ -122,10 +124,32 @@ def test_kdist_acts_on_a_job_through_its_trainingjob(namespace: Namespace, calm:
     assert namespace.get("trainingjob", "digits") == {}
 
 
+LEADERS_OWN = ("job", "pytorchjob", "trainjob")
+"""Kinds whose node is lost with the leading controller on it."""
+
+
+def move_leader(namespace: Namespace, node: str) -> None:
+    """Have the controller lead whose pod is on this node."""
+
+    def leads_there() -> bool:
+        leader = namespace.until("a controller leads", lambda: find_leader(namespace))
+        if namespace.get("pod", leader)["spec"]["nodeName"] == node:
+            return True
+        kill_leader(namespace)
+        return False
+
+    namespace.until(f"the leader is on {node}", leads_there)
+
+
+@pytest.mark.parametrize("doomed", [0, -1], indirect=True, ids=["first", "last"])
 @every_kind
 @pytest.mark.usefixtures("controller")
 def test_a_job_whose_node_lost_power_continues_by_itself(
-    namespace: Namespace, calm: Job, doomed: str, kind: str
+    namespace: Namespace,
+    calm: Job,
+    doomed: str,
+    kind: str,
+    record_property: Callable[[str, object], None],
 ) -> None:
     document = describe_spread_job(calm, kind)
     weights = digest_of_an_undisturbed_run(namespace, document)
@@ -133,14 +157,24 @@ def test_a_job_whose_node_lost_power_continues_by_itself(
     assert namespace.until("two nodes train", partial(world_of, namespace, 2))
     (lost,) = (pod for pod in namespace.pods("digits") if pod["spec"]["nodeName"] == doomed)
     bystander = place_bystander(namespace, doomed)
+    if kind in LEADERS_OWN:
+        move_leader(namespace, doomed)
     subprocess.run([CLUSTER, "lose", doomed], check=True, capture_output=True)
+    cut = time.monotonic()
 
     namespace.kubectl(
         *("wait", f"node/{doomed}", "--for=condition=Ready=Unknown", "--timeout=120s")
     )
+    unknown = time.monotonic()
     step = max(int(each["step"]) for each in namespace.agents("digits"))
     again = partial(world_of, namespace, 2, step)
     namespace.until("two nodes train again, past the step of the cut", again, 400)
+    seconds = time.monotonic() - cut
+    record_property(
+        "measured",
+        f"{kind}, {doomed} lost power: {seconds:.0f} s to the next step, "
+        f"{unknown - cut:.0f} s of them until Kubernetes missed the node",
+    )
     alive = [pod for pod in namespace.pods("digits") if pod["status"]["phase"] != "Failed"]
     assert doomed not in {pod["spec"]["nodeName"] for pod in alive}
     untouched = namespace.get("pod", "bystander")

@@ -26,9 +26,11 @@ NOT_READY = {"key": "node.kubernetes.io/not-ready", "operator": "Exists"}
 
 
 @pytest.fixture
-def doomed(cluster: dict[str, str]) -> Iterator[str]:
-    """A node without the operators, whose loss would be another test. It is back at the end."""
-    (*_, node) = sorted(workers(cluster))
+def doomed(request: pytest.FixtureRequest, cluster: dict[str, str]) -> Iterator[str]:
+    """A node without the operators, whose loss would be another test: the last worker, or that of
+    the number in the test's parameter. It is back at the end.
+    """
+    node = sorted(workers(cluster))[getattr(request, "param", -1)]
     kubectl(cluster, "cordon", node)
     try:
         for namespace in OPERATORS:

@@ -148,7 +148,7 @@ def test_a_run_with_pairs_of_faults_ends_with_the_weights_of_the_uninterrupted_r
         ]
         assert run.wait() == 0, run.output()
     record_property(
-        "stall",
+        "measured",
         f"pairs of faults, seed {seed}: the longest stall was {still.longest:.1f} s",
     )
     assert run.done()["weights"] == expected

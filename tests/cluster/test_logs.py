@@ -56,3 +56,16 @@ def test_logs_are_followed_over_a_replaced_pod_and_no_line_comes_twice(
     assert "digits: Succeeded" in output.read_text().splitlines()[-1]
     only = read_events(namespace.kdist("logs", "digits", "--rank", "1", "--raw"))
     assert {event["rank"] for _, event in only if "rank" in event} == {1}
+    check_kept_logs(namespace, generations)
+
+
+def check_kept_logs(namespace: Namespace, generations: set[int]) -> None:
+    """What is shown when no pod is left."""
+    namespace.kubectl("delete", "pods", "--all")
+    last = read_events(namespace.kdist("logs", "digits", "--raw"))
+    assert {node for node, _ in last} == {"digits-0", "digits-1"}
+    assert "done" in {event["event"] for _, event in last}
+    first = namespace.kdist("logs", "digits", "--raw", "--generation", str(min(generations)))
+    assert {event["rank"] for _, event in read_events(first) if "rank" in event} == {0, 1}
+    assert "training-started" in first
+    assert '"event":"done"' not in first.replace(" ", "")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -16,6 +18,7 @@ from kdist.errors import Code, UsageError
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
+    from kdist.events import Entry
     from kdist.jobs.logs import LogRequest
     from kdist.jobs.pod_log import PodLine, RankFilter
     from kdist.local.job import LocalJob
@@ -65,23 +68,38 @@ _FAILED = "failed"
     metavar="LINES",
     help="Only the last LINES lines of each pod.",
 )
+@click.option(
+    "--generation",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="What is kept next to the checkpoints of the log of this generation.",
+)
 @click.option("--raw", is_flag=True, help="Lines as they were written, events as JSON.")
 @local_option
 @cluster_options
 def command(
-    job: str, *, follow: bool, raw: bool, local: bool, timeout: float | None, **given: Any
+    job: str,
+    *,
+    follow: bool,
+    raw: bool,
+    local: bool,
+    timeout: float | None,
+    generation: int | None,
+    **given: Any,
 ) -> int:
     r"""Show the logs of all ranks of a job, prefixed with the pod.
 
     With -f it waits for the first line and says why there is none yet, follows every pod through
     restarts, and picks up new pods. It retries while the API server is unreachable, for at most
-    --timeout.
+    --timeout. When no pod is left, it shows what is kept of the last generation's log next to the
+    checkpoints (spec.logs).
 
     \b
     Examples:
       kdist logs digits -f
       kdist logs digits --rank 0-3,7 --tail 100
       kdist logs digits --rank failed --previous
+      kdist logs digits --generation 3
 
     \b
     Exit codes:
@@ -91,7 +109,11 @@ def command(
     from kdist.jobs.logs import LogRequest
 
     cluster_options = {name: given.pop(name) for name in ("namespace", "context")}
+    if generation is not None and (follow or given["previous"] or given["since"] is not None):
+        raise UsageError("--generation cannot be combined with --follow, --previous or --since")
     run = find_local(job, local=local, **cluster_options)
+    if run is not None and generation is not None:
+        return _show_kept_of_run(run, generation, raw=raw, **given)
     if run is not None:
         return _show_run(run, follow=follow, raw=raw, **given)
     found = find_job(job)
@@ -100,16 +122,17 @@ def command(
     request = LogRequest(choose=lambda each: pod is None or _matches(each, pod), **given)
     if follow and request.previous:
         raise UsageError("--previous cannot be combined with --follow")
-    return (
-        _follow(cluster, found.name, request, rank, raw, timeout)
-        if follow
-        else _show(cluster, found.name, request, rank, raw)
-    )
+    if follow:
+        return _follow(cluster, found.name, request, rank, raw, timeout)
+    chosen = _Selection(rank, pod, request.tail, raw)
+    if generation is not None:
+        return _show_kept(cluster, found.name, generation, chosen)
+    return _show(cluster, found.name, request, chosen)
 
 
 def _show_run(run: LocalJob, *, follow: bool, raw: bool, **given: Any) -> int:
     """Show the logs of a run on this machine, whose agents count as pods."""
-    from kdist import events, jobs
+    from kdist import jobs
     from kdist.local import logs
     from kdist.local.status import read_status
 
@@ -124,21 +147,72 @@ def _show_run(run: LocalJob, *, follow: bool, raw: bool, **given: Any) -> int:
         if record is None or record.rank is None:
             raise UsageError(f"no rank of {run.name} has failed")
         ranks = str(record.rank)
-    is_wanted = logs.select_ranks(parse_ranks(ranks, None)) if ranks else None
-    pod = given["pod"]
-    nodes = (pod, f"node-{pod}")
-    for entry in logs.read_entries(run, follow=follow, since=given["since"], tail=given["tail"]):
-        if (pod and entry.node not in nodes) or not (is_wanted is None or is_wanted(entry)):
-            continue
-        if raw and entry.event is not None:
-            console.result(f"[{entry.node}] {json.dumps(entry.event, ensure_ascii=False)}")
-        else:
-            console.result(events.format_line(entry))
+    entries = logs.read_entries(run, follow=follow, since=given["since"], tail=given["tail"])
+    _print_entries(entries, _Selection(ranks, given["pod"], given["tail"], raw))
     status = read_status(run)
     if not follow:
         return Code.OK
     console.message(jobs.describe_status(status))
     return jobs.exit_code(status)
+
+
+class _Selection(NamedTuple):
+    """Which entries of a log to show, and how."""
+
+    ranks: str | None
+    pod: str | None
+    tail: int | None
+    raw: bool
+
+
+def _show_kept(cluster: Cluster, name: str, generation: int | None, chosen: _Selection) -> int:
+    """Show what is kept of the log of a job in the cluster."""
+    from kdist.jobs import kept_logs
+    from kdist.jobs.job import ClusterJob
+
+    target = ClusterJob.find(cluster, name)
+    with TemporaryDirectory() as folder:
+        files = kept_logs.fetch(target, Path(folder), generation=generation, notify=console.message)
+        _print_kept(files, chosen)
+    return Code.OK
+
+
+def _show_kept_of_run(run: LocalJob, generation: int, *, raw: bool, **given: Any) -> int:
+    """Show what is kept of the log of a run on this machine."""
+    from kdist.local import trainer_tools
+
+    checkpoints = trainer_tools.checkpoints_of(run.root)
+    with TemporaryDirectory() as folder:
+        files = trainer_tools.fetch_kept_logs(
+            run.name, checkpoints, Path(folder), generation=generation
+        )
+        _print_kept(files, _Selection(given["rank"], given["pod"], given["tail"], raw))
+    return Code.OK
+
+
+def _print_kept(files: Mapping[str, Path], chosen: _Selection) -> None:
+    from kdist import events
+
+    if chosen.ranks == _FAILED:
+        raise UsageError("--rank failed cannot be combined with --generation: give its number")
+    _print_entries(events.read_files(files, tail=chosen.tail), chosen)
+
+
+def _print_entries(entries: Iterable[Entry], chosen: _Selection) -> None:
+    """Print entries of the logs of nodes, which `--pod` selects by name or number."""
+    from kdist import events
+    from kdist.local import logs
+
+    is_wanted = logs.select_ranks(parse_ranks(chosen.ranks, None)) if chosen.ranks else None
+    for entry in entries:
+        if chosen.pod and chosen.pod not in (entry.node, entry.node.rpartition("-")[2]):
+            continue
+        if not (is_wanted is None or is_wanted(entry)):
+            continue
+        if chosen.raw and entry.event is not None:
+            console.result(f"[{entry.node}] {json.dumps(entry.event, ensure_ascii=False)}")
+        else:
+            console.result(events.format_line(entry))
 
 
 def _matches(pod: Pod, name_or_index: str) -> bool:
@@ -147,14 +221,26 @@ def _matches(pod: Pod, name_or_index: str) -> bool:
     )
 
 
-def _show(cluster: Cluster, name: str, request: LogRequest, rank: str | None, raw: bool) -> int:
+def _show(cluster: Cluster, name: str, request: LogRequest, chosen: _Selection) -> int:
     from kdist import jobs
     from kdist.jobs import logs
 
     snapshot = jobs.fetch_snapshot(cluster, name)
-    rank_filter = _rank_filter(rank, snapshot) if rank else None
-    _print(logs.read(cluster, snapshot, request, notify=console.message), rank_filter, raw)
+    if _has_left_nothing(snapshot) and not request.previous:
+        console.message(f"no pod of {name} is left: this is the log that was kept")
+        return _show_kept(cluster, name, None, chosen)
+    rank_filter = _rank_filter(chosen.ranks, snapshot) if chosen.ranks else None
+    lines = logs.read(cluster, snapshot, request, notify=console.message)
+    _print(lines, rank_filter, chosen.raw)
     return Code.OK
+
+
+def _has_left_nothing(snapshot: Snapshot) -> bool:
+    """Whether the job has no pods any more, and gets none for now."""
+    from kdist.status import Phase
+
+    status = snapshot.status
+    return not status.pods and (status.phase.terminal or status.phase is Phase.SUSPENDED)
 
 
 def _follow(

@@ -363,11 +363,7 @@ def find_limit(ctx: DiagnosticContext) -> Diagnosis | None:
         f"{words or clip(state.message, 200) or state.reason or 'its workload does not say why'}"
     )
     evidence = (f"{state.reason or 'Failed'}: {clip(state.message)}",)
-    return Diagnosis(
-        "failed",
-        sentence,
-        "failed",
-        evidence,
-        fix,
-        (ctx.kdist("logs", "--previous"), ctx.kdist("events")),
-    )
+    # without a pod, the log that was kept next to the checkpoints
+    previous = ["--previous"] if ctx.pods else []
+    commands = (ctx.kdist("logs", *previous), ctx.kdist("events"))
+    return Diagnosis("failed", sentence, "failed", evidence, fix, commands)

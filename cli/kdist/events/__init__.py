@@ -9,7 +9,7 @@ Kubernetes' own events (`kdist events`) do not belong here, nor does fetching th
 `kdist.jobs`. Read `parser` first.
 """
 
-from kdist.events.log import Entry, LogTail, last_printed_line
+from kdist.events.log import Entry, LogTail, last_printed_line, read_files, read_timed
 from kdist.events.parser import Event, ParsedLine, parse, split_line
 from kdist.events.text import EventFilter, describe_event, format_line
 
@@ -23,5 +23,7 @@ __all__ = [
     "format_line",
     "last_printed_line",
     "parse",
+    "read_files",
+    "read_timed",
     "split_line",
 ]

@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
@@ -117,6 +118,40 @@ class LogTail:
             yield Entry(self.node, None, printed, is_progress_bar)
         if event is not None:
             yield Entry(self.node, event, "")
+
+
+def read_files(files: Mapping[str, Path], *, tail: int | None = None) -> Iterator[Entry]:
+    """Yield the entries of whole log files in the order of their times.
+
+    Args:
+        files: by the nodes that they are of.
+        tail: only the last entries of each; None for all.
+    """
+    timed: list[tuple[float, Entry]] = []
+    for node, file in files.items():
+        found = read_timed(LogTail(node, file, from_start=True), last=True)
+        timed += found if tail is None else found[len(found) - min(tail, len(found)) :]
+    for _, entry in sorted(timed, key=lambda each: each[0]):
+        yield entry
+
+
+def read_timed(tail: LogTail, *, last: bool) -> list[tuple[float, Entry]]:
+    """The new entries with their times; printed text has the time of the event before it."""
+    found: list[tuple[float, Entry]] = []
+    at = 0.0
+    while True:
+        for entry in tail.read(last=last):
+            at = _time_of(entry) or at
+            found.append((at, entry))
+        if not tail.behind:
+            return found
+
+
+def _time_of(entry: Entry) -> float | None:
+    try:
+        return datetime.fromisoformat(str((entry.event or {})["time"])).timestamp()
+    except (KeyError, ValueError):
+        return None
 
 
 def last_printed_line(path: Path) -> str:

@@ -2,29 +2,23 @@
 of weights. `checkpoint_rows` shows which checkpoint is LATEST, which one a training would resume
 from, and which are damaged.
 
-The trainer's tool runs in a running pod of the job, or else in a helper pod that is created for the
-purpose and deleted afterwards. The helper pod has the image, account and volumes of the job, mounts
-only the checkpoints, and mounts them read-only unless checkpoints are to be archived. An export
-always uses a helper pod, because reading weights needs torch and memory that a training may not
-have to spare.
+The trainer's tool runs in a running pod of the job, or else in a helper pod. An export always uses
+a helper pod, because reading weights needs torch and memory that a training may not have to spare.
 """
 
 from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from kdist import rbac
 from kdist.errors import Code, KdistError
-from kdist.jobs import job, wait
+from kdist.jobs.helper_pod import CONTAINER, TOOL_TIMEOUT, helper_pod, idle_pod, wait_for_phase
 from kdist.jobs.job import ClusterJob
 from kdist.jobs.wait import Notify
-from kdist.manifest import Manifest
-from kdist.status.documents import at, items, text
 from kdist.units import age, number, size
 
 HEADER = ("STEP", "NAME", "AGE", "SIZE", "RANKS", "SAMPLES", "STATE", "")
@@ -83,20 +77,6 @@ def _shown(value: object) -> str:
 
 
 MODULE = "kdist_trainer.checkpoint"
-_HELPER_LABEL = "kdist.dev/viewer"
-RIGHTS = (*rbac.on_pods("get create delete"), *rbac.on_pods("get", part="log"))
-"""Rights needed for a helper pod."""
-_START_TIMEOUT = 180.0  # seconds
-_TOOL_TIMEOUT = 600
-_MOUNT = "/checkpoints"
-_COPIED_FIELDS = (
-    "nodeSelector",
-    "tolerations",
-    "imagePullSecrets",
-    "securityContext",
-    "priorityClassName",
-    "runtimeClassName",
-)
 
 
 def run_tool(target: ClusterJob, action: str, *arguments: str, notify: Notify) -> dict[str, Any]:
@@ -119,9 +99,9 @@ def run_tool(target: ClusterJob, action: str, *arguments: str, notify: Notify) -
     running = next((pod for pod in target.pods() if pod.running and not pod.deleting), None)
     if running is not None and action != "aside":
         code, output = target.cluster.run(
-            running.name, command, container=running.container, timeout=_TOOL_TIMEOUT
+            running.name, command, container=running.container, timeout=TOOL_TIMEOUT
         )
-        return _read(output.decode(errors="replace"), code, running.name)
+        return read_answer(output.decode(errors="replace"), code, running.name)
     notify(f"no pod of {target.name} runs: starting a helper pod")
     return _run_in_helper_pod(target, command, read_only=action != "aside")
 
@@ -141,176 +121,11 @@ def _run_in_helper_pod(
 ) -> dict[str, Any]:
     with helper_pod(target, command, read_only=read_only) as name:
         phase = wait_for_phase(target, name, ("Succeeded", "Failed"))
-        output = "\n".join(target.cluster.logs(name, container="viewer"))
-        return _read(output, 0 if phase == "Succeeded" else 1, name)
+        output = "\n".join(target.cluster.logs(name, container=CONTAINER))
+        return read_answer(output, 0 if phase == "Succeeded" else 1, name)
 
 
-@contextmanager
-def helper_pod(
-    target: ClusterJob,
-    command: Sequence[str],
-    *,
-    read_only: bool = True,
-    memory: str = "256Mi",
-    seconds: int = _TOOL_TIMEOUT,
-    node: str = "",
-) -> Iterator[str]:
-    """Create a pod with the job's checkpoints, and delete it at the end of the context.
-
-    Args:
-        target: the job.
-        command: what the pod runs.
-        read_only: whether it mounts the checkpoints read-only.
-        memory: request and limit of its memory.
-        seconds: after which Kubernetes ends it.
-        node: on which it runs; any node if empty.
-
-    Yields:
-        The name of the pod.
-
-    Raises:
-        KdistError: rights are missing (FORBIDDEN), or the server rejects the pod.
-    """
-    name = f"{target.name[:40].rstrip('-')}-viewer-{secrets.token_hex(3)}"
-    manifests = job.render_objects(target.without_code())
-    document = build_helper_pod(
-        target, manifests, name, command, read_only=read_only, memory=memory
-    )
-    document["spec"]["activeDeadlineSeconds"] = seconds
-    if node:
-        terms = [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}]
-        required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
-        document["spec"]["affinity"] = {"nodeAffinity": required}
-    rbac.require(target.cluster, RIGHTS)
-    target.cluster.create(document, namespace=target.namespace)
-    try:
-        yield name
-    finally:
-        target.cluster.delete("v1", "Pod", name, grace=0)
-
-
-def wait_for_phase(target: ClusterJob, name: str, phases: Collection[str]) -> str:
-    """Wait until the helper pod is in one of these phases, and return it. Raises `KdistError` if it
-    cannot start.
-    """
-    return wait.wait_until(
-        lambda: _phase(target, name, phases),
-        timeout=_START_TIMEOUT,
-        what=f"helper pod {name} to run",
-        notify=lambda _: None,
-        next_command=f"kubectl describe pod {name} -n {target.namespace}",
-    )
-
-
-def _phase(target: ClusterJob, name: str, phases: Collection[str]) -> str | None:
-    pod = target.cluster.get("v1", "Pod", name)
-    for status in items(pod, "status", "containerStatuses"):
-        reason = text(status, "state", "waiting", "reason")
-        if reason in (
-            "ErrImagePull",
-            "ImagePullBackOff",
-            "InvalidImageName",
-            "CreateContainerConfigError",
-        ):
-            raise KdistError(
-                f"pod {name} cannot start: {reason}: {text(status, 'state', 'waiting', 'message')}"
-            )
-    phase = text(pod, "status", "phase")
-    return phase if phase in phases else None
-
-
-def build_helper_pod(
-    target: ClusterJob,
-    manifests: Sequence[Manifest],
-    name: str,
-    command: Sequence[str],
-    *,
-    read_only: bool,
-    memory: str = "256Mi",
-) -> dict[str, Any]:
-    """Build the helper pod from the training's pod: its image, rights and node selection, and the
-    volume with the checkpoints.
-
-    Args:
-        target: the job.
-        manifests: its rendered objects.
-        name: of the helper pod.
-        command: what it runs.
-        read_only: whether it mounts the checkpoints read-only.
-        memory: request and limit of its memory.
-    """
-    pod = next((found for one in manifests for found in pod_specs(one.document)), {})
-    trainer = next(
-        (one for one in items(pod, "containers") if one.get("name") == target.backend.container), {}
-    )
-    mounts = [mount for mount in items(trainer, "volumeMounts") if mount.get("mountPath") == _MOUNT]
-    volumes = [
-        one for one in items(pod, "volumes") if mounts and one.get("name") == mounts[0].get("name")
-    ]
-    for volume in volumes:
-        if read_only and at(volume, "persistentVolumeClaim") is not None:
-            mounts = [{**mount, "readOnly": True} for mount in mounts]
-    container = _make_container(trainer, command, mounts, memory=memory)
-    spec = {key: pod[key] for key in _COPIED_FIELDS if key in pod}
-    # a volume may be mounted by its cloud identity
-    if target.job.spec.service_account_name is not None:
-        spec["serviceAccountName"] = target.job.spec.service_account_name
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {
-            "name": name,
-            "labels": {
-                "app.kubernetes.io/managed-by": "kdist",
-                "app.kubernetes.io/component": "viewer",
-                _HELPER_LABEL: target.name,
-            },
-        },
-        "spec": {
-            **spec,
-            "restartPolicy": "Never",
-            "activeDeadlineSeconds": _TOOL_TIMEOUT,
-            "automountServiceAccountToken": False,
-            "enableServiceLinks": False,
-            "terminationGracePeriodSeconds": 0,
-            "containers": [container],
-            "volumes": volumes,
-        },
-    }
-
-
-def _make_container(
-    trainer: Mapping[str, Any], command: Sequence[str], mounts: list[Any], *, memory: str
-) -> dict[str, Any]:
-    """The helper pod's container, with the image and the rights of the training's container."""
-    return {
-        "name": "viewer",
-        "image": trainer.get("image"),
-        "imagePullPolicy": trainer.get("imagePullPolicy", "IfNotPresent"),
-        "command": list(command),
-        "env": [
-            {"name": "PYTHONDONTWRITEBYTECODE", "value": "1"},
-            {"name": "HOME", "value": "/tmp"},  # noqa: S108 - in the pod
-        ],
-        "resources": {name: {"cpu": "200m", "memory": memory} for name in ("requests", "limits")},
-        "securityContext": trainer.get("securityContext", {}),
-        "volumeMounts": mounts,
-    }
-
-
-def pod_specs(document: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield every pod spec in a document, at any depth."""
-    if isinstance(document, Mapping):
-        if isinstance(document.get("containers"), list):
-            yield document
-        for value in document.values():
-            yield from pod_specs(value)
-    elif isinstance(document, list):
-        for value in document:
-            yield from pod_specs(value)
-
-
-def _read(output: str, code: int, pod: str) -> dict[str, Any]:
+def read_answer(output: str, code: int, pod: str) -> dict[str, Any]:
     """The JSON document in the tool's output. `verify` prints one although it exits with 1."""
     for line in reversed(output.splitlines()):
         try:
@@ -324,8 +139,6 @@ def _read(output: str, code: int, pod: str) -> dict[str, Any]:
 
 
 _EXPORT_MEMORY = "1536Mi"
-_EXPORT_SECONDS = 6 * 3600
-_IDLE = ["python", "-c", f"import time; time.sleep({_EXPORT_SECONDS})"]
 
 
 def export(target: ClusterJob, file: Path, *arguments: str, notify: Notify) -> dict[str, Any]:
@@ -347,12 +160,7 @@ def export(target: ClusterJob, file: Path, *arguments: str, notify: Notify) -> d
     running = next((pod.node for pod in target.pods() if pod.running and not pod.deleting), "")
     notify("starting a helper pod to read the checkpoints")
     # On the node of a running pod, because not every volume can be mounted on a second node.
-    with helper_pod(
-        target, _IDLE, memory=_EXPORT_MEMORY, seconds=_EXPORT_SECONDS, node=running
-    ) as pod:
-        if wait_for_phase(target, pod, ("Running", "Succeeded", "Failed")) != "Running":
-            again = f"kubectl describe pod {pod} -n {target.namespace}"
-            raise KdistError(f"pod {pod} ended too early", next_command=again)
+    with idle_pod(target, memory=_EXPORT_MEMORY, node=running) as pod:
         command = ["python", "-m", MODULE, "export", target.checkpoints, *arguments, "--out", "-"]
         return _receive(target, pod, command, file)
 
@@ -384,7 +192,7 @@ def _run(target: ClusterJob, pod: str, command: list[str], stream: BinaryIO) -> 
         digest.update(data)
         stream.write(data)
 
-    code = target.cluster.exec(pod, command, container="viewer", out=receive, err=stderr.extend)
+    code = target.cluster.exec(pod, command, container=CONTAINER, out=receive, err=stderr.extend)
     lines = stderr.decode(errors="replace").strip().splitlines() or [f"exit code {code}"]
     if code != 0:
         raise KdistError(f"{target.name}: {lines[-1][:400]}")

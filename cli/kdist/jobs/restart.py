@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from kdist import deploy, rbac
 from kdist.errors import NotFoundError
-from kdist.jobs import checkpoints, job, resource, suspend, wait
+from kdist.jobs import checkpoints, helper_pod, job, resource, suspend, wait
 from kdist.jobs.job import ClusterJob, Document
 from kdist.jobs.wait import Notify
 from kdist.manifest import Manifest
@@ -78,7 +78,7 @@ def _restart_resource(
     """Restart a TrainingJob: the controller does it once `restartedAt` has changed. To archive its
     checkpoints, the job is suspended meanwhile.
     """
-    rbac.require(target.cluster, [*target.patch_rights(), *(checkpoints.RIGHTS if fresh else ())])
+    rbac.require(target.cluster, [*target.patch_rights(), *(helper_pod.RIGHTS if fresh else ())])
     moved = None
     if fresh:
         if not target.state().finished:
@@ -126,7 +126,7 @@ def _require(
             Right("delete", target.backend.api_version, target.backend.kind, name=target.name)
         )
     if fresh:
-        wanted += checkpoints.RIGHTS
+        wanted += helper_pod.RIGHTS
     rbac.require(target.cluster, wanted)
 
 

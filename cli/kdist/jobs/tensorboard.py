@@ -14,7 +14,7 @@ from typing import Any
 
 from kdist.cluster import ExecSession
 from kdist.errors import KdistError, NotFoundError
-from kdist.jobs import agents, checkpoints
+from kdist.jobs import agents, checkpoints, helper_pod
 from kdist.jobs.job import ClusterJob
 from kdist.jobs.wait import Notify
 
@@ -61,17 +61,12 @@ def run_tensorboard(target: ClusterJob, *, notify: Notify) -> Iterator[TensorBoa
         notify(f"no pod of {target.name} runs: starting a helper pod")
     idle = ["python", "-m", MODULE, target.checkpoints, "--wait"]
     node = running.node if running is not None else ""
-    with checkpoints.helper_pod(
-        target, idle, memory=_MEMORY, seconds=_MAX_SECONDS, node=node
-    ) as name:
-        if (
-            checkpoints.wait_for_phase(target, name, ("Running", "Succeeded", "Failed"))
-            != "Running"
-        ):
-            next_command = f"kubectl describe pod {name} -n {target.namespace}"
-            raise KdistError(f"pod {name} ended too early", next_command=next_command)
-        with target.cluster.session(name, _command(target), container="viewer") as session:
-            yield TensorBoardSession(name, _read_port(session, name), session.is_open)
+    settings: dict[str, Any] = {"seconds": _MAX_SECONDS, "memory": _MEMORY, "node": node}
+    with (
+        helper_pod.idle_pod(target, idle, **settings) as name,
+        target.cluster.session(name, _command(target), container=helper_pod.CONTAINER) as session,
+    ):
+        yield TensorBoardSession(name, _read_port(session, name), session.is_open)
 
 
 class MemoryShortError(KdistError):

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Collection, Iterator
-from datetime import datetime
 
-from kdist.events import Entry, LogTail
+from kdist.events import Entry, LogTail, read_timed
 from kdist.local.job import LocalJob
 
 _POLL_SECONDS = 0.3
@@ -33,7 +32,7 @@ def read_entries(
         for log in job.root.glob("node-*/log"):
             node = log.parent.name
             tails.setdefault(node, LogTail(node, log, from_start=True))
-        found = [_read_one(tails[node], last=not active) for node in sorted(tails)]
+        found = [read_timed(tails[node], last=not active) for node in sorted(tails)]
         if first and tail is not None:
             found = [entries[len(entries) - min(tail, len(entries)) :] for entries in found]
         timed = sorted((each for entries in found for each in entries), key=lambda each: each[0])
@@ -42,25 +41,6 @@ def read_entries(
             return
         first = False
         time.sleep(_POLL_SECONDS)
-
-
-def _read_one(tail: LogTail, *, last: bool) -> list[tuple[float, Entry]]:
-    """Its new entries with their times; printed text has the time of the event before it."""
-    found: list[tuple[float, Entry]] = []
-    at = 0.0
-    while True:
-        for entry in tail.read(last=last):
-            at = _time_of(entry) or at
-            found.append((at, entry))
-        if not tail.behind:
-            return found
-
-
-def _time_of(entry: Entry) -> float | None:
-    try:
-        return datetime.fromisoformat(str((entry.event or {})["time"])).timestamp()
-    except (KeyError, ValueError):
-        return None
 
 
 def select_ranks(wanted: Collection[int]) -> Callable[[Entry], bool]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kdist.errors import KdistError
+from kdist.jobs.kept_logs import choose
 from kdist.jobs.profile import MODULE, AgentTool
 from kdist.local import agents, run_dir
 from kdist.local.launch import install_command
@@ -39,6 +40,26 @@ def export(checkpoints: Path, file: Path, *arguments: str) -> dict[str, Any]:
     """
     failure = "the weights cannot be exported"
     return _run(checkpoints, "export", (*arguments, "--out", str(file)), failure=failure)
+
+
+def fetch_kept_logs(
+    job: str, checkpoints: Path, folder: Path, *, generation: int | None
+) -> dict[str, Path]:
+    """Copy what is kept of each node's log to a file in `folder`, as `kept_logs.fetch` of
+    `kdist.jobs` does. Raises `NotFoundError` or `KdistError`.
+    """
+    failure = f"the logs in {checkpoints} cannot be read"
+    wanted, nodes = choose(job, _run(checkpoints, "logs", (), failure=failure), generation)
+    found = {}
+    for node in nodes:
+        found[node] = folder / node
+        selection = ("--name", node, "--generation", str(wanted))
+        command = [sys.executable, "-m", "kdist_trainer.checkpoint", "logs", str(checkpoints)]
+        with found[node].open("wb") as file:
+            done = subprocess.run([*command, *selection], stdout=file, check=False)
+        if done.returncode != 0:
+            raise KdistError(f"{failure}: exit code {done.returncode}")
+    return found
 
 
 def _run(

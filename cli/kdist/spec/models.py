@@ -19,7 +19,7 @@ from pydantic import (
 )
 
 from kdist.spec.violations import Violation, check_mount, check_variable, refuse
-from kdist_trainer.config import QUANTITY, ConfigModel, Seconds
+from kdist_trainer.config import QUANTITY, QUANTITY_OR_NONE, ConfigModel, Seconds
 
 _JOB_NAME: Final = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 _LABEL: Final = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
@@ -58,6 +58,7 @@ PATTERN_MESSAGES: Final[dict[str, str]] = {
     _IMAGE: "must be an image reference such as `registry.example.com/team/trainer:1.0`",
     _STORAGE: "must be a whole number with a unit such as `4Gi` or `500Mi`",
     QUANTITY: "must be a whole number with a unit such as `64Mi` or `10G`",
+    QUANTITY_OR_NONE: "must be a whole number with a unit such as `64Mi` or `10G`, or none",
     _CPU: "must be millicores such as `500m`",
     _MOUNT_PATH: "must be an absolute path such as `/data`, without `:` and without `/` at its end",
     _RELATIVE_PATH: "must be a relative path such as `models/mine.py`",

@@ -31,6 +31,7 @@ from kdist.spec.validators import RUN, check, check_job
 from kdist.spec.violations import refuse
 from kdist_trainer.config import (
     ConfigModel,
+    Logs,
     Nodes,
     PositiveSeconds,
     Preflight,
@@ -207,6 +208,7 @@ class Spec(ConfigModel):
             "Maximum time a finished agent keeps serving /metrics for a final scrape, in seconds."
         ),
     )
+    logs: Logs = Field(Logs(), description="The logs that outlive the pods.")
     pod_template: dict[str, JsonValue] = Field(
         {}, max_length=64, description="Overlay for the pod template, merged last."
     )
@@ -271,7 +273,8 @@ class TrainingJob(ConfigModel):
             for name in TrainConfig.model_fields
             if name in Spec.model_fields
         }
-        return TrainConfig(name=self.metadata.name, **shared)
+        secret = [variable.name for variable in self.spec.env if variable.secret is not None]
+        return TrainConfig(name=self.metadata.name, secret_variables=secret, **shared)
 
     def to_document(self) -> dict[str, Any]:
         """The job as plain values in camelCase, with all defaults."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kdist.events import Entry, LogTail, last_printed_line
+from kdist.events import Entry, LogTail, last_printed_line, read_files
 
 
 class Clock:
@@ -150,3 +150,14 @@ def test_the_last_printed_line_is_found_behind_events(log: Path) -> None:
     assert last_printed_line(log) == ""
     append(log, b"Traceback\nImportError: no\n\n" + event("failed") + b"\n")
     assert last_printed_line(log) == "ImportError: no"
+
+
+def test_the_logs_of_several_nodes_are_read_in_the_order_of_their_times(tmp_path: Path) -> None:
+    files = {node: tmp_path / node for node in ("node-0", "node-1")}
+    for node, seconds in (("node-0", (1, 3)), ("node-1", (0, 2))):
+        for second in seconds:
+            document = {"time": f"2026-01-31T12:00:0{second}.000Z", "event": f"at-{second}"}
+            append(files[node], json.dumps(document).encode() + b"\nafter %d\n" % second)
+    found = shown(list(read_files(files)))
+    assert found == [text for at in range(4) for text in (f"<at-{at}>", f"after {at}")]
+    assert shown(list(read_files(files, tail=1))) == ["after 2", "after 3"]

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from kdist_trainer import liveness, log, process_tree
 from kdist_trainer.agent import forkserver, script_processes
 from kdist_trainer.agent.exit_record import failed, read_done, stopped, success, write_record
+from kdist_trainer.agent.kept_log import KeptLog, LogCopy, NullKeptLog, place_of, read_secrets
 from kdist_trainer.agent.log_relay import LogRelay
 from kdist_trainer.agent.settings import (
     KEEP_ALIVE,
@@ -204,7 +205,7 @@ def launch(settings: Settings) -> int:
     exporter = start_exporter(
         settings, procs, healthy=lambda: not health or health[0].is_healthy(), since=started_at
     )
-    with LogRelay(settings.scratch, ranks=procs) as relay:
+    with LogRelay(settings.scratch, ranks=procs, copy=_keep_log(settings)) as relay:
         telemetry = AgentTelemetry(
             exporter,
             relay,
@@ -218,6 +219,19 @@ def launch(settings: Settings) -> int:
     clean_temp(settings.scratch)
     del pipe
     return code
+
+
+def _keep_log(settings: Settings) -> LogCopy:
+    """The copy of this node's log next to the checkpoints, if the job wants one and has any."""
+    config = settings.config
+    if settings.checkpoints is None or not config.logs.max_bytes:
+        return NullKeptLog()
+    return KeptLog(
+        settings.checkpoints,
+        place_of(settings.node),
+        max_bytes=config.logs.max_bytes,
+        secrets=read_secrets(config.secret_variables, os.environ),
+    )
 
 
 def _run_to_record(

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Self
 
 from kdist_trainer import log
+from kdist_trainer.agent.kept_log import LogCopy, NullKeptLog
 from kdist_trainer.output import STREAMS, pipe_path
 
 LOG_SECONDS, LIVE_SECONDS = 5.0, 0.4
@@ -32,6 +33,7 @@ _UNFINISHED_SECONDS = 1.0  # how long an incomplete line waits for its end
 _BELOW_SECONDS = 0.1  # after which a bar that ended its line did not do so to draw the bar below it
 _LONGEST_LINE = 1 << 16
 _UP = b"\x1b[A"
+_END_OF_STATE = b"\r\n"
 _EVENT_START = b'{"time"'
 _CONTROL = re.compile(rb"(\n|\r|\x1b\[A)")
 _INVISIBLE = re.compile(rb"\x1b\[[0-9;]*[A-Za-z]|\s")
@@ -43,7 +45,7 @@ class RankLines:
     """
 
     def __init__(self, *, live: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
-        self._end_of_state = b"\r\n" if live else b"\n"
+        self._end_of_state = _END_OF_STATE if live else b"\n"
         self._interval = LIVE_SECONDS if live else LOG_SECONDS
         self._clock = clock
         self._prefix = b""
@@ -187,8 +189,20 @@ _DRAIN_SECONDS = 2.0  # how long the reader of the log may stall when the agent 
 class LogRelay:
     """Relays the output of the workers of one node, from its creation to `close`."""
 
-    def __init__(self, scratch: Path, *, ranks: int, live: bool | None = None) -> None:
-        """Create the pipes, replacing those of an earlier agent. Raises `OSError`."""
+    def __init__(
+        self, scratch: Path, *, ranks: int, live: bool | None = None, copy: LogCopy | None = None
+    ) -> None:
+        """Create the pipes, replacing those of an earlier agent.
+
+        Args:
+            scratch: the folder of the pipes.
+            ranks: the number of workers.
+            live: whether a live view reads the log; by default, whether `LIVE` is set.
+            copy: receives everything that is written; closed with the relay.
+
+        Raises:
+            OSError: a pipe cannot be created.
+        """
         live = LIVE in os.environ if live is None else live
         # by descriptor: local rank, stream, lines
         self._streams: dict[int, tuple[int, int, RankLines]] = {}
@@ -197,20 +211,24 @@ class LogRelay:
                 descriptor = _make_pipe(pipe_path(scratch, local_rank, stream))
                 self._streams[descriptor] = local_rank, stream, RankLines(live=live)
         self._lock = threading.Lock()
-        self._log = _Log()
+        self._copy = copy or NullKeptLog()
+        self._log = _Log(self._copy)
         self._closing = False
         self._wake_read, self._wake = os.pipe()
         self._thread = threading.Thread(target=self._pump, name="relay", daemon=True)
         self._thread.start()
         log.write_to(self.write)
 
-    def begin(self, global_ranks: list[int]) -> None:
-        """Set the global ranks of the workers that start now, by local rank."""
+    def begin(self, global_ranks: list[int], *, generation: int = 0) -> None:
+        """Set the global ranks of the workers that start now, by local rank, and their
+        generation.
+        """
         with self._lock:
             self._read()
             for local_rank, stream, lines in self._streams.values():
                 self._log.put(stream, lines.finish())
                 lines.begin(global_ranks[local_rank])
+            self._copy.begin(generation)
 
     def write(self, line: bytes) -> None:
         """Write an event of the agent after all that the workers have printed so far."""
@@ -229,6 +247,7 @@ class LogRelay:
             for _, stream, lines in self._streams.values():
                 self._log.put(stream, lines.finish())
         self._log.close()
+        self._copy.close()
         for descriptor in (*self._streams, self._wake_read, self._wake):
             os.close(descriptor)
 
@@ -294,7 +313,8 @@ class _Log:
     block.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, copy: LogCopy) -> None:
+        self._copy = copy
         self._lines: deque[tuple[int, bytes]] = deque()
         self._bytes = 0
         self._dropped = 0
@@ -306,6 +326,8 @@ class _Log:
         """Queue the lines, or drop them while more than `LIMIT` bytes wait."""
         if not lines:
             return
+        # states of a progress bar are only for the live view
+        self._copy.put(b"".join(line for line in lines if not line.endswith(_END_OF_STATE)))
         with self._changed:
             if self._bytes > LIMIT:
                 self._dropped += len(lines)

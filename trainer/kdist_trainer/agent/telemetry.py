@@ -86,7 +86,7 @@ class AgentTelemetry:
             is_group_rank_0: Whether this agent counts what concerns the whole group.
         """
         self.state("initializing")
-        self._relay.begin(ranks)
+        self._relay.begin(ranks, generation=generation.number)
         self._exporter.set_group(
             generation=generation.number, world_size=world_size, local_ranks=ranks
         )

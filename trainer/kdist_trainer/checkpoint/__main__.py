@@ -1,7 +1,8 @@
 """`python -m kdist_trainer.checkpoint`: answers questions about a checkpoint folder, in a pod or on
 the machine of `kdist run`; JSON on stdout.
 
-`export --out -` is the exception: the weights go to stdout, and the JSON to stderr.
+There are two exceptions: of `export --out -` the weights go to stdout and the JSON to stderr, and
+`logs --name NODE` prints text.
 
 Exit codes: 0 answered, 1 a checkpoint does not verify or does not exist, 2 usage, 74 the disk
 failed.
@@ -17,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from kdist_trainer.checkpoint import listing
+from kdist_trainer.checkpoint import kept_logs, listing
 from kdist_trainer.checkpoint.layout import DamagedCheckpointError
 from kdist_trainer.errors import KdistTrainerError
 
@@ -35,6 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     given = _parser().parse_args(arguments)
     try:
+        if given.question == "logs":
+            return _print_log(given)
         document = _answer(given)
     except OSError as error:
         return _fail(f"{error.filename or given.folder}: {error.strerror or error}", _DISK)
@@ -65,6 +68,17 @@ def _answer(given: argparse.Namespace) -> dict[str, Any]:
     return listing.describe(given.folder, verify=given.question == "verify", only=given.name)
 
 
+def _print_log(given: argparse.Namespace) -> int:
+    """Print what is kept of one node's log, or without a node a description of all as JSON."""
+    if not given.name:
+        sys.stdout.write(json.dumps(kept_logs.describe(given.folder)) + "\n")
+        return 0
+    for piece in kept_logs.read(given.folder, given.name, generation=given.generation):
+        sys.stdout.buffer.write(piece)
+    sys.stdout.buffer.flush()
+    return 0
+
+
 def _export(given: argparse.Namespace) -> dict[str, Any]:
     listing.choose(
         given.folder, given.step
@@ -87,14 +101,15 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m kdist_trainer.checkpoint", description=__doc__)
     parser.add_argument(
         "question",
-        choices=["list", "verify", "ledger", "aside", "export"],
+        choices=["list", "verify", "ledger", "aside", "export", "logs"],
         help=(
             "list the checkpoints, verify every byte, show the run's ledger, archive the "
-            "folder (aside), or export the weights"
+            "folder (aside), export the weights, or print the log of the node --name"
         ),
     )
     parser.add_argument("folder", type=Path, help="folder of a run's checkpoints")
-    parser.add_argument("--name", default="", help="the one checkpoint to describe")
+    parser.add_argument("--name", default="", help="the one checkpoint to describe, or the node")
+    parser.add_argument("--generation", type=int, help="logs: only this generation")
     parser.add_argument(
         "--step", type=int, help="export: the checkpoint of this step instead of the newest"
     )

@@ -47,6 +47,7 @@ from kdist_trainer.config.training import (
 __all__ = [
     "METRICS_PORT",
     "QUANTITY",
+    "QUANTITY_OR_NONE",
     "START_VARIABLES",
     "AllReduceCheck",
     "Cause",
@@ -58,6 +59,7 @@ __all__ = [
     "Exit",
     "Init",
     "LoaderConfig",
+    "Logs",
     "Name",
     "Nodes",
     "Optimizer",
@@ -121,6 +123,28 @@ class Script(ConfigModel):
         )
 
 
+QUANTITY_OR_NONE = f"^none$|{QUANTITY}"
+
+
+class Logs(ConfigModel):
+    """The logs that outlive the pods: `spec.logs`."""
+
+    keep: str = Field(
+        "64Mi",
+        max_length=32,
+        pattern=QUANTITY_OR_NONE,
+        description=(
+            "How much of each node's log is kept next to the checkpoints, the newest part, such "
+            "as 64Mi; none keeps nothing."
+        ),
+    )
+
+    @property
+    def max_bytes(self) -> int:
+        """The most bytes of one node's log; 0 keeps none."""
+        return 0 if self.keep == "none" else count_bytes(self.keep)
+
+
 NODES = "nodes.json"
 """Name of the file next to `train.json` that contains the job's `nodes` in a cluster: unlike the
 rest of the configuration, they may change during the run.
@@ -171,6 +195,10 @@ class TrainConfig(ConfigModel):
         description=(
             "Maximum time a finished agent keeps serving /metrics for a final scrape, in seconds."
         ),
+    )
+    logs: Logs = Field(Logs(), description="The logs that are kept next to the checkpoints.")
+    secret_variables: list[str] = Field(
+        [], description="Variables whose values are in no log that is kept."
     )
     preflight: Preflight | None = Field(
         None, description="Checks of the network between ranks before they train."

@@ -1,0 +1,74 @@
+"""The logs of a job in the cluster that its agents keep next to the checkpoints, where they outlive
+the pods. They are read as checkpoints are: by the trainer's tool, in a running pod of the job or in
+a helper pod.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from kdist.errors import KdistError, NotFoundError
+from kdist.jobs import checkpoints
+from kdist.jobs.helper_pod import reading_pod
+from kdist.jobs.job import ClusterJob
+from kdist.jobs.wait import Notify
+from kdist.status.documents import Document, integer, items, texts
+
+
+def fetch(
+    target: ClusterJob, folder: Path, *, generation: int | None, notify: Notify
+) -> dict[str, Path]:
+    """Copy what is kept of each node's log to a file in `folder`.
+
+    Args:
+        target: the job.
+        folder: an existing folder.
+        generation: only this one; None for the last one of which there is something.
+        notify: receives a message if a helper pod is needed.
+
+    Returns:
+        The file of each node.
+
+    Raises:
+        NotFoundError: nothing is kept, or nothing of this generation.
+        KdistError: the job has no checkpoints in the cluster, or they cannot be read.
+    """
+    checkpoints.check_has_checkpoints(target)
+    with reading_pod(target, notify) as (pod, container):
+        tool = ["python", "-m", checkpoints.MODULE, "logs", target.checkpoints]
+        code, output = target.cluster.run(pod, tool, container=container)
+        answer = checkpoints.read_answer(output.decode(errors="replace"), code, pod)
+        wanted, nodes = choose(target.name, answer, generation)
+        found = {}
+        for node in nodes:
+            command = [*tool, "--name", node, "--generation", str(wanted)]
+            found[node] = folder / node
+            with found[node].open("wb") as file:
+                code = target.cluster.exec(
+                    pod, command, container=container, out=file.write, err=lambda _: None
+                )
+            if code != 0:
+                raise KdistError(f"the kept log of {node} cannot be read: exit code {code}")
+        return found
+
+
+def choose(job: str, document: Document, generation: int | None) -> tuple[int, list[str]]:
+    """The generation to show, and the nodes that have a log of it.
+
+    Raises:
+        NotFoundError: there is none.
+    """
+    kept: Mapping[int, list[str]] = {
+        integer(one, "generation") or 0: texts(one, "nodes")
+        for one in items(document, "generations")
+    }
+    if not kept:
+        raise NotFoundError(f"no log of {job} is kept", next_command="kdist explain spec.logs")
+    wanted = max(kept) if generation is None else generation
+    if wanted not in kept:
+        raise NotFoundError(
+            f"no log of generation {wanted} of {job} is kept; there are those of "
+            f"{', '.join(map(str, sorted(kept)))}"
+        )
+    return wanted, kept[wanted]

@@ -13,6 +13,7 @@ from functools import partial
 
 import pytest
 
+from kdist import backends
 from kdist.manifest import TRAINING_JOB
 from tests.cluster.conftest import Job
 from tests.cluster.controller import find_leader, kill_leader, patch, send, wait_for
@@ -75,16 +76,22 @@ def test_a_job_sent_by_kubectl_has_its_whole_life_and_outlives_its_controller(
     wait_for(namespace, "Running")
 
     uids = {pod["metadata"]["uid"] for pod in namespace.pods("digits")}
+    keeps_pods = not backends.get(kind).scalable
     kill_leader(namespace)
     namespace.kubectl("scale", "trainingjob/digits", "--replicas=1")
+    if not keeps_pods:
+        wait_for(namespace, "Outdated")
+        patch(namespace, restartedAt="2026-03-01T12:00:00Z")
     reported = namespace.until("one node trains", partial(world_of, namespace, 1))
     assert reported
-    assert {pod["metadata"]["uid"] for pod in namespace.pods("digits")} <= uids
+    if keeps_pods:
+        assert {pod["metadata"]["uid"] for pod in namespace.pods("digits")} <= uids
 
     patch(namespace, suspend=True)
     wait_for(namespace, "Suspended")
     namespace.until("no pod is left", lambda: not namespace.pods("digits"))
-    patch(namespace, suspend=False, replicas=2)
+    restart = {} if keeps_pods else {"restartedAt": "2026-04-01T12:00:00Z"}
+    patch(namespace, suspend=False, replicas=2, **restart)
     again = partial(world_of, namespace, 2, int(reported["step"]))
     assert namespace.until("two nodes train again", again)
 

@@ -71,6 +71,7 @@ FULL: dict[str, Any] = {
         "collectiveTimeoutSeconds": 200,
         "hangTimeoutSeconds": 250,
         "finalScrapeTimeoutSeconds": 20,
+        "logs": {"keep": "128Mi"},
         "preflight": {"allReduce": {"minBusBandwidth": "10G", "size": "32Mi"}},
         "podTemplate": {
             "spec": {"containers": [{"name": "trainer", "env": [{"name": "EXTRA", "value": "1"}]}]}

@@ -42,6 +42,7 @@ OTHER: dict[str, Any] = {
     "spec.priorityClass": "low",
     "spec.preflight.allReduce.minBusBandwidth": "5G",
     "spec.preflight.allReduce.size": "1Gi",
+    "spec.logs.keep": "2Gi",
     "spec.podTemplate": {"spec": {"schedulerName": "volcano"}},
     "metadata.namespace": "dl",
     "metadata.labels": {"team": "speech"},

@@ -59,6 +59,7 @@ def test_defaults_are_explicit_in_the_document(smallest: TrainingJob) -> None:
         "collectiveTimeoutSeconds": 300,
         "hangTimeoutSeconds": 300,
         "finalScrapeTimeoutSeconds": 30,
+        "logs": {"keep": "64Mi"},
         "podTemplate": {},
         "preflight": None,
         "script": None,
@@ -78,7 +79,8 @@ def test_the_trainer_is_reported_all_that_the_job_says_about_training() -> None:
         "  rendezvousTimeoutSeconds: 32\n  joinWindowSeconds: 33\n  collectiveTimeoutSeconds: "
         "34\n  hangTimeoutSeconds: 35\n"
     )
-    text += "  finalScrapeTimeoutSeconds: 36\n  standby: warm\n"
+    text += "  finalScrapeTimeoutSeconds: 36\n  standby: warm\n  logs: {keep: 1Gi}\n"
+    text += "  env: [{name: TOKEN, secret: {name: hub, key: token}}, {name: MODE, value: a}]\n"
     reported = load_text(text, source="job.yaml").to_train_config().to_document()
     train = reported.pop("train")
     assert reported == {
@@ -94,6 +96,8 @@ def test_the_trainer_is_reported_all_that_the_job_says_about_training() -> None:
         "collectiveTimeoutSeconds": 34,
         "hangTimeoutSeconds": 35,
         "finalScrapeTimeoutSeconds": 36,
+        "logs": {"keep": "1Gi"},
+        "secretVariables": ["TOKEN"],
         "preflight": None,
         "script": None,
     }
@@ -110,7 +114,7 @@ def test_fields_that_job_and_trainer_share_agree() -> None:
     ours = Spec.model_json_schema(by_alias=True)
     theirs = TrainConfig.model_json_schema(by_alias=True)
     shared = set(ours["properties"]) & set(theirs["properties"])
-    assert set(theirs["properties"]) - shared == {"name"}
+    assert set(theirs["properties"]) - shared == {"name", "secretVariables"}
     for name in shared - {"nodes"}:  # the job may say a number of nodes
         mine, yours = dict(ours["properties"][name]), dict(theirs["properties"][name])
         if name == "procsPerNode":  # bounded in the job only

@@ -11,7 +11,8 @@ from functools import partial
 from typing import Any, Final
 
 from kdist import backends, deploy
-from kdist.cluster import Cluster
+from kdist.cluster import ApiError, Cluster
+from kdist.deploy.dependents import RUNTIME
 from kdist.jobs import suspend
 from kdist.jobs.job import ClusterJob, keep_immutable
 from kdist.manifest import RECLAIM_POLICY, Manifest
@@ -107,8 +108,21 @@ class Executor:
                     continue
             if own == ("ConfigMap", name):
                 self._apply_own(cluster, observed, manifest, asked=action.asked)
+            elif manifest.kind == RUNTIME:
+                self._apply_runtime(cluster, observed, manifest)
             else:
                 self._apply(cluster, observed, manifest)
+
+    def _apply_runtime(self, cluster: Cluster, observed: Observed, manifest: Manifest) -> None:
+        """Apply the TrainingRuntime of a TrainJob that is about to be created. Most of its fields
+        cannot be changed: one of before that differs is deleted, and the next attempt creates it.
+        """
+        try:
+            self._apply(cluster, observed, manifest)
+        except ApiError as error:
+            if "immutable" in str(error) and observed.workload is None:
+                cluster.delete(manifest.api_version, manifest.kind, manifest.name)
+            raise
 
     def _record_job(self, action: RecordJob, cluster: Cluster, observed: Observed) -> None:
         manifest = render_own(action.job, action.placement)

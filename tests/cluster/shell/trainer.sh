@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The image that every pod of a job runs, from this tree, on every node; and the controller's, in the registry.
+# The image that every pod of a job runs, and the controller's, from this tree, on every node.
 set -euo pipefail
 
 export IMAGE=$REGISTRY/kdist-trainer:dev CONTROLLER=$REGISTRY/kdist-controller:dev
@@ -31,15 +31,17 @@ build_image() { # build_image IMAGE OPTION...
   push "$image"
 }
 image() { # image [TAG]
-  local node pull pulls=() image=${IMAGE%:*}:${1:-dev}
+  local node pull pulls=() image=${IMAGE%:*}:${1:-dev} controller=${CONTROLLER%:*}:${1:-dev}
   room 8
   python_base
   say "building the images of controller and trainer"
-  build_image "${CONTROLLER%:*}:${1:-dev}" --target controller
+  build_image "$controller" --target controller
   build_image "$image" --build-arg "WITHOUT=$WITHOUT"
   for node in $(nodes | grep -v control-plane); do # under the same name, so that every pod gets the new one
-    docker exec "$node" crictl pull "$image" >/dev/null &
-    pulls+=($!)
+    for pull in "$image" "$controller"; do
+      docker exec "$node" crictl pull "$pull" >/dev/null &
+      pulls+=($!)
+    done
   done
   for pull in "${pulls[@]}"; do wait "$pull"; done # by name: an engine that we started is a child that never ends
   docker image prune -f >/dev/null

@@ -148,6 +148,19 @@ def move_leader(namespace: Namespace, node: str) -> None:
     namespace.until(f"the leader is on {node}", leads_there)
 
 
+def follow_until_missed(namespace: Namespace, node: str) -> int:
+    """Wait until Kubernetes misses the node; returns the last step that was done until then."""
+    steps = [0]
+
+    def is_missed() -> bool:
+        steps.extend(int(each["step"] or 0) for each in namespace.agents("digits"))
+        ready = 'jsonpath={.status.conditions[?(@.type=="Ready")].status}'
+        return namespace.kubectl("get", "node", node, "-o", ready) == "Unknown"
+
+    namespace.until(f"{node} is missed", is_missed, 120)
+    return max(steps)
+
+
 @pytest.mark.parametrize("doomed", [0, -1], indirect=True, ids=["first", "last"])
 @every_kind
 @pytest.mark.usefixtures("controller")
@@ -169,11 +182,8 @@ def test_a_job_whose_node_lost_power_continues_by_itself(
     subprocess.run([CLUSTER, "lose", doomed], check=True, capture_output=True)
     cut = time.monotonic()
 
-    namespace.kubectl(
-        *("wait", f"node/{doomed}", "--for=condition=Ready=Unknown", "--timeout=120s")
-    )
+    step = follow_until_missed(namespace, doomed)
     unknown = time.monotonic()
-    step = max(int(each["step"]) for each in namespace.agents("digits"))
     again = partial(world_of, namespace, 2, step)
     namespace.until("two nodes train again, past the step of the cut", again, 400)
     seconds = time.monotonic() - cut

@@ -115,14 +115,15 @@ class Executor:
 
     def _apply_runtime(self, cluster: Cluster, observed: Observed, manifest: Manifest) -> None:
         """Apply the TrainingRuntime of a TrainJob that is about to be created. Most of its fields
-        cannot be changed: one of before that differs is deleted, and the next attempt creates it.
+        are immutable: if they differ from those of the last TrainJob, it is created again.
         """
         try:
             self._apply(cluster, observed, manifest)
         except ApiError as error:
-            if "immutable" in str(error) and observed.workload is None:
-                cluster.delete(manifest.api_version, manifest.kind, manifest.name)
-            raise
+            if "immutable" not in str(error) or observed.workload is not None:
+                raise
+            cluster.delete(manifest.api_version, manifest.kind, manifest.name)
+            self._apply(cluster, observed, manifest)
 
     def _record_job(self, action: RecordJob, cluster: Cluster, observed: Observed) -> None:
         manifest = render_own(action.job, action.placement)

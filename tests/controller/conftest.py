@@ -35,9 +35,9 @@ def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def kubernetes() -> Kubernetes:
-    """A cluster without jobs."""
-    return Kubernetes()
+def kubernetes(request: pytest.FixtureRequest) -> Kubernetes:
+    """A cluster without jobs, and without operators unless a test's parameter says otherwise."""
+    return getattr(request, "param", None) or Kubernetes()
 
 
 @pytest.fixture

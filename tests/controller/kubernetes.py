@@ -174,6 +174,9 @@ class Kubernetes:
             body["metadata"].pop(key, None)
         before = self._applied.get((place, manager), {})
         kept = _without(found or {}, before, body)
+        if found and found["kind"] == "TrainingRuntime" and _merge(kept, body) != found:
+            text = "spec.template.spec.failurePolicy: Invalid value: Value is immutable"
+            return refusal(422, text, "Invalid")
         if "dryRun" in asked.query:
             return Reply(200 if found else 201, _merge(kept, body))
         self._applied[place, manager] = body

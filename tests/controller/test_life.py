@@ -202,6 +202,25 @@ def test_what_needs_new_pods_waits_for_a_restart_and_says_so(
     assert container["image"].endswith(":2")
 
 
+@pytest.mark.parametrize("kubernetes", [Kubernetes(absent=())], indirect=True, ids=["operators"])
+def test_a_restart_creates_the_runtime_of_a_trainjob_again_if_it_differs(
+    kubernetes: Kubernetes, stepper: Stepper, job: JobOf
+) -> None:
+    kubernetes.put("TrainingJob", job(backend="trainjob"))
+    stepper.settle()
+    before = read(kubernetes, "TrainingRuntime")
+    moments = (f"2026-05-0{day}T12:00:00Z" for day in range(1, 9))
+    change(kubernetes, restartedAt=next(moments))
+    stepper.settle()
+    assert read(kubernetes, "TrainingRuntime")["metadata"]["uid"] == before["metadata"]["uid"]
+    change(kubernetes, image="registry.example.com/kdist-trainer:2", restartedAt=next(moments))
+    stepper.settle()
+    after = read(kubernetes, "TrainingRuntime")
+    assert after["metadata"]["uid"] != before["metadata"]["uid"]
+    assert "kdist-trainer:2" in json.dumps(after["spec"])
+    assert kubernetes.find("TrainJob", "digits")
+
+
 def test_a_restart_saves_first_and_is_done_once(
     kubernetes: Kubernetes, stepper: Stepper, running: Document
 ) -> None:

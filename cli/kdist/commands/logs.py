@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -72,7 +72,7 @@ _FAILED = "failed"
     "--generation",
     type=click.IntRange(min=0),
     metavar="N",
-    help="What is kept next to the checkpoints of the log of this generation.",
+    help="Show the log of this generation that was kept next to the checkpoints.",
 )
 @click.option("--raw", is_flag=True, help="Lines as they were written, events as JSON.")
 @local_option
@@ -91,8 +91,8 @@ def command(
 
     With -f it waits for the first line and says why there is none yet, follows every pod through
     restarts, and picks up new pods. It retries while the API server is unreachable, for at most
-    --timeout. When no pod is left, it shows what is kept of the last generation's log next to the
-    checkpoints (spec.logs).
+    --timeout. When no pod is left, it shows the log of the last generation that was kept next to
+    the checkpoints (spec.logs).
 
     \b
     Examples:
@@ -111,6 +111,8 @@ def command(
     cluster_options = {name: given.pop(name) for name in ("namespace", "context")}
     if generation is not None and (follow or given["previous"] or given["since"] is not None):
         raise UsageError("--generation cannot be combined with --follow, --previous or --since")
+    if generation is not None and given["rank"] == _FAILED:
+        raise UsageError("--generation cannot be combined with --rank failed: give its number")
     run = find_local(job, local=local, **cluster_options)
     if run is not None and generation is not None:
         return _show_kept_of_run(run, generation, raw=raw, **given)
@@ -166,19 +168,21 @@ class _Selection(NamedTuple):
 
 
 def _show_kept(cluster: Cluster, name: str, generation: int | None, chosen: _Selection) -> int:
-    """Show what is kept of the log of a job in the cluster."""
+    """Show the kept log of a job in the cluster."""
+    from kdist import events
     from kdist.jobs import kept_logs
     from kdist.jobs.job import ClusterJob
 
     target = ClusterJob.find(cluster, name)
     with TemporaryDirectory() as folder:
         files = kept_logs.fetch(target, Path(folder), generation=generation, notify=console.message)
-        _print_kept(files, chosen)
+        _print_entries(events.read_files(files, tail=chosen.tail), chosen)
     return Code.OK
 
 
 def _show_kept_of_run(run: LocalJob, generation: int, *, raw: bool, **given: Any) -> int:
-    """Show what is kept of the log of a run on this machine."""
+    """Show the kept log of a run on this machine."""
+    from kdist import events
     from kdist.local import trainer_tools
 
     checkpoints = trainer_tools.checkpoints_of(run.root)
@@ -186,16 +190,9 @@ def _show_kept_of_run(run: LocalJob, generation: int, *, raw: bool, **given: Any
         files = trainer_tools.fetch_kept_logs(
             run.name, checkpoints, Path(folder), generation=generation
         )
-        _print_kept(files, _Selection(given["rank"], given["pod"], given["tail"], raw))
+        entries = events.read_files(files, tail=given["tail"])
+        _print_entries(entries, _Selection(given["rank"], given["pod"], given["tail"], raw))
     return Code.OK
-
-
-def _print_kept(files: Mapping[str, Path], chosen: _Selection) -> None:
-    from kdist import events
-
-    if chosen.ranks == _FAILED:
-        raise UsageError("--rank failed cannot be combined with --generation: give its number")
-    _print_entries(events.read_files(files, tail=chosen.tail), chosen)
 
 
 def _print_entries(entries: Iterable[Entry], chosen: _Selection) -> None:
@@ -226,8 +223,9 @@ def _show(cluster: Cluster, name: str, request: LogRequest, chosen: _Selection) 
     from kdist.jobs import logs
 
     snapshot = jobs.fetch_snapshot(cluster, name)
-    if _has_left_nothing(snapshot) and not request.previous:
-        console.message(f"no pod of {name} is left: this is the log that was kept")
+    is_plain = not request.previous and request.since is None and chosen.ranks != _FAILED
+    if is_plain and _has_only_kept_log(cluster, snapshot):
+        console.message(f"no pod of {name} is left: showing the log kept next to its checkpoints")
         return _show_kept(cluster, name, None, chosen)
     rank_filter = _rank_filter(chosen.ranks, snapshot) if chosen.ranks else None
     lines = logs.read(cluster, snapshot, request, notify=console.message)
@@ -235,12 +233,17 @@ def _show(cluster: Cluster, name: str, request: LogRequest, chosen: _Selection) 
     return Code.OK
 
 
-def _has_left_nothing(snapshot: Snapshot) -> bool:
-    """Whether the job has no pods any more, and gets none for now."""
+def _has_only_kept_log(cluster: Cluster, snapshot: Snapshot) -> bool:
+    """Whether the job has no pods any more, gets none for now, and keeps its log."""
+    from kdist.jobs import kept_logs
+    from kdist.jobs.job import ClusterJob
     from kdist.status import Phase
 
     status = snapshot.status
-    return not status.pods and (status.phase.terminal or status.phase is Phase.SUSPENDED)
+    is_over = status.phase.terminal or status.phase is Phase.SUSPENDED
+    if status.pods or not is_over:
+        return False
+    return kept_logs.are_kept(ClusterJob.find(cluster, snapshot.name))
 
 
 def _follow(

@@ -106,10 +106,15 @@ def run_tool(target: ClusterJob, action: str, *arguments: str, notify: Notify) -
     return _run_in_helper_pod(target, command, read_only=action != "aside")
 
 
+def has_checkpoints(target: ClusterJob) -> bool:
+    """Whether the job keeps checkpoints in the cluster."""
+    spec = target.job.spec.checkpoints
+    return spec is not None and (spec.claim is not None or spec.size is not None)
+
+
 def check_has_checkpoints(target: ClusterJob) -> None:
     """Raises `KdistError` for a job that keeps no checkpoints in the cluster."""
-    spec = target.job.spec.checkpoints
-    if spec is None or (spec.claim is None and spec.size is None):
+    if not has_checkpoints(target):
         raise KdistError(
             f"{target.name} has no checkpoints in the cluster",
             next_command="kdist explain spec.checkpoints",

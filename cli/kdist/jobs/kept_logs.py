@@ -16,6 +16,12 @@ from kdist.jobs.wait import Notify
 from kdist.status.documents import Document, integer, items, texts
 
 
+def are_kept(target: ClusterJob) -> bool:
+    """Whether the job's agents keep their logs, and there are checkpoints to keep them with."""
+    spec = target.job.spec
+    return checkpoints.has_checkpoints(target) and spec.logs.max_bytes > 0
+
+
 def fetch(
     target: ClusterJob, folder: Path, *, generation: int | None, notify: Notify
 ) -> dict[str, Path]:

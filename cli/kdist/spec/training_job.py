@@ -208,7 +208,7 @@ class Spec(ConfigModel):
             "Maximum time a finished agent keeps serving /metrics for a final scrape, in seconds."
         ),
     )
-    logs: Logs = Field(Logs(), description="The logs that outlive the pods.")
+    logs: Logs = Field(Logs(), description="Logs that are kept when the pods are gone.")
     pod_template: dict[str, JsonValue] = Field(
         {}, max_length=64, description="Overlay for the pod template, merged last."
     )

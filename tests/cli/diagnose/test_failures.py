@@ -299,3 +299,8 @@ def test_a_diagnosis_is_plain_for_programs() -> None:
 def test_the_operators_own_object_is_never_needed() -> None:
     seen = scene([pod(0)], over=workload(kind="PyTorchJob"), reports={FIRST: report()})
     assert diagnose(seen).cause == "none"
+
+
+def test_a_job_that_failed_and_has_no_pod_left_is_sent_to_the_log_that_was_kept() -> None:
+    assert diagnose(scene([], state=LATE)).commands[0] == "kdist logs digits -n ml"
+    assert diagnose(scene([pod(0)], state=LATE)).commands[0].endswith("--previous")

@@ -27,12 +27,17 @@ dist.destroy_process_group()
 """
 
 
+@pytest.fixture(autouse=True)
+def _runs_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No cluster, and runs in a folder of this test's."""
+    monkeypatch.setenv("KDIST_HOME", str(tmp_path / "runs"))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+
+
 @pytest.mark.processes
 def test_the_log_of_each_generation_is_kept_without_secrets(
     tmp_path: Path, start: Start, kdist: Kdist, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("KDIST_HOME", str(tmp_path / "runs"))
-    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     monkeypatch.setenv("TOKEN", "hf_marked")
     (tmp_path / "src").mkdir()
     write_script(tmp_path / "src", SCRIPT)
@@ -68,11 +73,7 @@ def test_the_log_of_each_generation_is_kept_without_secrets(
 
 
 @pytest.mark.processes
-def test_a_job_may_keep_no_logs(
-    tmp_path: Path, start: Start, kdist: Kdist, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("KDIST_HOME", str(tmp_path / "runs"))
-    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+def test_a_job_may_keep_no_logs(tmp_path: Path, start: Start, kdist: Kdist) -> None:
     run = start(write_job(tmp_path, nodes=1, steps=4, logs={"keep": "none"}))
     run.wait(0)
     assert not (run.folder("digits") / "checkpoints" / "logs").exists()

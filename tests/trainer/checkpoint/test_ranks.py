@@ -115,6 +115,26 @@ def test_folders_that_are_not_shared_are_written_by_rank_0_and_loaded_from_whoev
         assert done["step"] == 6
 
 
+def continue_apart(rank: Rank, roots: list[Path]) -> tuple[int, int | None]:
+    """Continue in place, save step 9, and mark the run as not ended."""
+    store = open_store(roots[rank.rank], rank, is_known=True)
+    assert save(store, 9).ok
+    store.reopen()
+    return store.epoch, store.resumed.step if store.resumed is not None else None
+
+
+def test_ranks_that_continue_in_place_take_an_epoch_above_those_of_all_their_folders(
+    tmp_path: Path,
+) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    run_ranks(2, save_apart, tmp_path, [there, tmp_path / "other"], 4, generation=7)
+    run_ranks(2, save_apart, tmp_path, [here, tmp_path / "other"], 5)
+    assert run_ranks(2, continue_apart, tmp_path, [here, there], generation=2) == [(8, 5)] * 2
+    assert CheckpointDirectory(here).committed()[0].name == "step-00000009-e8"
+    for folder in (here, there):
+        assert CheckpointDirectory(folder).done() is None, "the run has not ended"
+
+
 def test_a_damaged_checkpoint_in_a_folder_of_its_own_is_passed_over_by_all_ranks(
     tmp_path: Path,
 ) -> None:

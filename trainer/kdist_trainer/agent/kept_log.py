@@ -4,11 +4,13 @@ A node has a folder of segments, each of one generation of the worker group: onc
 than the job says, the oldest go. A thread writes them, so that a slow or broken volume delays
 neither the workers nor the agent; what comes while it is far behind is dropped, and said so.
 
-The values of the variables that the job takes from Secrets are replaced before anything is written.
+The values of the variables that the job takes from Secrets are replaced before anything is written,
+also where an event has them as JSON.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import threading
@@ -130,7 +132,8 @@ class KeptLog:
         except OSError as error:
             self._segment = None
             self._resume_at = time.monotonic() + _RETRY_SECONDS
-            log.warn("log-not-kept", path=str(self._folder), error=str(error))
+            message = f"the log of this node cannot be kept in {self._folder}: {error}"
+            log.warn("log-not-kept", error=str(error), message=message)
 
     def _write(self, generation: int, data: bytes) -> None:
         segment = self._segment
@@ -158,8 +161,10 @@ class KeptLog:
 def _find_any(secrets: Collection[bytes]) -> re.Pattern[bytes] | None:
     """A pattern of the secrets' lines, the longest first: one may be part of another."""
     lines = {line.strip() for secret in secrets for line in secret.splitlines()}
-    long = sorted((each for each in lines if len(each) >= _SHORTEST_SECRET), key=len, reverse=True)
-    return re.compile(b"|".join(map(re.escape, long))) if long else None
+    long = {line for line in lines if len(line) >= _SHORTEST_SECRET}
+    long |= {json.dumps(os.fsdecode(line))[1:-1].encode() for line in long}
+    forms = sorted(long, key=len, reverse=True)
+    return re.compile(b"|".join(map(re.escape, forms))) if forms else None
 
 
 def place_of(node: str) -> str:
@@ -171,4 +176,4 @@ def place_of(node: str) -> str:
 
 def read_secrets(names: Collection[str], environment: Mapping[str, str]) -> list[bytes]:
     """The values of these variables."""
-    return [environment[name].encode() for name in names if name in environment]
+    return [os.fsencode(environment[name]) for name in names if name in environment]

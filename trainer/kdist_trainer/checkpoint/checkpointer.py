@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -28,9 +28,6 @@ from kdist_trainer.checkpoint.staging import Paths, Stager
 from kdist_trainer.checkpoint.writer import Writer
 from kdist_trainer.config import Checkpointing
 from kdist_trainer.errors import PeersLostError, StorageError
-
-T = TypeVar("T")
-
 
 __all__ = ["CheckpointManager", "Fallback", "Save", "SaveResult"]
 

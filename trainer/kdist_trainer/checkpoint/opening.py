@@ -77,7 +77,7 @@ class FolderOpener:
         sees = probe.probe(self._directory.root, self._group)
         self._check_shared(sees, must_be_shared)
         others = [0] if all(sees) else self._group.gather(self._find_epoch())
-        epoch, name = self.on_lock(
+        epoch, name = self._on_lock(
             lambda: (self._acquire(at_least=max(others) + 1), secrets.token_hex(4))
         )
         return OpenFolder(sees, epoch, name)
@@ -87,7 +87,7 @@ class FolderOpener:
         they have in memory: what they save follows the newest checkpoint. Raises as `open` does.
         """
         root, group = self._directory.root, self._group
-        token, epoch, newest, name = self.on_lock(self._begin)
+        token, epoch, newest, name = self._on_lock(self._begin)
 
         def look() -> tuple[bool, int, bool]:
             is_done = self._directory.done() is not None
@@ -103,10 +103,10 @@ class FolderOpener:
         others = max((found for is_seen, found, _ in every if not is_seen), default=0)
         if others >= epoch:
             epoch = others + 1
-            self.on_lock(lambda: self._lock.raise_epoch(epoch))
+            self._on_lock(lambda: self._lock.raise_epoch(epoch))
         return OpenFolder(sees, epoch, name, newest, any(is_done for _, _, is_done in every))
 
-    def on_lock(self, work: Callable[[], T]) -> T:
+    def _on_lock(self, work: Callable[[], T]) -> T:
         """Do something to the lock on rank 0, and return its result on every rank. Raises what it
         raises, and `StorageError` for an `OSError`.
         """
@@ -119,9 +119,9 @@ class FolderOpener:
 
     def set_base(self, base: Checkpoint | None) -> None:
         """Fence off what earlier groups commit from now on; `base` is what this group started from.
-        Raises as `on_lock` does.
+        Raises `StorageError` or `LockLostError`.
         """
-        self.on_lock(lambda: self._lock.set_base(base))
+        self._on_lock(lambda: self._lock.set_base(base))
 
     def _begin(self) -> tuple[probe.Token, int, Checkpoint | None, str]:
         """Rank 0's part of `continue_in_place`."""

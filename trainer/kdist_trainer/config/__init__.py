@@ -127,15 +127,15 @@ QUANTITY_OR_NONE = f"^none$|{QUANTITY}"
 
 
 class Logs(ConfigModel):
-    """The logs that outlive the pods: `spec.logs`."""
+    """The logs that are kept when the pods are gone: `spec.logs`."""
 
     keep: str = Field(
         "64Mi",
         max_length=32,
         pattern=QUANTITY_OR_NONE,
         description=(
-            "How much of each node's log is kept next to the checkpoints, the newest part, such "
-            "as 64Mi; none keeps nothing."
+            "Maximum size of the log that each node keeps next to the checkpoints, such as 64Mi; "
+            "its oldest lines are removed first. With none, no log is kept."
         ),
     )
 
@@ -196,7 +196,7 @@ class TrainConfig(ConfigModel):
             "Maximum time a finished agent keeps serving /metrics for a final scrape, in seconds."
         ),
     )
-    logs: Logs = Field(Logs(), description="The logs that are kept next to the checkpoints.")
+    logs: Logs = Field(Logs(), description="Logs that are kept when the pods are gone.")
     secret_variables: list[str] = Field(
         [], description="Variables whose values are in no log that is kept."
     )

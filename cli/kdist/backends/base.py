@@ -194,15 +194,15 @@ def _sidecars(job: TrainingJob) -> list[str]:
 
 def _storage_limits(job: TrainingJob) -> Iterator[str]:
     checkpoints, nodes = job.spec.checkpoints, job.spec.nodes.max
-    if checkpoints is None or checkpoints.path is not None:
+    if checkpoints is None or not checkpoints.in_cluster:
         why = (
             "there are no checkpoints"
             if checkpoints is None
             else "checkpoints.path is a folder of your own machine"
         )
         yield (
-            f"{why}: a lost pod loses all training progress; set checkpoints {{claim: NAME}} "
-            f"or {{size: 10Gi}}"
+            f"{why}: a lost pod loses all training progress; set checkpoints {{claim: NAME}}, "
+            f"{{size: 10Gi}} or {{url: s3://BUCKET/PREFIX}}"
         )
     elif nodes > 1 and checkpoints.access_mode in ("ReadWriteOnce", "ReadWriteOncePod"):
         holder = "node" if checkpoints.access_mode == "ReadWriteOnce" else "pod"

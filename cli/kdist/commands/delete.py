@@ -80,9 +80,9 @@ def command(
     r"""Delete jobs; their checkpoints stay.
 
     The pods save first. A later `kdist apply` of the same file resumes from the last checkpoint,
-    unless --purge has deleted the claim that kdist created for it. Claims that kdist did not create
-    are never deleted. A run on this machine saves first, too; then its folder in .kdist is
-    deleted, except for the checkpoints.
+    unless --purge has deleted the claim that kdist created for it. Claims that kdist did not
+    create, and checkpoints in a bucket, are never deleted. A run on this machine saves first, too;
+    then its folder in .kdist is deleted, except for the checkpoints.
 
     \b
     Examples:
@@ -241,4 +241,6 @@ def _delete(cluster: Cluster, name: str, chosen: _DeleteOptions) -> bool:
         console.message(
             f"{each.title} stays, with the checkpoints; `kdist delete {name} --purge` deletes it"
         )
+    if plan.bucket:
+        console.message(f"{plan.bucket} stays: kdist deletes no bucket and no run in one")
     return True

@@ -109,7 +109,7 @@ def run_tool(target: ClusterJob, action: str, *arguments: str, notify: Notify) -
 def has_checkpoints(target: ClusterJob) -> bool:
     """Whether the job keeps checkpoints in the cluster."""
     spec = target.job.spec.checkpoints
-    return spec is not None and (spec.claim is not None or spec.size is not None)
+    return spec is not None and spec.in_cluster
 
 
 def check_has_checkpoints(target: ClusterJob) -> None:
@@ -118,6 +118,20 @@ def check_has_checkpoints(target: ClusterJob) -> None:
         raise KdistError(
             f"{target.name} has no checkpoints in the cluster",
             next_command="kdist explain spec.checkpoints",
+        )
+
+
+def check_has_folder(target: ClusterJob, what: str) -> None:
+    """Raises `KdistError` for a job whose checkpoints are in a bucket.
+
+    Args:
+        target: the job.
+        what: what is kept in the folder of the checkpoints only, such as `profiles`.
+    """
+    if target.uses_bucket:
+        raise KdistError(
+            f"{target.name} keeps its checkpoints in a bucket, where kdist writes no {what}",
+            hint="a job with checkpoints: {claim: NAME} has them",
         )
 
 

@@ -46,14 +46,13 @@ class ClusterDrillTarget:
         pods = [pod for pod in target.pods() if pod.running and not pod.deleting]
         asked = [pod for pod in pods if pod.name != without]
         samples = agents.fetch_samples(target, asked, timeout=_TIMEOUT)
-        spec = target.job.spec.checkpoints
         return Situation(
             name=target.name,
             place="cluster",
             config=target.job.to_document()["spec"],
             nodes=tuple(pod.name for pod in pods),
             documents={pod: sample.status for pod, sample in samples.items()},
-            has_checkpoints=spec is not None and bool(spec.claim or spec.size),
+            has_checkpoints=checkpoints.has_checkpoints(target),
             rendezvous=target.placement.rendezvous,
             inactive=self._find_inactive(),
             unreturnable=self._find_unreturnable(pods),

@@ -5,10 +5,11 @@ to save and end.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kdist import rbac
+from kdist import rbac, render
 from kdist.cluster import find_resource, list_resources
 from kdist.deploy import delete
 from kdist.deploy.dependents import CLAIM
@@ -44,6 +45,17 @@ class Deletion:
     kept: Sequence[Manifest]
     foreign: Sequence[Manifest]
     resource: Manifest | None = None
+
+    @property
+    def bucket(self) -> str:
+        """URL of the job's checkpoints in a bucket, which stay; empty if it has none there."""
+        for each in self.objects:
+            if (each.kind, each.name) == ("ConfigMap", self.name):
+                with suppress(KdistError):  # a job of another version
+                    job = render.read_job(each.document)
+                    if job.spec.checkpoints is not None and job.spec.checkpoints.bucket:
+                        return f"{job.checkpoint_root}/{job.checkpoint_folder}"
+        return ""
 
     @property
     def owns_pods(self) -> bool:

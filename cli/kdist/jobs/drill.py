@@ -71,6 +71,8 @@ def _check_disk(place: DrillTarget, situation: Situation) -> str:
     node = next(iter(situation.documents), None)
     if node is None or not situation.has_checkpoints:
         return ""
+    if "://" in place.checkpoints:
+        return "its checkpoints are in a bucket, so there is no file system to fill"
     try:
         with place.start_program(node, ["check", "--folder", place.checkpoints]) as program:
             return documents.text(_read(program, _STRIKE_SECONDS), "reason")

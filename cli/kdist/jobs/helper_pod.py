@@ -1,10 +1,12 @@
 """A pod of our own in which the trainer's tools read or archive the checkpoints of a job in the
 cluster, created for the purpose and deleted afterwards. It has the image, account and volumes of
-the job, mounts only the checkpoints, and mounts them read-only unless they are to be archived.
+the job, mounts only the checkpoints, and mounts them read-only unless they are to be archived. For
+checkpoints in a bucket it mounts nothing and has the variables by which the job reaches the bucket.
 """
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,6 +34,10 @@ _COPIED_FIELDS = (
     "priorityClassName",
     "runtimeClassName",
 )
+_STORE_VARIABLES = re.compile(
+    "(AWS|AZURE|GOOGLE|KDIST_CHECKPOINTS)_|SSL_CERT_|(HTTP|HTTPS|NO|ALL)_PROXY$", re.IGNORECASE
+)
+"""Names of the variables by which a program finds a bucket, and the way to it."""
 _IDLE_SECONDS = 6 * 3600
 _IDLE = ["python", "-c", f"import time; time.sleep({_IDLE_SECONDS})"]
 CONTAINER = "viewer"
@@ -182,6 +188,9 @@ def build_helper_pod(
             mounts = [{**mount, "readOnly": True} for mount in mounts]
     container = _make_container(trainer, command, mounts, memory=memory)
     spec = {key: pod[key] for key in _COPIED_FIELDS if key in pod}
+    if target.uses_bucket:
+        container["env"] += _find_store_variables(trainer)
+        spec["serviceAccountName"] = pod.get("serviceAccountName")
     # a volume may be mounted by its cloud identity
     if target.job.spec.service_account_name is not None:
         spec["serviceAccountName"] = target.job.spec.service_account_name
@@ -226,6 +235,11 @@ def _make_container(
         "securityContext": trainer.get("securityContext", {}),
         "volumeMounts": mounts,
     }
+
+
+def _find_store_variables(trainer: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The variables of the training's container by which a bucket is reached."""
+    return [one for one in items(trainer, "env") if _STORE_VARIABLES.match(text(one, "name"))]
 
 
 def pod_specs(document: Any) -> Iterator[Mapping[str, Any]]:

@@ -125,8 +125,14 @@ class ClusterJob:
 
     @property
     def checkpoints(self) -> str:
-        """The run's checkpoint folder inside its pods."""
-        return f"/checkpoints/{self.job.checkpoint_folder}"
+        """The run's checkpoint folder: a path inside its pods, or a URL in a bucket."""
+        return f"{self.job.checkpoint_root}/{self.job.checkpoint_folder}"
+
+    @property
+    def uses_bucket(self) -> bool:
+        """Whether the checkpoints are in a bucket, which no pod mounts."""
+        checkpoints = self.job.spec.checkpoints
+        return checkpoints is not None and checkpoints.bucket is not None
 
     def workload(self) -> Document:
         """The workload, which creates the pods.

@@ -46,11 +46,11 @@ class Storage:
     """Where the checkpoints of a job are.
 
     Attributes:
-        kind: `shared` if pods on all nodes can mount it, `single` if only those of one node can,
-            `none` if there is none, `unknown` if it may not be read.
+        kind: `shared` if pods on all nodes can mount it or it is a bucket, `single` if only those
+            of one node can, `none` if there is none, `unknown` if it may not be read.
         fenced: whether each commit checks the lock, which a newer worker group takes over. A script
             may write as it likes.
-        claim: name of the claim.
+        claim: name of the claim; empty for a bucket.
         pinned: the node that is the only one with the volume, by the name of the claim, for each
             claim of the job with such a volume.
     """

@@ -121,6 +121,8 @@ def _fetch_storage(target: ClusterJob, nodes: Collection[str]) -> Storage:
     }
     fenced = target.job.spec.train is not None
     name = _checkpoint_claim(target)
+    if target.uses_bucket:
+        return Storage("shared", fenced, pinned=pinned)
     if not name:
         return Storage("none", fenced, pinned=pinned)
     claim, _ = volumes[name]
@@ -160,7 +162,7 @@ def _node_of(volume: Mapping[str, Any]) -> str:
 
 def _checkpoint_claim(target: ClusterJob) -> str:
     checkpoints = target.job.spec.checkpoints
-    if checkpoints is None or checkpoints.path is not None:
+    if checkpoints is None or not checkpoints.in_cluster or target.uses_bucket:
         return ""
     return checkpoints.claim or f"{target.name}-checkpoints"
 

@@ -19,6 +19,7 @@ from kdist.agent_metrics import METRICS_PORT
 from kdist.backends import Placement
 from kdist.errors import KdistError
 from kdist.manifest import JOB_LABEL
+from kdist.render import store
 from kdist.render.pod_overlay import merge_overlay
 from kdist.render.templates import TracedValue, read_template, trace_value
 from kdist.spec import TrainingJob
@@ -127,6 +128,8 @@ def collect(job: TrainingJob, placement: Placement | None) -> dict[str, Any]:
         "train_digest": sha256(_write(settings).encode()).hexdigest()[:10],
         "nodes_json": trace_value(_write(nodes), "spec.nodes"),
         "checkpoint_folder": job.checkpoint_folder,
+        "checkpoint_root": job.checkpoint_root,
+        "store": store.find_access(job),
         "backend": backend,
         "field": _field(written),
         "spec": written["spec"],
@@ -278,6 +281,7 @@ def read_pod(job: TrainingJob, values: Mapping[str, Any]) -> dict[str, Any]:
             for toleration in job.spec.tolerations
         ],
         "mounts": list(_mounts(job)),
+        "store_variables": list(store.list_variables(job)),
         "variables": list(_variables(job)),
         "default_variables": [
             {"name": name, "value": value}

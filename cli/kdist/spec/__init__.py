@@ -2,9 +2,10 @@
 documentation are generated from it.
 
 Read `training_job` first (metadata and spec), then `models` (text types and small sections) and
-`validators` (rules across fields). `violations` carries broken rules through pydantic, `reference`
-describes fields, `paths` formats and suggests them, `edits` has the rules for edited jobs, and
-`scaffold` writes new job files. Reading YAML does not belong here but in `kdist.load`.
+`validators` (rules across fields). `bucket` has the rules of a bucket's URL, `violations` carries
+broken rules through pydantic, `reference` describes fields, `paths` formats and suggests them,
+`edits` has the rules for edited jobs, and `scaffold` writes new job files. Reading YAML does not
+belong here but in `kdist.load`.
 
 This package is the only one that imports the trainer: others import `TrainConfig` and `Exit` from
 here.
@@ -12,6 +13,7 @@ here.
 
 from __future__ import annotations
 
+from kdist.spec.bucket import port_of
 from kdist.spec.models import (
     Checkpoints,
     CodeFile,
@@ -24,11 +26,24 @@ from kdist.spec.models import (
 )
 from kdist.spec.training_job import API_VERSION, KIND, Metadata, Spec, TrainingJob
 from kdist.spec.validators import RUN
-from kdist_trainer.config import Cause, Exit, Nodes, Script, TrainConfig, Training
+from kdist_trainer.config import (
+    CHECKPOINTS_ENDPOINT,
+    CHECKPOINTS_REGION,
+    OBJECT_STORE_VARIABLES,
+    Cause,
+    Exit,
+    Nodes,
+    Script,
+    TrainConfig,
+    Training,
+)
 
 __all__ = [
     "API_VERSION",
+    "CHECKPOINTS_ENDPOINT",
+    "CHECKPOINTS_REGION",
     "KIND",
+    "OBJECT_STORE_VARIABLES",
     "RUN",
     "Cause",
     "Checkpoints",
@@ -47,4 +62,5 @@ __all__ = [
     "TrainConfig",
     "Training",
     "TrainingJob",
+    "port_of",
 ]

@@ -7,9 +7,10 @@ reads a job, and reports it in the condition `Accepted`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Final
 
-from kdist.spec import reference
+from kdist.spec import bucket, reference
 from kdist.spec.resource_status import ResourceStatus
 from kdist.spec.structural import Schema, convert
 from kdist.spec.training_job import API_VERSION, KIND
@@ -19,7 +20,20 @@ PLURAL: Final = "trainingjobs"
 GROUP, _, VERSION = API_VERSION.partition("/")
 
 _NAME: Final = "self.metadata.name"
-RULES: Final[dict[str, tuple[tuple[str, str, str], ...]]] = {
+_Rule = tuple[str, str, str]
+
+
+def _matching(field: str, pattern: str, otherwise: str) -> Iterator[_Rule]:
+    """The rules of a URL, each of which speaks where those before it hold."""
+    text, path = f"self.{field}", f".{field}"
+    absent = f"!has({text})"
+    refused = [f"{text}.matches(r'{each}')" for each in (bucket.CREDENTIALS, bucket.QUERY)]
+    yield f"{absent} || !{refused[0]}", bucket.HAS_CREDENTIALS, path
+    yield f"{absent} || {refused[0]} || !{refused[1]}", bucket.HAS_QUERY, path
+    yield f"{absent} || {' || '.join(refused)} || {text}.matches(r'{pattern}')", otherwise, path
+
+
+RULES: Final[dict[str, tuple[_Rule, ...]]] = {
     "": (
         (
             f"!({_NAME} in {list(TAKEN_NAMES)})",
@@ -65,8 +79,9 @@ RULES: Final[dict[str, tuple[tuple[str, str, str], ...]]] = {
     ),
     "spec.checkpoints": (
         (
-            "[has(self.claim), has(self.size), has(self.path)].filter(given, given).size() == 1",
-            "needs exactly one of claim, size and path",
+            "[has(self.claim), has(self.size), has(self.path), has(self.url)]"
+            ".filter(given, given).size() == 1",
+            "needs exactly one of claim, size, path and url",
             "",
         ),
         *(
@@ -80,6 +95,22 @@ RULES: Final[dict[str, tuple[tuple[str, str, str], ...]]] = {
                 ("accessMode", "accessMode"),
                 ("reclaimPolicy", "reclaimPolicy"),
             )
+        ),
+        *(
+            (f"!has(self.{name}) || has(self.url)", "belongs to a bucket: it needs url", f".{name}")
+            for name in ("endpoint", "region", "secret")
+        ),
+        *_matching("url", bucket.BUCKET, bucket.NO_BUCKET),
+        *_matching("endpoint", bucket.ENDPOINT, bucket.NO_ENDPOINT),
+        (
+            "!has(self.endpoint) || !has(self.url) || !self.url.startsWith('gs:')",
+            "is for s3:// and az://: the buckets of gs:// have one address",
+            ".endpoint",
+        ),
+        (
+            "!has(self.region) || !has(self.url) || !self.url.matches('^(gs|az):')",
+            "is for s3:// only",
+            ".region",
         ),
     ),
     "spec.env[]": (

@@ -18,6 +18,7 @@ from pydantic import (
     model_validator,
 )
 
+from kdist.spec.bucket import BUCKET_URL, SERVER_URL, check_endpoint, check_url, scheme_of
 from kdist.spec.violations import Violation, check_mount, check_variable, refuse
 from kdist_trainer.config import QUANTITY, QUANTITY_OR_NONE, ConfigModel, Seconds
 
@@ -64,6 +65,8 @@ PATTERN_MESSAGES: Final[dict[str, str]] = {
     _RELATIVE_PATH: "must be a relative path such as `models/mine.py`",
     _ONE_LINE: "must be a path: one line without control characters",
     _NO_NUL: "must not contain a NUL character",
+    BUCKET_URL: "must be a URL without spaces such as `s3://BUCKET/PREFIX`",
+    SERVER_URL: "must be a URL such as `https://minio.example.com:9000`",
     _TIME: "must be a time such as `2026-05-01T12:00:00Z`",
 }
 
@@ -81,6 +84,8 @@ Storage = Annotated[str, Field(max_length=32, pattern=_STORAGE)]
 CpuText = Annotated[str, Field(max_length=32, pattern=_CPU)]
 MountPath = Annotated[str, Field(max_length=1024, pattern=_MOUNT_PATH)]
 FilePath = Annotated[str, Field(min_length=1, max_length=1024, pattern=_RELATIVE_PATH)]
+BucketUrl = Annotated[str, Field(max_length=1024, pattern=BUCKET_URL)]
+ServerUrl = Annotated[str, Field(max_length=1024, pattern=SERVER_URL)]
 FolderPath = Annotated[str, Field(min_length=1, max_length=4096, pattern=_ONE_LINE)]
 Time = Annotated[str, Field(max_length=40, pattern=_TIME)]
 """RFC 3339, as Kubernetes writes times."""
@@ -188,8 +193,8 @@ class CodeSource(ConfigModel):
 
 
 class Checkpoints(ConfigModel):
-    """Where checkpoints are stored: an existing claim, a claim to create, or a folder on this
-    machine.
+    """Where checkpoints are stored: an existing claim, a claim to create, a bucket, or a folder on
+    this machine.
     """
 
     claim: ObjectName | None = Field(None, description="Existing PersistentVolumeClaim.")
@@ -213,6 +218,45 @@ class Checkpoints(ConfigModel):
     path: FolderPath | None = Field(
         None, description="Path of a folder on this machine, for `kdist run`."
     )
+    url: BucketUrl | None = Field(
+        None,
+        description=(
+            "Bucket of an object store and a prefix in it, such as s3://BUCKET/PREFIX; also gs:// "
+            "and az://."
+        ),
+    )
+    endpoint: ServerUrl | None = Field(
+        None,
+        description=(
+            "Address of a server that stores buckets as S3 does, such as "
+            "https://minio.example.com:9000; without it that of the cloud."
+        ),
+    )
+    region: Label | None = Field(
+        None, description="Region of an s3:// bucket, such as eu-central-1."
+    )
+    secret: ObjectName | None = Field(
+        None,
+        description=(
+            "Secret on the cluster whose keys are the variables with the bucket's credentials; "
+            "without it the pods' own identity is used, that of serviceAccountName."
+        ),
+    )
+
+    @property
+    def in_cluster(self) -> bool:
+        """Whether pods can use it: all but a folder of this machine."""
+        return self.path is None
+
+    @property
+    def bucket(self) -> str | None:
+        """The bucket and the prefix as a URL without a slash at its end; None without one."""
+        return None if self.url is None else self.url.rstrip("/")
+
+    @property
+    def scheme(self) -> str:
+        """That of the bucket: `s3`, `gs` or `az`; empty without a bucket."""
+        return scheme_of(self.url or "")
 
     @model_validator(mode="after")
     def _exactly_one_storage(self) -> Checkpoints:
@@ -220,11 +264,13 @@ class Checkpoints(ConfigModel):
         return self
 
     def _violations(self) -> Iterator[Violation]:
-        forms = ("claim", "size", "path")
+        forms = ("claim", "size", "path", "url")
         given = [name for name in forms if getattr(self, name) is not None]
         if len(given) != 1:
             found = " and ".join(given) if given else "none"
-            yield Violation(f"needs exactly one of claim, size and path, found {found}", "", forms)
+            yield Violation(
+                f"needs exactly one of claim, size, path and url, found {found}", "", forms
+            )
         if self.size is None:
             for value, name in (
                 (self.class_, "class"),
@@ -237,6 +283,21 @@ class Checkpoints(ConfigModel):
                         name,
                         ("size", name),
                     )
+        yield from self._bucket_violations()
+
+    def _bucket_violations(self) -> Iterator[Violation]:
+        for name in ("endpoint", "region", "secret"):
+            if getattr(self, name) is not None and self.url is None:
+                yield Violation("belongs to a bucket: it needs url", name, ("url", name))
+        if self.url is not None:
+            yield from check_url(self.url)
+        if self.endpoint is not None:
+            yield from check_endpoint(self.endpoint)
+            if self.scheme == "gs":
+                message = "is for s3:// and az://: the buckets of gs:// have one address"
+                yield Violation(message, "endpoint", ("url", "endpoint"))
+        if self.region is not None and self.scheme in ("gs", "az"):
+            yield Violation("is for s3:// only", "region", ("url", "region"))
 
 
 class SecretKey(ConfigModel):

@@ -30,6 +30,7 @@ from kdist.spec.models import (
 from kdist.spec.validators import RUN, check, check_job
 from kdist.spec.violations import refuse
 from kdist_trainer.config import (
+    OBJECT_STORE_SECRETS,
     ConfigModel,
     Logs,
     Nodes,
@@ -264,6 +265,13 @@ class TrainingJob(ConfigModel):
         """
         return self.metadata.name if self.run is None else f"{self.metadata.name}@{self.run}"
 
+    @property
+    def checkpoint_root(self) -> str:
+        """Where that folder is: a path inside the pods, or a URL without a slash at its end."""
+        checkpoints = self.spec.checkpoints
+        bucket = None if checkpoints is None else checkpoints.bucket
+        return "/checkpoints" if bucket is None else bucket
+
     def to_train_config(self) -> TrainConfig:
         """The trainer's settings (`train.json`): the part of the job that does not depend on where
         it runs.
@@ -274,7 +282,10 @@ class TrainingJob(ConfigModel):
             if name in Spec.model_fields
         }
         secret = [variable.name for variable in self.spec.env if variable.secret is not None]
-        return TrainConfig(name=self.metadata.name, secret_variables=secret, **shared)
+        if self.spec.checkpoints is not None:
+            secret += OBJECT_STORE_SECRETS.get(self.spec.checkpoints.scheme, ())
+        names = list(dict.fromkeys(secret))
+        return TrainConfig(name=self.metadata.name, secret_variables=names, **shared)
 
     def to_document(self) -> dict[str, Any]:
         """The job as plain values in camelCase, with all defaults."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from kdist.spec.strategies import SHIPPED_WORKLOADS, check_strategy
 from kdist.spec.violations import Violation
-from kdist_trainer.config import START_VARIABLES
+from kdist_trainer.config import OBJECT_STORE_SECRETS, OBJECT_STORE_VARIABLES, START_VARIABLES
 
 if TYPE_CHECKING:
     from kdist.spec.training_job import Spec, TrainingJob
@@ -29,6 +29,7 @@ def check(spec: Spec) -> Iterator[Violation]:
     yield from check_strategy(spec)
     yield from _unique_names(spec)
     yield from _start_variables(spec)
+    yield from _store_variables(spec)
     yield from _standby(spec)
     yield from _standby_nodes(spec)
     yield from _own_mounts(spec)
@@ -238,6 +239,29 @@ def _start_variables(spec: Spec) -> Iterator[Violation]:
                 f"ranks are forks of a process that runs already; {fix}",
                 field,
                 (field, "script.preload"),
+            )
+
+
+def _store_variables(spec: Spec) -> Iterator[Violation]:
+    """Credentials of a bucket have one source, and none is written in the file."""
+    if spec.checkpoints is None or spec.checkpoints.url is None:
+        return
+    scheme, secret = spec.checkpoints.scheme, spec.checkpoints.secret
+    for index, variable in enumerate(spec.env):
+        field = f"env.{index}.name"
+        if secret is not None and variable.name in OBJECT_STORE_VARIABLES.get(scheme, ()):
+            yield Violation(
+                f"`{variable.name}` comes from the Secret {secret} of checkpoints.secret; remove "
+                "it here or there",
+                field,
+                (field, "checkpoints.url", "checkpoints.secret"),
+            )
+        elif variable.secret is None and variable.name in OBJECT_STORE_SECRETS.get(scheme, ()):
+            yield Violation(
+                f"`{variable.name}` is a credential of the bucket, and a manifest is no place for "
+                "it: name a Secret that has it with checkpoints.secret",
+                field,
+                (field, "checkpoints.url"),
             )
 
 

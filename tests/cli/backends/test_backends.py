@@ -166,6 +166,8 @@ def test_every_warning_names_a_reason_and_another_way(name: str) -> None:
 def test_what_is_lost_with_a_pod_or_a_node_is_said(name: str) -> None:
     assert find(name, "a lost pod loses all", checkpoints=None)
     assert find(name, "a lost pod loses all", checkpoints={"path": "here"})
+    assert not find(name, "a lost pod loses all", checkpoints={"url": "s3://bucket/runs"})
+    assert not find(name, "ReadWriteMany", checkpoints={"url": "s3://bucket/runs"})
     assert find(name, "ReadWriteMany", checkpoints={"size": "1Gi", "accessMode": "ReadWriteOnce"})
     assert not find(
         name, "ReadWriteMany", checkpoints={"size": "1Gi", "accessMode": "ReadWriteOnce"}, nodes=1

@@ -17,16 +17,18 @@ metadata: {{name: digits, namespace: ml}}
 spec:
   image: registry/trainer:1
   nodes: {nodes}
-  checkpoints: {{claim: shared}}
+  checkpoints: {{{checkpoints}}}
   nodeSelector: {{disk: fast}}
   podTemplate: {{spec: {{securityContext: {{runAsUser: 1234}}}}}}
   train: {{workload: digits, epochs: 1}}
 """
 
 
-def target(nodes: str = "{min: 1, max: 2}", backend: str = "job") -> ClusterJob:
+def target(
+    nodes: str = "{min: 1, max: 2}", backend: str = "job", checkpoints: str = "claim: shared"
+) -> ClusterJob:
     """The job as it stands in no cluster."""
-    job = load_text(JOB.format(nodes=nodes), source="job.yaml")
+    job = load_text(JOB.format(nodes=nodes, checkpoints=checkpoints), source="job.yaml")
     placement = Placement(backend, "kubernetes", "run-1")
     objects = render.render(job, placement)
     config_map = next(

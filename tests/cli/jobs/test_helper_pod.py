@@ -12,9 +12,13 @@ from kdist import backends
 from kdist.jobs import helper_pod
 from tests.cli.jobs import jobs
 
+BUCKET = "url: 's3://bucket/runs', endpoint: 'http://minio:9000', secret: store"
 
-def build_helper_pod(backend: str = "job", *, read_only: bool = True) -> dict[str, Any]:
-    target = jobs.target(backend=backend)
+
+def build_helper_pod(
+    backend: str = "job", *, read_only: bool = True, checkpoints: str = "claim: shared"
+) -> dict[str, Any]:
+    target = jobs.target(backend=backend, checkpoints=checkpoints)
     return helper_pod.build_helper_pod(
         target, jobs.objects(target), "digits-viewer-1", ["python", "-m", "x"], read_only=read_only
     )
@@ -51,3 +55,26 @@ def test_only_to_put_a_folder_aside_it_may_write() -> None:
         "readOnly"
         not in build_helper_pod(read_only=False)["spec"]["containers"][0]["volumeMounts"][0]
     )
+
+
+@pytest.mark.parametrize("backend", backends.NAMES)
+def test_for_a_bucket_it_mounts_nothing_and_gets_in_as_the_training_does(backend: str) -> None:
+    spec = build_helper_pod(backend, checkpoints=BUCKET)["spec"]
+    (container,) = spec["containers"]
+    assert spec["volumes"] == container["volumeMounts"] == []
+    variables = {each["name"]: each for each in container["env"]}
+    assert variables["KDIST_CHECKPOINTS_ENDPOINT"]["value"] == "http://minio:9000"
+    names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+    for name in names:
+        reference = {"name": "store", "key": name, "optional": True}
+        assert variables.pop(name)["valueFrom"] == {"secretKeyRef": reference}
+    own = {"PYTHONDONTWRITEBYTECODE", "HOME", "KDIST_CHECKPOINTS_ENDPOINT"}
+    assert set(variables) == own, "nothing else that the job knows"
+    assert spec["serviceAccountName"] == "digits"
+    assert spec["automountServiceAccountToken"] is False
+
+
+def test_the_tools_are_given_the_address_of_the_run_in_its_bucket() -> None:
+    target = jobs.target(checkpoints=BUCKET)
+    assert target.checkpoints == "s3://bucket/runs/digits"
+    assert jobs.target().checkpoints == "/checkpoints/digits"

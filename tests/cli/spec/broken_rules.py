@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kdist.spec import crd
+from kdist.spec import bucket, crd
 from tests.manifests.jobs import full
 
 BROKEN: dict[str, list[tuple[str, Any]]] = {
@@ -19,7 +19,16 @@ BROKEN: dict[str, list[tuple[str, Any]]] = {
     "needs a claim (on a cluster), a path (on this machine), or both": [
         ("data", [{"mountPath": "/data"}])
     ],
-    "needs exactly one of claim, size and path": [("checkpoints", {})],
+    "needs exactly one of claim, size, path and url": [("checkpoints", {})],
+    "belongs to a bucket: it needs url": [("checkpoints", {"claim": "a", "secret": "b"})],
+    bucket.HAS_CREDENTIALS: [("checkpoints", {"url": "s3://me:secret@bucket"})],
+    bucket.HAS_QUERY: [("checkpoints", {"url": "s3://bucket/runs?versionId=1"})],
+    bucket.NO_BUCKET: [("checkpoints", {"url": "https://bucket.s3.amazonaws.com"})],
+    bucket.NO_ENDPOINT: [("checkpoints", {"url": "s3://bucket", "endpoint": "s3://minio"})],
+    "is for s3:// and az://: the buckets of gs:// have one address": [
+        ("checkpoints", {"url": "gs://bucket", "endpoint": "https://gcs.example.com"})
+    ],
+    "is for s3:// only": [("checkpoints", {"url": "az://bucket", "region": "eu-1"})],
     "applies to a claim that is created for the job: it needs size": [
         ("checkpoints", {"claim": "a", "class": "b"})
     ],

@@ -178,6 +178,12 @@ def test_cores_are_read_as_kubernetes_reads_them(written: str, read: str) -> Non
         "  checkpoints: {size: 10Gi}",
         "  checkpoints: {size: 10Gi, class: fast, accessMode: ReadWriteOnce}",
         "  checkpoints: {path: ./ckpt}",
+        "  checkpoints: {url: 's3://bucket'}",
+        "  checkpoints: {url: 's3://my.bucket_1/a-team/runs=2/', region: eu-central-1}",
+        "  checkpoints: {url: 's3://b/runs', endpoint: 'https://minio.example.com', secret: keys}",
+        "  checkpoints: {url: 's3://b/runs', endpoint: 'http://[fd00::1]:9000/store'}",
+        "  checkpoints: {url: 'gs://bucket/runs', secret: keys}",
+        "  checkpoints: {url: 'az://container', endpoint: 'http://127.0.0.1:10000/account'}",
         "  data: [{claim: photos, path: ./photos, mountPath: /data}]",
         "  data: [{claim: a, mountPath: /data}, {claim: b, mountPath: /data2}]",
         (

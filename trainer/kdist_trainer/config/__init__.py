@@ -3,7 +3,8 @@
 `kdist` renders a job's `train` or `script` section and the agent's settings into one `train.json`;
 every agent and every rank reads the same file. `training` has the models of `spec.train`, `base`
 what all models share, `changes` the rules for jobs that are edited between two runs, `exit_codes`
-the codes and causes that agents, ranks and the command line agree on.
+the codes and causes that agents, ranks and the command line agree on, `object_stores` the variables
+by which a bucket with checkpoints is reached.
 
 Nothing here imports torch or another package of the trainer, because `kdist.spec` uses these
 models. The arguments of one agent (folders, addresses) are in `kdist_trainer.agent.settings`. Read
@@ -29,6 +30,12 @@ from kdist_trainer.config.base import (
     Seconds,
 )
 from kdist_trainer.config.exit_codes import Cause, Exit
+from kdist_trainer.config.object_stores import (
+    CHECKPOINTS_ENDPOINT,
+    CHECKPOINTS_REGION,
+    OBJECT_STORE_SECRETS,
+    OBJECT_STORE_VARIABLES,
+)
 from kdist_trainer.config.training import (
     QUANTITY,
     AllReduceCheck,
@@ -45,7 +52,11 @@ from kdist_trainer.config.training import (
 )
 
 __all__ = [
+    "CHECKPOINTS_ENDPOINT",
+    "CHECKPOINTS_REGION",
     "METRICS_PORT",
+    "OBJECT_STORE_SECRETS",
+    "OBJECT_STORE_VARIABLES",
     "QUANTITY",
     "QUANTITY_OR_NONE",
     "START_VARIABLES",

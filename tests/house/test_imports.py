@@ -33,6 +33,7 @@ LIGHT = {
     "kdist_trainer.metrics.step_stats": "torch numpy kdist click",
     "kdist_trainer.checkpoint.layout": "torch numpy kdist click",
     "kdist_trainer.checkpoint.ledger": "torch numpy kdist click",
+    "kdist_trainer.object_store.store": "torch numpy obstore asyncio kdist click",
     "kdist_trainer.integrations": "torch accelerate lightning pytorch_lightning transformers",
 }
 
@@ -71,6 +72,10 @@ BREACHES = {
     "nobody who trains knows the agent": (
         "trainer/kdist_trainer/worker.py",
         "import kdist_trainer.agent",
+    ),
+    "only the client of object stores knows obstore": (
+        "trainer/kdist_trainer/checkpoint/lock.py",
+        "import obstore",
     ),
     "only integrations know training frameworks": (
         "trainer/kdist_trainer/checkpoint/files.py",

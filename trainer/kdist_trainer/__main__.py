@@ -16,6 +16,8 @@ from pydantic import ValidationError
 from kdist_trainer.agent.exit_record import failed
 from kdist_trainer.agent.launch import end, launch
 from kdist_trainer.agent.settings import EXIT, ON_FINISH, WORKER, Settings
+from kdist_trainer.checkpoint.location import open_location
+from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.config import METRICS_PORT, Cause, Exit, Nodes, Script, TrainConfig
 from kdist_trainer.failure import Failure
 from kdist_trainer.rendezvous.endpoint import ENDPOINTS
@@ -39,7 +41,7 @@ def _settings(given: argparse.Namespace, config: TrainConfig) -> Settings:
         node=given.node,
         scratch=given.scratch.absolute(),
         rendezvous=given.rendezvous,
-        checkpoints=given.checkpoints and given.checkpoints.absolute(),
+        checkpoints=_open_checkpoints(given.checkpoints),
         code=given.code and given.code.absolute(),
         data=dict(given.data),
         port=given.port,
@@ -51,6 +53,13 @@ def _settings(given: argparse.Namespace, config: TrainConfig) -> Settings:
         parent_pipe=given.parent_pipe and given.parent_pipe.absolute(),
         entrypoint=given.entrypoint,
     )
+
+
+def _open_checkpoints(text: str | None) -> StoragePath | None:
+    if not text:
+        return None
+    found = open_location(text)
+    return found.absolute() if isinstance(found, Path) else found
 
 
 def _report_start_failure(given: argparse.Namespace, error: Exception) -> int:
@@ -80,9 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--node", required=True, help="name of this node, such as node-0")
     parser.add_argument("--scratch", type=Path, required=True, help="private folder of this agent")
     parser.add_argument("--rendezvous", required=True, help=f"rendezvous endpoint: {ENDPOINTS}")
-    parser.add_argument(
-        "--checkpoints", type=Path, help="folder of the run's checkpoints and ledger"
-    )
+    parser.add_argument("--checkpoints", help="folder or URL of the run's checkpoints and ledger")
     parser.add_argument("--code", type=Path, help="folder with the user's modules or script")
     parser.add_argument(
         "--data",

@@ -21,6 +21,8 @@ import torch
 from kdist_trainer import failure, group_abort, log, output
 from kdist_trainer.bench.collectives import COLLECTIVES
 from kdist_trainer.bench.measure import Effort, Exchange, SlowLink, find_slow_link, measure
+from kdist_trainer.checkpoint.location import open_location
+from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.config import AllReduceCheck, Cause, Nodes, TrainConfig, Training, count_bytes
 from kdist_trainer.control import (
     STANDS_BY,
@@ -215,7 +217,7 @@ class ManagedRank:
                     stats=stats,
                     reporter=reporter,
                     heartbeat=heartbeat or NullHeartbeat(),
-                    checkpoints=_folder("KDIST_CHECKPOINTS"),
+                    checkpoints=_checkpoints(),
                     scratch=_folder("KDIST_SCRATCH"),
                 )
                 self.ctx = self._build(config, train, runtime)
@@ -266,6 +268,11 @@ class ManagedRank:
 
 def _folder(variable: str) -> Path | None:
     return Path(os.environ[variable]) if variable in os.environ else None
+
+
+def _checkpoints() -> StoragePath | None:
+    text = os.environ.get("KDIST_CHECKPOINTS")
+    return open_location(text) if text else None
 
 
 def read_training(path: Path) -> tuple[TrainConfig, Training]:

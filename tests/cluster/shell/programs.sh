@@ -44,6 +44,7 @@ client_programs() {
   build_tool helm
   build_tool helm3
   build_tool kubeconform
+  build_tool versitygw
   build_module kube-linter kube-linter golang.stackrox.io/kube-linter/cmd/kube-linter
 }
 

@@ -13,6 +13,7 @@ from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
 from kdist_trainer.checkpoint.checkpointer import CheckpointManager, SaveResult
 from kdist_trainer.checkpoint.group import RankInfo
+from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.config import Checkpointing
 
 FINGERPRINT = "data-1"
@@ -81,7 +82,7 @@ def position(step: int) -> dict[str, Any]:
 
 
 def open_store(
-    root: Path,
+    root: StoragePath,
     world: RankInfo | None = None,
     *,
     mode: Literal["async", "blocking"] = "blocking",

@@ -175,7 +175,7 @@ def load_step(root: Path, step: int) -> bool:
     """Whether, with all newer ones gone, `step` is what a group resumes from."""
     for one in CheckpointDirectory(root).committed():
         if one.step > step:
-            shutil.rmtree(one.path)
+            shutil.rmtree(root / one.name)
     (root / "lock").rename(root / "old-lock")
     return resumable_step(root) == step
 

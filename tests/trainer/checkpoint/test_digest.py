@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from kdist_trainer.checkpoint.__main__ import main
-from kdist_trainer.checkpoint.digest import Digest, UnknownAlgorithmError, new_hasher
-from kdist_trainer.checkpoint.layout import read_manifest
+from kdist_trainer.checkpoint.manifest import read_manifest
+from kdist_trainer.digest import Digest, UnknownAlgorithmError, new_hasher
 from kdist_trainer.errors import CheckpointMismatchError
 from tests.trainer.checkpoint.ranks import Rank, run_ranks
 from tests.trainer.checkpoint.states import load, open_store, save

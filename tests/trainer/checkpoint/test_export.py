@@ -18,7 +18,7 @@ from torch import nn
 
 from kdist_trainer.checkpoint import __main__ as look
 from kdist_trainer.checkpoint import export
-from kdist_trainer.checkpoint.layout import DamagedCheckpointError
+from kdist_trainer.checkpoint.manifest import DamagedCheckpointError
 from kdist_trainer.errors import CheckpointMismatchError
 from tests.trainer.checkpoint.states import make_state, opened, position
 

@@ -26,10 +26,10 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from kdist_trainer.checkpoint.digest import Digest
-from kdist_trainer.checkpoint.layout import DamagedCheckpointError, read_manifest
+from kdist_trainer.checkpoint.manifest import DamagedCheckpointError, read_manifest
 from kdist_trainer.checkpoint.reader import inspect
 from kdist_trainer.checkpoint.safe_unpickler import METADATA
+from kdist_trainer.digest import Digest
 from tests.trainer.checkpoint.states import load, open_store
 
 TENSORS = "__0_0.distcp"

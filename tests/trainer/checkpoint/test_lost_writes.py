@@ -13,12 +13,9 @@ from pathlib import Path
 import pytest
 
 from kdist_trainer.checkpoint import storage
-from kdist_trainer.checkpoint.layout import (
-    CheckpointDirectory,
-    DamagedCheckpointError,
-    check_digests,
-)
+from kdist_trainer.checkpoint.layout import CheckpointDirectory
 from kdist_trainer.checkpoint.lock import Lock
+from kdist_trainer.checkpoint.manifest import DamagedCheckpointError, check_digests
 from kdist_trainer.checkpoint.reader import inspect
 from kdist_trainer.checkpoint.storage import Operation
 from tests.trainer.checkpoint.disk import Disk, Fate
@@ -90,7 +87,7 @@ def chosen(root: Path) -> int | None:
     for one in Lock(root).valid(CheckpointDirectory(root).committed()):
         try:
             found = inspect(one.path)
-            check_digests(one.path, found.manifest.files.items())
+            check_digests(one.path, found.manifest, found.manifest.files)
         except DamagedCheckpointError:
             continue
         assert found.state["step"] == one.step

@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 
 from kdist_trainer.checkpoint.checkpointer import CheckpointManager, SaveResult
-from kdist_trainer.checkpoint.layout import CheckpointDirectory, read_manifest
+from kdist_trainer.checkpoint.layout import CheckpointDirectory
+from kdist_trainer.checkpoint.manifest import read_manifest
 from kdist_trainer.config import Cause, Checkpointing, Exit
 from kdist_trainer.errors import CheckpointMismatchError, PeersLostError, classify
 from tests.trainer.checkpoint.ranks import Rank, run_ranks
@@ -283,7 +284,7 @@ def reload_each(rank: Rank, root: Path) -> list[str]:
         newest = CheckpointDirectory(root).committed()[0]
         dist.barrier()
         if rank.rank == 0:
-            newest.path.rename(root / f"seen-{generation}")
+            (root / newest.name).rename(root / f"seen-{generation}")
         dist.barrier()
     return found
 

@@ -14,8 +14,9 @@ import torch
 
 from kdist_trainer.checkpoint import storage
 from kdist_trainer.checkpoint.checkpointer import SaveResult
-from kdist_trainer.checkpoint.layout import CheckpointDirectory, read_manifest
+from kdist_trainer.checkpoint.layout import CheckpointDirectory
 from kdist_trainer.checkpoint.ledger import RunLedger
+from kdist_trainer.checkpoint.manifest import read_manifest
 from kdist_trainer.checkpoint.reader import inspect
 from kdist_trainer.checkpoint.storage import Operation
 from tests.trainer.checkpoint.states import (

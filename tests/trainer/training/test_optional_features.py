@@ -214,6 +214,6 @@ def model_names(folder: Path) -> list[str]:
     from torch.distributed.checkpoint.filesystem import FileSystemReader
 
     newest = CheckpointDirectory(folder / "checkpoints").latest()
-    assert newest is not None
+    assert isinstance(newest, Path)
     saved = FileSystemReader(newest).read_metadata().state_dict_metadata
     return [name for name in saved if name.startswith("model.")]

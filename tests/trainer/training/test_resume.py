@@ -160,7 +160,7 @@ def test_a_checkpoint_that_was_passed_over_is_counted_once_however_often_the_tra
     section["options"] = {"at_sample": 7}
     train_here(describe(**section, epochs=None, steps=4, onNonfinite="skip"), tmp_path, 1)
     newest, *_ = CheckpointDirectory(tmp_path / "checkpoints").committed()
-    (newest.path / "manifest.json").write_text("{}")
+    (tmp_path / "checkpoints" / newest.name / "manifest.json").write_text("{}")
     environment = {"KDIST_CHECKPOINTS": str(tmp_path / "checkpoints"), "KDIST_GENERATION": "2"}
     document = describe(**section, epochs=None, steps=16, onNonfinite="rollback")
     (counted,) = run_group(count_fallbacks, 1, document, tmp_path, environment=environment)

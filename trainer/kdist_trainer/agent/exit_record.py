@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kdist_trainer.checkpoint.layout import CheckpointDirectory
+from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.config import Cause, Exit, TrainConfig
 from kdist_trainer.config.changes import compare_done
 from kdist_trainer.errors import CheckpointMismatchError
@@ -114,7 +115,7 @@ def shorten(record: dict[str, Any], limit: int = TERMINATION_BYTES) -> bytes:
 
 
 def read_done(
-    checkpoints: Path | None, config: TrainConfig, *, run_id: str
+    checkpoints: StoragePath | None, config: TrainConfig, *, run_id: str
 ) -> dict[str, Any] | None:
     """The DONE document of the run's last commit; None while the job, as it is now, is not done.
 

@@ -16,15 +16,22 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from kdist_trainer import log
+from kdist_trainer.checkpoint import storage
 from kdist_trainer.checkpoint.kept_logs import LOGS, LogSegment, list_segments
+from kdist_trainer.checkpoint.storage import StoragePath
+from kdist_trainer.object_store.path import ObjectPath
 
 _SEGMENTS = 8
 """Parts of the limit, of which one goes at a time."""
+_OBJECT_BYTES = 1 << 20  # of a segment in an object store, which is written again as it grows
+_OBJECT_SECONDS = 10.0  # between two writes of it
 _MOST_WAITING = 1 << 22  # bytes
 _RETRY_SECONDS = 10.0  # after an error of the disk
 _CLOSE_SECONDS = 2.0  # how long the end of the agent waits for a slow disk
@@ -69,10 +76,23 @@ class KeptLog:
     """
 
     def __init__(
-        self, checkpoints: Path, node: str, *, max_bytes: int, secrets: Collection[bytes] = ()
+        self,
+        checkpoints: StoragePath,
+        node: str,
+        *,
+        max_bytes: int,
+        secrets: Collection[bytes] = (),
     ) -> None:
         self._folder = checkpoints / LOGS / node
+        self._segments = _SEGMENTS
         self._segment_bytes = max(1, max_bytes // _SEGMENTS)
+        if isinstance(self._folder, ObjectPath):
+            self._segment_bytes = min(self._segment_bytes, _OBJECT_BYTES)
+            self._segments = max_bytes // self._segment_bytes
+        self._object = b""
+        """Content of the segment in an object store, which is written as a whole."""
+        self._is_written = True
+        self._written_at = 0.0
         self._hide = _find_any(secrets)
         self._waiting: deque[tuple[int, bytes]] = deque()
         self._bytes = self._dropped = self._generation = 0
@@ -115,22 +135,32 @@ class KeptLog:
     def _run(self) -> None:
         while True:
             with self._changed:
-                while not self._waiting and not self._is_closed:
+                while not self._waiting and not self._is_closed and self._is_written:
                     self._changed.wait()
-                if not self._waiting:
-                    return
-                generation, data = self._waiting.popleft()
-            self._keep(generation, data)
+                if not self._waiting and not self._is_closed:
+                    self._changed.wait(self._written_at + _OBJECT_SECONDS - time.monotonic())
+                is_closed = self._is_closed and not self._waiting
+                generation, data = self._waiting.popleft() if self._waiting else (-1, b"")
+            if data:
+                self._keep(generation, data)
+            if is_closed or time.monotonic() > self._written_at + _OBJECT_SECONDS:
+                self._attempt(self._write_object)
+            if is_closed:
+                return
             with self._changed:
                 self._bytes -= len(data)
 
     def _keep(self, generation: int, data: bytes) -> None:
         if time.monotonic() < self._resume_at:
             return
+        shown = self._hide.sub(_HIDDEN, data) if self._hide else data
+        self._attempt(partial(self._write, generation, shown))
+
+    def _attempt(self, write: Callable[[], None]) -> None:
         try:
-            self._write(generation, self._hide.sub(_HIDDEN, data) if self._hide else data)
+            write()
         except OSError as error:
-            self._segment = None
+            self._segment, self._is_written = None, True
             self._resume_at = time.monotonic() + _RETRY_SECONDS
             message = f"the log of this node cannot be kept in {self._folder}: {error}"
             log.warn("log-not-kept", error=str(error), message=message)
@@ -138,8 +168,13 @@ class KeptLog:
     def _write(self, generation: int, data: bytes) -> None:
         segment = self._segment
         if segment is None or segment.generation != generation or self._size >= self._segment_bytes:
+            self._write_object()
             segment = self._open_next(generation)
         path = self._folder / segment.name
+        if isinstance(path, ObjectPath):
+            self._object += data
+            self._size, self._segment, self._is_written = len(self._object), segment, False
+            return
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             self._size += os.write(descriptor, data)
@@ -147,14 +182,22 @@ class KeptLog:
             os.close(descriptor)
         self._segment = segment
 
+    def _write_object(self) -> None:
+        """Write the segment in an object store, if it has grown."""
+        if self._is_written or self._segment is None or isinstance(self._folder, Path):
+            return
+        (self._folder / self._segment.name).write_bytes(self._object)
+        self._is_written, self._written_at = True, time.monotonic()
+
     def _open_next(self, generation: int) -> LogSegment:
         """The segment to write to from now on; the oldest go, of which there are too many."""
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        known = list_segments(self._folder)
+        storage.make_folder(self._folder, durable=True)
+        known = list(list_segments(self._folder))
         numbers = [each.number for each in known if each.generation == generation]
-        while len(known) >= _SEGMENTS:
-            (self._folder / known.pop(0).name).unlink(missing_ok=True)
-        self._size = 0
+        while len(known) >= self._segments:
+            with suppress(FileNotFoundError):
+                storage.remove(self._folder / known.pop(0).name)
+        self._size, self._object = 0, b""
         return LogSegment(generation, max(numbers, default=0) + 1)
 
 

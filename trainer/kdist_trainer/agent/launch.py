@@ -37,6 +37,7 @@ from kdist_trainer.failure import Failure, describe
 from kdist_trainer.metrics.endpoint import bind_address
 from kdist_trainer.metrics.exporter import SCRIPT, Exporter
 from kdist_trainer.metrics.persistence import counters_path
+from kdist_trainer.object_store.path import ObjectPath
 from kdist_trainer.rendezvous.endpoint import FILE
 from kdist_trainer.signals import StopRequested, StopSignals, stop_margin
 
@@ -184,6 +185,10 @@ def launch(settings: Settings) -> int:
     predecessors = prepare_scratch(settings)
     stop = StopSignals()
     stop.install()
+    # Kept to the end: the kernel closes it when this process exits, which ends the workers.
+    pipe: Any = None
+    if isinstance(settings.checkpoints, ObjectPath):
+        pipe = _start_forkservers(settings)  # the client of an object store starts threads
     try:
         done = read_done(settings.checkpoints, settings.config, run_id=settings.run_id)
     except CheckpointMismatchError as error:
@@ -195,11 +200,8 @@ def launch(settings: Settings) -> int:
         )
         log.warn("done", step=done.get("step"), message=message)
         return end(settings, {**success(step=done.get("step")), "message": message}, stop=stop)
-    # Kept to the end: the kernel closes it when this process exits, which ends the workers.
-    pipe = _setup_process(settings)
-    if settings.config.train is not None:
-        forkserver.start()  # before anything that starts a thread
-    script_processes.start_forkserver(settings)  # which imports torch while this agent does
+    if pipe is None:
+        pipe = _start_forkservers(settings)
     procs = count_procs(settings.config)
     health: list[Any] = []
     exporter = start_exporter(
@@ -219,6 +221,17 @@ def launch(settings: Settings) -> int:
     clean_temp(settings.scratch)
     del pipe
     return code
+
+
+def _start_forkservers(settings: Settings) -> Any:
+    """Prepare this process, and start what forks the workers, before anything that starts a thread;
+    returns the parent-death pipe.
+    """
+    pipe = _setup_process(settings)
+    if settings.config.train is not None:
+        forkserver.start()
+    script_processes.start_forkserver(settings)  # which imports torch while this agent does
+    return pipe
 
 
 def _keep_log(settings: Settings) -> LogCopy:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any, Protocol
 
 from kdist_trainer import log
@@ -22,6 +21,7 @@ from kdist_trainer.agent.exit_record import root_cause
 from kdist_trainer.agent.generation import FAILURE, JOIN, RESUME, START, Generation
 from kdist_trainer.checkpoint.layout import CheckpointDirectory
 from kdist_trainer.checkpoint.ledger import RunLedger
+from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.failure import Failure
 
@@ -175,7 +175,7 @@ class RestartLedger:
         self,
         agent_store: AgentStore,
         *,
-        checkpoints: Path | None,
+        checkpoints: StoragePath | None,
         max_restarts: int,
         is_script: bool = False,
     ) -> None:

@@ -18,6 +18,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from kdist_trainer import log
+from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.config import METRICS_PORT, NODES, Nodes, TrainConfig
 from kdist_trainer.rendezvous.endpoint import RendezvousEndpoint, parse
 
@@ -82,7 +83,8 @@ class Settings:
         node: The name of this node.
         scratch: The private folder of this agent.
         rendezvous: The rendezvous endpoint as `SCHEME:LOCATION`.
-        checkpoints: The folder of the checkpoints and the run ledger.
+        checkpoints: The folder of the checkpoints and the run ledger, on disk or in an object
+            store.
         code: The folder of the user's modules.
         data: The folders of the data sets, by mount.
         port: The port of metrics and status; 0 picks a free one.
@@ -102,7 +104,7 @@ class Settings:
     node: str
     scratch: Path
     rendezvous: str
-    checkpoints: Path | None = None
+    checkpoints: StoragePath | None = None
     code: Path | None = None
     data: dict[str, str] = field(default_factory=dict)
     port: int = METRICS_PORT

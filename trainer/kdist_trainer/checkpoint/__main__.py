@@ -1,5 +1,5 @@
 """`python -m kdist_trainer.checkpoint`: answers questions about a checkpoint folder, in a pod or on
-the machine of `kdist run`; JSON on stdout.
+the machine of `kdist run`; JSON on stdout. The folder may be in an object store.
 
 There are two exceptions: of `export --out -` the weights go to stdout and the JSON to stderr, and
 `logs --name NODE` prints text.
@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from kdist_trainer.checkpoint import kept_logs, listing
-from kdist_trainer.checkpoint.layout import DamagedCheckpointError
+from kdist_trainer.checkpoint.location import open_location
+from kdist_trainer.checkpoint.manifest import DamagedCheckpointError
 from kdist_trainer.errors import KdistTrainerError
 
 _DISK = 74
@@ -36,9 +37,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     given = _parser().parse_args(arguments)
     try:
+        given.folder = open_location(given.folder)
         if given.question == "logs":
             return _print_log(given)
         document = _answer(given)
+    except (ValueError, ImportError) as error:
+        return _fail(str(error), 2)
     except OSError as error:
         return _fail(f"{error.filename or given.folder}: {error.strerror or error}", _DISK)
     except (DamagedCheckpointError, KdistTrainerError) as error:
@@ -60,6 +64,8 @@ def _fail(why: str, code: int) -> int:
 def _answer(given: argparse.Namespace) -> dict[str, Any]:
     if given.question == "ledger":
         return listing.read_ledger(given.folder)
+    if given.question == "records":
+        return listing.copy_records(given.folder, given.out)
     if given.question == "aside":
         target = listing.archive_run(given.folder)
         return {"folder": str(given.folder), "moved": str(target) if target else None}
@@ -101,13 +107,14 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m kdist_trainer.checkpoint", description=__doc__)
     parser.add_argument(
         "question",
-        choices=["list", "verify", "ledger", "aside", "export", "logs"],
+        choices=["list", "verify", "ledger", "records", "aside", "export", "logs"],
         help=(
-            "list the checkpoints, verify every byte, show the run's ledger, archive the "
-            "folder (aside), export the weights, or print the log of the node --name"
+            "list the checkpoints, verify every byte, show the run's ledger, copy the ledger and "
+            "DONE to a folder (records), archive the folder (aside), export the weights, or print "
+            "the log of the node --name"
         ),
     )
-    parser.add_argument("folder", type=Path, help="folder of a run's checkpoints")
+    parser.add_argument("folder", help="folder or URL of a run's checkpoints")
     parser.add_argument("--name", default="", help="the one checkpoint to describe, or the node")
     parser.add_argument("--generation", type=int, help="logs: only this generation")
     parser.add_argument(
@@ -117,7 +124,10 @@ def _parser() -> argparse.ArgumentParser:
         "--ema", action="store_true", help="export: the moving average instead of the weights"
     )
     parser.add_argument(
-        "--out", type=Path, default=Path("-"), help="export: the file to write, - for stdout"
+        "--out",
+        type=Path,
+        default=Path("-"),
+        help="export: the file to write, - for stdout; records: the folder",
     )
     return parser
 

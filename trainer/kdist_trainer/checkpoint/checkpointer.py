@@ -20,11 +20,13 @@ import kdist_trainer
 from kdist_trainer.checkpoint.background import BackgroundTask
 from kdist_trainer.checkpoint.commit import CommitRequest, SaveResult
 from kdist_trainer.checkpoint.group import CheckpointGroup, RankInfo
-from kdist_trainer.checkpoint.layout import Checkpoint, CheckpointDirectory, Manifest
+from kdist_trainer.checkpoint.layout import Checkpoint, CheckpointDirectory
 from kdist_trainer.checkpoint.lock import Lock, LockLostError
+from kdist_trainer.checkpoint.manifest import Manifest
 from kdist_trainer.checkpoint.opening import FolderOpener, LockRequest
 from kdist_trainer.checkpoint.restore import Fallback, JobCheck, Restore
 from kdist_trainer.checkpoint.staging import Paths, Stager
+from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.checkpoint.writer import Writer
 from kdist_trainer.config import Checkpointing
 from kdist_trainer.errors import PeersLostError, StorageError
@@ -55,7 +57,7 @@ class CheckpointManager:
 
     def __init__(
         self,
-        root: Path,
+        root: StoragePath,
         *,
         world: RankInfo,
         run_id: str,
@@ -294,8 +296,8 @@ class CheckpointManager:
     def _start(self, request: CommitRequest, staged: dict[str, Any], paths: Paths) -> None:
         """Start one attempt in a folder of its own: files that failed are not written again."""
         self._saves += 1
-        temporary = (
-            self.directory.root / f"{request.manifest.name}.tmp-{self._folder.name}-{self._saves}"
+        temporary = self.directory.new_folder(
+            request.manifest.name, f"{self._folder.name}-{self._saves}"
         )
         attempt = replace(request, temporary=temporary)
         self._background.start(lambda: self._writer.write(attempt, staged, paths))

@@ -18,16 +18,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kdist_trainer.checkpoint import storage
-from kdist_trainer.checkpoint.digest import Digest
-from kdist_trainer.checkpoint.layout import (
+from kdist_trainer.checkpoint.layout import Checkpoint, CheckpointDirectory
+from kdist_trainer.checkpoint.lock import Lock, LockLostError
+from kdist_trainer.checkpoint.manifest import (
     MANIFEST,
     STATE,
-    Checkpoint,
-    CheckpointDirectory,
+    DamagedCheckpointError,
     Manifest,
+    UnsupportedCheckpointError,
+    read_raw_manifest,
 )
-from kdist_trainer.checkpoint.lock import Lock, LockLostError
+from kdist_trainer.checkpoint.storage import StoragePath
+from kdist_trainer.digest import Digest
 from kdist_trainer.metrics.step_stats import StepStats
+from kdist_trainer.object_store.path import ObjectPath
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,7 @@ class CommitRequest:
     """Without files: they are added when they are written."""
     state: bytes
     """Content of `state.json`."""
-    temporary: Path
+    temporary: StoragePath
     """Folder that the files are written to before the commit."""
     started: float
     """In seconds of the monotonic clock."""
@@ -60,7 +64,7 @@ class SaveResult:
     total_seconds: float = 0.0
     nbytes: int = 0
     """Bytes of all files."""
-    path: Path | None = None
+    path: StoragePath | None = None
     secondary: bool = False
     """Whether it failed because other ranks are gone, and not because of the disk."""
 
@@ -74,6 +78,10 @@ class SaveResult:
             nbytes=self.nbytes,
             step=self.step,
         )
+
+
+class UnsettledCommitError(OSError):
+    """A checkpoint may be committed or not; its files must stay."""
 
 
 def commit_checkpoint(
@@ -101,18 +109,45 @@ def commit_checkpoint(
     storage.make_folder(folder)  # DCP creates it only if there are tensors
     state = storage.write_new(folder / STATE, request.state)
     manifest = replace(request.manifest, files={**digests, STATE: state})
-    storage.write_new(folder / MANIFEST, manifest.to_bytes())
-    storage.sync_folder(folder)
-    if request.before_commit is not None:
-        request.before_commit()
     target = directory.root / manifest.name
-    _archive_target(target)
+    if isinstance(folder, Path):
+        assert isinstance(target, Path)  # noqa: S101 - as all of the folder
+        storage.write_new(folder / MANIFEST, manifest.to_bytes())
+        storage.sync_folder(folder)
+        if request.before_commit is not None:
+            request.before_commit()
+        _archive_target(target)
+        lock.check()
+        storage.rename(folder, target)
+        storage.sync_folder(directory.root)
+    else:
+        manifest = replace(manifest, folder=folder.name)
+        if request.before_commit is not None:
+            request.before_commit()
+        lock.check()
+        _put_manifest(target / MANIFEST, manifest.to_bytes())
     lock.check()
-    storage.rename(folder, target)
-    storage.sync_folder(directory.root)
-    lock.check()
-    directory.write_latest(target.name)
+    directory.write_latest(manifest.name)
     return manifest
+
+
+def _put_manifest(path: StoragePath, data: bytes) -> None:
+    """Create a manifest in an object store, which makes its checkpoint a committed one.
+
+    Always on a condition: a request that was given up may still reach the store, and must not
+    replace what a later attempt has committed.
+
+    Raises:
+        UnsettledCommitError: It may be there or not.
+    """
+    try:
+        try:
+            storage.write_new(path, data, exclusive=True)
+        except FileExistsError:
+            # of an earlier attempt of the same save, not acknowledged: nobody else has this epoch
+            storage.replace_existing(path, data)
+    except OSError as error:
+        raise UnsettledCommitError(error.errno, f"{path} may not be committed: {error}") from error
 
 
 def _archive_target(target: Path) -> None:
@@ -123,10 +158,19 @@ def _archive_target(target: Path) -> None:
         storage.rename(target, stale)
 
 
-def discard(request: CommitRequest) -> None:
-    """Remove the files of a failed save. Never raises `OSError`."""
+def discard(directory: CheckpointDirectory, request: CommitRequest) -> None:
+    """Remove the files of a failed save, unless a checkpoint may consist of them. Never raises
+    `OSError`.
+    """
     with suppress(OSError):
-        storage.remove_tree(request.temporary)
+        if isinstance(request.temporary, Path) or not _has_manifest(directory, request):
+            storage.remove_tree(request.temporary)
+
+
+def _has_manifest(directory: CheckpointDirectory, request: CommitRequest) -> bool:
+    """Whether the save has come as far as its manifest. Raises `OSError`."""
+    path = directory.root / request.manifest.name / MANIFEST
+    return isinstance(path, ObjectPath) and path.exists()
 
 
 def cause_of(error: BaseException) -> str:
@@ -164,17 +208,17 @@ def prune(directory: CheckpointDirectory, lock: Lock, *, keep: int) -> None:
             if one.path not in retained:
                 _discard(one)
         for one in directory.damaged()[KEEP_DAMAGED:]:
-            storage.remove_tree(one.path)
+            _discard(one)
 
 
-def clean_stale(directory: CheckpointDirectory, *, epoch: int) -> None:
-    """Remove temporary files of this epoch and of earlier ones; called before its first save.
+def clean_stale(directory: CheckpointDirectory, *, before: int) -> None:
+    """Remove temporary files of earlier epochs; called before the first save of an epoch.
 
     Never raises `OSError`.
     """
     with suppress(OSError):
         for one in directory.temporary():
-            if one.epoch <= epoch:
+            if one.epoch < before:
                 storage.remove_tree(one.path)
         for path in directory.loose_files():
             # a newer one may be in use
@@ -182,24 +226,42 @@ def clean_stale(directory: CheckpointDirectory, *, epoch: int) -> None:
                 storage.remove(path)
 
 
-def archive_checkpoint(checkpoint: Checkpoint) -> None:
+def archive_checkpoint(directory: CheckpointDirectory, checkpoint: Checkpoint) -> None:
     """Rename a damaged checkpoint, so that it is not loaded and stays as evidence. Raises
     `OSError`.
     """
-    target = checkpoint.path.with_name(f"{checkpoint.name}.damaged")
-    number = 1
-    while target.exists():
+    taken = {one.path.name for one in directory.damaged()}
+    name, number = f"{checkpoint.name}.damaged", 1
+    while name in taken:
         number += 1
-        target = checkpoint.path.with_name(f"{checkpoint.name}.damaged-{number}")
-    storage.rename(checkpoint.path, target)
-    storage.sync_folder(target.parent)
+        name = f"{checkpoint.name}.damaged-{number}"
+    path = checkpoint.path
+    target = path.with_name(name)
+    if isinstance(path, Path):
+        assert isinstance(target, Path)  # noqa: S101 - as all of the folder
+        storage.rename(path, target)
+        storage.sync_folder(target.parent)
+    else:
+        storage.write_new(target / MANIFEST, (path / MANIFEST).read_bytes())
+        storage.remove(path / MANIFEST)
 
 
 def _discard(checkpoint: Checkpoint) -> None:
-    """Rename a checkpoint, then remove it: a crash must not leave part of it under its name."""
+    """Make a checkpoint invisible, then remove it: a crash must not leave part of it under its
+    name.
+    """
+    path = checkpoint.path
     with suppress(OSError):
-        stale = checkpoint.path.with_name(f"{checkpoint.name}.tmp-pruned")
-        storage.remove_tree(stale)
-        storage.rename(checkpoint.path, stale)
-        storage.sync_folder(stale.parent)
-        storage.remove_tree(stale)
+        if isinstance(path, Path):
+            stale = path.with_name(f"{path.name}.tmp-pruned")
+            storage.remove_tree(stale)
+            storage.rename(path, stale)
+            storage.sync_folder(stale.parent)
+            storage.remove_tree(stale)
+            return
+        files: StoragePath | None = None
+        with suppress(DamagedCheckpointError, UnsupportedCheckpointError):
+            files = read_raw_manifest(path).locate(path)
+        storage.remove(path / MANIFEST)
+        if files is not None:
+            storage.remove_tree(files)

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from kdist_trainer import log
 from kdist_trainer.checkpoint.checkpointer import CheckpointManager
+from kdist_trainer.checkpoint.location import open_location
 from kdist_trainer.config import Checkpointing, TrainConfig
 
 Manager = TypeVar("Manager", bound=CheckpointManager)
@@ -61,4 +62,6 @@ def open_manager(kind: type[Manager], config: Checkpointing) -> Manager | None:
     with suppress(OSError, ValueError, KeyError):
         job = TrainConfig.read(Path(os.environ["KDIST_CONFIG"])).to_job()
     take_over = "KDIST_TAKE_OVER" in os.environ
-    return kind(Path(root), world=world, run_id=run_id, config=config, job=job, take_over=take_over)
+    return kind(
+        open_location(root), world=world, run_id=run_id, config=config, job=job, take_over=take_over
+    )

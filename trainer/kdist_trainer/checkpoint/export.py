@@ -22,9 +22,9 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from kdist_trainer.checkpoint import listing
-from kdist_trainer.checkpoint.layout import (
+from kdist_trainer.checkpoint.layout import Checkpoint
+from kdist_trainer.checkpoint.manifest import (
     FILES,
-    Checkpoint,
     DamagedCheckpointError,
     Manifest,
     UnsupportedCheckpointError,
@@ -32,6 +32,7 @@ from kdist_trainer.checkpoint.layout import (
     read_manifest,
 )
 from kdist_trainer.checkpoint.reader import load_full_tensors, load_metadata
+from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.errors import CheckpointMismatchError
 
 _TYPES = {
@@ -134,7 +135,7 @@ class Export:
             yield group
 
 
-def prepare(root: Path, *, step: int | None = None, average: bool = False) -> Export:
+def prepare(root: StoragePath, *, step: int | None = None, average: bool = False) -> Export:
     """Choose a checkpoint and verify every byte of it.
 
     Args:
@@ -151,11 +152,11 @@ def prepare(root: Path, *, step: int | None = None, average: bool = False) -> Ex
     found = listing.choose(root, step)
     try:
         manifest = read_manifest(found.path)
-        check_digests(found.path, manifest.files.items())
+        check_digests(found.path, manifest, manifest.files)
         if any(name.startswith(f"{FILES}/") for name in manifest.files):
             raise CheckpointMismatchError(
                 f"{found.path} was written by a framework in its own format; every byte of it "
-                f"verifies: let the framework read {found.path / FILES}"
+                f"verifies: let the framework read {manifest.locate(found.path) / FILES}"
             )
         known = load_metadata(found.path, manifest).state_dict_metadata
     except DamagedCheckpointError as error:

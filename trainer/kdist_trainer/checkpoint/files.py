@@ -3,11 +3,17 @@
 The framework writes into the temporary folder of a save. In the background all ranks sync and
 digest the files, and rank 0 commits them as any other checkpoint: with a manifest, by a rename,
 under the folder's lock. What the framework is given to read has been verified before.
+
+A framework knows files only. With checkpoints in an object store it writes to and reads from a
+folder of this node, from which the ranks upload the files, and to which one rank downloads them.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
@@ -18,9 +24,11 @@ from safetensors import SafetensorError
 from kdist_trainer.checkpoint import storage
 from kdist_trainer.checkpoint.checkpointer import CheckpointManager
 from kdist_trainer.checkpoint.commit import CommitRequest, SaveResult
-from kdist_trainer.checkpoint.digest import Digest
-from kdist_trainer.checkpoint.layout import FILES, Checkpoint
+from kdist_trainer.checkpoint.layout import Checkpoint
+from kdist_trainer.checkpoint.manifest import FILES, Manifest, read_pieces
+from kdist_trainer.digest import Digest
 from kdist_trainer.errors import PeersLostError, StorageError, classify
+from kdist_trainer.object_store.path import ObjectPath
 
 WriteFiles = Callable[[Path], None]
 """Writes this rank's files into a folder that all ranks share. Called on every rank."""
@@ -47,7 +55,35 @@ class FileCheckpointManager(CheckpointManager):
             folder = self.directory.root / manifest.name
             self.resumed = Checkpoint(manifest.step, manifest.epoch, folder)
         self._opener.set_base(self.resumed)
-        return (self.resumed.step, self.resumed.path / FILES) if self.resumed else None
+        if found is None or self.resumed is None:
+            return None
+        path = self.resumed.path
+        return self.resumed.step, (
+            path if isinstance(path, Path) else self._download(path, found.manifest)
+        ) / FILES
+
+    def _download(self, folder: ObjectPath, manifest: Manifest) -> Path:
+        """Have one rank of each node download a checkpoint's files, and verify them once more."""
+        target = _local_folder() / "restored" / manifest.name
+
+        def download() -> None:
+            if os.environ.get("LOCAL_RANK", "0") != "0":
+                return
+            shutil.rmtree(target, ignore_errors=True)
+            files = manifest.locate(folder)
+            for name, digest in manifest.files.items():
+                path = target / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                hasher = digest.hasher()
+                with path.open("wb") as file:
+                    for piece in read_pieces(files / name):
+                        hasher.update(piece)
+                        file.write(piece)
+                if hasher.hexdigest() != digest.value:
+                    raise StorageError(f"{files / name} arrived damaged")
+
+        self._group.on_all_ranks(download)
+        return target
 
     def save_files(
         self, write: WriteFiles, *, framework: str, step: int, required: bool = False
@@ -91,8 +127,9 @@ class FileCheckpointManager(CheckpointManager):
         state = {"step": step, "framework": framework}
         manifest = self._describe(step, state)
         self._saves += 1
-        temporary = self.directory.root / f"{manifest.name}.tmp-{self._folder.name}-{self._saves}"
-        error = self._write(write, temporary)
+        temporary = self.directory.new_folder(manifest.name, f"{self._folder.name}-{self._saves}")
+        local = temporary if isinstance(temporary, Path) else _local_folder() / temporary.name
+        error = self._write(write, local)
         request = CommitRequest(
             manifest=manifest,
             state=json.dumps({"state": state, "job": self._job}, indent=1).encode() + b"\n",
@@ -102,7 +139,12 @@ class FileCheckpointManager(CheckpointManager):
         )
 
         def commit() -> SaveResult:
-            return self._writer.commit(request, partial(self._digest, temporary, error))
+            if isinstance(temporary, Path):
+                return self._writer.commit(request, partial(self._digest, temporary, error))
+            try:
+                return self._writer.commit(request, partial(self._upload, local, temporary, error))
+            finally:
+                shutil.rmtree(local, ignore_errors=True)
 
         self._background.start(commit)
 
@@ -110,7 +152,7 @@ class FileCheckpointManager(CheckpointManager):
         """Call `write` on every rank; returns the error of a disk, the same on every rank."""
         problem: Exception | None = None
         try:
-            self._group.on_rank_zero(partial(_make_folders, temporary))
+            self._group.on_all_ranks(partial(_make_folders, temporary))
         except OSError as error:
             return error
         try:
@@ -140,12 +182,38 @@ class FileCheckpointManager(CheckpointManager):
                 storage.sync_folder(folder)
         return {name: found for share in shares for name, found in share.items()}
 
+    def _upload(
+        self, local: Path, target: ObjectPath, error: Exception | None
+    ) -> dict[str, Digest]:
+        """Upload what this rank is the first to see of the files; returns the digests of all."""
+        if error is not None:
+            raise error
+        seen = self._group.on_all_ranks(partial(_find_files, local))
+        owners = {name: rank for rank in reversed(range(len(seen))) for name in seen[rank]}
+        if not owners:
+            raise StorageError("the framework wrote no file")
+
+        def upload() -> dict[str, Digest]:
+            return {
+                name: _upload_file(local / name, target / name)
+                for name, rank in owners.items()
+                if rank == self._group.rank
+            }
+
+        shares = self._group.on_all_ranks(upload)
+        return {name: digest for share in shares for name, digest in share.items()}
+
     def must_be_shared(self, *, sharded: bool) -> str | None:  # noqa: ARG002 - all formats need it
         """Why all ranks must share the folder, and what to do otherwise."""
         return (
             "which the checkpoints of a framework need: use a volume that all nodes mount "
             "(ReadWriteMany), or kdist's Checkpointer in a loop of your own"
         )
+
+
+def _local_folder() -> Path:
+    """A folder of this node that its ranks share."""
+    return Path(os.environ.get("KDIST_SCRATCH") or tempfile.gettempdir())
 
 
 def _make_folders(temporary: Path) -> None:
@@ -157,9 +225,24 @@ def _list_files(temporary: Path) -> list[str]:
     """Names of the files relative to the folder. Raises `StorageError` if there is none, or a
     link.
     """
-    paths = sorted(path for path in (temporary / FILES).rglob("*") if not path.is_dir())
+    names = _find_files(temporary)
+    if not names:
+        raise StorageError("the framework wrote no file")
+    return names
+
+
+def _find_files(folder: Path) -> list[str]:
+    """Names of the files relative to the folder. Raises `StorageError` if one is a link."""
+    paths = sorted(path for path in (folder / FILES).rglob("*") if not path.is_dir())
     strange = next((path for path in paths if path.is_symlink() or not path.is_file()), None)
-    if strange is not None or not paths:
-        what = f"{strange} is not a regular file" if strange else "the framework wrote no file"
-        raise StorageError(what)
-    return [path.relative_to(temporary).as_posix() for path in paths]
+    if strange is not None:
+        raise StorageError(f"{strange} is not a regular file")
+    return [path.relative_to(folder).as_posix() for path in paths]
+
+
+def _upload_file(path: Path, target: ObjectPath) -> Digest:
+    """Upload a file. Returns its digest. Raises `OSError`."""
+    stream = storage.create(target)
+    with stream, path.open("rb") as file:
+        shutil.copyfileobj(file, stream, storage.BUFFER_BYTES)
+    return stream.digest

@@ -9,8 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
+from contextlib import suppress
 from typing import Any, NamedTuple
+
+from kdist_trainer.checkpoint import storage
+from kdist_trainer.checkpoint.storage import StoragePath
+from kdist_trainer.object_store.path import ObjectPath
 
 LOGS = "logs"
 """Folder next to the checkpoints."""
@@ -30,45 +34,41 @@ class LogSegment(NamedTuple):
         return f"g{self.generation:05d}-{self.number:04d}.log"
 
 
-def list_segments(folder: Path) -> list[LogSegment]:
-    """The segments of one node, oldest first; none if there is no folder. Raises `OSError`."""
-    try:
-        names = [entry.name for entry in folder.iterdir()]
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    return sorted(
-        LogSegment(int(match[1]), int(match[2])) for match in map(_NAME.fullmatch, names) if match
-    )
+def list_segments(folder: StoragePath) -> dict[LogSegment, int]:
+    """The segments of one node, oldest first, with their sizes in bytes; none if there is no
+    folder. Raises `OSError`.
+    """
+    found = {}
+    for name, size in storage.list_files(folder).items():
+        if match := _NAME.fullmatch(name):
+            found[LogSegment(int(match[1]), int(match[2]))] = size
+    return dict(sorted(found.items()))
 
 
-def list_nodes(root: Path) -> list[str]:
+def list_nodes(root: StoragePath) -> list[str]:
     """The nodes that have a folder of logs, in order of their numbers. Raises `OSError`."""
-    try:
-        names = [entry.name for entry in (root / LOGS).iterdir() if entry.is_dir()]
-    except (FileNotFoundError, NotADirectoryError):
-        return []
+    names = [folder.name for folder in storage.list_folders(root / LOGS)]
     return sorted(names, key=lambda name: (len(name), name))
 
 
-def describe(root: Path) -> dict[str, Any]:
+def describe(root: StoragePath) -> dict[str, Any]:
     """What there is: `generations`, oldest first, each with its number, its nodes and bytes.
 
     Raises `OSError`.
     """
     found: dict[int, dict[str, Any]] = {}
     for node in list_nodes(root):
-        folder = root / LOGS / node
-        for segment in list_segments(folder):
+        for segment, size in list_segments(root / LOGS / node).items():
             entry = found.setdefault(
                 segment.generation, {"generation": segment.generation, "nodes": [], "bytes": 0}
             )
             if node not in entry["nodes"]:
                 entry["nodes"].append(node)
-            entry["bytes"] += _size(folder / segment.name)
+            entry["bytes"] += size
     return {"folder": str(root), "generations": [found[number] for number in sorted(found)]}
 
 
-def read(root: Path, node: str, *, generation: int | None = None) -> Iterator[bytes]:
+def read(root: StoragePath, node: str, *, generation: int | None = None) -> Iterator[bytes]:
     """Yield what a node has written, in pieces.
 
     Args:
@@ -83,16 +83,14 @@ def read(root: Path, node: str, *, generation: int | None = None) -> Iterator[by
     for segment in list_segments(folder):
         if generation not in (None, segment.generation):
             continue
-        try:
-            with (folder / segment.name).open("rb") as file:
-                while piece := file.read(_READ_BYTES):
-                    yield piece
-        except FileNotFoundError:  # it was the oldest, and has gone meanwhile
-            continue
+        with suppress(FileNotFoundError):  # it was the oldest, and has gone meanwhile
+            yield from _read_pieces(folder / segment.name)
 
 
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0
+def _read_pieces(path: StoragePath) -> Iterator[bytes]:
+    if isinstance(path, ObjectPath):
+        yield from path.store.stream(path.key)
+        return
+    with path.open("rb") as file:
+        while piece := file.read(_READ_BYTES):
+            yield piece

@@ -1,60 +1,26 @@
 """The ledger of a run, next to its checkpoints: one line per step and one per event, append-only.
 
 It outlives processes and pods: restarts are counted in it and the use of samples is audited by it.
-Free of torch: the agent and the command line read and write it too. A writer may die within a line:
-readers skip what is not a whole JSON object, and the next writer starts a new line.
+Free of torch: the agent and the command line read and write it too. `ledger_files` says how lines
+are appended.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import threading
 import time
-from collections.abc import Iterable
-from contextlib import suppress
-from pathlib import Path
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from kdist_trainer.checkpoint import storage
+from kdist_trainer.checkpoint.ledger_files import LineFile, open_lines, read_lines, read_tail
+from kdist_trainer.checkpoint.storage import StoragePath
+from kdist_trainer.object_store.path import ObjectPath
 
 FOLDER = "ledger"
 STEPS = "steps.jsonl"
 EVENTS = "events.jsonl"
-_TAIL_BYTES = 1 << 22
-
-
-def _open_for_append(path: Path) -> int:
-    """Open a ledger file and end a line that a dead writer left incomplete. Raises `OSError`."""
-    storage.make_folder(path.parent, durable=True)
-    handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, storage.FILE_MODE)
-    size = os.fstat(handle).st_size
-    if size and os.pread(handle, 1, size - 1) != b"\n":
-        os.write(handle, b"\n")
-    return handle
-
-
-def _write_all(handle: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(handle, view) :]
-
-
-def _read_lines(path: Path) -> list[dict[str, Any]]:
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        return []
-    return _parse(data)
-
-
-def _parse(data: bytes) -> list[dict[str, Any]]:
-    found = []
-    for line in data.splitlines():
-        with suppress(ValueError):  # an incomplete line, or bytes that are not text
-            document = json.loads(line)
-            if isinstance(document, dict):
-                found.append(document)
-    return found
 
 
 class StepLedger:
@@ -66,43 +32,42 @@ class StepLedger:
     had received the mean.
     """
 
-    def __init__(self, root: Path) -> None:
-        self._handle = _open_for_append(root / FOLDER / STEPS)
+    def __init__(self, root: StoragePath) -> None:
+        self._lines = open_lines(root / FOLDER / STEPS)
 
     @staticmethod
-    def read_tail(root: Path) -> set[tuple[int, int]]:
+    def read_tail(root: StoragePath) -> set[tuple[int, int]]:
         """Generation and step of the newest lines."""
         try:
-            with (root / FOLDER / STEPS).open("rb") as file:
-                file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
-                lines = _parse(file.read())
+            lines = read_tail(root / FOLDER / STEPS)
         except OSError:
             return set()
         return {(int(line["generation"]), int(line["step"])) for line in lines if "step" in line}
 
     def append(self, lines: Iterable[dict[str, Any]]) -> None:
-        """Append one line per document in one write. Raises `OSError`."""
+        """Append one line per document in one write; in an object store they are kept until the
+        next sync. Raises `OSError`.
+        """
         data = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines).encode()
-        _write_all(self._handle, data)
+        self._lines.append(data)
 
     def sync(self) -> None:
-        """Sync all lines to the disk, before a checkpoint of their steps is committed. Raises
+        """Make all lines durable, before a checkpoint of their steps is committed. Raises
         `OSError`.
         """
-        os.fsync(self._handle)
+        self._lines.sync()
 
     def close(self) -> None:
         """Close the file; it may be called twice."""
-        if self._handle >= 0:
-            os.close(self._handle)
-            self._handle = -1
+        self._lines.close()
 
 
 class RunLedger:
     """`events.jsonl`, written by the agent of group rank 0 and by rank 0: one line per event."""
 
-    def __init__(self, root: Path) -> None:
-        self.folder = root / FOLDER
+    def __init__(self, root: StoragePath) -> None:
+        self._events = root / FOLDER / EVENTS
+        self._steps = root / FOLDER / STEPS
 
     def append(self, event: str, **fields: Any) -> None:
         """Append an event with the current time (Unix seconds) in one write, and sync it. Raises
@@ -113,18 +78,19 @@ class RunLedger:
             separators=(",", ":"),
             default=str,
         )
-        handle = _open_for_append(self.folder / EVENTS)
+        lines = _open_events(self._events)
         try:
-            _write_all(handle, line.encode() + b"\n")
-            os.fsync(handle)
+            lines.append(line.encode() + b"\n")
+            lines.sync()
         finally:
-            os.close(handle)
+            lines.close()
 
     def events(self) -> list[dict[str, Any]]:
         """All events, oldest first. Raises `OSError` if they exist but cannot be read."""
-        return [
-            one for one in _read_lines(self.folder / EVENTS) if isinstance(one.get("event"), str)
-        ]
+        events = [one for one in read_lines(self._events) if isinstance(one.get("event"), str)]
+        if isinstance(self._events, ObjectPath):  # segment after segment
+            events.sort(key=_time_of)
+        return events
 
     def last_generation(self) -> int:
         """The highest recorded generation; 0 before the first."""
@@ -135,4 +101,26 @@ class RunLedger:
         """All lines of `steps.jsonl`, oldest first; a step that was rolled back and repeated has
         two.
         """
-        return _read_lines(self.folder / STEPS)
+        return read_lines(self._steps)
+
+
+def _time_of(event: Mapping[str, Any]) -> float:
+    at = event.get("time")
+    return at if isinstance(at, int | float) else 0.0
+
+
+_segments: dict[tuple[int, ObjectPath], LineFile] = {}
+_opening = threading.Lock()
+
+
+def _open_events(path: StoragePath) -> LineFile:
+    """The file of events; in an object store one for the whole process, whose events are in few
+    objects then.
+    """
+    if not isinstance(path, ObjectPath):
+        return open_lines(path)
+    with _opening:
+        own = (os.getpid(), path)  # a forked process must not write to its parent's object
+        if own not in _segments:
+            _segments[own] = open_lines(path)
+        return _segments[own]

@@ -7,23 +7,25 @@ LATEST is a hint, the lock's fences decide.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from kdist_trainer.checkpoint.layout import (
+from kdist_trainer.checkpoint import storage
+from kdist_trainer.checkpoint.layout import Checkpoint, CheckpointDirectory
+from kdist_trainer.checkpoint.ledger import EVENTS, FOLDER, STEPS, RunLedger
+from kdist_trainer.checkpoint.lock import Lock
+from kdist_trainer.checkpoint.manifest import (
     MANIFEST,
-    Checkpoint,
-    CheckpointDirectory,
     DamagedCheckpointError,
     Manifest,
     UnsupportedCheckpointError,
     check_digests,
     read_manifest,
 )
-from kdist_trainer.checkpoint.ledger import RunLedger
-from kdist_trainer.checkpoint.lock import Lock
+from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.errors import CheckpointMismatchError
 
 _MAX_STEPS = 20_000
@@ -31,7 +33,7 @@ _MAX_STEPS = 20_000
 Entry = dict[str, Any]
 
 
-def describe(root: Path, *, verify: bool = False, only: str = "") -> dict[str, Any]:
+def describe(root: StoragePath, *, verify: bool = False, only: str = "") -> dict[str, Any]:
     """Describe a folder: its checkpoints, newest first, LATEST, DONE, and which one a training
     would resume from.
 
@@ -86,7 +88,7 @@ def _entry(one: Checkpoint, *, verify: bool, valid: bool) -> Entry:
         manifest = read_manifest(one.path)
         entry |= _facts(manifest)
         if verify:
-            check_digests(one.path, manifest.files.items())
+            check_digests(one.path, manifest, manifest.files)
         entry["state"] = "superseded" if not valid else "verified" if verify else "complete"
     except DamagedCheckpointError as error:
         entry |= {"state": "damaged", "problem": str(error)}
@@ -112,13 +114,7 @@ def _other(one: Checkpoint, state: str) -> Entry:
 
 
 def _bare(one: Checkpoint) -> Entry:
-    try:
-        written = (one.path / MANIFEST).stat().st_mtime
-    except OSError:
-        try:
-            written = one.path.stat().st_mtime
-        except OSError:  # it has just been pruned
-            written = None
+    written = storage.modified_at(one.path / MANIFEST) or storage.modified_at(one.path)
     return {
         "name": one.name,
         "step": one.step,
@@ -135,7 +131,7 @@ def _bare(one: Checkpoint) -> Entry:
     }
 
 
-def choose(root: Path, step: int | None) -> Checkpoint:
+def choose(root: StoragePath, step: int | None) -> Checkpoint:
     """Choose the newest valid checkpoint of a folder, or that of `step`.
 
     Raises:
@@ -153,7 +149,7 @@ def choose(root: Path, step: int | None) -> Checkpoint:
     )
 
 
-def read_ledger(root: Path, *, most_steps: int = _MAX_STEPS) -> dict[str, Any]:
+def read_ledger(root: StoragePath, *, most_steps: int = _MAX_STEPS) -> dict[str, Any]:
     """Read the events and steps of the run, with successive steps merged from `most_steps` lines
     on. Raises `OSError`.
     """
@@ -191,7 +187,34 @@ def _merged(group: list[Entry]) -> Entry:
     return merged
 
 
-def archive_run(root: Path) -> Path | None:
+def copy_records(root: StoragePath, folder: Path) -> dict[str, Any]:
+    """Copy what a run has recorded, its ledger and DONE, to a folder on a disk.
+
+    Args:
+        root: the folder of its checkpoints.
+        folder: where they are copied to; what is there is replaced.
+
+    Returns:
+        The document in DONE as `done`.
+
+    Raises:
+        OSError: the storage failed.
+    """
+    ledger = RunLedger(root)
+    done = CheckpointDirectory(root).read_done()
+    for name, lines in ((EVENTS, ledger.events()), (STEPS, ledger.read_steps())):
+        text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
+        storage.make_folder(folder / FOLDER, durable=True)
+        storage.replace(folder / FOLDER / name, text.encode())
+    copy = CheckpointDirectory(folder)
+    if done is None:
+        copy.remove_done()
+    else:
+        copy.write_done(done)
+    return {"folder": str(folder), "done": done}
+
+
+def archive_run(root: StoragePath) -> StoragePath | None:
     """Rename the folder of a run that is not running, so that the next run starts from scratch.
 
     Returns:
@@ -204,7 +227,8 @@ def archive_run(root: Path) -> Path | None:
         return None
     stamp, number = time.strftime("%Y%m%d-%H%M%S", time.gmtime()), 1
     target = root.with_name(f"{root.name}.{stamp}")
-    while target.exists():
+    while target.is_dir():
         number += 1
         target = root.with_name(f"{root.name}.{stamp}-{number}")
-    return root.rename(target)
+    storage.move_tree(root, target)
+    return target

@@ -1,8 +1,7 @@
 """The lock of a checkpoint folder: fencing by epochs that only grow, so that a writer that was
 paused cannot win. Free of torch.
 
-`<root>/lock/` holds one file per lock record, named by its epoch and created exclusively; the
-highest epoch holds the lock. A dead or sleeping holder blocks nobody: a later group of the run
+The records are in `lock_records`. A dead or sleeping holder blocks nobody: a later group of the run
 takes a higher epoch and continues at once, and every writer checks the lock before it commits. An
 earlier writer may still be between that check and its rename. Therefore a record also has a
 *fence*: the checkpoint that its group started from. Checkpoints of earlier epochs beyond it came
@@ -14,56 +13,31 @@ of a group is its generation, or higher if the folder has seen that epoch alread
 
 from __future__ import annotations
 
-import json
-import re
 import secrets
 import socket
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
-from kdist_trainer.checkpoint import storage
-from kdist_trainer.checkpoint.layout import Checkpoint, parse_name
-from kdist_trainer.config import Cause, Exit
-from kdist_trainer.errors import CheckpointMismatchError, KdistTrainerError
+from kdist_trainer.checkpoint.layout import Checkpoint
+from kdist_trainer.checkpoint.lock_records import LockLostError, LockRecord, open_records
+from kdist_trainer.checkpoint.manifest import parse_name
+from kdist_trainer.checkpoint.storage import StoragePath
+from kdist_trainer.errors import CheckpointMismatchError
 
-_RECORD = re.compile(r"e(\d{8,})\.json")
-_KEEP = 3
+__all__ = ["Lock", "LockLostError", "LockRecord"]
+
 _FENCES = 100
-
-
-class LockLostError(KdistTrainerError):
-    """A later worker group of the run has locked the folder; this one must end."""
-
-    cause = Cause.NODE_LOST
-    code = Exit.PEERS_LOST
-
-
-@dataclass(frozen=True)
-class LockRecord:
-    """One worker group's right to write."""
-
-    epoch: int
-    run_id: str
-    holder: str
-    host: str = ""
-    time: float = 0.0
-    released: bool = False
-    fences: tuple[tuple[int, str], ...] = ()
-    """Of this group and of earlier ones: the epoch, and the checkpoint that the group started from
-    ("" for none).
-    """
-    generation: int = 0
 
 
 class Lock:
     """The lock of one checkpoint folder, as this process sees it."""
 
-    def __init__(self, root: Path) -> None:
-        self.folder = root / "lock"
+    def __init__(self, root: StoragePath) -> None:
+        self._root = root
+        self._records = open_records(root)
         self.mine: LockRecord | None = None
 
     def acquire(
@@ -85,22 +59,21 @@ class Lock:
             LockLostError: this generation or a later one of the same run has the lock.
             OSError: the disk failed.
         """
-        epochs, last = self._epochs(), self.last()
-        highest = epochs[-1] if epochs else 0
+        highest, last = self._records.read()
         if last is not None and last.run_id == run_id:
             # above it there may be records without content, which groups that crashed have left
             latest = last.generation + highest - last.epoch
             if generation == latest and last.released:
-                self._remove(highest)
+                self._records.remove(highest)
                 highest -= 1
             elif generation <= latest:
                 raise LockLostError(
-                    f"generation {latest} of run {run_id} holds {self.folder.parent}, this group "
+                    f"generation {latest} of run {run_id} holds {self._root}, this group "
                     f"is of generation {generation}"
                 )
         elif last is not None and not (last.released or take_over):
             raise CheckpointMismatchError(
-                f"checkpoints in {self.folder.parent} belong to run {last.run_id} (on "
+                f"checkpoints in {self._root} belong to run {last.run_id} (on "
                 f"{last.host}), not to {run_id}: "
                 "wait until it has ended, choose another folder, or use --take-over"
             )
@@ -127,14 +100,13 @@ class Lock:
     def check(self) -> None:
         """Raise `LockLostError` if this process lost the lock, `OSError` if the disk fails."""
         if self.mine is None:
-            raise LockLostError(f"{self.folder.parent} is not locked by this process")
-        epochs = self._epochs()
-        if not epochs or epochs[-1] != self.mine.epoch:
-            holder = f"epoch {epochs[-1]} has taken it over" if epochs else "its lock is gone"
-            raise LockLostError(f"epoch {self.mine.epoch} lost {self.folder.parent}: {holder}")
-        last = self.last()
+            raise LockLostError(f"{self._root} is not locked by this process")
+        highest, last = self._records.read()
+        if highest != self.mine.epoch:
+            holder = f"epoch {highest} has taken it over" if highest else "its lock is gone"
+            raise LockLostError(f"epoch {self.mine.epoch} lost {self._root}: {holder}")
         if last is None or last.holder != self.mine.holder:
-            raise LockLostError(f"epoch {self.mine.epoch} of {self.folder.parent} was locked twice")
+            raise LockLostError(f"epoch {self.mine.epoch} of {self._root} was locked twice")
 
     def set_base(self, checkpoint: Checkpoint | None) -> None:
         """Fence off later commits of earlier groups: `checkpoint` is what this group starts from.
@@ -147,7 +119,7 @@ class Lock:
         # a fence includes older ones with the same checkpoint
         older = [fence for fence in self.mine.fences if fence[1] != base]
         self._rewrite(fences=(*older, (self.mine.epoch, base))[-_FENCES:])
-        self._prune()
+        self._records.prune()
 
     def release(self) -> None:
         """Release the folder for any other run. Does nothing if the lock was lost."""
@@ -157,14 +129,7 @@ class Lock:
 
     def last(self) -> LockRecord | None:
         """The newest complete record: a crash may leave a higher one empty. Raises `OSError`."""
-        for epoch in reversed(self._epochs()):
-            with suppress(FileNotFoundError, ValueError, TypeError, KeyError, AttributeError):
-                document: dict[str, Any] = json.loads(self._path(epoch).read_bytes())
-                fences = tuple((int(epoch), str(base)) for epoch, base in document.pop("fences"))
-                # without one it was written by an earlier version, whose epochs were generations
-                document.setdefault("generation", document["epoch"])
-                return LockRecord(**document, fences=fences)
-        return None
+        return self._records.read()[1]
 
     def valid(self, checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
         """The checkpoints that were committed by a holder of the lock, in the given order. Raises
@@ -182,45 +147,21 @@ class Lock:
             if all(one.epoch >= epoch or one.order <= base for epoch, base in fences)
         ]
 
-    def _epochs(self) -> list[int]:
-        try:
-            names = [entry.name for entry in self.folder.iterdir()]
-        except FileNotFoundError:
-            return []
-        return sorted(int(match[1]) for match in map(_RECORD.fullmatch, names) if match)
-
-    def _path(self, epoch: int) -> Path:
-        return self.folder / f"e{epoch:08d}.json"
-
     def _create(self, record: LockRecord) -> None:
-        storage.make_folder(self.folder, durable=True)
         try:
-            storage.write_new(self._path(record.epoch), _to_bytes(record), exclusive=True)
+            self._records.create(record)
         except FileExistsError as error:
             raise LockLostError(
-                f"epoch {record.epoch} of {self.folder.parent} was locked at the same time"
+                f"epoch {record.epoch} of {self._root} was locked at the same time"
             ) from error
-        except OSError:
-            self._remove(record.epoch)  # our own, without content
-            raise
-        storage.sync_folder(self.folder)
         self.mine = record
 
     def _rewrite(self, **changes: Any) -> None:
         self.check()
         assert self.mine is not None  # noqa: S101 - check() raised otherwise
-        self.mine = replace(self.mine, **changes)
-        storage.replace(self._path(self.mine.epoch), _to_bytes(self.mine))
-
-    def _remove(self, epoch: int) -> None:
-        with suppress(FileNotFoundError):
-            storage.remove(self._path(epoch))
-
-    def _prune(self) -> None:
-        for epoch in self._epochs()[:-_KEEP]:
-            with suppress(OSError):
-                self._remove(epoch)
-
-
-def _to_bytes(record: LockRecord) -> bytes:
-    return json.dumps(asdict(record)).encode() + b"\n"
+        changed = replace(self.mine, **changes)
+        try:
+            self._records.rewrite(changed)
+        except FileExistsError as error:
+            raise LockLostError(f"epoch {self.mine.epoch} lost {self._root}") from error
+        self.mine = changed

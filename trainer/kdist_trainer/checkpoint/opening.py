@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from kdist_trainer import log
@@ -138,7 +139,9 @@ class FolderOpener:
     def _acquire(self, *, at_least: int) -> int:
         """Lock the folder; returns the epoch."""
         record = self._lock.acquire(**self._request._asdict(), at_least=at_least)
-        commit.clean_stale(self._directory, epoch=record.epoch)
+        if isinstance(self._directory.root, Path):
+            commit.clean_stale(self._directory, before=record.epoch + 1)
+        # in an object store it would take long: the writer does so before it saves
         return record.epoch
 
     def _find_epoch(self) -> int:

@@ -14,7 +14,8 @@ from typing import Final, NamedTuple
 
 from kdist_trainer.checkpoint import storage
 from kdist_trainer.checkpoint.group import CheckpointGroup
-from kdist_trainer.checkpoint.layout import name_of
+from kdist_trainer.checkpoint.manifest import name_of
+from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.errors import CheckpointMismatchError, StorageError
 
 
@@ -27,7 +28,7 @@ class Token(NamedTuple):
     text: str
 
 
-def probe(root: Path, group: CheckpointGroup) -> list[bool]:
+def probe(root: StoragePath, group: CheckpointGroup) -> list[bool]:
     """Find out whether the file system has what checkpoints need, and which ranks see the folder
     that rank 0 writes to. Collective.
 
@@ -51,7 +52,7 @@ def probe(root: Path, group: CheckpointGroup) -> list[bool]:
             remove_token(root, token)
 
 
-def write_token(root: Path, *, is_new: bool = False) -> Token:
+def write_token(root: StoragePath, *, is_new: bool = False) -> Token:
     """Write a token.
 
     Args:
@@ -66,15 +67,17 @@ def write_token(root: Path, *, is_new: bool = False) -> Token:
     token = Token(f"probe-{secrets.token_hex(8)}", secrets.token_hex(16))
     try:
         storage.make_folder(root, durable=True)
-        if is_new:
+        if is_new and isinstance(root, Path):
             check_file_system(root)
+        elif is_new:
+            check_conditions(root / token.name)
         storage.write_new(root / token.name, token.text.encode(), exclusive=True)
     except OSError as error:
         raise StorageError(f"cannot write to the checkpoint folder {root}: {error}") from error
     return token
 
 
-def read_token(root: Path, token: Token) -> bool:
+def read_token(root: StoragePath, token: Token) -> bool:
     """Whether `root` is the folder that the token was written to."""
     try:
         return (root / token.name).read_text("ascii") == token.text
@@ -82,10 +85,33 @@ def read_token(root: Path, token: Token) -> bool:
         return False
 
 
-def remove_token(root: Path, token: Token) -> None:
+def remove_token(root: StoragePath, token: Token) -> None:
     """Remove it. Never raises `OSError`: it is removed later otherwise."""
     with suppress(OSError):
         storage.remove(root / token.name)
+
+
+def check_conditions(path: StoragePath) -> None:
+    """Find out whether an object store honors the conditions that the lock and commits need.
+
+    Args:
+        path: an object that does not exist, and does not afterwards.
+
+    Raises:
+        CheckpointMismatchError: it replaces what must not be replaced.
+        OSError: it failed.
+    """
+    storage.write_new(path, b"probe", exclusive=True)
+    try:
+        storage.write_new(path, b"other", exclusive=True)
+    except FileExistsError:
+        storage.remove(path)
+        return
+    storage.remove(path)
+    raise CheckpointMismatchError(
+        f"the object store of {path.parent} does not honor If-None-Match, which checkpoints need: "
+        "use one that does (S3 since 2024, MinIO, Ceph, GCS, Azure), or a volume"
+    )
 
 
 def check_file_system(root: Path) -> None:

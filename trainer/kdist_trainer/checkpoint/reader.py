@@ -7,7 +7,8 @@ unpickler, so a damaged or malicious checkpoint cannot run code.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,12 @@ from torch import Tensor
 from torch.distributed.checkpoint import state_dict_loader
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import ReadItem
 
 from kdist_trainer.checkpoint.group import CheckpointGroup
-from kdist_trainer.checkpoint.layout import (
+from kdist_trainer.checkpoint.manifest import (
     STATE,
     DamagedCheckpointError,
     Manifest,
@@ -31,6 +32,7 @@ from kdist_trainer.checkpoint.layout import (
     read_manifest,
 )
 from kdist_trainer.checkpoint.safe_unpickler import METADATA, read_metadata
+from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.errors import CheckpointMismatchError
 
 _MAX_PROBLEMS = 3
@@ -48,15 +50,35 @@ class LoadedCheckpoint:
     """The job that saved it; empty if the checkpoint does not contain it."""
 
 
+class _ObjectFileSystem(FileSystem):
+    """DCP's access to the files of a checkpoint in an object store, to read them."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self._manifest = manifest
+
+    def concat_path(self, path: Any, suffix: str) -> Any:
+        return path / suffix
+
+    @contextmanager
+    def create_stream(self, path: Any, mode: str) -> Generator[Any, None, None]:  # noqa: ARG002 - DCP's signature
+        with path.open(self._manifest.files[path.name].size) as stream:
+            yield stream
+
+
 class _Reader(FileSystemReader):
     """DCP's reader, with an index that is verified and read by the restricted unpickler."""
 
-    def __init__(self, path: Path, manifest: Manifest) -> None:
-        super().__init__(path)
+    def __init__(self, folder: StoragePath, manifest: Manifest) -> None:
+        files: Any = manifest.locate(folder)
+        super().__init__(files if isinstance(files, Path) else Path())
+        if not isinstance(files, Path):
+            self.fs = _ObjectFileSystem(manifest)
+            self.path = files
+        self._folder = folder
         self._manifest = manifest
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:  # noqa: ARG002 - DCP's signature
-        metadata = load_metadata(Path(self.path), self._manifest)
+        metadata = load_metadata(self._folder, self._manifest)
         metadata.storage_meta = StorageMeta(load_id=self.load_id)
         return metadata
 
@@ -68,12 +90,12 @@ class _Planner(DefaultLoadPlanner):
         self.original_state_dict[read_item.dest_index.fqn] = torch.load(value, weights_only=True)
 
 
-def load_metadata(folder: Path, manifest: Manifest) -> Metadata:
+def load_metadata(folder: StoragePath, manifest: Manifest) -> Metadata:
     """DCP's index of a checkpoint, verified. Raises `DamagedCheckpointError` or `OSError`."""
     return read_metadata(read_checked(folder, METADATA, manifest), manifest.files)
 
 
-def inspect(folder: Path) -> LoadedCheckpoint:
+def inspect(folder: StoragePath) -> LoadedCheckpoint:
     """Read a checkpoint's manifest, index and state, without running any code that is in it.
 
     Raises:
@@ -86,7 +108,7 @@ def inspect(folder: Path) -> LoadedCheckpoint:
     return found
 
 
-def read_state(folder: Path, *, framework: str = "") -> LoadedCheckpoint:
+def read_state(folder: StoragePath, *, framework: str = "") -> LoadedCheckpoint:
     """Read a checkpoint's manifest and state; the manifest is compared with the files' sizes.
 
     Args:
@@ -123,7 +145,7 @@ def read_state(folder: Path, *, framework: str = "") -> LoadedCheckpoint:
 
 
 def check_fit(
-    folder: Path, found: LoadedCheckpoint, flat: Mapping[str, Any], *, fingerprint: str
+    folder: StoragePath, found: LoadedCheckpoint, flat: Mapping[str, Any], *, fingerprint: str
 ) -> None:
     """Check that a checkpoint fits the data and the model that it is to be loaded into.
 
@@ -169,7 +191,7 @@ def check_fit(
 
 
 def load_tensors(
-    folder: Path, manifest: Manifest, flat: dict[str, Any], group: CheckpointGroup | None
+    folder: StoragePath, manifest: Manifest, flat: dict[str, Any], group: CheckpointGroup | None
 ) -> None:
     """Read the flat state in place.
 
@@ -203,7 +225,9 @@ def load_tensors(
         ) from None
 
 
-def load_full_tensors(folder: Path, manifest: Manifest, names: Sequence[str]) -> dict[str, Tensor]:
+def load_full_tensors(
+    folder: StoragePath, manifest: Manifest, names: Sequence[str]
+) -> dict[str, Tensor]:
     """Read tensors whole onto the CPU, on this rank alone.
 
     Args:

@@ -1,9 +1,10 @@
 """Restores the training state from the newest checkpoint that verifies, the same one on every rank.
 
 A checkpoint that does not match its manifest is skipped: it is counted, logged and archived, and
-the next older one is tried. If checkpoints exist but none of them can be read, the restore fails
-instead of starting from scratch. It also fails if the newest one is intact but of a newer version:
-to continue from an older one would give up what was trained since.
+the next older one is tried. One that a disk cannot read is skipped too; but an object store that
+fails may be back soon, so the restore fails then. If checkpoints exist but none of them can be
+read, the restore fails instead of starting from scratch. It also fails if the newest one is intact
+but of a newer version: to continue from an older one would give up what was trained since.
 """
 
 from __future__ import annotations
@@ -22,16 +23,12 @@ from torch import Tensor
 from kdist_trainer import log
 from kdist_trainer.checkpoint import commit, reader, torch_internals
 from kdist_trainer.checkpoint.group import CheckpointGroup, broadcast_state, send
-from kdist_trainer.checkpoint.layout import (
-    Checkpoint,
-    CheckpointDirectory,
-    DamagedCheckpointError,
-    Manifest,
-    check_digests,
-)
+from kdist_trainer.checkpoint.layout import Checkpoint, CheckpointDirectory
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.checkpoint.lock import Lock
+from kdist_trainer.checkpoint.manifest import DamagedCheckpointError, Manifest, check_digests
 from kdist_trainer.checkpoint.reader import LoadedCheckpoint
+from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.errors import CheckpointMismatchError
 
 T = TypeVar("T")
@@ -83,6 +80,12 @@ class Restore:
         self.fallbacks: list[Fallback] = []
         """Checkpoints that were skipped; the same on every rank."""
         self._job_check: JobCheck | None = None
+        self._skipped: tuple[type[Exception], ...] = (
+            (DamagedCheckpointError, OSError)
+            if isinstance(directory.root, Path)
+            else (DamagedCheckpointError,)
+        )
+        """Errors of a checkpoint after which an older one is tried."""
 
     def load(
         self, tensors: dict[str, Any], *, fingerprint: str, check_job: JobCheck | None = None
@@ -139,19 +142,19 @@ class Restore:
                         partial(reader.read_state, folder, framework=framework),
                     )
                 )
-            except (DamagedCheckpointError, OSError) as error:
+            except self._skipped as error:
                 self._record_fallbacks([_fallback(one, error)])
         self._refuse_fresh_start()
         return None
 
     def _verify_together(
-        self, folder: Path, inspect: Callable[[], LoadedCheckpoint]
+        self, folder: StoragePath, inspect: Callable[[], LoadedCheckpoint]
     ) -> LoadedCheckpoint:
         """Have rank 0 inspect a checkpoint, and all ranks share the verification of its files."""
         found = self._group.on_rank_zero(inspect)
         self._check_job(found)
-        share = sorted(found.manifest.files.items())[self._group.rank :: self._group.size]
-        self._group.on_all_ranks(partial(check_digests, folder, share))
+        share = sorted(found.manifest.files)[self._group.rank :: self._group.size]
+        self._group.on_all_ranks(partial(check_digests, folder, found.manifest, share))
         return found
 
     def _load_from_shared_folder(
@@ -170,12 +173,12 @@ class Restore:
                         fingerprint,
                     )
                 )
-            except (DamagedCheckpointError, OSError) as error:
+            except self._skipped as error:
                 self._record_fallbacks([_fallback(one, error)])
         return None
 
     def _load_by_rank_zero(
-        self, folder: Path, flat: dict[str, Any], whole: Mapping[str, Any], fingerprint: str
+        self, folder: StoragePath, flat: dict[str, Any], whole: Mapping[str, Any], fingerprint: str
     ) -> LoadedCheckpoint:
         """Have rank 0 alone read the checkpoint, bucket by bucket, and send it to the others."""
         found = self._group.on_rank_zero(partial(_verify, folder))
@@ -208,7 +211,7 @@ class Restore:
         }
 
     def _load_by_each(
-        self, folder: Path, flat: dict[str, Any], whole: Mapping[str, Any], fingerprint: str
+        self, folder: StoragePath, flat: dict[str, Any], whole: Mapping[str, Any], fingerprint: str
     ) -> LoadedCheckpoint:
         """Have every rank read its part; the ranks share the verification of the files."""
         found = self._verify_together(folder, partial(reader.inspect, folder))
@@ -304,7 +307,7 @@ class Restore:
         for one in self._directory.committed():
             if one.name == name:
                 with suppress(OSError):
-                    commit.archive_checkpoint(one)
+                    commit.archive_checkpoint(self._directory, one)
 
     def _refuse_fresh_start(self) -> None:
         def check() -> None:
@@ -320,13 +323,13 @@ class Restore:
         self._group.on_rank_zero(check)
 
 
-def _verify(folder: Path) -> LoadedCheckpoint:
+def _verify(folder: StoragePath) -> LoadedCheckpoint:
     found = reader.inspect(folder)
-    check_digests(folder, found.manifest.files.items())
+    check_digests(folder, found.manifest, found.manifest.files)
     return found
 
 
-def _read_values(folder: Path, manifest: Manifest, values: dict[str, Any]) -> dict[str, Any]:
+def _read_values(folder: StoragePath, manifest: Manifest, values: dict[str, Any]) -> dict[str, Any]:
     reader.load_tensors(folder, manifest, values, None)
     return values
 

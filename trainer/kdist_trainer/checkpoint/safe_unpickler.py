@@ -25,14 +25,14 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from kdist_trainer.checkpoint.digest import Digest
-from kdist_trainer.checkpoint.layout import DamagedCheckpointError
+from kdist_trainer.checkpoint.manifest import DamagedCheckpointError
 from kdist_trainer.checkpoint.torch_internals import (
     INDEX_GLOBALS,
     MemoryFormatEncoding,
     StorageInfo,
     set_properties,
 )
+from kdist_trainer.digest import Digest
 
 METADATA = ".metadata"
 

@@ -1,11 +1,14 @@
-"""All operations of checkpoints on the disk: create, write, fsync, rename, remove.
+"""All operations of checkpoints on the disk or in an object store: create, write, fsync, rename,
+remove.
 
-Every operation that decides what survives a crash goes through here, also those of DCP's writer,
-and is reported to observers just before it is done. So a test can record a save, stop it at each
-operation and drop what was not yet synced.
+Every operation that decides what survives a crash goes through here, also those of DCP's writer.
+Those on the disk are reported to observers just before they are done: so a test can record a save,
+stop it at each operation and drop what was not yet synced. Those in an object store are requests,
+which a server can see.
 
 Folders are made 0700 and files 0600. A file whose fsync failed is never synced again: the kernel
-may already have dropped its pages and would report success. Another attempt writes a new file.
+may already have dropped its pages and would report success. Another attempt writes a new file. In
+an object store there are no folders, nothing is renamed, and what is written is durable at once.
 """
 
 from __future__ import annotations
@@ -20,7 +23,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from kdist_trainer.checkpoint.digest import Digest, new_hasher
+from kdist_trainer.digest import Digest, new_hasher
+from kdist_trainer.object_store.path import ObjectPath
+from kdist_trainer.object_store.writer import ObjectWriter
+
+StoragePath = Path | ObjectPath
+"""A file or folder on a file system, or a name in an object store."""
 
 FOLDER_MODE = 0o700
 FILE_MODE = 0o600
@@ -52,7 +60,10 @@ def observed(observer: Callable[[Operation], None]) -> Iterator[None]:
 
 
 def _report(
-    name: str, path: Path, target: Path | None = None, data: bytes | bytearray | memoryview = b""
+    name: str,
+    path: Path,
+    target: Path | None = None,
+    data: bytes | bytearray | memoryview = b"",
 ) -> None:
     for observer in tuple(_observers):
         observer(Operation(name, path, target, bytes(data)))
@@ -142,7 +153,14 @@ class DurableFile:
             self.abandon()
 
 
-def write_new(path: Path, data: bytes, *, exclusive: bool = False) -> Digest:
+def create(path: StoragePath) -> DurableFile | ObjectWriter:
+    """Open a new file for writing, which is durable once it is closed. Raises `OSError`."""
+    if isinstance(path, ObjectPath):
+        return path.store.create(path.key)
+    return DurableFile(path)
+
+
+def write_new(path: StoragePath, data: bytes, *, exclusive: bool = False) -> Digest:
     """Write a new file and fsync it.
 
     Args:
@@ -154,6 +172,10 @@ def write_new(path: Path, data: bytes, *, exclusive: bool = False) -> Digest:
         FileExistsError: the file exists and `exclusive` is set.
         OSError: the disk failed.
     """
+    if isinstance(path, ObjectPath):
+        put = path.store.put_new if exclusive else path.store.put
+        put(path.key, data)
+        return Digest.of(data)
     file = DurableFile(path, exclusive=exclusive)
     with file:
         file.write(data)
@@ -176,10 +198,13 @@ def sync_file(path: Path) -> Digest:
     return Digest(size, hasher.hexdigest())
 
 
-def replace(path: Path, data: bytes) -> None:
+def replace(path: StoragePath, data: bytes) -> None:
     """Replace a file's content atomically: readers, also after a crash, find the old or the new.
     Raises `OSError`.
     """
+    if isinstance(path, ObjectPath):
+        path.store.put(path.key, data)
+        return
     temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}-{threading.get_ident()}")
     try:
         write_new(temporary, data)
@@ -192,10 +217,18 @@ def replace(path: Path, data: bytes) -> None:
     sync_folder(path.parent)
 
 
-def make_folder(path: Path, *, durable: bool = False) -> None:
+def replace_existing(path: StoragePath, data: bytes) -> None:
+    """Replace an object, unless another replaces it meanwhile. Raises `OSError`."""
+    assert isinstance(path, ObjectPath)  # noqa: S101 - files are renamed instead
+    path.store.replace(path.key, data, path.store.get(path.key, len(data) << 4).tag)
+
+
+def make_folder(path: StoragePath, *, durable: bool = False) -> None:
     """Make a folder, mode 0700, if it does not exist. `durable`: also its parents, and sync its
     name. Raises `OSError`.
     """
+    if isinstance(path, ObjectPath):
+        return
     if path.is_dir() and not path.is_symlink():
         return
     if durable and not path.parent.is_dir():
@@ -214,8 +247,21 @@ def rename(path: Path, target: Path) -> None:
     path.rename(target)
 
 
-def sync_folder(path: Path) -> None:
+def move_tree(path: StoragePath, target: StoragePath) -> None:
+    """Rename a folder that nobody writes to. In an object store each object is copied by the store
+    and then removed, so a failure may leave some of them in each place. Raises `OSError`.
+    """
+    if isinstance(path, ObjectPath) and isinstance(target, ObjectPath):
+        for name in path.files():
+            path.store.rename((path / name).key, (target / name).key)
+    elif isinstance(path, Path) and isinstance(target, Path):
+        path.rename(target)
+
+
+def sync_folder(path: StoragePath) -> None:
     """Make the names in a folder durable. Raises `OSError`."""
+    if isinstance(path, ObjectPath):
+        return
     _report("fsync_folder", path)
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -228,13 +274,55 @@ def sync_folder(path: Path) -> None:
         os.close(handle)
 
 
-def remove(path: Path) -> None:
+def remove(path: StoragePath) -> None:
     """Remove a file. Raises `OSError`."""
+    if isinstance(path, ObjectPath):
+        path.store.delete(path.key)
+        return
     _report("remove", path)
     path.unlink()
 
 
-def remove_tree(path: Path) -> None:
+def remove_tree(path: StoragePath) -> None:
     """Remove a folder as far as possible, without raising; a later call retries the rest."""
+    if isinstance(path, ObjectPath):
+        with suppress(OSError):
+            path.store.delete_prefix(path.key)
+        return
     _report("remove_tree", path)
     shutil.rmtree(path, ignore_errors=True)
+
+
+def list_folders(path: StoragePath) -> list[StoragePath]:
+    """The folders in a folder, in any order; none if there is no such folder. Raises `OSError`."""
+    if isinstance(path, ObjectPath):
+        return list(path.folders())
+    try:
+        entries = list(path.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return [entry for entry in entries if entry.is_dir() and not entry.is_symlink()]
+
+
+def list_files(path: StoragePath) -> dict[str, int]:
+    """The files in a folder by name, with their sizes in bytes; none if there is no such folder.
+    Raises `OSError`.
+    """
+    if isinstance(path, ObjectPath):
+        return {name: size for name, size in path.files().items() if "/" not in name}
+    sizes = {}
+    with suppress(FileNotFoundError, NotADirectoryError):
+        for entry in path.iterdir():
+            with suppress(FileNotFoundError):
+                sizes[entry.name] = entry.stat().st_size
+    return sizes
+
+
+def modified_at(path: StoragePath) -> float | None:
+    """When a file was last changed, in Unix seconds; None if it is not there."""
+    try:
+        if isinstance(path, ObjectPath):
+            return path.modified_at()
+        return path.stat().st_mtime
+    except OSError:
+        return None

@@ -25,16 +25,18 @@ from kdist_trainer.checkpoint import commit, storage
 from kdist_trainer.checkpoint.commit import (
     CommitRequest,
     SaveResult,
+    UnsettledCommitError,
     cause_of,
     commit_checkpoint,
     discard,
 )
-from kdist_trainer.checkpoint.digest import Digest
 from kdist_trainer.checkpoint.group import CheckpointGroup
 from kdist_trainer.checkpoint.layout import CheckpointDirectory
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.checkpoint.lock import Lock, LockLostError
 from kdist_trainer.checkpoint.staging import Paths
+from kdist_trainer.checkpoint.storage import StoragePath
+from kdist_trainer.digest import Digest
 from kdist_trainer.errors import classify
 
 Content = Callable[[], dict[str, Digest]]
@@ -62,10 +64,10 @@ class _DurableFileSystem(FileSystem):
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Generator[Any, None, None]:
         if mode != "wb":
             raise ValueError(f"checkpoints are written once, not opened as {mode!r}")
-        file = storage.DurableFile(Path(path))
+        file = storage.create(Path(path))
         with file:
             yield file
-        self.digests[file.path.name] = file.digest
+        self.digests[Path(path).name] = file.digest
 
     def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
         storage.rename(Path(path), Path(new_path))
@@ -78,20 +80,49 @@ class _DurableFileSystem(FileSystem):
         storage.remove(Path(path))
 
 
+class _ObjectFileSystem(_DurableFileSystem):
+    """DCP's access to an object store: every stream is a whole object when it is closed. Its index
+    gets its own name at once, since nothing can be renamed.
+    """
+
+    def concat_path(self, path: Any, suffix: str) -> Any:
+        return path / suffix.removesuffix(".tmp")
+
+    @contextmanager
+    def create_stream(self, path: Any, mode: str) -> Generator[Any, None, None]:
+        if mode != "wb":
+            raise ValueError(f"checkpoints are written once, not opened as {mode!r}")
+        file = storage.create(path)
+        with file:
+            yield file
+        self.digests[path.name] = file.digest
+
+    def exists(self, path: Any) -> bool:  # noqa: ARG002 - DCP's signature
+        return False  # a folder is written to once
+
+    def mkdir(self, path: Any) -> None:
+        """Do nothing: there are no folders."""
+
+    def rename(self, path: Any, new_path: Any) -> None:
+        """Do nothing: it has that name already."""
+
+
 class _Writer(FileSystemWriter):
     """DCP's writer over that file system, with the checkpoint's name as its id instead of a random
     number.
     """
 
-    def __init__(self, path: Path, name: str) -> None:
+    def __init__(self, path: StoragePath, name: str) -> None:
         super().__init__(
-            path,
+            path if isinstance(path, Path) else Path(),
             single_file_per_rank=True,
             sync_files=False,
             thread_count=1,
             per_thread_copy_ahead=0,
         )
-        self.fs = _DurableFileSystem()
+        self.fs: _DurableFileSystem = _DurableFileSystem()
+        if not isinstance(path, Path):
+            self.fs, self.path = _ObjectFileSystem(), cast(Any, path)
         self.save_id = name
 
     def storage_meta(self) -> StorageMeta:
@@ -147,6 +178,7 @@ class Writer:
         self._shared = shared
         self._ledger = RunLedger(directory.root)
         self.acknowledged: SaveResult | None = None
+        self._is_cleaned = isinstance(directory.root, Path)  # by what has locked it
 
     def write(self, request: CommitRequest, staged: dict[str, Any], paths: Paths) -> SaveResult:
         """Write and commit a checkpoint, unless this worker group has already committed its step.
@@ -177,6 +209,9 @@ class Writer:
             return _timed(self.acknowledged, request)
         result: SaveResult | None = None
         try:
+            if self._group.is_rank_zero and not self._is_cleaned:
+                commit.clean_stale(self._directory, before=request.manifest.epoch)
+                self._is_cleaned = True
             digests = content()
             if self._group.is_rank_zero:
                 result = self._commit(request, digests)
@@ -216,7 +251,7 @@ class Writer:
                 process_group=self._group.process_group,
                 no_dist=alone,
             )
-        own = cast(_DurableFileSystem, writer.fs).digests
+        own = writer.fs.digests
         shares = [own] if alone else self._group.gather(own)
         return {name: digest for share in shares for name, digest in share.items()}
 
@@ -271,7 +306,8 @@ class Writer:
             request,
         )
         if self._group.is_rank_zero:
-            discard(request)
+            if not isinstance(root, UnsettledCommitError):
+                discard(self._directory, request)
             log.warn("checkpoint-failed", step=result.step, cause=result.cause, error=result.error)
         return result
 

@@ -40,6 +40,7 @@ from kdist_trainer.metrics.persistence import (
 from kdist_trainer.metrics.receiver import Receiver
 from kdist_trainer.metrics.wall_time import WallTimeBreakdown
 from kdist_trainer.metrics.wire import GAUGES, SLOTS, MalformedRecordError, unpack
+from kdist_trainer.object_store.path import ObjectPath
 
 SCRIPT = "script"
 """Label `framework` of `kdist_job_info` for a job that runs a script."""
@@ -70,7 +71,7 @@ class Exporter:
         healthy: Callable[[], bool] = lambda: True,
         nodes: Callable[[], Nodes] | None = None,
         started_at: float | None = None,
-        counters_path: Path | None = None,
+        counters_path: Path | ObjectPath | None = None,
     ) -> None:
         """Restore the counters; `start` opens the socket and the port.
 

@@ -24,10 +24,12 @@ from kdist_trainer.metrics.aggregation import MetricsSnapshot
 from kdist_trainer.metrics.declarations import AGENT_METRICS, Kind
 from kdist_trainer.metrics.step_stats import WALL_CATEGORIES
 from kdist_trainer.metrics.wire import COUNTER_SLOTS, LAYOUT
+from kdist_trainer.object_store.path import ObjectPath
 
 Labels = tuple[str, ...]
 
 _INTERVAL_SECONDS = 10.0
+_OBJECT_INTERVAL_SECONDS = 60.0  # each is a request that is paid for
 _WAIT_SECONDS = 0.2
 _MAX_BYTES = 1_000_000
 _CUMULATIVE = {metric.name: metric for metric in AGENT_METRICS if metric.kind is not Kind.GAUGE}
@@ -66,7 +68,7 @@ def counter_state(
     return CounterState(snapshot.in_order, tuple(snapshot.rank_zero), wall, cumulative)
 
 
-def counters_path(checkpoints: Path, *, run_id: str, node: str) -> Path:
+def counters_path(checkpoints: Path | ObjectPath, *, run_id: str, node: str) -> Path | ObjectPath:
     """The file with the counters of one node of a run. In a pod of an indexed Job its completion
     index identifies it, because its replacement has another name.
     """
@@ -76,13 +78,12 @@ def counters_path(checkpoints: Path, *, run_id: str, node: str) -> Path:
     return checkpoints / "ledger" / "sums" / f"{digest}.json"
 
 
-def read_counters(path: Path, *, run_id: str) -> CounterState:
+def read_counters(path: Path | ObjectPath, *, run_id: str) -> CounterState:
     """Read the counters that an agent of this run wrote; all are zero if there are none, or none
     that this version can read.
     """
     try:
-        with path.open("rb") as file:
-            document = json.loads(file.read(_MAX_BYTES))
+        document = json.loads(_read(path))
         if (document["layout"], document["run_id"]) != (LAYOUT, run_id):
             return CounterState()
         return CounterState(
@@ -100,7 +101,14 @@ def read_counters(path: Path, *, run_id: str) -> CounterState:
         return CounterState()
 
 
-def write_counters(path: Path, state: CounterState, *, run_id: str) -> None:
+def _read(path: Path | ObjectPath) -> bytes:
+    if isinstance(path, ObjectPath):
+        return path.read_bytes(_MAX_BYTES)
+    with path.open("rb") as file:
+        return file.read(_MAX_BYTES)
+
+
+def write_counters(path: Path | ObjectPath, state: CounterState, *, run_id: str) -> None:
     """Replace the file by the counters of this run. Raises `OSError`."""
     document = {
         "layout": LAYOUT,
@@ -113,6 +121,9 @@ def write_counters(path: Path, state: CounterState, *, run_id: str) -> None:
             for name, series in state.agent.items()
         },
     }
+    if isinstance(path, ObjectPath):
+        path.write_bytes(json.dumps(document).encode())
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_suffix(".new")
     fresh.write_text(json.dumps(document))
@@ -121,10 +132,12 @@ def write_counters(path: Path, state: CounterState, *, run_id: str) -> None:
 
 class CounterStore:
     """Writes counters to a file from a background thread: on request, and every
-    `_INTERVAL_SECONDS`.
+    `_INTERVAL_SECONDS`, or `_OBJECT_INTERVAL_SECONDS` in an object store.
     """
 
-    def __init__(self, path: Path, snapshot: Callable[[], CounterState], *, run_id: str) -> None:
+    def __init__(
+        self, path: Path | ObjectPath, snapshot: Callable[[], CounterState], *, run_id: str
+    ) -> None:
         """Start the thread.
 
         Args:
@@ -163,8 +176,10 @@ class CounterStore:
         self._thread.join(_WAIT_SECONDS)
 
     def _run(self) -> None:
+        is_object = isinstance(self._path, ObjectPath)
+        interval = _OBJECT_INTERVAL_SECONDS if is_object else _INTERVAL_SECONDS
         while not self._stop or self._wake.is_set():
-            self._wake.wait(_INTERVAL_SECONDS)
+            self._wake.wait(interval)
             self._wake.clear()
             with self._condition:
                 state, self._requested = self._requested, None

@@ -15,6 +15,7 @@ from typing import Any
 import torch.distributed as dist
 
 from kdist_trainer.checkpoint.checkpointer import CheckpointManager
+from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.config import TrainConfig, Training
 from kdist_trainer.data import step_plan
 from kdist_trainer.data.loader import Loader
@@ -32,6 +33,7 @@ from kdist_trainer.instrumentation.step_timer import (
 from kdist_trainer.liveness import Heartbeat, NullHeartbeat
 from kdist_trainer.metrics.reporter import Reporter
 from kdist_trainer.metrics.step_stats import StepPhase, StepStats
+from kdist_trainer.object_store.path import ObjectPath
 from kdist_trainer.parallel.pipeline import Pipeline
 from kdist_trainer.rng import WEIGHTS, Generators, derive
 from kdist_trainer.tensorboard import TensorBoardWriter
@@ -76,7 +78,7 @@ class RankRuntime:
     reporter: Reporter
     """Sends `stats` to the agent."""
     heartbeat: Heartbeat | NullHeartbeat = field(default_factory=NullHeartbeat)
-    checkpoints: Path | None = None
+    checkpoints: StoragePath | None = None
     """Checkpoint folder; None to save nothing."""
     scratch: Path | None = None
     """Folder of the agent, where profile requests arrive."""
@@ -369,7 +371,10 @@ def make_bandwidth_probe(train: Training, runtime: RankRuntime) -> BandwidthProb
 def make_tensorboard(train: Training, runtime: RankRuntime) -> TensorBoardWriter:
     """The writer of event files, which writes on rank 0 only, and only if the job asks for it."""
     writes = train.tensorboard == "scalars" and runtime.world.is_rank_zero
-    return TensorBoardWriter(runtime.checkpoints if writes else None, runtime.stats)
+    root = runtime.checkpoints if writes else None
+    if isinstance(root, ObjectPath):
+        root = None  # event files are appended to, which no object store can do
+    return TensorBoardWriter(root, runtime.stats)
 
 
 def make_profiler(runtime: RankRuntime, state: TrainState, step_timer: StepTimer) -> Profiler:
@@ -380,5 +385,5 @@ def make_profiler(runtime: RankRuntime, state: TrainState, step_timer: StepTimer
         runtime.stats,
         step_timer,
         scratch=runtime.scratch,
-        checkpoints=runtime.checkpoints,
+        checkpoints=None if isinstance(runtime.checkpoints, ObjectPath) else runtime.checkpoints,
     )

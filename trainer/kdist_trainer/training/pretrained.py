@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from kdist_trainer import log
 from kdist_trainer.checkpoint import export
 from kdist_trainer.checkpoint.group import CheckpointGroup, Fetch, fill, send
-from kdist_trainer.checkpoint.layout import DamagedCheckpointError, parse_name
+from kdist_trainer.checkpoint.manifest import DamagedCheckpointError, parse_name
 from kdist_trainer.config import Init
 from kdist_trainer.errors import CheckpointMismatchError, DataError
 from kdist_trainer.training.checkpointing import TrainingState

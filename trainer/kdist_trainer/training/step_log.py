@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from kdist_trainer import log
 from kdist_trainer.checkpoint.ledger import RunLedger, StepLedger
+from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.training.sync import StepRecord
 from kdist_trainer.world import World
 
@@ -47,7 +47,7 @@ class StepLog:
 
     def __init__(
         self,
-        root: Path | None,
+        root: StoragePath | None,
         world: World,
         *,
         waited: Callable[[], float] = lambda: 0.0,

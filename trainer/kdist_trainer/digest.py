@@ -1,5 +1,5 @@
-"""Digests of a checkpoint's files: the algorithm that is written, and those that can be verified.
-Free of torch.
+"""Digests of files and objects: the algorithm that is written, and those that can be verified. Free
+of torch.
 
 They detect damage, not an attacker. So a fast algorithm is enough: a digest is computed on the
 thread that writes the file, on cores that the training needs.
@@ -42,6 +42,13 @@ class Digest:
     size: int
     value: str
     algorithm: str = WRITTEN
+
+    @classmethod
+    def of(cls, data: Data) -> Digest:
+        """The digest of a whole file."""
+        hasher = new_hasher()
+        hasher.update(data)
+        return cls(memoryview(data).nbytes, hasher.hexdigest())
 
     def to_json(self) -> dict[str, Any]:
         """The digest as a manifest has it: by the name of its algorithm."""

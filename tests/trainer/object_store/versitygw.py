@@ -1,0 +1,59 @@
+"""versitygw, an S3 server over a folder that others use in production, started for a test."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.house.tree import ROOT
+from tests.patience import soon
+
+CLUSTER = ROOT / "tests/cluster/cluster"
+
+
+def find_program() -> str:
+    """Path of the server, built where it is missing, which takes minutes once."""
+    if shutil.which("go", path=f"{os.environ['PATH']}:/usr/local/go/bin") is None:
+        pytest.skip("building versitygw needs Go")
+    built = subprocess.run(
+        [CLUSTER, "tool", "versitygw"], capture_output=True, text=True, check=False
+    )
+    if built.returncode != 0:
+        pytest.fail(f"versitygw could not be built: {built.stderr}")
+    return built.stdout.strip().splitlines()[-1]
+
+
+@contextmanager
+def versitygw(folder: Path, *, access_key: str, secret: str, bucket: str) -> Iterator[str]:
+    """Serve the folder; yields the endpoint."""
+    program = find_program()
+    (folder / "data" / bucket).mkdir(parents=True)
+    (folder / "iam").mkdir()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = os.environ | {"ROOT_ACCESS_KEY": access_key, "ROOT_SECRET_KEY": secret}
+    arguments = ["--port", f"127.0.0.1:{port}", "--iam-dir", str(folder / "iam"), "posix"]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [program, *arguments, folder / "data"], env=environment, stdout=log, stderr=log
+        )
+    try:
+        if not soon(lambda: _answers(port), seconds=20):
+            pytest.fail(f"versitygw did not start: {(folder / 'log').read_text()}")
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _answers(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0

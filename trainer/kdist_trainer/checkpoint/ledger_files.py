@@ -1,0 +1,156 @@
+"""Append-only lines of JSON: in a file, or in an object store, where nothing can be appended to.
+
+There they are in segments, objects that are written as a whole and named by the time of their first
+line. Free of torch. A writer may die within a line: readers skip what is not a whole JSON object,
+and the next writer starts a new line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import threading
+import time
+from abc import ABC, abstractmethod
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from kdist_trainer.checkpoint import storage
+from kdist_trainer.checkpoint.storage import StoragePath
+from kdist_trainer.object_store.path import ObjectPath
+
+_TAIL_BYTES = 1 << 22
+_SEGMENT_BYTES = 1 << 18
+
+
+class LineFile(ABC):
+    """Lines that one process appends. Every method raises `OSError` if the storage fails."""
+
+    @abstractmethod
+    def append(self, data: bytes) -> None:
+        """Append whole lines."""
+
+    @abstractmethod
+    def sync(self) -> None:
+        """Return once what was appended is durable."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back what it holds; it may be called twice."""
+
+
+def open_lines(path: StoragePath) -> LineFile:
+    """Open a file of lines for appending. Raises `OSError`."""
+    return SegmentedLines(path) if isinstance(path, ObjectPath) else AppendedLines(path)
+
+
+class AppendedLines(LineFile):
+    """Lines at the end of a file, after those of earlier processes."""
+
+    def __init__(self, path: Path) -> None:
+        storage.make_folder(path.parent, durable=True)
+        self._handle = os.open(
+            path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, storage.FILE_MODE
+        )
+        size = os.fstat(self._handle).st_size
+        if size and os.pread(self._handle, 1, size - 1) != b"\n":
+            os.write(self._handle, b"\n")
+
+    def append(self, data: bytes) -> None:
+        """Append them in one write, as far as the system does."""
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self._handle, view) :]
+
+    def sync(self) -> None:
+        """Sync the file."""
+        os.fsync(self._handle)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
+
+
+class SegmentedLines(LineFile):
+    """Lines of one process in objects of its own: the newest is written again, longer, at each
+    sync.
+    """
+
+    def __init__(self, folder: ObjectPath) -> None:
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._syncing = threading.Lock()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._name = f"{time.time_ns():020d}-{secrets.token_hex(4)}.jsonl"
+        self._data = b""
+        self._written = 0
+
+    def append(self, data: bytes) -> None:
+        """Keep them until the next sync."""
+        with self._lock:
+            self._data += data
+
+    def sync(self) -> None:
+        """Write the segment. What is appended meanwhile waits for the next sync."""
+        with self._syncing:
+            with self._lock:
+                name, data = self._name, self._data
+            if len(data) == self._written:
+                return
+            storage.write_new(self._folder / name, data)
+            with self._lock:
+                self._written = len(data)
+                if len(data) >= _SEGMENT_BYTES:
+                    rest = self._data[len(data) :]
+                    self._begin()
+                    self._data = rest
+
+    def close(self) -> None:
+        """Do nothing: nothing is open."""
+
+
+def read_lines(path: StoragePath) -> list[dict[str, Any]]:
+    """All lines, oldest first; of several processes at once, segment after segment. Raises
+    `OSError`.
+    """
+    if isinstance(path, ObjectPath):
+        return [
+            line for name in sorted(path.files()) for line in _parse((path / name).read_bytes())
+        ]
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return []
+    return _parse(data)
+
+
+def read_tail(path: StoragePath) -> list[dict[str, Any]]:
+    """The newest lines, some megabytes of them. Raises `OSError`."""
+    if isinstance(path, ObjectPath):
+        tail: list[dict[str, Any]] = []
+        left = _TAIL_BYTES
+        for name, size in sorted(path.files().items(), reverse=True):
+            if left <= 0:
+                break
+            tail = _parse((path / name).read_bytes()) + tail
+            left -= size
+        return tail
+    with path.open("rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+        return _parse(file.read())
+
+
+def _parse(data: bytes) -> list[dict[str, Any]]:
+    found = []
+    for line in data.splitlines():
+        with suppress(ValueError):  # an incomplete line, or bytes that are not text
+            document = json.loads(line)
+            if isinstance(document, dict):
+                found.append(document)
+    return found

@@ -1,0 +1,277 @@
+"""The manifest of a checkpoint, and the verification of its files. Free of torch.
+
+It lists the files of a checkpoint with their sizes and digests. It is written last, so
+a folder that has one was written to its end. It protects against damage, not against an attacker:
+whoever can write the folder can write the manifest too, so files must be unpickled safely.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import kdist_trainer
+from kdist_trainer.checkpoint.storage import StoragePath
+from kdist_trainer.digest import Digest, UnknownAlgorithmError
+from kdist_trainer.errors import CheckpointMismatchError
+from kdist_trainer.object_store.path import ObjectPath
+
+NAME_PATTERN = re.compile(r"step-(\d{8,})-e(\d+)")
+FILES_PATTERN = re.compile(r"step-(\d{8,})-e(\d+)\.files-[\w-]+")
+MANIFEST = "manifest.json"
+STATE = "state.json"
+FILES = "files"
+"""Subfolder of the files that a framework has written, in a checkpoint of its format."""
+
+
+def name_of(step: int, epoch: int) -> str:
+    """Name of a committed checkpoint's folder."""
+    return f"step-{step:08d}-e{epoch}"
+
+
+def parse_name(name: str) -> tuple[int, int] | None:
+    """Epoch and step of a committed checkpoint's name, in the order that sorts; None for any other
+    name.
+    """
+    match = NAME_PATTERN.fullmatch(name)
+    return (int(match[2]), int(match[1])) if match else None
+
+
+FORMAT = 2
+_READABLE = (1, FORMAT)
+"""Formats of manifests that can be read: in format 1 all digests are SHA-256."""
+MAX_BYTES = 1 << 30
+_CHUNK_BYTES = 1 << 20
+
+
+class DamagedCheckpointError(Exception):
+    """A checkpoint does not match its manifest; the message says how."""
+
+
+class UnsupportedCheckpointError(CheckpointMismatchError):
+    """A manifest is intact, and says that this version cannot read the checkpoint."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Everything about a checkpoint but its content. `samples_seen` is None for a script's
+    checkpoint.
+    """
+
+    step: int
+    epoch: int
+    samples_seen: int | None
+    world_size: int
+    run_id: str
+    parent: str | None
+    config_digest: str
+    versions: dict[str, str]
+    files: dict[str, Digest] = field(default_factory=dict)
+    folder: str = ""
+    """Name of the folder of the files, next to the manifest's; empty if it is the same."""
+
+    @property
+    def name(self) -> str:
+        """Name of the folder."""
+        return name_of(self.step, self.epoch)
+
+    def locate(self, folder: StoragePath) -> StoragePath:
+        """The folder of the files of the checkpoint `folder`. Raises `DamagedCheckpointError`."""
+        if not self.folder:
+            return folder
+        if not FILES_PATTERN.fullmatch(self.folder):
+            raise DamagedCheckpointError(f"{MANIFEST} names {self.folder!r}, which is no folder")
+        return folder.with_name(self.folder)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all files together."""
+        return sum(digest.size for digest in self.files.values())
+
+    def to_bytes(self) -> bytes:
+        """The file's content, with its own digest, by which a flipped bit is noticed."""
+        files = {name: digest.to_json() for name, digest in self.files.items()}
+        body = {"format": FORMAT, **asdict(self), "files": files}
+        if not self.folder:  # unknown to earlier versions, and nowhere needed but in object stores
+            del body["folder"]
+        return json.dumps({"manifest": body, "sha256": _digest_of(body)}, indent=1).encode() + b"\n"
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Manifest:
+        """Read the content back. Raises `DamagedCheckpointError`, or `UnsupportedCheckpointError`
+        if another version wrote something that this one does not know.
+        """
+        try:
+            document = json.loads(data)
+            body = document["manifest"]
+            if document["sha256"] != _digest_of(body):
+                raise DamagedCheckpointError(f"{MANIFEST} was changed after it was written")
+            found = body.pop("format")
+            if found not in _READABLE:
+                raise _unsupported(f"is of format {found!r}")
+            files = body.pop("files").items()
+            return cls(**body, files={str(name): Digest.from_json(one) for name, one in files})
+        except UnknownAlgorithmError as error:
+            raise _unsupported(f"has digests of {str(error)!r}") from None
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise DamagedCheckpointError(
+                f"{MANIFEST} is no manifest: {type(error).__name__}"
+            ) from error
+
+
+def _unsupported(what: str) -> UnsupportedCheckpointError:
+    return UnsupportedCheckpointError(
+        f"{MANIFEST} {what}, which kdist-trainer {kdist_trainer.__version__} does not know: "
+        "use the version that wrote it"
+    )
+
+
+def _digest_of(body: dict[str, Any]) -> str:
+    return hashlib.sha256(
+        json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
+    ).hexdigest()
+
+
+def read_manifest(folder: StoragePath) -> Manifest:
+    """Read the manifest of a checkpoint and compare it with the folder's name and with its files'
+    names and sizes.
+
+    Raises:
+        DamagedCheckpointError: they differ, or there is no manifest.
+        UnsupportedCheckpointError: another version wrote it.
+        OSError: the disk failed.
+    """
+    if isinstance(folder, Path) and (folder.is_symlink() or not folder.is_dir()):
+        raise DamagedCheckpointError("is not a folder")
+    manifest = read_raw_manifest(folder)
+    if parse_name(folder.name) != (manifest.epoch, manifest.step):
+        raise DamagedCheckpointError(
+            f"{MANIFEST} belongs to step {manifest.step} of epoch {manifest.epoch}"
+        )
+    for name in manifest.files:
+        if name == MANIFEST or "\0" in name or not {"", ".", ".."}.isdisjoint(name.split("/")):
+            raise DamagedCheckpointError(
+                f"{MANIFEST} names {name!r}, which is no file of a checkpoint"
+            )
+    sizes = _find_sizes(manifest.locate(folder), manifest.files)
+    for name, digest in manifest.files.items():
+        if sizes[name] != digest.size:
+            raise DamagedCheckpointError(f"{name} has {sizes[name]} bytes instead of {digest.size}")
+    return manifest
+
+
+def read_raw_manifest(folder: StoragePath) -> Manifest:
+    """Read the manifest of a checkpoint and compare it with nothing else. Raises as
+    `read_manifest` does.
+    """
+    return Manifest.from_bytes(read_bounded(folder / MANIFEST, MAX_BYTES))
+
+
+def _find_sizes(folder: StoragePath, names: Iterable[str]) -> Mapping[str, int]:
+    """Sizes of the files in bytes. Raises `DamagedCheckpointError` if one is missing or no regular
+    file, or `OSError`.
+    """
+    if isinstance(folder, ObjectPath):
+        sizes = folder.files()
+        missing = next((name for name in names if name not in sizes), None)
+        if missing is not None:
+            raise DamagedCheckpointError(f"{missing} is missing")
+        return sizes
+    for name in names:
+        parts = name.split("/")
+        for end in range(1, len(parts)):
+            if folder.joinpath(*parts[:end]).is_symlink():
+                raise DamagedCheckpointError(f"{'/'.join(parts[:end])} is not a folder")
+    return {name: _regular(folder / name).st_size for name in names}
+
+
+def check_digests(folder: StoragePath, manifest: Manifest, names: Iterable[str]) -> None:
+    """Read files of a checkpoint and compare their digests.
+
+    Args:
+        folder: the checkpoint's folder.
+        manifest: has the digests.
+        names: the files to compare.
+
+    Raises:
+        DamagedCheckpointError: one was changed.
+        OSError: the disk failed.
+    """
+    files = manifest.locate(folder)
+    for name in names:
+        found = manifest.files[name].hasher()
+        for chunk in read_pieces(files / name):
+            found.update(chunk)
+        if found.hexdigest() != manifest.files[name].value:
+            raise DamagedCheckpointError(f"{name} was changed after it was written")
+
+
+def read_pieces(path: StoragePath) -> Iterator[bytes | memoryview]:
+    """A file's content in pieces, each of which is valid until the next is asked for. Raises
+    `DamagedCheckpointError` or `OSError`.
+    """
+    if isinstance(path, ObjectPath):
+        try:
+            yield from path.store.stream(path.key)
+        except FileNotFoundError as error:
+            raise DamagedCheckpointError(f"{path.name} is missing") from error
+        return
+    chunk = memoryview(bytearray(_CHUNK_BYTES))
+    with os.fdopen(_open_regular(path), "rb", buffering=0) as file:
+        while count := file.readinto(chunk):
+            yield chunk[:count]
+
+
+def read_checked(folder: StoragePath, name: str, manifest: Manifest) -> bytes:
+    """Read a small file and verify its digest.
+
+    Args:
+        folder: the checkpoint's folder.
+        name: the file's name.
+        manifest: has the digest.
+
+    Raises:
+        DamagedCheckpointError: it is missing, too large, or was changed.
+        OSError: the disk failed.
+    """
+    if name not in manifest.files:
+        raise DamagedCheckpointError(f"{name} is not in {MANIFEST}")
+    data = read_bounded(manifest.locate(folder) / name, MAX_BYTES)
+    if not manifest.files[name].matches(data):
+        raise DamagedCheckpointError(f"{name} was changed after it was written")
+    return data
+
+
+def read_bounded(path: StoragePath, max_bytes: int) -> bytes:
+    """Read a regular file of at most `max_bytes`. Raises `DamagedCheckpointError` or `OSError`."""
+    if isinstance(path, ObjectPath):
+        try:
+            return path.read_bytes(max_bytes)
+        except FileNotFoundError as error:
+            raise DamagedCheckpointError(f"{path.name} is missing") from error
+    if _regular(path).st_size > max_bytes:
+        raise DamagedCheckpointError(f"{path.name} is larger than {max_bytes} bytes")
+    with os.fdopen(_open_regular(path), "rb") as file:
+        return file.read(max_bytes + 1)
+
+
+def _regular(path: Path) -> os.stat_result:
+    try:
+        found = path.lstat()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise DamagedCheckpointError(f"{path.name} is missing") from error
+    if not stat.S_ISREG(found.st_mode):
+        raise DamagedCheckpointError(f"{path.name} is not a regular file")
+    return found
+
+
+def _open_regular(path: Path) -> int:
+    _regular(path)
+    return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)

@@ -1,0 +1,160 @@
+"""Writes a large object as a stream, in parts that are uploaded while it is written."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from contextlib import suppress
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Protocol
+
+from kdist_trainer.digest import Digest, new_hasher
+from kdist_trainer.object_store.errors import FailureKind, RequestError, public_error, request_error
+from kdist_trainer.object_store.location import ObjectLocation
+
+if TYPE_CHECKING:
+    from kdist_trainer.object_store.client import Client, ObjectInfo
+
+PART_BYTES: Final = 16 << 20
+PARALLEL: Final = 3
+"""Parts on their way at once, so that a writer holds at most `PARALLEL` + 1 of them."""
+MOST_PARTS: Final = 10_000  # of S3
+
+
+class WrittenStore(Protocol):
+    """What a writer needs of its store."""
+
+    location: ObjectLocation
+
+    def info(self, name: str) -> ObjectInfo: ...
+    def stream(self, name: str) -> Iterator[bytes]: ...
+    def delete(self, name: str) -> None: ...
+
+
+class ObjectWriter:
+    """A new object that is written once, from start to end, and is stored when `close` returns.
+
+    It has the methods of `checkpoint.storage.DurableFile` that DCP's writer and `pickle` call. An
+    object of less than `PART_BYTES` is written by one request, a larger one in parts. If the
+    process is killed, parts stay in the store without a name: a lifecycle rule of the bucket should
+    abort incomplete uploads. For one thread at a time.
+    """
+
+    def __init__(self, store: WrittenStore, name: str, client: Client) -> None:
+        self.name = name
+        self._store = store
+        self._hash = new_hasher()
+        self._size = 0
+        self._closed = False
+        self._failure: OSError | None = None
+        try:
+            self._stream = client.open_writer(name, PART_BYTES, PARALLEL)
+        except RequestError as error:
+            raise self._error(error) from None
+
+    def write(self, data: bytes | bytearray | memoryview) -> int:
+        """Append bytes, waiting for earlier parts if they are slow. Returns how many. Raises
+        `OSError`.
+        """
+        view = memoryview(data).cast("B")
+        self._check_open()
+        if self._size + view.nbytes > PART_BYTES * MOST_PARTS:
+            raise OSError(errno.EFBIG, f"{self._store.location}/{self.name} becomes too large")
+        try:
+            # Copied, since the library keeps a buffer that it is given, and the caller fills the
+            # same one again; in pieces, so that what is copied has a bound.
+            for start in range(0, view.nbytes, PART_BYTES):
+                self._stream.write(bytes(view[start : start + PART_BYTES]))
+        except Exception as error:  # noqa: BLE001 - of the library, translated
+            self._failure = self._error(request_error(error))
+            raise self._failure from None
+        self._hash.update(view)
+        self._size += view.nbytes
+        return view.nbytes
+
+    def tell(self) -> int:
+        """Bytes written so far."""
+        return self._size
+
+    def flush(self) -> None:
+        """Do nothing: a part is sent when it is full."""
+
+    def close(self) -> Digest:
+        """Send the rest and have the store make it one object; may be called again.
+
+        Returns the digest of all that was written. Raises `OSError`, also if a write had failed;
+        then there is no object.
+        """
+        if self._failure is not None:
+            self.abandon()
+            raise self._failure
+        if self._closed:
+            return self.digest
+        self._closed = True
+        try:
+            self._stream.close()
+        except Exception as error:  # noqa: BLE001 - of the library, translated
+            failed = request_error(error)
+            # MISSING: the second attempt finds no upload where the first one has completed it
+            may_be_done = failed.kind in {FailureKind.TRANSIENT, FailureKind.MISSING}
+            if not (may_be_done and self._is_stored()):
+                self._failure = self._error(failed)
+                raise self._failure from None
+        return self.digest
+
+    def abandon(self) -> None:
+        """End without an object. Never raises `OSError`.
+
+        It waits for the parts that are on their way: they are made an object and deleted, since
+        that is how the store forgets them.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        with suppress(Exception):
+            self._stream.close()
+        with suppress(OSError):
+            self._store.delete(self.name)
+
+    @property
+    def digest(self) -> Digest:
+        """Digest of the bytes written so far."""
+        return Digest(self._size, self._hash.hexdigest())
+
+    def _check_open(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        if self._closed:
+            raise ValueError("the writer is closed")
+
+    def _is_stored(self) -> bool:
+        """Whether the object is there, to the bit: the reply may have been lost."""
+        hasher = new_hasher()
+        try:
+            if self._store.info(self.name).size != self._size:
+                return False
+            for chunk in self._store.stream(self.name):
+                hasher.update(chunk)
+        except OSError:
+            return False
+        return hasher.hexdigest() == self._hash.hexdigest()
+
+    def _error(self, error: RequestError) -> OSError:
+        if error.kind is FailureKind.MISSING:
+            error = RequestError(FailureKind.REJECTED, "the store has lost its upload")
+        location = self._store.location
+        return public_error(f"write {location}/{self.name}", location.scheme, error)
+
+    def __enter__(self) -> ObjectWriter:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abandon()

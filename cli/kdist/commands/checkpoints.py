@@ -163,8 +163,9 @@ def _export(
     arguments = [*(["--step", str(step)] if step is not None else []), *(["--ema"] if ema else [])]
     if root is not None:
         from kdist.local import trainer_tools
+        from kdist.local.location import location_of
 
-        document = trainer_tools.export(trainer_tools.checkpoints_of(root), file, *arguments)
+        document = trainer_tools.export(location_of(root), file, *arguments)
     else:
         from kdist.jobs import checkpoints
 
@@ -180,8 +181,9 @@ def _export(
 
 def _run_locally(root: Path, action: str, arguments: list[str]) -> dict[str, Any]:
     from kdist.local import trainer_tools
+    from kdist.local.location import location_of
 
-    return trainer_tools.run_checkpoint_tool(trainer_tools.checkpoints_of(root), action, *arguments)
+    return trainer_tools.run_checkpoint_tool(location_of(root), action, *arguments)
 
 
 def _run_on_cluster(

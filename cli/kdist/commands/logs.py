@@ -184,8 +184,9 @@ def _show_kept_of_run(run: LocalJob, generation: int, *, raw: bool, **given: Any
     """Show the kept log of a run on this machine."""
     from kdist import events
     from kdist.local import trainer_tools
+    from kdist.local.location import location_of
 
-    checkpoints = trainer_tools.checkpoints_of(run.root)
+    checkpoints = location_of(run.root)
     with TemporaryDirectory() as folder:
         files = trainer_tools.fetch_kept_logs(
             run.name, checkpoints, Path(folder), generation=generation

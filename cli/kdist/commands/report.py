@@ -71,11 +71,12 @@ def command(
 def _read_local(root: Path) -> dict[str, Any]:
     import time
 
-    from kdist.local import agents, run_dir, summary, trainer_tools
+    from kdist.local import agents, run_dir, summary
+    from kdist.local.trainer_tools import refresh_records
     from kdist.report import goodput, ledger
 
     run = run_dir.read_json(root / "run.json") or {}
-    checkpoints = trainer_tools.checkpoints_of(root)
+    checkpoints = refresh_records(root)
     events, steps = ledger.read_ledger(checkpoints)
     if not events:
         raise NotFoundError(f"there is no ledger of a run in {checkpoints}")

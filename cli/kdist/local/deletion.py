@@ -11,7 +11,7 @@ from pathlib import Path
 from kdist.errors import KdistError
 from kdist.local import run_dir, suspension
 from kdist.local.job import LocalJob
-from kdist.local.trainer_tools import checkpoints_of
+from kdist.local.location import folder_of
 
 _CHECKPOINTS = "checkpoints"
 
@@ -54,7 +54,7 @@ def plan_deletion(job: LocalJob, *, purge: bool) -> RunDeletion:
         raise KdistError(
             f"{job.root} holds checkpoints, but no run; kdist does not delete such a folder"
         )
-    used = checkpoints_of(job.root) if job.is_run_folder else own
+    used = folder_of(job.root) if job.is_run_folder else own
     is_inside = used.is_relative_to(job.root)
     kept = None if (purge and is_inside) or not used.is_dir() else used
     return RunDeletion(job, purge, kept, is_inside)

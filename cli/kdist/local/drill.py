@@ -19,7 +19,8 @@ from kdist.jobs.drill_target import Strike, program_source
 from kdist.jobs.faults import Fault, Situation
 from kdist.local import agents, run_dir
 from kdist.local.job import LocalJob
-from kdist.local.trainer_tools import checkpoints_of
+from kdist.local.location import location_of
+from kdist.local.trainer_tools import refresh_records
 from kdist.report.ledger import read_ledger
 
 _LOCK = "drill.lock"
@@ -55,7 +56,7 @@ class LocalDrillTarget:
 
     def read_ledger(self) -> Ledger:
         """See `DrillTarget.read_ledger`."""
-        return Ledger(*read_ledger(checkpoints_of(self._job.root)))
+        return Ledger(*read_ledger(refresh_records(self._job.root)))
 
     def find_drill(self) -> str:
         """See `DrillTarget.find_drill`."""
@@ -125,7 +126,7 @@ class LocalDrillTarget:
     @property
     def checkpoints(self) -> str:
         """See `DrillTarget.checkpoints`."""
-        return str(checkpoints_of(self._job.root))
+        return location_of(self._job.root).text
 
     def find_scratch(self, node: str) -> str:
         """See `DrillTarget.find_scratch`."""

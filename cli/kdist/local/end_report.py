@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from kdist.errors import KdistError
 from kdist.events import last_printed_line
 from kdist.local import run_dir
+from kdist.local.location import CheckpointLocation
 from kdist.local.run_dir import RunFolder
 from kdist.local.supervisor import Outcome
+from kdist.local.trainer_tools import copy_records
 from kdist.report.ledger import build_report, read_ledger, valid_fields
 
 REPORT_VERSION = "cli.kdist.dev/v1"
@@ -41,8 +45,41 @@ def make_report(name: str, folder: RunFolder, outcome: Outcome) -> dict[str, Any
         "wallSeconds": round((ended or started) - started, 3),
         **ledger,
         "folder": str(folder.root),
-        "checkpointFolder": str(folder.checkpoints),
+        "checkpointFolder": CheckpointLocation.of_run(folder.run).text,
     }
+
+
+def write_report(
+    name: str, folder: RunFolder, outcome: Outcome, *, log_event: Callable[..., None] | None
+) -> dict[str, Any]:
+    """Write the end report to the run folder and return it; a failed write does not change how the
+    job ended.
+
+    Args:
+        name: name of the job.
+        folder: its run folder.
+        outcome: how the invocation ended.
+        log_event: of the session, if it has begun.
+    """
+    problems: list[tuple[str, str]] = []
+    bucket = CheckpointLocation.of_run(folder.run)
+    if bucket.is_bucket:
+        try:
+            copy_records(bucket, folder.checkpoints)
+        except KdistError as error:
+            problems.append(("records-not-read", str(error)))
+    try:
+        folder.end(outcome.kind)
+        report = make_report(name, folder, outcome)
+        run_dir.write_json(folder.root / "report.json", report)
+    except OSError as error:
+        report = make_report(name, folder, outcome)
+        message = f"the end report cannot be written to {folder.root}: {error.strerror}"
+        problems.append(("report-not-kept", message))
+    if log_event is not None:
+        for event, message in problems:
+            log_event("kdist", event, message=message)
+    return report
 
 
 def _failure(folder: RunFolder, outcome: Outcome) -> dict[str, Any] | None:

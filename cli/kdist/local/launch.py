@@ -16,6 +16,7 @@ from pathlib import Path
 from kdist.errors import KdistError, UsageError
 from kdist.load import resolve_path
 from kdist.local import supervisor
+from kdist.local.location import CheckpointLocation
 from kdist.local.run_dir import RunFolder
 from kdist.local.supervisor import AgentCommand
 from kdist.spec import TrainingJob
@@ -63,13 +64,15 @@ def plan_agents(
         UsageError: data, code or secrets are missing on this machine; it names all of them.
     """
     problems: list[str] = []
+    location = CheckpointLocation.of_run(folder.run)
     shared = [
         "--checkpoints",
-        str(folder.checkpoints),
+        location.text,
         *_code(job, base, problems),
         *_data(job, base, problems),
     ]
     variables = {**environment, **_variables(job, environment, problems), "PYTHONUNBUFFERED": "1"}
+    variables |= location.variables
     if problems:
         raise UsageError("; ".join(problems))
     count = job.spec.nodes.max + job.spec.nodes.standby

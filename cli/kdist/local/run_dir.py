@@ -22,7 +22,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -63,12 +63,15 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 @dataclass
 class RunFolder:
-    """An open run folder, locked until `close`. `moved` are the folders that `fresh` renamed."""
+    """An open run folder, locked until `close`. `moved` are the folders that `fresh` renamed,
+    `moved_bucket` the URL of what it renamed in a bucket.
+    """
 
     root: Path
     lock: int
     run: dict[str, Any]
     moved: list[Path] = field(default_factory=list)
+    moved_bucket: str | None = None
     number: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -81,6 +84,7 @@ class RunFolder:
         *,
         fresh: bool = False,
         checkpoints: Path | None = None,
+        bucket: Mapping[str, Any] | None = None,
         script: str | None = None,
     ) -> RunFolder:
         """Lock the folder of the job `name` and begin the next invocation.
@@ -89,6 +93,8 @@ class RunFolder:
             name: name of the job.
             fresh: rename the old folder, and a checkpoint folder elsewhere, and begin a new run.
             checkpoints: the job's own folder of checkpoints, or None for the one in the run folder.
+            bucket: the job's folder in a bucket, of whose records the folder has a copy then; see
+                `CheckpointLocation`.
             script: the script that is to run, an absolute path or `-m MODULE`; None for a managed
                 training.
 
@@ -111,6 +117,7 @@ class RunFolder:
             ) from error
         folder = cls(root, lock, _read_run(root), moved)
         folder.run["checkpoints"] = str(checkpoints or root / "checkpoints")
+        folder.run["bucket"] = bucket
         if script is not None:
             folder._check_script(script)
         return folder

@@ -16,15 +16,16 @@ from typing import Any, Protocol
 
 from kdist.errors import Code, KdistError
 from kdist.events import Entry, EventFilter, LogTail
-from kdist.local import run_dir as folders
 from kdist.local.agents import StatusPoller, read_port
 from kdist.local.detach import LauncherLink
-from kdist.local.end_report import make_report, read_saved_step
+from kdist.local.end_report import make_report, read_saved_step, write_report
 from kdist.local.launch import checkpoint_folder, list_devices, plan_agents, script_of
+from kdist.local.location import bucket_of
 from kdist.local.progress import NodeProgress, Progress
 from kdist.local.run_dir import RunFolder
 from kdist.local.spawner import Spawner
 from kdist.local.supervisor import AgentCommand, Outcome, ParentDeathPipe, SignalQueue, Supervisor
+from kdist.local.trainer_tools import archive_bucket, copy_records
 from kdist.spec import Exit, TrainingJob
 from kdist.spec.edits import compare_done
 
@@ -250,9 +251,19 @@ def run_job(
     Raises:
         KdistError: the job cannot be started.
     """
-    checkpoints, script = checkpoint_folder(job, base), script_of(job, base)
-    folder = RunFolder.open(job.metadata.name, fresh=fresh, checkpoints=checkpoints, script=script)
+    bucket = bucket_of(job)
+    folder = RunFolder.open(
+        job.metadata.name,
+        fresh=fresh,
+        checkpoints=checkpoint_folder(job, base),
+        bucket=bucket and bucket.to_json(),
+        script=script_of(job, base),
+    )
     try:
+        if bucket is not None:
+            if fresh:
+                folder.moved_bucket = archive_bucket(bucket)
+            copy_records(bucket, folder.checkpoints)
         done = folder.done()
         if done is not None and _is_finished(job, done, train_json):
             return RunEnded(
@@ -302,35 +313,19 @@ def _run_agents(
             "run-started",
             message=f"{run}: {len(commands)} agents, all files in {folder.root}",
         )
-        for moved in folder.moved:
+        for moved in filter(None, [*folder.moved, folder.moved_bucket]):
             session.log_event("kdist", "run-archived", message=f"the previous run is in {moved}")
         session.launcher = launcher
         outcome = session.run(signals)
         stopped_by = session.stopped_by
     finally:
-        report = _write_report(job, folder, outcome, session)
+        report = write_report(
+            job.metadata.name, folder, outcome, log_event=session.log_event if session else None
+        )
         pipe.close()
         if spawner is not None:
             spawner.close()
     return RunEnded(outcome, report, stopped_by)
-
-
-def _write_report(
-    job: TrainingJob, folder: RunFolder, outcome: Outcome, session: RunSession | None
-) -> dict[str, Any]:
-    """Write the end report to the run folder and return it; a failed write does not change how the
-    job ended.
-    """
-    try:
-        folder.end(outcome.kind)
-        report = make_report(job.metadata.name, folder, outcome)
-        folders.write_json(folder.root / "report.json", report)
-    except OSError as error:
-        report = make_report(job.metadata.name, folder, outcome)
-        if session is not None:
-            message = f"the end report cannot be written to {folder.root}: {error.strerror}"
-            session.log_event("kdist", "report-not-kept", message=message)
-    return report
 
 
 def _is_finished(job: TrainingJob, done: Mapping[str, Any], train_json: str) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 from kdist.events import parse
 from kdist.local import agents, run_dir
 from kdist.local.job import LocalJob, list_jobs
-from kdist.local.trainer_tools import checkpoints_of
+from kdist.local.location import folder_of
 from kdist.report.ledger import build_report, read_ledger
 from kdist.spec import Exit
 from kdist.status import AgentStatus, ExitRecord, JobStatus, Nodes, Phase, Pod, documents
@@ -181,7 +181,7 @@ def _read_report(job: LocalJob) -> Mapping[str, Any]:
 def _read_past(job: LocalJob, *, active: bool) -> dict[str, Any]:
     """What the end report says, or, for a run that has none, the ledger."""
     report = {} if active else dict(_read_report(job))
-    checkpoints = checkpoints_of(job.root)
+    checkpoints = folder_of(job.root)
     if not report:
         events, steps = read_ledger(checkpoints)
         began = [

@@ -5,6 +5,7 @@ line never imports the trainer: checkpoints, export of weights, profiles, and Te
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -15,26 +16,51 @@ from typing import Any
 from kdist.errors import KdistError
 from kdist.jobs.kept_logs import choose
 from kdist.jobs.profile import MODULE, AgentTool
-from kdist.local import agents, run_dir
+from kdist.local import agents
 from kdist.local.launch import install_command
+from kdist.local.location import CheckpointLocation, folder_of, location_of
 
 
-def checkpoints_of(root: Path) -> Path:
-    """The checkpoint folder of a run folder; a folder that is no run folder counts as one."""
-    run = run_dir.read_json(root / "run.json")
-    return Path(str(run["checkpoints"])) if run and run.get("checkpoints") else root
-
-
-def run_checkpoint_tool(checkpoints: Path, action: str, *arguments: str) -> dict[str, Any]:
+def run_checkpoint_tool(
+    checkpoints: CheckpointLocation, action: str, *arguments: str
+) -> dict[str, Any]:
     """Run `python -m kdist_trainer.checkpoint ACTION` and return the document that it prints.
     Raises `KdistError` if the checkpoints cannot be read.
     """
-    return _run(
-        checkpoints, action, arguments, failure=f"the checkpoints in {checkpoints} cannot be read"
+    failure = f"the checkpoints in {checkpoints.text} cannot be read"
+    return _run(checkpoints, action, arguments, failure=failure)
+
+
+def copy_records(bucket: CheckpointLocation, folder: Path) -> None:
+    """Copy the ledger and DONE of a run from its bucket to a folder. Raises `KdistError`."""
+    _run(
+        bucket,
+        "records",
+        ("--out", str(folder)),
+        failure=f"the bucket {bucket.text} cannot be read",
     )
 
 
-def export(checkpoints: Path, file: Path, *arguments: str) -> dict[str, Any]:
+def refresh_records(root: Path) -> Path:
+    """The folder with the ledger of a run folder, copied from its bucket now if it has one. Raises
+    `KdistError`.
+    """
+    location, folder = location_of(root), folder_of(root)
+    if location.is_bucket:
+        copy_records(location, folder)
+    return folder
+
+
+def archive_bucket(bucket: CheckpointLocation) -> str | None:
+    """Rename what is in a run's folder of a bucket; returns the new URL, None if nothing is there.
+    Raises `KdistError`.
+    """
+    failure = f"the checkpoints in {bucket.text} cannot be renamed"
+    moved = _run(bucket, "aside", (), failure=failure)["moved"]
+    return None if moved is None else str(moved)
+
+
+def export(checkpoints: CheckpointLocation, file: Path, *arguments: str) -> dict[str, Any]:
     """Write the weights of a checkpoint to `file`, and return a description of its content. Raises
     `KdistError`.
     """
@@ -43,37 +69,43 @@ def export(checkpoints: Path, file: Path, *arguments: str) -> dict[str, Any]:
 
 
 def fetch_kept_logs(
-    job: str, checkpoints: Path, folder: Path, *, generation: int | None
+    job: str, checkpoints: CheckpointLocation, folder: Path, *, generation: int | None
 ) -> dict[str, Path]:
     """Copy what is kept of each node's log to a file in `folder`, as `kept_logs.fetch` of
     `kdist.jobs` does. Raises `NotFoundError` or `KdistError`.
     """
-    failure = f"the logs in {checkpoints} cannot be read"
+    failure = f"the logs in {checkpoints.text} cannot be read"
     wanted, nodes = choose(job, _run(checkpoints, "logs", (), failure=failure), generation)
     found = {}
     for node in nodes:
         found[node] = folder / node
         selection = ("--name", node, "--generation", str(wanted))
-        command = [sys.executable, "-m", "kdist_trainer.checkpoint", "logs", str(checkpoints)]
+        command = [sys.executable, "-m", "kdist_trainer.checkpoint", "logs", checkpoints.text]
         with found[node].open("wb") as file:
-            done = subprocess.run([*command, *selection], stdout=file, check=False)
+            done = subprocess.run(
+                [*command, *selection],
+                stdout=file,
+                check=False,
+                env={**os.environ, **checkpoints.variables},
+            )
         if done.returncode != 0:
             raise KdistError(f"{failure}: exit code {done.returncode}")
     return found
 
 
 def _run(
-    checkpoints: Path, action: str, arguments: Sequence[str], *, failure: str
+    checkpoints: CheckpointLocation, action: str, arguments: Sequence[str], *, failure: str
 ) -> dict[str, Any]:
     command = [
         sys.executable,
         "-m",
         "kdist_trainer.checkpoint",
         action,
-        str(checkpoints),
+        checkpoints.text,
         *arguments,
     ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    environment = {**os.environ, **checkpoints.variables}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     try:
         document: Any = json.loads(done.stdout)
     except ValueError:
@@ -94,7 +126,7 @@ def local_agents(root: Path) -> list[AgentTool]:
     nodes = [root / node for node in agents.ports(root)]
     if not nodes:
         raise KdistError(f"no agent of {root.name} answers yet", hint="try again in a second")
-    return [_profiling_tool(node, checkpoints_of(root)) for node in nodes]
+    return [_profiling_tool(node, folder_of(root)) for node in nodes]
 
 
 def _profiling_tool(scratch: Path, checkpoints: Path) -> AgentTool:
@@ -135,7 +167,7 @@ def run_tensorboard(root: Path, port: int, *, on_ready: Callable[[int], object])
     Raises:
         KdistError: there are no event files, or TensorBoard is not installed.
     """
-    events = checkpoints_of(root) / _FOLDER
+    events = folder_of(root) / _FOLDER
     command = [sys.executable, "-m", _MODULE, str(events), "--port", str(port)]
     # Its standard input is a pipe that closes when this process ends, for whatever reason.
     with subprocess.Popen(

@@ -73,6 +73,21 @@ def test_what_is_switched_off_goes_but_never_a_claim(
     assert f"{CORE}/persistentvolumeclaims/digits-checkpoints" in store.objects
 
 
+def test_a_bucket_is_never_touched_and_delete_names_what_stays_in_it(
+    api: Api, store: Store, file: Path, kdist: Kdist
+) -> None:
+    bucket = ("--set", "spec.checkpoints={url: 's3://bucket/runs/', secret: store}")
+    sent = kdist("apply", str(file), *bucket)
+    assert sent.exit_code == Code.OK, sent.stderr
+    assert "loses all training progress" not in sent.stderr
+    assert not [path for path in store.objects if "/persistentvolumeclaims/" in path]
+    assert kdist("diff", str(file), *bucket).exit_code == 0
+    gone = kdist("delete", "digits", "--purge")
+    assert gone.exit_code == Code.OK, gone.stderr
+    assert "s3://bucket/runs/digits stays: kdist deletes no bucket and no run in one" in gone.stderr
+    assert not [each.path for each in api.asked if "/secrets" in each.path]
+
+
 def test_nothing_is_sent_where_what_it_would_prune_may_not_be_deleted(
     api: Api, store: Store, file: Path, kdist: Kdist
 ) -> None:

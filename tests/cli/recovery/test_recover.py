@@ -47,13 +47,15 @@ def api(
 def send(api: Api, broken: BrokenCluster, kdist: Kdist, job: str, tmp_path: Path) -> Send:
     """Send the job and lose its node: `send("jobset")`."""
 
-    def sent(backend: str = "job", *, mode: str = "ReadWriteMany", **metadata: str) -> None:
+    def sent(
+        backend: str = "job", *, mode: str = "ReadWriteMany", bucket: str = "", **metadata: str
+    ) -> None:
         document = yaml.safe_load(job)
         document["spec"] |= {
             "image": "registry.example.com/trainer:1",
             "backend": backend,
             "nodes": 2,
-            "checkpoints": {"size": "1Gi", "accessMode": mode},
+            "checkpoints": {"url": bucket} if bucket else {"size": "1Gi", "accessMode": mode},
         }
         (tmp_path / "job.yaml").write_text(yaml.safe_dump(document))
         result = kdist("apply", "job.yaml")
@@ -100,6 +102,16 @@ def test_only_the_pod_on_the_node_that_is_gone_is_given_up_as_its_kind_needs_it(
         "NodeLost",
     )
     assert (SECOND in broken.objects) is (backend not in REUSES_NAMES)
+
+
+def test_a_bucket_is_storage_that_all_nodes_share(
+    api: Api, broken: BrokenCluster, send: Send, kdist: Kdist
+) -> None:
+    send(bucket="s3://bucket/runs")
+    broken.answers = {}
+    result = kdist("recover", "digits", "--no-wait")
+    assert "kdist waits for the time of one more Lease" in result.stdout, "its lock is trusted"
+    assert not [each.path for each in api.asked if "digits-checkpoints" in each.path]
 
 
 @pytest.mark.parametrize("backend", NAMES)

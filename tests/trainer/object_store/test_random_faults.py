@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import random
+from contextlib import suppress
 
 import pytest
 
@@ -14,6 +15,7 @@ from kdist_trainer.object_store.client import Tag
 from kdist_trainer.object_store.errors import ObjectChangedError
 from kdist_trainer.object_store.store import ObjectStore
 from tests.trainer.object_store.s3_server import S3Server, drawn
+from tests.trainer.object_store.test_store import race
 
 SEEDS = int(os.environ.get("KDIST_FAULTS", "2"))
 OPERATIONS = 150
@@ -106,3 +108,31 @@ def test_random_operations_leave_what_they_say(
     }
     assert server.uploads == {}
     assert len(server.requests) > OPERATIONS
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_lost_replies_make_no_second_winner(
+    store: ObjectStore, server: S3Server, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retry, "FIRST_WAIT_SECONDS", 0.001)
+    created: list[int] = []
+    replaced: list[int] = []
+
+    def take(number: int) -> None:
+        with suppress(FileExistsError):
+            store.put_new("lock", f"created by {number}".encode())
+            created.append(number)
+        with suppress(ObjectChangedError):
+            store.replace("lock", f"taken by {number}".encode(), free)
+            replaced.append(number)
+
+    with server.failing(drawn(seed, SHARE)):
+        free = store.put_new("lock", b"free")
+        race(take)
+    assert (created, len(replaced)) == ([], 1)
+    assert server.objects["a/prefix/lock"].data == f"taken by {replaced[0]}".encode()
+    store.delete("lock")
+    with server.failing(drawn(-seed, SHARE)):
+        race(take)
+    assert (len(created), len(replaced)) == (1, 1)
+    assert server.objects["a/prefix/lock"].data == f"created by {created[0]}".encode()

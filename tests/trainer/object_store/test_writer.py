@@ -66,6 +66,21 @@ def test_a_piece_that_is_larger_than_a_part_is_written_whole(
     assert sorted(sizes) == [12345, SMALLEST, SMALLEST]
 
 
+@pytest.mark.parametrize("piece", [1000, 1 << 20, 3 << 20])
+def test_memory_that_the_caller_uses_again_does_not_change_what_was_written(
+    store: ObjectStore, server: S3Server, piece: int
+) -> None:
+    memory = bytearray(piece)
+    with store.create("file") as file:
+        for start in range(0, len(DATA), piece):
+            part = DATA[start : start + piece]
+            memory[: len(part)] = part
+            file.write(memoryview(memory)[: len(part)])
+            memory[:] = bytes(piece)
+    assert server.objects[KEY].data == DATA
+    assert (file.digest.size, file.digest.value) == digest_of(DATA)
+
+
 def test_a_small_object_goes_in_one_request(store: ObjectStore, server: S3Server) -> None:
     with store.create("file") as file:
         pickle.dump([1, 2], file)

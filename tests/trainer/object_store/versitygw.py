@@ -31,29 +31,31 @@ def find_program() -> str:
 
 
 @contextmanager
-def versitygw(folder: Path, *, access_key: str, secret: str, bucket: str) -> Iterator[str]:
-    """Serve the folder; yields the endpoint."""
+def versitygw(
+    folder: Path, *, access_key: str, secret: str, bucket: str, host: str = "127.0.0.1"
+) -> Iterator[str]:
+    """Serve the folder at an address of this machine; yields the endpoint."""
     program = find_program()
     (folder / "data" / bucket).mkdir(parents=True)
     (folder / "iam").mkdir()
     with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
+        free.bind((host, 0))
         port = free.getsockname()[1]
     environment = os.environ | {"ROOT_ACCESS_KEY": access_key, "ROOT_SECRET_KEY": secret}
-    arguments = ["--port", f"127.0.0.1:{port}", "--iam-dir", str(folder / "iam"), "posix"]
+    arguments = ["--port", f"{host}:{port}", "--iam-dir", str(folder / "iam"), "posix"]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
             [program, *arguments, folder / "data"], env=environment, stdout=log, stderr=log
         )
     try:
-        if not soon(lambda: _answers(port), seconds=20):
+        if not soon(lambda: _answers(host, port), seconds=20):
             pytest.fail(f"versitygw did not start: {(folder / 'log').read_text()}")
-        yield f"http://127.0.0.1:{port}"
+        yield f"http://{host}:{port}"
     finally:
         process.kill()
         process.wait()
 
 
-def _answers(port: int) -> bool:
+def _answers(host: str, port: int) -> bool:
     with socket.socket() as client:
-        return client.connect_ex(("127.0.0.1", port)) == 0
+        return client.connect_ex((host, port)) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import html
 import os
 import re
 from dataclasses import dataclass
@@ -130,7 +131,7 @@ def _cause(summary: str, text: str, status: re.Match[str] | None) -> str:
     code, message = _CODE.search(summary), _MESSAGE.search(summary)
     if code is None:
         return f"status {status[1]} {status[2] or ''}".rstrip()
-    said = f": {message[1]}" if message else ""
+    said = f": {html.unescape(message[1])}" if message else ""
     return _without_secrets(f"status {status[1]} {code[1]}{said}")
 
 

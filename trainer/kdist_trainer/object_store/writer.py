@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from kdist_trainer.object_store.client import Client, ObjectInfo
 
 PART_BYTES: Final = 16 << 20
+BUFFER_BYTES: Final = 1 << 20  # smaller pieces are collected
 PARALLEL: Final = 3
 """Parts on their way at once, so that a writer holds at most `PARALLEL` + 1 of them."""
 MOST_PARTS: Final = 10_000  # of S3
@@ -45,6 +46,7 @@ class ObjectWriter:
         self._store = store
         self._hash = new_hasher()
         self._size = 0
+        self._buffer = bytearray()
         self._closed = False
         self._failure: OSError | None = None
         try:
@@ -60,16 +62,17 @@ class ObjectWriter:
         self._check_open()
         if self._size + view.nbytes > PART_BYTES * MOST_PARTS:
             raise OSError(errno.EFBIG, f"{self._store.location}/{self.name} becomes too large")
-        try:
-            # Copied, since the library keeps a buffer that it is given, and the caller fills the
-            # same one again; in pieces, so that what is copied has a bound.
-            for start in range(0, view.nbytes, PART_BYTES):
-                self._stream.write(bytes(view[start : start + PART_BYTES]))
-        except Exception as error:  # noqa: BLE001 - of the library, translated
-            self._failure = self._error(request_error(error))
-            raise self._failure from None
         self._hash.update(view)
         self._size += view.nbytes
+        if len(self._buffer) + view.nbytes < BUFFER_BYTES:
+            self._buffer += view
+            return view.nbytes
+        self._send(bytes(self._buffer))
+        self._buffer.clear()
+        for start in range(0, view.nbytes, BUFFER_BYTES):
+            # The library keeps what it is given until that is sent, when the caller has long used
+            # its memory for something else.
+            self._send(bytes(view[start : start + BUFFER_BYTES]))
         return view.nbytes
 
     def tell(self) -> int:
@@ -92,6 +95,7 @@ class ObjectWriter:
             return self.digest
         self._closed = True
         try:
+            self._stream.write(bytes(self._buffer))
             self._stream.close()
         except Exception as error:  # noqa: BLE001 - of the library, translated
             failed = request_error(error)
@@ -126,6 +130,13 @@ class ObjectWriter:
             raise self._failure
         if self._closed:
             raise ValueError("the writer is closed")
+
+    def _send(self, data: bytes) -> None:
+        try:
+            self._stream.write(data)
+        except Exception as error:  # noqa: BLE001 - of the library, translated
+            self._failure = self._error(request_error(error))
+            raise self._failure from None
 
     def _is_stored(self) -> bool:
         """Whether the object is there, to the bit: the reply may have been lost."""

@@ -17,16 +17,19 @@ from kdist_trainer.checkpoint import export, listing, storage
 from kdist_trainer.checkpoint.commit import SaveResult
 from kdist_trainer.checkpoint.files import FileCheckpointManager
 from kdist_trainer.checkpoint.layout import CheckpointDirectory
+from kdist_trainer.checkpoint.location import open_location
+from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.config import Checkpointing
 from kdist_trainer.errors import CheckpointMismatchError, StorageError
 from tests.trainer.checkpoint.ranks import Rank, prepared_context, run_ranks
+from tests.trainer.object_store.s3_server import ACCESS_KEY, BUCKET, SECRET, S3Server
 
 pytestmark = pytest.mark.processes
 
 CONTENT = {"weights.bin": b"1234" * 1000, "shards/0/part.bin": b"56"}
 
 
-def open_files(root: Path, world: Rank) -> FileCheckpointManager:
+def open_files(root: StoragePath, world: Rank) -> FileCheckpointManager:
     return FileCheckpointManager(
         root, world=world, run_id="run-1", config=Checkpointing(mode="blocking"), job={}
     )
@@ -56,7 +59,7 @@ def save_steps(rank: Rank, root: Path, steps: list[int]) -> list[bool]:
     return [result.ok for result in results]
 
 
-def find(rank: Rank, root: Path, framework: str = "tests") -> tuple[int, int]:
+def find(rank: Rank, root: StoragePath, framework: str = "tests") -> tuple[int, int]:
     """The step that is found, and how many checkpoints were passed over."""
     manager = open_files(root, rank)
     found = manager.find(framework)
@@ -182,3 +185,39 @@ def test_a_checkpoint_of_another_format_is_refused_and_neither_loaded_nor_archiv
     with pytest.raises(CheckpointMismatchError, match="let the framework read"):
         export.prepare(root)
     assert [one.step for one in CheckpointDirectory(root).committed()] == [1]
+
+
+def in_bucket(rank: Rank, variables: dict[str, str], step: int, scratch: Path) -> tuple[int, int]:
+    """Save a step in a bucket, from nodes of one rank each, and find it again."""
+    own = scratch / f"node-{rank.rank}"
+    own.mkdir(exist_ok=True)
+    os.environ.update({**variables, "KDIST_SCRATCH": str(own), "LOCAL_RANK": "0"})
+    root = open_location(f"s3://{BUCKET}/run")
+    if step:
+        results: list[SaveResult] = []
+        manager = open_files(root, rank)
+        manager.on_result = results.append
+        manager.find("tests")
+        manager.save_files(write_share(rank, step), framework="tests", step=step)
+        manager.close()
+        assert results[-1].ok, results[-1].error
+        assert not list(own.glob("step-*")), "what is uploaded is no longer here"
+        return step, 0
+    return find(rank, root)
+
+
+def test_files_of_two_nodes_are_uploaded_to_a_bucket_and_each_node_downloads_all_of_them(
+    tmp_path: Path,
+) -> None:
+    with S3Server() as server:
+        variables = {
+            "AWS_ACCESS_KEY_ID": ACCESS_KEY,
+            "AWS_SECRET_ACCESS_KEY": SECRET,
+            "KDIST_CHECKPOINTS_ENDPOINT": server.endpoint,
+        }
+        saved = run_ranks(2, in_bucket, tmp_path, variables, 10, tmp_path)
+        assert saved == [(10, 0)] * 2
+        names = {key.partition(".files-")[2].partition("/")[2] for key in server.objects}
+        assert {"files/weights.bin", "files/shards/0/part.bin", "files/rank_1"} < names
+        again = run_ranks(2, in_bucket, tmp_path, variables, 0, tmp_path, generation=2)
+        assert again == [(10, 0)] * 2

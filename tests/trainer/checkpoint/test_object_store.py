@@ -10,7 +10,7 @@ import os
 import random
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 import pytest
 
@@ -43,6 +43,7 @@ from tests.trainer.object_store.s3_server import (
 
 HISTORIES = int(os.environ.get("KDIST_FAULTS", "20"))
 RETRY_SECONDS = 0.1
+"""How long a call is tried again while requests fail on purpose."""
 
 
 @pytest.fixture
@@ -53,10 +54,26 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
         yield running
 
 
-def root_of(server: S3Server, retry_seconds: float = RETRY_SECONDS) -> ObjectPath:
+def root_of(server: S3Server) -> ObjectPath:
     """The folder of one run, through a client of its own."""
     location = ObjectLocation(f"s3://{BUCKET}/jobs", server.endpoint, "us-east-1")
-    return ObjectPath(ObjectStore(location, retry_seconds=retry_seconds)) / "run"
+    return ObjectPath(ObjectStore(location)) / "run"
+
+
+@contextmanager
+def failing(server: S3Server, faults: Faults, *roots: ObjectPath) -> Iterator[None]:
+    """Within the `with` block, requests fail, and clients soon give up."""
+    patient = [root.store.__dict__.copy() for root in roots]
+    for root in roots:
+        root.store.__dict__.update(
+            ObjectStore(root.store.location, retry_seconds=RETRY_SECONDS).__dict__
+        )
+    try:
+        with server.failing(faults):
+            yield
+    finally:
+        for root, before in zip(roots, patient, strict=True):
+            root.store.__dict__.update(before)
 
 
 def resume(root: ObjectPath, generation: int) -> tuple[CheckpointManager, int | None]:
@@ -131,7 +148,7 @@ def test_a_writer_killed_at_any_request_of_a_save_leaves_the_old_checkpoint_or_t
         step = generation * 10
         store, found = resume(root, generation)
         assert found == newest
-        with server.failing(dying_at(number, is_done=is_done)):
+        with failing(server, dying_at(number, is_done=is_done), root):
             result = save(store, step)
         _, newest_now = resume(root, 1000 * generation)
         assert newest_now in (newest, step)
@@ -203,7 +220,7 @@ def test_a_late_request_of_an_attempt_that_was_given_up_replaces_nothing(server:
             return "close"
         return ""
 
-    with server.failing(hold):
+    with failing(server, hold, root):
         assert not save(store, 5).ok
     assert save(store, 5).ok
     kept = server.objects[key]
@@ -275,11 +292,14 @@ def test_through_random_faults_nothing_acknowledged_is_lost_and_nobody_wins_twic
     random_numbers = random.Random(seed)
     acknowledged, generation, step = 0, 0, 0
     former: CheckpointManager | None = None
+    roots: list[ObjectPath] = []
     for _ in range(4):
         generation += 1
-        with server.failing(drawn(random_numbers.randrange(10**9), random_numbers.random() * 0.3)):
+        faults = drawn(random_numbers.randrange(10**9), random_numbers.random() * 0.3)
+        roots.append(root_of(server))
+        with failing(server, faults, *roots[-2:]):
             try:
-                store = open_store(root_of(server), generation=generation)
+                store = open_store(roots[-1], generation=generation)
                 resumed = load(store) or 0
             except (KdistTrainerError, OSError):
                 continue  # as a group that fails to start: the next one takes over

@@ -3,10 +3,10 @@ is verified when it is read.
 
 The training loop calls `checkpointer`, a user's own script `script_api`. `writer` copies and writes
 a state, and `commit` makes it a checkpoint; `restore` chooses one and `reader` reads it with
-`safe_unpickler`. `layout` says what is in the folder, `manifest` what is in a checkpoint, `lock` who
-may write, `ledger` what has happened; `lock_records` and `ledger_files` say how the two are stored.
-`location` opens a folder or a URL, `group` connects the ranks that take part, `probe` tries the
-folder. `listing`, `export` and `__main__` answer `kdist checkpoints`. All writing goes through
+`safe_unpickler`. `layout` says what is in the folder, `manifest` what is in a checkpoint, `lock`
+who may write, `ledger` what has happened; `lock_records` and `ledger_files` say how the two are
+stored. `location` opens a folder or a URL, `group` connects the ranks that take part, `probe` tries
+the folder. `listing`, `export` and `__main__` answer `kdist checkpoints`. All writing goes through
 `storage`, which knows disks and object stores. Read `layout` first.
 
 When a checkpoint is due is decided in `kdist_trainer.training`.

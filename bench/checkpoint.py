@@ -3,9 +3,10 @@ after it are, and how long all ranks together compute for it.
 
     python -m bench.checkpoint [MEGABYTES]
 
-kdist's store next to `dcp.async_save` and a blocking `dcp.save`, on two ranks with the same DDP
-model and AdamW. Both of torch's write files and a `.metadata`; kdist's also digests them, fsyncs
-the folder, checks its lock, renames, and removes the checkpoint before.
+kdist's store, in a folder and in a bucket of an S3 server on this machine, next to
+`dcp.async_save` and a blocking `dcp.save` to a folder, on two ranks with the same DDP model and
+AdamW. Both of torch's write files and a `.metadata`; kdist's also digests them, makes them durable,
+checks its lock, and removes the checkpoint before.
 
 The processor time is that of a second save, while no steps are taken. Unlike the other numbers it
 hardly depends on what else the machine does.
@@ -34,12 +35,16 @@ from torch.nn.parallel import DistributedDataParallel
 from bench.ranks import free_ports, launch, report
 from bench.table import columns, seconds_with_spread, title
 from kdist_trainer.checkpoint.checkpointer import CheckpointManager
-from kdist_trainer.config import Checkpointing, Every
+from kdist_trainer.checkpoint.location import open_location
+from kdist_trainer.checkpoint.storage import StoragePath
+from kdist_trainer.config import CHECKPOINTS_ENDPOINT, Checkpointing, Every
 from kdist_trainer.world import World
+from tests.trainer.object_store.versitygw import versitygw
 
 RANKS, ROUNDS, AFTER = 2, 7, 10
 WIDTH, BATCH, MEGABYTES = 1024, 32, 101
 NONE, OURS, THEIRS = "no checkpoint", "kdist, async", "dcp.async_save"
+BUCKET, KEY, SECRET = "bench", "bench-key-id", "bench-secret"
 
 Wait = Callable[[], object]
 Contestant = Callable[[Any, int], Wait]
@@ -55,7 +60,10 @@ def main(megabytes: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         extra = {"KDIST_BENCH": folder, "MASTER_PORT": str(free_ports(1)[0])}
         extra["KDIST_BENCH_MEGABYTES"] = str(megabytes)
-        result: dict[str, list[list[float]]] = launch("bench.checkpoint", RANKS, extra)
+        extra |= {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET}
+        with versitygw(Path(folder), access_key=KEY, secret=SECRET, bucket=BUCKET) as endpoint:
+            extra[CHECKPOINTS_ENDPOINT] = endpoint
+            result: dict[str, list[list[float]]] = launch("bench.checkpoint", RANKS, extra)
     plain = [after for _, after, _, _ in result.pop(NONE)]
     medians, lines = {}, []
     for name, rounds in result.items():
@@ -148,11 +156,10 @@ def compute(world: World, begin: Callable[[], Wait]) -> float:
 
 
 def stores(folder: Path, world: World) -> dict[str, Contestant]:
-    """Kdist's store in both modes."""
+    """Kdist's store in both modes, and in a bucket."""
 
-    def contestant(mode: Any) -> Contestant:
+    def contestant(mode: Any, root: StoragePath) -> Contestant:
         config = Checkpointing(every=Every(steps=10), mode=mode, keep=1)
-        root = folder / f"kdist-{mode}"
         store = CheckpointManager(root, world=world, run_id="bench", config=config, job={})
         store.load({}, fingerprint="bench")
 
@@ -162,7 +169,11 @@ def stores(folder: Path, world: World) -> dict[str, Contestant]:
 
         return begin
 
-    return {OURS: contestant("async"), "kdist, blocking": contestant("blocking")}
+    return {
+        OURS: contestant("async", folder / "kdist-async"),
+        "kdist, async, bucket": contestant("async", open_location(f"s3://{BUCKET}/run")),
+        "kdist, blocking": contestant("blocking", folder / "kdist-blocking"),
+    }
 
 
 def torchs(folder: Path) -> dict[str, Contestant]:

@@ -124,6 +124,10 @@ def test_many_groups_leave_no_more_behind_than_a_few(tmp_path: Path) -> None:
         few = count_all(run, survivor)
         regroup(run, REGROUPS - FEW)
         many = count_all(run, survivor)
+        if many.rank.descriptors > few.rank.descriptors + OF_THE_MOMENT:
+            # the last group may have been left at once for another, and both are kept for a while
+            regroup(run, 1)
+            many = count_all(run, survivor)
         run.process.send_signal(signal.SIGINT)
         assert run.wait() == 130, run.output()
     assert_no_more(many.rank, few.rank)

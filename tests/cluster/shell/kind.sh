@@ -56,11 +56,13 @@ configuration() { # configuration WORKERS
 }
 
 # kind's own network plugin is an image too: where it cannot be pulled, a bridge on each node and a route to each other node.
+# A route from this machine, where it may make one, lets pods reach what tests serve at its end of the nodes' network.
 network() {
-  local table me cidr other range address
+  local table me cidr mine other range address
   [[ ${CHOSEN:-$NODE_IMAGE} == kindest/* ]] && return
   table=$(kubectl get nodes -o custom-columns=N:.metadata.name,C:.spec.podCIDR,I:.status.addresses[0].address --no-headers)
-  while read -r me cidr _; do
+  while read -r me cidr mine; do
+    ip route replace "$cidr" via "$mine" 2>/dev/null || true
     move_pods "$me" "${cidr%.*}."
     docker exec -i "$me" tee /etc/cni/net.d/10-bridge.conflist >/dev/null <<J
 {"cniVersion": "1.0.0", "name": "kdist", "plugins": [

@@ -18,8 +18,13 @@ from kdist_trainer.agent.coordination import AgentStore
 from kdist_trainer.agent.generation import Generation
 from kdist_trainer.agent.restart_policy import RestartLedger, count_restarts
 from kdist_trainer.checkpoint.ledger import RunLedger
+from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.failure import Failure
+from kdist_trainer.object_store.location import ObjectLocation
+from kdist_trainer.object_store.path import ObjectPath
+from kdist_trainer.object_store.store import ObjectStore
+from tests.trainer.object_store.s3_server import ACCESS_KEY, BUCKET, SECRET, S3Server, always
 
 AGENTS = {"node-0": "a", "node-1": "b"}
 NewBook = Callable[..., RestartLedger]
@@ -49,7 +54,7 @@ def killed(generation: int, *, step: int = 5) -> Failure:
 class Job:
     """One run: its store, its checkpoints if it has any, and whoever leads."""
 
-    def __init__(self, checkpoints: Path | None, max_restarts: int = 3) -> None:
+    def __init__(self, checkpoints: StoragePath | None, max_restarts: int = 3) -> None:
         self.checkpoints = checkpoints
         self.max_restarts = max_restarts
         self.forget_store()
@@ -85,6 +90,26 @@ def test_generations_are_numbered_and_each_says_why_it_began(job: Job) -> None:
     assert (third.number, third.reason, third.restarts) == (3, "join", 1)
     job.agent_store.plan_stop(3, "stop")
     assert job.open().reason == "resume"
+
+
+def test_a_group_is_numbered_while_the_bucket_with_the_ledger_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    with S3Server() as server:
+        location = ObjectLocation(f"s3://{BUCKET}", server.endpoint, "us-east-1")
+        root = ObjectPath(ObjectStore(location, retry_seconds=1)) / "run"
+        job = Job(root)
+        ledger = job.ledger()
+        ledger.open_generation(AGENTS, world_size=2)
+        (root / "step-00000007-e1" / "manifest.json").write_bytes(b"{}")
+        assert ledger.committed_step() == 7
+        job.agent_store.post_failures(1, [killed(1)])
+        with server.failing(always("503")):
+            second = ledger.open_generation(AGENTS, world_size=2)
+            assert (second.number, second.reason) == (2, "failure")
+            assert ledger.committed_step() == 7
 
 
 def test_an_agent_that_is_gone_or_another_now_is_the_one_that_was_lost(job: Job) -> None:

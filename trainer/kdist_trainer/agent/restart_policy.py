@@ -181,6 +181,7 @@ class RestartLedger:
     ) -> None:
         self._agent_store = agent_store
         self._checkpoints = checkpoints
+        self._committed = 0
         self._events: EventLog = (
             StoreEventLog(agent_store) if checkpoints is None else RunLedger(checkpoints)
         )
@@ -364,8 +365,16 @@ class RestartLedger:
             return []
 
     def committed_step(self) -> int:
-        """The step of the newest committed checkpoint; 0 if there is none."""
+        """The step of the newest committed checkpoint, 0 if there is none; the one that was known
+        last if the storage fails.
+        """
         if self._checkpoints is None:
             return 0
-        newest = CheckpointDirectory(self._checkpoints).committed()
-        return newest[0].step if newest else 0
+        try:
+            newest = CheckpointDirectory(self._checkpoints).committed()
+        except OSError as error:
+            message = f"the checkpoints could not be listed: {error}"
+            log.warn("checkpoints-unreadable", message=message)
+        else:
+            self._committed = newest[0].step if newest else 0
+        return self._committed

@@ -243,7 +243,7 @@ class ManagedRank:
         if self.ctx is not None:
             self._kept = regroup.keep(self.ctx)
         why, self.ctx = regroup.describe(error), None
-        tracebacks.clear_frames(error.__traceback__)
+        forget_frames(error)
         abandon(timeout)
         self._control.report_left(self._kept.state.step if self._kept is not None else -1, why)
 
@@ -268,6 +268,20 @@ class ManagedRank:
 
 def _folder(variable: str) -> Path | None:
     return Path(os.environ[variable]) if variable in os.environ else None
+
+
+def forget_frames(error: BaseException) -> None:
+    """Forget what the frames of an error's traceback refer to, and those of the errors that it came
+    from: otherwise a group that was left may stay until garbage is collected, which is rare.
+    """
+    links: list[BaseException] = []
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        link = waiting.pop()
+        if link is not None and link not in links:
+            links.append(link)
+            tracebacks.clear_frames(link.__traceback__)
+            waiting += (link.__cause__, link.__context__)
 
 
 def _checkpoints() -> StoragePath | None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -71,6 +73,21 @@ def test_the_descriptor_of_a_closed_connection_may_be_used_again() -> None:
     assert is_open(users)
     users.close()
     peer_of_users.close()
+
+
+def test_a_descriptor_that_has_become_a_folder_meanwhile_is_left_alone_and_none_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = os.open(tmp_path, os.O_RDONLY)
+    try:
+        # as another thread sees it that has read the names before they changed
+        monkeypatch.setattr(group_abort, "_open_sockets", lambda: {folder: "socket:[1]"})
+        monkeypatch.setattr(group_abort, "_recorded", {"socket:[1]"})
+        before = set(Path("/dev/fd").iterdir())
+        group_abort.abort()
+        assert set(Path("/dev/fd").iterdir()) == before
+    finally:
+        os.close(folder)
 
 
 def test_a_future_ends_with_the_groups_also_if_it_comes_late() -> None:

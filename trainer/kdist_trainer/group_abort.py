@@ -118,8 +118,17 @@ def _open_sockets() -> dict[int, str]:
 
 
 def _shut_down(descriptor: int) -> None:
-    """Shut down a TCP connection; does nothing with another socket."""
-    with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as own:
-        if own.family in (socket.AF_INET, socket.AF_INET6):
-            own.getpeername()  # raises if it listens
-            own.shutdown(socket.SHUT_RDWR)
+    """Shut down a TCP connection; does nothing with another socket, or with what has got its
+    descriptor meanwhile.
+    """
+    with suppress(OSError):
+        copy = os.dup(descriptor)
+        try:
+            own = socket.socket(fileno=copy)
+        except OSError:  # no socket any more
+            os.close(copy)
+            raise
+        with own:
+            if own.family in (socket.AF_INET, socket.AF_INET6):
+                own.getpeername()  # raises if it listens
+                own.shutdown(socket.SHUT_RDWR)

@@ -79,7 +79,7 @@ def test_values_of_credentials_are_kept_out_of_the_logs_wherever_they_come_from(
 
 def test_a_credential_that_the_file_takes_from_a_secret_by_itself_is_named_once() -> None:
     key = {"name": "AWS_SECRET_ACCESS_KEY", "secret": {"name": "s", "key": "k"}}
-    names = make(checkpoints={"url": "s3://b"}, env=[key]).to_train_config().secret_variables
+    names = make(checkpoints={"url": "s3://runs"}, env=[key]).to_train_config().secret_variables
     assert sorted(names) == sorted(NAMES["s3"])
 
 
@@ -140,6 +140,6 @@ def test_a_server_at_port_80_does_not_open_the_way_to_the_credentials_of_the_mac
 
 def test_only_a_pod_that_uses_its_own_identity_reaches_the_agent_that_gives_it() -> None:
     agent = {"to": [{"ipBlock": {"cidr": "169.254.170.23/32"}}]}
-    assert find_egress(url="s3://b") == [{**agent, "ports": [{"port": 80, "protocol": "TCP"}]}]
-    assert find_egress(url="s3://b", **SECRET) == []
-    assert find_egress(url="gs://b") == find_egress(url="az://b") == []
+    assert find_egress(url="s3://runs") == [{**agent, "ports": [{"port": 80, "protocol": "TCP"}]}]
+    assert find_egress(url="s3://runs", **SECRET) == []
+    assert find_egress(url="gs://runs") == find_egress(url="az://runs") == []

@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
     try:
         return launch(_settings(given, TrainConfig.read(given.config)))
-    except (ValidationError, OSError) as error:
+    except (ValueError, ImportError, OSError) as error:  # a ValidationError is a ValueError
         return _report_start_failure(given, error)
 
 
@@ -63,14 +63,18 @@ def _open_checkpoints(text: str | None) -> StoragePath | None:
 
 
 def _report_start_failure(given: argparse.Namespace, error: Exception) -> int:
-    """End an agent that cannot start: its train.json is invalid, or a disk of this node fails."""
+    """End an agent that cannot start: its train.json or the URL of its checkpoints is invalid, the
+    package for such a URL is missing, or a disk of this node fails.
+    """
     stop = StopSignals()
     stop.install()
     is_invalid = isinstance(error, ValidationError) or getattr(error, "filename", None) == str(
         given.config
     )
-    cause, code = (Cause.CONFIG, Exit.CONFIG) if is_invalid else (Cause.STORAGE, Exit.STORAGE)
+    is_config = is_invalid or isinstance(error, ValueError | ImportError)
+    cause, code = (Cause.CONFIG, Exit.CONFIG) if is_config else (Cause.STORAGE, Exit.STORAGE)
     message = f"{given.config}: {error}" if is_invalid else str(error)
+    given.checkpoints = None
     failure = Failure.of_node(cause, code, message, node=given.node)
     with contextlib.suppress(OSError):
         given.scratch.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -242,5 +242,5 @@ def _delete(cluster: Cluster, name: str, chosen: _DeleteOptions) -> bool:
             f"{each.title} stays, with the checkpoints; `kdist delete {name} --purge` deletes it"
         )
     if plan.bucket:
-        console.message(f"{plan.bucket} stays: kdist deletes no bucket and no run in one")
+        console.message(f"{plan.bucket} is kept: kdist never deletes checkpoints in a bucket")
     return True

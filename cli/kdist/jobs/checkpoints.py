@@ -130,8 +130,8 @@ def check_has_folder(target: ClusterJob, what: str) -> None:
     """
     if target.uses_bucket:
         raise KdistError(
-            f"{target.name} keeps its checkpoints in a bucket, where kdist writes no {what}",
-            hint="a job with checkpoints: {claim: NAME} has them",
+            f"{target.name} keeps its checkpoints in a bucket, and kdist cannot write {what} there",
+            hint="use a volume instead: checkpoints: {claim: NAME}",
         )
 
 

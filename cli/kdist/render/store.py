@@ -17,8 +17,8 @@ from kdist.spec import (
 )
 
 _OPEN_PORTS: Final = (443, 6443, 8443, 16443)  # those that every job's pods may reach
-_HTTP_PORT: Final = 80  # at which machines of clouds give their credentials away
-_IDENTITY_AGENT: Final = "169.254.170.23/32"  # of EKS, which gives a pod its own credentials
+_HTTP_PORT: Final = 80  # at which clouds serve the credentials of a machine
+_IDENTITY_AGENT: Final = "169.254.170.23/32"  # of EKS, which serves the credentials of a pod
 
 
 def list_variables(job: TrainingJob) -> Iterator[dict[str, Any]]:

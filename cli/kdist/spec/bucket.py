@@ -18,19 +18,19 @@ SERVER_URL: Final = "^[A-Za-z][-+.A-Za-z0-9]*://[!-~]+$"
 CREDENTIALS: Final = "^[^/]*//[^/?#]*@"
 QUERY: Final = "[?#]"
 BUCKET: Final = (
-    "^(s3|gs|az)://[A-Za-z0-9][-A-Za-z0-9._]*(/[-A-Za-z0-9_=+@~][-A-Za-z0-9._=+@~]*)*/?$"
+    "^(s3|gs|az)://[a-z0-9][-a-z0-9._]{1,220}[a-z0-9](/[-A-Za-z0-9_=+@][-A-Za-z0-9._=+@]*)*/?$"
 )
 ENDPOINT: Final = (
     r"^https?://([A-Za-z0-9][-A-Za-z0-9.]*|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?(/[-A-Za-z0-9._~]+)*/?$"
 )
 HAS_CREDENTIALS: Final = (
-    "must not contain credentials: a manifest is no place for them, as many can read it; name a "
-    "Secret that has them with `secret`"
+    "must not contain credentials, since many people can read a manifest: put them in a Secret and "
+    "name it with `secret`"
 )
 HAS_QUERY: Final = "must not contain a query or a fragment: remove what begins with `?` or `#`"
 NO_BUCKET: Final = (
-    "must be s3://BUCKET, gs://BUCKET or az://CONTAINER, with or without /PREFIX, whose parts are "
-    "letters, digits, `-`, `_` and `.`, neither empty nor beginning with `.`"
+    "must be s3://BUCKET, gs://BUCKET or az://CONTAINER, in lower case, with or without /PREFIX, "
+    "whose parts are letters, digits, `-`, `_` and `.`, neither empty nor beginning with `.`"
 )
 NO_ENDPOINT: Final = "must be http://HOST or https://HOST, with or without a port"
 _MOST_PORT: Final = 65_535

@@ -258,8 +258,8 @@ def _store_variables(spec: Spec) -> Iterator[Violation]:
             )
         elif variable.secret is None and variable.name in OBJECT_STORE_SECRETS.get(scheme, ()):
             yield Violation(
-                f"`{variable.name}` is a credential of the bucket, and a manifest is no place for "
-                "it: name a Secret that has it with checkpoints.secret",
+                f"`{variable.name}` is a credential of the bucket, and many people can read a "
+                "manifest: put it in a Secret and name that with checkpoints.secret",
                 field,
                 (field, "checkpoints.url"),
             )

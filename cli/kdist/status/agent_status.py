@@ -194,7 +194,9 @@ def read_training(current: Sequence[AgentStatus], *, step: int | None = None) ->
     )
     steps = [report.step for report in current if report.step is not None]
     rates = [
-        report.samples_per_second for report in current if report.samples_per_second is not None
+        rate
+        for report in current
+        if (rate := report.samples_per_second) is not None and math.isfinite(rate)
     ]
     all_reduces = [rank.all_reduce_seconds for rank in ranks if rank.all_reduce_seconds is not None]
     saved = max(

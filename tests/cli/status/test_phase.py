@@ -140,6 +140,8 @@ def test_the_throughput_is_that_of_all_agents() -> None:
     assert look(reports={FIRST: report(), SECOND: one}).throughput == 1500.0
     assert look(reports={FIRST: report(samples_per_second=None), SECOND: one}).throughput == 500.0
     assert look(reports={FIRST: report(samples_per_second=None)}).throughput is None
+    senseless = report(samples_per_second=float("nan"))
+    assert look(reports={FIRST: senseless, SECOND: one}).throughput == 500.0
 
 
 def test_the_numbers_are_those_of_the_newest_group() -> None:

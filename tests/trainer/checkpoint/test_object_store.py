@@ -253,16 +253,15 @@ def test_a_checkpoint_that_was_damaged_is_archived_and_the_one_before_is_loaded(
     assert key in server.objects
 
 
-def test_a_store_that_ignores_conditions_is_refused(server: S3Server) -> None:
-    class Careless:
-        """Requests lose their conditions on the way, as with a server of long ago."""
+@pytest.mark.parametrize("condition", ["If-None-Match", "If-Match"])
+def test_a_store_that_ignores_a_condition_is_refused(server: S3Server, condition: str) -> None:
+    def ignore(request: Request) -> str:
+        request.headers.pop(condition.lower(), None)
+        return ""
 
-        def __call__(self, request: Request) -> str:
-            request.headers.pop("if-none-match", None)
-            return ""
-
-    with server.failing(Careless()), pytest.raises(CheckpointMismatchError, match="If-None-Match"):
+    with server.failing(ignore), pytest.raises(CheckpointMismatchError, match=f" {condition},"):
         open_store(root_of(server))
+    assert server.objects == {}
 
 
 def test_the_ledger_is_written_in_segments_and_read_as_one(server: S3Server) -> None:

@@ -16,9 +16,8 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -31,7 +30,7 @@ from kdist_trainer.object_store.path import ObjectPath
 _SEGMENTS = 8
 """Parts of the limit, of which one goes at a time."""
 _OBJECT_BYTES = 1 << 20  # of a segment in an object store, which is written again as it grows
-_OBJECT_SECONDS = 10.0  # between two writes of it
+_FLUSH_SECONDS = 10.0  # between two writes of it
 _MOST_WAITING = 1 << 22  # bytes
 _RETRY_SECONDS = 10.0  # after an error of the disk
 _CLOSE_SECONDS = 2.0  # how long the end of the agent waits for a slow disk
@@ -65,6 +64,59 @@ class NullKeptLog:
         """Nothing to do."""
 
 
+class _SegmentFile:
+    """A segment in a file: what is appended is there at once."""
+
+    is_written = True
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.size = 0
+
+    def append(self, data: bytes) -> None:
+        """Append bytes. Raises `OSError`."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        descriptor = os.open(self._path, flags, storage.FILE_MODE)
+        try:
+            self.size += os.write(descriptor, data)
+        finally:
+            os.close(descriptor)
+
+    def flush(self) -> None:
+        """Nothing to do."""
+
+
+class _SegmentObject:
+    """A segment in an object store, where nothing can be appended to: it is written again and
+    again, each time as a whole.
+    """
+
+    def __init__(self, path: ObjectPath) -> None:
+        self._path = path
+        self._data = b""
+        self._written = 0
+
+    @property
+    def size(self) -> int:
+        """Its bytes."""
+        return len(self._data)
+
+    @property
+    def is_written(self) -> bool:
+        """Whether all of them are in the store."""
+        return self._written == len(self._data)
+
+    def append(self, data: bytes) -> None:
+        """Append bytes, which the next `flush` writes."""
+        self._data += data
+
+    def flush(self) -> None:
+        """Write it, if it has grown. Raises `OSError`."""
+        if not self.is_written:
+            self._path.write_bytes(self._data)
+            self._written = len(self._data)
+
+
 class KeptLog:
     """The segments of one node's log.
 
@@ -84,23 +136,18 @@ class KeptLog:
         secrets: Collection[bytes] = (),
     ) -> None:
         self._folder = checkpoints / LOGS / node
-        self._segments = _SEGMENTS
         self._segment_bytes = max(1, max_bytes // _SEGMENTS)
         if isinstance(self._folder, ObjectPath):
             self._segment_bytes = min(self._segment_bytes, _OBJECT_BYTES)
-            self._segments = max_bytes // self._segment_bytes
-        self._object = b""
-        """Content of the segment in an object store, which is written as a whole."""
-        self._is_written = True
-        self._written_at = 0.0
+        self._most_segments = max(_SEGMENTS, max_bytes // self._segment_bytes)
         self._hide = _find_any(secrets)
         self._waiting: deque[tuple[int, bytes]] = deque()
         self._bytes = self._dropped = self._generation = 0
         self._changed = threading.Condition()
         self._is_closed = False
-        self._segment: LogSegment | None = None
-        self._size = 0
-        self._resume_at = 0.0
+        self._segment: _SegmentFile | _SegmentObject | None = None
+        self._segment_generation = 0
+        self._flush_at = self._resume_at = 0.0
         self._thread = threading.Thread(target=self._run, name="kept-log", daemon=True)
         self._thread.start()
 
@@ -135,70 +182,69 @@ class KeptLog:
     def _run(self) -> None:
         while True:
             with self._changed:
-                while not self._waiting and not self._is_closed and self._is_written:
-                    self._changed.wait()
-                if not self._waiting and not self._is_closed:
-                    self._changed.wait(self._written_at + _OBJECT_SECONDS - time.monotonic())
-                is_closed = self._is_closed and not self._waiting
-                generation, data = self._waiting.popleft() if self._waiting else (-1, b"")
+                self._changed.wait_for(
+                    lambda: self._waiting or self._is_closed, self._seconds_to_flush()
+                )
+                is_last = self._is_closed and not self._waiting
+                generation, data = self._waiting.popleft() if self._waiting else (0, b"")
             if data:
                 self._keep(generation, data)
-            if is_closed or time.monotonic() > self._written_at + _OBJECT_SECONDS:
-                self._attempt(self._write_object)
-            if is_closed:
+            if is_last or self._seconds_to_flush() == 0:
+                self._flush()
+            if is_last:
                 return
             with self._changed:
                 self._bytes -= len(data)
 
+    def _seconds_to_flush(self) -> float | None:
+        """How long what is appended may still wait to be written; None if all is."""
+        if self._segment is None or self._segment.is_written:
+            return None
+        return max(0.0, self._flush_at - time.monotonic())
+
     def _keep(self, generation: int, data: bytes) -> None:
         if time.monotonic() < self._resume_at:
             return
-        shown = self._hide.sub(_HIDDEN, data) if self._hide else data
-        self._attempt(partial(self._write, generation, shown))
-
-    def _attempt(self, write: Callable[[], None]) -> None:
         try:
-            write()
+            self._append(generation, self._hide.sub(_HIDDEN, data) if self._hide else data)
         except OSError as error:
-            self._segment, self._is_written = None, True
+            self._segment = None
             self._resume_at = time.monotonic() + _RETRY_SECONDS
-            message = f"the log of this node cannot be kept in {self._folder}: {error}"
-            log.warn("log-not-kept", error=str(error), message=message)
+            self._warn(error)
 
-    def _write(self, generation: int, data: bytes) -> None:
+    def _append(self, generation: int, data: bytes) -> None:
         segment = self._segment
-        if segment is None or segment.generation != generation or self._size >= self._segment_bytes:
-            self._write_object()
+        is_other = segment is None or self._segment_generation != generation
+        if segment is None or is_other or segment.size >= self._segment_bytes:
+            if segment is not None:
+                segment.flush()
             segment = self._open_next(generation)
-        path = self._folder / segment.name
-        if isinstance(path, ObjectPath):
-            self._object += data
-            self._size, self._segment, self._is_written = len(self._object), segment, False
-            return
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        segment.append(data)
+        self._segment, self._segment_generation = segment, generation
+
+    def _flush(self) -> None:
+        """Write what is not yet written; after an error the segment is tried again later."""
+        self._flush_at = time.monotonic() + _FLUSH_SECONDS
         try:
-            self._size += os.write(descriptor, data)
-        finally:
-            os.close(descriptor)
-        self._segment = segment
+            if self._segment is not None:
+                self._segment.flush()
+        except OSError as error:
+            self._warn(error)
 
-    def _write_object(self) -> None:
-        """Write the segment in an object store, if it has grown."""
-        if self._is_written or self._segment is None or isinstance(self._folder, Path):
-            return
-        (self._folder / self._segment.name).write_bytes(self._object)
-        self._is_written, self._written_at = True, time.monotonic()
+    def _warn(self, error: OSError) -> None:
+        message = f"the log of this node cannot be kept in {self._folder}: {error}"
+        log.warn("log-not-kept", error=str(error), message=message)
 
-    def _open_next(self, generation: int) -> LogSegment:
+    def _open_next(self, generation: int) -> _SegmentFile | _SegmentObject:
         """The segment to write to from now on; the oldest go, of which there are too many."""
         storage.make_folder(self._folder, durable=True)
         known = list(list_segments(self._folder))
         numbers = [each.number for each in known if each.generation == generation]
-        while len(known) >= self._segments:
+        while len(known) >= self._most_segments:
             with suppress(FileNotFoundError):
                 storage.remove(self._folder / known.pop(0).name)
-        self._size, self._object = 0, b""
-        return LogSegment(generation, max(numbers, default=0) + 1)
+        path = self._folder / LogSegment(generation, max(numbers, default=0) + 1).name
+        return _SegmentObject(path) if isinstance(path, ObjectPath) else _SegmentFile(path)
 
 
 def _find_any(secrets: Collection[bytes]) -> re.Pattern[bytes] | None:

@@ -22,6 +22,7 @@ from kdist_trainer.checkpoint import kept_logs, listing
 from kdist_trainer.checkpoint.location import open_location
 from kdist_trainer.checkpoint.manifest import DamagedCheckpointError
 from kdist_trainer.errors import KdistTrainerError
+from kdist_trainer.object_store.errors import ObjectStoreError
 
 _DISK = 74
 
@@ -38,11 +39,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
     try:
         given.folder = open_location(given.folder)
+    except (ValueError, ImportError) as error:
+        return _fail(str(error), 2)
+    try:
         if given.question == "logs":
             return _print_log(given)
         document = _answer(given)
-    except (ValueError, ImportError) as error:
-        return _fail(str(error), 2)
+    except ObjectStoreError as error:  # it names the object
+        return _fail(str(error), _DISK)
     except OSError as error:
         return _fail(f"{error.filename or given.folder}: {error.strerror or error}", _DISK)
     except (DamagedCheckpointError, KdistTrainerError) as error:

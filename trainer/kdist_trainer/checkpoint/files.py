@@ -25,7 +25,7 @@ from kdist_trainer.checkpoint import storage
 from kdist_trainer.checkpoint.checkpointer import CheckpointManager
 from kdist_trainer.checkpoint.commit import CommitRequest, SaveResult
 from kdist_trainer.checkpoint.layout import Checkpoint
-from kdist_trainer.checkpoint.manifest import FILES, Manifest, read_pieces
+from kdist_trainer.checkpoint.manifest import FILES, Manifest
 from kdist_trainer.digest import Digest
 from kdist_trainer.errors import PeersLostError, StorageError, classify
 from kdist_trainer.object_store.path import ObjectPath
@@ -64,19 +64,20 @@ class FileCheckpointManager(CheckpointManager):
 
     def _download(self, folder: ObjectPath, manifest: Manifest) -> Path:
         """Have one rank of each node download a checkpoint's files, and verify them once more."""
-        target = _local_folder() / "restored" / manifest.name
+        restored = _local_folder() / "restored"
+        target = restored / manifest.name
 
         def download() -> None:
             if os.environ.get("LOCAL_RANK", "0") != "0":
                 return
-            shutil.rmtree(target, ignore_errors=True)
+            shutil.rmtree(restored, ignore_errors=True)
             files = manifest.locate(folder)
             for name, digest in manifest.files.items():
                 path = target / name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 hasher = digest.hasher()
                 with path.open("wb") as file:
-                    for piece in read_pieces(files / name):
+                    for piece in storage.read_pieces(files / name):
                         hasher.update(piece)
                         file.write(piece)
                 if hasher.hexdigest() != digest.value:

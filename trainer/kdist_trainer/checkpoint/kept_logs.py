@@ -14,12 +14,10 @@ from typing import Any, NamedTuple
 
 from kdist_trainer.checkpoint import storage
 from kdist_trainer.checkpoint.storage import StoragePath
-from kdist_trainer.object_store.path import ObjectPath
 
 LOGS = "logs"
 """Folder next to the checkpoints."""
 _NAME = re.compile(r"g(\d{5,})-(\d{4,})\.log")
-_READ_BYTES = 1 << 20
 
 
 class LogSegment(NamedTuple):
@@ -84,13 +82,4 @@ def read(root: StoragePath, node: str, *, generation: int | None = None) -> Iter
         if generation not in (None, segment.generation):
             continue
         with suppress(FileNotFoundError):  # it was the oldest, and has gone meanwhile
-            yield from _read_pieces(folder / segment.name)
-
-
-def _read_pieces(path: StoragePath) -> Iterator[bytes]:
-    if isinstance(path, ObjectPath):
-        yield from path.store.stream(path.key)
-        return
-    with path.open("rb") as file:
-        while piece := file.read(_READ_BYTES):
-            yield piece
+            yield from map(bytes, storage.read_pieces(folder / segment.name))

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import kdist_trainer
+from kdist_trainer.checkpoint import storage
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.digest import Digest, UnknownAlgorithmError
 from kdist_trainer.errors import CheckpointMismatchError
@@ -48,7 +49,6 @@ FORMAT = 2
 _READABLE = (1, FORMAT)
 """Formats of manifests that can be read: in format 1 all digests are SHA-256."""
 MAX_BYTES = 1 << 30
-_CHUNK_BYTES = 1 << 20
 
 
 class DamagedCheckpointError(Exception):
@@ -207,26 +207,22 @@ def check_digests(folder: StoragePath, manifest: Manifest, names: Iterable[str])
     files = manifest.locate(folder)
     for name in names:
         found = manifest.files[name].hasher()
-        for chunk in read_pieces(files / name):
+        for chunk in _read_pieces(files / name):
             found.update(chunk)
         if found.hexdigest() != manifest.files[name].value:
             raise DamagedCheckpointError(f"{name} was changed after it was written")
 
 
-def read_pieces(path: StoragePath) -> Iterator[bytes | memoryview]:
-    """A file's content in pieces, each of which is valid until the next is asked for. Raises
+def _read_pieces(path: StoragePath) -> Iterator[bytes | memoryview]:
+    """The content of a file that must be there and be a regular one. Raises
     `DamagedCheckpointError` or `OSError`.
     """
-    if isinstance(path, ObjectPath):
-        try:
-            yield from path.store.stream(path.key)
-        except FileNotFoundError as error:
-            raise DamagedCheckpointError(f"{path.name} is missing") from error
-        return
-    chunk = memoryview(bytearray(_CHUNK_BYTES))
-    with os.fdopen(_open_regular(path), "rb", buffering=0) as file:
-        while count := file.readinto(chunk):
-            yield chunk[:count]
+    if isinstance(path, Path):
+        _regular(path)
+    try:
+        yield from storage.read_pieces(path)
+    except FileNotFoundError as error:
+        raise DamagedCheckpointError(f"{path.name} is missing") from error
 
 
 def read_checked(folder: StoragePath, name: str, manifest: Manifest) -> bytes:

@@ -17,6 +17,8 @@ from kdist_trainer.checkpoint.group import CheckpointGroup
 from kdist_trainer.checkpoint.manifest import name_of
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.errors import CheckpointMismatchError, StorageError
+from kdist_trainer.object_store.errors import ObjectChangedError
+from kdist_trainer.object_store.path import ObjectPath
 
 
 class Token(NamedTuple):
@@ -69,7 +71,7 @@ def write_token(root: StoragePath, *, is_new: bool = False) -> Token:
         storage.make_folder(root, durable=True)
         if is_new and isinstance(root, Path):
             check_file_system(root)
-        elif is_new:
+        elif is_new and isinstance(root, ObjectPath):
             check_conditions(root / token.name)
         storage.write_new(root / token.name, token.text.encode(), exclusive=True)
     except OSError as error:
@@ -91,7 +93,7 @@ def remove_token(root: StoragePath, token: Token) -> None:
         storage.remove(root / token.name)
 
 
-def check_conditions(path: StoragePath) -> None:
+def check_conditions(path: ObjectPath) -> None:
     """Find out whether an object store honors the conditions that the lock and commits need.
 
     Args:
@@ -101,17 +103,25 @@ def check_conditions(path: StoragePath) -> None:
         CheckpointMismatchError: it replaces what must not be replaced.
         OSError: it failed.
     """
-    storage.write_new(path, b"probe", exclusive=True)
+    store, key = path.store, path.key
+    stale = store.put_new(key, b"first")
     try:
-        storage.write_new(path, b"other", exclusive=True)
-    except FileExistsError:
-        storage.remove(path)
-        return
-    storage.remove(path)
-    raise CheckpointMismatchError(
-        f"the object store of {path.parent} does not honor If-None-Match, which checkpoints need: "
-        "use one that does (S3 since 2024, MinIO, Ceph, GCS, Azure), or a volume"
-    )
+        ignored = None
+        with suppress(FileExistsError):
+            store.put_new(key, b"second")
+            ignored = "If-None-Match"
+        if ignored is None:
+            store.replace(key, b"third", stale)
+            with suppress(ObjectChangedError):
+                store.replace(key, b"fourth", stale)
+                ignored = "If-Match"
+    finally:
+        store.delete(key)
+    if ignored is not None:
+        raise CheckpointMismatchError(
+            f"the object store of {path.parent} ignores {ignored}, which checkpoints need: use one "
+            "that honors it (S3 since November 2024, MinIO, Ceph, GCS, Azure), or a volume"
+        )
 
 
 def check_file_system(root: Path) -> None:

@@ -33,6 +33,7 @@ StoragePath = Path | ObjectPath
 FOLDER_MODE = 0o700
 FILE_MODE = 0o600
 BUFFER_BYTES = 1 << 20
+_MOST_BYTES = 1 << 30  # of an object that is replaced
 
 
 @dataclass(frozen=True)
@@ -60,10 +61,7 @@ def observed(observer: Callable[[Operation], None]) -> Iterator[None]:
 
 
 def _report(
-    name: str,
-    path: Path,
-    target: Path | None = None,
-    data: bytes | bytearray | memoryview = b"",
+    name: str, path: Path, target: Path | None = None, data: bytes | bytearray | memoryview = b""
 ) -> None:
     for observer in tuple(_observers):
         observer(Operation(name, path, target, bytes(data)))
@@ -220,7 +218,7 @@ def replace(path: StoragePath, data: bytes) -> None:
 def replace_existing(path: StoragePath, data: bytes) -> None:
     """Replace an object, unless another replaces it meanwhile. Raises `OSError`."""
     assert isinstance(path, ObjectPath)  # noqa: S101 - files are renamed instead
-    path.store.replace(path.key, data, path.store.get(path.key, len(data) << 4).tag)
+    path.store.replace(path.key, data, path.store.get(path.key, _MOST_BYTES).tag)
 
 
 def make_folder(path: StoragePath, *, durable: bool = False) -> None:
@@ -316,6 +314,20 @@ def list_files(path: StoragePath) -> dict[str, int]:
             with suppress(FileNotFoundError):
                 sizes[entry.name] = entry.stat().st_size
     return sizes
+
+
+def read_pieces(path: StoragePath) -> Iterator[memoryview | bytes]:
+    """A file's content in pieces, each of which is valid until the next is asked for. Raises
+    `FileNotFoundError` or `OSError`.
+    """
+    if isinstance(path, ObjectPath):
+        yield from path.store.stream(path.key)
+        return
+    piece = memoryview(bytearray(BUFFER_BYTES))
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with os.fdopen(handle, "rb", buffering=0) as file:
+        while count := file.readinto(piece):
+            yield piece[:count]
 
 
 def modified_at(path: StoragePath) -> float | None:

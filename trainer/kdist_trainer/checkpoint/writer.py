@@ -178,7 +178,8 @@ class Writer:
         self._shared = shared
         self._ledger = RunLedger(directory.root)
         self.acknowledged: SaveResult | None = None
-        self._is_cleaned = isinstance(directory.root, Path)  # by what has locked it
+        # a folder on a disk is cleaned when it is locked
+        self._is_cleaned = isinstance(directory.root, Path)
 
     def write(self, request: CommitRequest, staged: dict[str, Any], paths: Paths) -> SaveResult:
         """Write and commit a checkpoint, unless this worker group has already committed its step.

@@ -13,6 +13,10 @@ from enum import Enum, auto
 class ObjectStoreError(OSError):
     """A request to an object store failed; `errno` is EIO, or ENOSPC for a quota."""
 
+    def __str__(self) -> str:
+        """The sentence, without the number, which no disk has reported."""
+        return str(self.strerror)
+
 
 class ObjectAccessError(ObjectStoreError):
     """The store refuses the credential, or there is none; `errno` is EACCES."""

@@ -5,9 +5,8 @@ shown: credentials come from the environment alone.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
 SCHEMES: Final = ("s3", "gs", "az")
@@ -64,26 +63,6 @@ class ObjectLocation:
     def prefix(self) -> str:
         """What all names in it start with, without a slash at either end; empty for the bucket."""
         return urlsplit(self.url).path.strip("/")
-
-    def join(self, name: str) -> ObjectLocation:
-        """The location of what is called `name` in this one. Raises `ValueError`."""
-        check_name(name)
-        return replace(self, url=f"{self.url}/{name}")
-
-    def to_json(self) -> dict[str, str]:
-        """The location as a document; what is empty is left out."""
-        document = {"url": self.url, "endpoint": self.endpoint, "region": self.region}
-        return {key: value for key, value in document.items() if value}
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> ObjectLocation:
-        """Read what `to_json` returned. Raises `ValueError` if it is something else."""
-        known = {"url", "endpoint", "region"}
-        if "url" not in document or not set(document) <= known:
-            raise ValueError("a location has a url, and may have an endpoint and a region")
-        if not all(isinstance(value, str) for value in document.values()):
-            raise ValueError("a location is text")
-        return cls(**document)
 
     def __str__(self) -> str:
         return self.url

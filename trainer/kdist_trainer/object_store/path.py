@@ -40,7 +40,7 @@ class ObjectPath:
 
     @property
     def parent(self) -> ObjectPath:
-        """Without the last part; the store's own prefix is its own parent."""
+        """Without the last part; of the store itself, the store."""
         return ObjectPath(self.store, self.key.rpartition("/")[0])
 
     def with_name(self, name: str) -> ObjectPath:

@@ -96,6 +96,17 @@ def test_an_edit_has_the_effect_of_its_field(
     assert effects(**edits) == expected
 
 
+def test_how_weights_are_fetched_is_free_and_which_ones_needs_a_new_run() -> None:
+    init = {"url": "s3://bucket/model", "secret": "first"}
+    before, _ = sections(init=init)[::-1]
+    _, now = sections(init={**init, "secret": "other", "size": "1Gi", "region": "eu-central-1"})
+    found = {one.field: one.effect.value for one in changes.compare(before, now)}
+    assert found == dict.fromkeys(["init.region", "init.secret", "init.size"], "free")
+    _, now = sections(init={**init, "url": "s3://bucket/other"})
+    (only,) = changes.compare(before, now)
+    assert (only.field, only.effect.value) == ("init.url", "needs --fresh")
+
+
 def test_a_stream_does_not_go_on_with_another_batch() -> None:
     assert effects(globalBatch=24) == {"globalBatch": "taken over"}
     assert effects(globalBatch=24, stream=True) == {"globalBatch": "refused"}

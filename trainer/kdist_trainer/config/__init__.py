@@ -1,10 +1,11 @@
 """The configuration of a run: the document `train.json`, the exit codes and failure causes.
 
 `kdist` renders a job's `train` or `script` section and the agent's settings into one `train.json`;
-every agent and every rank reads the same file. `training` has the models of `spec.train`, `base`
-what all models share, `changes` the rules for jobs that are edited between two runs, `exit_codes`
-the codes and causes that agents, ranks and the command line agree on, `object_stores` the variables
-by which a bucket with checkpoints is reached.
+every agent and every rank reads the same file. `training` has the models of `spec.train`, `init`
+that of `spec.train.init`, `base` what all models share, `changes` the rules for jobs that are
+edited between two runs, `exit_codes` the codes and causes that agents, ranks and the command line
+agree on, `object_stores` the variables by which a bucket with checkpoints or a source of data is
+reached, `source_url` the rules of the URL of such a source.
 
 Nothing here imports torch or another package of the trainer, because `kdist.spec` uses these
 models. The arguments of one agent (folders, addresses) are in `kdist_trainer.agent.settings`. Read
@@ -22,43 +23,48 @@ from pydantic_core import from_json, to_json
 
 from kdist_trainer.config.base import (
     METRICS_PORT,
+    QUANTITY,
     ConfigModel,
     Count,
     Name,
     Nodes,
     PositiveSeconds,
     Seconds,
+    count_bytes,
 )
 from kdist_trainer.config.exit_codes import Cause, Exit
+from kdist_trainer.config.init import NOT_FETCHED, Init
 from kdist_trainer.config.object_stores import (
     CHECKPOINTS_ENDPOINT,
     CHECKPOINTS_REGION,
     OBJECT_STORE_SECRETS,
     OBJECT_STORE_VARIABLES,
+    SOURCE_SECRETS,
+    SOURCE_VARIABLES,
 )
 from kdist_trainer.config.training import (
-    QUANTITY,
     AllReduceCheck,
     Checkpointing,
     EarlyStop,
     Every,
-    Init,
     LoaderConfig,
     Optimizer,
     Preflight,
     Schedule,
     Training,
-    count_bytes,
 )
 
 __all__ = [
     "CHECKPOINTS_ENDPOINT",
     "CHECKPOINTS_REGION",
     "METRICS_PORT",
+    "NOT_FETCHED",
     "OBJECT_STORE_SECRETS",
     "OBJECT_STORE_VARIABLES",
     "QUANTITY",
     "QUANTITY_OR_NONE",
+    "SOURCE_SECRETS",
+    "SOURCE_VARIABLES",
     "START_VARIABLES",
     "AllReduceCheck",
     "Cause",

@@ -7,6 +7,7 @@ bounded.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,6 +29,30 @@ Seconds = Annotated[int, Field(ge=0, le=31_536_000)]
 PositiveSeconds = Annotated[int, Field(ge=1, le=31_536_000)]
 Count = Annotated[int, Field(ge=1, le=2**53)]
 Name = Annotated[str, Field(min_length=1, max_length=253)]
+
+_UNITS = {
+    "k": 10**3,
+    "M": 10**6,
+    "G": 10**9,
+    "T": 10**12,
+    "Ki": 2**10,
+    "Mi": 2**20,
+    "Gi": 2**30,
+    "Ti": 2**40,
+}
+QUANTITY = r"^[1-9][0-9]{0,14}(Ki|Mi|Gi|Ti|k|M|G|T)$"
+
+Bytes = Annotated[str, Field(max_length=32, pattern=QUANTITY)]
+"""A number of bytes as Kubernetes writes quantities: `64Mi`, `1G`."""
+
+
+def count_bytes(quantity: str) -> int:
+    """Convert a `Bytes` to a number of bytes. Raises `ValueError` for anything else."""
+    if re.match(QUANTITY, quantity) is None:
+        raise ValueError(f"{quantity!r} is not a number of bytes")
+    number = quantity.rstrip("kKMGTi")
+    return int(number) * _UNITS[quantity[len(number) :]]
+
 
 METRICS_PORT = 9401
 """Port on which an agent serves its metrics and its status, unless it is started with another."""

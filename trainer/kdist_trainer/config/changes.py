@@ -140,7 +140,10 @@ RULES: Final[Mapping[str, Rule]] = {
     "recovery": Rule(EditEffect.FREE, "how ranks recover does not affect the weights"),
     "collectiveTiming": Rule(EditEffect.FREE, "only measures"),
     "tensorboard": Rule(EditEffect.FREE, "only writes event files"),
-    "init": Rule(EditEffect.NEEDS_FRESH, "only a new run reads it"),
+    "init": Rule(
+        EditEffect.NEEDS_FRESH,
+        "only a new run reads it; `endpoint`, `region`, `secret` and `size` are free",
+    ),
     "loader": Rule(EditEffect.FREE, "the same samples, loaded by other processes"),
     "checkpoint": Rule(EditEffect.FREE, "when and how the state is saved does not affect it"),
 }
@@ -153,6 +156,8 @@ _OF_STREAMS = Rule(
     "a stream is divided into shards by the batch: another batch reads other samples",
 )
 _BY_BATCH = ("globalBatch", "virtualShards")
+_OF_FETCHING = Rule(EditEffect.FREE, "only says how the weights are fetched")
+_HOW_FETCHED = ("init.endpoint", "init.region", "init.secret", "init.size")
 
 
 @dataclass(frozen=True)
@@ -185,13 +190,17 @@ def compare(before: Document, now: Document, *, stream: bool = False) -> list[Ch
     """
     changes = []
     for field, old, new in _edits(before, now):
-        rule = _OF_STREAMS if stream and field in _BY_BATCH else RULES[_rule_name(field)]
+        rule = _rule_of(field, stream=stream)
         changes.append(Change(field, old, new, rule.decide(before, now), rule.why))
     return changes
 
 
-def _rule_name(field: str) -> str:
-    return field if field in RULES else field.partition(".")[0]
+def _rule_of(field: str, *, stream: bool) -> Rule:
+    if stream and field in _BY_BATCH:
+        return _OF_STREAMS
+    if field in _HOW_FETCHED:
+        return _OF_FETCHING
+    return RULES[field if field in RULES else field.partition(".")[0]]
 
 
 def _edits(before: Document, now: Document, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:

@@ -1,5 +1,6 @@
-"""The object stores that checkpoints may be in, and the environment variables by which an agent is
-told where such a store is and with which credentials it is used.
+"""The object stores that checkpoints may be in, the sources that data and weights may be fetched
+from, and the environment variables by which a process is told where they are and with which
+credentials they are used.
 """
 
 from __future__ import annotations
@@ -16,6 +17,23 @@ _PUBLIC: Final = "AZURE_STORAGE_ACCOUNT_NAME"  # it is part of every address
 OBJECT_STORE_SECRETS: Final[dict[str, tuple[str, ...]]] = {
     scheme: tuple(name for name in names if name != _PUBLIC)
     for scheme, names in OBJECT_STORE_VARIABLES.items()
+}
+"""Those of them whose values are in no log that is kept."""
+AUTHORIZATION: Final = "HTTP_AUTHORIZATION"
+"""Variable with the value of the header `Authorization`, for files of http:// and https://."""
+HUB_TOKEN: Final = "HF_TOKEN"  # noqa: S105 - its name
+"""Variable with the token of hf://."""
+SOURCE_VARIABLES: Final[dict[str, tuple[str, ...]]] = OBJECT_STORE_VARIABLES | {
+    "http": (AUTHORIZATION,),
+    "https": (AUTHORIZATION,),
+    "hf": (HUB_TOKEN,),
+}
+"""By the scheme of a URL of data or weights, the variables that a Secret with credentials may have
+as its keys.
+"""
+SOURCE_SECRETS: Final[dict[str, tuple[str, ...]]] = {
+    scheme: tuple(name for name in names if name != _PUBLIC)
+    for scheme, names in SOURCE_VARIABLES.items()
 }
 """Those of them whose values are in no log that is kept."""
 CHECKPOINTS_ENDPOINT: Final = "KDIST_CHECKPOINTS_ENDPOINT"

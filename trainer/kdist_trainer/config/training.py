@@ -4,35 +4,12 @@ the requirements that each worker group must meet before it trains.
 
 from __future__ import annotations
 
-import re
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field, JsonValue, model_validator
 
-from kdist_trainer.config.base import ConfigModel, Count, Name, PositiveSeconds
-
-_UNITS = {
-    "k": 10**3,
-    "M": 10**6,
-    "G": 10**9,
-    "T": 10**12,
-    "Ki": 2**10,
-    "Mi": 2**20,
-    "Gi": 2**30,
-    "Ti": 2**40,
-}
-QUANTITY = r"^[1-9][0-9]{0,14}(Ki|Mi|Gi|Ti|k|M|G|T)$"
-
-Bytes = Annotated[str, Field(max_length=32, pattern=QUANTITY)]
-"""A number of bytes as Kubernetes writes quantities: `64Mi`, `1G`."""
-
-
-def count_bytes(quantity: str) -> int:
-    """Convert a `Bytes` to a number of bytes. Raises `ValueError` for anything else."""
-    if re.match(QUANTITY, quantity) is None:
-        raise ValueError(f"{quantity!r} is not a number of bytes")
-    number = quantity.rstrip("kKMGTi")
-    return int(number) * _UNITS[quantity[len(number) :]]
+from kdist_trainer.config.base import Bytes, ConfigModel, Count, Name, PositiveSeconds
+from kdist_trainer.config.init import Init
 
 
 class AllReduceCheck(ConfigModel):
@@ -119,26 +96,6 @@ class Checkpointing(ConfigModel):
         description=(
             "each: every rank reads its own part; broadcast: rank 0 reads and sends it to "
             "the others."
-        ),
-    )
-
-
-class Init(ConfigModel):
-    """Pretrained weights to start from; the run's own checkpoints take precedence."""
-
-    path: str = Field(
-        pattern=r"^/[^\x00-\x1f]*$",
-        max_length=4096,
-        description=(
-            "Path of a safetensors file or a folder of checkpoints, as seen by the pods: "
-            "below a mountPath of data."
-        ),
-    )
-    strict: Literal["on", "off"] = Field(
-        "on",
-        description=(
-            "on fails if weights are missing or have another shape; off leaves these "
-            "as the model initialized them."
         ),
     )
 

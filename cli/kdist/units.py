@@ -85,6 +85,22 @@ def rate(value: object) -> str:
     return f"{shown:.3g} {unit}" if shown < 999.5 else f"{shown:.0f} {unit}"
 
 
+def of_total(done: float, total: float | None) -> str:
+    """A number of bytes of a whole in one unit, in powers of ten: `12 of 200 GB`; without a total
+    the number alone.
+    """
+    largest, units = float(done if total is None else total), iter(("B", "kB", "MB", "GB", "TB"))
+    unit, factor = next(units), 1.0
+    while largest / factor >= 1000 and unit != "TB":
+        unit, factor = next(units), factor * 1000
+    shown = [_short(each / factor) for each in (done, total) if each is not None]
+    return f"{' of '.join(shown)} {unit}"
+
+
+def _short(value: float) -> str:
+    return f"{value:.0f}" if value >= 10 or value == round(value) else f"{value:.1f}"
+
+
 def number(value: object, digits: int = 4) -> str:
     """A measured value with so many significant digits; text (such as "nan") as it is."""
     return (

@@ -38,7 +38,18 @@ FULL: dict[str, Any] = {
         "threadsPerRank": 2,
         "resources": {"cpu": "3", "memory": "8Gi", "gpu": 2},
         "code": "src",
-        "data": [{"claim": "images", "path": "here", "mountPath": "/data/images"}],
+        "data": [
+            {"claim": "images", "path": "here", "mountPath": "/data/images"},
+            {
+                "url": "s3://team-data/labels",
+                "mountPath": "/data/labels",
+                "endpoint": "https://minio.example.com:9000",
+                "region": "eu-central-1",
+                "secret": "store",
+                "size": "2048Gi",
+                "sha256": "0123456789abcdef" * 4,
+            },
+        ],
         "checkpoints": {
             "size": "10Gi",
             "class": "fast",
@@ -76,7 +87,12 @@ FULL: dict[str, Any] = {
         "podTemplate": {
             "spec": {"containers": [{"name": "trainer", "env": [{"name": "EXTRA", "value": "1"}]}]}
         },
-        "train": {"workload": "digits", "epochs": 2, "globalBatch": 60},
+        "train": {
+            "workload": "digits",
+            "epochs": 2,
+            "globalBatch": 60,
+            "init": {"url": "hf://owner/model@v1", "secret": "hub-token"},
+        },
     },
 }
 

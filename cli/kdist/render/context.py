@@ -20,9 +20,11 @@ from kdist.backends import Placement
 from kdist.errors import KdistError
 from kdist.manifest import JOB_LABEL
 from kdist.render import store
+from kdist.render.fetches import list_fetches
 from kdist.render.pod_overlay import merge_overlay
 from kdist.render.templates import TracedValue, read_template, trace_value
-from kdist.spec import TrainingJob
+from kdist.spec import INIT_MOUNT, TrainingJob, list_sources
+from kdist.status import FETCHER
 
 _STEPS: Final = {1024: ("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), 1000: ("k", "M", "G", "T", "P", "E")}
 
@@ -145,6 +147,7 @@ def collect(job: TrainingJob, placement: Placement | None) -> dict[str, Any]:
         "backoff_limit": TracedValue(backends.backoff_limit(job), "spec.maxRestarts"),
         "job_backoff_limit": TracedValue(100 * backends.backoff_limit(job), "spec.maxRestarts"),
         "permanent_codes": backends.list_permanent_codes(),
+        "fetchers": [f"{FETCHER}{source.name}" for source in list_sources(job.spec)],
         "rendezvous": placement.rendezvous,
         "host": f"{backend.first_host(job.metadata.name)}:{RENDEZVOUS_PORT}",
         "metrics_port": METRICS_PORT,
@@ -250,10 +253,10 @@ def _missing(job: TrainingJob, placement: Placement) -> Iterator[str]:
     if job.spec.image is None:
         yield "spec.image is missing: pods need the image of the trainer"
     for index, data in enumerate(job.spec.data):
-        if data.claim is None:
+        if data.claim is None and data.url is None:
             yield (
                 f"spec.data[{index}] has only the local path {data.path}; add the claim "
-                "with the data on the cluster"
+                "with the data on the cluster, or its url"
             )
     code = job.spec.code
     if code is not None and code.path is not None and placement.code is None:
@@ -281,6 +284,9 @@ def read_pod(job: TrainingJob, values: Mapping[str, Any]) -> dict[str, Any]:
             for toleration in job.spec.tolerations
         ],
         "mounts": list(_mounts(job)),
+        "init_mount": INIT_MOUNT,
+        "fetches_init": any(source.is_weights for source in list_sources(job.spec)),
+        "fetches": list_fetches(job, literal=literal, storage=storage),
         "store_variables": list(store.list_variables(job)),
         "variables": list(_variables(job)),
         "default_variables": [
@@ -290,6 +296,7 @@ def read_pod(job: TrainingJob, values: Mapping[str, Any]) -> dict[str, Any]:
         ],
         "pull_policy": _pull_policy(job.spec.image or ""),
         "resources": _resources(values["field"], job.spec.resources.gpu),
+        "fetch_resources": _resources(values["field"], 0),
     }
     (pod,) = read_template("_pod.yaml.j2", {**values, **more})
     return merge_overlay(pod, job.spec.pod_template, values["backend"])
@@ -301,18 +308,22 @@ def literal(text: str) -> str:
 
 
 def _mounts(job: TrainingJob) -> Iterator[dict[str, Any]]:
-    for data in job.spec.data:
-        claim, path = (
-            TracedValue(data.claim, "spec.data"),
-            TracedValue(data.mount_path, "spec.data"),
-        )
-        yield {"claim": claim, "path": path, "argument": literal(data.mount_path)}
+    for index, data in enumerate(job.spec.data):
+        yield {
+            "name": f"data-{index}",
+            "claim": None if data.claim is None else TracedValue(data.claim, "spec.data"),
+            "path": TracedValue(data.mount_path, "spec.data"),
+            "argument": literal(data.mount_path),
+        }
 
 
 def _variables(job: TrainingJob) -> Iterator[dict[str, Any]]:
     for variable in job.spec.env:
-        secret = variable.secret and variable.secret.model_dump()
-        yield {"name": variable.name, "value": literal(variable.value or ""), "secret": secret}
+        if variable.secret is None:
+            found: dict[str, Any] = {"value": literal(variable.value or "")}
+        else:
+            found = {"valueFrom": {"secretKeyRef": variable.secret.model_dump()}}
+        yield trace_value({"name": variable.name, **found}, "spec.env")
 
 
 def _resources(field: Callable[[str], Any], gpus: int) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any, Final
 from kdist.backends import Backend
 from kdist.errors import KdistError
 from kdist.render.templates import TracedValue, trace_value
+from kdist.status import FETCHER
 
 TRAINER: Final = "trainer"
 _SOURCE: Final = "spec.podTemplate"
@@ -187,6 +188,10 @@ def _contract(pod: Mapping[str, Any], name: str) -> Iterator[tuple[str, Any]]:
     for mount in container.get("volumeMounts") or ():
         if not isinstance(mount["mountPath"], TracedValue) or mount["mountPath"].source != _SOURCE:
             yield f"the mount at {_value(mount['mountPath'])}", mount
+    for fetcher in spec.get("initContainers") or ():
+        if (init := str(_value(fetcher["name"]))).startswith(FETCHER):
+            what = f"the args of {init}: change the job's own fields instead"
+            yield what, (fetcher.get("command"), fetcher.get("args"))
     for port in container.get("ports") or ():
         if port.get("name") == "metrics":
             yield "the port metrics", port

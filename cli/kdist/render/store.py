@@ -1,5 +1,6 @@
 """What a job's pods need of the place where their checkpoints are: a volume, or for a bucket the
-environment variables of its server and credentials and a way to it through the NetworkPolicy.
+environment variables of its server and credentials; and the way through the NetworkPolicy to the
+servers of checkpoints, data and weights.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from kdist.spec import (
     CHECKPOINTS_REGION,
     OBJECT_STORE_VARIABLES,
     TrainingJob,
+    list_sources,
     port_of,
 )
 
@@ -39,28 +41,46 @@ def list_variables(job: TrainingJob) -> Iterator[dict[str, Any]]:
             yield trace_value(found, "spec.checkpoints.secret")
 
 
+def is_mounted(job: TrainingJob) -> bool:
+    """Whether the pods mount a volume for their checkpoints."""
+    checkpoints = job.spec.checkpoints
+    return checkpoints is not None and checkpoints.in_cluster and checkpoints.bucket is None
+
+
 def find_access(job: TrainingJob) -> dict[str, Any]:
-    """What gives the pods access: `is_mounted` if it is a volume, and what the NetworkPolicy has to
-    allow for a bucket besides what every job may reach: `port` of the server, `is_http` if that is
-    one at which link-local addresses must stay closed, and `agent`, the address of an agent that
-    gives a pod the credentials of its service account.
+    """What the pods need of the place where their checkpoints are and of the servers that they
+    fetch from: `is_mounted` if they mount a volume for checkpoints, and what the NetworkPolicy has
+    to allow besides what every job may reach: the `ports` of servers, `is_http` for one at which
+    link-local addresses must stay closed, and `agent`, the address of an agent that gives a pod the
+    credentials of its service account.
+    """
+    ports: dict[int, str] = {}
+    agent = None
+    for field, endpoint, needs_identity in _list_servers(job):
+        if endpoint is not None:
+            ports.setdefault(port_of(endpoint), field)
+        elif needs_identity and agent is None:
+            agent = TracedValue(_IDENTITY_AGENT, field)
+    return {
+        "is_mounted": is_mounted(job),
+        "ports": [
+            {"port": TracedValue(port, field), "is_http": port == _HTTP_PORT}
+            for port, field in ports.items()
+            if port not in _OPEN_PORTS
+        ],
+        "agent": agent,
+    }
+
+
+def _list_servers(job: TrainingJob) -> Iterator[tuple[str, str | None, bool]]:
+    """For each place: the field that names it, the address of its server, None for that of a cloud,
+    and whether it is used with the pods' own identity.
     """
     checkpoints = job.spec.checkpoints
-    found: dict[str, Any] = {
-        "is_mounted": checkpoints is not None
-        and checkpoints.in_cluster
-        and checkpoints.bucket is None,
-        "port": None,
-        "is_http": False,
-        "agent": None,
-    }
-    if checkpoints is None or checkpoints.bucket is None:
-        return found
-    if checkpoints.endpoint is not None:
-        port = port_of(checkpoints.endpoint)
-        if port not in _OPEN_PORTS:
-            found["port"] = TracedValue(port, "spec.checkpoints.endpoint")
-            found["is_http"] = port == _HTTP_PORT
-    elif checkpoints.scheme == "s3" and checkpoints.secret is None:
-        found["agent"] = TracedValue(_IDENTITY_AGENT, "spec.checkpoints.url")
-    return found
+    if checkpoints is not None and checkpoints.bucket is not None:
+        field = "spec.checkpoints." + ("url" if checkpoints.endpoint is None else "endpoint")
+        identity = checkpoints.scheme == "s3" and checkpoints.secret is None
+        yield field, checkpoints.endpoint, identity
+    for source in list_sources(job.spec):
+        field = f"{source.field}." + ("url" if source.endpoint is None else "endpoint")
+        yield field, source.server, source.scheme == "s3" and source.secret is None

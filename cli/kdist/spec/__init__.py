@@ -1,11 +1,11 @@
 """The model of job.yaml, `TrainingJob`. The JSON Schema, `kdist explain`, `kdist init` and the
 documentation are generated from it.
 
-Read `training_job` first (metadata and spec), then `models` (text types and small sections) and
-`validators` (rules across fields). `bucket` has the rules of a bucket's URL, `violations` carries
-broken rules through pydantic, `reference` describes fields, `paths` formats and suggests them,
-`edits` has the rules for edited jobs, and `scaffold` writes new job files. Reading YAML does not
-belong here but in `kdist.load`.
+Read `training_job` first (metadata and spec), then `models` (text types and small sections), `data`
+(data sets) and `validators` (rules across fields). `sources` lists what a job fetches by URL,
+`bucket` has the rules of a bucket's URL, `violations` carries broken rules through pydantic,
+`reference` describes fields, `paths` formats and suggests them, `edits` has the rules for edited
+jobs, and `scaffold` writes new job files. Reading YAML does not belong here but in `kdist.load`.
 
 This package is the only one that imports the trainer: others import `TrainConfig` and `Exit` from
 here.
@@ -14,37 +14,42 @@ here.
 from __future__ import annotations
 
 from kdist.spec.bucket import port_of
+from kdist.spec.data import Data
 from kdist.spec.models import (
     Checkpoints,
     CodeFile,
     CodeSource,
-    Data,
     EnvVar,
     Resources,
     SecretKey,
     Toleration,
 )
+from kdist.spec.sources import INIT_MOUNT, Source, list_sources
 from kdist.spec.training_job import API_VERSION, KIND, Metadata, Spec, TrainingJob
 from kdist.spec.validators import RUN
 from kdist_trainer.config import (
     CHECKPOINTS_ENDPOINT,
     CHECKPOINTS_REGION,
     OBJECT_STORE_VARIABLES,
+    SOURCE_VARIABLES,
     Cause,
     Exit,
     Nodes,
     Script,
     TrainConfig,
     Training,
+    count_bytes,
 )
 
 __all__ = [
     "API_VERSION",
     "CHECKPOINTS_ENDPOINT",
     "CHECKPOINTS_REGION",
+    "INIT_MOUNT",
     "KIND",
     "OBJECT_STORE_VARIABLES",
     "RUN",
+    "SOURCE_VARIABLES",
     "Cause",
     "Checkpoints",
     "CodeFile",
@@ -57,10 +62,13 @@ __all__ = [
     "Resources",
     "Script",
     "SecretKey",
+    "Source",
     "Spec",
     "Toleration",
     "TrainConfig",
     "Training",
     "TrainingJob",
+    "count_bytes",
+    "list_sources",
     "port_of",
 ]

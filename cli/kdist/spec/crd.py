@@ -10,17 +10,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from kdist.spec import bucket, reference
+from kdist.spec import bucket, data, reference
 from kdist.spec.resource_status import ResourceStatus
 from kdist.spec.structural import Schema, convert
 from kdist.spec.training_job import API_VERSION, KIND
 from kdist.spec.validators import DERIVED_NAME, TAKEN_NAMES
+from kdist_trainer.config.source_url import SCHEMES
 
 PLURAL: Final = "trainingjobs"
 GROUP, _, VERSION = API_VERSION.partition("/")
 
 _NAME: Final = "self.metadata.name"
 _Rule = tuple[str, str, str]
+NO_SCHEME: Final = f"must start with {', '.join(f'{one}://' for one in SCHEMES)}"
 
 
 def _matching(field: str, pattern: str, otherwise: str) -> Iterator[_Rule]:
@@ -31,6 +33,31 @@ def _matching(field: str, pattern: str, otherwise: str) -> Iterator[_Rule]:
     yield f"{absent} || !{refused[0]}", bucket.HAS_CREDENTIALS, path
     yield f"{absent} || {refused[0]} || !{refused[1]}", bucket.HAS_QUERY, path
     yield f"{absent} || {' || '.join(refused)} || {text}.matches(r'{pattern}')", otherwise, path
+
+
+def _of_source(otherwise: str, *, takes_claim: bool) -> Iterator[_Rule]:
+    """The rules of a section with a URL that is fetched; the controller checks the rest of it."""
+    names = [
+        name for name in data.OF_URL if takes_claim or name != "size"
+    ]  # of the other a default
+    for name in names:
+        yield f"!has(self.{name}) || has(self.url)", otherwise, f".{name}"
+    absent, path = "!has(self.url)", ".url"
+    refused = [f"self.url.matches(r'{each}')" for each in (bucket.CREDENTIALS, bucket.QUERY)]
+    yield f"{absent} || !{refused[0]}", bucket.HAS_CREDENTIALS, path
+    yield f"{absent} || {refused[0]} || !{refused[1]}", bucket.HAS_QUERY, path
+    known = f"self.url.matches('^({'|'.join(SCHEMES)})://')"
+    yield f"{absent} || {' || '.join(refused)} || {known}", NO_SCHEME, path
+    yield (
+        f"!has(self.endpoint) || {absent} || !self.url.matches('^(gs|https?):')",
+        data.NO_ENDPOINT_HERE,
+        ".endpoint",
+    )
+    yield (
+        f"!has(self.region) || {absent} || self.url.startsWith('s3:')",
+        data.S3_ONLY,
+        ".region",
+    )
 
 
 RULES: Final[dict[str, tuple[_Rule, ...]]] = {
@@ -71,11 +98,9 @@ RULES: Final[dict[str, tuple[_Rule, ...]]] = {
         ),
     ),
     "spec.data[]": (
-        (
-            "has(self.claim) || has(self.path)",
-            "needs a claim (on a cluster), a path (on this machine), or both",
-            "",
-        ),
+        ("has(self.claim) || has(self.path) || has(self.url)", data.NO_SOURCE, ""),
+        ("!has(self.claim) || !has(self.url)", data.TWO_SOURCES, ".url"),
+        *_of_source(data.NEEDS_URL, takes_claim=True),
     ),
     "spec.checkpoints": (
         (
@@ -133,6 +158,10 @@ RULES: Final[dict[str, tuple[_Rule, ...]]] = {
     ),
     "spec.train": (
         ("has(self.epochs) != has(self.steps)", "needs exactly one of epochs and steps", ""),
+    ),
+    "spec.train.init": (
+        ("has(self.path) != has(self.url)", "needs exactly one of path and url", ""),
+        *_of_source(data.NEEDS_URL, takes_claim=False),
     ),
     "spec.train.checkpoint.every": (
         ("has(self.seconds) || has(self.steps)", "needs seconds, steps or both", ""),

@@ -1,4 +1,4 @@
-"""The text types of job.yaml (names, labels, quantities, paths) and its small sections: data,
+"""The text types of job.yaml (names, labels, quantities, paths) and its small sections: code,
 checkpoints, environment, resources, tolerations.
 
 Each text type has a pattern, which is part of the JSON Schema, so that editors check it too;
@@ -19,7 +19,7 @@ from pydantic import (
 )
 
 from kdist.spec.bucket import BUCKET_URL, SERVER_URL, check_endpoint, check_url, scheme_of
-from kdist.spec.violations import Violation, check_mount, check_variable, refuse
+from kdist.spec.violations import Violation, check_variable, refuse
 from kdist_trainer.config import QUANTITY, QUANTITY_OR_NONE, ConfigModel, Seconds
 
 _JOB_NAME: Final = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
@@ -36,6 +36,9 @@ _MOUNT_PATH: Final = r"^/[^\x00:]*[^\x00:/]$"
 _RELATIVE_PATH: Final = r"^[^/\x00-\x1f\x7f]+(/[^/\x00-\x1f\x7f]+)*$"
 _ONE_LINE: Final = r"^[^\x00-\x1f\x7f]+$"
 _NO_NUL: Final = r"^[^\x00]*$"
+_DIGEST: Final = r"^[0-9a-f]{64}$"
+_OBJECT_OF_INIT: Final = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"  # as the trainer writes them
+_REGION_OF_INIT: Final = r"^[a-z0-9-]+$"
 _TIME: Final = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?(Z|[+-]\d\d:\d\d)$"
 
 PATTERN_MESSAGES: Final[dict[str, str]] = {
@@ -67,6 +70,12 @@ PATTERN_MESSAGES: Final[dict[str, str]] = {
     _NO_NUL: "must not contain a NUL character",
     BUCKET_URL: "must be a URL without spaces such as `s3://BUCKET/PREFIX`",
     SERVER_URL: "must be a URL such as `https://minio.example.com:9000`",
+    _DIGEST: "must be 64 hexadecimal digits in lower case, as `sha256sum` prints them",
+    _OBJECT_OF_INIT: (
+        "must be lower-case letters, digits, `-` and `.`, beginning and ending with a letter "
+        "or digit"
+    ),
+    _REGION_OF_INIT: "must be lower-case letters, digits and `-`",
     _TIME: "must be a time such as `2026-05-01T12:00:00Z`",
 }
 
@@ -87,6 +96,7 @@ FilePath = Annotated[str, Field(min_length=1, max_length=1024, pattern=_RELATIVE
 BucketUrl = Annotated[str, Field(max_length=1024, pattern=BUCKET_URL)]
 ServerUrl = Annotated[str, Field(max_length=1024, pattern=SERVER_URL)]
 FolderPath = Annotated[str, Field(min_length=1, max_length=4096, pattern=_ONE_LINE)]
+Digest = Annotated[str, Field(max_length=64, pattern=_DIGEST)]
 Time = Annotated[str, Field(max_length=40, pattern=_TIME)]
 """RFC 3339, as Kubernetes writes times."""
 
@@ -109,32 +119,6 @@ class Resources(ConfigModel):
         "4Gi", description=("Memory of each pod, with a unit such as Gi; includes shared memory.")
     )
     gpu: int = Field(0, ge=0, le=1024, description="Number of GPUs of each pod.")
-
-
-class Data(ConfigModel):
-    """One data set that every rank can read."""
-
-    claim: ObjectName | None = Field(
-        None, description="PersistentVolumeClaim with the data on a cluster."
-    )
-    path: FolderPath | None = Field(
-        None, description="Path of the same data on this machine, for `kdist run`."
-    )
-    mount_path: MountPath = Field(description="Path at which the data is mounted on a cluster.")
-
-    @model_validator(mode="after")
-    def _has_a_source(self) -> Data:
-        refuse(self._violations())
-        return self
-
-    def _violations(self) -> Iterator[Violation]:
-        if self.claim is None and self.path is None:
-            yield Violation(
-                "needs a claim (on a cluster), a path (on this machine), or both",
-                "",
-                ("claim", "path"),
-            )
-        yield from check_mount(self.mount_path)
 
 
 class CodeFile(ConfigModel):

@@ -11,10 +11,10 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field, JsonValue, model_validator
 
+from kdist.spec.data import Data
 from kdist.spec.models import (
     Checkpoints,
     CodeSource,
-    Data,
     EnvVar,
     FolderPath,
     ImageReference,
@@ -27,10 +27,12 @@ from kdist.spec.models import (
     Time,
     Toleration,
 )
+from kdist.spec.sources import list_sources
 from kdist.spec.validators import RUN, check, check_job
 from kdist.spec.violations import refuse
 from kdist_trainer.config import (
     OBJECT_STORE_SECRETS,
+    SOURCE_SECRETS,
     ConfigModel,
     Logs,
     Nodes,
@@ -284,6 +286,8 @@ class TrainingJob(ConfigModel):
         secret = [variable.name for variable in self.spec.env if variable.secret is not None]
         if self.spec.checkpoints is not None:
             secret += OBJECT_STORE_SECRETS.get(self.spec.checkpoints.scheme, ())
+        for source in list_sources(self.spec):
+            secret += SOURCE_SECRETS.get(source.scheme, ())
         names = list(dict.fromkeys(secret))
         return TrainConfig(name=self.metadata.name, secret_variables=names, **shared)
 

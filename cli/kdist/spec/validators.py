@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from kdist.spec.sources import INIT_MOUNT, check_sources
 from kdist.spec.strategies import SHIPPED_WORKLOADS, check_strategy
 from kdist.spec.violations import Violation
 from kdist_trainer.config import OBJECT_STORE_SECRETS, OBJECT_STORE_VARIABLES, START_VARIABLES
@@ -30,6 +31,7 @@ def check(spec: Spec) -> Iterator[Violation]:
     yield from _unique_names(spec)
     yield from _start_variables(spec)
     yield from _store_variables(spec)
+    yield from check_sources(spec)
     yield from _standby(spec)
     yield from _standby_nodes(spec)
     yield from _own_mounts(spec)
@@ -88,6 +90,7 @@ _OWN_FOLDERS = (
     "/code",
     "/etc/kdist",
     "/run/kdist",
+    INIT_MOUNT,
     "/tmp",  # noqa: S108 - in the pod
     "/dev/shm",  # noqa: S108 - in the pod
     "/var/run/secrets/kdist",

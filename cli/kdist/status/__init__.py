@@ -2,9 +2,10 @@
 in, a `JobStatus` out.
 
 `snapshot` holds the documents of a job and derives the status from them; `job_status` decides the
-phase. `pod`, `agent_status` and `exit_record` each read one kind of document, with the access
-functions of `documents`, because documents of a cluster may be incomplete or invalid.
-`step_history` collects steps over time, for live views.
+phase, `fetching` says what pods fetch before they train. `pod`, `init_container`, `agent_status`
+and `exit_record` each read one kind of document, with the access functions of `documents`, because
+documents of a cluster may be incomplete or invalid. `step_history` collects steps over time, for
+live views.
 
 Fetching documents is `kdist.jobs`, explaining a phase is `kdist.diagnose`, and showing it is
 `kdist.views`. Read `snapshot` first.
@@ -12,8 +13,9 @@ Fetching documents is `kdist.jobs`, explaining a phase is `kdist.diagnose`, and 
 
 from kdist.status.agent_status import AgentStatus, RankStatus
 from kdist.status.exit_record import ExitRecord
+from kdist.status.init_container import FETCHER, ContainerTermination, InitContainer
 from kdist.status.job_status import JobStatus, Nodes, Phase, WorkloadState
-from kdist.status.pod import ContainerTermination, Pod, container_of, read_pod
+from kdist.status.pod import Pod, container_of, read_pod
 from kdist.status.resource_state import (
     CONTROLLER_FIX,
     ResourceState,
@@ -36,6 +38,7 @@ __all__ = [
     "ASKED",
     "BACKEND",
     "CONTROLLER_FIX",
+    "FETCHER",
     "NAMESPACE_VARIABLE",
     "OUTCOME",
     "RENDEZVOUS",
@@ -43,6 +46,7 @@ __all__ = [
     "AgentStatus",
     "ContainerTermination",
     "ExitRecord",
+    "InitContainer",
     "JobStatus",
     "Nodes",
     "Phase",

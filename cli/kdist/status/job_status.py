@@ -18,6 +18,8 @@ from kdist.status.agent_status import (
     newest_generation,
 )
 from kdist.status.exit_record import STOPPED, ExitRecord
+from kdist.status.fetching import describe_fetching, find_doomed
+from kdist.status.init_container import FetchProgress
 from kdist.status.pod import Pod
 from kdist.status.resource_state import ResourceState
 from kdist.units import camel_case
@@ -101,6 +103,7 @@ class JobStatus:
         kept_alive: whether pods stay alive after the training has ended.
         location: `cluster`, or `local` for a run on this machine.
         resource: state of the job's TrainingJob; None if it was applied without one.
+        fetch: how far the node is that has most data or weights to fetch; None if none fetches.
     """
 
     name: str
@@ -133,6 +136,7 @@ class JobStatus:
     exit_record: ExitRecord | None = None
     location: Literal["cluster", "local"] = "cluster"
     resource: ResourceState | None = None
+    fetch: FetchProgress | None = None
 
     def to_document(self) -> dict[str, Any]:
         """Return the status for programs: names in camelCase; fields are only ever added."""
@@ -222,6 +226,8 @@ def _decide_finished(evidence: Evidence) -> PhaseDecision | None:
         return PhaseDecision(
             Phase.FAILED, state.reason or (record.cause if record else ""), state.message
         )
+    if doomed := find_doomed(evidence.alive):
+        return _explain_doomed(doomed)
     finished = [report for report in evidence.reports.values() if report.finished]
     failed = [report for report in finished if report.state == "failed"]
     if failed:
@@ -232,6 +238,13 @@ def _decide_finished(evidence: Evidence) -> PhaseDecision | None:
     if finished and len(finished) == len(evidence.working):
         return PhaseDecision(Phase.SUCCEEDED, "KeptAlive", "done; its pods wait to be deleted")
     return None
+
+
+def _explain_doomed(pod: Pod) -> PhaseDecision:
+    record = pod.record
+    words = f"it cannot fetch {pod.init.what}" if pod.init else ""
+    cause, message = (record.cause, record.message) if record else ("", "")
+    return PhaseDecision(Phase.FAILED, cause or "data", message or words)
 
 
 def _decide_without_workload(evidence: Evidence) -> PhaseDecision:
@@ -304,7 +317,7 @@ def _decide_active(evidence: Evidence) -> PhaseDecision:
         )
     again = _has_history(evidence)
     if any(report.state in JOINING_STATES for report in reports):
-        return _joining(reports, evidence.nodes, again=again)
+        return _joining(reports, evidence.nodes, evidence.alive, again=again)
     if any(report.state == "succeeded" for report in reports):
         return PhaseDecision(Phase.RUNNING, "Finishing", "the training is done, its pods end")
     if working:
@@ -340,13 +353,15 @@ def _has_history(evidence: Evidence) -> bool:
     )
 
 
-def _joining(reports: Sequence[AgentStatus], nodes: Nodes, *, again: bool) -> PhaseDecision:
+def _joining(
+    reports: Sequence[AgentStatus], nodes: Nodes, pods: Sequence[Pod], *, again: bool
+) -> PhaseDecision:
     joined = sum(report.state == "rendezvous" for report in reports)
     phase = Phase.RECOVERING if again else Phase.STARTING
     if joined:
-        return PhaseDecision(
-            phase, "Rendezvous", f"{joined} of {nodes.max} nodes joined, {nodes.min} needed"
-        )
+        words = [f"{joined} of {nodes.max} nodes joined, {nodes.min} needed"]
+        words += filter(None, [describe_fetching(pods)])
+        return PhaseDecision(phase, "Rendezvous", "; ".join(words))
     return PhaseDecision(phase, "Initializing", "the ranks start and load the workload")
 
 
@@ -374,6 +389,8 @@ def _not_running(evidence: Evidence, *, again: bool) -> PhaseDecision:
             (evidence.state and evidence.state.reason) or "NoPods",
             message,
         )
+    if not any(pod.troubled for pod in alive) and (fetching := describe_fetching(alive)):
+        return PhaseDecision(Phase.RECOVERING if again else Phase.STARTING, "Fetching", fetching)
     worst = next((pod for pod in alive if pod.troubled), alive[0])
     if again:
         return PhaseDecision(Phase.RECOVERING, worst.state, worst.message)

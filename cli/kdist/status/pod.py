@@ -1,5 +1,5 @@
-"""A pod of a job: its node, and the state or the end of its training container, in the words of
-kubectl.
+"""A pod of a job: its node, and the state or the end of its training container, or of the init
+container before it, in the words of kubectl.
 """
 
 from __future__ import annotations
@@ -11,6 +11,12 @@ from dataclasses import dataclass
 from kdist.status import documents
 from kdist.status.documents import Document
 from kdist.status.exit_record import ExitRecord
+from kdist.status.init_container import (
+    ContainerTermination,
+    InitContainer,
+    read_init_container,
+    read_termination,
+)
 
 # Names of the training container in the different kinds of workloads.
 _CONTAINERS = ("trainer", "pytorch", "node")
@@ -20,20 +26,8 @@ _INDEX_LABELS = (
     "training.kubeflow.org/replica-index",
 )
 _STARTING_REASONS = ("", "ContainerCreating", "PodInitializing")
+_POD_REASONS = ("Evicted", "NodeLost", "Shutdown", "Terminated", "Preempting")  # of the whole pod
 _INDEX_IN_NAME = re.compile(r"-(\d+)(-[a-z0-9]{5})?$")
-
-
-@dataclass(frozen=True)
-class ContainerTermination:
-    """How a container ended. `reason` is Kubernetes' word (Error, OOMKilled, Completed); `at` is in
-    unix seconds.
-    """
-
-    code: int
-    reason: str = ""
-    message: str = ""
-    at: float | None = None
-    record: ExitRecord | None = None
 
 
 @dataclass(frozen=True)
@@ -51,6 +45,7 @@ class Pod:
         started: unix seconds at which the container started.
         ended: how the container ended; None while it runs.
         before: how the previous container instance ended.
+        init: the init container that it is at; None once the training container may start.
     """
 
     name: str
@@ -71,6 +66,7 @@ class Pod:
     started: float | None = None
     ended: ContainerTermination | None = None
     before: ContainerTermination | None = None
+    init: InitContainer | None = None
 
     @property
     def working(self) -> bool:
@@ -90,7 +86,15 @@ class Pod:
     @property
     def record(self) -> ExitRecord | None:
         """Its newest exit record; None without one."""
-        return next((end.record for end in (self.ended, self.before) if end and end.record), None)
+        ends = [self.ended, self.before]
+        if self.init is not None:
+            ends += [self.init.ended, self.init.before]
+        return next((end.record for end in ends if end and end.record), None)
+
+    @property
+    def fetching(self) -> bool:
+        """Whether an init container fetches data or weights for it now."""
+        return self.init is not None and self.init.fetches and self.init.running
 
 
 def read_pod(document: Document, *, lost_nodes: Collection[str] = (), answers: bool = False) -> Pod:
@@ -117,7 +121,9 @@ def read_pod(document: Document, *, lost_nodes: Collection[str] = (), answers: b
     deleting = bool(documents.text(document, "metadata", "deletionTimestamp"))
     silent = not answers and (node in lost_nodes or _is_abandoned(document))
     lost = phase not in ("Succeeded", "Failed") and bool(node) and silent
-    ended = _read_end(documents.at(status, "state", "terminated"))
+    ended = read_termination(documents.at(status, "state", "terminated"))
+    before = phase in ("Pending", "Failed") and ended is None
+    init = read_init_container(document) if before else None
     reason, message = _read_trouble(document, status)
     return Pod(
         name=documents.name(document),
@@ -125,7 +131,7 @@ def read_pod(document: Document, *, lost_nodes: Collection[str] = (), answers: b
         index=_read_index(document),
         node=node,
         phase=phase,
-        state=_name_state(phase, reason, ended, deleting=deleting, lost=lost),
+        state=_name_state(phase, reason, ended, init, deleting=deleting, lost=lost),
         reason=reason,
         message=message,
         ready=running and not lost and documents.at(status, "ready") is True,
@@ -137,7 +143,8 @@ def read_pod(document: Document, *, lost_nodes: Collection[str] = (), answers: b
         created=documents.moment(document, "metadata", "creationTimestamp"),
         started=documents.moment(status, "state", "running", "startedAt"),
         ended=ended,
-        before=_read_end(documents.at(status, "lastState", "terminated")),
+        before=read_termination(documents.at(status, "lastState", "terminated")),
+        init=init,
     )
 
 
@@ -172,20 +179,6 @@ def _is_abandoned(document: Document) -> bool:
     return pod_ready == "False" and containers_ready == "True"
 
 
-def _read_end(terminated: object) -> ContainerTermination | None:
-    code = documents.integer(terminated, "exitCode")
-    if code is None:
-        return None
-    message = documents.text(terminated, "message")
-    return ContainerTermination(
-        code=code,
-        reason=documents.text(terminated, "reason"),
-        message=message,
-        at=documents.moment(terminated, "finishedAt"),
-        record=ExitRecord.parse(message),
-    )
-
-
 def _read_trouble(document: Document, status: Document) -> tuple[str, str]:
     """Read why the pod does not run: reason and message of the container, of an init container, of
     scheduling, or of the pod.
@@ -208,12 +201,20 @@ def _read_trouble(document: Document, status: Document) -> tuple[str, str]:
 
 
 def _name_state(
-    phase: str, reason: str, ended: ContainerTermination | None, *, deleting: bool, lost: bool
+    phase: str,
+    reason: str,
+    ended: ContainerTermination | None,
+    init: InitContainer | None,
+    *,
+    deleting: bool,
+    lost: bool,
 ) -> str:
     if lost:
         return "NodeLost"
     if phase == "Succeeded":
         return "Completed"
+    if init is not None and not deleting and reason not in _POD_REASONS:
+        return init.state
     if phase == "Failed":
         return (ended.reason if ended and ended.reason else reason) or "Error"
     if deleting:

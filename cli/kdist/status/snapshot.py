@@ -20,7 +20,15 @@ from kdist.status.agent_status import (
 )
 from kdist.status.documents import Document
 from kdist.status.exit_record import DONE, PEERS_LOST, STOPPED, ExitRecord
-from kdist.status.job_status import Evidence, JobStatus, Nodes, WorkloadState, decide
+from kdist.status.fetching import find_doomed, find_slowest
+from kdist.status.init_container import FetchProgress
+from kdist.status.job_status import (
+    Evidence,
+    JobStatus,
+    Nodes,
+    WorkloadState,
+    decide,
+)
 from kdist.status.pod import Pod, read_pod
 from kdist.status.resource_state import read_resource
 
@@ -46,6 +54,7 @@ def read_status(
     name: str = "",
     namespace: str = "",
     resource: Document | None = None,
+    fetches: Mapping[str, object] | None = None,
 ) -> JobStatus:
     """Derive the status of one job.
 
@@ -60,11 +69,13 @@ def read_status(
         name: name of the job, in case its objects are deleted.
         namespace: namespace of the job.
         resource: the job's TrainingJob; None without one.
+        fetches: the newest event of each init container that fetches, by pod.
     """
     now = time.time() if now is None else now
     namespace = namespace or documents.text(config_map, "metadata", "namespace")
     backend, run_id = _read_placement(config_map, resource, namespace)
-    known_pods = _read_pods(pods, {pod for pod, report in reports.items() if report}, lost_nodes)
+    answering = {pod for pod, report in reports.items() if report}
+    known_pods = _read_pods(pods, answering, lost_nodes, fetches or {})
     known_reports = read_reports(
         {pod.name: reports[pod.name] for pod in known_pods if pod.name in reports and not pod.over},
         run_id=run_id,
@@ -91,7 +102,9 @@ def read_status(
         queue=queue,
         created=created,
         age=None if created is None else max(0.0, now - created),
-        kept_alive=any(report.finished for report in known_reports.values()),
+        kept_alive=any(report.finished for report in known_reports.values())
+        or find_doomed(known_pods) is not None,
+        fetch=find_slowest(known_pods),
         pods=tuple(_show_standby(known_pods, known_reports)),
         exit_record=record,
         restarts=_count_restarts(known_reports.values(), known_pods),
@@ -154,13 +167,23 @@ def _read_nodes(spec: Document, pods: Sequence[Pod]) -> Nodes:
 
 
 def _read_pods(
-    pods: Iterable[Document], answering: Collection[str], lost_nodes: Collection[str]
+    pods: Iterable[Document],
+    answering: Collection[str],
+    lost_nodes: Collection[str],
+    fetches: Mapping[str, object],
 ) -> list[Pod]:
     read_each = (
         read_pod(pod, lost_nodes=lost_nodes, answers=documents.name(pod) in answering)
         for pod in pods
     )
-    return sorted(read_each, key=_order)
+    return sorted((_with_progress(pod, fetches.get(pod.name)) for pod in read_each), key=_order)
+
+
+def _with_progress(pod: Pod, event: object) -> Pod:
+    progress = FetchProgress.read(event)
+    if pod.init is None or progress is None:
+        return pod
+    return replace(pod, init=replace(pod.init, progress=progress))
 
 
 def _read_creation(document: Document | None) -> float | None:
@@ -210,6 +233,7 @@ class Snapshot:
         deployments: deployments of all namespaces, if no controller creates the job's pods.
         taken: unix time.
         resource: the job's TrainingJob; None if it was applied without one.
+        fetches: the newest event of each init container that fetches, by pod.
     """
 
     name: str
@@ -227,6 +251,7 @@ class Snapshot:
     deployments: Sequence[Document] = ()
     taken: float = field(default_factory=lambda: time.time())
     resource: Document | None = None
+    fetches: Mapping[str, Document] = field(default_factory=dict)
 
     @property
     def backend(self) -> str:
@@ -266,6 +291,7 @@ class Snapshot:
             name=self.name,
             namespace=self.namespace,
             resource=self.resource,
+            fetches=self.fetches,
         )
 
 

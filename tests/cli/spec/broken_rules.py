@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kdist.spec import bucket, crd
+from kdist.spec import bucket, crd, data
 from tests.manifests.jobs import full
 
 BROKEN: dict[str, list[tuple[str, Any]]] = {
@@ -16,8 +16,15 @@ BROKEN: dict[str, list[tuple[str, Any]]] = {
         ("preflight", {}),
     ],
     "must be a whole number from 1 to 1024 or auto": [("procsPerNode", "all")],
-    "needs a claim (on a cluster), a path (on this machine), or both": [
-        ("data", [{"mountPath": "/data"}])
+    data.NO_SOURCE: [("data", [{"mountPath": "/data"}])],
+    data.TWO_SOURCES: [("data", [{"mountPath": "/data", "claim": "a", "url": "s3://bucket"}])],
+    data.NEEDS_URL: [("data", [{"mountPath": "/data", "claim": "a", "size": "1Gi"}])],
+    crd.NO_SCHEME: [("data", [{"mountPath": "/data", "url": "ftp://host/file"}])],
+    data.NO_ENDPOINT_HERE: [
+        ("data", [{"mountPath": "/data", "url": "gs://bucket", "endpoint": "https://host"}])
+    ],
+    "needs exactly one of path and url": [
+        ("train", {"workload": "digits", "epochs": 1, "init": {"strict": "on"}})
     ],
     "needs exactly one of claim, size, path and url": [("checkpoints", {})],
     "belongs to a bucket: it needs url": [("checkpoints", {"claim": "a", "secret": "b"})],

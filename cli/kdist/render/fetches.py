@@ -1,0 +1,58 @@
+"""The init containers that fetch data and weights by URL before a pod's agent starts: their
+arguments and environment, and what the NetworkPolicy has to allow for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from kdist.render.templates import TracedValue, trace_value
+from kdist.spec import SOURCE_VARIABLES, Source, TrainingJob, count_bytes, list_sources
+
+
+def list_fetches(
+    job: TrainingJob, *, literal: Callable[[str], str], storage: Callable[[str], str]
+) -> list[dict[str, Any]]:
+    """The values of the template for each source.
+
+    Args:
+        job: the job.
+        literal: escapes an argument of a container.
+        storage: normalizes a quantity of bytes.
+    """
+    return [
+        {
+            "name": source.name,
+            "field": source.field,
+            "arguments": [
+                TracedValue(literal(argument), f"{source.field}.{name}")
+                for name, argument in _arguments(source)
+            ],
+            "variables": list(_variables(source)),
+            "size": TracedValue(storage(source.size), f"{source.field}.size"),
+        }
+        for source in list_sources(job.spec)
+    ]
+
+
+def _arguments(source: Source) -> Iterator[tuple[str, str]]:
+    """The arguments that come from the file, each with the name of its field."""
+    yield "url", f"--url={source.url}"
+    yield "url", f"--field={source.field}"
+    for name in ("endpoint", "region", "sha256"):
+        if (value := getattr(source, name)) is not None:
+            yield name, f"--{name}={value}"
+    yield "size", f"--max-bytes={count_bytes(source.size)}"
+    if source.is_weights:
+        yield "url", "--weights"
+
+
+def _variables(source: Source) -> Iterator[dict[str, Any]]:
+    """The credentials. A Secret need not have all keys, as with checkpoints."""
+    if source.secret is None:
+        return
+    for key in SOURCE_VARIABLES[source.scheme]:
+        reference = {"name": source.secret, "key": key, "optional": True}
+        found = {"name": key, "valueFrom": {"secretKeyRef": reference}}
+        yield trace_value(found, f"{source.field}.secret")

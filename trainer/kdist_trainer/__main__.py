@@ -18,7 +18,7 @@ from kdist_trainer.agent.launch import end, launch
 from kdist_trainer.agent.settings import EXIT, ON_FINISH, WORKER, Settings
 from kdist_trainer.checkpoint.location import open_location
 from kdist_trainer.checkpoint.storage import StoragePath
-from kdist_trainer.config import METRICS_PORT, Cause, Exit, Nodes, Script, TrainConfig
+from kdist_trainer.config import METRICS_PORT, NOT_FETCHED, Cause, Exit, Nodes, Script, TrainConfig
 from kdist_trainer.failure import Failure
 from kdist_trainer.rendezvous.endpoint import ENDPOINTS
 from kdist_trainer.signals import StopSignals
@@ -28,9 +28,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run an agent; returns its exit code."""
     given = _parser().parse_args(arguments)
     try:
-        return launch(_settings(given, TrainConfig.read(given.config)))
+        config = TrainConfig.read(given.config)
+        _check_init(given, config)
+        return launch(_settings(given, config))
     except (ValueError, ImportError, OSError) as error:  # a ValidationError is a ValueError
         return _report_start_failure(given, error)
+
+
+def _check_init(given: argparse.Namespace, config: TrainConfig) -> None:
+    """Raise `ValueError` for weights that had to be fetched first, and were not."""
+    init = config.train.init if config.train is not None else None
+    if init is not None and init.url is not None and given.init is None:
+        raise ValueError(f"spec.train.init: {NOT_FETCHED.format(init.url)}")
 
 
 def _settings(given: argparse.Namespace, config: TrainConfig) -> Settings:
@@ -44,6 +53,7 @@ def _settings(given: argparse.Namespace, config: TrainConfig) -> Settings:
         checkpoints=_open_checkpoints(given.checkpoints),
         code=given.code and given.code.absolute(),
         data=dict(given.data),
+        init=given.init and given.init.absolute(),
         port=given.port,
         address=given.address,
         termination_message=given.termination_message and given.termination_message.absolute(),
@@ -102,6 +112,9 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         metavar="MOUNT=PATH",
         help="path of a data set on this node",
+    )
+    parser.add_argument(
+        "--init", type=Path, help="folder with the weights that were fetched from train.init.url"
     )
     _add_options(parser)
     return parser

@@ -90,8 +90,8 @@ def _be_rank(
     """The child's part. It leaves by `_exit`, as a rank of an agent does: gloo's destructors may
     abort a success.
     """
-    for name in ("KDIST_CHECKPOINTS", "KDIST_SCRATCH", "KDIST_METRICS_SOCKET", "KDIST_DATA"):
-        os.environ.pop(name, None)
+    for name in ("CHECKPOINTS", "SCRATCH", "METRICS_SOCKET", "DATA", "INIT"):
+        os.environ.pop(f"KDIST_{name}", None)
     os.environ.update(variables)
     try:
         result = ("returned", function(*args))

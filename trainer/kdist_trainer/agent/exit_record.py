@@ -86,8 +86,13 @@ def write_record(
         )
         fresh.replace(scratch / RECORD)
     if termination_message is not None:
-        with suppress(OSError):  # a mounted file: it can be written, not replaced
-            termination_message.write_bytes(shorten(record))
+        write_termination_message(record, termination_message)
+
+
+def write_termination_message(record: dict[str, Any], path: Path) -> None:
+    """Write a short form of the record where Kubernetes reads it. An `OSError` is ignored."""
+    with suppress(OSError):  # a mounted file: it can be written, not replaced
+        path.write_bytes(shorten(record))
 
 
 def shorten(record: dict[str, Any], limit: int = TERMINATION_BYTES) -> bytes:

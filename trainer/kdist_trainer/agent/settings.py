@@ -87,6 +87,7 @@ class Settings:
             store.
         code: The folder of the user's modules.
         data: The folders of the data sets, by mount.
+        init: The folder with the weights that were fetched from `train.init.url`.
         port: The port of metrics and status; 0 picks a free one.
         address: The address at which this node's ranks listen; None means the host's name.
         termination_message: The file that gets the exit record for Kubernetes.
@@ -107,6 +108,7 @@ class Settings:
     checkpoints: StoragePath | None = None
     code: Path | None = None
     data: dict[str, str] = field(default_factory=dict)
+    init: Path | None = None
     port: int = METRICS_PORT
     address: str | None = None
     termination_message: Path | None = None
@@ -176,6 +178,8 @@ class Settings:
             variables["KDIST_CHECKPOINTS"] = str(self.checkpoints)
         if self.code is not None:
             variables["KDIST_CODE"] = str(self.code)
+        if self.init is not None:
+            variables["KDIST_INIT"] = str(self.init)
         return variables
 
 

@@ -42,7 +42,7 @@ class Init(ConfigModel):
             "Face, such as https://minio.example.com:9000."
         ),
     )
-    region: Annotated[str, Field(pattern=r"^[a-z0-9-]{1,63}$")] | None = Field(
+    region: Annotated[str, Field(pattern=r"^[a-z0-9-]+$", max_length=63)] | None = Field(
         None, description="Region of an s3:// bucket, such as eu-central-1."
     )
     secret: Annotated[str, Field(pattern=_OBJECT_NAME, max_length=253)] | None = Field(
@@ -55,7 +55,7 @@ class Init(ConfigModel):
     size: Bytes = Field(
         "10Gi", description="Most bytes that are fetched from url, on each node, such as 30Gi."
     )
-    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = Field(
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$", max_length=64)] | None = Field(
         None,
         description=(
             "SHA-256 of the file, as 64 hexadecimal digits; of several files, that of SHA256SUMS "

@@ -19,7 +19,7 @@ from kdist_trainer.object_store.location import ObjectLocation
 from kdist_trainer.object_store.retry import LONGEST_WAIT_SECONDS, REQUEST_SHARE
 
 if TYPE_CHECKING:
-    from obstore import PutMode, UpdateVersion, WritableFile
+    from obstore import GetOptions, PutMode, UpdateVersion, WritableFile
     from obstore.store import ClientConfig, RetryConfig
     from obstore.store import ObjectStore as Backend
 
@@ -35,6 +35,9 @@ class Tag:
     version: str = ""
 
 
+NO_TAG: Final = Tag()
+
+
 @dataclass(frozen=True)
 class Stored:
     """An object's content and its version."""
@@ -45,13 +48,14 @@ class Stored:
 
 @dataclass(frozen=True)
 class ObjectInfo:
-    """An object in a listing: its name below the store's prefix, its size in bytes, and when it was
-    written by the store's clock.
+    """An object in a listing: its name below the store's prefix, its size in bytes, when it was
+    written by the store's clock, and its version.
     """
 
     name: str
     size: int
     modified: datetime
+    tag: Tag = NO_TAG
 
 
 class Client:
@@ -89,15 +93,20 @@ class Client:
         _check_length(data, size)
         return Stored(data, _tag(meta))
 
-    def get_range(self, name: str, start: int, length: int, size: int) -> bytes:
-        """`length` bytes from byte `start` of an object of `size` bytes."""
+    def get_range(self, name: str, start: int, length: int, size: int, tag: Tag = NO_TAG) -> bytes:
+        """`length` bytes from byte `start` of an object of `size` bytes, of the version with this
+        tag if it has one.
+        """
+        options: GetOptions = {"range": (start, start + length)}
+        if tag.etag:
+            options["if_match"] = tag.etag
         with _translated():
-            found = self._obstore.get(
-                self._backend, name, options={"range": (start, start + length)}
-            )
-            actual = found.meta["size"]
+            found = self._obstore.get(self._backend, name, options=options)
+            actual, etag = found.meta["size"], found.meta["e_tag"]
             if actual != size:
                 raise RequestError(FailureKind.CHANGED, f"it has {actual} bytes instead of {size}")
+            if tag.etag and etag and etag != tag.etag:
+                raise RequestError(FailureKind.CHANGED, "it is another version")
             data = bytes(found.bytes())
         _check_length(data, length)
         return data
@@ -178,7 +187,7 @@ def _mode(tag: Tag) -> UpdateVersion:
 
 
 def _info(meta: Any) -> ObjectInfo:
-    return ObjectInfo(meta["path"], meta["size"], meta["last_modified"])
+    return ObjectInfo(meta["path"], meta["size"], meta["last_modified"], _tag(meta))
 
 
 def _backend(location: ObjectLocation, *, timeout: timedelta, retry_seconds: float) -> Backend:

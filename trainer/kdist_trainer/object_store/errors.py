@@ -22,6 +22,10 @@ class ObjectAccessError(ObjectStoreError):
     """The store refuses the credential, or there is none; `errno` is EACCES."""
 
 
+class ObjectCredentialError(ObjectAccessError):
+    """There is no credential."""
+
+
 class ObjectChangedError(ObjectStoreError):
     """Another writer has changed or deleted the object."""
 
@@ -175,7 +179,8 @@ def public_error(what: str, scheme: str, error: RequestError) -> OSError:
     if error.kind is FailureKind.MISSING:
         return FileNotFoundError(errno.ENOENT, sentence)
     if error.kind in {FailureKind.DENIED, FailureKind.UNIDENTIFIED}:
-        return ObjectAccessError(errno.EACCES, f"{sentence}; {_HINTS[scheme]}")
+        kind = ObjectAccessError if error.kind is FailureKind.DENIED else ObjectCredentialError
+        return kind(errno.EACCES, f"{sentence}; {_HINTS[scheme]}")
     if error.kind is FailureKind.FULL:
         return ObjectStoreError(errno.ENOSPC, sentence)
     if error.kind is FailureKind.TOO_LARGE:

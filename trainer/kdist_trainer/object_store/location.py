@@ -13,6 +13,7 @@ SCHEMES: Final = ("s3", "gs", "az")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 # What no store and no client of ours encodes differently.
 _NAME = re.compile(r"[A-Za-z0-9 !$&'()+,\-.:;=@_/]+")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _LONGEST_NAME = 900
 _REGION = re.compile(r"[a-z0-9-]*")
 
@@ -79,6 +80,14 @@ def check_name(name: str) -> None:
         or any(part in {"", ".", ".."} for part in parts)
     ):
         raise ValueError(f"{name!r} is no name of an object")
+
+
+def check_readable(name: str) -> None:
+    """Raise `ValueError` unless an object with this name can be read: it has parts that are neither
+    empty nor `.` or `..`, separated by single slashes, and no control characters.
+    """
+    if _CONTROL.search(name) or any(part in {"", ".", ".."} for part in name.split("/")):
+        raise ValueError(f"{name!r} is no name of an object that can be read")
 
 
 def _split(url: str, what: str) -> SplitResult:

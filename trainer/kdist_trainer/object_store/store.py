@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Final, TypeVar
 
-from kdist_trainer.object_store.client import Client, ObjectInfo, Stored, Tag
+from kdist_trainer.object_store.client import NO_TAG, Client, ObjectInfo, Stored, Tag
 from kdist_trainer.object_store.errors import (
     FailureKind,
     ObjectChangedError,
@@ -23,7 +23,7 @@ from kdist_trainer.object_store.errors import (
     RequestError,
     public_error,
 )
-from kdist_trainer.object_store.location import ObjectLocation, check_name
+from kdist_trainer.object_store.location import ObjectLocation, check_name, check_readable
 from kdist_trainer.object_store.reader import BLOCK_BYTES, ObjectReader
 from kdist_trainer.object_store.retry import Attempts
 from kdist_trainer.object_store.writer import ObjectWriter
@@ -46,13 +46,21 @@ class ObjectStore:
     `ValueError` for a name that cannot be one.
     """
 
-    def __init__(self, location: ObjectLocation, *, retry_seconds: float = RETRY_SECONDS) -> None:
+    def __init__(
+        self,
+        location: ObjectLocation,
+        *,
+        retry_seconds: float = RETRY_SECONDS,
+        any_names: bool = False,
+    ) -> None:
         """Prepare requests, without making one. The library's threads start with the first one.
 
         Args:
             location: the bucket and prefix.
             retry_seconds: how long a call may take with all its attempts. A stream may take that
                 long for each of its parts.
+            any_names: whether objects may have names that we would not give them; for reading what
+                others have written.
 
         Raises:
             ImportError: obstore is not installed.
@@ -60,6 +68,7 @@ class ObjectStore:
         """
         self.location = location
         self._seconds = retry_seconds
+        self._check_name = check_readable if any_names else check_name
         try:
             self._client = Client(location, retry_seconds)
         except RequestError as error:
@@ -212,9 +221,13 @@ class ObjectStore:
             while chunk := file.read(BLOCK_BYTES):
                 yield chunk
 
-    def read_range(self, name: str, start: int, length: int, size: int) -> bytes:
-        """`length` bytes from byte `start` of an object of `size` bytes. Raises as `open` does."""
-        return self._call("read", name, lambda: self._client.get_range(name, start, length, size))
+    def read_range(self, name: str, start: int, length: int, size: int, tag: Tag = NO_TAG) -> bytes:
+        """`length` bytes from byte `start` of an object of `size` bytes. Raises as `open` does, and
+        `ObjectChangedError` if the object no longer has this tag.
+        """
+        return self._call(
+            "read", name, lambda: self._client.get_range(name, start, length, size, tag)
+        )
 
     def _delete(self, names: _Names) -> None:
         try:
@@ -226,7 +239,7 @@ class ObjectStore:
                     self._delete([name])
 
     def _begin(self, name: str) -> Attempts:
-        check_name(name)
+        self._check_name(name)
         return Attempts(self._seconds)
 
     def _begin_listing(self, prefix: str) -> Attempts:

@@ -340,8 +340,13 @@ def make_pretrained(
     """The pretrained weights that the job names."""
     if train.init is None:
         return NullPretrained()
+    fetched = os.environ.get("KDIST_INIT")
     return Pretrained(
-        train.init, workload.context.data, train.checkpoint.load == "broadcast", training
+        train.init,
+        workload.context.data,
+        train.checkpoint.load == "broadcast",
+        training,
+        Path(fetched) if fetched else None,
     )
 
 

@@ -1,5 +1,5 @@
-"""Pretrained weights (`train.init`): from a safetensors file or another run's checkpoint, read by
-every rank or by rank 0 for all.
+"""Pretrained weights (`train.init`): from a safetensors file or another run's checkpoint, which may
+have been fetched from a URL, read by every rank or by rank 0 for all.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from kdist_trainer import log
 from kdist_trainer.checkpoint import export
 from kdist_trainer.checkpoint.group import CheckpointGroup, Fetch, fill, send
 from kdist_trainer.checkpoint.manifest import DamagedCheckpointError, parse_name
-from kdist_trainer.config import Init
-from kdist_trainer.errors import CheckpointMismatchError, DataError
+from kdist_trainer.config import NOT_FETCHED, Init
+from kdist_trainer.config.source_url import base_name
+from kdist_trainer.errors import CheckpointMismatchError, ConfigError, DataError
 from kdist_trainer.training.checkpointing import TrainingState
 
 _MAX_PROBLEMS = 3
@@ -153,16 +154,19 @@ class Pretrained:
     broadcast: bool
     """Whether rank 0 reads and sends; otherwise every rank reads for itself."""
     training: TrainingState
+    fetched: Path | None = None
+    """The folder with what was fetched from the URL."""
 
     def load(self) -> None:
         """Load the weights into the model. Collective.
 
         Raises:
             DataError: If they cannot be read.
+            ConfigError: If they were to be fetched, and nothing says where to.
             CheckpointMismatchError: If they do not match the model.
         """
         training, peers = self.training, CheckpointGroup(self.training.world)
-        source = open_source(self.settings.path, self.mounts)
+        source = open_init(self.settings, self.mounts, self.fetched)
         no_state = not training.optimizer.state
         tensors = training.strategy.state_dict(training.optimizer)
         own = {name: value for name, value in tensors["model"].items() if isinstance(value, Tensor)}
@@ -178,7 +182,7 @@ class Pretrained:
             training.optimizer.state.clear()
         training.ema.reset()
         if training.world.is_rank_zero:
-            log.event("pretrained-loaded", path=self.settings.path, weights=len(wanted))
+            log.event("pretrained-loaded", path=self.settings.source, weights=len(wanted))
 
     def _select(
         self, own: Mapping[str, Tensor], available: Mapping[str, torch.Size]
@@ -209,13 +213,13 @@ class Pretrained:
                 else ""
             )
             raise CheckpointMismatchError(
-                f"train.init: {self.settings.path} is of another model: "
+                f"train.init: {self.settings.source} is of another model: "
                 f"{'; '.join(problems[:_MAX_PROBLEMS])}{more}"
             )
         if problems and self.training.world.is_rank_zero:
             log.warn(
                 "pretrained-mismatch",
-                path=self.settings.path,
+                path=self.settings.source,
                 kept=problems[:100],
                 message=f"{len(problems)} weights keep their initial values",
             )
@@ -231,6 +235,27 @@ def tied_names(module: nn.Module) -> dict[str, str]:
         name: first.setdefault(id(one), name)
         for name, one in module.named_parameters(remove_duplicate=False)
     }
+
+
+def open_init(settings: Init, mounts: Mapping[str, Path], fetched: Path | None) -> Source:
+    """Open what `train.init` names.
+
+    Args:
+        settings: `train.init`.
+        mounts: the folders on this machine by mount paths of job.yaml, for a path.
+        fetched: the folder with what was fetched, for a URL.
+
+    Raises:
+        ConfigError: there is a URL, but no folder.
+        DataError: there is nothing to open.
+    """
+    if settings.path is not None:
+        return open_source(settings.path, mounts)
+    if fetched is None:
+        raise ConfigError(f"train.init: {NOT_FETCHED.format(settings.source)}")
+    name = base_name(settings.source)
+    is_file = bool(name) and (fetched / name).is_file()
+    return open_source(str(fetched / name if is_file else fetched), {})
 
 
 def open_source(path: str, mounts: Mapping[str, Path]) -> Source:

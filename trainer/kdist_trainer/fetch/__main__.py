@@ -1,0 +1,151 @@
+"""`python -m kdist_trainer.fetch`: fetches what a URL names into a folder, before a job starts.
+
+Events of its log go to stdout, one JSON object a line. Credentials come from the environment alone.
+Exit codes are those of `kdist_trainer.config.Exit`: 0 done, 64 the job must be corrected, 65 what
+is there is not what the job asks for, 200 stopped by SIGTERM, 203 the server or the disk failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from kdist_trainer import log
+from kdist_trainer.agent.exit_record import failed, stopped, write_termination_message
+from kdist_trainer.config import SOURCE_SECRETS, Cause, Exit
+from kdist_trainer.errors import ConfigError, KdistTrainerError
+from kdist_trainer.failure import Failure, describe
+from kdist_trainer.fetch.fetcher import Fetcher
+from kdist_trainer.fetch.folder import is_full
+from kdist_trainer.fetch.request import STALL_SECONDS, FetchRequest
+from kdist_trainer.signals import StopRequested, StopSignals
+
+_SHORTEST_SECRET = 6
+_STDOUT = 1
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one fetch; returns the exit code."""
+    given = _parser().parse_args(arguments)
+    log.write_to(_write_line)
+    stop = StopSignals()
+    stop.install()
+    fields = {"url": given.url, "field": given.field}
+    try:
+        with stop.interruptible():
+            Fetcher(_request(given)).run()
+        return int(Exit.DONE)
+    except StopRequested:
+        message = f"stopped while {given.url} was fetched: what has come is kept"
+        log.event("data-stopped", **fields, message=message)
+        return _end(stopped(message, step=None), given)
+    except Exception as error:  # noqa: BLE001 - whatever it is, Kubernetes gets a record of it
+        failure = _failure(error, given.field)
+        log.error(
+            "data-failed",
+            **fields,
+            reason=redact(failure.message),
+            cause=failure.cause.value,
+            code=int(failure.code),
+        )
+        return _end(failed(failure), given)
+
+
+def redact(text: str) -> str:
+    """Without the values of variables that have credentials."""
+    names = {name for each in SOURCE_SECRETS.values() for name in each}
+    values = {os.environ.get(name, "").strip() for name in names}
+    # of `Bearer …` the token alone, too
+    values |= {part for value in values for part in value.split()}
+    for value in sorted(values, key=len, reverse=True):
+        if len(value) >= _SHORTEST_SECRET:
+            text = text.replace(value, "***")
+    return text
+
+
+def _request(given: argparse.Namespace) -> FetchRequest:
+    sha256 = (given.sha256 or "").lower()
+    if sha256 and re.fullmatch("[0-9a-f]{64}", sha256) is None:
+        raise ConfigError(f"{given.field}.sha256 must be 64 hexadecimal digits")
+    return FetchRequest(
+        url=given.url,
+        folder=given.folder.absolute(),
+        field=given.field,
+        endpoint=given.endpoint or "",
+        region=given.region or "",
+        sha256=sha256,
+        max_bytes=given.max_bytes,
+        weights=given.weights,
+        stall_seconds=given.stall_seconds,
+    )
+
+
+def _failure(error: Exception, field: str) -> Failure:
+    node = os.environ.get("KDIST_NODE", "")
+    if isinstance(error, KdistTrainerError):
+        return Failure.of_node(error.cause, error.code, str(error), node=node)
+    if isinstance(error, ImportError):
+        return Failure.of_node(Cause.CONFIG, Exit.CONFIG, f"{field}: {error}", node=node)
+    if isinstance(error, OSError):
+        if is_full(error):
+            message = f"{field}: no space is left: raise {field}.size, or make room ({error})"
+            return Failure.of_node(Cause.DATA, Exit.DATA, message, node=node)
+        return Failure.of_node(Cause.STORAGE, Exit.STORAGE, f"{field}: {error}", node=node)
+    return describe(error, node=node)
+
+
+def _end(record: dict[str, Any], given: argparse.Namespace) -> int:
+    if given.termination_message is not None:
+        shown = {
+            name: redact(value) if isinstance(value, str) else value
+            for name, value in record.items()
+        }
+        shown["traceback"] = [redact(line) for line in record.get("traceback") or ()]
+        write_termination_message(shown, given.termination_message)
+    return int(record["code"])
+
+
+def _write_line(line: bytes) -> None:
+    os.write(_STDOUT, redact(line.decode()).encode())
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m kdist_trainer.fetch", description=__doc__)
+    parser.add_argument("--url", required=True, help="what to fetch, without credentials")
+    parser.add_argument("--folder", type=Path, required=True, help="gets the files, in files/")
+    parser.add_argument("--field", required=True, help="field of job.yaml that asks for it")
+    parser.add_argument("--endpoint", help="address of the server, if it is not the usual one")
+    parser.add_argument("--region", help="region of an s3:// bucket")
+    parser.add_argument("--sha256", metavar="HEX", help="digest of the file, or of SHA256SUMS")
+    parser.add_argument("--max-bytes", type=int, metavar="N", help="most bytes of all files")
+    parser.add_argument(
+        "--weights", action="store_true", help="of a repository of hf://, only its weights"
+    )
+    parser.add_argument(
+        "--termination-message",
+        type=Path,
+        metavar="FILE",
+        help="file for the exit record, which Kubernetes reads",
+    )
+    parser.add_argument(
+        "--stall-seconds",
+        type=float,
+        default=STALL_SECONDS,
+        metavar="N",
+        help="how long failed requests are repeated without any progress",
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    code = main()
+    with suppress(OSError, ValueError):
+        sys.stderr.flush()
+    # not sys.exit: it would wait for threads that wait for a server
+    os._exit(code)

@@ -1,0 +1,160 @@
+"""How far a fetch has come, and how long failed requests are repeated."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+from kdist_trainer import log
+from kdist_trainer.errors import StorageError
+from kdist_trainer.fetch.request import FetchRequest
+from kdist_trainer.fetch.source import PassingError
+
+REPORT_SECONDS: Final = 2.0
+FIRST_WAIT_SECONDS: Final = 0.25
+LONGEST_WAIT_SECONDS: Final = 30.0
+
+T = TypeVar("T")
+
+
+class FetchProgress:
+    """Counts bytes and files. Safe to use from several threads.
+
+    What counts as progress is what was never reached before: a file that ends at the same byte
+    again and again makes none.
+    """
+
+    def __init__(self, request: FetchRequest) -> None:
+        self._request = request
+        self._lock = threading.Lock()
+        self._positions: dict[str, int] = {}
+        self._highest: dict[str, int] = {}
+        self._done = 0
+        self._files_done = 0
+        self._files = 0
+        self._total: int | None = None
+        self.moves = 0
+        """Grows whenever there is progress."""
+        self._moved_at = time.monotonic()
+        self._reported: tuple[float, int] | None = None
+
+    def begin(self, *, files: int, total: int | None) -> None:
+        """Start to count again, with the number of files and bytes."""
+        with self._lock:
+            self._positions.clear()
+            self._done = self._files_done = 0
+            self._files, self._total = files, total
+            self._reported = None
+
+    def set_position(self, name: str, position: int) -> None:
+        """Of a file, so many bytes have come."""
+        with self._lock:
+            self._done += position - self._positions.get(name, 0)
+            self._positions[name] = position
+            if position > self._highest.get(name, -1):
+                self._highest[name] = position
+                self._move()
+
+    def finish_file(self) -> None:
+        """A file is complete."""
+        with self._lock:
+            self._files_done += 1
+            self._move()
+
+    @property
+    def done_bytes(self) -> int:
+        """The bytes that are there."""
+        return self._done
+
+    @property
+    def stalled_seconds(self) -> float:
+        """The time without progress."""
+        return time.monotonic() - self._moved_at
+
+    def start_clock(self) -> None:
+        """Now requests begin."""
+        with self._lock:
+            self._move()
+
+    def _move(self) -> None:
+        self.moves += 1
+        self._moved_at = time.monotonic()
+
+    def report(self) -> None:
+        """Log how far it is, unless that was done less than `REPORT_SECONDS` ago."""
+        with self._lock:
+            now, done = time.monotonic(), self._done
+            before = self._reported or (now, done)
+            if self._reported is not None and now - before[0] < REPORT_SECONDS:
+                return
+            is_first, self._reported = self._reported is None, (now, done)
+            fields: dict[str, Any] = {
+                "url": self._request.url,
+                "field": self._request.field,
+                "done_bytes": done,
+                "total_bytes": self._total,
+                "files_done": self._files_done,
+                "files": self._files,
+            }
+        if not is_first:
+            speed = max(0, round((done - before[1]) / (now - before[0])))
+            log.event("data-progress", **fields, bytes_per_second=speed)
+
+
+class FetchStopped(Exception):  # noqa: N818 - no error
+    """Another file has failed for good: this one is given up."""
+
+
+class Patience:
+    """Repeats requests as long as the fetch makes progress."""
+
+    def __init__(self, request: FetchRequest, progress: FetchProgress) -> None:
+        self._request = request
+        self._progress = progress
+        self.stopped = threading.Event()
+
+    def retry(self, call: Callable[[], T]) -> T:
+        """Do it until it raises no `PassingError`. Raises what `wait` raises."""
+        attempt = 0
+        while True:
+            try:
+                return call()
+            except PassingError as error:
+                attempt += 1
+                self.wait(self._request.url, str(error), attempt, error.wait_seconds)
+
+    def wait(self, what: str, reason: str, attempt: int, at_least: float = 0.0) -> None:
+        """Wait before a request is repeated.
+
+        Args:
+            what: the file or URL.
+            reason: why it failed.
+            attempt: how often it has failed without progress, from 1 on.
+            at_least: seconds that the server asks to wait.
+
+        Raises:
+            StorageError: there was no progress for too long.
+            FetchStopped: the fetch has failed otherwise.
+        """
+        stalled, allowed = self._progress.stalled_seconds, self._request.stall_seconds
+        if stalled >= allowed:
+            raise StorageError(
+                f"{self._request.field}: {what} cannot be fetched: {reason}; nothing has come for "
+                f"{stalled:.0f} s: start it again when the server works, what has come is kept"
+            )
+        longest = min(LONGEST_WAIT_SECONDS, FIRST_WAIT_SECONDS * 2 ** min(attempt - 1, 20))
+        seconds = max(at_least, longest * random.uniform(0.5, 1.0))  # noqa: S311 - spreads load
+        seconds = min(seconds, allowed - stalled + 0.01)
+        log.warn(
+            "data-retry",
+            url=self._request.url,
+            field=self._request.field,
+            file=what,
+            reason=reason,
+            seconds=round(seconds, 3),
+        )
+        if self.stopped.wait(seconds):
+            raise FetchStopped

@@ -9,7 +9,14 @@ Kubernetes' own events (`kdist events`) do not belong here, nor does fetching th
 `kdist.jobs`. Read `parser` first.
 """
 
-from kdist.events.log import Entry, LogTail, last_printed_line, read_files, read_timed
+from kdist.events.log import (
+    Entry,
+    LogTail,
+    last_printed_line,
+    read_files,
+    read_timed,
+    with_time,
+)
 from kdist.events.parser import Event, ParsedLine, parse, split_line
 from kdist.events.text import EventFilter, describe_event, format_line
 
@@ -26,4 +33,5 @@ __all__ = [
     "read_files",
     "read_timed",
     "split_line",
+    "with_time",
 ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -165,3 +165,13 @@ def last_printed_line(path: Path) -> str:
     decoded = (line.decode(errors="replace") for line in reversed(lines))
     printed = (split_line(line).printed.strip() for line in decoded)
     return next((line for line in printed if line), "")
+
+
+def with_time(entries: Iterable[Entry]) -> Iterator[tuple[str, Entry]]:
+    """Yield each entry with its time, as text that sorts; printed text has the time of the event
+    before it.
+    """
+    time = ""
+    for entry in entries:
+        time = str((entry.event or {}).get("time", time))
+        yield time, entry

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 
 from kdist.events.log import Entry
 from kdist.events.parser import Event
-from kdist.units import count, is_number, number, rate, seconds, size
+from kdist.units import count, is_number, number, of_total, rate, seconds, size
 
 # Other events are shown only for rank 0, which logs them for all ranks.
 _SHOWN_FOR_EVERY_RANK = {"worker-failed", "hang", "failed", "checkpoint-failed"}
@@ -64,6 +64,22 @@ def _first_line(e: Event) -> str:
     """Return the first line of the message, after a colon; messages may be long C++ errors."""
     line = str(e.get("message") or "").partition("\n")[0]
     return f": {line[:200]}" if line else ""
+
+
+def _data_fetch(e: Event) -> str:
+    amount = f", {of_total(e['bytes'], None)}" if is_number(e.get("bytes")) else ""
+    cached = e.get("cached_bytes") or 0
+    there = f", of which {of_total(cached, None)} are here" if cached else ""
+    return f"fetches {e['url']}: {count(e['files'], 'file')}{amount}{there}"
+
+
+def _fetched(e: Event, done: float, total: float | None) -> str:
+    speed = e.get("bytes_per_second")
+    return of_total(done, total) + (f", {rate(speed)}" if speed else "")
+
+
+def _first_of(text: object) -> str:
+    return str(text).partition("\n")[0][:200]
 
 
 def _metrics(e: Event) -> str:
@@ -125,6 +141,13 @@ SENTENCES: dict[str, Callable[[Event], str]] = {
     "worker-prepared": lambda e: (
         f"pid {e['pid']} is ready to join the group after {seconds(e['seconds'])}"
     ),
+    "data-fetch": _data_fetch,
+    "data-progress": lambda e: _fetched(e, e["done_bytes"], e["total_bytes"]),
+    "data-retry": lambda e: f"tries again in {seconds(e['seconds'])}: {_first_of(e['reason'])}",
+    "data-ready": lambda e: (
+        f"{count(e['files'], 'file')}, {of_total(e['bytes'], None)}, in {e['folder']}"
+    ),
+    "data-failed": lambda e: str(e["reason"]),
     "node-standby": lambda _: (
         "the group has all its nodes; this one stands by for one that is lost"
     ),
@@ -217,7 +240,7 @@ class EventFilter:
             event.get("rank") not in (None, 0) and name not in _SHOWN_FOR_EVERY_RANK
         ):
             return False
-        if name in ("progress", "waiting"):
+        if name in ("progress", "waiting", "data-progress"):
             return self._lines_only and (name == "waiting" or self._progress_due())
         if name.startswith("agent-"):
             return True

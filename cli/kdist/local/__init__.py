@@ -2,7 +2,8 @@
 processes.
 
 `run_job` is the entry point. `run_dir` keeps what outlives an invocation, `devices` compares GPUs
-with what the job requests, `launch` prepares the agents' commands, `supervisor` starts and restarts
+with what the job requests, `fetching` fetches data and weights by URL, `launch` prepares the
+agents' commands, `supervisor` starts and restarts
 them, `agents` requests their status, `progress` collects the state of the run, and `runner` is the
 loop that joins them.
 `job` is a run as other commands see it, `status` its status, `suspension` stops it, `detach` starts

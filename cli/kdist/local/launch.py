@@ -16,6 +16,7 @@ from pathlib import Path
 from kdist.errors import KdistError, UsageError
 from kdist.load import resolve_path
 from kdist.local import supervisor
+from kdist.local.fetching import folder_of, list_fetches
 from kdist.local.location import CheckpointLocation
 from kdist.local.run_dir import RunFolder
 from kdist.local.supervisor import AgentCommand
@@ -70,6 +71,7 @@ def plan_agents(
         location.text,
         *_code(job, base, problems),
         *_data(job, base, problems),
+        *_weights(job),
     ]
     variables = {**environment, **_variables(job, environment, problems), "PYTHONUNBUFFERED": "1"}
     variables |= location.variables
@@ -155,7 +157,12 @@ def _code(job: TrainingJob, base: Path, problems: list[str]) -> list[str]:
 
 def _data(job: TrainingJob, base: Path, problems: list[str]) -> list[str]:
     arguments = []
+    sources = {source.mount: source for source in list_fetches(job)}
     for index, data in enumerate(job.spec.data):
+        if data.mount_path in sources:
+            folder = folder_of(sources[data.mount_path]) / "files"
+            arguments += ["--data", f"{data.mount_path}={folder}"]
+            continue
         if data.path is None:
             problems.append(
                 f"spec.data[{index}] is in the claim {data.claim} of a cluster; add the "
@@ -167,6 +174,12 @@ def _data(job: TrainingJob, base: Path, problems: list[str]) -> list[str]:
             problems.append(f"spec.data[{index}].path: {path} does not exist")
         arguments += ["--data", f"{data.mount_path}={path}"]
     return arguments
+
+
+def _weights(job: TrainingJob) -> list[str]:
+    """The folder with the weights of `train.init.url`."""
+    found = [folder_of(source) / "files" for source in list_fetches(job) if source.is_weights]
+    return [argument for folder in found for argument in ("--init", str(folder))]
 
 
 def _variables(

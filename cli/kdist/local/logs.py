@@ -29,7 +29,7 @@ def read_entries(
     first = True
     while True:
         active = job.active
-        for log in job.root.glob("node-*/log"):
+        for log in (*job.root.glob("fetch-*/log"), *job.root.glob("node-*/log")):
             node = log.parent.name
             tails.setdefault(node, LogTail(node, log, from_start=True))
         found = [read_timed(tails[node], last=not active) for node in sorted(tails)]

@@ -12,12 +12,15 @@ from typing import Any
 
 from kdist.events import Entry, Event
 from kdist.local.agents import StatusReply
+from kdist.status import FetchProgress
 from kdist.status.step_history import StepHistory
 
 STALE_SECONDS = 3.0  # without a reply, after which an agent's numbers are marked as stale
 _IDLE_SECONDS = 1.0  # without a step, after which the job reports what it waits for
 _PACE_MAX_AGE = 10.0  # seconds since the last step, after which there is no estimate of the end
 _RETRYABLE = 128  # exit codes of agents from here on do not end the job
+# Events of what is fetched before the agents start.
+_FETCHING = ("data-fetch", "data-progress", "data-ready", "data-failed")
 # Events that rank 0 logs about all ranks.
 _LOGGED_FOR_ALL_RANKS = ("resumed", "continued", "training-started", "first-step", "progress")
 
@@ -88,6 +91,7 @@ class Progress:
             may resume from an earlier checkpoint.
         last_step_at: time of the last completed step, or of the training's start after it.
         started_at: time at which the job started.
+        fetching: what is fetched before the agents start, in a sentence; empty if nothing is.
     """
 
     job: str
@@ -109,6 +113,7 @@ class Progress:
     history: StepHistory = field(default_factory=StepHistory)
     bars: dict[str, Entry] = field(default_factory=dict)
     allow_rollback: bool = False
+    fetching: str = ""
     last_step_at: float = field(init=False)
     started_at: float = field(init=False)
 
@@ -119,6 +124,8 @@ class Progress:
     def observe_event(self, name: str, event: Event) -> None:
         """Apply an event of the node `name`; events of kdist itself have no node of their own."""
         node, kind = self.nodes.get(name) or NodeProgress(name), event["event"]
+        if kind in _FETCHING:
+            self._observe_fetch(event)
         # After a retryable failure, the events that follow say what happens to the agent.
         if kind != "failed" or (_integer(event.get("code")) or 0) < _RETRYABLE:
             node.phase = _PHASES.get(kind, node.phase)
@@ -146,6 +153,12 @@ class Progress:
         elif kind in ("progress", "resumed", "continued", "first-step", "done"):
             self.rate = _or(_number(event.get("samples_per_second")), self.rate)
             self._record_step(event)
+
+    def _observe_fetch(self, event: Event) -> None:
+        found = FetchProgress.read(event)
+        amount = f": {found}" if found is not None else ""
+        over = event["event"] in ("data-ready", "data-failed")
+        self.fetching = "" if over else f"fetching {event.get('url', '')}{amount}"
 
     def observe_print(self, entry: Entry) -> None:
         """Apply printed text: a state of a rank's progress bar, or a line, which ends the bar."""
@@ -198,6 +211,8 @@ class Progress:
 
     def waiting_for(self) -> str | None:
         """Say in a sentence what the job waits for; None if it made a step in the last second."""
+        if self.fetching:
+            return self.fetching
         idle = self.clock() - self.last_step_at
         if idle < _IDLE_SECONDS:
             return None

@@ -5,6 +5,7 @@ of `kdist run`.
     run.log          output of the last detached invocation
     train.json       the configuration of the agents
     node-<i>/        scratch folder of each agent, and its `log`
+    fetch-<name>/    `log` and exit record of each fetch of data or weights
     rendezvous-<n>/  store of the n-th invocation
     checkpoints/     unless the job names a folder of its own
     report.json      the end report
@@ -198,7 +199,7 @@ class RunFolder:
         for old in self.root.glob("rendezvous-*"):
             shutil.rmtree(old, ignore_errors=True)
         for note in ("agent.json", "agents", "exit.json"):
-            for left in self.root.glob(f"node-*/{note}"):
+            for left in (*self.root.glob(f"node-*/{note}"), *self.root.glob(f"fetch-*/{note}")):
                 left.unlink(missing_ok=True)
         self.store.parent.mkdir()
         self.checkpoints.mkdir(parents=True, exist_ok=True)

@@ -4,30 +4,36 @@ handles signals until all agents have ended, and writes the end report.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-from kdist.errors import Code, KdistError
-from kdist.events import Entry, EventFilter, LogTail
+from kdist.events import Entry, EventFilter, LogTail, with_time
 from kdist.local.agents import StatusPoller, read_port
 from kdist.local.detach import LauncherLink
 from kdist.local.end_report import make_report, read_saved_step, write_report
+from kdist.local.fetching import FetchCommand, Fetches, plan_fetches
+from kdist.local.finished import is_finished
 from kdist.local.launch import checkpoint_folder, list_devices, plan_agents, script_of
 from kdist.local.location import bucket_of
 from kdist.local.progress import NodeProgress, Progress
 from kdist.local.run_dir import RunFolder
 from kdist.local.spawner import Spawner
-from kdist.local.supervisor import AgentCommand, Outcome, ParentDeathPipe, SignalQueue, Supervisor
+from kdist.local.supervisor import (
+    MARK,
+    AgentCommand,
+    Outcome,
+    ParentDeathPipe,
+    SignalQueue,
+    Supervisor,
+)
 from kdist.local.trainer_tools import archive_bucket, copy_records
 from kdist.spec import Exit, TrainingJob
-from kdist.spec.edits import compare_done
 
 _POLL_INTERVAL = 0.25  # seconds; a signal or the exit of an agent shortens it
 _FRAME_INTERVAL = 0.5  # seconds: the view shares the machine with the training
@@ -134,7 +140,7 @@ class RunSession:
 
     def _poll(self, *, last: bool = False) -> None:
         entries = [
-            entry for tail in self._tails.values() for entry in _with_time(tail.read(last=last))
+            entry for tail in self._tails.values() for entry in with_time(tail.read(last=last))
         ]
         # A cause is shown before its effects on other nodes.
         for _, entry in sorted(entries, key=lambda timed: timed[0]):
@@ -143,10 +149,28 @@ class RunSession:
             self.progress.observe_reply(node, reply)
         self._log_serving()
         self._log_waiting()
+        self._draw(last=last)
+
+    def _draw(self, *, last: bool = False) -> None:
         now = self.progress.clock()
         if last or now - self._drawn_at >= _FRAME_INTERVAL:
             self._drawn_at = now
             self._show(lambda: self.display.draw(self.progress))
+
+    def fetch(self, commands: Sequence[FetchCommand], signals: SignalQueue) -> Outcome | None:
+        """Fetch what the job names by URL, before `run`. Returns None if everything is there, else
+        how the invocation ends. Raises `OSError` if a process cannot be started.
+        """
+        if commands and self.launcher is not None:
+            self.launcher.report_begun(self.progress.job)
+        agent = self.commands[0]
+        environment = {name: each for name, each in agent.environment.items() if name != MARK}
+        fetches = Fetches(
+            commands, environment, agent.directory, self._handle, self._draw, self.log_event
+        )
+        outcome = fetches.run(signals)
+        self.stopped_by = fetches.stopped_by
+        return outcome
 
     def _handle(self, entry: Entry) -> None:
         if entry.event is not None:
@@ -190,16 +214,6 @@ class RunSession:
             self._last_waiting = (reason, now)
             if sentence:
                 self.log_event("kdist", "waiting", message=sentence)
-
-
-def _with_time(entries: Iterable[Entry]) -> Iterator[tuple[str, Entry]]:
-    """Yield each entry with its time, as text that sorts; printed text has the time of the event
-    before it.
-    """
-    time = ""
-    for entry in entries:
-        time = str((entry.event or {}).get("time", time))
-        yield time, entry
 
 
 @dataclass(frozen=True)
@@ -265,7 +279,7 @@ def run_job(
                 folder.moved_bucket = archive_bucket(bucket)
             copy_records(bucket, folder.checkpoints)
         done = folder.done()
-        if done is not None and _is_finished(job, done, train_json):
+        if done is not None and is_finished(job, done, train_json):
             return RunEnded(
                 Outcome("done", 0),
                 make_report(job.metadata.name, folder, Outcome("done", 0)),
@@ -316,7 +330,7 @@ def _run_agents(
         for moved in filter(None, [*folder.moved, folder.moved_bucket]):
             session.log_event("kdist", "run-archived", message=f"the previous run is in {moved}")
         session.launcher = launcher
-        outcome = session.run(signals)
+        outcome = session.fetch(plan_fetches(job, folder), signals) or session.run(signals)
         stopped_by = session.stopped_by
     finally:
         report = write_report(
@@ -326,25 +340,6 @@ def _run_agents(
         if spawner is not None:
             spawner.close()
     return RunEnded(outcome, report, stopped_by)
-
-
-def _is_finished(job: TrainingJob, done: Mapping[str, Any], train_json: str) -> bool:
-    """Whether the finished run is what the job asks for; False if the job asks for more steps.
-
-    Raises:
-        KdistError: the job was edited in any other way, so that the old report is about another
-            job.
-    """
-    finished = compare_done(done, json.loads(train_json))
-    if finished.problem is not None:
-        hint = (
-            "--fresh archives the previous run and trains from scratch; more epochs or steps "
-            "continue from its last checkpoint"
-        )
-        raise KdistError(
-            f"{job.metadata.name}: {finished.problem}", hint=hint, code=Code.JOB_FAILED
-        )
-    return finished.is_complete
 
 
 def _make_session(

@@ -12,6 +12,7 @@ from typing import Any
 
 from kdist.events import parse
 from kdist.local import agents, run_dir
+from kdist.local.fetching import read_fetch
 from kdist.local.job import LocalJob, list_jobs
 from kdist.local.location import folder_of
 from kdist.report.ledger import build_report, read_ledger
@@ -52,6 +53,10 @@ def read_status(job: LocalJob) -> JobStatus:
         if active
         else _decide_ended(job, past)
     )
+    fetch = read_fetch(job.root, since=started or 0.0) if active and not reports else None
+    if fetch is not None:
+        phase, reason, message = Phase.STARTING, "Fetching", f"fetching {fetch[0]}"
+        pods = ()
     common: dict[str, Any] = {
         "run_id": documents.text(run, "run_id"),
         "created": created,
@@ -68,6 +73,7 @@ def read_status(job: LocalJob) -> JobStatus:
         pods=tuple(pods),
         exit_record=record,
         location="local",
+        fetch=fetch and fetch[1],
         **common,
         **{**past, **_read_training(reports, _last_progress(job.root))},
     )

@@ -13,6 +13,7 @@ from typing import Any
 from kdist.errors import Code, KdistError
 from kdist.events import parse
 from kdist.local.runner import RunEnded
+from kdist.status import FETCHER
 from kdist.units import number, seconds, size
 
 _FIRST_EVENT = b'"rendezvous-started"'
@@ -128,11 +129,12 @@ def conclude(ended: RunEnded, again: str) -> str | KdistError:
 
 def _failed(ended: RunEnded, again: str) -> KdistError:
     failure = ended.report["failure"] or {}
+    node = failure.get("node") or failure.get("agent") or ""
     where = " ".join(
         part
         for part in (
             f"rank {failure['rank']}" if failure.get("rank") is not None else "",
-            f"on {failure.get('node') or failure.get('agent')}",
+            f"on {node}" if not node.startswith(FETCHER) else "",
             f"at step {failure['step']}" if failure.get("step") is not None else "",
         )
         if part
@@ -150,7 +152,7 @@ def _failed(ended: RunEnded, again: str) -> KdistError:
     )
     return KdistError(
         (
-            f"{ended.report['job']} failed ({cause}), {where}: "
+            f"{ended.report['job']} failed ({cause}){f', {where}' if where else ''}: "
             f"{failure.get('message') or 'see its log'}"
         ),
         hint="; ".join(

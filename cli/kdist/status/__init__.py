@@ -13,7 +13,12 @@ Fetching documents is `kdist.jobs`, explaining a phase is `kdist.diagnose`, and 
 
 from kdist.status.agent_status import AgentStatus, RankStatus
 from kdist.status.exit_record import ExitRecord
-from kdist.status.init_container import FETCHER, ContainerTermination, InitContainer
+from kdist.status.init_container import (
+    FETCHER,
+    ContainerTermination,
+    FetchProgress,
+    InitContainer,
+)
 from kdist.status.job_status import JobStatus, Nodes, Phase, WorkloadState
 from kdist.status.pod import Pod, container_of, read_pod
 from kdist.status.resource_state import (
@@ -46,6 +51,7 @@ __all__ = [
     "AgentStatus",
     "ContainerTermination",
     "ExitRecord",
+    "FetchProgress",
     "InitContainer",
     "JobStatus",
     "Nodes",

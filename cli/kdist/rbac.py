@@ -117,6 +117,13 @@ NEEDS: tuple[Need, ...] = (
     ),
     Need("logs", "view", _on("get", "v1", "Pod", part="log")),
     Need(
+        "status, wait, why of jobs that fetch data",
+        "view",
+        _on("get", "v1", "Pod", part="log"),
+        "",
+        "how much is fetched is not shown",
+    ),
+    Need(
         "top, live status",
         "view",
         _on("get", "v1", "Pod", part="proxy"),

@@ -43,6 +43,7 @@ _POD_STATUS: Final = (
     "initContainerStatuses",
 )
 _CONTAINER_STATUS: Final = ("name", "state", "lastState", "ready", "restartCount")
+_INIT_CONTAINER: Final = ("name", "args", "restartPolicy")  # the arguments say what it fetches
 _LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
 
 
@@ -77,8 +78,16 @@ def _trim_pod(pod: Document) -> Document:
     for name in ("containerStatuses", "initContainerStatuses"):
         if name in status:
             status[name] = [_choose(each, _CONTAINER_STATUS) for each in status[name]]
-    containers = [{"name": each.get("name")} for each in spec.get("containers") or []]
-    return {"spec": {**_choose(spec, _POD_SPEC), "containers": containers}, "status": status}
+    found = {**_choose(spec, _POD_SPEC), "containers": _names(spec.get("containers"))}
+    if spec.get("initContainers"):
+        found["initContainers"] = [
+            _choose(each, _INIT_CONTAINER) for each in spec["initContainers"]
+        ]
+    return {"spec": found, "status": status}
+
+
+def _names(containers: Any) -> list[Document]:
+    return [{"name": each.get("name")} for each in containers or []]
 
 
 def _choose(document: Any, keys: Iterable[str]) -> Document:

@@ -347,7 +347,9 @@ def _running_container(transport: Transport, wanted: LogQuery) -> str:
         pod = transport.send(ApiRequest("GET", path, f"get pods/{wanted.pod}")).document()
     except ApiNotFoundError:
         return ""
-    statuses: list[dict[str, Any]] = (pod.get("status") or {}).get("containerStatuses") or []
+    found = pod.get("status") or {}
+    kinds = ("containerStatuses", "initContainerStatuses")
+    statuses: list[dict[str, Any]] = [each for kind in kinds for each in found.get(kind) or []]
     for status in statuses:
         if status.get("name") == wanted.container and "running" in (status.get("state") or {}):
             return str(status.get("containerID") or "")

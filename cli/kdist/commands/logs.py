@@ -54,6 +54,12 @@ _FAILED = "failed"
 )
 @click.option("--pod", metavar="NAME|INDEX", help="Only this pod.")
 @click.option(
+    "-c",
+    "--container",
+    metavar="NAME",
+    help="Log of this container instead of the training's, such as fetch-data-0 or fetch-init.",
+)
+@click.option(
     "-p",
     "--previous",
     is_flag=True,
@@ -92,7 +98,8 @@ def command(
     With -f it waits for the first line and says why there is none yet, follows every pod through
     restarts, and picks up new pods. It retries while the API server is unreachable, for at most
     --timeout. When no pod is left, it shows the log of the last generation that was kept next to
-    the checkpoints (spec.logs).
+    the checkpoints (spec.logs). The init container that fetches spec.data[0].url is fetch-data-0,
+    that of spec.train.init.url is fetch-init.
 
     \b
     Examples:
@@ -100,6 +107,7 @@ def command(
       kdist logs digits --rank 0-3,7 --tail 100
       kdist logs digits --rank failed --previous
       kdist logs digits --generation 3
+      kdist logs digits -f -c fetch-data-0
 
     \b
     Exit codes:
@@ -111,10 +119,13 @@ def command(
     cluster_options = {name: given.pop(name) for name in ("namespace", "context")}
     if generation is not None and (follow or given["previous"] or given["since"] is not None):
         raise UsageError("--generation cannot be combined with --follow, --previous or --since")
+    if given["container"] is not None and (generation is not None or given["rank"] is not None):
+        raise UsageError("--container cannot be combined with --rank or --generation")
     if generation is not None and given["rank"] == _FAILED:
         raise UsageError("--generation cannot be combined with --rank failed: give its number")
     run = find_local(job, local=local, **cluster_options)
     if run is not None and generation is not None:
+        del given["container"]
         return _show_kept_of_run(run, generation, raw=raw, **given)
     if run is not None:
         return _show_run(run, follow=follow, raw=raw, **given)
@@ -149,7 +160,9 @@ def _show_run(run: LocalJob, *, follow: bool, raw: bool, **given: Any) -> int:
         if record is None or record.rank is None:
             raise UsageError(f"no rank of {run.name} has failed")
         ranks = str(record.rank)
-    entries = logs.read_entries(run, follow=follow, since=given["since"], tail=given["tail"])
+    entries = logs.read_entries(
+        run, follow=follow, since=given["since"], tail=given["tail"], node=given["container"]
+    )
     _print_entries(entries, _Selection(ranks, given["pod"], given["tail"], raw))
     status = read_status(run)
     if not follow:
@@ -224,7 +237,8 @@ def _show(cluster: Cluster, name: str, request: LogRequest, chosen: _Selection) 
     from kdist.jobs import logs
 
     snapshot = jobs.fetch_snapshot(cluster, name)
-    is_plain = not request.previous and request.since is None and chosen.ranks != _FAILED
+    is_plain = not (request.previous or request.container) and request.since is None
+    is_plain = is_plain and chosen.ranks != _FAILED
     if is_plain and _has_only_kept_log(cluster, snapshot):
         console.message(f"no pod of {name} is left: showing the log kept next to its checkpoints")
         return _show_kept(cluster, name, None, chosen)
@@ -261,7 +275,8 @@ def _follow(
     rank_filter = _rank_filter(rank, jobs.fetch_snapshot(cluster, name)) if rank else None
     follower = logs.Follower(cluster, name, request, timeout=timeout, notify=console.message)
     _print(follower.lines(), rank_filter, raw)
-    if follower.snapshot is None:
+    is_over = follower.snapshot is not None and follower.snapshot.status.phase.terminal
+    if follower.snapshot is None or (request.container is not None and not is_over):
         return Code.OK
     console.message(jobs.describe_status(follower.snapshot.status))
     return jobs.exit_code(follower.snapshot.status)

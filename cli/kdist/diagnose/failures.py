@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 
 from kdist.diagnose import scheduling
+from kdist.diagnose.fetching import advise_on_size
 from kdist.diagnose.rule import Diagnosis, DiagnosticContext, Severity, clip, name_pods
 from kdist.status import ContainerTermination, ExitRecord, Phase, Pod, documents
 from kdist.units import size
@@ -322,6 +323,7 @@ def find_eviction(ctx: DiagnosticContext) -> Diagnosis | None:
         if reason in _EVICTIONS and not pod.lost:
             why, fix = _EVICTIONS[reason]
             message = pod.message or documents.text(ctx.document(pod), "status", "message")
+            fix = advise_on_size(message) or fix
             sentence = f"{pod.name} was evicted from node {pod.node or '?'}: {why}"
             return Diagnosis(
                 "evicted",

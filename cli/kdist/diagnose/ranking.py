@@ -9,7 +9,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kdist.diagnose import admission, container_start, failures, resource, runtime, scheduling
+from kdist.diagnose import (
+    admission,
+    container_start,
+    failures,
+    fetching,
+    resource,
+    runtime,
+    scheduling,
+)
 from kdist.diagnose.rule import Diagnosis, DiagnosticContext, Rule
 from kdist.status import Phase, Snapshot
 
@@ -25,6 +33,7 @@ RULES: tuple[Rule, ...] = (
     container_start.find_mount_trouble,
     container_start.find_config_trouble,
     container_start.find_image_trouble,
+    fetching.find_fetch_trouble,
     failures.find_memory_trouble,
     container_start.find_start_trouble,
     runtime.find_lost_node,
@@ -34,6 +43,7 @@ RULES: tuple[Rule, ...] = (
     scheduling.find_unschedulable,
     failures.find_limit,
     runtime.find_hang,
+    fetching.find_fetching,
     runtime.find_rendezvous,
     container_start.find_slow_pull,
     admission.find_idle_operator,
@@ -46,6 +56,7 @@ RULES: tuple[Rule, ...] = (
 _ONLY_WHEN_ALONE = ("starting", "failed", "operator-absent")
 _FOLLOWS = ("peers-lost", "rendezvous", "hang", "collective-timeout")
 """Consequences of a lost pod for the others: not reported in addition to its cause."""
+_OF_A_FETCH = ("data", "config", "storage", "unknown", "crash", "fetching")
 _OVER = ("done", "stopped", "suspended")
 
 
@@ -73,4 +84,6 @@ def _repeats(first: Diagnosis, other: Diagnosis) -> bool:
     """Whether both diagnoses describe the same problem."""
     if first.cause.startswith("claim-") and other.cause == "unschedulable":
         return "persistentvolumeclaim" in " ".join(other.evidence).lower()
+    if first.cause == fetching.FETCH:
+        return other.cause in _OF_A_FETCH
     return first.cause == "out-of-memory" and other.cause in ("unknown", "signal", "crash")

@@ -14,14 +14,17 @@ from kdist.errors import NotFoundError
 from kdist.jobs import checkpoints
 from kdist.jobs.job import ClusterJob
 from kdist.jobs.wait import Notify
+from kdist.status import FETCHER
 from kdist.status.documents import condition, items, moment, name, text
 
 _PULLED = re.compile(r"Successfully pulled image .* in (?:(\d+)m)?([\d.]+)(ms|s)\b")
 
 Interval = tuple[float, float | None]
 """(start, end) in unix seconds; the end is None while it lasts."""
-Startup = tuple[float, float | None, float | None, float]
-"""(created, scheduled, started) of a pod in unix seconds, and seconds of its image pull."""
+Startup = tuple[float, float | None, float | None, float, float | None]
+"""(created, scheduled, started) of a pod in unix seconds, seconds of its image pull, and when it
+had fetched its data, in unix seconds.
+"""
 
 
 @dataclass(frozen=True)
@@ -122,7 +125,20 @@ def _read_startup(pod: Mapping[str, Any], pod_events: Sequence[Mapping[str, Any]
         scheduled,
         started,
         max(pulls, default=0.0),
+        _read_fetched(pod),
     )
+
+
+def _read_fetched(pod: Mapping[str, Any]) -> float | None:
+    """When the last init container of the pod that fetches ended; None if it fetches nothing, or
+    still does.
+    """
+    ends = [
+        moment(status, "state", "terminated", "finishedAt")
+        for status in items(pod, "status", "initContainerStatuses")
+        if text(status, "name").startswith(FETCHER)
+    ]
+    return max((end for end in ends if end is not None), default=None)
 
 
 def pull_seconds(message: str) -> float:

@@ -7,21 +7,21 @@ import queue
 import re
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from kdist.diagnose import diagnose
-from kdist.errors import KdistError, NotFoundError
+from kdist.errors import KdistError, NotFoundError, UsageError
 from kdist.jobs.agents import Agents
 from kdist.jobs.events import Events
 from kdist.jobs.finalization import finalize
 from kdist.jobs.pod_log import PodLine
 from kdist.jobs.snapshot import fetch_snapshot
 from kdist.jobs.wait import Notify, timeout_error
-from kdist.status import Pod, Snapshot, read_pod
+from kdist.status import Pod, Snapshot, documents, read_pod
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
@@ -40,12 +40,22 @@ class LogRequest:
         tail: only the last lines of each pod; None for all.
         since: only the lines of the last seconds; None for all.
         previous: those of the previous container instance.
+        container: those of this container; None for the training's.
     """
 
     choose: Callable[[Pod], bool] = lambda _: True
     tail: int | None = None
     since: float | None = None
     previous: bool = False
+    container: str | None = None
+
+    def has_log(self, pod: Pod) -> bool:
+        """Whether the pod may have a log that is asked for. Whether an init container has run, its
+        log alone tells.
+        """
+        if self.container is not None:
+            return pod.scheduled
+        return pod.before is not None if self.previous else has_started(pod)
 
 
 def read(
@@ -66,10 +76,9 @@ def read(
     Raises:
         NotFoundError: there is no log yet.
     """
+    _check_container(snapshot, request.container)
     chosen = [pod for pod in snapshot.status.pods if request.choose(pod)]
-    pods = [
-        pod for pod in chosen if (pod.before is not None if request.previous else has_started(pod))
-    ]
+    pods = [pod for pod in chosen if request.has_log(pod)]
     if not pods:
         raise _no_logs(snapshot, request)
     if len(pods) > MOST_STREAMS:
@@ -79,6 +88,22 @@ def read(
         )
     streams = [_read_one(cluster, snapshot.namespace, pod, request) for pod in pods[:MOST_STREAMS]]
     yield from heapq.merge(*streams, key=lambda line: line.stamp)
+
+
+def _check_container(snapshot: Snapshot, name: str | None) -> None:
+    """Raises `UsageError` with the pods' containers if none of them has this name."""
+    specs = [documents.mapping(pod, "spec") for pod in snapshot.pods]
+    names = [
+        documents.text(each, "name")
+        for spec in specs
+        for kind in ("initContainers", "containers")
+        for each in documents.items(spec, kind)
+    ]
+    if name is not None and specs and name not in names:
+        raise UsageError(
+            f"the pods of {snapshot.name} have no container `{name}`",
+            hint=f"their containers: {', '.join(dict.fromkeys(names))}",
+        )
 
 
 def _no_logs(snapshot: Snapshot, request: LogRequest) -> KdistError:
@@ -100,12 +125,16 @@ def has_started(pod: Pod) -> bool:
 
 
 def _read_one(cluster: Cluster, namespace: str, pod: Pod, request: LogRequest) -> Iterator[PodLine]:
-    """Lines of one pod; none if it has been deleted in the meantime."""
+    """Lines of one pod; none if it has been deleted in the meantime, or the container has not run
+    yet that is asked for.
+    """
+    from kdist.cluster import ApiError
+
     try:
         for text in cluster.logs(
             pod.name,
             namespace=namespace,
-            container=pod.container,
+            container=request.container or pod.container,
             previous=request.previous,
             tail=request.tail,
             since=request.since,
@@ -115,6 +144,9 @@ def _read_one(cluster: Cluster, namespace: str, pod: Pod, request: LogRequest) -
                 yield line
     except NotFoundError:
         return
+    except ApiError as error:
+        if request.container is None or error.status != HTTPStatus.BAD_REQUEST:
+            raise
 
 
 def _line(pod: Pod, text: str) -> PodLine | None:
@@ -214,13 +246,13 @@ class Follower:
     def _read_history(self) -> Iterator[PodLine]:
         """Yield the lines that exist at the start, in the order of their times over all pods."""
         self.snapshot = snapshot = self._take_snapshot()
-        pods = [
-            pod for pod in snapshot.status.pods if self._request.choose(pod) and has_started(pod)
-        ]
+        chosen = [pod for pod in snapshot.status.pods if self._request.choose(pod)]
+        pods = [pod for pod in chosen if self._request.has_log(pod)]
         if not pods:
             return
+        named = self._request.container is not None  # whether that one has ended is not known yet
         self._readings = {
-            pod.name: _Reading(pod.restarts, complete=not pod.running, initial=True)
+            pod.name: _Reading(pod.restarts, complete=not (pod.running or named), initial=True)
             for pod in pods[:MOST_STREAMS]
         }
         try:
@@ -250,13 +282,19 @@ class Follower:
             return True  # the job was deleted
         finalize(self._cluster, snapshot)
         for pod in snapshot.status.pods:
-            if self._request.choose(pod) and has_started(pod):
+            if self._request.choose(pod) and self._request.has_log(pod):
                 self._start_reading(pod)
         if not self._readings or all(reading.ended for reading in self._readings.values()):
             self._report_why(snapshot)
-        return snapshot.status.phase.terminal and not any(
-            pod.running for pod in snapshot.status.pods if self._request.choose(pod)
-        )
+        chosen = [pod for pod in snapshot.status.pods if self._request.choose(pod)]
+        if self._request.container is not None and chosen and self._has_read(chosen):
+            return True
+        return snapshot.status.phase.terminal and not any(pod.running for pod in chosen)
+
+    def _has_read(self, pods: Sequence[Pod]) -> bool:
+        """Whether the log of the container that is asked for was read to its end in all pods."""
+        readings = [self._readings.get(pod.name) for pod in pods]
+        return all(reading is not None and reading.complete for reading in readings)
 
     def _start_reading(self, pod: Pod) -> None:
         """Start to read the pod's log, unless it is being read or contains nothing new."""
@@ -314,6 +352,8 @@ class Follower:
         """
         from kdist.cluster import ApiError
 
+        if self._request.container is not None:
+            return
         reading.restarts = read_pod(
             self._cluster.get("v1", "Pod", pod.name, self._namespace)
         ).restarts
@@ -326,7 +366,7 @@ class Follower:
         for text in self._cluster.logs(
             pod.name,
             namespace=self._namespace,
-            container=pod.container,
+            container=self._request.container or pod.container,
             follow=not previous,
             previous=previous,
             timestamps=True,

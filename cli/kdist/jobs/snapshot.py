@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from kdist import backends
 from kdist.errors import JobNotFoundError, KdistError, NotFoundError
+from kdist.jobs import fetch_log
 from kdist.jobs.agents import Agents
 from kdist.jobs.events import Events, is_about
 from kdist.jobs.finalization import finalize
@@ -71,6 +72,10 @@ def fetch_snapshot(
         statuses = pool.submit(agents.poll, pods)
         nodes = pool.submit(_find_nodes, cluster, pods)
         claims = pool.submit(_find_claims, cluster, namespace, pod_documents, pods)
+        fetches = {
+            pod.name: pool.submit(fetch_log.read_progress, cluster, namespace, pod)
+            for pod in fetch_log.choose_pods(pods)
+        }
         owned = not config_map or find_owning_resource(config_map) is not None
         resource = find_resource(cluster, name, namespace) if owned else None
         workload = workload_task.result()
@@ -95,6 +100,7 @@ def fetch_snapshot(
             agents.skipped,
             deployments.result() if deployments else (),
             resource=resource,
+            fetches={pod: event for pod, task in fetches.items() if (event := task.result())},
         )
 
 

@@ -274,6 +274,9 @@ def describe_status(status: JobStatus) -> str:
     message = (
         f": {status.message}" if status.message and status.phase is not Phase.SUCCEEDED else ""
     )
+    if status.fetch is not None and status.fetch.total:
+        percent = 100 * status.fetch.done // status.fetch.total
+        message += f", {percent // 10 * 10} %"
     return f"{status.name}: {status.phase}{reason}{nodes}{message}"
 
 

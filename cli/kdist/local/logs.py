@@ -14,7 +14,12 @@ _RANK_PREFIX = re.compile(r"\[rank(\d+)\]:")
 
 
 def read_entries(
-    job: LocalJob, *, follow: bool, since: float | None, tail: int | None
+    job: LocalJob,
+    *,
+    follow: bool,
+    since: float | None,
+    tail: int | None,
+    node: str | None = None,
 ) -> Iterator[Entry]:
     """Yield what the agents and ranks of all invocations have written.
 
@@ -23,6 +28,7 @@ def read_entries(
         follow: go on until its `kdist run` has ended.
         since: only what was written in the last seconds; None for all.
         tail: only the last entries of each node; None for all.
+        node: only this node, or this fetch, such as `fetch-data-0`; None for all.
     """
     tails: dict[str, LogTail] = {}
     oldest = None if since is None else time.time() - since
@@ -30,9 +36,10 @@ def read_entries(
     while True:
         active = job.active
         for log in (*job.root.glob("fetch-*/log"), *job.root.glob("node-*/log")):
-            node = log.parent.name
-            tails.setdefault(node, LogTail(node, log, from_start=True))
-        found = [read_timed(tails[node], last=not active) for node in sorted(tails)]
+            name = log.parent.name
+            if node is None or name == node:
+                tails.setdefault(name, LogTail(name, log, from_start=True))
+        found = [read_timed(tails[name], last=not active) for name in sorted(tails)]
         if first and tail is not None:
             found = [entries[len(entries) - min(tail, len(entries)) :] for entries in found]
         timed = sorted((each for entries in found for each in entries), key=lambda each: each[0])

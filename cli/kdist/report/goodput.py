@@ -2,8 +2,8 @@
 the ledger's records.
 
 An attempt is one generation: a worker group from its rendezvous to its end. Each second of it is in
-one category, and so is the time before it. How a pod started (queue, image pull) is known only
-while the pod exists.
+one category, and so is the time before it. How a pod started (queue, image pull, fetched
+data) is known only while the pod exists.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from kdist.report.ledger import (
 CATEGORIES = (
     "queue",
     "imagePull",
+    "fetch",
     "rendezvous",
     "start",
     "productive",
@@ -45,12 +46,15 @@ Interval = tuple[float, float | None]
 
 @dataclass(frozen=True)
 class PodStartup:
-    """When one pod was created, scheduled and started, in Unix time; None if that is not known."""
+    """When one pod was created, scheduled and started, and when it had fetched its data, in Unix
+    time; None if that is not known, or it fetched nothing.
+    """
 
     created: float
     scheduled: float | None = None
     started: float | None = None
     pull_seconds: float = 0.0
+    fetched: float | None = None
 
 
 @dataclass
@@ -175,11 +179,12 @@ def _fill_gap(
     pods = [pod for pod in startups if since - 1 <= pod.created <= attempt.began]
     scheduled = max((pod.scheduled for pod in pods if pod.scheduled is not None), default=since)
     pulled = scheduled + max((pod.pull_seconds for pod in pods), default=0.0)
-    started = max((pod.started for pod in pods if pod.started is not None), default=pulled)
-    times = [since, scheduled, pulled, started, attempt.began]
+    fetched = max((pod.fetched for pod in pods if pod.fetched is not None), default=pulled)
+    started = max((pod.started for pod in pods if pod.started is not None), default=fetched)
+    times = [since, scheduled, pulled, fetched, started, attempt.began]
     for index in range(1, len(times)):
         times[index] = min(max(times[index], times[index - 1]), attempt.began)
-    categories = ("queue", "imagePull", "start", "rendezvous")
+    categories = ("queue", "imagePull", "fetch", "start", "rendezvous")
     for category, (begin, end) in zip(categories, pairwise(times), strict=True):
         attempt.add(category, begin, end)
 

@@ -28,6 +28,7 @@ from kdist.units import number, seconds
 COLORS: dict[str, Color] = {
     "queue": GREYS[0],
     "imagePull": SERIES[0],
+    "fetch": SERIES[6],
     "rendezvous": SERIES[1],
     "start": SERIES[5],
     "productive": SERIES[2],

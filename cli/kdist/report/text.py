@@ -10,6 +10,7 @@ from kdist.units import number, seconds
 LABELS = {
     "queue": "queue",
     "imagePull": "image pull",
+    "fetch": "fetch of data",
     "rendezvous": "rendezvous",
     "start": "start",
     "productive": "productive",

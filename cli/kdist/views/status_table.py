@@ -34,6 +34,8 @@ def _rows(status: JobStatus) -> Iterator[tuple[str, str]]:
     )
     if status.message:
         yield "message", " ".join(status.message.split())[:300]
+    if status.fetch is not None:
+        yield "fetched", str(status.fetch)
     minimum = f", at least {status.nodes.min}" if status.nodes.min != status.nodes.max else ""
     yield "nodes", f"{status.nodes}{minimum}"
     if status.world_size:

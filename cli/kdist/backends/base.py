@@ -112,6 +112,7 @@ class Backend(ABC):
                 "(Kueue) admits a job as a whole"
             )
         yield from _storage_limits(job)
+        yield from _list_warnings(job)
         for name in _sidecars(job):
             yield (
                 f"the container {name} of podTemplate keeps its pod from ending; move it to "
@@ -190,6 +191,12 @@ def _sidecars(job: TrainingJob) -> list[str]:
         else []
     )
     return [name for name in names if name != "trainer"]
+
+
+def _list_warnings(job: TrainingJob) -> list[str]:
+    from kdist.spec import list_warnings  # the fields of job.yaml are slow to import
+
+    return list_warnings(job.spec)
 
 
 def _storage_limits(job: TrainingJob) -> Iterator[str]:

@@ -37,6 +37,14 @@ class PyTorchJob(Backend):
             "does not count them, so only the agents enforce maxRestarts; and it never deletes a "
             "job that failed; backend: job does both"
         )
+        from kdist.spec import list_sources  # the fields of job.yaml are slow to import
+
+        if list_sources(job.spec):
+            yield (
+                "the training-operator does not read the exit codes of init containers: data that "
+                "cannot be fetched (a wrong URL or checksum) is tried again without end; "
+                "backend: job ends the job"
+            )
         yield from super()._limits(job)
 
     def keep(self, rendered: dict[str, Any], workload: Mapping[str, Any]) -> dict[str, Any]:

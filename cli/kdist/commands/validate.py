@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
@@ -56,6 +57,8 @@ def command(
         else:
             for job in jobs if output == "text" else ():
                 console.result(f"{file}: valid, {_summary(job)}")
+                for warning in _list_warnings(job, file):
+                    console.warning(f"{file}: {warning}")
         if output == "github":
             for problem in problems:
                 console.result(_annotation(problem))
@@ -73,6 +76,21 @@ def command(
         )
     if failed:
         context.exit(Code.USAGE)
+
+
+def _list_warnings(job: Any, file: str) -> list[str]:
+    """What is valid, and may surprise: a URL that moves, data that is not on this machine."""
+    from kdist.load import resolve_path
+    from kdist.spec import list_warnings
+
+    base = Path.cwd() if file == "-" else Path(file).absolute().parent
+    absent = [
+        f"spec.data[{index}].path: there is no {resolve_path(base, data.path)}; `kdist run` needs "
+        "it, a cluster does not"
+        for index, data in enumerate(job.spec.data)
+        if data.path is not None and not resolve_path(base, data.path).exists()
+    ]
+    return [*list_warnings(job.spec), *absent]
 
 
 def _summary(job: Any) -> str:

@@ -5,10 +5,12 @@ arguments and environment, and what the NetworkPolicy has to allow for them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Final
 
 from kdist.render.templates import TracedValue, trace_value
 from kdist.spec import SOURCE_VARIABLES, Source, TrainingJob, count_bytes, list_sources
+
+_MEBI: Final = 1024 * 1024
 
 
 def list_fetches(
@@ -30,10 +32,17 @@ def list_fetches(
                 for name, argument in _arguments(source)
             ],
             "variables": list(_variables(source)),
-            "size": TracedValue(storage(source.size), f"{source.field}.size"),
+            "size": TracedValue(storage(_limit(source)), f"{source.field}.size"),
         }
         for source in list_sources(job.spec)
     ]
+
+
+def _limit(source: Source) -> str:
+    """The limit of the volume: what is fetched, and a sixteenth for what files take up beyond their
+    bytes. The kubelet evicts a pod that exceeds it, which would then fetch everything again.
+    """
+    return f"{-(-count_bytes(source.size) * 17 // (16 * _MEBI))}Mi"
 
 
 def _arguments(source: Source) -> Iterator[tuple[str, str]]:

@@ -24,7 +24,7 @@ from kdist.spec.models import (
     SecretKey,
     Toleration,
 )
-from kdist.spec.sources import INIT_MOUNT, Source, list_sources
+from kdist.spec.sources import INIT_MOUNT, Source, list_sources, list_warnings
 from kdist.spec.training_job import API_VERSION, KIND, Metadata, Spec, TrainingJob
 from kdist.spec.validators import RUN
 from kdist_trainer.config import (
@@ -70,5 +70,6 @@ __all__ = [
     "TrainingJob",
     "count_bytes",
     "list_sources",
+    "list_warnings",
     "port_of",
 ]

@@ -93,6 +93,16 @@ def _read(section: Any, name: str, field: str, **more: Any) -> Source:
     return Source(name=name, field=field, size=section.size or DEFAULT_SIZE, **given, **more)
 
 
+def list_warnings(spec: Spec) -> list[str]:
+    """What of the sources may surprise later."""
+    return [
+        f"{source.field}.url names no revision, so pods that start later may fetch other files; "
+        "pin it: hf://OWNER/NAME@REVISION"
+        for source in list_sources(spec)
+        if source.moves
+    ]
+
+
 def check_sources(spec: Spec) -> Iterator[Violation]:
     """Their number, the ports of their servers, and the variables with credentials, which have one
     source each and are not written in the file.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kdist.units import number, seconds, size
+from kdist.units import number, of_total, seconds, size
 
 
 @pytest.mark.parametrize(
@@ -49,3 +49,21 @@ def test_sizes_read_easily(value: object, text: str) -> None:
 )
 def test_numbers_read_easily(value: object, text: str) -> None:
     assert number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("done", "total", "shown"),
+    [
+        (12_000_000_000, 200_000_000_000, "12 of 200 GB"),
+        (0, 1500, "0 of 1.5 kB"),
+        (400_000_000, 3_200_000_000, "0.4 of 3.2 GB"),
+        (999, 999, "999 of 999 B"),
+        (5_000_000, None, "5 MB"),
+        (0, 0, "0 of 0 B"),
+        (3e15, 4e15, "3000 of 4000 TB"),
+    ],
+)
+def test_how_much_of_a_whole_is_done_has_one_unit(
+    done: float, total: float | None, shown: str
+) -> None:
+    assert of_total(done, total) == shown

@@ -57,6 +57,14 @@ def test_what_nobody_decides_on_is_not_kept() -> None:
     assert Cache().put(other) == set()
 
 
+def test_what_an_init_container_fetches_is_kept_and_its_environment_is_not() -> None:
+    init = {"name": "fetch-data-0", "args": ["--url=s3://bucket"], "env": [{"name": "A"}]}
+    document = {"kind": "Pod", "metadata": {}, "spec": {"initContainers": [init]}}
+    kept = {"name": "fetch-data-0", "args": ["--url=s3://bucket"]}
+    assert trim(document)["spec"]["initContainers"] == [kept]
+    assert "initContainers" not in pod(1)["spec"]
+
+
 def test_a_node_concerns_the_jobs_with_pods_on_it_when_it_changes() -> None:
     cache = Cache()
     cache.put(pod(10))

@@ -322,6 +322,22 @@ def test_a_finished_statefulset_goes_to_zero_and_ends(
     assert condition(kubernetes, "Complete")[0] == "True"
 
 
+def test_a_statefulset_whose_data_cannot_be_fetched_fails(
+    kubernetes: Kubernetes, stepper: Stepper, job: JobOf
+) -> None:
+    data = [{"url": "https://example.com/set.tar", "mountPath": "/data"}]
+    kubernetes.put("TrainingJob", job(backend="statefulset", nodes=1, data=data))
+    stepper.settle()
+    wrong = {"code": 65, "cause": "data", "outcome": "failed", "message": "spec.data[0]: 404"}
+    end = {"exitCode": 65, "reason": "Error", "message": json.dumps(wrong)}
+    init = {"name": "fetch-data-0", "state": {"terminated": end}, "restartCount": 0}
+    status = {"phase": "Pending", "initContainerStatuses": [init], "containerStatuses": []}
+    kubernetes.put("Pod", {"metadata": {"name": "digits-0"}, "status": status})
+    stepper.settle()
+    assert pods(kubernetes) == set()
+    assert condition(kubernetes, "Failed")[0] == "True"
+
+
 def test_a_workload_that_outlives_its_time_to_live_is_deleted(
     kubernetes: Kubernetes, stepper: Stepper, running: Document
 ) -> None:

@@ -102,3 +102,17 @@ def test_without_a_file_the_usage_is_reported(kdist: Kdist) -> None:
     result = kdist("validate")
     assert result.exit_code == 2
     assert result.stderr == "Error: Missing argument 'FILE...'\nNext: kdist validate --help\n"
+
+
+def test_what_is_valid_and_may_surprise_is_a_warning(kdist: Kdist, job_file: Path) -> None:
+    data = """
+  data:
+    - {url: "hf://datasets/owner/set", path: ./none, mountPath: /a}
+    - {url: "hf://datasets/owner/set@v1", mountPath: /b}
+"""
+    job_file.write_text(job_file.read_text().rstrip() + data)
+    result = kdist("validate", job_file.name)
+    assert result.exit_code == 0
+    moving, absent = result.stderr.splitlines()
+    assert moving.startswith("Warning: job.yaml: spec.data[0].url names no revision")
+    assert absent.startswith("Warning: job.yaml: spec.data[0].path: there is no ")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kdist.jobs.history import active_intervals, pull_seconds
+from kdist.jobs.history import _read_startup, active_intervals, pull_seconds
+from tests.cli.status.objects import RUNS, fetching_pod, terminated
 
 STOPPED = {"event": "stopped", "time": 50.0}
 RESUMED = {"event": "generation", "reason": "resume", "time": 90.0}
@@ -46,3 +47,14 @@ def test_ranks_that_stop_so_that_others_may_join_do_not_end_a_life() -> None:
 )
 def test_pull_times_are_read_from_the_kubelets_words(message: str, expected: float) -> None:
     assert pull_seconds(message) == expected
+
+
+def test_a_pod_has_fetched_when_the_last_of_its_init_containers_has_that_fetches() -> None:
+    ends = [{"state": terminated(0, "Completed", ago=ago)} for ago in (40, 20, 10)]
+    names = ("fetch-data-0", "fetch-init", "own")
+    *_, fetched = _read_startup(fetching_pod(0, *ends, names=names), [])
+    *_, second = _read_startup(fetching_pod(0, ends[1]), [])
+    assert fetched == second
+    assert fetched is not None
+    *_, running = _read_startup(fetching_pod(0, RUNS), [])
+    assert running is None

@@ -11,14 +11,23 @@ import pytest
 
 from kdist import jobs
 from kdist.cluster import Cluster
-from kdist.errors import NotFoundError
+from kdist.errors import NotFoundError, UsageError
 from kdist.jobs.logs import Follower, LogRequest, read, without_times
 from kdist.jobs.pod_log import PodLine, RankFilter
 from kdist.status import read_pod
 from tests.cli.cluster.conftest import Connect, Serve
 from tests.cli.jobs.test_wait import DONE
 from tests.cli.jobs.world import FIRST, SECOND, World, lines
-from tests.cli.status.objects import container, ended_pod, pod, terminated, unscheduled, waiting
+from tests.cli.status.objects import (
+    RUNS,
+    container,
+    ended_pod,
+    fetching_pod,
+    pod,
+    terminated,
+    unscheduled,
+    waiting,
+)
 
 
 def test_what_is_there_comes_in_the_order_of_its_times(cluster: Cluster, world: World) -> None:
@@ -47,6 +56,29 @@ def test_where_there_is_no_log_yet_the_reason_is_reported(cluster: Cluster, worl
         list(read(cluster, jobs.fetch_snapshot(cluster, "digits"), LogRequest()))
     with pytest.raises(NotFoundError, match="no container has been restarted"):
         list(read(cluster, jobs.fetch_snapshot(cluster, "digits"), LogRequest(previous=True)))
+
+
+def test_the_log_of_an_init_container_is_read_where_it_has_run(
+    cluster: Cluster, world: World
+) -> None:
+    world.pods = [fetching_pod(0, RUNS), fetching_pod(1, RUNS)]
+    world.logs = {f"{FIRST}/fetch-data-0": lines("a", "b"), FIRST: lines("of the training")}
+    snapshot = jobs.fetch_snapshot(cluster, "digits")
+    wanted = LogRequest(container="fetch-data-0")
+    assert [line.text for line in read(cluster, snapshot, wanted)] == ["a", "b"]
+    with pytest.raises(UsageError, match="have no container `fetch-data-7`") as refused:
+        list(read(cluster, snapshot, LogRequest(container="fetch-data-7")))
+    assert refused.value.hint == "their containers: fetch-data-0, trainer"
+
+
+def test_the_log_of_an_init_container_is_followed_to_its_end(
+    cluster: Cluster, world: World
+) -> None:
+    world.pods = [fetching_pod(0, {"state": {"waiting": {"reason": "PodInitializing"}}})]
+    reader = Reader(cluster, LogRequest(container="fetch-data-0"))
+    world.logs[f"{FIRST}/fetch-data-0"] = lines("a", "b")
+    reader.until("a", "b")
+    reader.finish()  # though the job goes on
 
 
 class Reader:

@@ -19,13 +19,16 @@ from kdist.status import Phase, Snapshot, read_pod
 from tests.cli.cluster.api import refusal
 from tests.cli.cluster.conftest import Connect, Serve
 from tests.cli.diagnose.scenes import event
-from tests.cli.jobs.world import FIRST, SECOND, World
+from tests.cli.jobs.world import FIRST, SECOND, World, lines
 from tests.cli.status.objects import (
+    RUNS,
     config_map,
+    fetching_pod,
     lost_pod,
     pod,
     record,
     report,
+    terminated,
     unscheduled,
     workload,
 )
@@ -255,6 +258,45 @@ def test_work_that_is_over_and_cannot_end_is_taken_away_with_its_outcome(
     assert (
         json.loads(done.patches[0]["metadata"]["annotations"]["kdist.dev/outcome"])["code"] == code
     )
+
+
+def test_a_statefulset_whose_data_cannot_be_fetched_is_taken_away_with_that_outcome(
+    serve: Serve, connect: Connect
+) -> None:
+    world = kept_alive("running", {})
+    world.reports = {}
+    wrong = record(65, "data", message="spec.data[0]: the SHA-256 of a is b", rank=None)
+    backs_off = {"state": {"waiting": {"reason": "CrashLoopBackOff"}}}
+    world.pods = [fetching_pod(0, {**backs_off, "lastState": terminated(65, record=wrong)})]
+    cluster = connect(serve(lambda asked: _as_statefulset(world, asked)).url)
+    assert jobs.finalize(cluster, jobs.fetch_snapshot(cluster, "digits"))
+    assert world.patches[0]["spec"] == {"replicas": 0}
+    outcome = json.loads(world.patches[0]["metadata"]["annotations"]["kdist.dev/outcome"])
+    assert (outcome["code"], outcome["cause"]) == (65, "data")
+
+
+def test_how_far_pods_have_fetched_is_read_from_the_logs_of_their_init_containers(
+    cluster: Cluster, world: World
+) -> None:
+    def tell(event: str, **fields: Any) -> str:
+        stamp = "2026-01-31T12:00:00.000Z"
+        return json.dumps({"time": stamp, "event": event, "level": "info", **fields})
+
+    world.pods = [fetching_pod(0, RUNS), fetching_pod(1, RUNS)]
+    total = {"total_bytes": 2000}
+    world.logs = {
+        f"{FIRST}/fetch-data-0": lines(
+            tell("data-fetch", bytes=2000, cached_bytes=0),
+            tell("data-progress", done_bytes=500, bytes_per_second=100, **total),
+            tell("data-retry", reason="503", seconds=1),
+        ),
+        f"{SECOND}/fetch-data-0": lines(tell("data-fetch", bytes=2000, cached_bytes=1500)),
+    }
+    status = jobs.fetch_snapshot(cluster, "digits").status
+    assert str(status.fetch) == "0.5 of 2 kB, 100 B/s"
+    world.forbidden = {"/log"}
+    status = jobs.fetch_snapshot(cluster, "digits").status
+    assert (status.reason, status.fetch) == ("Fetching", None)
 
 
 def _as_statefulset(world: World, asked: Any) -> Any:

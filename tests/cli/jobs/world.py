@@ -20,7 +20,7 @@ FIRST, SECOND = "digits-0-abcde", "digits-1-abcde"
 
 class World:
     """Answers as an API server would. `logs` holds (stamped lines, lines of the container before)
-    by pod.
+    by pod, of another container than the training's by `POD/CONTAINER`.
     """
 
     def __init__(self) -> None:
@@ -113,7 +113,9 @@ class World:
     def _answer_log(self, name: str, asked: Asked) -> Reply:
         if all(each["metadata"]["name"] != name for each in self.pods):
             return refusal(404, f'pods "{name}" not found', "NotFound", name=name)
-        lines = (self.before if asked.query.get("previous") else self.logs).get(name)
+        container = asked.query.get("container", "trainer")
+        key = name if container == "trainer" else f"{name}/{container}"
+        lines = (self.before if asked.query.get("previous") else self.logs).get(key)
         if lines is None:
             return refusal(400, "container is waiting to start: ContainerCreating", "BadRequest")
         lines = [line for line in lines if line.split()[0] >= asked.query.get("sinceTime", "")]

@@ -83,6 +83,15 @@ def test_queue_and_image_pull_come_from_the_pods() -> None:
     assert found["start"] == pytest.approx(3.0 + 0.5)
 
 
+def test_the_time_of_fetching_comes_from_the_pods() -> None:
+    startups = [
+        PodStartup(100.0, 101.0, 103.5, pull_seconds=0.5, fetched=103.0),
+        PodStartup(100.0, 101.0, 102.5, pull_seconds=0.5, fetched=102.0),
+    ]
+    found = seconds(build_goodput_report(EVENTS, STEPS, active=ACTIVE, startups=startups))
+    assert (found["queue"], found["imagePull"], found["fetch"]) == (1.0, 0.5, 1.5)
+
+
 def test_time_outside_of_active_intervals_is_not_counted() -> None:
     events = [
         generation(1, "start", 101.0),

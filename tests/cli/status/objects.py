@@ -126,6 +126,37 @@ def waiting(reason: str, message: str = "", **more: Any) -> Document:
     return {"containerStatuses": [container(state=state, **more)]}
 
 
+URL = "s3://team-data/speech"
+
+
+def fetching_pod(
+    index: int,
+    *inits: Document,
+    phase: str = "Pending",
+    names: tuple[str, ...] = ("fetch-data-0",),
+    **status: Any,
+) -> Document:
+    """A pod whose init containers, by default one that fetches `URL`, have these states."""
+    reported = [
+        {"name": name, "restartCount": 0, "lastState": {}, **state}
+        for name, state in zip(names, inits, strict=True)
+    ]
+    found = pod(
+        index,
+        phase=phase,
+        initContainerStatuses=reported,
+        containerStatuses=[container(state={"waiting": {"reason": "PodInitializing"}})],
+        **status,
+    )
+    found["spec"]["initContainers"] = [
+        {"name": name, "args": [f"--url={URL}", "--field=spec.data[0]"]} for name in names
+    ]
+    return found
+
+
+RUNS: Document = {"state": {"running": {"startedAt": at(30)}}}
+
+
 def terminated(
     code: int, reason: str = "Error", record: Document | str | None = None, *, ago: float = 10
 ) -> Document:

@@ -101,7 +101,7 @@ class Transfer:
                 if is_hashed:
                     _hash_start(partial, start, digest)
                 position = start
-                chunks: Iterator[bytes] = iter(())
+                chunks: Iterator[bytes | memoryview] = iter(())
                 if file.size is None or start < file.size:
                     body = self._source.read(file, start)
                     position, chunks = body.start, body.chunks
@@ -145,7 +145,7 @@ def _hash_start(file: io.FileIO, length: int, digest: hashlib._Hash) -> None:
         left -= len(chunk)
 
 
-def _write_all(file: io.FileIO, data: bytes) -> None:
+def _write_all(file: io.FileIO, data: bytes | memoryview) -> None:
     view = memoryview(data)
     while view:
         view = view[file.write(view) :]

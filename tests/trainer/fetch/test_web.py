@@ -113,6 +113,15 @@ def test_a_url_that_names_no_file_is_an_error_that_says_so(
     assert ended.stderr == ""
 
 
+@pytest.mark.parametrize("where", ["me:hunter2@", "?token=hunter2", "#hunter2"])
+def test_a_credential_in_the_url_is_refused_and_not_repeated(tmp_path: Path, where: str) -> None:
+    url = f"https://{where}host/a" if "@" in where else f"https://host/a{where}"
+    ended = fetch(url, tmp_path / "to")
+    assert (ended.code, ended.record["cause"]) == (64, "config")
+    assert "must not contain" in ended.record["message"]
+    assert "hunter2" not in ended.shown
+
+
 def test_a_credential_is_sent_and_shown_nowhere(web: WebServer, tmp_path: Path) -> None:
     web.authorization = TOKEN
     web.faults = in_turn("truncated", "503")

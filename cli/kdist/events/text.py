@@ -95,27 +95,6 @@ def _bench_slow(e: Event) -> str:
     )
 
 
-def _data_fetch(e: Event) -> str:
-    amount = f" ({size(e['bytes'])})" if "bytes" in e else ""
-    here = f", {size(e['cached_bytes'])} of them are here" if e.get("cached_bytes") else ""
-    return f"fetches {count(e['files'], 'file')}{amount} from {e['url']}{here}"
-
-
-def _data_progress(e: Event) -> str:
-    total = f" of {size(e['total_bytes'])}" if "total_bytes" in e else ""
-    return (
-        f"{e['url']}: {size(e['done_bytes'])}{total}, {e['files_done']} of "
-        f"{count(e['files'], 'file')}, {rate(e['bytes_per_second'])}"
-    )
-
-
-def _data_ready(e: Event) -> str:
-    return (
-        f"{e['url']} is here after {seconds(e['seconds'])}: {count(e['files'], 'file')} "
-        f"({size(e['bytes'])}) in {e['folder']}"
-    )
-
-
 SENTENCES: dict[str, Callable[[Event], str]] = {
     "bench-begun": lambda e: (
         f"{e['collective']} among {count(e['ranks'], 'rank')} ({e['device']}, {e['backend']})"
@@ -184,13 +163,6 @@ SENTENCES: dict[str, Callable[[Event], str]] = {
         + (f", inside {e['collective']}" if e.get("collective") else "")
     ),
     "failed": lambda e: f"failed: {e['cause']}{_first_line(e)}",
-    "data-fetch": _data_fetch,
-    "data-progress": _data_progress,
-    "data-ready": _data_ready,
-    "data-failed": lambda e: f"cannot fetch: {e['reason']}",
-    "data-retry": lambda e: f"{e['file']}: {e['reason']}; tries again in {seconds(e['seconds'])}",
-    "data-waiting": lambda e: str(e["message"]),
-    "data-stopped": lambda e: str(e["message"]),
     "job-edited": lambda e: f"the job was edited since its checkpoint: {e['message']}",
     "past-end": lambda e: str(e["message"]),
     "not-reproducible": lambda e: f"the resume is correct but not bitwise identical: {e['why']}",

@@ -46,6 +46,7 @@ class Reply:
     status: int = 200
     body: bytes = b""
     headers: dict[str, str] = field(default_factory=dict)
+    reason: str | None = None
 
 
 Faults = Callable[[Asked], str]
@@ -187,7 +188,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send(self, asked: Asked, reply: Reply, fault: str) -> None:
         web = self.server.web
-        self.send_response(reply.status)
+        self.send_response(reply.status, reply.reason)
         for name, value in reply.headers.items():
             self.send_header(name, value)
         if web.has_length or reply.status != 200:

@@ -34,6 +34,7 @@ LIGHT = {
     "kdist_trainer.checkpoint.layout": "torch numpy kdist click",
     "kdist_trainer.checkpoint.ledger": "torch numpy kdist click",
     "kdist_trainer.object_store.store": "torch numpy obstore asyncio kdist click",
+    "kdist_trainer.fetch.__main__": "torch numpy obstore huggingface_hub kdist click",
     "kdist_trainer.integrations": "torch accelerate lightning pytorch_lightning transformers",
 }
 
@@ -76,6 +77,10 @@ BREACHES = {
     "only the client of object stores knows obstore": (
         "trainer/kdist_trainer/checkpoint/lock.py",
         "import obstore",
+    ),
+    "only the source of hubs knows huggingface_hub": (
+        "trainer/kdist_trainer/data/loader.py",
+        "import huggingface_hub",
     ),
     "only integrations know training frameworks": (
         "trainer/kdist_trainer/checkpoint/files.py",

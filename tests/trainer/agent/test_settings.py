@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,13 @@ def test_an_agent_knows_the_last_that_met_the_others_and_all_that_were_killed_on
     assert prepare_scratch(settings) == pids
     settings.forget_predecessors()
     assert prepare_scratch(settings) == set()
+
+
+def test_ranks_are_told_where_the_weights_are_that_were_fetched(tmp_path: Path) -> None:
+    settings = make_settings(tmp_path)
+    assert "KDIST_INIT" not in settings.environment()
+    fetched = replace(settings, init=tmp_path / "files")
+    assert fetched.environment()["KDIST_INIT"] == str(tmp_path / "files")
 
 
 @pytest.mark.parametrize(

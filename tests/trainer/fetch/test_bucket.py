@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.fetch.conftest import Bucket
-from tests.trainer.object_store.s3_server import SECRET, always, in_turn
+from tests.trainer.object_store.s3_server import ACCESS_KEY, SECRET, always, in_turn
 
 pytestmark = pytest.mark.processes
 
@@ -53,7 +53,7 @@ def test_a_large_object_is_read_by_ranges_on_the_condition_that_it_is_the_same(
 ) -> None:
     bucket.put("set.tar", DATA, tag="v1")
     assert bucket.fetch("set.tar", tmp_path / "to").files == {"set.tar": DATA}
-    assert len(bucket.got("set.tar")) == 3
+    assert len(bucket.got("set.tar")) == 5
     assert bucket.server is not None
     conditions = {
         one.headers.get("if-match") for one in bucket.server.requests if one.method == "GET"
@@ -95,6 +95,18 @@ def test_a_refused_key_is_an_error_that_names_the_secret(bucket: Bucket, tmp_pat
     assert "spec.data[0].secret" in ended.record["message"]
     assert SECRET not in ended.shown
     assert "SOMEBODYELSE" not in ended.shown
+
+
+def test_a_key_that_a_server_repeats_is_not_shown(bucket: Bucket, tmp_path: Path) -> None:
+    bucket.put("set.tar", b"a")
+    assert bucket.server is not None
+    bucket.server.message = f"{ACCESS_KEY} with {SECRET} may not"
+    bucket.server.faults = always("repeats", method="GET")
+    ended = bucket.fetch("set.tar", tmp_path / "to")
+    assert ended.code == 65
+    assert "*** with *** may not" in ended.record["message"]
+    assert SECRET not in ended.shown
+    assert ACCESS_KEY not in ended.shown
 
 
 def test_no_key_is_an_error_of_the_configuration(bucket: Bucket, tmp_path: Path) -> None:

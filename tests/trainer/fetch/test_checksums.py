@@ -87,6 +87,17 @@ def test_sha256sums_is_compared_with_every_file_that_it_names(
     assert len(bucket.got("set/sub/b")) == 3
 
 
+def test_sha256sums_in_a_folder_is_that_of_the_folder(bucket: Bucket, tmp_path: Path) -> None:
+    bucket.put("set/a", b"a")
+    bucket.put("set/sub/a", b"A")
+    bucket.put("set/sub/SHA256SUMS", sums(a=b"A"))
+    assert bucket.fetch("set", tmp_path / "to").code == 0
+    bucket.put("set/sub/SHA256SUMS", sums(a=b"a"), tag="second")
+    ended = bucket.fetch("set", tmp_path / "to")
+    assert ended.code == 65
+    assert "the SHA-256 of sub/a is" in ended.record["message"]
+
+
 def test_a_pinned_sha256sums_is_compared_first(bucket: Bucket, tmp_path: Path) -> None:
     bucket.put("set/a", DATA)
     bucket.put("set/SHA256SUMS", sums(a=DATA))

@@ -13,7 +13,7 @@ from tests.patience import soon
 from tests.trainer.fetch.conftest import Bucket
 from tests.trainer.fetch.program import Program, fetch, read_files, start
 from tests.trainer.fetch.web_server import WebServer
-from tests.trainer.object_store.s3_server import Request
+from tests.trainer.object_store.s3_server import Request, always
 
 pytestmark = pytest.mark.processes
 
@@ -179,6 +179,25 @@ def test_a_process_that_waits_can_be_stopped(web: WebServer, tmp_path: Path) -> 
     assert second.kill(signal.SIGTERM).code == 200
     assert first.process.poll() is None
     first.kill()
+
+
+@pytest.mark.parametrize("place", ["bucket", "hub", "web"])
+def test_a_process_that_lists_can_be_stopped(
+    web: WebServer, bucket: Bucket, tmp_path: Path, place: str
+) -> None:
+    if place == "bucket":
+        assert bucket.server is not None
+        bucket.server.faults = always("hang")
+        program = bucket.start("set", tmp_path / "to")
+        assert soon(lambda: bucket.server is not None and bucket.server.requests, 20)
+    else:
+        web.faults = lambda _asked: "hang"
+        url = "hf://team/model" if place == "hub" else f"{web.url}/a"
+        program = start(url, tmp_path / "to", HF_ENDPOINT=web.url)
+        assert soon(lambda: web.requests, 20)
+    ended = program.kill(signal.SIGTERM)
+    assert (ended.code, ended.record["outcome"]) == (200, "stopped")
+    assert ended.stderr == ""
 
 
 def test_progress_is_told_at_most_every_two_seconds(web: WebServer, tmp_path: Path) -> None:

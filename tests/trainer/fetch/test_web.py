@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.trainer.fetch.program import fetch
-from tests.trainer.fetch.web_server import FAULTS, Asked, WebServer, in_turn
+from tests.trainer.fetch.program import fetch, start
+from tests.trainer.fetch.web_server import FAULTS, Asked, Reply, WebServer, in_turn
 
 pytestmark = pytest.mark.processes
 
@@ -66,6 +66,22 @@ def test_a_server_that_always_ends_at_the_same_byte_makes_no_progress(
     assert "1500000 bytes are missing" in ended.record["message"]
 
 
+def test_a_body_that_stands_still_is_asked_for_again_from_there(
+    web: WebServer, tmp_path: Path
+) -> None:
+    web.gate.clear()
+    program = start(url(web), tmp_path / "to", "--stall-seconds", "2")
+    assert program.process.stdout is not None
+    lines = iter(program.process.stdout.readline, "")
+    retry = next(line for line in lines if '"event":"data-retry"' in line)
+    assert '"reason":"no reply in time"' in retry
+    web.gate.set()
+    ended = program.wait()
+    assert ended.code == 0, ended.stdout
+    assert ended.files == {"set.tar": DATA}
+    assert {one.headers.get("range") for one in web.requests} >= {None, "bytes=1500000-"}
+
+
 def test_nobody_at_the_address_is_an_error_to_retry(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -113,6 +129,15 @@ def test_a_url_that_names_no_file_is_an_error_that_says_so(
     assert ended.stderr == ""
 
 
+@pytest.mark.parametrize("where", ["me:hunter2@", "?token=hunter2", "#hunter2"])
+def test_a_credential_in_the_url_is_refused_and_not_repeated(tmp_path: Path, where: str) -> None:
+    url = f"https://{where}host/a" if "@" in where else f"https://host/a{where}"
+    ended = fetch(url, tmp_path / "to")
+    assert (ended.code, ended.record["cause"]) == (64, "config")
+    assert "must not contain" in ended.record["message"]
+    assert "hunter2" not in ended.shown
+
+
 def test_a_credential_is_sent_and_shown_nowhere(web: WebServer, tmp_path: Path) -> None:
     web.authorization = TOKEN
     web.faults = in_turn("truncated", "503")
@@ -139,6 +164,17 @@ def test_a_missing_or_refused_credential_is_an_error_that_names_the_key(
     assert words in ended.record["message"]
     assert "HTTP_AUTHORIZATION" in ended.record["message"]
     assert not value or value not in ended.shown
+
+
+@pytest.mark.parametrize("status", [403, 418, 503])
+def test_a_credential_that_a_server_repeats_is_not_shown(
+    web: WebServer, tmp_path: Path, status: int
+) -> None:
+    web.routes = lambda asked: Reply(status, reason=f"not {asked.headers['authorization']}")
+    ended = fetch(url(web), tmp_path / "to", "--stall-seconds", "1", HTTP_AUTHORIZATION=TOKEN)
+    assert ended.code == (203 if status == 503 else 65)
+    assert f"status {status} not ***" in ended.record["message"]
+    assert "a-token-that-nobody-shows" not in ended.shown
 
 
 def test_another_server_gets_no_credential_by_a_redirect(web: WebServer, tmp_path: Path) -> None:

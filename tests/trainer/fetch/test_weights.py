@@ -87,7 +87,17 @@ def test_tied_weights_in_several_files_are_fetched_by_their_index_and_loaded(
 
 @pytest.mark.parametrize(
     "places",
-    [{"a": "../outside"}, {"a": "/etc/outside"}, {"a": ".."}, {"a": ""}, {"a": 1}, {}, None, []],
+    [
+        {"a": "../outside"},
+        {"a": "/etc/outside"},
+        {"a": ".."},
+        {"a": ""},
+        {"a": "\ud800"},
+        {"a": 1},
+        {},
+        None,
+        [],
+    ],
 )
 def test_an_index_that_leads_elsewhere_is_refused(
     web: WebServer, tmp_path: Path, places: object

@@ -16,6 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 MODIFIED = "Fri, 01 Jan 2027 00:00:00 GMT"
 DELAY_SECONDS = 0.02
+HANG_SECONDS = 2.0
 UNGATED_BYTES = 100_000
 FAULTS = (
     "503",
@@ -26,6 +27,7 @@ FAULTS = (
     "no-range",  # the whole file instead of a range
     "no-head",  # HEAD is refused
 )
+# Also known: "hang", no reply within seconds.
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class Reply:
     status: int = 200
     body: bytes = b""
     headers: dict[str, str] = field(default_factory=dict)
+    reason: str | None = None
 
 
 Faults = Callable[[Asked], str]
@@ -173,7 +176,9 @@ class _Handler(BaseHTTPRequestHandler):
         web = self.server.web
         web.requests.append(asked)
         fault = web.faults(asked)
-        if fault == "close":
+        if fault == "hang":
+            time.sleep(HANG_SECONDS)
+        if fault in {"close", "hang"}:
             self._end()
             return
         if fault in {"503", "429"}:
@@ -183,7 +188,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send(self, asked: Asked, reply: Reply, fault: str) -> None:
         web = self.server.web
-        self.send_response(reply.status)
+        self.send_response(reply.status, reply.reason)
         for name, value in reply.headers.items():
             self.send_header(name, value)
         if web.has_length or reply.status != 200:

@@ -64,6 +64,11 @@ def find_server_problem(endpoint: str) -> str:
     return ""
 
 
+def without_secrets(url: str) -> str:
+    """The URL as it may be shown: without a user, a password, a query and a fragment."""
+    return re.split("[?#]", re.sub("^([^/?#]*//)[^/?#]*@", r"\1***@", url), maxsplit=1)[0]
+
+
 def base_name(url: str) -> str:
     """The last part of the path of a URL, which is the name of the file if it names one file; empty
     for a whole repository of hf://.

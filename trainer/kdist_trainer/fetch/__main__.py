@@ -12,6 +12,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 from kdist_trainer import log
 from kdist_trainer.agent.exit_record import failed, stopped, write_termination_message
 from kdist_trainer.config import SOURCE_SECRETS, Cause, Exit
+from kdist_trainer.config.source_url import without_secrets
 from kdist_trainer.errors import ConfigError, KdistTrainerError
 from kdist_trainer.failure import Failure, describe
 from kdist_trainer.fetch.fetcher import Fetcher
@@ -36,13 +38,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     log.write_to(_write_line)
     stop = StopSignals()
     stop.install()
-    fields = {"url": given.url, "field": given.field}
+    url = without_secrets(given.url)
+    fields = {"url": url, "field": given.field}
     try:
+        # A thread of its own: libraries that the fetch calls would take the exception that a signal
+        # raises here for an error of theirs.
+        fetch = ThreadPoolExecutor(1, "fetcher").submit(_fetch, given)
         with stop.interruptible():
-            Fetcher(_request(given)).run()
+            fetch.result()
         return int(Exit.DONE)
     except StopRequested:
-        message = f"stopped while {given.url} was fetched: what has come is kept"
+        message = f"stopped while {url} was fetched: what has come is kept"
         log.event("data-stopped", **fields, message=message)
         return _end(stopped(message, step=None), given)
     except Exception as error:  # noqa: BLE001 - whatever it is, Kubernetes gets a record of it
@@ -55,6 +61,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             code=int(failure.code),
         )
         return _end(failed(failure), given)
+
+
+def _fetch(given: argparse.Namespace) -> None:
+    Fetcher(_request(given)).run()
 
 
 def redact(text: str) -> str:

@@ -23,7 +23,7 @@ from kdist_trainer.object_store.store import RETRY_SECONDS, ObjectStore
 
 PARALLEL: Final = 12
 """Ranges that are requested at a time."""
-BLOCK_BYTES: Final = 8 << 20
+BLOCK_BYTES: Final = 4 << 20
 SMALLEST_BLOCK: Final = 256 << 10
 
 T = TypeVar("T")
@@ -85,9 +85,9 @@ class BucketSource:
         """The content from byte `start` on."""
         return FileBody(start, self._read_blocks(file, start))
 
-    def _read_blocks(self, file: RemoteFile, position: int) -> Iterator[bytes]:
+    def _read_blocks(self, file: RemoteFile, position: int) -> Iterator[memoryview]:
         size = file.size or 0
-        waiting: deque[Future[bytes]] = deque()
+        waiting: deque[Future[memoryview]] = deque()
         with self._lock:
             self._open_bodies += 1
         try:
@@ -105,7 +105,7 @@ class BucketSource:
             for one in waiting:
                 one.cancel()
 
-    def _read_block(self, file: RemoteFile, start: int, length: int) -> bytes:
+    def _read_block(self, file: RemoteFile, start: int, length: int) -> memoryview:
         name, tag = self._key_of(file.name), Tag(file.etag)
         try:
             data = self._do(

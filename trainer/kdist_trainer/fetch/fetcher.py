@@ -13,9 +13,9 @@ from kdist_trainer.fetch.bucket import BucketSource
 from kdist_trainer.fetch.checksums import LARGEST_SUMS, SUMS, digests_below, is_sums, parse_sums
 from kdist_trainer.fetch.folder import FetchFolder
 from kdist_trainer.fetch.hub import HubSource
-from kdist_trainer.fetch.progress import FetchProgress, Patience
+from kdist_trainer.fetch.progress import FetchProgress, Patience, Retries
 from kdist_trainer.fetch.request import FetchRequest
-from kdist_trainer.fetch.source import ChangedError, FetchSource, RemoteFile
+from kdist_trainer.fetch.source import ChangedError, FetchSource, PassingError, RemoteFile
 from kdist_trainer.fetch.space import check_space
 from kdist_trainer.fetch.transfer import Transfer
 from kdist_trainer.fetch.web import WebSource
@@ -50,8 +50,8 @@ class Fetcher:
         )
 
     def run(self) -> None:
-        """Fetch what is missing, and log how it goes. For the main thread: after an error, threads
-        may still wait for a server.
+        """Fetch what is missing, and log how it goes. After an error, threads may still wait for a
+        server.
 
         Raises:
             ConfigError: the job must be corrected.
@@ -61,16 +61,14 @@ class Fetcher:
         """
         begun = time.monotonic()
         with self._folder.locked(self._say_waiting):
-            self._progress.start_clock()
-            changes = 0
+            retries = Retries(self._patience)
             while True:
                 try:
                     files = self._fetch_listed()
                     break
                 except ChangedError as error:
-                    changes += 1
-                    reason = f"it has changed while it was fetched ({error})"
-                    self._patience.wait(self._request.url, reason, changes)
+                    changed = PassingError(f"it has changed while it was fetched ({error})")
+                    retries.wait(self._request.url, changed)
             self._folder.close()
         log.event(
             "data-ready",

@@ -151,7 +151,7 @@ class FetchFolder:
         shutil.rmtree(self._folder / PARTIAL, ignore_errors=True)
 
     def _partial(self, name: str) -> Path:
-        return self._folder / PARTIAL / sha256(os.fsencode(name)).hexdigest()[:32]
+        return self._folder / PARTIAL / sha256(name.encode()).hexdigest()[:32]
 
     def _read(self) -> dict[str, KnownFile]:
         try:
@@ -194,7 +194,8 @@ class FetchFolder:
             if (
                 any(part in {"", ".", ".."} for part in parts)
                 or "\0" in name
-                or any(len(os.fsencode(part)) > _LONGEST_PART for part in parts)
+                or any(len(part.encode(errors="replace")) > _LONGEST_PART for part in parts)
+                or not _is_text(name)
             ):
                 raise DataError(f"{self._field}: {name!r} cannot be the name of a file: rename it")
             for depth in range(1, len(parts)):
@@ -204,6 +205,14 @@ class FetchFolder:
                         f"{self._field}: {folder!r} is a file, and {name!r} is below it, which no "
                         "folder can have: rename one of them"
                     )
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def is_full(error: OSError) -> bool:

@@ -38,7 +38,6 @@ class FetchProgress:
         self._total: int | None = None
         self.moves = 0
         """Grows whenever there is progress."""
-        self._moved_at = time.monotonic()
         self._reported: tuple[float, int] | None = None
 
     def begin(self, *, files: int, total: int | None) -> None:
@@ -56,32 +55,17 @@ class FetchProgress:
             self._positions[name] = position
             if position > self._highest.get(name, -1):
                 self._highest[name] = position
-                self._move()
+                self.moves += 1
 
     def finish_file(self) -> None:
         """A file is complete."""
         with self._lock:
             self._files_done += 1
-            self._move()
 
     @property
     def done_bytes(self) -> int:
         """The bytes that are there."""
         return self._done
-
-    @property
-    def stalled_seconds(self) -> float:
-        """The time without progress."""
-        return time.monotonic() - self._moved_at
-
-    def start_clock(self) -> None:
-        """Now requests begin."""
-        with self._lock:
-            self._move()
-
-    def _move(self) -> None:
-        self.moves += 1
-        self._moved_at = time.monotonic()
 
     def report(self) -> None:
         """Log how far it is, unless that was done less than `REPORT_SECONDS` ago."""
@@ -112,49 +96,60 @@ class Patience:
     """Repeats requests as long as the fetch makes progress."""
 
     def __init__(self, request: FetchRequest, progress: FetchProgress) -> None:
-        self._request = request
-        self._progress = progress
+        self.request = request
+        self.progress = progress
         self.stopped = threading.Event()
 
     def retry(self, call: Callable[[], T]) -> T:
-        """Do it until it raises no `PassingError`. Raises what `wait` raises."""
-        attempt = 0
+        """Do it until it raises no `PassingError`. Raises what `Retries.wait` raises."""
+        retries = Retries(self)
         while True:
             try:
                 return call()
             except PassingError as error:
-                attempt += 1
-                self.wait(self._request.url, str(error), attempt, error.wait_seconds)
+                retries.wait(self.request.url, error)
 
-    def wait(self, what: str, reason: str, attempt: int, at_least: float = 0.0) -> None:
+
+class Retries:
+    """The failures of one call. They begin again whenever the fetch has made progress."""
+
+    def __init__(self, patience: Patience) -> None:
+        self._patience = patience
+        self._moves = -1
+        self._attempt = 0
+        self._since = 0.0
+
+    def wait(self, what: str, error: PassingError) -> None:
         """Wait before a request is repeated.
 
         Args:
             what: the file or URL.
-            reason: why it failed.
-            attempt: how often it has failed without progress, from 1 on.
-            at_least: seconds that the server asks to wait.
+            error: why the request failed.
 
         Raises:
             StorageError: there was no progress for too long.
             FetchStopped: the fetch has failed otherwise.
         """
-        stalled, allowed = self._progress.stalled_seconds, self._request.stall_seconds
+        request, moves = self._patience.request, self._patience.progress.moves
+        if moves != self._moves:
+            self._moves, self._attempt, self._since = moves, 0, time.monotonic()
+        self._attempt += 1
+        stalled, allowed = time.monotonic() - self._since, request.stall_seconds
         if stalled >= allowed:
             raise StorageError(
-                f"{self._request.field}: {what} cannot be fetched: {reason}; nothing has come for "
+                f"{request.field}: {what} cannot be fetched: {error}; nothing has come for "
                 f"{stalled:.0f} s: start it again when the server works, what has come is kept"
             )
-        longest = min(LONGEST_WAIT_SECONDS, FIRST_WAIT_SECONDS * 2 ** min(attempt - 1, 20))
-        seconds = max(at_least, longest * random.uniform(0.5, 1.0))  # noqa: S311 - spreads load
-        seconds = min(seconds, allowed - stalled + 0.01)
+        longest = min(LONGEST_WAIT_SECONDS, FIRST_WAIT_SECONDS * 2 ** min(self._attempt - 1, 20))
+        random_wait = longest * random.uniform(0.5, 1.0)  # noqa: S311 - spreads load
+        seconds = min(max(error.wait_seconds, random_wait), allowed - stalled + 0.01)
         log.warn(
             "data-retry",
-            url=self._request.url,
-            field=self._request.field,
+            url=request.url,
+            field=request.field,
             file=what,
-            reason=reason,
+            reason=str(error),
             seconds=round(seconds, 3),
         )
-        if self.stopped.wait(seconds):
+        if self._patience.stopped.wait(seconds):
             raise FetchStopped

@@ -52,7 +52,7 @@ class FileBody:
     """
 
     start: int
-    chunks: Iterator[bytes]
+    chunks: Iterator[bytes | memoryview]
 
 
 class FetchSource(Protocol):

@@ -10,7 +10,7 @@ from typing import Final
 
 from kdist_trainer.errors import DataError
 from kdist_trainer.fetch.folder import FetchFolder, is_full
-from kdist_trainer.fetch.progress import FetchProgress, FetchStopped, Patience
+from kdist_trainer.fetch.progress import FetchProgress, FetchStopped, Patience, Retries
 from kdist_trainer.fetch.request import FetchRequest
 from kdist_trainer.fetch.source import ChangedError, FetchSource, PassingError, RemoteFile
 from kdist_trainer.fetch.space import full_error, too_large_error
@@ -82,14 +82,12 @@ class Transfer:
         return found
 
     def _download(self, file: RemoteFile, *, is_hashed: bool, most: int | None) -> str:
-        attempt = 0
+        retries = Retries(self._patience)
         while True:
-            moves = self._progress.moves
             try:
                 return self._continue(file, is_hashed=is_hashed, most=most)
             except PassingError as error:
-                attempt = attempt + 1 if self._progress.moves == moves else 1
-                self._patience.wait(file.name, str(error), attempt, error.wait_seconds)
+                retries.wait(file.name, error)
 
     def _continue(self, file: RemoteFile, *, is_hashed: bool, most: int | None) -> str:
         """Fetch what is missing; returns the digest, empty if it is not wanted."""
@@ -101,7 +99,7 @@ class Transfer:
                 if is_hashed:
                     _hash_start(partial, start, digest)
                 position = start
-                chunks: Iterator[bytes] = iter(())
+                chunks: Iterator[bytes | memoryview] = iter(())
                 if file.size is None or start < file.size:
                     body = self._source.read(file, start)
                     position, chunks = body.start, body.chunks
@@ -145,7 +143,7 @@ def _hash_start(file: io.FileIO, length: int, digest: hashlib._Hash) -> None:
         left -= len(chunk)
 
 
-def _write_all(file: io.FileIO, data: bytes) -> None:
+def _write_all(file: io.FileIO, data: bytes | memoryview) -> None:
     view = memoryview(data)
     while view:
         view = view[file.write(view) :]

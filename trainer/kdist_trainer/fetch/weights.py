@@ -35,7 +35,10 @@ def shards_of(index: bytes, where: str) -> list[str]:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise DataError(f"{where}: is no index of safetensors files") from None
     if not names or not all(
-        isinstance(name, str) and PurePosixPath(name).name == name and name not in ("", "..")
+        isinstance(name, str)
+        and PurePosixPath(name).name == name
+        and name not in ("", "..")
+        and name.isprintable()
         for name in names
     ):
         raise DataError(f"{where}: its weight_map must name files next to it")

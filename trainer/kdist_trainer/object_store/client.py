@@ -93,9 +93,11 @@ class Client:
         _check_length(data, size)
         return Stored(data, _tag(meta))
 
-    def get_range(self, name: str, start: int, length: int, size: int, tag: Tag = NO_TAG) -> bytes:
+    def get_range(
+        self, name: str, start: int, length: int, size: int, tag: Tag = NO_TAG
+    ) -> memoryview:
         """`length` bytes from byte `start` of an object of `size` bytes, of the version with this
-        tag if it has one.
+        tag if it has one. They are not copied.
         """
         options: GetOptions = {"range": (start, start + length)}
         if tag.etag:
@@ -107,7 +109,7 @@ class Client:
                 raise RequestError(FailureKind.CHANGED, f"it has {actual} bytes instead of {size}")
             if tag.etag and etag and etag != tag.etag:
                 raise RequestError(FailureKind.CHANGED, "it is another version")
-            data = bytes(found.bytes())
+            data = memoryview(found.bytes())
         _check_length(data, length)
         return data
 
@@ -168,7 +170,7 @@ def _translated() -> Iterator[None]:
         raise request_error(error) from None
 
 
-def _check_length(data: bytes, length: int) -> None:
+def _check_length(data: bytes | memoryview, length: int) -> None:
     if len(data) != length:
         raise RequestError(FailureKind.TRANSIENT, f"{len(data)} bytes came instead of {length}")
 

@@ -15,7 +15,7 @@ READ_AHEAD: Final = 2
 class RangeSource(Protocol):
     """Reads part of an object."""
 
-    def read_range(self, name: str, start: int, length: int, size: int) -> bytes: ...
+    def read_range(self, name: str, start: int, length: int, size: int) -> memoryview: ...
 
 
 class ObjectReader(io.RawIOBase):
@@ -36,7 +36,7 @@ class ObjectReader(io.RawIOBase):
         self._name = name
         self._size = size
         self._position = 0
-        self._blocks: dict[int, Future[bytes]] = {}
+        self._blocks: dict[int, Future[memoryview]] = {}
         self._threads: ThreadPoolExecutor | None = None
 
     def readable(self) -> bool:
@@ -69,7 +69,7 @@ class ObjectReader(io.RawIOBase):
         done = 0
         while done < len(view) and self._position < self._size:
             number, offset = divmod(self._position, BLOCK_BYTES)
-            piece = memoryview(self._block(number))[offset : offset + len(view) - done]
+            piece = self._block(number)[offset : offset + len(view) - done]
             view[done : done + len(piece)] = piece
             done += len(piece)
             self._position += len(piece)
@@ -83,7 +83,7 @@ class ObjectReader(io.RawIOBase):
         self._blocks.clear()
         super().close()
 
-    def _block(self, number: int) -> bytes:
+    def _block(self, number: int) -> memoryview:
         # ahead only where the last block has been read too: who jumps would fetch for nothing
         ahead = READ_AHEAD if number == 0 or {number, number - 1} & set(self._blocks) else 0
         last = (self._size - 1) // BLOCK_BYTES
@@ -103,7 +103,7 @@ class ObjectReader(io.RawIOBase):
         self._blocks.pop(number - 1, None)
         return data
 
-    def _fetch(self, number: int) -> Future[bytes]:
+    def _fetch(self, number: int) -> Future[memoryview]:
         if self._threads is None:
             self._threads = ThreadPoolExecutor(READ_AHEAD + 1, "object-reader")
         start = number * BLOCK_BYTES

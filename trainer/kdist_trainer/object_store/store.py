@@ -221,7 +221,9 @@ class ObjectStore:
             while chunk := file.read(BLOCK_BYTES):
                 yield chunk
 
-    def read_range(self, name: str, start: int, length: int, size: int, tag: Tag = NO_TAG) -> bytes:
+    def read_range(
+        self, name: str, start: int, length: int, size: int, tag: Tag = NO_TAG
+    ) -> memoryview:
         """`length` bytes from byte `start` of an object of `size` bytes. Raises as `open` does, and
         `ObjectChangedError` if the object no longer has this tag.
         """

@@ -5,6 +5,7 @@ any agent starts.
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 from collections.abc import Iterator
 from hashlib import sha256
@@ -12,12 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import save
-from torch import nn
 
-from kdist_trainer.workload import WorkloadContext
-from kdist_trainer.workloads.digits import Digits
 from tests.cli.running import Run, Start, Terminal, processes_of, read_ledger, write_job
+from tests.cli.weights import make_weights
+from tests.house.tree import ROOT
 from tests.patience import soon
 from tests.trainer.fetch.web_server import WebServer
 from tests.trainer.object_store.s3_server import ACCESS_KEY, BUCKET, SECRET, Entry, S3Server
@@ -26,22 +25,7 @@ from tests.trainer.object_store.versitygw import versitygw
 pytestmark = pytest.mark.processes
 
 CORPUS = bytes(range(256)) * 4096
-WORKLOAD = '''
-from pathlib import Path
-
-from kdist_trainer.workloads.digits import Digits
-
-
-class Corpus(Digits):
-    """Reads its data set, then trains on another one."""
-
-    def dataset(self, split):
-        folder = Path(self.context.data["/corpus"])
-        for path in sorted(folder.rglob("*")):
-            if path.is_file():
-                print("corpus", path.relative_to(folder), path.stat().st_size, flush=True)
-        return super().dataset(split)
-'''
+SOURCES = ROOT / "tests/cluster/src"
 
 
 @pytest.fixture
@@ -52,17 +36,9 @@ def web(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WebServer]:
         yield server
 
 
-def describe_weights() -> bytes:
-    """A safetensors file with weights that the workload has."""
-    context = WorkloadContext(options={}, data={}, seed=0)
-    model: nn.Module = Digits(context).model()
-    return save({name: value.contiguous() for name, value in model.state_dict().items()})
-
-
 def write(home: Path, *data: dict[str, Any], init: str | None = None, **train: Any) -> str:
     """A job of one node that reads what is below /corpus."""
-    (home / "src").mkdir(exist_ok=True)
-    (home / "src" / "corpus.py").write_text(WORKLOAD)
+    shutil.copytree(SOURCES, home / "src", dirs_exist_ok=True)
     settings = {
         "workload": "corpus:Corpus",
         "steps": 4,
@@ -83,7 +59,7 @@ def corpus_of(run: Run) -> list[str]:
 def test_data_and_weights_are_fetched_before_the_training_and_only_once(
     start: Start, tmp_path: Path, web: WebServer
 ) -> None:
-    web.files["/model.safetensors"] = describe_weights()
+    web.files["/model.safetensors"] = make_weights()
     digest = sha256(CORPUS).hexdigest()
     data = {"url": f"{web.url}/sets/corpus.bin", "mountPath": "/corpus", "sha256": digest}
     job = write(tmp_path, data, init=f"{web.url}/model.safetensors")

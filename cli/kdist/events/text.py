@@ -148,6 +148,8 @@ SENTENCES: dict[str, Callable[[Event], str]] = {
         f"{count(e['files'], 'file')}, {of_total(e['bytes'], None)}, in {e['folder']}"
     ),
     "data-failed": lambda e: str(e["reason"]),
+    "data-waiting": lambda e: str(e["message"]),
+    "data-stopped": lambda e: str(e["message"]),
     "node-standby": lambda _: (
         "the group has all its nodes; this one stands by for one that is lost"
     ),

@@ -26,6 +26,7 @@ from kdist.status import FETCHER, FetchProgress, documents
 CACHE_VARIABLE = "KDIST_CACHE"
 PREFIX = FETCHER
 """Beginning of the names of the fetches' folders in a run folder."""
+_ACTIVE = ("data-fetch", "data-progress", "data-retry", "data-waiting")
 _POLL_SECONDS = 0.25
 _TAIL_BYTES = 1 << 14  # of a log in which the last event is looked for
 
@@ -179,7 +180,7 @@ def read_fetch(root: Path, *, since: float) -> tuple[str, FetchProgress | None] 
     """
     for log in sorted(root.glob(f"{PREFIX}*/log")):
         event = _last_event(log, since)
-        if event is not None and event["event"] in ("data-fetch", "data-progress", "data-retry"):
+        if event is not None and event["event"] in _ACTIVE:
             return documents.text(event, "url"), FetchProgress.read(event)
     return None
 

@@ -20,7 +20,8 @@ _IDLE_SECONDS = 1.0  # without a step, after which the job reports what it waits
 _PACE_MAX_AGE = 10.0  # seconds since the last step, after which there is no estimate of the end
 _RETRYABLE = 128  # exit codes of agents from here on do not end the job
 # Events of what is fetched before the agents start.
-_FETCHING = ("data-fetch", "data-progress", "data-ready", "data-failed")
+_FETCHED = ("data-ready", "data-failed", "data-stopped")
+_FETCHING = ("data-fetch", "data-progress", "data-waiting", *_FETCHED)
 # Events that rank 0 logs about all ranks.
 _LOGGED_FOR_ALL_RANKS = ("resumed", "continued", "training-started", "first-step", "progress")
 
@@ -157,7 +158,7 @@ class Progress:
     def _observe_fetch(self, event: Event) -> None:
         found = FetchProgress.read(event)
         amount = f": {found}" if found is not None else ""
-        over = event["event"] in ("data-ready", "data-failed")
+        over = event["event"] in _FETCHED
         self.fetching = "" if over else f"fetching {event.get('url', '')}{amount}"
 
     def observe_print(self, entry: Entry) -> None:

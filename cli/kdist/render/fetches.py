@@ -4,12 +4,14 @@ arguments and environment, and what the NetworkPolicy has to allow for them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from kdist.render.templates import TracedValue, trace_value
 from kdist.spec import SOURCE_VARIABLES, Source, TrainingJob, count_bytes, list_sources
+from kdist.status import FETCHER
 
+_SHARED: Final = ("cpu", "memory", "ephemeral-storage")  # a fetch needs no GPU
 _MEBI: Final = 1024 * 1024
 
 
@@ -65,3 +67,28 @@ def _variables(source: Source) -> Iterator[dict[str, Any]]:
         reference = {"name": source.secret, "key": key, "optional": True}
         found = {"name": key, "valueFrom": {"secretKeyRef": reference}}
         yield trace_value(found, f"{source.field}.secret")
+
+
+def match_resources(pod: Mapping[str, Any], container: str, overlay: Mapping[str, Any]) -> None:
+    """Give the init containers that fetch the CPU and memory of the training's container as the
+    overlay has changed it, so that the pod requests no more; unless it names theirs.
+
+    Args:
+        pod: the pod template with the overlay merged into it; is changed.
+        container: name of the training's container.
+        overlay: `spec.podTemplate`.
+    """
+    spec = pod["spec"]
+    (trainer,) = [each for each in spec["containers"] if each["name"] == container]
+    own = {
+        str(each.get("name"))
+        for each in (overlay.get("spec") or {}).get("initContainers") or ()
+        if "resources" in each
+    }
+    for each in spec.get("initContainers") or ():
+        if str(each["name"]).startswith(FETCHER) and each["name"] not in own:
+            each["resources"] = {
+                kind: {name: amount for name, amount in found.items() if name in _SHARED}
+                for kind, found in (trainer.get("resources") or {}).items()
+                if kind in ("requests", "limits")
+            }

@@ -49,6 +49,32 @@ def formatted(name: str, node: str = "node-0", **fields: Any) -> str:
             "pid 4711 is ready to join the group after 1.5 s",
         ),
         (
+            "data-fetch",
+            {"url": "s3://bucket/a", "files": 2, "bytes": 3_000_000, "cached_bytes": 1_000_000},
+            "fetches s3://bucket/a: 2 files, 3 MB, of which 1 MB are here",
+        ),
+        (
+            "data-fetch",
+            {"url": "https://host/a", "files": 1, "bytes": None, "cached_bytes": 0},
+            "fetches https://host/a: 1 file",
+        ),
+        (
+            "data-progress",
+            {"done_bytes": 12 * 10**9, "total_bytes": 200 * 10**9, "bytes_per_second": 80_000_000},
+            "12 of 200 GB, 80 MB/s",
+        ),
+        (
+            "data-retry",
+            {"file": "a", "reason": "status 503", "seconds": 2.0},
+            "tries again in 2.0 s: status 503",
+        ),
+        (
+            "data-ready",
+            {"files": 2, "bytes": 3_000_000, "folder": "/fetch/files", "seconds": 4.0},
+            "2 files, 3 MB, in /fetch/files",
+        ),
+        ("data-failed", {"reason": "spec.data[0]: not found"}, "spec.data[0]: not found"),
+        (
             "node-standby",
             {},
             "the group has all its nodes; this one stands by for one that is lost",

@@ -40,7 +40,7 @@ def write(home: Path, *data: dict[str, Any], init: str | None = None, **train: A
     """A job of one node that reads what is below /corpus."""
     shutil.copytree(SOURCES, home / "src", dirs_exist_ok=True)
     settings = {
-        "workload": "corpus:Corpus",
+        "workload": "calm:Corpus",
         "steps": 4,
         "globalBatch": 32,
         "checkpoint": {"every": {"steps": 4}},

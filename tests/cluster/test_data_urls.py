@@ -46,7 +46,7 @@ def describe_job(
     """A job that prints what is in its data set, and starts from the weights."""
     data = {"url": f"s3://{BUCKET}/speech", "mountPath": "/corpus", **source, **more}
     init = {"url": f"s3://{BUCKET}/model.safetensors", **source}
-    train = {"workload": "corpus:Corpus", "steps": 40, "init": init}
+    train = {"workload": "calm:Corpus", "steps": 40, "init": init}
     return calm(backend=kind, data=[data], train=train)
 
 

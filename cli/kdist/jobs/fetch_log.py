@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor, Future
 from typing import TYPE_CHECKING
 
 from kdist.errors import KdistError
@@ -17,12 +18,24 @@ MOST_LOGS = 4
 _LINES = 20  # retries may stand between two reports of progress
 
 
-def choose_pods(pods: Sequence[Pod]) -> list[Pod]:
-    """The pods whose progress is to be read."""
-    return [pod for pod in pods if pod.fetching and not pod.lost][:MOST_LOGS]
+Reading = Future[Event | None]
 
 
-def read_progress(cluster: Cluster, namespace: str, pod: Pod) -> Event | None:
+def start_reading(
+    pool: Executor, cluster: Cluster, namespace: str, pods: Sequence[Pod]
+) -> dict[str, Reading]:
+    """Start to read the newest event of each pod that fetches, by pod."""
+    fetching = [pod for pod in pods if pod.fetching and not pod.lost][:MOST_LOGS]
+    return {pod.name: pool.submit(_read_progress, cluster, namespace, pod) for pod in fetching}
+
+
+def collect(readings: Mapping[str, Reading]) -> dict[str, Event]:
+    """Wait for the events, by pod; without those that cannot be read."""
+    found = {pod: reading.result() for pod, reading in readings.items()}
+    return {pod: event for pod, event in found.items() if event is not None}
+
+
+def _read_progress(cluster: Cluster, namespace: str, pod: Pod) -> Event | None:
     """The newest event of the pod's init container that tells its progress; None if its log has
     none, or cannot be read.
     """

@@ -56,8 +56,6 @@ def fetch_snapshot(
         JobNotFoundError: there is no such job.
         KdistError: the API server is unreachable (UNREACHABLE).
     """
-    from kdist.cluster import find_resource
-
     namespace = namespace or cluster.namespace
     agents = agents or Agents(cluster, namespace=namespace)
     with thread_pool() as pool:
@@ -72,19 +70,15 @@ def fetch_snapshot(
         statuses = pool.submit(agents.poll, pods)
         nodes = pool.submit(_find_nodes, cluster, pods)
         claims = pool.submit(_find_claims, cluster, namespace, pod_documents, pods)
-        fetches = {
-            pod.name: pool.submit(fetch_log.read_progress, cluster, namespace, pod)
-            for pod in fetch_log.choose_pods(pods)
-        }
-        owned = not config_map or find_owning_resource(config_map) is not None
-        resource = find_resource(cluster, name, namespace) if owned else None
+        fetches = fetch_log.start_reading(pool, cluster, namespace, pods)
+        resource = _find_resource(cluster, name, namespace, config_map)
         workload = workload_task.result()
         if workload is None and not config_map and not pod_documents and resource is None:
             raise JobNotFoundError((name, namespace))
         admission = pool.submit(_find_admission, cluster, namespace, workload)
         wanted = controllers and not pod_documents and (workload or resource) is not None
         deployments = pool.submit(_find_deployments, cluster) if wanted else None
-        state = backend.read(workload) if backend is not None and workload is not None else None
+        state = backend.read(workload) if backend and workload is not None else None
         return Snapshot(
             name,
             namespace,
@@ -100,7 +94,7 @@ def fetch_snapshot(
             agents.skipped,
             deployments.result() if deployments else (),
             resource=resource,
-            fetches={pod: event for pod, task in fetches.items() if (event := task.result())},
+            fetches=fetch_log.collect(fetches),
         )
 
 
@@ -127,6 +121,14 @@ def _list_pods(cluster: Cluster, name: str, namespace: str) -> list[dict[str, An
 
 def _find_config_map(cluster: Cluster, name: str, namespace: str) -> dict[str, Any] | None:
     return or_none(lambda: cluster.get("v1", "ConfigMap", name, namespace))
+
+
+def _find_resource(cluster: Cluster, name: str, namespace: str, config_map: Document) -> Any:
+    """The job's TrainingJob; None if it has none."""
+    from kdist.cluster import find_resource
+
+    owned = not config_map or find_owning_resource(config_map) is not None
+    return find_resource(cluster, name, namespace) if owned else None
 
 
 def _list_events(cluster: Cluster, namespace: str, events: Events | None) -> list[dict[str, Any]]:

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from kdist.events import Entry, LogTail, parse
 from kdist.local.run_dir import RunFolder
 from kdist.local.supervisor import KILL_SECONDS, Outcome, SignalQueue
-from kdist.spec import Exit, Source, TrainingJob, count_bytes, list_sources
+from kdist.spec import Exit, FetchSource, TrainingJob, count_bytes, list_sources
 from kdist.status import FETCHER, FetchProgress, documents
 
 CACHE_VARIABLE = "KDIST_CACHE"
@@ -40,7 +40,7 @@ def find_cache() -> Path:
     return root / "kdist"
 
 
-def folder_of(source: Source) -> Path:
+def folder_of(source: FetchSource) -> Path:
     """The folder of the cache that a source is fetched to, the same for every job; its files are in
     `files`.
     """
@@ -50,7 +50,7 @@ def folder_of(source: Source) -> Path:
     return find_cache() / "data" / name
 
 
-def list_fetches(job: TrainingJob) -> list[Source]:
+def list_fetches(job: TrainingJob) -> list[FetchSource]:
     """What `kdist run` fetches: no data of which the file names a path on this machine."""
     return [source for source in list_sources(job.spec) if source.path is None]
 
@@ -60,7 +60,7 @@ class FetchCommand:
     """How to start one fetch: what it is in the run folder, its arguments and its files there."""
 
     node: str
-    source: Source
+    source: FetchSource
     argv: Sequence[str]
     log: Path
 

@@ -124,8 +124,9 @@ def collect(job: TrainingJob, placement: Placement | None) -> dict[str, Any]:
     code_map = None if job.spec.code is None else job.spec.code.config_map
     backend, written = backends.get(placement.backend), rewrite(document)
     settings = job.to_train_config().to_document()
-    nodes = settings.pop("nodes")
+    nodes, name = settings.pop("nodes"), job.metadata.name
     return values | {
+        "fetchers": [f"{FETCHER}{source.name}" for source in list_sources(job.spec)],
         "train_json": trace_value(_write(settings), "spec"),
         "train_digest": sha256(_write(settings).encode()).hexdigest()[:10],
         "nodes_json": trace_value(_write(nodes), "spec.nodes"),
@@ -147,20 +148,21 @@ def collect(job: TrainingJob, placement: Placement | None) -> dict[str, Any]:
         "backoff_limit": TracedValue(backends.backoff_limit(job), "spec.maxRestarts"),
         "job_backoff_limit": TracedValue(100 * backends.backoff_limit(job), "spec.maxRestarts"),
         "permanent_codes": backends.list_permanent_codes(),
-        "fetchers": [f"{FETCHER}{source.name}" for source in list_sources(job.spec)],
         "rendezvous": placement.rendezvous,
-        "host": f"{backend.first_host(job.metadata.name)}:{RENDEZVOUS_PORT}",
+        "host": f"{backend.first_host(name)}:{RENDEZVOUS_PORT}",
         "metrics_port": METRICS_PORT,
-        "selector": {JOB_LABEL: trace_value(job.metadata.name, "metadata.name")},
-        "workload_labels": {QUEUE_LABEL: TracedValue(job.spec.queue, "spec.queue")}
-        if job.spec.queue
-        else {},
+        "selector": {JOB_LABEL: trace_value(name, "metadata.name")},
+        "workload_labels": _label_queue(job.spec.queue),
         "workload_annotations": {},
         "run_id": placement.run_id,
         "code_map": code_map and TracedValue(code_map, "spec.code.configMap"),
         "code_items": [] if not code_map else document["spec"]["code"].get("items", []),
         "guarded": min(job.spec.nodes.min, job.spec.nodes.max - 1),
     }
+
+
+def _label_queue(queue: str | None) -> dict[str, TracedValue]:
+    return {QUEUE_LABEL: TracedValue(queue, "spec.queue")} if queue else {}
 
 
 def digest_version(job: TrainingJob, code: str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from kdist.render.templates import TracedValue, trace_value
-from kdist.spec import SOURCE_VARIABLES, Source, TrainingJob, count_bytes, list_sources
+from kdist.spec import SOURCE_VARIABLES, FetchSource, TrainingJob, count_bytes, list_sources
 from kdist.status import FETCHER
 
 _SHARED: Final = ("cpu", "memory", "ephemeral-storage")  # a fetch needs no GPU
@@ -40,14 +40,14 @@ def list_fetches(
     ]
 
 
-def _limit(source: Source) -> str:
+def _limit(source: FetchSource) -> str:
     """The limit of the volume: what is fetched, and a sixteenth for what files take up beyond their
     bytes. The kubelet evicts a pod that exceeds it, which would then fetch everything again.
     """
     return f"{-(-count_bytes(source.size) * 17 // (16 * _MEBI))}Mi"
 
 
-def _arguments(source: Source) -> Iterator[tuple[str, str]]:
+def _arguments(source: FetchSource) -> Iterator[tuple[str, str]]:
     """The arguments that come from the file, each with the name of its field."""
     yield "url", f"--url={source.url}"
     yield "url", f"--field={source.field}"
@@ -59,7 +59,7 @@ def _arguments(source: Source) -> Iterator[tuple[str, str]]:
         yield "url", "--weights"
 
 
-def _variables(source: Source) -> Iterator[dict[str, Any]]:
+def _variables(source: FetchSource) -> Iterator[dict[str, Any]]:
     """The credentials. A Secret need not have all keys, as with checkpoints."""
     if source.secret is None:
         return

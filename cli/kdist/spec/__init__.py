@@ -24,7 +24,7 @@ from kdist.spec.models import (
     SecretKey,
     Toleration,
 )
-from kdist.spec.sources import INIT_MOUNT, Source, list_sources, list_warnings
+from kdist.spec.sources import INIT_MOUNT, FetchSource, list_sources, list_warnings
 from kdist.spec.training_job import API_VERSION, KIND, Metadata, Spec, TrainingJob
 from kdist.spec.validators import RUN
 from kdist_trainer.config import (
@@ -57,12 +57,12 @@ __all__ = [
     "Data",
     "EnvVar",
     "Exit",
+    "FetchSource",
     "Metadata",
     "Nodes",
     "Resources",
     "Script",
     "SecretKey",
-    "Source",
     "Spec",
     "Toleration",
     "TrainConfig",

@@ -26,7 +26,7 @@ _MOST_PORT: Final = 65_535
 
 
 @dataclass(frozen=True)
-class Source:
+class FetchSource:
     """One thing to fetch.
 
     Attributes:
@@ -74,7 +74,7 @@ class Source:
         return found is not None and found["revision"] is None and self.sha256 is None
 
 
-def list_sources(spec: Spec) -> list[Source]:
+def list_sources(spec: Spec) -> list[FetchSource]:
     """What the job fetches, in the order of the file."""
     found = [
         _read(data, f"data-{index}", f"spec.data[{index}]", mount=data.mount_path, path=data.path)
@@ -87,10 +87,10 @@ def list_sources(spec: Spec) -> list[Source]:
     return found
 
 
-def _read(section: Any, name: str, field: str, **more: Any) -> Source:
+def _read(section: Any, name: str, field: str, **more: Any) -> FetchSource:
     names = ("url", "endpoint", "region", "secret", "sha256")
     given = {each: getattr(section, each) for each in names}
-    return Source(name=name, field=field, size=section.size or DEFAULT_SIZE, **given, **more)
+    return FetchSource(name=name, field=field, size=section.size or DEFAULT_SIZE, **given, **more)
 
 
 def list_warnings(spec: Spec) -> list[str]:
@@ -119,7 +119,7 @@ def check_sources(spec: Spec) -> Iterator[Violation]:
     yield from _check_variables(spec, sources)
 
 
-def _check_port(source: Source) -> Iterator[Violation]:
+def _check_port(source: FetchSource) -> Iterator[Violation]:
     if source.server is None:
         return
     field = _relative(source, "url" if source.endpoint is None else "endpoint")
@@ -131,7 +131,7 @@ def _check_port(source: Source) -> Iterator[Violation]:
         yield Violation(f"must have a port from 1 to {_MOST_PORT}", field, (field,))
 
 
-def _check_variables(spec: Spec, sources: list[Source]) -> Iterator[Violation]:
+def _check_variables(spec: Spec, sources: list[FetchSource]) -> Iterator[Violation]:
     for index, variable in enumerate(spec.env):
         field = f"env.{index}.name"
         for source in sources:
@@ -156,7 +156,7 @@ def _check_variables(spec: Spec, sources: list[Source]) -> Iterator[Violation]:
                 break
 
 
-def _relative(source: Source, name: str) -> str:
+def _relative(source: FetchSource, name: str) -> str:
     """A field of a source as violations name it, such as `data.0.url`."""
     place = source.field.removeprefix("spec.").replace("[", ".").replace("]", "")
     return f"{place}.{name}"

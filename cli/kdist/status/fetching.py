@@ -16,6 +16,14 @@ def find_doomed(pods: Sequence[Pod]) -> Pod | None:
     return next((pod for pod in pods if not pod.over and pod.init and pod.init.doomed), None)
 
 
+def explain_doomed(pod: Pod) -> tuple[str, str]:
+    """The cause of such a pod's failure, and a sentence about it."""
+    record = pod.record
+    words = f"it cannot fetch {pod.init.what}" if pod.init else ""
+    cause, message = (record.cause, record.message) if record else ("", "")
+    return cause or "data", message or words
+
+
 def describe_fetching(pods: Sequence[Pod]) -> str:
     """What pods fetch now, in a sentence that changes only when that does; empty if none does."""
     fetching = [pod.init for pod in pods if pod.init is not None and pod.fetching]

@@ -18,7 +18,7 @@ from kdist.status.agent_status import (
     newest_generation,
 )
 from kdist.status.exit_record import STOPPED, ExitRecord
-from kdist.status.fetching import describe_fetching, find_doomed
+from kdist.status.fetching import describe_fetching, explain_doomed, find_doomed
 from kdist.status.init_container import FetchProgress
 from kdist.status.pod import Pod
 from kdist.status.resource_state import ResourceState
@@ -227,7 +227,7 @@ def _decide_finished(evidence: Evidence) -> PhaseDecision | None:
             Phase.FAILED, state.reason or (record.cause if record else ""), state.message
         )
     if doomed := find_doomed(evidence.alive):
-        return _explain_doomed(doomed)
+        return PhaseDecision(Phase.FAILED, *explain_doomed(doomed))
     finished = [report for report in evidence.reports.values() if report.finished]
     failed = [report for report in finished if report.state == "failed"]
     if failed:
@@ -238,13 +238,6 @@ def _decide_finished(evidence: Evidence) -> PhaseDecision | None:
     if finished and len(finished) == len(evidence.working):
         return PhaseDecision(Phase.SUCCEEDED, "KeptAlive", "done; its pods wait to be deleted")
     return None
-
-
-def _explain_doomed(pod: Pod) -> PhaseDecision:
-    record = pod.record
-    words = f"it cannot fetch {pod.init.what}" if pod.init else ""
-    cause, message = (record.cause, record.message) if record else ("", "")
-    return PhaseDecision(Phase.FAILED, cause or "data", message or words)
 
 
 def _decide_without_workload(evidence: Evidence) -> PhaseDecision:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 
 from kdist.status import documents
@@ -74,8 +74,7 @@ def read_status(
     now = time.time() if now is None else now
     namespace = namespace or documents.text(config_map, "metadata", "namespace")
     backend, run_id = _read_placement(config_map, resource, namespace)
-    answering = {pod for pod, report in reports.items() if report}
-    known_pods = _read_pods(pods, answering, lost_nodes, fetches or {})
+    known_pods = _read_pods(pods, reports, lost_nodes, fetches or {})
     known_reports = read_reports(
         {pod.name: reports[pod.name] for pod in known_pods if pod.name in reports and not pod.over},
         run_id=run_id,
@@ -94,23 +93,25 @@ def read_status(
         name=name or documents.name(config_map) or documents.name(workload),
         namespace=namespace,
         backend=backend,
-        phase=decision.phase,
-        reason=decision.reason,
-        message=decision.message,
         nodes=nodes,
         run_id=run_id,
         queue=queue,
         created=created,
         age=None if created is None else max(0.0, now - created),
-        kept_alive=any(report.finished for report in known_reports.values())
-        or find_doomed(known_pods) is not None,
+        kept_alive=_are_kept_alive(known_pods, known_reports),
         fetch=find_slowest(known_pods),
         pods=tuple(_show_standby(known_pods, known_reports)),
         exit_record=record,
         restarts=_count_restarts(known_reports.values(), known_pods),
         resource=known_resource,
+        **asdict(decision),
         **read_training(current, step=record.step if record else None),
     )
+
+
+def _are_kept_alive(pods: Sequence[Pod], reports: Mapping[str, AgentStatus]) -> bool:
+    """Whether pods stay, or are started again, though the job has ended."""
+    return any(report.finished for report in reports.values()) or find_doomed(pods) is not None
 
 
 def _read_placement(
@@ -168,10 +169,11 @@ def _read_nodes(spec: Document, pods: Sequence[Pod]) -> Nodes:
 
 def _read_pods(
     pods: Iterable[Document],
-    answering: Collection[str],
+    reports: Mapping[str, object],
     lost_nodes: Collection[str],
     fetches: Mapping[str, object],
 ) -> list[Pod]:
+    answering = {pod for pod, report in reports.items() if report}
     read_each = (
         read_pod(pod, lost_nodes=lost_nodes, answers=documents.name(pod) in answering)
         for pod in pods

@@ -32,10 +32,7 @@ def _rows(status: JobStatus) -> Iterator[tuple[str, str]]:
         f"{status.phase}"
         + (f" ({status.reason})" if status.reason and status.reason != status.phase else ""),
     )
-    if status.message:
-        yield "message", " ".join(status.message.split())[:300]
-    if status.fetch is not None:
-        yield "fetched", str(status.fetch)
+    yield from _describe_phase(status)
     minimum = f", at least {status.nodes.min}" if status.nodes.min != status.nodes.max else ""
     yield "nodes", f"{status.nodes}{minimum}"
     if status.world_size:
@@ -77,6 +74,14 @@ def _rows(status: JobStatus) -> Iterator[tuple[str, str]]:
     yield "namespace", status.namespace
     if status.age is not None:
         yield "age", age(status.age)
+
+
+def _describe_phase(status: JobStatus) -> Iterator[tuple[str, str]]:
+    """What the job does beyond the word for it."""
+    if status.message:
+        yield "message", " ".join(status.message.split())[:300]
+    if status.fetch is not None:
+        yield "fetched", str(status.fetch)
 
 
 def _describe_resource(state: ResourceState) -> Iterator[tuple[str, str]]:

@@ -78,7 +78,8 @@ def test_the_log_of_an_init_container_is_followed_to_its_end(
     reader = Reader(cluster, LogRequest(container="fetch-data-0"))
     world.logs[f"{FIRST}/fetch-data-0"] = lines("a", "b")
     reader.until("a", "b")
-    reader.finish()  # though the job goes on
+    reader.finish()
+    assert reader.texts == ["a", "b"], "it ended though the job goes on"
 
 
 class Reader:

@@ -3,13 +3,16 @@ other tests.
 """
 
 import os
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
-from kdist_trainer.workload import Sums
+from kdist_trainer.workload import Split, Sums
 from kdist_trainer.workloads.digits import Digits
 
 
@@ -20,6 +23,18 @@ class Calm(Digits):
         """The loss of `digits`, a twentieth of a second later."""
         time.sleep(0.05)
         return super().loss(model, batch)
+
+
+class Corpus(Calm):
+    """Prints each file below `/corpus` with its size, before it trains on `digits`."""
+
+    def dataset(self, split: Split) -> TensorDataset:
+        """That of `digits`."""
+        folder = Path(self.context.data["/corpus"])
+        for path in sorted(folder.rglob("*")):
+            if path.is_file():
+                sys.stdout.write(f"corpus {path.relative_to(folder)} {path.stat().st_size}\n")
+        return super().dataset(split)
 
 
 class Pensive(Calm):

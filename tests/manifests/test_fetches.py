@@ -29,6 +29,7 @@ SPEECH = {
 }
 NOISE = {"url": "https://example.com/noise.tar", "mountPath": "/noise", "sha256": DIGEST}
 CLAIM = {"claim": "images", "mountPath": "/images"}
+TMP = "/tmp"  # noqa: S108 - in the pod
 TRAIN = {"workload": "digits", "epochs": 1}
 WEIGHTS = {**TRAIN, "init": {"url": "hf://owner/model@v1", "secret": "hub-token"}}
 
@@ -74,7 +75,7 @@ def test_each_source_has_an_init_container_and_the_training_finds_its_files(back
     assert mounts["/images"] == {"name": "data-1", "mountPath": "/images", "readOnly": True}
     for each in pod["initContainers"]:
         own = {mount["mountPath"] for mount in each["volumeMounts"]}
-        assert own == {"/fetch", "/tmp"}  # noqa: S108 - in the pod
+        assert own == {"/fetch", TMP}
 
 
 @KINDS
@@ -232,6 +233,24 @@ def test_the_overlays_resources_of_the_training_are_those_of_a_fetch_too() -> No
     own = {"initContainers": [{"name": "fetch-data-0", "resources": {"limits": {"cpu": "2"}}}]}
     (fetch,) = find_pod(data=[NOISE], podTemplate={"spec": {**trainer, **own}})["initContainers"]
     assert fetch["resources"]["limits"]["cpu"] == "2"
+
+
+def test_what_the_overlay_gives_the_training_to_reach_a_server_a_fetch_gets_too() -> None:
+    mount = {"name": "authorities", "mountPath": "/etc/authorities", "readOnly": True}
+    env = [{"name": "REQUESTS_CA_BUNDLE", "value": "/etc/authorities/ca.crt"}]
+    other = [{"name": "own", "image": "other/image:1"}]
+    overlay = {
+        "volumes": [{"name": "authorities", "configMap": {"name": "company-ca"}}],
+        "containers": [{"name": "trainer", "volumeMounts": [mount], "env": env}],
+        "initContainers": other,
+    }
+    for backend in backends.NAMES:
+        pod = find_pod(backend, data=[NOISE, CLAIM], podTemplate={"spec": overlay})
+        fetch, own = pod["initContainers"]
+        assert mount in fetch["volumeMounts"]
+        assert env[0] in fetch["env"]
+        assert [each["mountPath"] for each in fetch["volumeMounts"][:-1]] == ["/fetch", TMP]
+        assert own == other[0]
 
 
 def test_a_repository_that_may_change_is_worth_a_warning() -> None:

@@ -294,6 +294,7 @@ def find_starting(ctx: DiagnosticContext) -> Diagnosis | None:
         return None
     what = "starts again" if ctx.status.phase is Phase.RECOVERING else "starts"
     reason = ctx.status.message or ctx.status.reason or "nothing is known yet"
+    reason += f": {ctx.status.fetch}" if ctx.status.fetch is not None else ""
     evidence = tuple(f"pod/{pod.name}: {pod.state}" for pod in ctx.pods)[:8]
     return Diagnosis(
         "starting",

@@ -20,7 +20,7 @@ from kdist.backends import Placement
 from kdist.errors import KdistError
 from kdist.manifest import JOB_LABEL
 from kdist.render import store
-from kdist.render.fetches import list_fetches, match_resources
+from kdist.render.fetches import follow_training, list_fetches
 from kdist.render.pod_overlay import merge_overlay
 from kdist.render.templates import TracedValue, read_template, trace_value
 from kdist.spec import INIT_MOUNT, TrainingJob, list_sources
@@ -302,7 +302,7 @@ def read_pod(job: TrainingJob, values: Mapping[str, Any]) -> dict[str, Any]:
     }
     (pod,) = read_template("_pod.yaml.j2", {**values, **more})
     merged = merge_overlay(pod, job.spec.pod_template, values["backend"])
-    match_resources(merged, values["backend"].container, job.spec.pod_template)
+    follow_training(merged, values["backend"].container, job.spec.pod_template)
     return merged
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
+from kdist.render.pod_overlay import OVERLAY, plain
 from kdist.render.templates import TracedValue, trace_value
 from kdist.spec import SOURCE_VARIABLES, FetchSource, TrainingJob, count_bytes, list_sources
 from kdist.status import FETCHER
@@ -69,9 +70,11 @@ def _variables(source: FetchSource) -> Iterator[dict[str, Any]]:
         yield trace_value(found, f"{source.field}.secret")
 
 
-def match_resources(pod: Mapping[str, Any], container: str, overlay: Mapping[str, Any]) -> None:
-    """Give the init containers that fetch the CPU and memory of the training's container as the
-    overlay has changed it, so that the pod requests no more; unless it names theirs.
+def follow_training(pod: Mapping[str, Any], container: str, overlay: Mapping[str, Any]) -> None:
+    """Change the init containers that fetch as the overlay has changed the training's container:
+    they get its CPU and memory, so that the pod requests no more, and what it has been given in
+    variables and mounts, such as a company's certificate authority. What the overlay says of an
+    init container itself stays.
 
     Args:
         pod: the pod template with the overlay merged into it; is changed.
@@ -86,9 +89,22 @@ def match_resources(pod: Mapping[str, Any], container: str, overlay: Mapping[str
         if "resources" in each
     }
     for each in spec.get("initContainers") or ():
-        if str(each["name"]).startswith(FETCHER) and each["name"] not in own:
+        if not str(each["name"]).startswith(FETCHER):
+            continue
+        for field, key in (("env", "name"), ("volumeMounts", "mountPath")):
+            known = {plain(one[key]) for one in each[field]}
+            each[field] += [
+                one
+                for one in trainer.get(field) or ()
+                if _is_added(one[key]) and plain(one[key]) not in known
+            ]
+        if each["name"] not in own:
             each["resources"] = {
                 kind: {name: amount for name, amount in found.items() if name in _SHARED}
                 for kind, found in (trainer.get("resources") or {}).items()
                 if kind in ("requests", "limits")
             }
+
+
+def _is_added(value: Any) -> bool:
+    return isinstance(value, TracedValue) and value.source == OVERLAY

@@ -17,7 +17,8 @@ from kdist.render.templates import TracedValue, trace_value
 from kdist.status import FETCHER
 
 TRAINER: Final = "trainer"
-_SOURCE: Final = "spec.podTemplate"
+OVERLAY: Final = "spec.podTemplate"
+"""The field that the values of the overlay are traced to."""
 _MERGE_KEYS: Final = {
     "containers": "name",
     "initContainers": "name",
@@ -49,10 +50,10 @@ def merge_overlay(
     unknown = [key for key in overlay if key not in ("metadata", "spec")]
     if unknown:
         raise KdistError(
-            f"{_SOURCE} takes metadata and spec, found {', '.join(map(repr, unknown))}",
+            f"{OVERLAY} takes metadata and spec, found {', '.join(map(repr, unknown))}",
             hint="it is merged into a pod template: podTemplate: {spec: {…}}",
         )
-    if directives := list(_find_directives(overlay, _SOURCE)):
+    if directives := list(_find_directives(overlay, OVERLAY)):
         raise KdistError(
             f"podTemplate does not support directives of a strategic merge patch: "
             f"{', '.join(directives)}",
@@ -67,7 +68,7 @@ def merge_overlay(
         dict(_contract(merged, backend.container)),
     )
     broken = [
-        f"{_SOURCE} must not change {what}"
+        f"{OVERLAY} must not change {what}"
         for what, value in before.items()
         if after.get(what) != value
     ]
@@ -118,8 +119,8 @@ def _merge(old: Any, new: Any, path: tuple[str, ...]) -> Any:
     if isinstance(new, list) and isinstance(old, list) and path[-1] in _MERGE_KEYS:
         return _merge_named(old, new, path)
     if old is not None and _kind(old) != _kind(new):
-        raise KdistError(f"{_SOURCE}.{'.'.join(path)} must be {_kind(old)}, found {_kind(new)}")
-    return trace_value(new, _SOURCE)
+        raise KdistError(f"{OVERLAY}.{'.'.join(path)} must be {_kind(old)}, found {_kind(new)}")
+    return trace_value(new, OVERLAY)
 
 
 def _merge_named(old: list[Any], new: list[Any], path: tuple[str, ...]) -> list[Any]:
@@ -129,14 +130,14 @@ def _merge_named(old: list[Any], new: list[Any], path: tuple[str, ...]) -> list[
         name = item.get(key) if isinstance(item, Mapping) else None
         if name is None:
             raise KdistError(
-                f"each item of {_SOURCE}.{'.'.join(path)} needs its {key}, by which it is merged"
+                f"each item of {OVERLAY}.{'.'.join(path)} needs its {key}, by which it is merged"
             )
         index = next(
-            (index for index, each in enumerate(merged) if _value(each.get(key)) == name), None
+            (index for index, each in enumerate(merged) if plain(each.get(key)) == name), None
         )
         if index is None:
             given = {part: value for part, value in item.items() if value is not None}
-            merged.append(trace_value(given, _SOURCE))
+            merged.append(trace_value(given, OVERLAY))
         else:
             merged[index] = _merge(
                 merged[index], {part: value for part, value in item.items() if part != key}, path
@@ -154,7 +155,8 @@ def _kind(value: Any) -> str:
     )
 
 
-def _value(marked: Any) -> Any:
+def plain(marked: Any) -> Any:
+    """A value without the field that it is traced to."""
     return marked.value if isinstance(marked, TracedValue) else marked
 
 
@@ -183,13 +185,13 @@ def _contract(pod: Mapping[str, Any], name: str) -> Iterator[tuple[str, Any]]:
         container.get("terminationMessagePath"),
     )
     for variable in container.get("env") or ():
-        if str(_value(variable["name"])).startswith("KDIST_"):
-            yield f"the variable {_value(variable['name'])}", variable
+        if str(plain(variable["name"])).startswith("KDIST_"):
+            yield f"the variable {plain(variable['name'])}", variable
     for mount in container.get("volumeMounts") or ():
-        if not isinstance(mount["mountPath"], TracedValue) or mount["mountPath"].source != _SOURCE:
-            yield f"the mount at {_value(mount['mountPath'])}", mount
+        if not isinstance(mount["mountPath"], TracedValue) or mount["mountPath"].source != OVERLAY:
+            yield f"the mount at {plain(mount['mountPath'])}", mount
     for fetcher in spec.get("initContainers") or ():
-        if (init := str(_value(fetcher["name"]))).startswith(FETCHER):
+        if (init := str(plain(fetcher["name"]))).startswith(FETCHER):
             what = f"the args of {init}: change the job's own fields instead"
             yield what, (fetcher.get("command"), fetcher.get("args"))
     for port in container.get("ports") or ():

@@ -33,13 +33,24 @@ def test_a_file_has_the_last_part_of_its_path_as_its_name(web: WebServer, tmp_pa
     assert web.sent == {"/sets/set.tar": len(DATA)}
 
 
-@pytest.mark.parametrize("lacks", ["etag", "modified", "ranges", "length"])
-@pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault != "no-head"])
+@pytest.mark.parametrize(
+    ("lacks", "fault"),
+    [
+        pytest.param(lacks, fault, marks=marks)
+        for lacks, marks in (
+            ("etag", ()),
+            ("ranges", ()),
+            ("modified", pytest.mark.chaos),
+            ("length", pytest.mark.chaos),
+        )
+        for fault in FAULTS
+        # without a length nothing tells where a body ends: that is what sha256 is for
+        if fault != "no-head" and (lacks, fault) != ("length", "truncated")
+    ],
+)
 def test_a_server_may_lack_what_it_likes_and_fail_twice(
     web: WebServer, tmp_path: Path, lacks: str, fault: str
 ) -> None:
-    if (lacks, fault) == ("length", "truncated"):
-        pytest.skip("without a length nothing tells where a body ends: that is what sha256 is for")
     setattr(web, f"has_{lacks}", False)
     web.faults = in_turn(fault, fault)
     ended = fetch(url(web), tmp_path / "to")
@@ -54,6 +65,17 @@ def test_a_body_that_was_cut_is_continued_where_it_ended(web: WebServer, tmp_pat
     asked = [one.headers for one in web.requests if one.method == "GET"]
     assert [one.get("range") for one in asked] == [None, "bytes=1500000-", "bytes=2250000-"]
     assert all(one["if-range"].startswith('"') for one in asked[1:])
+
+
+@pytest.mark.parametrize("has_ranges", [True, False])
+def test_a_body_in_chunks_is_whole_only_with_its_last_one(
+    web: WebServer, tmp_path: Path, has_ranges: bool
+) -> None:
+    web.is_chunked, web.has_ranges = True, has_ranges
+    web.faults = in_turn("truncated", "slow")
+    ended = fetch(url(web), tmp_path / "to")
+    assert ended.files == {"set.tar": DATA}, ended.stdout
+    assert ended.event("data-retry")["file"] == "set.tar"
 
 
 def test_a_server_that_always_ends_at_the_same_byte_makes_no_progress(
@@ -192,6 +214,29 @@ def test_a_redirect_on_the_same_server_keeps_the_credential(web: WebServer, tmp_
     web.redirects = {"/latest.tar": "/sets/set.tar"}
     ended = fetch(f"{web.url}/latest.tar", tmp_path / "to", HTTP_AUTHORIZATION=TOKEN)
     assert ended.files == {"latest.tar": DATA}
+
+
+def test_a_certificate_that_nobody_vouches_for_is_refused(tmp_path: Path) -> None:
+    server = WebServer({"/a": b"a"})
+    authority = str(server.encrypt(tmp_path))
+    with server:
+        refused = fetch(f"{server.url}/a", tmp_path / "refused")
+        assert (refused.code, refused.record["cause"]) == (65, "data")
+        assert "certificate is not valid" in refused.record["message"]
+        assert "SSL_CERT_FILE" in refused.record["message"]
+        known = fetch(f"{server.url}/a", tmp_path / "known", SSL_CERT_FILE=authority)
+        assert known.files == {"a": b"a"}, known.stdout
+
+
+def test_a_redirect_from_https_to_http_is_refused(web: WebServer, tmp_path: Path) -> None:
+    server = WebServer()
+    authority = str(server.encrypt(tmp_path))
+    server.redirects = {"/a": url(web)}
+    with server:
+        ended = fetch(f"{server.url}/a", tmp_path / "to", SSL_CERT_FILE=authority)
+    assert ended.code == 65
+    assert "redirects from https to http" in ended.record["message"]
+    assert web.requests == []
 
 
 @pytest.mark.parametrize("target", ["file:///etc/hostname", "ftp://127.0.0.1/a", "/loop"])

@@ -6,12 +6,15 @@ import hashlib
 import random
 import re
 import socket
+import ssl
+import subprocess
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 MODIFIED = "Fri, 01 Jan 2027 00:00:00 GMT"
@@ -87,6 +90,7 @@ class WebServer:
         requests: What came, in order.
         sent: The bytes of bodies that were sent, by path.
         has_etag, has_modified, has_ranges, has_length: What the server can.
+        is_chunked: Whether whole bodies come in chunks, without a length.
         gate: While it is closed, the second half of every large body waits for it.
     """
 
@@ -99,15 +103,32 @@ class WebServer:
         self.requests: list[Asked] = []
         self.sent: dict[str, int] = {}
         self.has_etag = self.has_modified = self.has_ranges = self.has_length = True
+        self.is_chunked = False
         self.gate = threading.Event()
         self.gate.set()
         self._http = _Http(("127.0.0.1", 0), _Handler)
         self._http.web = self
+        self._scheme = "http"
 
     @property
     def url(self) -> str:
         """Where it serves."""
-        return f"http://127.0.0.1:{self._http.server_port}"
+        return f"{self._scheme}://127.0.0.1:{self._http.server_port}"
+
+    def encrypt(self, folder: Path) -> Path:
+        """Serve https with a certificate of its own, before the first request; returns the file
+        that vouches for it.
+        """
+        key, certificate = folder / "server.key", folder / "ca.crt"
+        command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
+        command += ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
+        command += ["-keyout", str(key), "-out", str(certificate)]
+        subprocess.run(command, check=True, capture_output=True)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate, key)
+        self._http.socket = context.wrap_socket(self._http.socket, server_side=True)
+        self._scheme = "https"
+        return certificate
 
     def paths(self, method: str = "GET") -> list[str]:
         """The paths that were asked for by this method."""
@@ -191,7 +212,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(reply.status, reply.reason)
         for name, value in reply.headers.items():
             self.send_header(name, value)
-        if web.has_length or reply.status != 200:
+        is_chunked = web.is_chunked and reply.status == 200
+        if is_chunked:
+            self.send_header("Transfer-Encoding", "chunked")
+        elif web.has_length or reply.status != 200:
             self.send_header("Content-Length", str(len(reply.body)))
         else:
             self.close_connection = True
@@ -211,9 +235,11 @@ class _Handler(BaseHTTPRequestHandler):
                 time.sleep(DELAY_SECONDS)
             if number and len(reply.body) > UNGATED_BYTES:
                 web.gate.wait()
-            self.wfile.write(piece)
+            self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece) if is_chunked else piece)
             self.wfile.flush()
             web.sent[asked.path] = web.sent.get(asked.path, 0) + len(piece)
+        if is_chunked:
+            self.wfile.write(b"0\r\n\r\n")
 
     def _end(self) -> None:
         self.close_connection = True

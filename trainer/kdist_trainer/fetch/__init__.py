@@ -8,6 +8,7 @@ and decides how long failed requests are repeated. Free of torch.
 
 A fetch may be killed at any time. What is in `files` is whole, and of the version that `fetch.json`
 names: a file is moved there when it is complete, and what is of another version is removed before
-`fetch.json` names the new one. Files are not synced one by one: a file system gives a file its size
-once its content is written, so one that a power failure has cut is not as long as it should be.
+`fetch.json` names the new one. Files are not synced, because a job would wait for the disk: after a
+power failure, a file of the right size may lack content on file systems that give a file its size
+first. A digest is compared once, when a file comes.
 """

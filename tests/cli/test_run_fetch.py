@@ -147,6 +147,17 @@ def test_ctrl_c_keeps_what_was_fetched_and_the_next_run_goes_on_from_there(
     assert read_ledger(folder, "steps")[-1]["step"] == 4
 
 
+def test_the_death_of_a_run_ends_its_fetch(start: Start, tmp_path: Path, web: WebServer) -> None:
+    web.files["/sets/corpus.bin"] = CORPUS * 8
+    web.gate.clear()
+    run = start(write(tmp_path, {"url": f"{web.url}/sets/corpus.bin", "mountPath": "/corpus"}))
+    folder = run.folder("digits")
+    run.wait_until(lambda: partial_bytes(tmp_path) > 0, "a part of the data")
+    assert any("kdist_trainer.fetch" in each for each in processes_of(folder))
+    run.process.kill()
+    assert soon(lambda: not processes_of(folder)), processes_of(folder)
+
+
 def partial_bytes(home: Path) -> int:
     return sum(path.stat().st_size for path in (home / "cache").rglob("partial/*"))
 

@@ -81,7 +81,7 @@ class RunCommand(click.Command):
     "-d",
     "--detach",
     is_flag=True,
-    help="Run in the background; return once all agents have started.",
+    help="Run in the background; return once all agents have started, or data is being fetched.",
 )
 @click.option(
     "--propagate-exit-code",
@@ -102,7 +102,8 @@ def command(
 
     Every node becomes one agent process with its ranks; agents that die are restarted, and the
     training continues from its last checkpoint. Ctrl-C saves and stops; the same command resumes.
-    Checkpoints, logs and reports are in .kdist/NAME (or below $KDIST_HOME).
+    Checkpoints, logs and reports are in .kdist/NAME (or below $KDIST_HOME). Data and weights by
+    URL are fetched first, into ~/.cache/kdist (or $KDIST_CACHE), which all runs share.
 
     \b
     Examples:

@@ -78,6 +78,7 @@ def plan_fetches(job: TrainingJob, folder: RunFolder) -> list[FetchCommand]:
         argv += ["--max-bytes", str(count_bytes(source.size))]
         argv += ["--weights"] if source.is_weights else []
         argv += ["--termination-message", str(folder.node(node) / "exit.json")]
+        argv += ["--parent-pipe", str(folder.parent_pipe)]
         found.append(FetchCommand(node, source, argv, folder.log(node)))
     return found
 

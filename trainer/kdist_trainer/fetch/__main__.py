@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from kdist_trainer import log
+from kdist_trainer import liveness, log
 from kdist_trainer.agent.exit_record import failed, stopped, write_termination_message
 from kdist_trainer.config import SOURCE_SECRETS, Cause, Exit
 from kdist_trainer.config.source_url import without_secrets
@@ -35,6 +35,8 @@ _STDOUT = 1
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one fetch; returns the exit code."""
     given = _parser().parse_args(arguments)
+    if given.parent_pipe is not None:
+        liveness.watch(given.parent_pipe)
     log.write_to(_write_line)
     stop = StopSignals()
     stop.install()
@@ -142,6 +144,12 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         metavar="FILE",
         help="file for the exit record, which Kubernetes reads",
+    )
+    parser.add_argument(
+        "--parent-pipe",
+        type=Path,
+        metavar="FIFO",
+        help="pipe whose end of file ends the fetch, as an agent's",
     )
     parser.add_argument(
         "--stall-seconds",

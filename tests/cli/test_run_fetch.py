@@ -5,8 +5,11 @@ any agent starts.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -73,10 +76,22 @@ def test_data_and_weights_are_fetched_before_the_training_and_only_once(
     sent = dict(web.sent)
     assert sent["/sets/corpus.bin"] == len(CORPUS)
 
+    told = report_of(tmp_path)
+    assert told["secondsByCategory"]["fetch"] > 0
+
     again = start("--fresh", job)
     again.wait(0)
     assert web.sent == sent, "nothing is fetched twice"
     assert "of which 1.0 MB are here" in again.errors()
+
+
+def report_of(home: Path) -> dict[str, Any]:
+    """What `kdist report` says of the run."""
+    command = [sys.executable, "-m", "kdist", "report", "digits", "--local", "-o", "json"]
+    environment = {**os.environ, "KDIST_HOME": str(home / "runs")}
+    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
 
 
 def test_a_path_on_this_machine_is_used_instead_of_the_url(

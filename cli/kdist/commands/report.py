@@ -35,10 +35,10 @@ def command(
     r"""Show where the time of a run went: its goodput report.
 
     Divides the time by attempt and cause, as recorded in the ledger next to the checkpoints: queue,
-    image pull, rendezvous, start, productive steps, waiting in all-reduces, checkpoints, steps that
-    were lost and repeated, and the time in which nothing ran. It also works for runs that have
-    ended; queue and image pull are known only while the pods exist. `-o html` is a single page with
-    charts.
+    image pull, fetch of data by URL, rendezvous, start, productive steps, waiting in all-reduces,
+    checkpoints, steps that were lost and repeated, and the time in which nothing ran. It also works
+    for runs that have ended; queue, image pull and fetch are known only while the pods exist. `-o
+    html` is a single page with charts.
 
     \b
     Examples:
@@ -85,7 +85,10 @@ def _read_local(root: Path) -> dict[str, Any]:
     ]
     if agents.is_active(root):
         active[-1] = (active[-1][0], time.time())
-    startups = [goodput.PodStartup(began, began, up) for began, up in summary.starts(root, active)]
+    startups = [
+        goodput.PodStartup(began, began, up, fetched=fetched)
+        for began, fetched, up in summary.starts(root, active)
+    ]
     report = goodput.build_goodput_report(events, steps, active=active, startups=startups)
     return _document(root.name, report, source=str(root))
 

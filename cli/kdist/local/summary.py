@@ -17,28 +17,36 @@ from kdist.status import FETCHER
 from kdist.units import number, seconds, size
 
 _FIRST_EVENT = b'"rendezvous-started"'
+_FETCHED_EVENT = b'"data-ready"'
 
 Lifetime = tuple[float, float | None]
 
 
-def starts(root: Path, lifetimes: Sequence[Lifetime]) -> Iterator[tuple[float, float]]:
-    """For each active interval of the run and each node: the unix times at which the interval began
-    and the node's agent had started.
+def starts(
+    root: Path, lifetimes: Sequence[Lifetime]
+) -> Iterator[tuple[float, float | None, float]]:
+    """For each active interval of the run and each node: the unix times at which the interval
+    began, all data was fetched (None if none was), and the node's agent had started.
     """
+    fetched = [at for log in root.glob("fetch-*/log") for at in _times(log, _FETCHED_EVENT)]
     for log in sorted(root.glob("node-*/log")):
-        times = list(_start_times(log))
-        for began, ended in lifetimes:
-            inside = [at for at in times if began <= at and (ended is None or at <= ended)]
-            if inside:
-                yield began, inside[0]
+        times = list(_times(log, _FIRST_EVENT))
+        for lifetime in lifetimes:
+            if inside := _select(times, lifetime):
+                yield lifetime[0], max(_select(fetched, lifetime), default=None), inside[0]
 
 
-def _start_times(log: Path) -> Iterator[float]:
-    """Unix times at which the node's agent entered a rendezvous."""
+def _select(times: Sequence[float], lifetime: Lifetime) -> list[float]:
+    began, ended = lifetime
+    return [at for at in times if began <= at and (ended is None or at <= ended)]
+
+
+def _times(log: Path, name: bytes) -> Iterator[float]:
+    """Unix times of the events of a log with this name."""
     try:
         with log.open("rb") as lines:
             for line in lines:
-                event = parse(line.decode(errors="replace")) if _FIRST_EVENT in line else None
+                event = parse(line.decode(errors="replace")) if name in line else None
                 if event is not None:
                     yield datetime.fromisoformat(str(event["time"])).timestamp()
     except (OSError, ValueError, KeyError):

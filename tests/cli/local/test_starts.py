@@ -37,7 +37,15 @@ def test_the_first_word_of_each_agent_in_each_life_is_when_it_was_up(tmp_path: P
     )
     write_log(tmp_path, "node-1", ("rendezvous-started", 103.75))
     lives = [(100.0, 150.0), (200.0, None)]
-    assert list(starts(tmp_path, lives)) == [(100.0, 103.5), (200.0, 205.25), (100.0, 103.75)]
+    assert list(starts(tmp_path, lives)) == [
+        (100.0, None, 103.5),
+        (200.0, None, 205.25),
+        (100.0, None, 103.75),
+    ]
+    for name, at in (("fetch-data-0", 101.0), ("fetch-init", 102.5)):
+        write_log(tmp_path, name, ("data-fetch", at - 0.5), ("data-ready", at))
+    fetched = [each[1] for each in starts(tmp_path, lives)]
+    assert fetched == [102.5, None, 102.5], "all that was fetched in that life"
 
 
 def test_logs_that_are_not_there_or_not_whole_say_nothing(tmp_path: Path) -> None:

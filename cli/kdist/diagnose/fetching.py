@@ -13,13 +13,14 @@ from kdist.status.fetching import describe_fetching, find_slowest
 
 FETCH: Final = "fetch"
 """The cause that something cannot be fetched."""
+_FIRST_SIGNAL: Final = 128  # exit codes from here on are those of signals
 _NO_MODULE = re.compile(r"No module named|unrecognized arguments|invalid choice")
 _OVER_LIMIT = re.compile(r'EmptyDir volume "(?:data-(\d+)|(init))" exceeds')
 
 
 def find_fetch_trouble(ctx: DiagnosticContext) -> Diagnosis | None:
     """An init container that fetches has failed: for good, or so that it is tried again."""
-    hit = [pod for pod in ctx.pods if pod.init and pod.init.fetches and pod.init.failure]
+    hit = [pod for pod in ctx.pods if pod.init and pod.init.fetches and _tells_why(pod.init)]
     if not hit or not (ctx.stuck or ctx.status.phase is Phase.FAILED):
         return None
     pod = next((pod for pod in hit if pod.init and pod.init.doomed), hit[0])
@@ -43,6 +44,14 @@ def find_fetch_trouble(ctx: DiagnosticContext) -> Diagnosis | None:
         _list_evidence(pod, init, end),
         fix,
         tuple(commands),
+    )
+
+
+def _tells_why(init: InitContainer) -> bool:
+    """Whether it failed by itself: one that was killed from outside, as in an eviction, did not."""
+    end = init.failure
+    return end is not None and (
+        end.record is not None or end.reason == "OOMKilled" or end.code < _FIRST_SIGNAL
     )
 
 

@@ -82,6 +82,12 @@ def test_a_node_that_still_fetches_is_why_the_others_wait() -> None:
     assert "rendezvous" not in [each.cause for each in found.also]
 
 
+def test_a_fetch_that_was_killed_with_its_pod_is_not_the_cause() -> None:
+    evicted = fetching_pod(0, failing(137, None), phase="Failed", reason="Evicted")
+    found = diagnose(scene([evicted], state=WorkloadState(failed=1)))
+    assert found.cause == "evicted"
+
+
 def test_a_pod_that_fetched_more_than_its_volume_takes_names_the_field() -> None:
     message = 'Usage of EmptyDir volume "data-0" exceeds the limit "1Gi". '
     evicted = pod(0, phase="Failed", reason="Evicted", message=message)

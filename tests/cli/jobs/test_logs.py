@@ -62,10 +62,13 @@ def test_the_log_of_an_init_container_is_read_where_it_has_run(
     cluster: Cluster, world: World
 ) -> None:
     world.pods = [fetching_pod(0, RUNS), fetching_pod(1, RUNS)]
-    world.logs = {f"{FIRST}/fetch-data-0": lines("a", "b"), FIRST: lines("of the training")}
+    world.logs = {f"{FIRST}/fetch-data-0": lines("a", "b")}
     snapshot = jobs.fetch_snapshot(cluster, "digits")
     wanted = LogRequest(container="fetch-data-0")
     assert [line.text for line in read(cluster, snapshot, wanted)] == ["a", "b"]
+    with pytest.raises(NotFoundError, match="nothing to read yet: digits starts: fetching") as none:
+        list(read(cluster, snapshot, LogRequest()))
+    assert none.value.next_command == "kdist logs digits -n ml -f -c fetch-data-0"
     with pytest.raises(UsageError, match="have no container `fetch-data-7`") as refused:
         list(read(cluster, snapshot, LogRequest(container="fetch-data-7")))
     assert refused.value.hint == "their containers: fetch-data-0, trainer"

@@ -11,6 +11,7 @@ import pytest
 
 from kdist.jobs import describe_status
 from kdist.status import Phase, Snapshot, WorkloadState, read_pod
+from kdist.views.status_table import status_rows
 from tests.cli.status.objects import (
     NOW,
     RUNS,
@@ -97,7 +98,8 @@ def test_the_node_with_most_to_fetch_says_how_far_the_job_is() -> None:
     status = see(fetching_pod(0, RUNS), fetching_pod(1, RUNS), fetches=fetches).status
     assert str(status.fetch) == "12 of 200 GB, 80 MB/s"
     assert status.message == f"fetching data from {URL} on 2 nodes"
-    assert describe_status(status).endswith(", 0 %")
+    assert ("fetched", "12 of 200 GB, 80 MB/s") in status_rows(status)
+    assert describe_status(status).endswith(f"from {URL} on 2 nodes, 0 %")
     document = json.loads(json.dumps(status.to_document()))
     assert document["fetch"]["total"] == 200 * 10**9
 

@@ -132,7 +132,7 @@ lock: setup ## Resolve requirements.txt, and the images' parts of it, again: exa
 	  --no-emit-package kdist-trainer --no-emit-package kdist \
 	  --output-file requirements.txt $(ARGS) cli/pyproject.toml controller/pyproject.toml trainer/pyproject.toml
 	$(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
-	  --extra torch --extra tensorboard --extra buckets --constraint requirements.txt --output-file trainer/requirements.txt trainer/pyproject.toml
+	  --extra torch --extra tensorboard --extra buckets --extra hub --constraint requirements.txt --output-file trainer/requirements.txt trainer/pyproject.toml
 	$(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
 	  --no-emit-package kdist-trainer --no-emit-package kdist --constraint requirements.txt \
 	  --output-file controller/requirements.txt controller/pyproject.toml

@@ -8,8 +8,9 @@ kdist's store, in a folder and in a bucket of an S3 server on this machine, next
 AdamW. Both of torch's write files and a `.metadata`; kdist's also digests them, makes them durable,
 checks its lock, and removes the checkpoint before.
 
-The processor time is that of a second save, while no steps are taken. Unlike the other numbers it
-hardly depends on what else the machine does.
+The steps after a save are compared with as many right before it, so that a machine that becomes
+slower or faster meanwhile counts for neither side. The processor time is that of a second save,
+while no steps are taken: it hardly depends on what else the machine does.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ from tests.trainer.object_store.versitygw import versitygw
 
 RANKS, ROUNDS, AFTER = 2, 7, 10
 WIDTH, BATCH, MEGABYTES = 1024, 32, 101
-NONE, OURS, THEIRS = "no checkpoint", "kdist, async", "dcp.async_save"
+LARGE = 1000
+"""Megabytes from which fewer rounds and steps take long enough."""
+OURS, THEIRS = "kdist, async", "dcp.async_save"
 BUCKET, KEY, SECRET = "bench", "bench-key-id", "bench-secret"
 
 Wait = Callable[[], object]
@@ -53,8 +56,9 @@ Contestant = Callable[[Any, int], Wait]
 
 def main(megabytes: int) -> None:
     """Measure and print."""
+    rounds, after = scale(megabytes)
     title(
-        f"Checkpoint of {megabytes} MB (model and AdamW) on {RANKS} ranks, {ROUNDS} "
+        f"Checkpoint of {megabytes} MB (model and AdamW) on {RANKS} ranks, {rounds} "
         "of each, in turn"
     )
     with tempfile.TemporaryDirectory() as folder:
@@ -64,19 +68,18 @@ def main(megabytes: int) -> None:
         with versitygw(Path(folder), access_key=KEY, secret=SECRET, bucket=BUCKET) as endpoint:
             extra[CHECKPOINTS_ENDPOINT] = endpoint
             result: dict[str, list[list[float]]] = launch("bench.checkpoint", RANKS, extra)
-    plain = [after for _, after, _, _ in result.pop(NONE)]
-    medians, lines = {}, []
-    for name, rounds in result.items():
-        stall, after, total, computed = zip(*rounds, strict=True)
-        slower = [ours - theirs for ours, theirs in zip(after, plain, strict=True)]
+    plain, medians, lines = list[float](), {}, []
+    for name, numbers in result.items():
+        before, stall, slower, total, computed = zip(*numbers, strict=True)
+        plain.extend(before)
         cost = [sum(both) for both in zip(stall, slower, strict=True)]
         shown = (stall, slower, cost, total, computed)
         medians[name] = [statistics.median(values) for values in shown]
         lines.append((name, *map(seconds_with_spread, shown)))
-    slow = f"next {AFTER} steps slower by"
+    slow = f"next {after} steps slower by"
     head = ("stall", slow, "stall + slower", "until it is safe", "processor time")
     columns(("median (least … most)", *head), lines)
-    columns((f"{AFTER} steps without a checkpoint: {seconds_with_spread(plain)}",), [])
+    columns((f"{after} steps without a checkpoint: {seconds_with_spread(plain)}",), [])
     ratios = [
         f"{what} {ours / theirs:.2f}x"
         for what, ours, theirs in zip(head, medians[OURS], medians[THEIRS], strict=True)
@@ -84,19 +87,25 @@ def main(megabytes: int) -> None:
     columns((f"{OURS} to {THEIRS}: {', '.join(ratios)}",), [])
 
 
+def scale(megabytes: int) -> tuple[int, int]:
+    """Rounds, and steps before and after each save, for a checkpoint of a size."""
+    return (ROUNDS, AFTER) if megabytes < LARGE else (3, 3)
+
+
 def rank() -> None:
     """One rank: the same training goes on while the contestants save it in turn."""
     torch.set_num_threads(1)
-    folder = Path(os.environ["KDIST_BENCH"])
+    folder, megabytes = Path(os.environ["KDIST_BENCH"]), int(os.environ["KDIST_BENCH_MEGABYTES"])
+    rounds, after = scale(megabytes)
     with World.from_environment(timeout_seconds=120) as world:
-        step, state = training(int(os.environ["KDIST_BENCH_MEGABYTES"]))
-        contestants = {NONE: lambda _, __: lambda: None, **stores(folder, world), **torchs(folder)}
+        step, state = training(megabytes)
+        contestants = {**stores(folder, world), **torchs(folder)}
         taken: dict[str, list[list[float]]] = {name: [] for name in contestants}
         names = list(contestants)
-        for turn in range(ROUNDS + 1):
+        for turn in range(rounds + 1):
             for name in names if turn % 2 else reversed(names):
                 begin = contestants[name]
-                numbers = measure(world, step, lambda: begin(state(), 2 * turn))  # noqa: B023 - called at once
+                numbers = measure(world, step, after, lambda: begin(state(), 2 * turn))  # noqa: B023 - called at once
                 numbers.append(compute(world, partial(begin, state(), 2 * turn + 1)))
                 if turn:  # the first round makes buffers and groups
                     taken[name].append(numbers)
@@ -129,21 +138,29 @@ def training(megabytes: int) -> tuple[Callable[[], None], Callable[[], Any]]:
     return step, state
 
 
-def measure(world: World, step: Callable[[], None], begin: Callable[[], Wait]) -> list[float]:
-    """Seconds of the stall, of the steps after it, and from the save's begin to its end."""
-    for _ in range(3):
+def measure(
+    world: World, step: Callable[[], None], steps: int, begin: Callable[[], Wait]
+) -> list[float]:
+    """Seconds of some steps without a save, of the stall, by how much as many steps after it take
+    longer, and from the save's begin to its end.
+    """
+    step()
+    world.barrier()
+    started = time.perf_counter()
+    for _ in range(steps):
         step()
     world.barrier()
     begun = time.perf_counter()
     wait = begin()
     returned = time.perf_counter()
-    for _ in range(AFTER):
+    for _ in range(steps):
         step()
     stepped = time.perf_counter()
     wait()
     ended = time.perf_counter()
     world.barrier()
-    return [returned - begun, stepped - returned, ended - begun]
+    plain = begun - started
+    return [plain, returned - begun, stepped - returned - plain, ended - begun]
 
 
 def compute(world: World, begin: Callable[[], Wait]) -> float:

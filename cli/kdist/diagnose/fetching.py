@@ -23,13 +23,17 @@ def find_fetch_trouble(ctx: DiagnosticContext) -> Diagnosis | None:
     hit = [pod for pod in ctx.pods if pod.init and pod.init.fetches and _tells_why(pod.init)]
     if not hit or not (ctx.stuck or ctx.status.phase is Phase.FAILED):
         return None
-    pod = next((pod for pod in hit if pod.init and pod.init.doomed), hit[0])
+    pod = next((pod for pod in hit if pod.init and pod.init.failed_permanently), hit[0])
     init, end = pod.init, pod.init.failure if pod.init else None
     if init is None or end is None:
         return None
     failed = ctx.status.phase is Phase.FAILED
-    severity: Severity = "failed" if failed else "blocked" if init.doomed else "waiting"
-    words = "cannot be fetched" if init.doomed else "could not be fetched, it is tried again"
+    severity: Severity = "failed" if failed else "blocked" if init.failed_permanently else "waiting"
+    words = (
+        "cannot be fetched"
+        if init.failed_permanently
+        else "could not be fetched, it is tried again"
+    )
     reason, fix = _explain(init, end)
     commands = [ctx.kdist("logs", "-c", init.name, "--pod", pod.name)]
     if failed:

@@ -142,7 +142,7 @@ SENTENCES: dict[str, Callable[[Event], str]] = {
         f"pid {e['pid']} is ready to join the group after {seconds(e['seconds'])}"
     ),
     "data-fetch": _data_fetch,
-    "data-progress": lambda e: _fetched(e, e["done_bytes"], e["total_bytes"]),
+    "data-progress": lambda e: _fetched(e, e["done_bytes"], e.get("total_bytes")),
     "data-retry": lambda e: f"tries again in {seconds(e['seconds'])}: {_first_of(e['reason'])}",
     "data-ready": lambda e: (
         f"{count(e['files'], 'file')}, {of_total(e['bytes'], None)}, in {e['folder']}"

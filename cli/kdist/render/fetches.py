@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from kdist.render.pod_overlay import OVERLAY, plain
-from kdist.render.templates import TracedValue, trace_value
-from kdist.spec import SOURCE_VARIABLES, FetchSource, TrainingJob, count_bytes, list_sources
+from kdist.render.store import list_credentials
+from kdist.render.templates import TracedValue
+from kdist.spec import FetchSource, TrainingJob, count_bytes, list_sources
 from kdist.status import FETCHER
 
 _SHARED: Final = ("cpu", "memory", "ephemeral-storage")  # a fetch needs no GPU
@@ -34,7 +35,9 @@ def list_fetches(
                 TracedValue(literal(argument), f"{source.field}.{name}")
                 for name, argument in _arguments(source)
             ],
-            "variables": list(_variables(source)),
+            "variables": list(list_credentials(source.scheme, source.secret, source.field))
+            if source.secret is not None
+            else [],
             "size": TracedValue(storage(_limit(source)), f"{source.field}.size"),
         }
         for source in list_sources(job.spec)
@@ -58,16 +61,6 @@ def _arguments(source: FetchSource) -> Iterator[tuple[str, str]]:
     yield "size", f"--max-bytes={count_bytes(source.size)}"
     if source.is_weights:
         yield "url", "--weights"
-
-
-def _variables(source: FetchSource) -> Iterator[dict[str, Any]]:
-    """The credentials. A Secret need not have all keys, as with checkpoints."""
-    if source.secret is None:
-        return
-    for key in SOURCE_VARIABLES[source.scheme]:
-        reference = {"name": source.secret, "key": key, "optional": True}
-        found = {"name": key, "valueFrom": {"secretKeyRef": reference}}
-        yield trace_value(found, f"{source.field}.secret")
 
 
 def follow_training(pod: Mapping[str, Any], container: str, overlay: Mapping[str, Any]) -> None:

@@ -12,7 +12,7 @@ from kdist.render.templates import TracedValue, trace_value
 from kdist.spec import (
     CHECKPOINTS_ENDPOINT,
     CHECKPOINTS_REGION,
-    OBJECT_STORE_VARIABLES,
+    CREDENTIAL_VARIABLES,
     TrainingJob,
     list_sources,
     port_of,
@@ -24,9 +24,7 @@ _IDENTITY_AGENT: Final = "169.254.170.23/32"  # of EKS, which serves the credent
 
 
 def list_variables(job: TrainingJob) -> Iterator[dict[str, Any]]:
-    """The environment variables of the bucket. A Secret need not have all keys: which of them there
-    are depends on the kind of credentials.
-    """
+    """The environment variables of the bucket with checkpoints."""
     checkpoints = job.spec.checkpoints
     if checkpoints is None:
         return
@@ -35,10 +33,17 @@ def list_variables(job: TrainingJob) -> Iterator[dict[str, Any]]:
             found = {"name": variable, "value": value}
             yield trace_value(found, f"spec.checkpoints.{name}")
     if checkpoints.secret is not None:
-        for key in OBJECT_STORE_VARIABLES[checkpoints.scheme]:
-            reference = {"name": checkpoints.secret, "key": key, "optional": True}
-            found = {"name": key, "valueFrom": {"secretKeyRef": reference}}
-            yield trace_value(found, "spec.checkpoints.secret")
+        yield from list_credentials(checkpoints.scheme, checkpoints.secret, "spec.checkpoints")
+
+
+def list_credentials(scheme: str, secret: str, section: str) -> Iterator[dict[str, Any]]:
+    """The environment variables with credentials from a Secret that a section of the job names. The
+    Secret need not have all keys: which of them there are depends on the kind of credentials.
+    """
+    for key in CREDENTIAL_VARIABLES[scheme]:
+        reference = {"name": secret, "key": key, "optional": True}
+        found = {"name": key, "valueFrom": {"secretKeyRef": reference}}
+        yield trace_value(found, f"{section}.secret")
 
 
 def is_mounted(job: TrainingJob) -> bool:

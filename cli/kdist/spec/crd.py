@@ -15,47 +15,50 @@ from kdist.spec.resource_status import ResourceStatus
 from kdist.spec.structural import Schema, convert
 from kdist.spec.training_job import API_VERSION, KIND
 from kdist.spec.validators import DERIVED_NAME, TAKEN_NAMES
-from kdist_trainer.config.source_url import SCHEMES
+from kdist_trainer.config import source
+from kdist_trainer.config.init import ONE_SOURCE
+from kdist_trainer.config.source_url import (
+    CREDENTIALS,
+    HAS_CREDENTIALS,
+    HAS_QUERY,
+    NO_SCHEME,
+    NO_SERVER,
+    QUERY,
+    SCHEMES,
+    SERVER,
+)
 
 PLURAL: Final = "trainingjobs"
 GROUP, _, VERSION = API_VERSION.partition("/")
 
 _NAME: Final = "self.metadata.name"
 _Rule = tuple[str, str, str]
-NO_SCHEME: Final = f"must start with {', '.join(f'{one}://' for one in SCHEMES)}"
 
 
 def _matching(field: str, pattern: str, otherwise: str) -> Iterator[_Rule]:
     """The rules of a URL, each of which speaks where those before it hold."""
     text, path = f"self.{field}", f".{field}"
     absent = f"!has({text})"
-    refused = [f"{text}.matches(r'{each}')" for each in (bucket.CREDENTIALS, bucket.QUERY)]
-    yield f"{absent} || !{refused[0]}", bucket.HAS_CREDENTIALS, path
-    yield f"{absent} || {refused[0]} || !{refused[1]}", bucket.HAS_QUERY, path
+    refused = [f"{text}.matches(r'{each}')" for each in (CREDENTIALS, QUERY)]
+    yield f"{absent} || !{refused[0]}", HAS_CREDENTIALS, path
+    yield f"{absent} || {refused[0]} || !{refused[1]}", HAS_QUERY, path
     yield f"{absent} || {' || '.join(refused)} || {text}.matches(r'{pattern}')", otherwise, path
 
 
-def _of_source(otherwise: str, *, takes_claim: bool) -> Iterator[_Rule]:
+def _of_source() -> Iterator[_Rule]:
     """The rules of a section with a URL that is fetched; the controller checks the rest of it."""
-    names = [
-        name for name in data.OF_URL if takes_claim or name != "size"
-    ]  # of the other a default
-    for name in names:
-        yield f"!has(self.{name}) || has(self.url)", otherwise, f".{name}"
-    absent, path = "!has(self.url)", ".url"
-    refused = [f"self.url.matches(r'{each}')" for each in (bucket.CREDENTIALS, bucket.QUERY)]
-    yield f"{absent} || !{refused[0]}", bucket.HAS_CREDENTIALS, path
-    yield f"{absent} || {refused[0]} || !{refused[1]}", bucket.HAS_QUERY, path
-    known = f"self.url.matches('^({'|'.join(SCHEMES)})://')"
-    yield f"{absent} || {' || '.join(refused)} || {known}", NO_SCHEME, path
+    for name in source.OF_URL:
+        yield f"!has(self.{name}) || has(self.url)", source.NEEDS_URL, f".{name}"
+    absent = "!has(self.url)"
+    yield from _matching("url", f"^({'|'.join(SCHEMES)})://", NO_SCHEME)
     yield (
         f"!has(self.endpoint) || {absent} || !self.url.matches('^(gs|https?):')",
-        data.NO_ENDPOINT_HERE,
+        source.NO_ENDPOINT_HERE,
         ".endpoint",
     )
     yield (
         f"!has(self.region) || {absent} || self.url.startsWith('s3:')",
-        data.S3_ONLY,
+        source.S3_ONLY,
         ".region",
     )
 
@@ -100,7 +103,7 @@ RULES: Final[dict[str, tuple[_Rule, ...]]] = {
     "spec.data[]": (
         ("has(self.claim) || has(self.path) || has(self.url)", data.NO_SOURCE, ""),
         ("!has(self.claim) || !has(self.url)", data.TWO_SOURCES, ".url"),
-        *_of_source(data.NEEDS_URL, takes_claim=True),
+        *_of_source(),
     ),
     "spec.checkpoints": (
         (
@@ -126,7 +129,7 @@ RULES: Final[dict[str, tuple[_Rule, ...]]] = {
             for name in ("endpoint", "region", "secret")
         ),
         *_matching("url", bucket.BUCKET, bucket.NO_BUCKET),
-        *_matching("endpoint", bucket.ENDPOINT, bucket.NO_ENDPOINT),
+        *_matching("endpoint", SERVER, NO_SERVER),
         (
             "!has(self.endpoint) || !has(self.url) || !self.url.startsWith('gs:')",
             "is for s3:// and az://: the buckets of gs:// have one address",
@@ -160,8 +163,8 @@ RULES: Final[dict[str, tuple[_Rule, ...]]] = {
         ("has(self.epochs) != has(self.steps)", "needs exactly one of epochs and steps", ""),
     ),
     "spec.train.init": (
-        ("has(self.path) != has(self.url)", "needs exactly one of path and url", ""),
-        *_of_source(data.NEEDS_URL, takes_claim=False),
+        ("has(self.path) != has(self.url)", ONE_SOURCE, ""),
+        *_of_source(),
     ),
     "spec.train.checkpoint.every": (
         ("has(self.seconds) || has(self.steps)", "needs seconds, steps or both", ""),

@@ -18,13 +18,13 @@ from pydantic import (
     model_validator,
 )
 
-from kdist.spec.bucket import BUCKET_URL, SERVER_URL, check_endpoint, check_url, scheme_of
+from kdist.spec.bucket import check_endpoint, check_url, scheme_of
 from kdist.spec.violations import Violation, check_variable, refuse
 from kdist_trainer.config import QUANTITY, QUANTITY_OR_NONE, ConfigModel, Seconds
+from kdist_trainer.config.base import DIGEST, LABEL, OBJECT_NAME
+from kdist_trainer.config.source_url import SERVER_URL, URL
 
 _JOB_NAME: Final = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
-_LABEL: Final = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
-_SUBDOMAIN: Final = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
 _LABEL_KEY: Final = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
 _LABEL_VALUE: Final = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
 _ENV_NAME: Final = r"^[A-Za-z_][A-Za-z0-9_]*$"
@@ -36,9 +36,6 @@ _MOUNT_PATH: Final = r"^/[^\x00:]*[^\x00:/]$"
 _RELATIVE_PATH: Final = r"^[^/\x00-\x1f\x7f]+(/[^/\x00-\x1f\x7f]+)*$"
 _ONE_LINE: Final = r"^[^\x00-\x1f\x7f]+$"
 _NO_NUL: Final = r"^[^\x00]*$"
-_DIGEST: Final = r"^[0-9a-f]{64}$"
-_OBJECT_OF_INIT: Final = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"  # as the trainer writes them
-_REGION_OF_INIT: Final = r"^[a-z0-9-]+$"
 _TIME: Final = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?(Z|[+-]\d\d:\d\d)$"
 
 PATTERN_MESSAGES: Final[dict[str, str]] = {
@@ -46,10 +43,10 @@ PATTERN_MESSAGES: Final[dict[str, str]] = {
         "must be lower-case letters, digits and `-`, beginning with a letter and ending with "
         "a letter or digit"
     ),
-    _LABEL: (
+    LABEL: (
         "must be lower-case letters, digits and `-`, beginning and ending with a letter or digit"
     ),
-    _SUBDOMAIN: (
+    OBJECT_NAME: (
         "must be lower-case letters, digits, `-` and `.`, beginning and ending with a letter "
         "or digit"
     ),
@@ -68,21 +65,16 @@ PATTERN_MESSAGES: Final[dict[str, str]] = {
     _RELATIVE_PATH: "must be a relative path such as `models/mine.py`",
     _ONE_LINE: "must be a path: one line without control characters",
     _NO_NUL: "must not contain a NUL character",
-    BUCKET_URL: "must be a URL without spaces such as `s3://BUCKET/PREFIX`",
+    URL: "must be a URL without spaces such as `s3://BUCKET/PREFIX`",
     SERVER_URL: "must be a URL such as `https://minio.example.com:9000`",
-    _DIGEST: "must be 64 hexadecimal digits in lower case, as `sha256sum` prints them",
-    _OBJECT_OF_INIT: (
-        "must be lower-case letters, digits, `-` and `.`, beginning and ending with a letter "
-        "or digit"
-    ),
-    _REGION_OF_INIT: "must be lower-case letters, digits and `-`",
+    DIGEST: "must be 64 hexadecimal digits in lower case, as `sha256sum` prints them",
     _TIME: "must be a time such as `2026-05-01T12:00:00Z`",
 }
 
 # 50 characters leave room for the suffixes of pod names, which have at most 63.
 JobName = Annotated[str, Field(min_length=1, max_length=50, pattern=_JOB_NAME)]
-Label = Annotated[str, Field(min_length=1, max_length=63, pattern=_LABEL)]
-ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=_SUBDOMAIN)]
+Label = Annotated[str, Field(min_length=1, max_length=63, pattern=LABEL)]
+ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=OBJECT_NAME)]
 LabelKey = Annotated[str, Field(min_length=1, max_length=317, pattern=_LABEL_KEY)]
 LabelValue = Annotated[str, Field(max_length=63, pattern=_LABEL_VALUE)]
 EnvName = Annotated[str, Field(min_length=1, max_length=256, pattern=_ENV_NAME)]
@@ -93,10 +85,9 @@ Storage = Annotated[str, Field(max_length=32, pattern=_STORAGE)]
 CpuText = Annotated[str, Field(max_length=32, pattern=_CPU)]
 MountPath = Annotated[str, Field(max_length=1024, pattern=_MOUNT_PATH)]
 FilePath = Annotated[str, Field(min_length=1, max_length=1024, pattern=_RELATIVE_PATH)]
-BucketUrl = Annotated[str, Field(max_length=1024, pattern=BUCKET_URL)]
+BucketUrl = Annotated[str, Field(max_length=1024, pattern=URL)]
 ServerUrl = Annotated[str, Field(max_length=1024, pattern=SERVER_URL)]
 FolderPath = Annotated[str, Field(min_length=1, max_length=4096, pattern=_ONE_LINE)]
-Digest = Annotated[str, Field(max_length=64, pattern=_DIGEST)]
 Time = Annotated[str, Field(max_length=40, pattern=_TIME)]
 """RFC 3339, as Kubernetes writes times."""
 

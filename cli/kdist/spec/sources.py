@@ -7,22 +7,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit
 
 from kdist.spec.bucket import scheme_of
-from kdist.spec.data import DEFAULT_SIZE
 from kdist.spec.violations import Violation
-from kdist_trainer.config import SOURCE_SECRETS, SOURCE_VARIABLES
+from kdist_trainer.config import CREDENTIAL_VARIABLES, SECRET_VARIABLES
+from kdist_trainer.config.source import DEFAULT_SIZE, UrlSource
 from kdist_trainer.config.source_url import HUB
 
 if TYPE_CHECKING:
+    from kdist.spec.models import EnvVar
     from kdist.spec.training_job import Spec
 
 MOST_SOURCES: Final = 16
 """A Job has at most 20 rules for exit codes, of which kdist needs one for each source."""
 INIT_MOUNT: Final = "/run/kdist-init"
 """Where the pods find the weights of `train.init.url`."""
-_MOST_PORT: Final = 65_535
 
 
 @dataclass(frozen=True)
@@ -66,9 +65,9 @@ class FetchSource:
         return self.endpoint or (self.url if self.scheme in ("http", "https") else None)
 
     @property
-    def moves(self) -> bool:
-        """Whether another fetch may find something else under the same URL, which could be
-        prevented: a repository without a revision.
+    def is_unpinned(self) -> bool:
+        """Whether a later fetch may find other files, because the URL of a repository names no
+        revision.
         """
         found = HUB.fullmatch(self.url)
         return found is not None and found["revision"] is None and self.sha256 is None
@@ -87,9 +86,9 @@ def list_sources(spec: Spec) -> list[FetchSource]:
     return found
 
 
-def _read(section: Any, name: str, field: str, **more: Any) -> FetchSource:
+def _read(section: UrlSource, name: str, field: str, **more: Any) -> FetchSource:
     names = ("url", "endpoint", "region", "secret", "sha256")
-    given = {each: getattr(section, each) for each in names}
+    given: dict[str, Any] = {each: getattr(section, each) for each in names}
     return FetchSource(name=name, field=field, size=section.size or DEFAULT_SIZE, **given, **more)
 
 
@@ -99,64 +98,52 @@ def list_warnings(spec: Spec) -> list[str]:
         f"{source.field}.url names no revision, so pods that start later may fetch other files; "
         "pin it: hf://OWNER/NAME@REVISION"
         for source in list_sources(spec)
-        if source.moves
+        if source.is_unpinned
     ]
 
 
 def check_sources(spec: Spec) -> Iterator[Violation]:
-    """Their number, the ports of their servers, and the variables with credentials, which have one
-    source each and are not written in the file.
-    """
-    sources = list_sources(spec)
-    if len(sources) > MOST_SOURCES:
+    """Check the number of sources, which `MOST_SOURCES` limits."""
+    if (count := len(list_sources(spec))) > MOST_SOURCES:
         message = (
-            f"at most {MOST_SOURCES} URLs can be fetched, found {len(sources)}: put several data "
+            f"at most {MOST_SOURCES} URLs can be fetched, found {count}: put several data "
             "sets below one URL, or on a claim"
         )
         yield Violation(message, "data", ("data", "train.init"))
-    for source in sources:
-        yield from _check_port(source)
-    yield from _check_variables(spec, sources)
 
 
-def _check_port(source: FetchSource) -> Iterator[Violation]:
-    if source.server is None:
-        return
-    field = _relative(source, "url" if source.endpoint is None else "endpoint")
-    try:
-        port = urlsplit(source.server).port
-    except ValueError:
-        port = 0
-    if port == 0:
-        yield Violation(f"must have a port from 1 to {_MOST_PORT}", field, (field,))
-
-
-def _check_variables(spec: Spec, sources: list[FetchSource]) -> Iterator[Violation]:
+def check_credentials(spec: Spec) -> Iterator[Violation]:
+    """Check that credentials of buckets and of what is fetched have one source each, and that none
+    is written in the file.
+    """
+    places = [
+        (each.field.removeprefix("spec."), each.scheme, each.secret) for each in list_sources(spec)
+    ]
+    if spec.checkpoints is not None and spec.checkpoints.url is not None:
+        places.insert(0, ("checkpoints", spec.checkpoints.scheme, spec.checkpoints.secret))
     for index, variable in enumerate(spec.env):
-        field = f"env.{index}.name"
-        for source in sources:
-            fields = (field, _relative(source, "url"), _relative(source, "secret"))
-            where = f"{source.field.removeprefix('spec.')}.secret"
-            if source.secret and variable.name in SOURCE_VARIABLES.get(source.scheme, ()):
-                yield Violation(
-                    f"`{variable.name}` comes from the Secret {source.secret} of {where}; remove "
-                    "it here or there",
-                    field,
-                    fields,
-                )
-                break
-            is_secret = variable.name in SOURCE_SECRETS.get(source.scheme, ())
-            if variable.secret is None and is_secret:
-                yield Violation(
-                    f"`{variable.name}` is a credential of {source.field}, and many people can "
-                    f"read a manifest: put it in a Secret and name that with {where}",
-                    field,
-                    fields,
-                )
-                break
+        problems = (_find_credential(variable, *place) for place in places)
+        if found := next(filter(None, problems), None):
+            message, place = found
+            field = f"env.{index}.name"
+            dotted = place.replace("[", ".").replace("]", "")
+            yield Violation(message, field, (field, f"{dotted}.url", f"{dotted}.secret"))
 
 
-def _relative(source: FetchSource, name: str) -> str:
-    """A field of a source as violations name it, such as `data.0.url`."""
-    place = source.field.removeprefix("spec.").replace("[", ".").replace("]", "")
-    return f"{place}.{name}"
+def _find_credential(
+    variable: EnvVar, place: str, scheme: str, secret: str | None
+) -> tuple[str, str] | None:
+    """What is wrong with a variable that is a credential of a place, and the place."""
+    name = variable.name
+    if secret is not None and name in CREDENTIAL_VARIABLES.get(scheme, ()):
+        return (
+            f"`{name}` comes from the Secret {secret} of {place}.secret; remove it here or there",
+            place,
+        )
+    if variable.secret is None and name in SECRET_VARIABLES.get(scheme, ()):
+        return (
+            f"`{name}` is a credential for {place}.url, and many people can read a manifest: put "
+            f"it in a Secret and name that with {place}.secret",
+            place,
+        )
+    return None

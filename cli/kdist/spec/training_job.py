@@ -31,8 +31,7 @@ from kdist.spec.sources import list_sources
 from kdist.spec.validators import RUN, check, check_job
 from kdist.spec.violations import refuse
 from kdist_trainer.config import (
-    OBJECT_STORE_SECRETS,
-    SOURCE_SECRETS,
+    SECRET_VARIABLES,
     ConfigModel,
     Logs,
     Nodes,
@@ -285,9 +284,9 @@ class TrainingJob(ConfigModel):
         }
         secret = [variable.name for variable in self.spec.env if variable.secret is not None]
         if self.spec.checkpoints is not None:
-            secret += OBJECT_STORE_SECRETS.get(self.spec.checkpoints.scheme, ())
+            secret += SECRET_VARIABLES.get(self.spec.checkpoints.scheme, ())
         for source in list_sources(self.spec):
-            secret += SOURCE_SECRETS.get(source.scheme, ())
+            secret += SECRET_VARIABLES.get(source.scheme, ())
         names = list(dict.fromkeys(secret))
         return TrainConfig(name=self.metadata.name, secret_variables=names, **shared)
 

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from kdist.spec.sources import INIT_MOUNT, check_sources
+from kdist.spec.sources import INIT_MOUNT, check_credentials, check_sources
 from kdist.spec.strategies import SHIPPED_WORKLOADS, check_strategy
 from kdist.spec.violations import Violation
-from kdist_trainer.config import OBJECT_STORE_SECRETS, OBJECT_STORE_VARIABLES, START_VARIABLES
+from kdist_trainer.config import START_VARIABLES
 
 if TYPE_CHECKING:
     from kdist.spec.training_job import Spec, TrainingJob
@@ -30,7 +30,7 @@ def check(spec: Spec) -> Iterator[Violation]:
     yield from check_strategy(spec)
     yield from _unique_names(spec)
     yield from _start_variables(spec)
-    yield from _store_variables(spec)
+    yield from check_credentials(spec)
     yield from check_sources(spec)
     yield from _standby(spec)
     yield from _standby_nodes(spec)
@@ -242,29 +242,6 @@ def _start_variables(spec: Spec) -> Iterator[Violation]:
                 f"ranks are forks of a process that runs already; {fix}",
                 field,
                 (field, "script.preload"),
-            )
-
-
-def _store_variables(spec: Spec) -> Iterator[Violation]:
-    """Credentials of a bucket have one source, and none is written in the file."""
-    if spec.checkpoints is None or spec.checkpoints.url is None:
-        return
-    scheme, secret = spec.checkpoints.scheme, spec.checkpoints.secret
-    for index, variable in enumerate(spec.env):
-        field = f"env.{index}.name"
-        if secret is not None and variable.name in OBJECT_STORE_VARIABLES.get(scheme, ()):
-            yield Violation(
-                f"`{variable.name}` comes from the Secret {secret} of checkpoints.secret; remove "
-                "it here or there",
-                field,
-                (field, "checkpoints.url", "checkpoints.secret"),
-            )
-        elif variable.secret is None and variable.name in OBJECT_STORE_SECRETS.get(scheme, ()):
-            yield Violation(
-                f"`{variable.name}` is a credential of the bucket, and many people can read a "
-                "manifest: put it in a Secret and name that with checkpoints.secret",
-                field,
-                (field, "checkpoints.url"),
             )
 
 

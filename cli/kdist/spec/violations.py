@@ -1,34 +1,12 @@
-"""A broken rule of job.yaml and the pydantic error that carries it, and the rules of single fields:
-reserved names of environment variables and reserved mount paths.
-"""
+"""The rules of single fields: reserved names of environment variables and reserved mount paths."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Iterator
 
-from pydantic_core import PydanticCustomError
+from kdist_trainer.config.violations import RULE, Violation, refuse
 
-RULE = "job_rule"  # the type of the pydantic error that carries violations
-
-
-class Violation(NamedTuple):
-    """One broken rule. Fields are dotted names relative to the model that the rule belongs to."""
-
-    message: str
-    at: str  # the wrong field; empty for the model itself
-    fields_read: tuple[str, ...]  # the fields that the rule has read
-    suggestion: str = ""
-
-
-def refuse(violations: Iterable[Violation]) -> None:
-    """Raise a `PydanticCustomError` with all violations, if there are any."""
-    found = [tuple(violation) for violation in violations]
-    if found:
-        raise PydanticCustomError(
-            RULE, "{text}", {"text": "; ".join(str(each[0]) for each in found), "violations": found}
-        )
-
+__all__ = ["RULE", "Violation", "check_mount", "check_variable", "refuse"]
 
 # Set for the ranks by torch's elastic agent and kdist; a job that sets them would break its own
 # rendezvous.

@@ -9,14 +9,16 @@ from kdist.status.pod import Pod
 from kdist.units import count
 
 
-def find_doomed(pods: Sequence[Pod]) -> Pod | None:
+def find_permanent_failure(pods: Sequence[Pod]) -> Pod | None:
     """A pod that its workload keeps starting although what it should fetch cannot be fetched; None
     without one.
     """
-    return next((pod for pod in pods if not pod.over and pod.init and pod.init.doomed), None)
+    return next(
+        (pod for pod in pods if not pod.over and pod.init and pod.init.failed_permanently), None
+    )
 
 
-def explain_doomed(pod: Pod) -> tuple[str, str]:
+def explain_permanent_failure(pod: Pod) -> tuple[str, str]:
     """The cause of such a pod's failure, and a sentence about it."""
     record = pod.record
     words = f"it cannot fetch {pod.init.what}" if pod.init else ""

@@ -102,7 +102,7 @@ class InitContainer:
         return f"{'weights' if self.name == WEIGHTS else 'data'} from {self.url or self.field}"
 
     @property
-    def doomed(self) -> bool:
+    def failed_permanently(self) -> bool:
         """Whether what it should fetch cannot be fetched, however often it is tried."""
         failure = self.failure
         return self.fetches and failure is not None and is_permanent(failure)

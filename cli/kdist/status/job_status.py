@@ -18,7 +18,11 @@ from kdist.status.agent_status import (
     newest_generation,
 )
 from kdist.status.exit_record import STOPPED, ExitRecord
-from kdist.status.fetching import describe_fetching, explain_doomed, find_doomed
+from kdist.status.fetching import (
+    describe_fetching,
+    explain_permanent_failure,
+    find_permanent_failure,
+)
 from kdist.status.init_container import FetchProgress
 from kdist.status.pod import Pod
 from kdist.status.resource_state import ResourceState
@@ -226,8 +230,8 @@ def _decide_finished(evidence: Evidence) -> PhaseDecision | None:
         return PhaseDecision(
             Phase.FAILED, state.reason or (record.cause if record else ""), state.message
         )
-    if doomed := find_doomed(evidence.alive):
-        return PhaseDecision(Phase.FAILED, *explain_doomed(doomed))
+    if pod := find_permanent_failure(evidence.alive):
+        return PhaseDecision(Phase.FAILED, *explain_permanent_failure(pod))
     finished = [report for report in evidence.reports.values() if report.finished]
     failed = [report for report in finished if report.state == "failed"]
     if failed:

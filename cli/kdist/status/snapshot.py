@@ -20,7 +20,7 @@ from kdist.status.agent_status import (
 )
 from kdist.status.documents import Document
 from kdist.status.exit_record import DONE, PEERS_LOST, STOPPED, ExitRecord
-from kdist.status.fetching import find_doomed, find_slowest
+from kdist.status.fetching import find_permanent_failure, find_slowest
 from kdist.status.init_container import FetchProgress
 from kdist.status.job_status import (
     Evidence,
@@ -111,7 +111,10 @@ def read_status(
 
 def _are_kept_alive(pods: Sequence[Pod], reports: Mapping[str, AgentStatus]) -> bool:
     """Whether pods stay, or are started again, though the job has ended."""
-    return any(report.finished for report in reports.values()) or find_doomed(pods) is not None
+    return (
+        any(report.finished for report in reports.values())
+        or find_permanent_failure(pods) is not None
+    )
 
 
 def _read_placement(

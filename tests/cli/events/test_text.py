@@ -63,6 +63,7 @@ def formatted(name: str, node: str = "node-0", **fields: Any) -> str:
             {"done_bytes": 12 * 10**9, "total_bytes": 200 * 10**9, "bytes_per_second": 80_000_000},
             "12 of 200 GB, 80 MB/s",
         ),
+        ("data-progress", {"done_bytes": 12 * 10**6}, "12 MB"),  # of a server that gives no size
         (
             "data-retry",
             {"file": "a", "reason": "status 503", "seconds": 2.0},

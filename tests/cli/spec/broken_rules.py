@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kdist.spec import bucket, crd, data
+from kdist_trainer.config import source, source_url
 from tests.manifests.jobs import full
 
 BROKEN: dict[str, list[tuple[str, Any]]] = {
@@ -18,9 +19,9 @@ BROKEN: dict[str, list[tuple[str, Any]]] = {
     "must be a whole number from 1 to 1024 or auto": [("procsPerNode", "all")],
     data.NO_SOURCE: [("data", [{"mountPath": "/data"}])],
     data.TWO_SOURCES: [("data", [{"mountPath": "/data", "claim": "a", "url": "s3://bucket"}])],
-    data.NEEDS_URL: [("data", [{"mountPath": "/data", "claim": "a", "size": "1Gi"}])],
-    crd.NO_SCHEME: [("data", [{"mountPath": "/data", "url": "ftp://host/file"}])],
-    data.NO_ENDPOINT_HERE: [
+    source.NEEDS_URL: [("data", [{"mountPath": "/data", "claim": "a", "size": "1Gi"}])],
+    source_url.NO_SCHEME: [("data", [{"mountPath": "/data", "url": "ftp://host/file"}])],
+    source.NO_ENDPOINT_HERE: [
         ("data", [{"mountPath": "/data", "url": "gs://bucket", "endpoint": "https://host"}])
     ],
     "needs exactly one of path and url": [
@@ -28,10 +29,10 @@ BROKEN: dict[str, list[tuple[str, Any]]] = {
     ],
     "needs exactly one of claim, size, path and url": [("checkpoints", {})],
     "belongs to a bucket: it needs url": [("checkpoints", {"claim": "a", "secret": "b"})],
-    bucket.HAS_CREDENTIALS: [("checkpoints", {"url": "s3://me:secret@bucket"})],
-    bucket.HAS_QUERY: [("checkpoints", {"url": "s3://bucket/runs?versionId=1"})],
+    source_url.HAS_CREDENTIALS: [("checkpoints", {"url": "s3://me:secret@bucket"})],
+    source_url.HAS_QUERY: [("checkpoints", {"url": "s3://bucket/runs?versionId=1"})],
     bucket.NO_BUCKET: [("checkpoints", {"url": "https://bucket.s3.amazonaws.com"})],
-    bucket.NO_ENDPOINT: [("checkpoints", {"url": "s3://bucket", "endpoint": "s3://minio"})],
+    source_url.NO_SERVER: [("checkpoints", {"url": "s3://bucket", "endpoint": "s3://minio"})],
     "is for s3:// and az://: the buckets of gs:// have one address": [
         ("checkpoints", {"url": "gs://bucket", "endpoint": "https://gcs.example.com"})
     ],

@@ -5,7 +5,8 @@ every agent and every rank reads the same file. `training` has the models of `sp
 that of `spec.train.init`, `base` what all models share, `changes` the rules for jobs that are
 edited between two runs, `exit_codes` the codes and causes that agents, ranks and the command line
 agree on, `object_stores` the variables by which a bucket with checkpoints or a source of data is
-reached, `source_url` the rules of the URL of such a source.
+reached, `source` the fields of a section that names data or weights by URL, `source_url` the rules
+of such a URL, `violations` carries broken rules through pydantic.
 
 Nothing here imports torch or another package of the trainer, because `kdist.spec` uses these
 models. The arguments of one agent (folders, addresses) are in `kdist_trainer.agent.settings`. Read
@@ -37,10 +38,8 @@ from kdist_trainer.config.init import NOT_FETCHED, Init
 from kdist_trainer.config.object_stores import (
     CHECKPOINTS_ENDPOINT,
     CHECKPOINTS_REGION,
-    OBJECT_STORE_SECRETS,
-    OBJECT_STORE_VARIABLES,
-    SOURCE_SECRETS,
-    SOURCE_VARIABLES,
+    CREDENTIAL_VARIABLES,
+    SECRET_VARIABLES,
 )
 from kdist_trainer.config.training import (
     AllReduceCheck,
@@ -57,14 +56,12 @@ from kdist_trainer.config.training import (
 __all__ = [
     "CHECKPOINTS_ENDPOINT",
     "CHECKPOINTS_REGION",
+    "CREDENTIAL_VARIABLES",
     "METRICS_PORT",
     "NOT_FETCHED",
-    "OBJECT_STORE_SECRETS",
-    "OBJECT_STORE_VARIABLES",
     "QUANTITY",
     "QUANTITY_OR_NONE",
-    "SOURCE_SECRETS",
-    "SOURCE_VARIABLES",
+    "SECRET_VARIABLES",
     "START_VARIABLES",
     "AllReduceCheck",
     "Cause",

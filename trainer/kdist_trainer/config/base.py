@@ -42,6 +42,11 @@ _UNITS = {
 }
 QUANTITY = r"^[1-9][0-9]{0,14}(Ki|Mi|Gi|Ti|k|M|G|T)$"
 
+LABEL = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+OBJECT_NAME = rf"{LABEL[:-1]}(\.{LABEL[1:-1]})*$"
+"""RFC 1123: a label, and a subdomain."""
+DIGEST = r"^[0-9a-f]{64}$"
+
 Bytes = Annotated[str, Field(max_length=32, pattern=QUANTITY)]
 """A number of bytes as Kubernetes writes quantities: `64Mi`, `1G`."""
 

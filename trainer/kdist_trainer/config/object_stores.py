@@ -7,33 +7,23 @@ from __future__ import annotations
 
 from typing import Final
 
-OBJECT_STORE_VARIABLES: Final[dict[str, tuple[str, ...]]] = {
-    "s3": ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"),
-    "gs": ("GOOGLE_SERVICE_ACCOUNT_KEY",),
-    "az": ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_SAS_KEY"),
-}
-"""By the scheme of a URL, the variables that a Secret with credentials may have as its keys."""
-_PUBLIC: Final = "AZURE_STORAGE_ACCOUNT_NAME"  # it is part of every address
-OBJECT_STORE_SECRETS: Final[dict[str, tuple[str, ...]]] = {
-    scheme: tuple(name for name in names if name != _PUBLIC)
-    for scheme, names in OBJECT_STORE_VARIABLES.items()
-}
-"""Those of them whose values are in no log that is kept."""
 AUTHORIZATION: Final = "HTTP_AUTHORIZATION"
 """Variable with the value of the header `Authorization`, for files of http:// and https://."""
 HUB_TOKEN: Final = "HF_TOKEN"  # noqa: S105 - its name
 """Variable with the token of hf://."""
-SOURCE_VARIABLES: Final[dict[str, tuple[str, ...]]] = OBJECT_STORE_VARIABLES | {
+CREDENTIAL_VARIABLES: Final[dict[str, tuple[str, ...]]] = {
+    "s3": ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"),
+    "gs": ("GOOGLE_SERVICE_ACCOUNT_KEY",),
+    "az": ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_SAS_KEY"),
     "http": (AUTHORIZATION,),
     "https": (AUTHORIZATION,),
     "hf": (HUB_TOKEN,),
 }
-"""By the scheme of a URL of data or weights, the variables that a Secret with credentials may have
-as its keys.
-"""
-SOURCE_SECRETS: Final[dict[str, tuple[str, ...]]] = {
+"""By the scheme of a URL, the variables that a Secret with credentials may have as its keys."""
+_PUBLIC: Final = "AZURE_STORAGE_ACCOUNT_NAME"  # it is part of every address
+SECRET_VARIABLES: Final[dict[str, tuple[str, ...]]] = {
     scheme: tuple(name for name in names if name != _PUBLIC)
-    for scheme, names in SOURCE_VARIABLES.items()
+    for scheme, names in CREDENTIAL_VARIABLES.items()
 }
 """Those of them whose values are in no log that is kept."""
 CHECKPOINTS_ENDPOINT: Final = "KDIST_CHECKPOINTS_ENDPOINT"

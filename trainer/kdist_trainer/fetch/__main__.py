@@ -19,7 +19,7 @@ from typing import Any
 
 from kdist_trainer import liveness, log
 from kdist_trainer.agent.exit_record import failed, stopped, write_termination_message
-from kdist_trainer.config import SOURCE_SECRETS, Cause, Exit
+from kdist_trainer.config import SECRET_VARIABLES, Cause, Exit
 from kdist_trainer.config.source_url import without_secrets
 from kdist_trainer.errors import ConfigError, KdistTrainerError
 from kdist_trainer.failure import Failure, describe
@@ -71,7 +71,7 @@ def _fetch(given: argparse.Namespace) -> None:
 
 def redact(text: str) -> str:
     """Without the values of variables that have credentials."""
-    names = {name for each in SOURCE_SECRETS.values() for name in each}
+    names = {name for each in SECRET_VARIABLES.values() for name in each}
     values = {os.environ.get(name, "").strip() for name in names}
     # of `Bearer …` the token alone, too
     values |= {part for value in values for part in value.split()}

@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 
 from kdist_trainer.errors import ConfigError, DataError
 from kdist_trainer.fetch.request import FetchRequest
-from kdist_trainer.fetch.source import ChangedError, FileBody, PassingError, RemoteFile
+from kdist_trainer.fetch.source import ChangedError, FileBody, RemoteFile, TransientError
 from kdist_trainer.object_store.client import ObjectInfo, Tag
 from kdist_trainer.object_store.errors import (
     ObjectAccessError,
@@ -113,7 +113,7 @@ class BucketSource:
             )
         except FileNotFoundError as error:
             raise ChangedError(str(error)) from None
-        except PassingError:
+        except TransientError:
             # a request has a limited time, too little for a whole block on a slow connection
             self._block_bytes = max(SMALLEST_BLOCK, self._block_bytes // 4)
             raise
@@ -141,7 +141,7 @@ class BucketSource:
         except FileNotFoundError:
             raise
         except ObjectTimeoutError as error:
-            raise PassingError(str(error)) from None
+            raise TransientError(str(error)) from None
         except ObjectChangedError as error:
             raise ChangedError(str(error)) from None
         except ObjectCredentialError as error:

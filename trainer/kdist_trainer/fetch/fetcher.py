@@ -13,9 +13,9 @@ from kdist_trainer.fetch.bucket import BucketSource
 from kdist_trainer.fetch.checksums import LARGEST_SUMS, SUMS, digests_below, is_sums, parse_sums
 from kdist_trainer.fetch.folder import FetchFolder
 from kdist_trainer.fetch.hub import HubSource
-from kdist_trainer.fetch.progress import FetchProgress, Patience, Retries
+from kdist_trainer.fetch.progress import FetchProgress, Retries, RetryPolicy
 from kdist_trainer.fetch.request import FetchRequest
-from kdist_trainer.fetch.source import ChangedError, FetchSource, PassingError, RemoteFile
+from kdist_trainer.fetch.source import ChangedError, FetchSource, RemoteFile, TransientError
 from kdist_trainer.fetch.space import check_space
 from kdist_trainer.fetch.transfer import Transfer
 from kdist_trainer.fetch.web import WebSource
@@ -44,10 +44,8 @@ class Fetcher:
         self._source = open_source(request)
         self._folder = FetchFolder(request)
         self._progress = FetchProgress(request)
-        self._patience = Patience(request, self._progress)
-        self._transfer = Transfer(
-            request, self._source, self._folder, self._progress, self._patience
-        )
+        self._policy = RetryPolicy(request, self._progress)
+        self._transfer = Transfer(request, self._source, self._folder, self._progress, self._policy)
 
     def run(self) -> None:
         """Fetch what is missing, and log how it goes. After an error, threads may still wait for a
@@ -61,13 +59,13 @@ class Fetcher:
         """
         begun = time.monotonic()
         with self._folder.locked(self._say_waiting):
-            retries = Retries(self._patience)
+            retries = Retries(self._policy)
             while True:
                 try:
                     files = self._fetch_listed()
                     break
                 except ChangedError as error:
-                    changed = PassingError(f"it has changed while it was fetched ({error})")
+                    changed = TransientError(f"it has changed while it was fetched ({error})")
                     retries.wait(self._request.url, changed)
             self._folder.close()
         log.event(
@@ -90,7 +88,7 @@ class Fetcher:
 
     def _fetch_listed(self) -> Sequence[RemoteFile]:
         """List the files, and fetch those that are not there. Raises `ChangedError` too."""
-        files = self._patience.retry(self._list_files)
+        files = self._policy.retry(self._list_files)
         folder, progress = self._folder, self._progress
         folder.adopt(files)
         check_space(self._request, folder, files)
@@ -177,12 +175,12 @@ class Fetcher:
                     saved_at = time.monotonic()
         except ChangedError:
             # the others end first: they are not to write when the files are listed again
-            self._patience.stopped.set()
+            self._policy.stopped.set()
             pool.shutdown(wait=True, cancel_futures=True)
-            self._patience.stopped.clear()
+            self._policy.stopped.clear()
             raise
         except BaseException:
-            self._patience.stopped.set()
+            self._policy.stopped.set()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
         pool.shutdown()

@@ -19,7 +19,7 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urlsplit
 
 from kdist_trainer.errors import ConfigError, DataError
-from kdist_trainer.fetch.source import ChangedError, PassingError
+from kdist_trainer.fetch.source import ChangedError, TransientError
 
 TIMEOUT_SECONDS: Final = 60.0
 LONGEST_WAIT_SECONDS: Final = 120.0
@@ -65,7 +65,7 @@ class WebClient:
         """Request a URL; the caller closes the response.
 
         Raises:
-            PassingError: it may succeed later.
+            TransientError: it may succeed later.
             StatusError: the status is 4xx.
             DataError: for good, for another reason.
         """
@@ -84,8 +84,8 @@ class WebClient:
 
 
 def read_chunks(response: http.client.HTTPResponse, length: int | None) -> Iterator[bytes]:
-    """The body in pieces, and no more than `length` bytes of it. Raises `PassingError` for one that
-    is cut short.
+    """The body in pieces, and no more than `length` bytes of it. Raises `TransientError` if it is
+    cut short.
     """
     left = length
     with closing(response):
@@ -93,13 +93,13 @@ def read_chunks(response: http.client.HTTPResponse, length: int | None) -> Itera
             try:
                 chunk = response.read1(CHUNK_BYTES if left is None else min(left, CHUNK_BYTES))
             except (OSError, http.client.HTTPException) as error:
-                raise PassingError(_describe(error)) from None
+                raise TransientError(_describe(error)) from None
             if not chunk:
                 break
             left = None if left is None else left - len(chunk)
             yield chunk
     if left:
-        raise PassingError(f"the reply was cut short: {left} bytes are missing")
+        raise TransientError(f"the reply was cut short: {left} bytes are missing")
 
 
 def read_authorization(variable: str, field: str) -> str:
@@ -143,7 +143,7 @@ class _Redirects(urls.HTTPRedirectHandler):
 def _status_error(error: HTTPError, url: str) -> Exception:
     status, reason = error.code, str(error.reason).splitlines()[0] if error.reason else ""
     if status in {408, 425, 429} or (status >= 500 and status not in {501, 505}):
-        return PassingError(f"status {status} {reason}".rstrip(), _retry_after(error.headers))
+        return TransientError(f"status {status} {reason}".rstrip(), _retry_after(error.headers))
     if status in {409, 412}:
         return ChangedError(f"status {status} {reason}".rstrip())
     if 300 <= status < 400:
@@ -167,7 +167,7 @@ def _transport_error(error: Exception, url: str) -> Exception:
         return DataError(f"{url} cannot be fetched: {reason}")
     if isinstance(error, http.client.InvalidURL):
         return ConfigError(f"{url} is no URL: {error}")
-    return PassingError(_describe(reason))
+    return TransientError(_describe(reason))
 
 
 def _describe(error: Any) -> str:

@@ -21,7 +21,7 @@ from kdist_trainer.fetch.http_client import (
     read_authorization,
 )
 from kdist_trainer.fetch.request import FetchRequest
-from kdist_trainer.fetch.source import FileBody, PassingError, RemoteFile
+from kdist_trainer.fetch.source import FileBody, RemoteFile, TransientError
 from kdist_trainer.fetch.web import read_web
 from kdist_trainer.fetch.weights import is_weights
 
@@ -132,11 +132,11 @@ class HubSource:
             return ConfigError(f"{self._request.field}: HF_HUB_OFFLINE is set: unset it")
         if isinstance(status, int):
             if status >= 500 or status in _AGAIN:
-                return PassingError(f"status {status}")
+                return TransientError(f"status {status}")
             return self._refused(status, f"status {status}", name)
         if isinstance(error, ValueError) and not isinstance(error, OSError):
             return DataError(f"{self._request.field}: {self._request.url}: {name}")
-        return PassingError(f"{name}: {str(error).splitlines()[0][:200] if str(error) else ''}")
+        return TransientError(f"{name}: {str(error).splitlines()[0][:200] if str(error) else ''}")
 
     def _refused(self, status: int, reason: str, kind: str = "") -> KdistTrainerError:
         field, url = self._request.field, self._request.url

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 from kdist_trainer import log
 from kdist_trainer.errors import StorageError
 from kdist_trainer.fetch.request import FetchRequest
-from kdist_trainer.fetch.source import PassingError
+from kdist_trainer.fetch.source import TransientError
 
 REPORT_SECONDS: Final = 2.0
 FIRST_WAIT_SECONDS: Final = 0.25
@@ -36,7 +36,7 @@ class FetchProgress:
         self._files_done = 0
         self._files = 0
         self._total: int | None = None
-        self.moves = 0
+        self.advances = 0
         """Grows whenever there is progress."""
         self._reported: tuple[float, int] | None = None
 
@@ -55,7 +55,7 @@ class FetchProgress:
             self._positions[name] = position
             if position > self._highest.get(name, -1):
                 self._highest[name] = position
-                self.moves += 1
+                self.advances += 1
 
     def finish_file(self) -> None:
         """A file is complete."""
@@ -92,7 +92,7 @@ class FetchStopped(Exception):  # noqa: N818 - no error
     """Another file has failed for good: this one is given up."""
 
 
-class Patience:
+class RetryPolicy:
     """Repeats requests as long as the fetch makes progress."""
 
     def __init__(self, request: FetchRequest, progress: FetchProgress) -> None:
@@ -101,25 +101,25 @@ class Patience:
         self.stopped = threading.Event()
 
     def retry(self, call: Callable[[], T]) -> T:
-        """Do it until it raises no `PassingError`. Raises what `Retries.wait` raises."""
+        """Do it until it raises no `TransientError`. Raises what `Retries.wait` raises."""
         retries = Retries(self)
         while True:
             try:
                 return call()
-            except PassingError as error:
+            except TransientError as error:
                 retries.wait(self.request.url, error)
 
 
 class Retries:
     """The failures of one call. They begin again whenever the fetch has made progress."""
 
-    def __init__(self, patience: Patience) -> None:
-        self._patience = patience
-        self._moves = -1
+    def __init__(self, policy: RetryPolicy) -> None:
+        self._policy = policy
+        self._advances = -1
         self._attempt = 0
         self._since = 0.0
 
-    def wait(self, what: str, error: PassingError) -> None:
+    def wait(self, what: str, error: TransientError) -> None:
         """Wait before a request is repeated.
 
         Args:
@@ -130,9 +130,9 @@ class Retries:
             StorageError: there was no progress for too long.
             FetchStopped: the fetch has failed otherwise.
         """
-        request, moves = self._patience.request, self._patience.progress.moves
-        if moves != self._moves:
-            self._moves, self._attempt, self._since = moves, 0, time.monotonic()
+        request, advances = self._policy.request, self._policy.progress.advances
+        if advances != self._advances:
+            self._advances, self._attempt, self._since = advances, 0, time.monotonic()
         self._attempt += 1
         stalled, allowed = time.monotonic() - self._since, request.stall_seconds
         if stalled >= allowed:
@@ -151,5 +151,5 @@ class Retries:
             reason=str(error),
             seconds=round(seconds, 3),
         )
-        if self._patience.stopped.wait(seconds):
+        if self._policy.stopped.wait(seconds):
             raise FetchStopped

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 
-class PassingError(Exception):
+class TransientError(Exception):
     """A request failed, and may succeed when it is repeated; `wait_seconds` is how long the server
     asks to wait.
     """
@@ -48,7 +48,7 @@ class RemoteFile:
 @dataclass(frozen=True)
 class FileBody:
     """The content of a file from byte `start` on, which is 0 where the server knows no ranges.
-    Iterating raises `PassingError`, `ChangedError`, or an error that ends the fetch.
+    Iterating raises `TransientError`, `ChangedError`, or an error that ends the fetch.
     """
 
     start: int
@@ -58,7 +58,7 @@ class FileBody:
 class FetchSource(Protocol):
     """A place to fetch from. Safe to use from several threads.
 
-    Methods raise `PassingError`; `ConfigError` without a credential; `DataError` if it is refused
+    Methods raise `TransientError`; `ConfigError` without a credential; `DataError` if it is refused
     or for good.
     """
 

@@ -10,9 +10,9 @@ from typing import Final
 
 from kdist_trainer.errors import DataError
 from kdist_trainer.fetch.folder import FetchFolder, is_full
-from kdist_trainer.fetch.progress import FetchProgress, FetchStopped, Patience, Retries
+from kdist_trainer.fetch.progress import FetchProgress, FetchStopped, Retries, RetryPolicy
 from kdist_trainer.fetch.request import FetchRequest
-from kdist_trainer.fetch.source import ChangedError, FetchSource, PassingError, RemoteFile
+from kdist_trainer.fetch.source import ChangedError, FetchSource, RemoteFile, TransientError
 from kdist_trainer.fetch.space import full_error, too_large_error
 
 _READ_BYTES: Final = 1 << 20
@@ -27,13 +27,13 @@ class Transfer:
         source: FetchSource,
         folder: FetchFolder,
         progress: FetchProgress,
-        patience: Patience,
+        policy: RetryPolicy,
     ) -> None:
         self._request = request
         self._source = source
         self._folder = folder
         self._progress = progress
-        self._patience = patience
+        self._policy = policy
 
     def fetch(self, file: RemoteFile, digest: str = "", *, most: int | None = None) -> None:
         """Fetch a file, unless it is there.
@@ -82,11 +82,11 @@ class Transfer:
         return found
 
     def _download(self, file: RemoteFile, *, is_hashed: bool, most: int | None) -> str:
-        retries = Retries(self._patience)
+        retries = Retries(self._policy)
         while True:
             try:
                 return self._continue(file, is_hashed=is_hashed, most=most)
-            except PassingError as error:
+            except TransientError as error:
                 retries.wait(file.name, error)
 
     def _continue(self, file: RemoteFile, *, is_hashed: bool, most: int | None) -> str:
@@ -124,7 +124,7 @@ class Transfer:
         return digest.hexdigest() if is_hashed else ""
 
     def _check_chunk(self, position: int, most: int | None) -> None:
-        if self._patience.stopped.is_set():
+        if self._policy.stopped.is_set():
             raise FetchStopped
         if most is not None and position > most:
             raise too_large_error(self._request, at_least=position)

@@ -20,7 +20,7 @@ from kdist_trainer.fetch.http_client import (
     read_chunks,
 )
 from kdist_trainer.fetch.request import FetchRequest
-from kdist_trainer.fetch.source import ChangedError, FileBody, PassingError, RemoteFile
+from kdist_trainer.fetch.source import ChangedError, FileBody, RemoteFile, TransientError
 
 _RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
 UNAUTHORIZED: Final = 401
@@ -148,7 +148,7 @@ def read_web(
             _check_version(response, file)
         if total is not None and file.size is not None and total != file.size:
             raise ChangedError(f"it has {total} bytes instead of {file.size}")
-    except (PassingError, ChangedError):
+    except (TransientError, ChangedError):
         response.close()
         raise
     size = total if file.size is None else file.size
@@ -170,7 +170,7 @@ def _strong(file: RemoteFile) -> str:
 def _check_range(response: http.client.HTTPResponse, start: int) -> int | None:
     found = _RANGE.fullmatch(response.headers.get("Content-Range", "").strip())
     if found is None or int(found[1]) != start:
-        raise PassingError("the server sent another range than it was asked for")
+        raise TransientError("the server sent another range than it was asked for")
     return int(found[2]) if found[2] != "*" else None
 
 

@@ -135,9 +135,9 @@ def test_a_kind_that_never_ends_a_pod_is_ended_when_its_data_cannot_be_fetched(
     assert (status.phase, status.reason, status.kept_alive) == (Phase.FAILED, "data", True)
 
 
-def test_a_failure_that_may_pass_is_no_end() -> None:
-    again = {"state": BACKS_OFF, "lastState": terminated(203, record=AWAY)}
-    status = see(fetching_pod(0, again)).status
+@pytest.mark.parametrize("end", [terminated(203, record=AWAY), terminated(137, "OOMKilled")])
+def test_a_transient_failure_is_no_end(end: Document) -> None:
+    status = see(fetching_pod(0, {"state": BACKS_OFF, "lastState": end})).status
     assert not status.phase.terminal
     assert not status.kept_alive
 

@@ -89,6 +89,7 @@ def test_tied_weights_in_several_files_are_fetched_by_their_index_and_loaded(
     "places",
     [
         {"a": "../outside"},
+        {"a": "below/outside"},
         {"a": "/etc/outside"},
         {"a": ".."},
         {"a": ""},
@@ -103,7 +104,8 @@ def test_an_index_that_leads_elsewhere_is_refused(
     web: WebServer, tmp_path: Path, places: object
 ) -> None:
     web.files[f"/m/{INDEX}"] = json.dumps({"weight_map": places}).encode()
-    web.files["/outside"] = web.files["/etc/outside"] = b"hostile"
+    for path in ("/outside", "/etc/outside", "/m/below/outside"):
+        web.files[path] = b"hostile"
     ended = fetch(f"{web.url}/m/{INDEX}", tmp_path / "to/sub")
     assert ended.code == 65, ended.stdout
     assert INDEX in ended.record["message"]

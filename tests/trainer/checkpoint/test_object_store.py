@@ -104,6 +104,20 @@ def dying_at(number: int, *, is_done: bool) -> Faults:
     return draw
 
 
+def losing(key: str, number: int) -> Faults:
+    """The request with this number and all later ones for this object fail; requests for other
+    objects do not.
+    """
+    count = 0
+
+    def draw(request: Request) -> str:
+        nonlocal count
+        count += 1
+        return "close" if request.key == key and count >= number else ""
+
+    return draw
+
+
 def test_what_was_saved_is_loaded_and_old_checkpoints_go_with_their_files(server: S3Server) -> None:
     root = root_of(server)
     first, found = resume(root, 1)
@@ -160,6 +174,22 @@ def test_a_writer_killed_at_any_request_of_a_save_leaves_the_old_checkpoint_or_t
     last, _ = resume(root, 10**6)
     assert save(last, 10**5).ok
     assert CheckpointDirectory(root).temporary() == [], "what the dead have left is swept"
+
+
+def test_an_object_that_cannot_be_read_any_more_is_not_taken_for_damage(server: S3Server) -> None:
+    saved, _ = resume(root_of(server), 1)
+    assert [save(saved, step).ok for step in (1, 2)] == [True, True]
+    root = root_of(server)
+    store = open_store(root, generation=2)
+    before = len(server.requests)
+    assert load(store) == 2
+    for number, request in enumerate(server.requests[before:], start=1):
+        with (
+            failing(server, losing(request.key, number), root),
+            pytest.raises((StorageError, OSError)),
+        ):
+            load(store)
+    assert load(store) == 2
 
 
 def test_a_writer_that_wakes_up_after_a_take_over_never_wins(server: S3Server) -> None:

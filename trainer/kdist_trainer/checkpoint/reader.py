@@ -65,6 +65,14 @@ class _ObjectFileSystem(FileSystem):
             yield stream
 
 
+class _UnreadableIndex(Metadata):
+    """Stands for an index that could not be read."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__({})
+        self.error = error
+
+
 class _Reader(FileSystemReader):
     """DCP's reader, with an index that is verified and read by the restricted unpickler."""
 
@@ -77,14 +85,31 @@ class _Reader(FileSystemReader):
         self._folder = folder
         self._manifest = manifest
 
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:  # noqa: ARG002 - DCP's signature
-        metadata = load_metadata(self._folder, self._manifest)
+    def read_metadata(self, *_: Any) -> Metadata:
+        """The index. What prevents it is left for the planner to raise: DCP would make it an
+        AssertionError, by which a store that does not answer looks like damage. DCP also reads the
+        index a second time, of this rank alone, if there is a parameter `kwargs`.
+        """
+        try:
+            metadata = load_metadata(self._folder, self._manifest)
+        except (OSError, DamagedCheckpointError) as error:
+            return _UnreadableIndex(error)
         metadata.storage_meta = StorageMeta(load_id=self.load_id)
         return metadata
 
 
 class _Planner(DefaultLoadPlanner):
     """DCP's planner, with small values read by `weights_only`, unlike DCP's own."""
+
+    def set_up_planner(
+        self,
+        state_dict: dict[str, Any],
+        metadata: Metadata | None = None,
+        is_coordinator: bool = False,
+    ) -> None:
+        if isinstance(metadata, _UnreadableIndex):
+            raise metadata.error
+        super().set_up_planner(state_dict, metadata, is_coordinator)
 
     def load_bytes(self, read_item: ReadItem, value: Any) -> None:
         self.original_state_dict[read_item.dest_index.fqn] = torch.load(value, weights_only=True)

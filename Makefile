@@ -21,8 +21,9 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # Not empty: a test that failed is tried once more, alone, when the machine is quieter; .ci/run asks for it and names those tests.
 AGAIN ?=
-# Not empty: what is marked `wide` is left out, and of what stops machines one test is drawn, as .ci/run does.
+# Not empty: what is marked `wide` is left out, of what is marked `sampled` a third is drawn, and of what stops machines one test, as .ci/run does.
 NARROW ?=
+SAMPLED = $(if $(NARROW),-p tests.draw --draw=sampled)
 
 # $(call pytest,TIER): run one tier and leave its counts where .ci/summary.py finds them.
 pytest = $(BIN)/python -m pytest --junitxml=.kdist/tiers/$(1).xml -o junit_suite_name=$(1)
@@ -73,16 +74,16 @@ unit: setup
 	$(call patiently,unit,-m "not (processes or chaos or e2e or acceptance)" --ignore=tests/house -n $(JOBS) --dist=worksteal $(ARGS))
 
 processes: setup
-	$(call patiently,processes,$(REAL) -m "processes and not (chaos or e2e or acceptance)" -n $(JOBS) --dist=worksteal $(ARGS))
+	$(call patiently,processes,$(REAL) $(SAMPLED) -m "processes and not (chaos or e2e or acceptance)" -n $(JOBS) --dist=worksteal $(ARGS))
 
 chaos: setup system ## Kill processes, crash nodes and fill disks; an interrupted run continues where it was stopped
 	export KDIST_SEEDS=$(KDIST_SEEDS); \
-	$(call patiently,chaos,$(REAL) -p tests.resume --resume-file=.kdist/chaos-passed -m "chaos$(if $(NARROW), and not wide)" -n $(JOBS) --dist=worksteal $(ARGS))
+	$(call patiently,chaos,$(REAL) -p tests.resume --resume-file=.kdist/chaos-passed $(SAMPLED) -m "chaos$(if $(NARROW), and not wide)" -n $(JOBS) --dist=worksteal $(ARGS))
 
 e2e: setup system ## Test against a real Kubernetes: kind, started and kept here, or with KDIST_E2E=kubeconfig the cluster of your kubeconfig
 	@[[ "$${KDIST_E2E:-}" == kubeconfig ]] || tests/cluster/cluster all
-	$(call patiently,e2e,$(CLUSTER) -m "e2e and not disruptive$(if $(NARROW), and not wide)" --dist=worksteal -n $(JOBS) $(ARGS))
-	$(if $(filter kubeconfig,$(KDIST_E2E)),,$(call patiently,disruptive,-o testpaths=tests/cluster -m "e2e and disruptive$(if $(NARROW), and not wide" -p tests.draw --draw,") -n 0 $(ARGS)))
+	$(call patiently,e2e,$(CLUSTER) $(SAMPLED) -m "e2e and not disruptive$(if $(NARROW), and not wide)" --dist=worksteal -n $(JOBS) $(ARGS))
+	$(if $(filter kubeconfig,$(KDIST_E2E)),,$(call patiently,disruptive,-o testpaths=tests/cluster -m "e2e and disruptive$(if $(NARROW), and not wide" -p tests.draw --draw=one,") -n 0 $(ARGS)))
 
 acceptance: setup system ## Install from a fresh clone and from the built wheels, and run the README's commands
 	$(call patiently,acceptance,-o testpaths=tests/acceptance -m acceptance $(ARGS))

@@ -1,7 +1,8 @@
-"""A pytest plugin that runs one drawn test of those that were chosen.
+"""A pytest plugin that runs a drawn part of the tests that were chosen.
 
-`pytest -p tests.draw --draw …` draws by `KDIST_SEED`, which repeats a draw, else by the commit, so
-that a second try of a run meets the same test and the next commit another.
+`--draw=one` runs one of them. `--draw=sampled` runs a third of those that are marked `sampled`, and
+all others. `KDIST_SEED` repeats a draw; without it the commit draws, so that a second try of a run
+meets the same tests and the next commit others.
 """
 
 from __future__ import annotations
@@ -13,39 +14,51 @@ from pathlib import Path
 
 import pytest
 
+SHARE = 3
+"""Of so many sampled tests one runs."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--draw",
-        action="store_true",
-        help="run one test, drawn by KDIST_SEED or else by the commit",
+        choices=["one", "sampled"],
+        help="run one test, or a third of those marked `sampled`, by KDIST_SEED or the commit",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("--draw"):
-        config.pluginmanager.register(Draw(read_seed(config.rootpath)), "draw")
+    how = config.getoption("--draw")
+    if how:
+        config.pluginmanager.register(Draw(read_seed(config.rootpath), how), "draw")
 
 
 class Draw:
     """One draw, by a text."""
 
-    def __init__(self, seed: str) -> None:
+    def __init__(self, seed: str, how: str) -> None:
         self.seed = seed
+        self.how = how
         self.printed = ""
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(
         self, config: pytest.Config, items: list[pytest.Item]
     ) -> None:
-        if not items:
-            return
-        drawn = random.Random(self.seed).choice(sorted(items, key=lambda item: item.nodeid))
-        self.printed = (
-            f"drawn from {len(items)} tests: {drawn.nodeid} (KDIST_SEED={self.seed} draws it again)"
+        pool = sorted(
+            (item for item in items if self.how == "one" or item.get_closest_marker("sampled")),
+            key=lambda item: item.nodeid,
         )
-        config.hook.pytest_deselected(items=[item for item in items if item is not drawn])
-        items[:] = [drawn]
+        if not pool:
+            return
+        count = 1 if self.how == "one" else -(-len(pool) // SHARE)
+        drawn = random.Random(self.seed).sample(pool, count)
+        names = drawn[0].nodeid if count == 1 else f"{count} tests"
+        self.printed = (
+            f"drawn from {len(pool)} tests: {names} (KDIST_SEED={self.seed} draws the same again)"
+        )
+        left_out = set(pool).difference(drawn)
+        config.hook.pytest_deselected(items=sorted(left_out, key=lambda item: item.nodeid))
+        items[:] = [item for item in items if item not in left_out]
 
     def pytest_report_collectionfinish(self) -> str:
         return self.printed

@@ -70,6 +70,7 @@ def test_a_job_on_two_nodes_trains_to_its_end_and_reports(start: Start, tmp_path
     )
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 def test_ctrl_c_saves_the_next_run_goes_on_alone_and_its_death_ends_everything(
     start: Start, tmp_path: Path
@@ -140,6 +141,7 @@ def resumed(folder: Path) -> list[int]:
     return [line["step"] for line in read_ledger(folder, "steps") if line["generation"] == 2]
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 def test_on_a_terminal_the_job_is_seen_live(start: Start, tmp_path: Path) -> None:
     job = write_job(tmp_path, nodes=1, steps=150)
@@ -164,6 +166,7 @@ def test_on_a_terminal_the_job_is_seen_live(start: Start, tmp_path: Path) -> Non
     assert "rendezvous-completed" not in text, "the live view tells sentences, not names of events"
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 def test_an_agent_that_is_killed_is_started_again_and_the_training_ends_well(
     start: Start, tmp_path: Path

@@ -76,6 +76,7 @@ def test_a_detached_run_that_cannot_start_shows_its_error(
     assert not list((tmp_path / "runs").glob(".run-*"))
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 @pytest.mark.parametrize("seen", ["agent-started", "load torch", "rendezvous"])
 def test_ctrl_c_twice_while_a_run_starts_prints_no_traceback(tmp_path: Path, seen: str) -> None:

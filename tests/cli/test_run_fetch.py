@@ -136,6 +136,7 @@ def test_what_cannot_be_fetched_is_one_error_that_names_the_field(
     assert f"its log is {run.folder('digits')}/fetch-data-0/log" in run.errors()
 
 
+@pytest.mark.sampled
 def test_ctrl_c_keeps_what_was_fetched_and_the_next_run_goes_on_from_there(
     start: Start, tmp_path: Path, web: WebServer
 ) -> None:
@@ -177,6 +178,7 @@ def partial_bytes(home: Path) -> int:
     return sum(path.stat().st_size for path in (home / "cache").rglob("partial/*"))
 
 
+@pytest.mark.sampled
 def test_a_terminal_shows_how_far_it_is_and_status_says_it_too(
     start: Start, tmp_path: Path, web: WebServer, kdist: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,6 +222,7 @@ def bucket(
         yield endpoint
 
 
+@pytest.mark.sampled
 def test_everything_below_a_prefix_of_a_bucket_is_fetched(
     start: Start, tmp_path: Path, bucket: str
 ) -> None:

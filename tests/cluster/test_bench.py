@@ -23,6 +23,7 @@ def write(namespace: Namespace, document: dict[str, object]) -> Path:
     return path
 
 
+@pytest.mark.sampled
 def test_the_machines_of_a_job_are_measured_and_left_as_they_were(
     namespace: Namespace, job: Job
 ) -> None:

@@ -39,12 +39,14 @@ def expect(namespace: Namespace, cause: str, *words: str) -> dict[str, Any]:
     return answer
 
 
+@pytest.mark.sampled
 def test_a_quota_that_is_used_up_is_named_with_its_numbers(namespace: Namespace, job: Job) -> None:
     namespace.kubectl("create", "quota", "small", "--hard=pods=1")
     namespace.apply(job(resources=FEW))
     expect(namespace, "quota", "small", "pods=1")
 
 
+@pytest.mark.sampled
 def test_the_users_mistake_ends_the_job_at_once_with_its_line(
     namespace: Namespace, job: Job
 ) -> None:
@@ -61,6 +63,7 @@ def test_the_users_mistake_ends_the_job_at_once_with_its_line(
     )
 
 
+@pytest.mark.sampled
 def test_a_rank_that_takes_too_much_memory_is_named_before_the_peers_it_took_along(
     namespace: Namespace, job: Job
 ) -> None:
@@ -70,6 +73,7 @@ def test_a_rank_that_takes_too_much_memory_is_named_before_the_peers_it_took_alo
     expect(namespace, "out-of-memory", "memory")
 
 
+@pytest.mark.sampled
 def test_a_rank_that_hangs_for_good_is_named_with_where_it_stood(
     namespace: Namespace, job: Job
 ) -> None:

@@ -17,6 +17,7 @@ from tests.cluster.test_scale_and_suspend import world_of
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 
+@pytest.mark.sampled
 @every_kind
 def test_a_job_without_a_role_goes_on_after_a_killed_rank_and_after_the_loss_of_pod_0(
     namespace: Namespace, calm: Job, kind: str

@@ -60,6 +60,7 @@ def number(text: str, pattern: str) -> int:
     return int(found[1].replace(",", ""))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "backend", ["statefulset", pytest.param("pytorchjob", marks=pytest.mark.wide)]
 )
@@ -81,12 +82,14 @@ def test_a_job_grows_and_shrinks_while_it_trains_and_loses_no_step(
     assert "has 1 node already" in namespace.kdist("scale", "digits", "--nodes", "1")
 
 
+@pytest.mark.sampled
 def test_a_job_of_a_fixed_size_can_be_given_another(namespace: Namespace, calm: Job) -> None:
     start(namespace, calm, nodes=2)
     assert "from 2 to 3 nodes: 3 ranks train" in namespace.kdist("scale", "digits", "--nodes", "3")
     assert "from 3 to 1 node: 1 rank trains" in namespace.kdist("scale", "digits", "--nodes", "1")
 
 
+@pytest.mark.sampled
 def test_what_a_scale_may_not_do_is_refused_and_changes_nothing(
     namespace: Namespace, calm: Job
 ) -> None:
@@ -101,6 +104,7 @@ def test_what_a_scale_may_not_do_is_refused_and_changes_nothing(
     assert namespace.type_kdist("scale", "other", "--nodes", "2").returncode == 4
 
 
+@pytest.mark.sampled
 @every_kind
 def test_a_suspended_job_keeps_its_checkpoints_and_a_restart_begins_with_the_last_or_with_none(
     namespace: Namespace, calm: Job, kind: str
@@ -131,6 +135,7 @@ def test_a_suspended_job_keeps_its_checkpoints_and_a_restart_begins_with_the_las
     assert {entry["state"] for entry in kept} <= {"verified", "unfinished"}
 
 
+@pytest.mark.sampled
 def test_looks_into_a_running_job(namespace: Namespace, calm: Job, tmp_path: Path) -> None:
     start(namespace, calm)
     assert json.loads(namespace.kdist("why", "digits", "-o", "json"))["severity"] == "fine"

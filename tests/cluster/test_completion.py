@@ -65,6 +65,7 @@ def end_is_recorded(namespace: Namespace) -> bool:
     )
 
 
+@pytest.mark.sampled
 @every_kind
 def test_a_pod_lost_after_the_end_was_recorded_is_replaced_by_one_that_ends_at_once(
     namespace: Namespace, calm: Job, kind: str
@@ -84,6 +85,7 @@ def test_a_pod_lost_after_the_end_was_recorded_is_replaced_by_one_that_ends_at_o
     ] == [reported["generation"]]
 
 
+@pytest.mark.sampled
 def test_a_pod_lost_while_the_model_is_measured_costs_no_step(
     namespace: Namespace, calm: Job
 ) -> None:

@@ -50,6 +50,7 @@ def describe_job(
     return calm(backend=kind, data=[data], train=train)
 
 
+@pytest.mark.sampled
 @every_kind
 def test_a_job_trains_with_the_data_and_the_weights_that_its_pods_have_fetched(
     kind: str, namespace: Namespace, calm: Callable[..., dict[str, Any]], source: dict[str, str]
@@ -72,6 +73,7 @@ def test_a_job_trains_with_the_data_and_the_weights_that_its_pods_have_fetched(
         assert "secretKeyRef" not in own, "the training needs no credential"
 
 
+@pytest.mark.sampled
 @each_kind
 def test_a_wrong_checksum_ends_the_job_at_once_and_why_says_so(
     kind: str, namespace: Namespace, calm: Callable[..., dict[str, Any]], source: dict[str, str]

@@ -44,6 +44,7 @@ def find_annotations(namespace: Namespace) -> dict[str, str]:
     return found
 
 
+@pytest.mark.sampled
 @every_kind
 def test_a_rank_an_agent_and_a_pod_are_taken_away_and_every_promise_is_kept(
     namespace: Namespace, kind: str, calm: Job, record_property: Callable[[str, object], None]
@@ -59,6 +60,7 @@ def test_a_rank_an_agent_and_a_pod_are_taken_away_and_every_promise_is_kept(
         assert "kdist.dev/drill" not in find_annotations(namespace)
 
 
+@pytest.mark.sampled
 def test_a_silent_node_is_waited_for_or_left_and_always_wakes_up(
     namespace: Namespace, calm: Job, tmp_path: Path
 ) -> None:
@@ -81,6 +83,7 @@ def test_a_silent_node_is_waited_for_or_left_and_always_wakes_up(
     namespace.until("both nodes train", lambda: trains(namespace), seconds=40)
 
 
+@pytest.mark.sampled
 def test_what_the_job_would_not_survive_or_the_user_may_not_do_is_refused(
     namespace: Namespace, calm: Job
 ) -> None:

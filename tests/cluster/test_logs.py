@@ -25,6 +25,7 @@ def read_events(text: str) -> list[tuple[str, dict[str, Any]]]:
     return found
 
 
+@pytest.mark.sampled
 def test_logs_are_followed_over_a_replaced_pod_and_no_line_comes_twice(
     namespace: Namespace, calm: Callable[..., dict[str, Any]]
 ) -> None:

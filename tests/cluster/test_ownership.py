@@ -133,6 +133,7 @@ def type_all(
         return list(pool.map(lambda command: namespace.type_kdist(*command), commands))
 
 
+@pytest.mark.sampled
 @matrix(lambda place: 0 if place == 0 else -1)
 def test_no_command_touches_what_stands_next_to_a_job(
     namespace: Namespace, job: Job, backend: str, shift: int
@@ -166,6 +167,7 @@ def test_no_command_touches_what_stands_next_to_a_job(
     assert namespace.get("configmap", "digits") == {}
 
 
+@pytest.mark.sampled
 @matrix(lambda place: 1 if place == 0 else -1)
 def test_no_apply_prunes_what_only_looks_like_the_jobs(
     namespace: Namespace, job: Job, backend: str, shift: int
@@ -192,6 +194,7 @@ def test_no_apply_prunes_what_only_looks_like_the_jobs(
         assert look(namespace, kind, name) == before
 
 
+@pytest.mark.sampled
 @matrix(lambda place: place + 1 if place < 2 else -1)
 def test_no_command_touches_a_workload_or_a_job_of_somebody_else(
     namespace: Namespace, job: Job, backend: str, shift: int

@@ -63,6 +63,7 @@ def set_room(namespace: Namespace, cores: str) -> None:
     )
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("backend", ["job", "jobset", "trainjob"])
 def test_a_job_waits_in_its_queue_and_trains_when_there_is_room(
     namespace: Namespace, queue: str, job: Job, backend: str

@@ -76,6 +76,7 @@ def assert_gone_on(namespace: Namespace) -> None:
     assert exactly_once(volume["steps"], volume["events"])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "kind",
     [
@@ -98,6 +99,7 @@ def test_the_lines_that_why_prints_let_a_mended_job_go_on_from_its_checkpoint(
     assert_gone_on(namespace)
 
 
+@pytest.mark.sampled
 def test_a_mended_render_that_kubectl_sends_goes_on_from_the_checkpoint(
     namespace: Namespace, calm: Job
 ) -> None:

@@ -120,6 +120,7 @@ def forward(role: str, namespace: Namespace, output: Path) -> None:
         process.wait(30)
 
 
+@pytest.mark.sampled
 def test_each_role_looks_into_a_job_as_far_as_its_rights_reach_and_edit_steers_it(
     namespace: Namespace, calm: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

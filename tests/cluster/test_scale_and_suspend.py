@@ -24,6 +24,7 @@ def world_of(namespace: Namespace, size: int, after: int = 0) -> dict[str, Any] 
     return None
 
 
+@pytest.mark.sampled
 @every_kind
 def test_a_suspended_job_gives_its_pods_back_and_goes_on_where_it_was(
     namespace: Namespace, kind: str, calm: Job
@@ -46,6 +47,7 @@ def test_a_suspended_job_gives_its_pods_back_and_goes_on_where_it_was(
     assert [each["step"] for each in ended["steps"]] == list(range(1, 301))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("program", ["kdist", pytest.param("kubectl", marks=pytest.mark.wide)])
 def test_a_job_that_is_deleted_while_it_runs_saves_and_goes_on_when_it_is_sent_again(
     namespace: Namespace, calm: Job, program: str
@@ -71,6 +73,7 @@ def test_a_job_that_is_deleted_while_it_runs_saves_and_goes_on_when_it_is_sent_a
     namespace.until("the claim is gone", lambda: not namespace.get("pvc", "digits-checkpoints"))
 
 
+@pytest.mark.sampled
 def test_a_namespace_with_a_job_in_it_can_be_deleted(namespace: Namespace, calm: Job) -> None:
     namespace.apply(calm())
     namespace.until("two nodes train", partial(world_of, namespace, 2))
@@ -80,6 +83,7 @@ def test_a_namespace_with_a_job_in_it_can_be_deleted(namespace: Namespace, calm:
     assert namespace.find("jobs") == []
 
 
+@pytest.mark.sampled
 def test_a_job_with_more_nodes_than_there_is_room_for_trains_on_fewer_and_completes(
     namespace: Namespace, calm: Job
 ) -> None:
@@ -102,6 +106,7 @@ APART = {
 }
 
 
+@pytest.mark.sampled
 def test_an_eviction_takes_one_node_and_another_comes_for_it(
     namespace: Namespace, calm: Job
 ) -> None:

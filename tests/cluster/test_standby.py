@@ -24,6 +24,7 @@ def training(namespace: Namespace, generation: int) -> list[dict[str, Any]]:
     return found if len(found) == 2 and all(each["step"] for each in found) else []
 
 
+@pytest.mark.sampled
 def test_a_pod_that_stands_by_takes_the_place_of_a_lost_one(
     namespace: Namespace, calm: Job
 ) -> None:

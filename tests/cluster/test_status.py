@@ -12,6 +12,7 @@ from tests.cluster.namespace import Namespace
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 
+@pytest.mark.sampled
 def test_a_statefulset_that_is_done_is_taken_to_zero_pods_and_its_end_is_remembered(
     namespace: Namespace, job: Job
 ) -> None:
@@ -33,6 +34,7 @@ def test_a_statefulset_that_is_done_is_taken_to_zero_pods_and_its_end_is_remembe
     namespace.kdist("wait", "digits", "--timeout", "20s")
 
 
+@pytest.mark.sampled
 def test_a_wait_ends_by_its_time_and_says_what_keeps_the_job(
     namespace: Namespace, job: Job
 ) -> None:

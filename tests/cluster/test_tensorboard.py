@@ -35,6 +35,7 @@ def drawn(port: str) -> list[int]:
         return []
 
 
+@pytest.mark.sampled
 def test_tensorboard_shows_a_job_at_work_and_one_that_is_over_and_leaves_nothing_running(
     namespace: Namespace, calm: Job, tmp_path: Path
 ) -> None:

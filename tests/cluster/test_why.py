@@ -90,6 +90,7 @@ CLASSLESS = {
 }
 
 
+@pytest.mark.sampled
 def test_each_of_several_stuck_jobs_is_reported_its_own_cause(
     namespace: Namespace, job: Job
 ) -> None:

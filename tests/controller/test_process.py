@@ -117,6 +117,7 @@ def test_a_standby_takes_over_at_once_when_the_leader_is_told_to_end(
     until(lambda: ("Pod", "digits-3") in kubernetes.names())
 
 
+@pytest.mark.sampled
 def test_a_standby_takes_over_when_the_leader_is_killed(
     start: Start, kubernetes: Kubernetes, job: JobOf
 ) -> None:
@@ -129,6 +130,7 @@ def test_a_standby_takes_over_when_the_leader_is_killed(
     assert second.leads()
 
 
+@pytest.mark.sampled
 def test_a_leader_that_cannot_renew_its_lease_ends(start: Start, api: Api) -> None:
     replica = start("first")
     until(replica.leads)

@@ -136,6 +136,7 @@ def assert_is_logged(seen: set[tuple[int, float]], logged: Curve) -> None:
         assert logged[step] == loss, f"step {step}"
 
 
+@pytest.mark.sampled
 @each_framework
 def test_a_frameworks_script_that_is_killed_twice_ends_as_one_that_nothing_interrupts(
     script: str, tmp_path: Path

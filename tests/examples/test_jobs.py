@@ -67,6 +67,7 @@ def test_every_file_is_run_by_a_test() -> None:
     assert all((FOLDER / name).is_file() for name in ELSEWHERE)
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("file", FILES, ids=lambda path: str(path.relative_to(FOLDER)))

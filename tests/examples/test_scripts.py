@@ -45,6 +45,7 @@ def read_weights(output: str) -> list[str]:
     return re.findall(r"weights ([0-9a-f]{64})$", output, re.MULTILINE)
 
 
+@pytest.mark.sampled
 def test_a_script_with_a_checkpointer_has_them_too_when_a_rank_is_killed_on_the_way(
     by_torchrun: list[str], tmp_path: Path
 ) -> None:
@@ -61,6 +62,7 @@ def test_a_script_with_a_checkpointer_has_them_too_when_a_rank_is_killed_on_the_
     assert run.done()["weights"] == by_torchrun[0]
 
 
+@pytest.mark.sampled
 def test_a_script_that_starts_its_own_processes_trains_alone_and_as_a_job_of_two_nodes(
     tmp_path: Path,
 ) -> None:

@@ -56,6 +56,7 @@ def ended(run: TrainingRun) -> int:
     return run.process.wait(180)
 
 
+@pytest.mark.sampled
 def test_a_training_in_a_bucket_survives_kills_faults_of_the_store_and_the_loss_of_all_folders(
     tmp_path: Path, server: S3Server
 ) -> None:
@@ -96,6 +97,7 @@ def test_a_training_in_a_bucket_survives_kills_faults_of_the_store_and_the_loss_
     assert not [key for key, entry in server.objects.items() if SECRET.encode() in entry.data]
 
 
+@pytest.mark.sampled
 def test_the_command_line_reads_checkpoints_and_logs_from_the_bucket(
     tmp_path: Path, server: S3Server
 ) -> None:

@@ -119,6 +119,7 @@ def check(run: TrainingRun, done: dict[str, Any], *, may_repeat: int = 0) -> Non
     assert run.done()["weights"] == done["weights"]
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 def test_no_step_is_lost_if_a_rank_dies_at_a_line_of_the_recovery(
     orders: Path, tmp_path: Path
@@ -149,6 +150,7 @@ def test_no_step_is_lost_wherever_a_rank_dies_in_the_recovery(
     check(run, done, may_repeat=len(happened) if case.role == "ahead" else 0)
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("behind", "dies"),
@@ -173,6 +175,7 @@ def test_a_rank_that_is_lost_in_the_first_step_leaves_no_trace_in_the_optimizer(
     check(run, run_uninterrupted(tmp_path, describe(12)), may_repeat=int(dies))
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 def test_the_steps_before_a_save_that_loses_a_rank_are_in_the_ledger(
     orders: Path, tmp_path: Path
@@ -186,6 +189,7 @@ def test_the_steps_before_a_save_that_loses_a_rank_are_in_the_ledger(
     assert_every_sample_once(run.steps(), total=20 * BATCH)
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 def test_an_evaluation_that_loses_a_rank_is_done_again_and_counts(
     orders: Path, tmp_path: Path
@@ -202,6 +206,7 @@ def test_an_evaluation_that_loses_a_rank_is_done_again_and_counts(
     check(run, done)
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 @pytest.mark.chaos
 def test_a_rollback_that_loses_a_rank_ends_as_one_that_does_not(

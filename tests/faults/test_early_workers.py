@@ -72,6 +72,7 @@ def fail_on_return(home: Path, how: str, recovery: str) -> dict[str, Any]:
     }
 
 
+@pytest.mark.sampled
 @pytest.mark.chaos
 @pytest.mark.processes
 @pytest.mark.parametrize("how", ["raise", "exit"])
@@ -123,6 +124,7 @@ def test_a_standby_that_cannot_load_the_workload_harms_no_one(tmp_path: Path) ->
     assert_nothing_was_repeated(run)
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 def test_a_standby_that_is_stopped_takes_no_place(tmp_path: Path) -> None:
     job = describe("stopped", standby="warm")

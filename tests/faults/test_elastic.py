@@ -72,6 +72,7 @@ def assert_joins_are_free(run: TrainingRun) -> None:
         assert min(after) == max(before) + 1 == join["from_step"] + 1
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(

@@ -125,6 +125,7 @@ def strike_twice(run: TrainingRun, pair: Pair, draw: random.Random) -> bool:
     return strike(run, pair.victims[1], draw) and first
 
 
+@pytest.mark.sampled
 @pytest.mark.chaos
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(

@@ -36,6 +36,7 @@ def scrape(run: TrainingRun, name: str) -> float:
     return total
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 @pytest.mark.timeout(300)
 def test_a_full_disk_costs_checkpoints_and_nothing_else(disk: Path, tmp_path: Path) -> None:

@@ -79,6 +79,7 @@ def test_the_survivor_of_a_killed_rank_keeps_its_process_and_no_step_is_done_twi
     assert run.done()["weights"] == uninterrupted
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "silent"])
 def test_a_node_leaves_and_returns_while_the_other_keeps_its_process(
@@ -109,6 +110,7 @@ def test_a_node_leaves_and_returns_while_the_other_keeps_its_process(
     assert_nothing_was_repeated(run)
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 @pytest.mark.parametrize("why", ["asked to stop", "nobody comes"])
 def test_a_survivor_that_waits_in_vain_saves_what_it_has_kept(why: str, tmp_path: Path) -> None:
@@ -142,6 +144,7 @@ def count_events(run: TrainingRun, name: str) -> int:
     return sum(event["event"] == name for event in run.log("node-0"))
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 def test_all_ranks_are_restarted_if_the_job_says_so(tmp_path: Path) -> None:
     train = {"recovery": "restart", "epochs": 10_000, "checkpoint": {"every": {"steps": 5}}}
@@ -190,6 +193,7 @@ def rank_pids(run: TrainingRun) -> set[int]:
     return {rank.pid for rank in run.ranks()}
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 def test_a_killed_rank_is_replaced_by_the_standby_of_its_node(
     uninterrupted: str, tmp_path: Path
@@ -212,6 +216,7 @@ def test_a_killed_rank_is_replaced_by_the_standby_of_its_node(
     assert run.done()["weights"] == uninterrupted
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 def test_a_standby_that_is_killed_is_replaced_while_the_training_goes_on(tmp_path: Path) -> None:
     job = describe("idle", standby="warm")

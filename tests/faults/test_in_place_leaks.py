@@ -106,6 +106,7 @@ def regroup(run: TrainingRun, times: int) -> None:
         assert lost.pid != before.pid
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 @pytest.mark.chaos
 @pytest.mark.timeout(max(300, 3 * REGROUPS))

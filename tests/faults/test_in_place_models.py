@@ -211,6 +211,7 @@ def pids(run: TrainingRun) -> list[int]:
     return [rank.pid for rank in run.ranks()]
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 @pytest.mark.parametrize(
     "name",
@@ -282,6 +283,7 @@ def inflict(run: TrainingRun, fault: Fault, order: list[Place], spared: int) -> 
             os.kill(rank.pid, signal.SIGKILL if kind.endswith("kill") else signal.SIGCONT)
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 @pytest.mark.chaos
 @pytest.mark.timeout(600)
@@ -311,6 +313,7 @@ def test_one_rank_that_is_spared_keeps_the_training_whatever_happens_to_the_othe
     assert soon(lambda: not run.processes()), run.processes()
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 @pytest.mark.chaos
 def test_a_node_that_wakes_alone_continues_from_a_newer_checkpoint(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from .training_run import TrainingRun
 PAUSES = int(os.environ.get("KDIST_PAUSES", "8"))
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 def test_pauses_shorter_than_the_bound_end_no_generation(tmp_path: Path) -> None:
     """Of agents, of ranks and of whole nodes, drawn."""
@@ -43,6 +44,7 @@ def test_pauses_shorter_than_the_bound_end_no_generation(tmp_path: Path) -> None
         assert run.wait() == 130, run.output()
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 def test_a_job_that_cannot_do_without_a_silent_node_waits_for_it(tmp_path: Path) -> None:
     job = describe("awaited", nodes=2, procsPerNode=1)

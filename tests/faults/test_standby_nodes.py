@@ -42,6 +42,7 @@ def read_status(run: TrainingRun) -> dict[str, Any]:
     return status
 
 
+@pytest.mark.sampled
 def test_a_node_that_stands_by_takes_the_place_of_one_that_is_lost(tmp_path: Path) -> None:
     job = describe("standby", nodes=NODES, procsPerNode=1, train={"epochs": 10_000})
     with TrainingRun(tmp_path, job) as run:
@@ -69,6 +70,7 @@ def test_a_node_that_stands_by_takes_the_place_of_one_that_is_lost(tmp_path: Pat
     assert_nothing_was_repeated(run)
 
 
+@pytest.mark.sampled
 def test_a_node_that_was_never_needed_ends_with_the_run(tmp_path: Path) -> None:
     job = describe("standby", nodes=NODES, procsPerNode=1, train={"epochs": 1})
     with TrainingRun(tmp_path, job) as run:

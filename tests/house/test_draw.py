@@ -1,5 +1,5 @@
-"""The plugin behind the one disruptive test of each CI run: its seed is printed and draws the same
-test again.
+"""The plugin behind the one disruptive test and the sampled tests of each CI run: its seed is
+printed and draws the same tests again.
 """
 
 from __future__ import annotations
@@ -10,49 +10,68 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.house.test_make import make
 from tests.house.tree import ROOT
 
 SAMPLE = """
 import pytest
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("number", range(20))
 def test_a_number(number):
     assert number >= 0
+
+def test_that_always_runs():
+    assert True
 """
 
 
-def draw(folder: Path, seed: str = "") -> tuple[str, str]:
-    """(the test that was drawn, the seed that was printed)."""
+def draw(folder: Path, seed: str = "", how: str = "one") -> tuple[list[str], str, str]:
+    """(the tests that ran, what was drawn as it is printed, the seed that was printed)."""
     (folder / "test_sample.py").write_text(SAMPLE)
-    (folder / "pytest.ini").write_text("[pytest]\n")
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers = sampled\n")
     environment = os.environ | {
         "PYTHONPATH": str(ROOT),
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
         "PYTEST_ADDOPTS": "",
         "KDIST_SEED": seed,
     }
-    command = [sys.executable, "-m", "pytest", "-p", "tests.draw", "--draw"]
+    command = [sys.executable, "-m", "pytest", "-v", "-p", "tests.draw", f"--draw={how}"]
     printed = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, check=True
     ).stdout
-    assert "1 passed, 19 deselected" in printed
     found = re.search(
-        r"^drawn from 20 tests: (\S+) \(KDIST_SEED=(\S+) draws it again\)$", printed, re.MULTILINE
+        r"^drawn from \d+ tests: (.+) \(KDIST_SEED=(\S+) draws the same again\)$",
+        printed,
+        re.MULTILINE,
     )
     assert found
-    return found[1], found[2]
+    return re.findall(r"^(\S+) PASSED", printed, re.MULTILINE), found[1], found[2]
 
 
 def test_a_seed_draws_the_same_test_again_and_others_draw_others(tmp_path: Path) -> None:
     drawn = [draw(tmp_path, f"seed-{number}")[0] for number in range(4)]
-    assert len(set(drawn)) > 1
-    assert draw(tmp_path, "seed-0") == (drawn[0], "seed-0")
+    assert all(len(names) == 1 for names in drawn)
+    assert len({names[0] for names in drawn}) > 1
+    assert draw(tmp_path, "seed-0") == (drawn[0], drawn[0][0], "seed-0")
+
+
+def test_a_third_of_the_sampled_tests_and_all_others_run(tmp_path: Path) -> None:
+    first, printed, _ = draw(tmp_path, "seed-0", "sampled")
+    second, _, _ = draw(tmp_path, "seed-1", "sampled")
+    assert printed == "7 tests"
+    assert len(first) == len(second) == 8
+    assert first != second
+    assert {"test_sample.py::test_that_always_runs"} == {
+        name for name in first + second if "[" not in name
+    }
 
 
 def test_without_a_seed_the_draw_prints_the_one_that_repeats_it(tmp_path: Path) -> None:
-    drawn, seed = draw(tmp_path)
-    assert draw(tmp_path, seed) == (drawn, seed)
+    drawn, name, seed = draw(tmp_path)
+    assert draw(tmp_path, seed) == (drawn, name, seed)
 
 
 def test_ci_runs_one_drawn_disruptive_test_and_counts_it() -> None:
@@ -61,5 +80,20 @@ def test_ci_runs_one_drawn_disruptive_test_and_counts_it() -> None:
         for line in make("--dry-run", "e2e", "NARROW=1").stdout.splitlines()
         if "/disruptive.xml" in line
     ]
-    assert "-p tests.draw --draw" in line
+    assert "-p tests.draw --draw=one" in line
     assert "disruptive" in (ROOT / ".ci" / "run").read_text()
+
+
+@pytest.mark.parametrize("tier", ["processes", "chaos", "e2e"])
+def test_ci_runs_a_third_of_what_is_marked_sampled_and_make_runs_all(tier: str) -> None:
+    def is_sampled(*settings: str) -> bool:
+        printed = make("--dry-run", tier, *settings).stdout
+        (line,) = [line for line in printed.splitlines() if f"/{tier}.xml" in line]
+        return "-p tests.draw --draw=sampled" in line
+
+    assert is_sampled("NARROW=1")
+    assert not is_sampled()
+    assert (
+        f"make {'test' if tier == 'processes' else tier} AGAIN=1 NARROW=1"
+        in (ROOT / ".ci" / "run").read_text()
+    )

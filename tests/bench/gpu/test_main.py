@@ -16,6 +16,7 @@ GOOD = next(part for part in PARTS if part.name == "precision-bf16")
 BAD = Part("broken", "no_such_module", 120)
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 def test_a_failed_part_is_a_row_and_only_it_is_tried_again(tmp_path: Path) -> None:
     arguments = ["--device", "cpu", "--out", str(tmp_path)]

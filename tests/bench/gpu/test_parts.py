@@ -32,6 +32,7 @@ def run_in_miniature(name: str, folder: Path) -> Record:
     return figures
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("precision", "matmul"),
     [
@@ -72,6 +73,7 @@ def test_the_cost_of_measuring_is_that_of_every_kind(tmp_path: Path) -> None:
     assert all(row["step_seconds"] > 0 and row["error_seconds"] > 0 for row in more)
 
 
+@pytest.mark.sampled
 def test_the_series_of_the_panels_are_looked_up_in_a_running_job(tmp_path: Path) -> None:
     rows = run_in_miniature("panels", tmp_path)["rows"]
     states = {row["series"]: row["state"] for row in rows}
@@ -92,6 +94,7 @@ def test_every_restart_continues_from_a_checkpoint(tmp_path: Path) -> None:
     assert figures["resumed_at"] == sorted(figures["resumed_at"])
 
 
+@pytest.mark.sampled
 def test_a_part_that_fails_says_why(tmp_path: Path) -> None:
     part = Part("broken", "precision", PLENTY, {"precision": "fp7"})
     record = run(part, "cpu", PLENTY, tmp_path)
@@ -109,6 +112,7 @@ def test_a_part_that_takes_too_long_is_a_failure(tmp_path: Path) -> None:
     assert record["error"].endswith("TimeoutError: it did not end within 0 s")
 
 
+@pytest.mark.sampled
 def test_a_part_that_is_ended_ends_the_job_that_it_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -161,6 +161,7 @@ def test_wrong_usage_is_rejected_before_anything_starts(kdist: Kdist) -> None:
         assert message in refused.stderr
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 def test_a_bench_on_this_machine_checks_every_result_and_leaves_nothing_behind(
     tmp_path: Path,

@@ -86,6 +86,7 @@ def test_export_wants_a_file_and_the_others_a_format(
     assert printed in shown.stderr
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 def test_export_writes_the_weights_of_a_run_of_this_machine(kdist: Kdist, run: Path) -> None:
     refused = kdist("checkpoints", "export", "digits", "--out", "model.safetensors")

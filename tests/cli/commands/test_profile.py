@@ -29,6 +29,7 @@ SUMMARY = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 def test_the_traces_of_chosen_ranks_come_and_the_training_goes_on(
     start: Start, kdist: Kdist, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

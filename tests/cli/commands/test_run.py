@@ -120,6 +120,7 @@ sys.stderr.write("\\n")
 """
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 def test_progress_bars_of_ranks_move_on_a_terminal_and_do_not_flood_a_log(
     start: Start, tmp_path: Path

@@ -36,6 +36,7 @@ with {reporter}Checkpointer(model=model, optimizer=optimizer, every_steps=5) as 
 """
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("reporter", "step", "goals"),

@@ -97,6 +97,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     yield from small_disk(tmp_path / "disk", mib=32)
 
 
+@pytest.mark.sampled
 def test_a_full_disk_costs_no_step_and_the_next_checkpoint_is_saved(
     disk: Path, start: Start, kdist: Kdist, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ from tests.cli.conftest import Kdist
 from tests.cli.running import Start, commits, write_job
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 def test_a_run_is_shown_while_it_trains_and_after_it_was_suspended(
     tmp_path: Path, start: Start, kdist: Kdist, monkeypatch: pytest.MonkeyPatch

@@ -34,6 +34,7 @@ def _runs_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 def test_the_log_of_each_generation_is_kept_without_secrets(
     tmp_path: Path, start: Start, kdist: Kdist, monkeypatch: pytest.MonkeyPatch

@@ -81,6 +81,7 @@ def test_agents_meet_train_and_end_together_over_ipv6(tmp_path: Path) -> None:
         assert [lab.end("node-0"), lab.end("node-1")] == [0, 0]
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 def test_without_the_agent_that_keeps_the_store_the_others_end_to_be_started_again(
     tmp_path: Path,

@@ -115,6 +115,7 @@ CELLS = [
 NARROW = {("broadcast", "shape"), ("all_reduce", "hang"), ("barrier", "op")}
 
 
+@pytest.mark.sampled
 @pytest.mark.chaos
 @pytest.mark.parametrize(
     ("op", "odd"),

@@ -119,6 +119,7 @@ def run_agent(folder: Path, code: str) -> list[str]:
     return ended.stdout.splitlines()
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 def test_ranks_are_as_of_a_fresh_server_their_loaders_are_its_too_and_a_dead_one_has_a_successor(
     tmp_path: Path,

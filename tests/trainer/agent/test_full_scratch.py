@@ -85,6 +85,7 @@ def test_a_rank_whose_scratch_takes_nothing_ends_with_its_own_code(tmp_path: Pat
     assert ended.returncode == Exit.DATA
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 def test_a_lost_peer_is_no_failure_of_the_user_where_the_scratch_disk_is_full(
     disk: Path, tmp_path: Path

@@ -168,6 +168,7 @@ def test_an_agent_asked_to_stop_does_not_wait_for_a_rank_that_connects_to_its_pe
         assert lab.record("node-0")["message"] == "stopped on request, in the middle of work"
 
 
+@pytest.mark.sampled
 @pytest.mark.chaos
 def test_an_agent_that_pauses_while_ranks_compute_costs_nothing(tmp_path: Path) -> None:
     with Lab(tmp_path, nodes={"min": 2, "max": 2}, **LONG) as lab:
@@ -190,6 +191,7 @@ def test_an_agent_that_pauses_while_ranks_compute_costs_nothing(tmp_path: Path) 
         assert len(lab.ledger("generation")) == 1
 
 
+@pytest.mark.sampled
 @pytest.mark.chaos
 def test_an_api_server_that_one_node_cannot_reach_costs_nothing(tmp_path: Path) -> None:
     api = ApiServer(tmp_path / "account", tls=True)
@@ -247,6 +249,7 @@ def test_a_crash_loop_on_a_refusing_disk_ends_as_well(tmp_path: Path) -> None:
         assert event["message"].endswith("retrying in 1 s")
 
 
+@pytest.mark.sampled
 def test_a_stopped_rank_is_found_and_replaced_and_a_second_request_to_stop_does_not_wait_for_it(
     tmp_path: Path,
 ) -> None:

@@ -97,6 +97,7 @@ def test_nodes_join_beyond_the_old_bounds_and_leave_below_them_without_a_failure
         assert "failure" not in reasons
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 def test_nodes_wait_for_others_to_join_with_them_until_the_group_is_complete(
     tmp_path: Path,

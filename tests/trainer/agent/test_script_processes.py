@@ -45,6 +45,7 @@ def probe(folder: Path, preload: str) -> list[dict[str, Any]]:
     return documents
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 def test_a_forked_script_sees_what_it_sees_in_a_new_interpreter_and_more_modules(
     tmp_path: Path,
@@ -156,6 +157,7 @@ def run_agent(folder: Path, code: str, script: str, *arguments: str) -> Any:
     return json.loads(ended.stdout.splitlines()[-1])
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 def test_a_forked_script_ends_as_in_a_new_interpreter_with_the_same_output(tmp_path: Path) -> None:
     ends = run_agent(tmp_path, AGENT, ENDS, *HOW)
@@ -229,6 +231,7 @@ print(json.dumps(told))
 """
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 def test_without_a_server_that_can_fork_ranks_are_new_interpreters_and_the_reason_is_told_once(
     tmp_path: Path,
@@ -333,6 +336,7 @@ def test_a_killed_rank_is_forked_again_and_the_server_ends_with_the_run(tmp_path
         assert [event["cause"] for event in lab.ledger("failure")] == ["signal", "signal"]
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 def test_a_killed_server_is_replaced_while_its_ranks_train_on(tmp_path: Path) -> None:
     forks = Forks(tmp_path)

@@ -28,6 +28,7 @@ def read_ranks(folder: Path) -> list[dict[str, Any]]:
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 def test_a_script_sees_and_computes_the_same_as_under_torchrun(tmp_path: Path) -> None:
     (tmp_path / "torchrun").mkdir()
@@ -116,6 +117,7 @@ def check_that_nothing_is_claimed(text: str) -> None:
     assert wall["init"] == wall["productive_step"] == wall["idle"] == 0
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 def test_an_unchanged_script_shows_its_all_reduces_and_nothing_that_nobody_knows(
     tmp_path: Path,
@@ -207,6 +209,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 def test_what_ends_a_process_that_a_script_has_started_is_reported_from_an_exception_in_it(
     tmp_path: Path,

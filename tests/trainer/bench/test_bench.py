@@ -64,6 +64,7 @@ def measure_all(world_size: int) -> dict[str, BenchRow]:
         }
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 def test_every_collective_gives_every_rank_what_it_must_and_all_ranks_report_the_same() -> None:
     first, *others = run_group(measure_all, 3, 3)

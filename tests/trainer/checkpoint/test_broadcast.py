@@ -168,6 +168,7 @@ class Memory:
         return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 @pytest.mark.chaos
 @pytest.mark.skipif(

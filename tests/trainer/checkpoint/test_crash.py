@@ -128,6 +128,7 @@ def kill_at_every(call: str, saver: Saver, old: Path, tmp_path: Path, *, keep: i
         number += 1
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "call",
     [call if call == "rename" else pytest.param(call, marks=pytest.mark.chaos) for call in CALLS],
@@ -180,6 +181,7 @@ def load_step(root: Path, step: int) -> bool:
     return resumable_step(root) == step
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("call", "error", "cause"),
     [

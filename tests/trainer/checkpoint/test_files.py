@@ -147,6 +147,7 @@ def die_in_save(root: Path, at: int) -> None:
     os._exit(0)
 
 
+@pytest.mark.sampled
 def test_a_process_that_dies_at_any_operation_of_a_save_leaves_the_old_or_the_new_checkpoint(
     tmp_path: Path,
 ) -> None:

@@ -177,6 +177,7 @@ def test_whatever_a_crash_loses_old_or_new_remains(recording: Recording, tmp_pat
     assert counts[NEW] > 20
 
 
+@pytest.mark.sampled
 @pytest.mark.chaos
 @pytest.mark.timeout(1800)
 def test_whatever_a_crash_loses_at_any_single_write_old_or_new_remains(

@@ -59,6 +59,7 @@ def train_with(init: dict[str, Any], fetched: Path, folder: Path) -> dict[str, t
     return dict(export.prepare(newest.path.parent, step=newest.step).fetch(names))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("place", ["web", "bucket", "hub"])
 def test_tied_weights_in_several_files_are_fetched_by_their_index_and_loaded(
     web: WebServer, bucket: Bucket, tmp_path: Path, model: dict[str, bytes], place: str

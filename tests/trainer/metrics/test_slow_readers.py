@@ -41,6 +41,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[t
         return str(run.wait_for_end()["weights"]), run.losses()
 
 
+@pytest.mark.sampled
 def test_the_training_is_bitwise_identical_whatever_happens_to_its_exporter(
     tmp_path: Path, uninterrupted: tuple[str, list[tuple[int, str]]]
 ) -> None:

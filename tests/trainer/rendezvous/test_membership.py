@@ -104,6 +104,7 @@ def test_all_hear_of_a_member_that_was_killed_and_not_of_one_that_is_stopped(
     assert not late.disconnected(seconds=600)
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 @pytest.mark.parametrize("stopped", ["member", "host"])
 def test_all_hear_of_a_process_that_falls_silent_and_when_it_is_heard_again(
@@ -143,6 +144,7 @@ def test_a_pause_of_this_process_is_no_silence_of_the_others(
     assert soon(lambda: not member.silent(1.0))
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 def test_a_member_that_leaves_on_purpose_is_not_reported(
     server: ExchangeServer, start: Callable[..., subprocess.Popen[str]]

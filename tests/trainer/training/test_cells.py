@@ -79,6 +79,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Courses:
     return Asked()
 
 
+@pytest.mark.sampled
 @pytest.mark.chaos
 @pytest.mark.parametrize(
     ("workload", "strategy", "precision", "size"),
@@ -91,6 +92,7 @@ def test_a_cell_learns_what_one_rank_learns(
     assert distance(found, alone[workload, precision, STEPS]) <= TOLERANCE[precision]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "strategy",
     [

@@ -64,6 +64,7 @@ def test_two_ranks_with_four_shards_and_micro_batches_resume_exactly(tmp_path: P
     assert_resumes_are_exact(tmp_path, 2, [1, 4, 8], virtualShards=4, microBatch=2)
 
 
+@pytest.mark.sampled
 def test_three_ranks_with_several_buckets_resume_exactly(tmp_path: Path) -> None:
     assert_resumes_are_exact(tmp_path, 3, [1, 5, 8], options=WIDE)
 
@@ -77,6 +78,7 @@ def test_draws_from_numpy_and_python_in_the_loss_are_repeated(tmp_path: Path) ->
     assert_resumes_are_exact(tmp_path, 1, [3], workload=f"{Whimsical.__module__}:Whimsical")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("size", "strategy"), [(2, "ddp"), (3, "fsdp")])
 def test_state_that_is_no_parameter_is_carried_over_and_the_same_on_all_ranks(
     tmp_path: Path, size: int, strategy: str
@@ -90,6 +92,7 @@ def test_state_that_is_no_parameter_is_carried_over_and_the_same_on_all_ranks(
     assert not any(one.any() for one in frozen.values()), "evaluations leave a frozen module frozen"
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.chaos), "fsdp"])
 def test_an_optimizer_that_is_made_with_its_state_trains_and_resumes_exactly(
     tmp_path: Path, strategy: str
@@ -98,6 +101,7 @@ def test_an_optimizer_that_is_made_with_its_state_trains_and_resumes_exactly(
     assert_resumes_are_exact(tmp_path, 2, [3], workload=adaptive, strategy=strategy)
 
 
+@pytest.mark.sampled
 @pytest.mark.chaos
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_wide_averages_of_narrow_weights_resume_exactly_and_are_exported_wide(
@@ -130,6 +134,7 @@ developer's time.
 """
 
 
+@pytest.mark.sampled
 @pytest.mark.chaos
 @pytest.mark.parametrize(
     ("size", "optimizer", "precision"),

@@ -36,6 +36,7 @@ def test_an_example_passes_the_kit(file: Path, monkeypatch: pytest.MonkeyPatch) 
         torch.set_num_threads(threads)
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("file", "metric", "least"),

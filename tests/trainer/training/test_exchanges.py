@@ -70,6 +70,7 @@ def test_fsdp_gathers_each_block_twice_and_scatters_every_gradient_once(tmp_path
         assert rank["bytes"] == [0, 2 * sum(blocks) + rest, sum(blocks) + rest]
 
 
+@pytest.mark.sampled
 @pytest.mark.chaos
 def test_hsdp_also_reduces_each_ranks_part_over_the_nodes(tmp_path: Path) -> None:
     for rank in reported("hsdp", 4, tmp_path):
@@ -96,6 +97,7 @@ def test_tensor_reduces_activations_twice_in_each_layer_forward_and_backward_and
         ]
 
 
+@pytest.mark.sampled
 @pytest.mark.chaos
 def test_pipeline_reduces_each_stage_over_its_copies(tmp_path: Path) -> None:
     for rank in reported("pipeline", 4, tmp_path):

@@ -30,6 +30,7 @@ def digest(state: dict[str, Tensor]) -> str:
     return sha.hexdigest()
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 @pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.chaos), "fsdp"])
 def test_a_plain_module_with_the_exported_weights_computes_the_same(

@@ -107,6 +107,7 @@ def union(spans: list[tuple[float, float]]) -> float:
     return covered
 
 
+@pytest.mark.sampled
 def test_the_time_with_an_all_reduce_in_flight_is_the_profilers(
     record_property: Callable[[str, object], None],
 ) -> None:
@@ -117,6 +118,7 @@ def test_the_time_with_an_all_reduce_in_flight_is_the_profilers(
         assert reported["ours"] == pytest.approx(reported["profiler"], rel=0.25)
 
 
+@pytest.mark.sampled
 def test_the_time_in_which_fsdp_gathers_and_scatters_is_the_profilers(
     record_property: Callable[[str, object], None],
 ) -> None:
@@ -135,6 +137,7 @@ def train_and_tell(document: dict[str, Any], folder: Path) -> tuple[float, float
     return sum(stats.phase[phase] for phase in busy), sum(stats.collective_seconds)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("strategy", "seed"),
     [

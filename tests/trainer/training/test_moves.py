@@ -98,6 +98,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return Runs()
 
 
+@pytest.mark.sampled
 def test_a_state_goes_through_every_strategy_and_stays_the_same_to_the_bit(tmp_path: Path) -> None:
     go_through(tmp_path, "ddp", 2, generation=1)
     before = state_of(tmp_path)

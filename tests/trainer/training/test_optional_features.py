@@ -60,6 +60,7 @@ def test_a_stop_at_the_step_of_an_evaluation_puts_it_off_to_the_resume(
     assert done(tmp_path)["step"] == 9
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 @pytest.mark.chaos
 def test_evaluations_on_the_way_change_no_bit(tmp_path: Path) -> None:
@@ -68,6 +69,7 @@ def test_evaluations_on_the_way_change_no_bit(tmp_path: Path) -> None:
     assert done(tmp_path / "watched")["weights"] == done(tmp_path / "plain")["weights"]
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("strategy", "size"),
@@ -135,6 +137,7 @@ def test_averages_of_narrow_weights_are_wide() -> None:
     assert torch.equal(averages.tensors["weight"], kept)
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("strategy", "size"),
@@ -168,6 +171,7 @@ def test_averages_are_evaluated_kept_and_taken_up_again(
     assert done(part)["metrics"] == done(tmp_path / "whole")["metrics"]
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 @pytest.mark.parametrize(
     "strategy",
@@ -191,6 +195,7 @@ def test_a_workload_without_blocks_cannot_compute_them_twice(tmp_path: Path) -> 
         train_here(describe(activationCheckpointing="blocks"), tmp_path, 1)
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 @pytest.mark.chaos
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.sampled
 def test_loader_processes_end_with_a_rank_that_is_killed(tmp_path: Path) -> None:
     (tmp_path / "rank.py").write_text(_RANK)
     rank = subprocess.Popen(

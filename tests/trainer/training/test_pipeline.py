@@ -123,6 +123,7 @@ def test_each_rank_holds_its_stage_only_under_the_names_of_the_whole_model(tmp_p
     assert one + two == whole
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.chaos)])
 def test_uneven_microbatches_clipping_and_a_short_last_step_change_nothing(
@@ -141,6 +142,7 @@ def test_uneven_microbatches_clipping_and_a_short_last_step_change_nothing(
     )
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 @pytest.mark.chaos
 def test_both_schedules_and_a_resume_end_with_the_same_bits(tmp_path: Path) -> None:
@@ -208,6 +210,7 @@ def test_an_error_of_a_stage_comes_out_as_it_was_raised(tmp_path: Path) -> None:
     assert "ValueError: this layer is broken" in failure.message
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 @pytest.mark.chaos
 def test_a_loss_that_never_calls_the_model_is_refused(tmp_path: Path) -> None:

@@ -65,6 +65,7 @@ def test_a_training_begins_with_the_weights_of_a_file(tmp_path: Path) -> None:
     ] == []
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 @pytest.mark.chaos
 @pytest.mark.parametrize(
@@ -98,6 +99,7 @@ def test_a_run_can_begin_with_what_another_one_learned_under_another_strategy(
             ), name
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 @pytest.mark.chaos
 def test_a_resumed_run_goes_on_and_does_not_begin_again(tmp_path: Path) -> None:

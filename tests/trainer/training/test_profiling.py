@@ -80,6 +80,7 @@ def test_all_ranks_record_the_same_steps_and_the_training_does_not_notice(tmp_pa
     assert done(tmp_path / "asked")["weights"] == done(tmp_path / "plain")["weights"]
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 @pytest.mark.chaos
 def test_only_chosen_ranks_record_and_no_further_than_the_run_goes(tmp_path: Path) -> None:

@@ -262,6 +262,7 @@ def test_streams_that_cannot_be_dealt_or_hold_nothing_are_refused() -> None:
             samples[3 if known else 0]
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 @pytest.mark.parametrize("kind", [pytest.param("Drawn", marks=pytest.mark.chaos), "Streamed"])
 def test_a_training_goes_on_on_fewer_ranks_with_the_samples_that_come_next(

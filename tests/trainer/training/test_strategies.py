@@ -61,6 +61,7 @@ def go_on(folder: Path, strategy: str, size: int) -> list[float]:
     return losses(folder, generation=2)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("first", "then", "sizes"),
     [
@@ -127,6 +128,7 @@ def test_hsdp_shards_within_a_node_and_replicates_across_nodes(tmp_path: Path) -
         assert held == whole // 2
 
 
+@pytest.mark.sampled
 @pytest.mark.chaos
 @pytest.mark.parametrize(
     ("strategy", "size", "shards"),

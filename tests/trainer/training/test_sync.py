@@ -130,6 +130,7 @@ def test_checkpoints_by_number_come_at_multiples_whatever_the_interval(tmp_path:
     assert steps == [5, 10, 15, 17]  # 200 samples in batches of 12
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 def test_checkpoints_by_the_clock_are_saved_by_all_ranks(tmp_path: Path) -> None:
     slow = describe(

@@ -30,7 +30,7 @@ pytest = $(BIN)/python -m pytest --junitxml=.kdist/tiers/$(1).xml -o junit_suite
 
 # Where the tests of a tier are, so that it need not read the others (ten seconds of a core): tests/house sees that none is missed.
 REAL := -o testpaths="tests/bench tests/charts tests/cli tests/controller tests/docs tests/examples tests/faults tests/trainer"
-CLUSTER := -o testpaths="tests/charts tests/cli tests/cluster tests/trainer/agent tests/trainer/checkpoint tests/trainer/fetch tests/trainer/object_store tests/trainer/rendezvous"
+CLUSTER := -o testpaths="tests/charts tests/cli tests/cluster tests/faults tests/trainer/agent tests/trainer/checkpoint tests/trainer/fetch tests/trainer/object_store tests/trainer/rendezvous"
 
 # $(call patiently,TIER,ARGUMENTS): the same. A try on a machine that has become quieter tells a fault from a busy machine.
 define patiently

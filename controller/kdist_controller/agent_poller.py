@@ -31,7 +31,7 @@ Route = Callable[[str, Document], AgentTransport]
 
 INTERVAL_SECONDS: Final = 30.0
 STUCK_SECONDS: Final = 300.0
-"""The longest pause between two looks at a job without running pods."""
+"""The longest pause between two diagnoses of a job that does not progress."""
 _FIRST_SECONDS: Final = 1.0
 _STALE_SECONDS: Final = 3 * INTERVAL_SECONDS
 _ASKED_FOR_RANK_0: Final = 3
@@ -44,7 +44,7 @@ _STUCK: Final = frozenset(
 
 
 @dataclass
-class _Inquiry:
+class Inquiry:
     """What is known of one job's agents."""
 
     pods: Sequence[Document] = ()
@@ -54,6 +54,17 @@ class _Inquiry:
     pause: float = _FIRST_SECONDS
     answers: dict[str, tuple[float, Document]] = field(default_factory=dict)
     diagnosis: Diagnosis | None = None
+    diagnosed_at: float = 0.0
+    diagnosis_pause: float = _FIRST_SECONDS
+
+    def needs_diagnosis(self, now: float) -> bool:
+        """Whether the job does not progress, and the reason was not looked for lately."""
+        return self.stuck and now - self.diagnosed_at >= self.diagnosis_pause
+
+    def diagnosed(self, diagnosis: Diagnosis | None, now: float) -> None:
+        """Keep what was found, for a pause that doubles."""
+        self.diagnosis, self.diagnosed_at = diagnosis, now
+        self.diagnosis_pause = min(STUCK_SECONDS, 2 * self.diagnosis_pause)
 
 
 def ask_agents(route: Route, namespace: str, pods: Sequence[Document]) -> dict[str, Document]:
@@ -98,7 +109,7 @@ class AgentPoller:
         self._metrics = metrics
         self._notify = notify
         self._queue = WorkQueue()
-        self._inquiries: dict[JobKey, _Inquiry] = {}
+        self._inquiries: dict[JobKey, Inquiry] = {}
         self._lock = threading.Lock()
 
     def start(self) -> None:
@@ -110,7 +121,7 @@ class AgentPoller:
         """The newest answer of each agent that has answered lately, by pod."""
         now = time.monotonic()
         with self._lock:
-            found = self._inquiries.get(key) or _Inquiry()
+            found = self._inquiries.get(key) or Inquiry()
             return {
                 pod: answer
                 for pod, (at, answer) in found.answers.items()
@@ -133,7 +144,7 @@ class AgentPoller:
             return
         shape = (stuck, *((pod.name, pod.state, pod.ready, pod.restarts) for pod in status.pods))
         with self._lock:
-            found = self._inquiries.setdefault(key, _Inquiry())
+            found = self._inquiries.setdefault(key, Inquiry())
             found.pods = [pod for pod in observed.pods if documents.name(pod) in working]
             found.answers = {pod: answer for pod, answer in found.answers.items() if pod in working}
             found.stuck = stuck
@@ -141,7 +152,7 @@ class AgentPoller:
             found.shape = shape
             found.everyone = found.everyone or ask_now
             if fresh or ask_now:
-                found.pause = _FIRST_SECONDS
+                found.pause = found.diagnosis_pause = _FIRST_SECONDS
         if fresh or ask_now:
             self._queue.add(key, after=_FIRST_SECONDS)
 
@@ -165,17 +176,19 @@ class AgentPoller:
             if found is None:
                 return
             pods, everyone, stuck = list(found.pods), found.everyone, found.stuck
+            diagnosing = found.needs_diagnosis(time.monotonic())
             found.everyone = False
             known = {pod: answer for pod, (_, answer) in found.answers.items()}
         answers = self._ask(key, pods, known, everyone=everyone)
-        diagnosis = self._diagnose(key, answers) if stuck else None
+        diagnosis = self._diagnose(key, answers) if diagnosing else None
         now = time.monotonic()
         with self._lock:
             found = self._inquiries.get(key)
             if found is None:
                 return
             found.answers |= {pod: (now, answer) for pod, answer in answers.items()}
-            found.diagnosis = diagnosis
+            if diagnosing:
+                found.diagnosed(diagnosis, now)
             most = STUCK_SECONDS if stuck and not pods else INTERVAL_SECONDS
             found.pause = min(most, 2 * found.pause)
             pause = found.pause

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from kdist.errors import InvalidJobError
@@ -21,6 +22,10 @@ _FOREIGN_KEYS: Final = (
 )
 """Prefixes of labels and annotations by which tools know their own objects: a copy of them on the
 objects of a job would make these the tools' own.
+"""
+_MAX_KEPT: Final = 16_384
+"""Characters of a TrainingJob up to which the job that was read from it is kept, because it is read
+again whenever anything of that job has changed.
 """
 
 
@@ -114,7 +119,13 @@ class Resource:
             text = json.dumps(job, ensure_ascii=False)
         except ValueError as error:  # too deep
             raise InvalidJobError(self.key.name, (), next_command="") from error
-        return load_text(text, source=self.key.name, generated=True).with_replicas()
+        read = _read if len(text) <= _MAX_KEPT else _read.__wrapped__
+        return read(text, self.key.name)
+
+
+@lru_cache(maxsize=4096)
+def _read(text: str, name: str) -> TrainingJob:
+    return load_text(text, source=name, generated=True).with_replicas()
 
 
 def _own(entries: object) -> dict[str, Any]:

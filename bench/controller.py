@@ -1,11 +1,12 @@
 """What a thousand TrainingJobs cost the controller: how soon a changed spec reaches the objects,
 its memory, and its requests while nothing happens.
 
-    python -m bench.controller [JOBS]
+    python -m bench.controller [JOBS] [silent]
 
 It runs against an API server of its own, with the controllers that make pods from Jobs, and kwok's
 nodes, on which pods run without containers; `tests/cluster/cluster build` builds all but kwok,
-which is searched in PATH.
+which is searched in PATH. One HTTP server answers for the agents of all pods; with `silent` there
+is none, so that no job progresses and the controller looks for the reason.
 """
 
 from __future__ import annotations
@@ -23,29 +24,68 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from bench.control_plane import ControlPlane, control_plane
 from kdist import cluster
+from kdist.agent_metrics import METRICS_PORT
 from kdist.cluster import Cluster
 from kdist.spec import crd
 
 NAMESPACES = 50
-CHANGES = 200
-PAUSE_SECONDS = 0.1
+CHANGES = 100
+PAUSE_SECONDS = 0.5
 IDLE_SECONDS = 60.0
 NODES = 20
 CONTROLLERS = "namespace,garbagecollector,job,disruption,serviceaccount"
 TRAININGJOB = ("kdist.dev/v1alpha1", "TrainingJob")
+READY = """
+conditions:
+- {type: Ready, status: "True", lastHeartbeatTime: {{ Now | Quote }}}
+addresses:
+- {type: InternalIP, address: {{ NodeIP | Quote }}}
+"""
+RUNNING = """
+phase: Running
+podIP: 127.0.0.1
+startTime: {{ Now | Quote }}
+conditions:
+- {type: Ready, status: "True", lastTransitionTime: {{ Now | Quote }}}
+containerStatuses:
+{{ range .spec.containers }}
+- name: {{ .name | Quote }}
+  image: {{ .image | Quote }}
+  ready: true
+  restartCount: 0
+  state: {running: {startedAt: {{ Now | Quote }}}}
+{{ end }}
+"""
+"""The status that kwok gives a pod. Its own stages would also complete the pods of Jobs at once."""
+STATUS = {
+    "state": "running",
+    "generation": 1,
+    "world_size": 1,
+    "step": 100,
+    "target_steps": 1000,
+    "ranks": [{"rank": 0, "step": 100, "phase": "step", "heartbeat_age": 0.1}],
+}
+"""The answer of every agent."""
 
 
 def main() -> None:
     """Measure and print."""
-    count = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
+    count = int(next((each for each in sys.argv[1:] if each.isdigit()), "1000"))
+    answers = nullcontext() if "silent" in sys.argv[1:] else agents()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        with control_plane(folder, controllers=CONTROLLERS) as plane, nodes(plane, folder):
+        with (
+            answers,
+            control_plane(folder, controllers=CONTROLLERS) as plane,
+            nodes(plane, folder),
+        ):
             os.environ["KUBECONFIG"] = str(plane.kubeconfig)
             plane.kubectl("apply", "--server-side", "-f", "-", stdin=crd.text())
             plane.kubectl("wait", "--for=condition=Established", "crd/trainingjobs.kdist.dev")
@@ -60,6 +100,27 @@ def main() -> None:
                 measure_rest(plane, process, count)
 
 
+class _Agent(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        body = json.dumps(STATUS).encode()
+        self.send_response(HTTPStatus.OK)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextmanager
+def agents() -> Iterator[None]:
+    """A server that answers for the agents of all pods, which have its address."""
+    with ThreadingHTTPServer(("127.0.0.1", METRICS_PORT), _Agent) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield
+        server.shutdown()
+
+
 @contextmanager
 def nodes(plane: ControlPlane, folder: Path) -> Iterator[None]:
     """Nodes of kwok; without it the pods stay pending."""
@@ -71,7 +132,13 @@ def nodes(plane: ControlPlane, folder: Path) -> Iterator[None]:
     for number in range(NODES):
         plane.kubectl("create", "-f", "-", stdin=json.dumps(_node(number)))
     with (folder / "kwok.log").open("wb") as log:
-        options = ["--manage-all-nodes=true", f"--kubeconfig={plane.kubeconfig}"]
+        stages = folder / "stages.json"
+        stages.write_text("\n---\n".join(map(json.dumps, _stages())))
+        options = [
+            "--manage-all-nodes=true",
+            f"--kubeconfig={plane.kubeconfig}",
+            f"--config={stages}",
+        ]
         process = subprocess.Popen([kwok, *options], stdout=log, stderr=log)
     try:
         yield
@@ -85,6 +152,31 @@ def _node(number: int) -> dict[str, object]:
     metadata = {"name": f"node-{number}", "annotations": {"kwok.x-k8s.io/node": "fake"}}
     status = {"allocatable": room, "capacity": room}
     return {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "status": status}
+
+
+def _stages() -> Iterator[dict[str, object]]:
+    """What happens: nodes are ready, pods run, and go when they are deleted."""
+    ready = '.status.conditions.[] | select( .type == "Ready" ) | .status'
+    new = {"key": ready, "operator": "NotIn", "values": ["True"]}
+    pending = {"key": ".status.phase", "operator": "In", "values": ["Pending"]}
+    deleted = {"key": ".metadata.deletionTimestamp", "operator": "Exists"}
+    alive = deleted | {"operator": "DoesNotExist"}
+    rules: tuple[tuple[str, str, object, object], ...] = (
+        ("node-ready", "Node", [new], {"statusTemplate": READY}),
+        ("pod-ready", "Pod", [alive, pending], {"statusTemplate": RUNNING}),
+        ("pod-delete", "Pod", [deleted], {"finalizers": {"empty": True}, "delete": True}),
+    )
+    for name, kind, expressions, change in rules:
+        yield {
+            "apiVersion": "kwok.x-k8s.io/v1alpha1",
+            "kind": "Stage",
+            "metadata": {"name": name},
+            "spec": {
+                "resourceRef": {"apiGroup": "v1", "kind": kind},
+                "selector": {"matchExpressions": expressions},
+                "next": change,
+            },
+        }
 
 
 def create(plane: ControlPlane, client: Cluster, count: int) -> Iterator[tuple[str, str]]:
@@ -125,7 +217,7 @@ def create(plane: ControlPlane, client: Cluster, count: int) -> Iterator[tuple[s
 def controller(folder: Path, kubeconfig: Path) -> Iterator[subprocess.Popen[bytes]]:
     """The controller as a process."""
     with (folder / "controller.log").open("wb") as log:
-        options = ["--metrics-port", "0", "--agents", "proxy", "--log-level", "warning"]
+        options = ["--metrics-port", "0", "--log-level", "warning"]
         process = subprocess.Popen(
             [sys.executable, "-m", "kdist_controller", *options],
             stderr=log,

@@ -121,20 +121,6 @@ def check_has_checkpoints(target: ClusterJob) -> None:
         )
 
 
-def check_has_folder(target: ClusterJob, what: str) -> None:
-    """Raises `KdistError` for a job whose checkpoints are in a bucket.
-
-    Args:
-        target: the job.
-        what: what is kept in the folder of the checkpoints only, such as `profiles`.
-    """
-    if target.uses_bucket:
-        raise KdistError(
-            f"{target.name} keeps its checkpoints in a bucket, and kdist cannot write {what} there",
-            hint="use a volume instead: checkpoints: {claim: NAME}",
-        )
-
-
 def _run_in_helper_pod(
     target: ClusterJob, command: Sequence[str], *, read_only: bool
 ) -> dict[str, Any]:

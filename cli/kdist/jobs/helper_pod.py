@@ -1,7 +1,8 @@
 """A pod of our own in which the trainer's tools read or archive the checkpoints of a job in the
 cluster, created for the purpose and deleted afterwards. It has the image, account and volumes of
 the job, mounts only the checkpoints, and mounts them read-only unless they are to be archived. For
-checkpoints in a bucket it mounts nothing and has the variables by which the job reaches the bucket.
+checkpoints in a bucket it mounts an empty volume and has the variables by which the job reaches the
+bucket.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ _STORE_VARIABLES = re.compile(
 """Names of the variables by which a program finds a bucket, and the way to it."""
 _IDLE_SECONDS = 6 * 3600
 _IDLE = ["python", "-c", f"import time; time.sleep({_IDLE_SECONDS})"]
+_COPY_SIZE = "1Gi"
 CONTAINER = "viewer"
 """Its name in every helper pod."""
 
@@ -179,13 +181,7 @@ def build_helper_pod(
     trainer = next(
         (one for one in items(pod, "containers") if one.get("name") == target.backend.container), {}
     )
-    mounts = [mount for mount in items(trainer, "volumeMounts") if mount.get("mountPath") == _MOUNT]
-    volumes = [
-        one for one in items(pod, "volumes") if mounts and one.get("name") == mounts[0].get("name")
-    ]
-    for volume in volumes:
-        if read_only and at(volume, "persistentVolumeClaim") is not None:
-            mounts = [{**mount, "readOnly": True} for mount in mounts]
+    volumes, mounts = _find_volumes(target, pod, trainer, read_only=read_only)
     container = _make_container(trainer, command, mounts, memory=memory)
     spec = {key: pod[key] for key in _COPIED_FIELDS if key in pod}
     if target.uses_bucket:
@@ -216,6 +212,23 @@ def build_helper_pod(
             "volumes": volumes,
         },
     }
+
+
+def _find_volumes(
+    target: ClusterJob, pod: Mapping[str, Any], trainer: Mapping[str, Any], *, read_only: bool
+) -> tuple[list[Any], list[Any]]:
+    """The volume of the checkpoints and its mount; for those in a bucket, room for a copy."""
+    if target.uses_bucket:
+        room = {"name": "tmp", "emptyDir": {"sizeLimit": _COPY_SIZE}}
+        return [room], [{"name": "tmp", "mountPath": "/tmp"}]  # noqa: S108 - in the pod
+    mounts = [mount for mount in items(trainer, "volumeMounts") if mount.get("mountPath") == _MOUNT]
+    volumes = [
+        one for one in items(pod, "volumes") if mounts and one.get("name") == mounts[0].get("name")
+    ]
+    for volume in volumes:
+        if read_only and at(volume, "persistentVolumeClaim") is not None:
+            mounts = [{**mount, "readOnly": True} for mount in mounts]
+    return volumes, mounts
 
 
 def _make_container(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kdist.errors import Code, KdistError
-from kdist.jobs import agents, checkpoints, wait
+from kdist.jobs import agents, wait
 from kdist.jobs.job import ClusterJob
 from kdist.jobs.wait import Notify
 from kdist.units import number
@@ -36,7 +36,6 @@ def cluster_agents(target: ClusterJob) -> list[AgentTool]:
             f"{target.name} is a script: only the managed loop (spec.train) takes "
             "profiles on request"
         )
-    checkpoints.check_has_folder(target, "profiles")
     first = agents.choose_pod(target)
     others = [
         pod for pod in target.pods() if pod.running and not pod.deleting and pod.name != first.name
@@ -51,8 +50,7 @@ def cluster_agents(target: ClusterJob) -> list[AgentTool]:
                 *arguments,
                 "--scratch",
                 _SCRATCH,
-                "--root",
-                target.checkpoints,
+                *([] if target.uses_bucket else ["--root", target.checkpoints]),
             ]
             code, output = target.cluster.run(
                 name, command, container=container, timeout=_TOOL_TIMEOUT

@@ -46,7 +46,6 @@ def run_tensorboard(target: ClusterJob, *, notify: Notify) -> Iterator[TensorBoa
     is not possible.
     """
     checkpoints.check_has_checkpoints(target)
-    checkpoints.check_has_folder(target, "event files for TensorBoard")
     running = next((pod for pod in target.pods() if pod.running and not pod.deleting), None)
     if running is not None:
         pod = agents.choose_pod(target)

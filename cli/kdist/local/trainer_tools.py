@@ -126,10 +126,11 @@ def local_agents(root: Path) -> list[AgentTool]:
     nodes = [root / node for node in agents.ports(root)]
     if not nodes:
         raise KdistError(f"no agent of {root.name} answers yet", hint="try again in a second")
-    return [_profiling_tool(node, folder_of(root)) for node in nodes]
+    place = [] if location_of(root).is_bucket else ["--root", str(folder_of(root))]
+    return [_profiling_tool(node, place) for node in nodes]
 
 
-def _profiling_tool(scratch: Path, checkpoints: Path) -> AgentTool:
+def _profiling_tool(scratch: Path, place: Sequence[str]) -> AgentTool:
     def run(arguments: Sequence[str]) -> bytes:
         command = [
             sys.executable,
@@ -138,8 +139,7 @@ def _profiling_tool(scratch: Path, checkpoints: Path) -> AgentTool:
             *arguments,
             "--scratch",
             str(scratch),
-            "--root",
-            str(checkpoints),
+            *place,
         ]
         done = subprocess.run(command, capture_output=True, check=False)
         if done.returncode != 0:
@@ -167,20 +167,25 @@ def run_tensorboard(root: Path, port: int, *, on_ready: Callable[[int], object])
     Raises:
         KdistError: there are no event files, or TensorBoard is not installed.
     """
-    events = folder_of(root) / _FOLDER
-    command = [sys.executable, "-m", _MODULE, str(events), "--port", str(port)]
+    location = location_of(root)
+    events = f"{location.text}/{_FOLDER}"
+    command = [sys.executable, "-m", _MODULE, events, "--port", str(port)]
     # Its standard input is a pipe that closes when this process ends, for whatever reason.
     with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, **location.variables},
     ) as process:
         try:
-            on_ready(_read_port(process, events))
+            on_ready(_read_port(process, events, is_bucket=location.is_bucket))
             process.wait()
         finally:
             process.terminate()
 
 
-def _read_port(process: subprocess.Popen[bytes], events: Path) -> int:
+def _read_port(process: subprocess.Popen[bytes], events: str, *, is_bucket: bool) -> int:
     try:
         report: Any = json.loads(process.stdout.readline() if process.stdout else b"")
     except ValueError:
@@ -188,4 +193,5 @@ def _read_port(process: subprocess.Popen[bytes], events: Path) -> int:
     if isinstance(report, dict) and isinstance(report.get("port"), int):
         return int(report["port"])
     problem = report.get("problem") if isinstance(report, dict) else "TensorBoard does not start"
-    raise KdistError(str(problem), next_command=f"tensorboard --logdir {shlex.quote(str(events))}")
+    command = "" if is_bucket else f"tensorboard --logdir {shlex.quote(events)}"
+    raise KdistError(str(problem), next_command=command)

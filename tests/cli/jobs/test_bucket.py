@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-import pytest
-
-from kdist.errors import KdistError
-from kdist.jobs import checkpoints, drill, kept_logs, profile, tensorboard
+from kdist.jobs import checkpoints, drill, kept_logs
 from kdist.jobs.drill_report import Ledger
 from kdist.jobs.drill_target import DrillTarget
 from kdist.jobs.faults import Situation
@@ -20,18 +17,6 @@ def test_its_checkpoints_and_logs_outlive_the_pods() -> None:
     target = jobs.target(checkpoints=BUCKET)
     assert checkpoints.has_checkpoints(target)
     assert kept_logs.are_kept(target)
-
-
-def test_neither_event_files_nor_profiles_are_promised() -> None:
-    target = jobs.target(checkpoints=BUCKET)
-    with (
-        pytest.raises(KdistError, match="cannot write event files for TensorBoard there") as raised,
-        tensorboard.run_tensorboard(target, notify=print),
-    ):
-        pass
-    assert "checkpoints: {claim: NAME}" in raised.value.hint
-    with pytest.raises(KdistError, match="cannot write profiles there"):
-        profile.cluster_agents(target)
 
 
 class _Place:

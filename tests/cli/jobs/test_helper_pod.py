@@ -58,10 +58,11 @@ def test_only_to_put_a_folder_aside_it_may_write() -> None:
 
 
 @pytest.mark.parametrize("backend", backends.NAMES)
-def test_for_a_bucket_it_mounts_nothing_and_gets_in_as_the_training_does(backend: str) -> None:
+def test_for_a_bucket_it_has_room_for_a_copy_and_gets_in_as_the_training_does(backend: str) -> None:
     spec = build_helper_pod(backend, checkpoints=BUCKET)["spec"]
     (container,) = spec["containers"]
-    assert spec["volumes"] == container["volumeMounts"] == []
+    assert container["volumeMounts"] == [{"name": "tmp", "mountPath": "/tmp"}]  # noqa: S108 - a pod's
+    assert spec["volumes"] == [{"name": "tmp", "emptyDir": {"sizeLimit": "1Gi"}}]
     variables = {each["name"]: each for each in container["env"]}
     assert variables["KDIST_CHECKPOINTS_ENDPOINT"]["value"] == "http://minio:9000"
     names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")

@@ -25,12 +25,12 @@ from kdist_trainer import log
 from kdist_trainer.checkpoint import storage
 from kdist_trainer.checkpoint.kept_logs import LOGS, LogSegment, list_segments
 from kdist_trainer.checkpoint.storage import StoragePath
+from kdist_trainer.object_store.growing import GrowingObject
 from kdist_trainer.object_store.path import ObjectPath
 
 _SEGMENTS = 8
 """Parts of the limit, of which one goes at a time."""
 _OBJECT_BYTES = 1 << 20  # of a segment in an object store, which is written again as it grows
-_FLUSH_SECONDS = 10.0  # between two writes of it
 _MOST_WAITING = 1 << 22  # bytes
 _RETRY_SECONDS = 10.0  # after an error of the disk
 _CLOSE_SECONDS = 2.0  # how long the end of the agent waits for a slow disk
@@ -67,54 +67,25 @@ class NullKeptLog:
 class _SegmentFile:
     """A segment in a file: what is appended is there at once."""
 
-    is_written = True
+    seconds_to_flush = None
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self.size = 0
 
-    def append(self, data: bytes) -> None:
-        """Append bytes. Raises `OSError`."""
+    def write(self, data: bytes) -> int:
+        """Append bytes. Returns how many were written. Raises `OSError`."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         descriptor = os.open(self._path, flags, storage.FILE_MODE)
         try:
-            self.size += os.write(descriptor, data)
+            count = os.write(descriptor, data)
         finally:
             os.close(descriptor)
+        self.size += count
+        return count
 
     def flush(self) -> None:
         """Nothing to do."""
-
-
-class _SegmentObject:
-    """A segment in an object store, where nothing can be appended to: it is written again and
-    again, each time as a whole.
-    """
-
-    def __init__(self, path: ObjectPath) -> None:
-        self._path = path
-        self._data = b""
-        self._written = 0
-
-    @property
-    def size(self) -> int:
-        """Its bytes."""
-        return len(self._data)
-
-    @property
-    def is_written(self) -> bool:
-        """Whether all of them are in the store."""
-        return self._written == len(self._data)
-
-    def append(self, data: bytes) -> None:
-        """Append bytes, which the next `flush` writes."""
-        self._data += data
-
-    def flush(self) -> None:
-        """Write it, if it has grown. Raises `OSError`."""
-        if not self.is_written:
-            self._path.write_bytes(self._data)
-            self._written = len(self._data)
 
 
 class KeptLog:
@@ -145,9 +116,9 @@ class KeptLog:
         self._bytes = self._dropped = self._generation = 0
         self._changed = threading.Condition()
         self._is_closed = False
-        self._segment: _SegmentFile | _SegmentObject | None = None
+        self._segment: _SegmentFile | GrowingObject | None = None
         self._segment_generation = 0
-        self._flush_at = self._resume_at = 0.0
+        self._resume_at = 0.0
         self._thread = threading.Thread(target=self._run, name="kept-log", daemon=True)
         self._thread.start()
 
@@ -198,9 +169,7 @@ class KeptLog:
 
     def _seconds_to_flush(self) -> float | None:
         """How long what is appended may still wait to be written; None if all is."""
-        if self._segment is None or self._segment.is_written:
-            return None
-        return max(0.0, self._flush_at - time.monotonic())
+        return None if self._segment is None else self._segment.seconds_to_flush
 
     def _keep(self, generation: int, data: bytes) -> None:
         if time.monotonic() < self._resume_at:
@@ -219,12 +188,11 @@ class KeptLog:
             if segment is not None:
                 segment.flush()
             segment = self._open_next(generation)
-        segment.append(data)
+        segment.write(data)
         self._segment, self._segment_generation = segment, generation
 
     def _flush(self) -> None:
         """Write what is not yet written; after an error the segment is tried again later."""
-        self._flush_at = time.monotonic() + _FLUSH_SECONDS
         try:
             if self._segment is not None:
                 self._segment.flush()
@@ -235,7 +203,7 @@ class KeptLog:
         message = f"the log of this node cannot be kept in {self._folder}: {error}"
         log.warn("log-not-kept", error=str(error), message=message)
 
-    def _open_next(self, generation: int) -> _SegmentFile | _SegmentObject:
+    def _open_next(self, generation: int) -> _SegmentFile | GrowingObject:
         """The segment to write to from now on; the oldest go, of which there are too many."""
         storage.make_folder(self._folder, durable=True)
         known = list(list_segments(self._folder))
@@ -244,7 +212,7 @@ class KeptLog:
             with suppress(FileNotFoundError):
                 storage.remove(self._folder / known.pop(0).name)
         path = self._folder / LogSegment(generation, max(numbers, default=0) + 1).name
-        return _SegmentObject(path) if isinstance(path, ObjectPath) else _SegmentFile(path)
+        return GrowingObject(path) if isinstance(path, ObjectPath) else _SegmentFile(path)
 
 
 def _find_any(secrets: Collection[bytes]) -> re.Pattern[bytes] | None:

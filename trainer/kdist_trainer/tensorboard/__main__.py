@@ -1,5 +1,6 @@
 """`python -m kdist_trainer.tensorboard FOLDER`: serves TensorBoard on the loopback interface until
-standard input is closed.
+standard input is closed. The folder may be in a bucket, whose event files are copied to a temporary
+folder and followed there.
 
 It prints one JSON line with the port or the problem, then an empty line every `PULSE_SECONDS` so
 that the connection to the client does not time out. It exits when the client disconnects. With
@@ -16,9 +17,13 @@ import os
 import select
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+
+from kdist_trainer.checkpoint.location import open_location
+from kdist_trainer.tensorboard.mirror import mirror
 
 NEEDED_BYTES = 192 * 2**20
 """Memory in bytes that must be free in the container, so that TensorBoard never gets a training
@@ -33,7 +38,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line. Returns 0, or 1 after printing the problem."""
     parser = argparse.ArgumentParser(prog="python -m kdist_trainer.tensorboard")
-    parser.add_argument("folder", type=Path, help="folder of event files")
+    parser.add_argument("folder", help="folder of event files, or the URL of one in a bucket")
     parser.add_argument(
         "--port", type=int, default=0, help="port of 127.0.0.1; a free one if it is 0"
     )
@@ -44,15 +49,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.wait:
         wait_until_idle()
         return 0
-    try:
-        port = serve(options.folder, options.port)
-    except (OSError, MemoryError, ImportError) as error:
-        cause = {FileNotFoundError: "empty", MemoryError: "memory"}.get(type(error), "other")
-        print_line({"problem": str(error), "cause": cause})
-        return 1
-    print_line({"port": port})
-    wait_for_disconnect()
+    with contextlib.ExitStack() as stack:
+        try:
+            port = serve(open_folder(options.folder, stack), options.port)
+        except (OSError, MemoryError, ImportError, ValueError) as error:
+            cause = {FileNotFoundError: "empty", MemoryError: "memory"}.get(type(error), "other")
+            print_line({"problem": str(error), "cause": cause})
+            return 1
+        print_line({"port": port})
+        wait_for_disconnect()
     return 0
+
+
+def open_folder(text: str, stack: contextlib.ExitStack) -> Path:
+    """The folder of event files; of a URL a temporary folder, removed with the stack, that follows
+    it.
+
+    Raises:
+        FileNotFoundError: there are no event files.
+        OSError: the store failed.
+        ValueError: the URL names no store.
+    """
+    location = open_location(text)
+    try:
+        if isinstance(location, Path):
+            next(location.iterdir(), None)
+            return location
+        copy = stack.enter_context(tempfile.TemporaryDirectory(prefix="kdist-tensorboard-"))
+        mirror(location, Path(copy))
+        return Path(copy)
+    except FileNotFoundError:
+        raise FileNotFoundError(
+            f"there are no event files in {text}: train.tensorboard is off, or no step has been "
+            "completed yet"
+        ) from None
 
 
 def serve(folder: Path, port: int) -> int:
@@ -63,15 +93,10 @@ def serve(folder: Path, port: int) -> int:
         port: Port to listen on; 0 picks a free one.
 
     Raises:
-        OSError: There are no event files, or TensorBoard cannot start.
+        OSError: TensorBoard cannot start.
         MemoryError: The container has less than `NEEDED_BYTES` left.
         ImportError: TensorBoard is not installed.
     """
-    if not folder.is_dir():
-        raise FileNotFoundError(
-            f"there are no event files in {folder}: train.tensorboard is off, or no step "
-            "has been completed yet"
-        )
     free = free_bytes()
     if free is not None and free < NEEDED_BYTES:
         raise MemoryError(
@@ -149,4 +174,9 @@ def wait_until_idle() -> None:
 
 
 if __name__ == "__main__":
-    os._exit(main())  # without waiting for TensorBoard's threads
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that a copy is removed
+    code = 1
+    try:
+        code = main()
+    finally:
+        os._exit(code)  # without waiting for TensorBoard's threads

@@ -4,6 +4,10 @@ Each worker group opens a new file and records the step at which it starts; Tens
 discards the later points of the group before it, so a curve shows every step once. TensorBoard
 reads the files of a folder in the order of the times in their names. Rank 0 queues its points and
 never waits for the disk: if it hangs, fills up or is slow, points are lost and no step is delayed.
+
+In an object store, where nothing can be appended to, the newest file is written again every few
+seconds, and another one is begun before it becomes large. There the last points of a rank that is
+killed are lost.
 """
 
 from __future__ import annotations
@@ -19,16 +23,23 @@ from io import FileIO
 from pathlib import Path
 
 from kdist_trainer import log
+from kdist_trainer.checkpoint import storage
+from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.metrics.step_stats import StepPhase, StepStats
+from kdist_trainer.object_store.growing import GrowingObject
+from kdist_trainer.object_store.path import ObjectPath
 
 Points = queue.Queue[tuple[int, float, Mapping[str, float]] | None]
 """(step, Unix time, values by name); None ends the file."""
 
 _RETRY_SECONDS = 30.0
-_PREFIX = "events.out.tfevents."
+PREFIX = "events.out.tfevents."
+"""Begin of the names of event files."""
+_OBJECT_BYTES = 1 << 20
+"""Size of a file in an object store after which the next one is begun."""
 
 
-def write(folder: Path, step: int, points: Points) -> None:
+def write(folder: StoragePath, step: int, points: Points) -> None:
     """Write points to an event file until None arrives. Failures are logged and never raised.
 
     Args:
@@ -41,9 +52,12 @@ def write(folder: Path, step: int, points: Points) -> None:
         try:
             with open_file(folder) as file:
                 _write_header(file, None if has_start else step)
+                file.flush()
                 has_start = True
-                _write_points(file, points)
-            return
+                is_over = _write_points(file, points)
+            if is_over:
+                return
+            continue
         except ImportError as error:
             log.warn(
                 "tensorboard-missing",
@@ -62,25 +76,27 @@ def write(folder: Path, step: int, points: Points) -> None:
             return
 
 
-def open_file(folder: Path) -> FileIO:
+def open_file(folder: StoragePath) -> FileIO | GrowingObject:
     """Create an event file that TensorBoard reads after all existing ones, even if clocks differ.
     Raises `OSError`.
 
-    The file is unbuffered: the points of a killed rank may be of steps that are in a checkpoint and
-    will not be repeated.
+    A file on a disk is unbuffered: the points of a killed rank may be of steps that are in a
+    checkpoint and will not be repeated.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    if isinstance(folder, Path):
+        folder.mkdir(parents=True, exist_ok=True)
     times = [
-        path.name.removeprefix(_PREFIX).partition(".")[0] for path in folder.glob(f"{_PREFIX}*")
+        name.removeprefix(PREFIX).partition(".")[0]
+        for name in storage.list_files(folder)
+        if name.startswith(PREFIX)
     ]
     newest = max((int(each) for each in times if each.isdecimal()), default=0)
     stamp = max(int(time.time()), newest + 1)
-    return Path(folder, f"{_PREFIX}{stamp:010d}.{socket.gethostname()}.{os.getpid()}").open(
-        "xb", buffering=0
-    )
+    path = folder / f"{PREFIX}{stamp:010d}.{socket.gethostname()}.{os.getpid()}"
+    return GrowingObject(path) if isinstance(path, ObjectPath) else path.open("xb", buffering=0)
 
 
-def _write_header(file: FileIO, step: int | None) -> None:
+def _write_header(file: FileIO | GrowingObject, step: int | None) -> None:
     """Write the file version and, if given, the step at which the run continues."""
     from tensorboard.compat.proto.event_pb2 import Event, SessionLog
     from tensorboard.summary.writer.record_writer import RecordWriter
@@ -92,18 +108,31 @@ def _write_header(file: FileIO, step: int | None) -> None:
         writer.write(Event(wall_time=now, step=step, session_log=start).SerializeToString())
 
 
-def _write_points(file: FileIO, points: Points) -> None:
+def _write_points(file: FileIO | GrowingObject, points: Points) -> bool:
+    """Write points until None arrives or the file is large enough. Returns whether None arrived."""
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.summary.writer.record_writer import RecordWriter
 
     writer = RecordWriter(file)
-    while (point := points.get()) is not None:
+    while not isinstance(file, GrowingObject) or file.size < _OBJECT_BYTES:
+        try:
+            point = points.get(timeout=_seconds_to_flush(file))
+        except queue.Empty:
+            file.flush()
+            continue
+        if point is None:
+            return True
         step, seconds, values = point
         summary = Summary(
             value=[Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
         )
         writer.write(Event(wall_time=seconds, step=step, summary=summary).SerializeToString())
+    return False
+
+
+def _seconds_to_flush(file: FileIO | GrowingObject) -> float | None:
+    return file.seconds_to_flush if isinstance(file, GrowingObject) else None
 
 
 def _wait_before_retry(points: Points) -> bool:
@@ -132,7 +161,7 @@ _MAX_QUEUED = 4096
 class TensorBoardWriter:
     """Writes the scalars of a run; does nothing without a checkpoint folder. Not thread-safe."""
 
-    def __init__(self, checkpoints: Path | None, stats: StepStats) -> None:
+    def __init__(self, checkpoints: StoragePath | None, stats: StepStats) -> None:
         """Create a writer; `begin` opens a file.
 
         Args:

@@ -377,8 +377,6 @@ def make_tensorboard(train: Training, runtime: RankRuntime) -> TensorBoardWriter
     """The writer of event files, which writes on rank 0 only, and only if the job asks for it."""
     writes = train.tensorboard == "scalars" and runtime.world.is_rank_zero
     root = runtime.checkpoints if writes else None
-    if isinstance(root, ObjectPath):
-        root = None  # event files are appended to, which no object store can do
     return TensorBoardWriter(root, runtime.stats)
 
 

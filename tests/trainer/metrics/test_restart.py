@@ -56,6 +56,7 @@ def test_a_killed_worker_shows_in_the_metrics_and_no_counter_goes_back(tmp_path:
     assert value(samples, "kdist_time_to_recover_seconds") > 0
     assert value(samples, "kdist_wall_seconds_total", category="restart") > 0
     productive = value(samples, "kdist_wall_seconds_total", category="productive_step")
-    assert productive <= value(samples, "kdist_step_duration_seconds_sum") / 2 * 1.01, (
+    # the ranks' steps differ a little; counted twice, the lost ones would be a tenth of all
+    assert productive <= value(samples, "kdist_step_duration_seconds_sum") / 2 * 1.07, (
         "no second is counted twice"
     )

@@ -165,7 +165,7 @@ def test_a_connection_that_something_between_the_nodes_has_closed_is_opened_agai
 ) -> None:
     host = offer(server)
     watcher, member = MemberConnection(host, 0), MemberConnection(host, 1)
-    assert soon(lambda: connected(server, host) == {0, 1})
+    assert soon(lambda: connected(server, host) == {0, 1} and member._socket is not None)
     first = member._socket
     assert first is not None
     first.shutdown(socket.SHUT_RDWR)

@@ -53,15 +53,16 @@ class Draw:
         count = 1 if self.how == "one" else -(-len(pool) // SHARE)
         drawn = random.Random(self.seed).sample(pool, count)
         names = drawn[0].nodeid if count == 1 else f"{count} tests"
-        self.printed = (
-            f"drawn from {len(pool)} tests: {names} (KDIST_SEED={self.seed} draws the same again)"
-        )
+        self.printed = f"drawn from {len(pool)} tests: {names}"
         left_out = set(pool).difference(drawn)
         config.hook.pytest_deselected(items=sorted(left_out, key=lambda item: item.nodeid))
         items[:] = [item for item in items if item not in left_out]
 
+    def pytest_report_header(self) -> str:
+        return f"drawn by KDIST_SEED={self.seed}, which draws the same again"
+
     def pytest_report_collectionfinish(self) -> str:
-        return self.printed
+        return self.printed  # not where pytest-xdist collects the tests
 
 
 def read_seed(root: Path) -> str:

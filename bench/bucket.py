@@ -2,9 +2,9 @@
 
     python -m bench.bucket [MEGABYTES]
 
-Two ranks with the same state, an S3 server on this machine, and files in the page cache. Each of
-kdist's and torch's ranks writes its half of the state and reads all of it; obstore's puts one
-object of half the size and gets both. kdist's saves are durable and its loads verify every byte.
+Two ranks with the same state, an S3 server on this machine, and files in the page cache. With
+kdist and torch, each rank writes half of the state and reads all of it; with obstore, it puts one
+object of half the size and gets both. Saves of kdist are durable, and loads verify every byte.
 """
 
 from __future__ import annotations
@@ -47,14 +47,7 @@ class Contestant(NamedTuple):
 def main(megabytes: int) -> None:
     """Measure and print."""
     title(f"{megabytes} MB into a bucket and back on {RANKS} ranks, {ROUNDS} of each, in turn")
-    with tempfile.TemporaryDirectory() as folder:
-        extra = {"KDIST_BENCH": folder, "MASTER_PORT": str(free_ports(1)[0])}
-        extra["KDIST_BENCH_MEGABYTES"] = str(megabytes)
-        extra |= {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET}
-        with versitygw(Path(folder), access_key=KEY, secret=SECRET, bucket=BUCKET) as endpoint:
-            extra[CHECKPOINTS_ENDPOINT] = endpoint
-            result: dict[str, list[list[float]]] = launch("bench.bucket", RANKS, extra)
-    lines = []
+    lines, result = [], launch_with_bucket("bench.bucket", RANKS, megabytes)
     for name, numbers in result.items():
         written, read = zip(*numbers, strict=True)
         speed = [f"{megabytes / statistics.median(values):.0f} MB/s" for values in (written, read)]
@@ -62,6 +55,18 @@ def main(megabytes: int) -> None:
             (name, seconds_with_spread(written), speed[0], seconds_with_spread(read), speed[1])
         )
     columns(("median (least … most)", "written in", "", "read in", ""), lines)
+
+
+def launch_with_bucket(module: str, size: int, megabytes: int) -> dict[str, list[list[float]]]:
+    """The result of `module` as `size` ranks that have a folder, a bucket and `megabytes`."""
+    with tempfile.TemporaryDirectory() as folder:
+        extra = {"KDIST_BENCH": folder, "MASTER_PORT": str(free_ports(1)[0])}
+        extra["KDIST_BENCH_MEGABYTES"] = str(megabytes)
+        extra |= {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET}
+        with versitygw(Path(folder), access_key=KEY, secret=SECRET, bucket=BUCKET) as endpoint:
+            extra[CHECKPOINTS_ENDPOINT] = endpoint
+            result: dict[str, list[list[float]]] = launch(module, size, extra)
+    return result
 
 
 def rank() -> None:

@@ -19,7 +19,6 @@ import os
 import shutil
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
@@ -33,21 +32,20 @@ from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
 from torch.nn.parallel import DistributedDataParallel
 
-from bench.ranks import free_ports, launch, report
+from bench.bucket import BUCKET, launch_with_bucket
+from bench.ranks import report
 from bench.table import columns, seconds_with_spread, title
 from kdist_trainer.checkpoint.checkpointer import CheckpointManager
 from kdist_trainer.checkpoint.location import open_location
 from kdist_trainer.checkpoint.storage import StoragePath
-from kdist_trainer.config import CHECKPOINTS_ENDPOINT, Checkpointing, Every
+from kdist_trainer.config import Checkpointing, Every
 from kdist_trainer.world import World
-from tests.trainer.object_store.versitygw import versitygw
 
 RANKS, ROUNDS, AFTER = 2, 7, 10
 WIDTH, BATCH, MEGABYTES = 1024, 32, 101
 LARGE = 1000
 """Megabytes from which fewer rounds and steps take long enough."""
 OURS, THEIRS = "kdist, async", "dcp.async_save"
-BUCKET, KEY, SECRET = "bench", "bench-key-id", "bench-secret"
 
 Wait = Callable[[], object]
 Contestant = Callable[[Any, int], Wait]
@@ -61,13 +59,7 @@ def main(megabytes: int) -> None:
         f"Checkpoint of {megabytes} MB (model and AdamW) on {RANKS} ranks, {rounds} "
         "of each, in turn"
     )
-    with tempfile.TemporaryDirectory() as folder:
-        extra = {"KDIST_BENCH": folder, "MASTER_PORT": str(free_ports(1)[0])}
-        extra["KDIST_BENCH_MEGABYTES"] = str(megabytes)
-        extra |= {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET}
-        with versitygw(Path(folder), access_key=KEY, secret=SECRET, bucket=BUCKET) as endpoint:
-            extra[CHECKPOINTS_ENDPOINT] = endpoint
-            result: dict[str, list[list[float]]] = launch("bench.checkpoint", RANKS, extra)
+    result = launch_with_bucket("bench.checkpoint", RANKS, megabytes)
     plain, medians, lines = list[float](), {}, []
     for name, numbers in result.items():
         before, stall, slower, total, computed = zip(*numbers, strict=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 SHARE = 3
-"""Of so many sampled tests one runs."""
+"""One in so many sampled tests runs."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -59,7 +59,7 @@ class Draw:
         items[:] = [item for item in items if item not in left_out]
 
     def pytest_report_header(self) -> str:
-        return f"drawn by KDIST_SEED={self.seed}, which draws the same again"
+        return f"tests are drawn with KDIST_SEED={self.seed}; set it to draw the same ones again"
 
     def pytest_report_collectionfinish(self) -> str:
         return self.printed  # not where pytest-xdist collects the tests

@@ -58,11 +58,11 @@ class Inquiry:
     diagnosis_pause: float = _FIRST_SECONDS
 
     def needs_diagnosis(self, now: float) -> bool:
-        """Whether the job does not progress, and the reason was not looked for lately."""
+        """Whether the job does not progress and was not diagnosed recently."""
         return self.stuck and now - self.diagnosed_at >= self.diagnosis_pause
 
     def diagnosed(self, diagnosis: Diagnosis | None, now: float) -> None:
-        """Keep what was found, for a pause that doubles."""
+        """Record a diagnosis; the pause until the next one doubles."""
         self.diagnosis, self.diagnosed_at = diagnosis, now
         self.diagnosis_pause = min(STUCK_SECONDS, 2 * self.diagnosis_pause)
 

@@ -23,9 +23,9 @@ _FOREIGN_KEYS: Final = (
 """Prefixes of labels and annotations by which tools know their own objects: a copy of them on the
 objects of a job would make these the tools' own.
 """
-_MAX_KEPT: Final = 16_384
-"""Characters of a TrainingJob up to which the job that was read from it is kept, because it is read
-again whenever anything of that job has changed.
+_MAX_CACHED: Final = 16_384
+"""Length of a TrainingJob in characters up to which the parsed job is cached. It is needed again
+whenever any object of that job changes.
 """
 
 
@@ -119,7 +119,7 @@ class Resource:
             text = json.dumps(job, ensure_ascii=False)
         except ValueError as error:  # too deep
             raise InvalidJobError(self.key.name, (), next_command="") from error
-        read = _read if len(text) <= _MAX_KEPT else _read.__wrapped__
+        read = _read if len(text) <= _MAX_CACHED else _read.__wrapped__
         return read(text, self.key.name)
 
 

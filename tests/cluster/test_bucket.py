@@ -5,6 +5,7 @@ from there when pods are lost, and what the bucket keeps is read when they are g
 from __future__ import annotations
 
 import json
+import re
 import socket
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
@@ -19,6 +20,7 @@ from tests.cluster.namespace import CLUSTER, Namespace
 from tests.cluster.test_dead_node import STEPS, describe_spread_job, doomed
 from tests.trainer.object_store.s3_server import ACCESS_KEY, BUCKET, SECRET
 from tests.trainer.object_store.versitygw import versitygw
+from tests.trainer.tensorboard.served import shown_steps
 
 __all__ = ["doomed"]
 
@@ -62,6 +64,12 @@ def committed(folder: Path) -> int:
     return max((int(path.parent.name.split("-")[1]) for path in found), default=0)
 
 
+def count_event_bytes(folder: Path) -> int:
+    """Bytes of TensorBoard's event files in the bucket."""
+    found = (folder / "data" / BUCKET).glob("team/digits/tensorboard/*")
+    return sum(path.stat().st_size for path in found)
+
+
 def test_a_job_without_a_volume_goes_on_from_its_bucket_when_all_its_pods_are_lost(
     namespace: Namespace,
     calm: Callable[..., dict[str, Any]],
@@ -70,6 +78,9 @@ def test_a_job_without_a_volume_goes_on_from_its_bucket_when_all_its_pods_are_lo
 ) -> None:
     namespace.apply(calm(backend="job", checkpoints=checkpoints))
     namespace.until("a checkpoint is in the bucket", lambda: committed(tmp_path) >= 40)
+    namespace.kdist("profile", "digits", "--steps", "3", "--out", str(tmp_path / "traces"))
+    assert len(list((tmp_path / "traces").iterdir())) == 2
+    namespace.until("points are in the bucket", lambda: count_event_bytes(tmp_path) > 1000)
     before = committed(tmp_path)
     namespace.kubectl("delete", "pods", "--all", "--force", "--grace-period=0")
     namespace.kdist("wait", "digits", timeout=300)
@@ -85,6 +96,24 @@ def test_a_job_without_a_volume_goes_on_from_its_bucket_when_all_its_pods_are_lo
     assert SECRET not in "".join(lines)
     assert "300 steps" in namespace.kdist("report", "digits")
     assert namespace.find("persistentvolumeclaims") == []
+    check_tensorboard(namespace, tmp_path / "tensorboard", before)
+
+
+def check_tensorboard(namespace: Namespace, output: Path, before: int) -> None:
+    """A helper pod shows the curve of the job, whose pods are gone, from before and after the loss
+    of its pods.
+    """
+    forwarding = namespace.start_kdist("port-forward", "digits", ":tensorboard", output=output)
+    try:
+        printed: Any = namespace.until(
+            "it forwards", lambda: re.search(r"http://127\.0\.0\.1:(\d+)/", output.read_text())
+        )
+        steps = namespace.until("the loss is drawn", lambda: shown_steps(printed[1]))
+    finally:
+        forwarding.terminate()
+        forwarding.wait(60)
+    assert steps == sorted(set(steps))
+    assert steps[0] < before < steps[-1]
 
 
 def check_nothing_tells_the_secret(namespace: Namespace) -> None:

@@ -4,10 +4,8 @@ over.
 
 from __future__ import annotations
 
-import json
 import re
 import signal
-import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import pytest
 
 from tests.cluster.conftest import Job
 from tests.cluster.namespace import Namespace
+from tests.trainer.tensorboard.served import shown_steps
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
@@ -23,16 +22,6 @@ from pathlib import Path
 print(sum(b"-m\\0kdist_trainer.tensorboard" in path.read_bytes() \
 for path in Path("/proc").glob("[0-9]*/cmdline")))
 """
-
-
-def drawn(port: str) -> list[int]:
-    """Steps of the loss that TensorBoard draws."""
-    address = f"http://127.0.0.1:{port}/data/plugin/scalars/scalars?run=.&tag=train%2Floss"
-    try:
-        with urllib.request.urlopen(address, timeout=30) as answer:
-            return [step for _, step, _ in json.load(answer)]
-    except OSError:  # no such curve yet
-        return []
 
 
 @pytest.mark.sampled
@@ -63,7 +52,7 @@ def test_tensorboard_shows_a_job_at_work_and_one_that_is_over_and_leaves_nothing
     try:
         pod, port = forward()
         assert pod == namespace.pods("digits")[0]["metadata"]["name"]
-        steps = namespace.until("the loss is drawn", lambda: drawn(port))
+        steps = namespace.until("the loss is drawn", lambda: shown_steps(port))
         assert steps == sorted(set(steps))
     finally:
         forwarding.kill()
@@ -79,7 +68,7 @@ def test_tensorboard_shows_a_job_at_work_and_one_that_is_over_and_leaves_nothing
     try:
         pod, port = forward()
         assert "viewer" in pod
-        namespace.until("the loss is drawn", lambda: drawn(port))
+        namespace.until("the loss is drawn", lambda: shown_steps(port))
         forwarding.send_signal(signal.SIGINT)
         assert forwarding.wait(60) == 0
     finally:

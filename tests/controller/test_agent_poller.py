@@ -1,4 +1,4 @@
-"""When agents are asked, and when the reason is looked for that a job does not progress."""
+"""When a job that does not progress is diagnosed."""
 
 from __future__ import annotations
 

@@ -5,6 +5,8 @@ disk that nothing has happened to.
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests.trainer.object_store.s3_server import ACCESS_KEY, BUCKET, SECRET, S3Server, drawn
+from tests.trainer.tensorboard.served import shown_steps
 
 from .training_run import TrainingRun, describe_job, kill
 
@@ -122,6 +125,34 @@ def test_the_command_line_reads_checkpoints_and_logs_from_the_bucket(
     folders = {key.split("/")[1] for key in server.objects}
     assert len(folders) == 2, "the first run's is renamed"
     assert "digits" in folders
+
+
+@pytest.mark.sampled
+def test_a_training_in_a_bucket_is_profiled_and_shown_by_tensorboard(
+    tmp_path: Path, server: S3Server
+) -> None:
+    environment = os.environ | {"KDIST_HOME": str(tmp_path / ".kdist")}
+    kdist = [sys.executable, "-m", "kdist"]
+    with TrainingRun(tmp_path, describe(in_bucket(server), epochs=10_000)) as run:
+        run.wait_until(lambda: committed(server) >= 25, "a checkpoint")
+        profile = [*kdist, "profile", "digits", "--steps", "3", "--out", "traces"]
+        subprocess.run(profile, cwd=tmp_path, env=environment, check=True)
+        assert len(list((tmp_path / "traces").iterdir())) == 2
+        with subprocess.Popen(
+            [*kdist, "port-forward", "digits", ":tensorboard"],
+            cwd=tmp_path,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        ) as forwarding:
+            assert forwarding.stdout is not None
+            printed = re.search(r"http://127\.0\.0\.1:(\d+)/", forwarding.stdout.readline())
+            assert printed
+            run.wait_until(lambda: shown_steps(printed[1]), "the loss to be drawn", every=0.5)
+            forwarding.terminate()
+        run.process.send_signal(2)
+        assert ended(run) == 130, run.output()
 
 
 def test_a_run_without_a_credential_ends_at_once_with_what_to_set(

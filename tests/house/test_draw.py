@@ -42,7 +42,7 @@ def draw(folder: Path, seed: str = "", how: str = "one") -> tuple[list[str], str
     printed = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, check=True
     ).stdout
-    by = re.search(r"^drawn by KDIST_SEED=(\S+), which draws", printed, re.MULTILINE)
+    by = re.search(r"^tests are drawn with KDIST_SEED=(\S+); set it", printed, re.MULTILINE)
     found = re.search(r"^drawn from \d+ tests: (.+)$", printed, re.MULTILINE)
     assert by
     assert found

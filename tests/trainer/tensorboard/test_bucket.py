@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from kdist_trainer.tensorboard.__main__ import main
 from tests.patience import soon
 from tests.trainer.object_store.s3_server import ACCESS_KEY, BUCKET, SECRET, S3Server
 from tests.trainer.tensorboard.drawn import steps
+from tests.trainer.tensorboard.served import shown_steps
 
 
 @pytest.fixture(name="server")
@@ -116,17 +116,11 @@ def test_the_viewer_follows_the_bucket_and_leaves_no_copy(root: ObjectPath, tmp_
     try:
         assert viewer.stdout is not None
         port = json.loads(viewer.stdout.readline())["port"]
-        address = f"http://127.0.0.1:{port}/data/plugin/scalars/scalars?run=.&tag=train%2Floss"
-
-        def shown() -> list[int]:
-            with urllib.request.urlopen(address, timeout=60) as answer:
-                return [step for _, step, _ in json.load(answer)]
-
-        assert soon(lambda: shown() == list(range(1, 10)), seconds=30)
+        assert soon(lambda: shown_steps(port) == list(range(1, 10)), seconds=30)
         curves.begin(9)
         draw(curves, 10, 12)
         curves.close()
-        assert soon(lambda: shown() == list(range(1, 13)), seconds=60)
+        assert soon(lambda: shown_steps(port) == list(range(1, 13)), seconds=60)
         viewer.terminate()
         viewer.wait(60)
         assert not list(tmp_path.glob("kdist-tensorboard-*"))

@@ -6,7 +6,6 @@ import json
 import socket
 import subprocess
 import sys
-import urllib.request
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from kdist_trainer.metrics.step_stats import StepStats
 from kdist_trainer.tensorboard import FOLDER, TensorBoardWriter
 from kdist_trainer.tensorboard.__main__ import NEEDED_BYTES, free_bytes, main
 from tests.patience import soon
+from tests.trainer.tensorboard.served import shown_steps
 
 
 def start(folder: Path) -> subprocess.Popen[bytes]:
@@ -42,13 +42,7 @@ def test_it_shows_the_run_and_exits_when_the_client_disconnects(tmp_path: Path) 
         assert viewer.stdin is not None
         assert viewer.stdout is not None
         port = json.loads(viewer.stdout.readline())["port"]
-        address = f"http://127.0.0.1:{port}/data/plugin/scalars/scalars?run=.&tag=train%2Floss"
-
-        def drawn() -> list[int]:
-            with urllib.request.urlopen(address, timeout=60) as answer:
-                return [step for _, step, _ in json.load(answer)]
-
-        assert soon(lambda: drawn() == list(range(1, 13)), seconds=30)
+        assert soon(lambda: shown_steps(port) == list(range(1, 13)), seconds=30)
         viewer.stdin.close()
         assert viewer.wait(60) == 0
         assert not listens(port)

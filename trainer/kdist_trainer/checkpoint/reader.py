@@ -86,9 +86,9 @@ class _Reader(FileSystemReader):
         self._manifest = manifest
 
     def read_metadata(self, *_: Any) -> Metadata:
-        """The index. What prevents it is left for the planner to raise: DCP would make it an
-        AssertionError, by which a store that does not answer looks like damage. DCP also reads the
-        index a second time, of this rank alone, if there is a parameter `kwargs`.
+        """The index. An error is left for the planner to raise: DCP would turn it into an
+        AssertionError, which makes a store that does not answer look like damage. Without a
+        parameter named `kwargs`, DCP does not try an index of this rank alone afterwards.
         """
         try:
             metadata = load_metadata(self._folder, self._manifest)

@@ -1,9 +1,8 @@
-"""An object that grows, as the end of a log does."""
+"""An object in a store that is appended to, such as a log."""
 
 from __future__ import annotations
 
 import time
-from types import TracebackType
 
 from kdist_trainer.object_store.path import ObjectPath
 
@@ -12,8 +11,8 @@ FLUSH_SECONDS = 10.0
 
 
 class GrowingObject:
-    """Bytes that are appended to an object. Nothing can be appended to in a store, so each `flush`
-    writes all of it again. At the end of a `with` block that raises nothing it is flushed.
+    """Bytes that are appended to an object. A store has no append, so each `flush` writes all of
+    them again. A `with` block flushes at its end unless it raises.
     """
 
     def __init__(self, path: ObjectPath) -> None:
@@ -54,11 +53,6 @@ class GrowingObject:
     def __enter__(self) -> GrowingObject:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         if kind is None:
             self.flush()

@@ -15,7 +15,7 @@ _PAUSE_SECONDS = 5.0
 
 
 def mirror(source: ObjectPath, folder: Path) -> None:
-    """Copy the event files now, and what is added to them until the process ends.
+    """Copy the event files now, and keep the copies up to date until the process ends.
 
     Raises:
         FileNotFoundError: there are none.
@@ -34,8 +34,8 @@ def mirror(source: ObjectPath, folder: Path) -> None:
 
 
 def copy_new(source: ObjectPath, folder: Path) -> int:
-    """Append to the files of a folder what their objects have more; objects only grow. Returns the
-    number of objects. Raises `OSError`.
+    """Append to the files in a folder what has been added to their objects, which only grow.
+    Returns the number of objects. Raises `OSError`.
     """
     found = {
         name: size for name, size in storage.list_files(source).items() if name.startswith(PREFIX)

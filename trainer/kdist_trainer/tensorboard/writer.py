@@ -5,9 +5,9 @@ discards the later points of the group before it, so a curve shows every step on
 reads the files of a folder in the order of the times in their names. Rank 0 queues its points and
 never waits for the disk: if it hangs, fills up or is slow, points are lost and no step is delayed.
 
-In an object store, where nothing can be appended to, the newest file is written again every few
-seconds, and another one is begun before it becomes large. There the last points of a rank that is
-killed are lost.
+An object store has no append: there the newest file is written again every few seconds, and the
+next one is begun before it becomes large. A rank that is killed loses the points since the last
+write.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ Points = queue.Queue[tuple[int, float, Mapping[str, float]] | None]
 
 _RETRY_SECONDS = 30.0
 PREFIX = "events.out.tfevents."
-"""Begin of the names of event files."""
+"""Prefix of the names of event files."""
 _OBJECT_BYTES = 1 << 20
-"""Size of a file in an object store after which the next one is begun."""
+"""Size of a file in an object store at which the next one is begun."""
 
 
 def write(folder: StoragePath, step: int, points: Points) -> None:
@@ -57,7 +57,7 @@ def write(folder: StoragePath, step: int, points: Points) -> None:
                 is_over = _write_points(file, points)
             if is_over:
                 return
-            continue
+            continue  # with the next file
         except ImportError as error:
             log.warn(
                 "tensorboard-missing",

@@ -42,10 +42,11 @@ import sys
 from pathlib import Path
 from tests.patience import soon
 from tests.trainer.rendezvous.test_handler import meet
-node = meet(Path(sys.argv[1]), index=int(sys.argv[2]))
+low, high = map(int, sys.argv[3:])
+node = meet(Path(sys.argv[1]), index=int(sys.argv[2]), low=low, high=high)
 print("joins", flush=True)
-node.next_rendezvous()
-soon(lambda: node._membership._socket)
+hosts = node.next_rendezvous().world_size - 1
+soon(lambda: [one for one in node._membership.connections if one._socket][hosts - 1:])
 print("is connected", flush=True)
 sys.stdin.readline()
 """
@@ -196,15 +197,41 @@ def test_the_survivor_of_a_killed_agent_goes_on_without_waiting_for_missed_keep_
     timings = replace(RendezvousTimings.for_nodes(2), keep_alive=600.0)
     monkeypatch.setattr(RendezvousTimings, "for_nodes", lambda *_, **__: timings)
     survivor = meet(tmp_path, index=1 - victim)
-    process = start(_AGENT, tmp_path, victim)
+    process = start(_AGENT, tmp_path, victim, 1, 2)
     assert survivor.next_rendezvous().world_size == 2
     assert process.stdout is not None
     assert process.stdout.readline() == "is connected\n"
     members = survivor._membership
     assert members is not None
-    assert soon(lambda: members._socket)
+    assert soon(lambda: members.connections[0]._socket)
     assert survivor.status().left == 0
     process.kill()
     assert soon(lambda: survivor.status().left == 1)
     assert survivor.next_rendezvous().world_size == 1
+    survivor.leave()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_the_survivor_of_two_agents_that_are_killed_at_once_goes_on_without_waiting_either(
+    index: int,
+    tmp_path: Path,
+    start: Callable[..., subprocess.Popen[str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also where one of the two is the host, or the second one."""
+    timings = replace(RendezvousTimings.for_nodes(3), keep_alive=600.0)
+    monkeypatch.setattr(RendezvousTimings, "for_nodes", lambda *_, **__: timings)
+    survivor = meet(tmp_path, index=index, low=3, high=3)
+    victims = [start(_AGENT, tmp_path, each, 3, 3) for each in {0, 1, 2} - {index}]
+    assert survivor.next_rendezvous().world_size == 3
+    for victim in victims:
+        assert victim.stdout is not None
+        assert victim.stdout.readline() == "is connected\n"
+    members = survivor._membership
+    assert members is not None
+    assert soon(lambda: len([each for each in members.connections if each._socket]) == 2)
+    for victim in victims:
+        victim.kill()
+    assert soon(lambda: survivor.status().left == 2)
     survivor.leave()

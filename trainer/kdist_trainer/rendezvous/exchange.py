@@ -19,9 +19,10 @@ import socket
 import socketserver
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import astuple, dataclass
 from datetime import timedelta
+from multiprocessing import connection
 from typing import Any, ClassVar, Self
 
 from torch.distributed import DistNetworkError, DistStoreError
@@ -31,10 +32,15 @@ from kdist_trainer.rendezvous.join_requests import JOIN, JoinRequests
 from kdist_trainer.rendezvous.membership import INTERVAL_SECONDS, MEMBER, MemberConnections
 
 _RESPONSE_SECONDS = 5.0
+_CHECK_SECONDS = 0.1
 _TOKEN_BYTES = 16
 _MAX_REQUEST_BYTES = 1 << 22  # a ConfigMap holds at most 1 MiB
-_KEPT = 4  # of two rounds: each has an exchange, and before that one for its gatherer
+_KEPT = 6  # of two rounds: each has an exchange, one for its gatherer, one for its second host
 _LOOPBACK = "127.0.0.1"
+
+
+class HostEndedError(DistNetworkError):
+    """The host of an exchange has ended: it has closed a connection or refuses them."""
 
 
 @dataclass(frozen=True)
@@ -167,9 +173,14 @@ class ExchangeServer:
     def __init__(self, address: str) -> None:
         self._address = address
         self._server: _Server | None = None
+        self._lock = threading.Lock()
 
     def offer(self, number: int, rank: int) -> ExchangeHost | None:
         """This agent, with group rank `rank`, as the host of a round; None if it cannot listen."""
+        with self._lock:
+            return self._offer(number, rank)
+
+    def _offer(self, number: int, rank: int) -> ExchangeHost | None:
         try:
             server = self._server or _Server(self._address)
         except OSError:
@@ -196,6 +207,11 @@ class ExchangeServer:
         """Whether `host` is this agent."""
         return self._server is not None and host.token in self._server.exchanges
 
+    def expect(self, host: ExchangeHost, ranks: Collection[int], seconds: float) -> None:
+        """See `MemberConnections.expect`; does nothing if `host` is not this agent."""
+        if self._server is not None and (exchange := self._server.exchanges.get(host.token)):
+            exchange.members.expect(ranks, seconds)
+
     def mark_left(self, host: ExchangeHost) -> None:
         """Tell the members of the round that its host, which is this agent, leaves on purpose."""
         if self._server is not None and (exchange := self._server.exchanges.get(host.token)):
@@ -213,7 +229,8 @@ class ExchangeStore(Store):
     """The exchange of one round, as a `torch.distributed.Store` without numbers and removals. Keys
     are str, values str or bytes; `get` returns bytes.
 
-    All operations raise `DistNetworkError` if the host is gone or does not respond.
+    All operations raise `DistNetworkError` if the host does not respond, `HostEndedError` if it has
+    ended.
 
     Args:
         host: The host of the exchange.
@@ -226,6 +243,10 @@ class ExchangeStore(Store):
     def __init__(self, host: ExchangeHost, *, timeout_seconds: float) -> None:
         super().__init__()
         self.host = host
+        self.while_waiting: Callable[[], None] | None = None
+        """Called again and again while keys are waited for; an exception ends the wait and closes
+        the store.
+        """
         self._timeout_seconds = timeout_seconds
         self._lock = threading.Lock()
         try:
@@ -287,6 +308,7 @@ class ExchangeStore(Store):
             try:
                 self._socket.settimeout(seconds + _RESPONSE_SECONDS)
                 self._socket.sendall(line)
+                self._watch(seconds + _RESPONSE_SECONDS)
                 response = self._stream.readline()
                 found: list[str | None] = json.loads(response)
             except (OSError, ValueError) as error:
@@ -298,9 +320,20 @@ class ExchangeStore(Store):
                 raise
         return found
 
+    def _watch(self, seconds: float) -> None:
+        """Call `while_waiting`, if it is set, until there is a response, for at most `seconds`."""
+        deadline = time.monotonic() + seconds
+        while (
+            self.while_waiting is not None
+            and time.monotonic() < deadline
+            and not connection.wait([self._socket], _CHECK_SECONDS)
+        ):
+            self.while_waiting()
+
     def _lost(self, error: Exception) -> DistNetworkError:
+        has_ended = isinstance(error, ConnectionError | ValueError)
         reason = error if isinstance(error, OSError) else "the connection was closed"
-        return DistNetworkError(
+        return (HostEndedError if has_ended else DistNetworkError)(
             f"the agent at {self.host.address}:{self.host.port}, which hosts the exchange of round "
             f"{self.host.round}, does not respond: {reason}"
         )

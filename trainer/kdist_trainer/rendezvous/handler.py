@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 
-from torch.distributed import DistStoreError
+from torch.distributed import DistError, DistStoreError
 from torch.distributed.distributed_c10d import Store
 from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousInfo
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
@@ -22,13 +22,18 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     RendezvousTimeout,
 )
 
-from kdist_trainer.rendezvous.exchange import ExchangeHost, ExchangeServer, ExchangeStore
+from kdist_trainer.rendezvous.exchange import (
+    ExchangeHost,
+    ExchangeServer,
+    ExchangeStore,
+    HostEndedError,
+)
 from kdist_trainer.rendezvous.file_store import FileStore
 from kdist_trainer.rendezvous.gathering import Gathering
 from kdist_trainer.rendezvous.kubernetes_store import KubernetesStore
-from kdist_trainer.rendezvous.membership import MemberConnection
 from kdist_trainer.rendezvous.ports import pick_port
 from kdist_trainer.rendezvous.relay import Relay, RelayHost, RelayMember
+from kdist_trainer.rendezvous.round_membership import RoundMembership
 from kdist_trainer.rendezvous.state import Peers, RendezvousState, RendezvousStatus
 from kdist_trainer.rendezvous.timings import JITTER, RendezvousTimings
 from kdist_trainer.rendezvous.torch_internals import (
@@ -79,9 +84,11 @@ class Rendezvous(RendezvousBase):
         self._exchange_seconds = exchange_seconds
         state.offer_host = self._server.offer
         state.find_dead = lambda: self._disconnected() | self._silent()
-        self._membership: MemberConnection | None = None
+        self._membership: RoundMembership | None = None
         self._nodes: dict[int, Node] = {}
         self._exchange: ExchangeStore | None = None
+        self._failed_exchanges = 0
+        """Since the last one that succeeded."""
         self._place = 0, 1
         self._relayed = relayed
         if relayed is not None and state.timings.gathers:
@@ -128,22 +135,33 @@ class Rendezvous(RendezvousBase):
         if self._exchange_seconds is None or host is None:
             return store
         self._place = self.place()
+        seconds = self.timings.connect_seconds(self._failed_exchanges)
+        self._server.expect(host, self._nodes.keys(), seconds)
         self._exchange = ExchangeStore(host, timeout_seconds=self._exchange_seconds)
+        self._exchange.while_waiting = self._check_connections
         return self._exchange
 
     @contextmanager
     def watching_departures(self) -> Iterator[None]:
-        """Around what the agents of a round exchange. In a shared folder, stop waiting for the keys
-        of a node that has left this round or was removed from it. Afterwards the relay runs.
+        """Around what the agents of a round exchange: stop waiting for the keys of a node that has
+        left this round, was removed from it or has died. Afterwards the relay runs.
         """
         store = self.store
         if isinstance(store, FileStore):
             store.while_waiting = self._check_departures
         try:
             yield
+        except DistError as error:
+            self._failed_exchanges += 1
+            if isinstance(error, HostEndedError) and self._membership is not None:
+                self._membership.note_host_end()
+            raise
         finally:
             if isinstance(store, FileStore):
                 store.while_waiting = None
+        self._failed_exchanges = 0
+        if self._exchange is not None:
+            self._exchange.while_waiting = None
         self._start_relay()
 
     def _check_departures(self) -> None:
@@ -152,6 +170,10 @@ class Rendezvous(RendezvousBase):
                 raise DistStoreError(
                     f"{left} other nodes have left the rendezvous round before it was complete"
                 )
+
+    def _check_connections(self) -> None:
+        if dead := self._disconnected():
+            raise DistStoreError(f"{len(dead)} other nodes of the rendezvous round have died")
 
     def status(self) -> RendezvousStatus:
         """The current state; it is read from the store at most once per `first_poll`.
@@ -203,16 +225,18 @@ class Rendezvous(RendezvousBase):
         """Have the other members not take the end of this process for a failure."""
         membership, self._membership = self._membership, None
         if membership is not None:
-            self._server.mark_left(membership.host)
-            membership.leave()
+            membership.end()
 
     def _connect_members(self, host: ExchangeHost | None) -> None:
-        """Connect to the host of a complete round, as one of its members."""
+        """Connect to the hosts of a complete round, as one of its members."""
         if self._membership is not None:
             self._membership.leave()
         participants = self._state_holder.state.participants
         self._nodes = {rank: node for node, rank in participants.items()}
-        self._membership = None if host is None else MemberConnection(host, participants[self.node])
+        self._membership = None
+        if host is not None:
+            rank, ranks = participants[self.node], participants.values()
+            self._membership = RoundMembership(self._server, host, rank=rank, ranks=ranks)
 
     def has_silent_members(self) -> bool:
         """Whether another member of the round has been silent for `SILENCE_SECONDS`, by the
@@ -227,7 +251,7 @@ class Rendezvous(RendezvousBase):
     def _silent(self) -> set[Node]:
         return self._others(lambda membership: membership.silent(SILENCE_SECONDS))
 
-    def _others(self, choose: Callable[[MemberConnection], set[int]]) -> set[Node]:
+    def _others(self, choose: Callable[[RoundMembership], set[int]]) -> set[Node]:
         """The other members of the round whose group ranks are chosen."""
         if self._membership is None:
             return set()

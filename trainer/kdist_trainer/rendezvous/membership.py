@@ -17,6 +17,7 @@ import json
 import socket
 import threading
 import time
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from io import BufferedIOBase
@@ -59,14 +60,25 @@ class MemberConnections:
         self._members: dict[int, _Member] = {}
         self._disconnected: set[int] = set()
         self._left: set[int] = set()
+        self._expected: set[int] = set()
+        self._expected_seconds = 0.0
         self._lock = threading.Lock()
         self._sent_at = time.monotonic()
+
+    def expect(self, ranks: Collection[int], seconds: float) -> None:
+        """Count those of the members with these group ranks as disconnected that have not connected
+        within `seconds`.
+        """
+        with self._lock:
+            self._expected = set(ranks) - self._members.keys() - self._disconnected - self._left
+            self._expected_seconds = seconds
 
     def hold(self, rank: int, connection: socket.socket, lines: BufferedIOBase) -> None:
         """Hold the connection of the member with group rank `rank` until it ends."""
         member = _Member(connection)
         with self._lock:
             self._members[rank] = member
+            self._expected.discard(rank)
             self._disconnected.discard(rank)
             self._send()
         with suppress(OSError):
@@ -98,6 +110,10 @@ class MemberConnections:
             for member in self._members.values():
                 member.silence = 0.0 if member.has_answered else member.silence + elapsed
                 member.has_answered = False
+            self._expected_seconds -= elapsed
+            if self._expected_seconds < 0:
+                self._disconnected |= self._expected - self._left
+                self._expected = set()
             self._send()
 
     def _send(self) -> None:
@@ -155,6 +171,12 @@ class MemberConnection:
             return {self.host.rank} if self._host_silence > bound else set()
         return {rank for rank, silence in self._silences.items() if silence > bound}
 
+    def note_host_end(self) -> None:
+        """Count the host as disconnected until it is heard again: it has ended, though this member
+        may have had no connection to it.
+        """
+        self._set_disconnected([*self._disconnected, self.host.rank])
+
     def leave(self) -> None:
         """Close the connection; for the others this member is not disconnected."""
         self._ended.set()
@@ -188,7 +210,7 @@ class MemberConnection:
                         left = self._read(line)
                         connection.sendall(_ANSWER)
             if self.host.rank not in left:
-                self._set_disconnected([*self._disconnected, self.host.rank])
+                self.note_host_end()
 
     def _read(self, line: bytes) -> list[int]:
         """Take in a line of the host; returns the ranks that have left."""

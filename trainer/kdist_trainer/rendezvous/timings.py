@@ -11,6 +11,7 @@ seeded.
 """
 
 _MOST_SINGLE = 8
+_CONNECT_SECONDS, _CONNECT_POLLS = 1.0, 4
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,12 @@ class RendezvousTimings:
     """How long a round with enough nodes waits at most for nodes that are known to be joining, and
     in the first round for all nodes: they are seldom ready together.
     """
+
+    def connect_seconds(self, failures: int) -> float:
+        """How long the members of a complete round may take to notice it and to connect to its
+        host. It grows with the exchanges in a row that failed, perhaps because a node is slow.
+        """
+        return max(_CONNECT_SECONDS, _CONNECT_POLLS * self.poll) * 2.0 ** min(failures, 4)
 
     @classmethod
     def for_nodes(cls, nodes: int, *, remote: bool = False) -> RendezvousTimings:

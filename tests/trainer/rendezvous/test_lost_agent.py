@@ -1,5 +1,5 @@
-"""The agent that hosts a round's exchange, or gathers its nodes, is killed at every point: the
-others form the next generation, and no number stands for two of them.
+"""The agent that hosts a round's exchange, or gathers its nodes, or another one is killed at every
+point: the others form the next generation, and no number stands for two of them.
 """
 
 from __future__ import annotations
@@ -15,13 +15,19 @@ from kdist_trainer.rendezvous.configmap_client import ApiEndpoint
 from tests import patience
 from tests.trainer.rendezvous.api_server import ApiServer
 from tests.trainer.rendezvous.control_plane import NAME, NAMESPACE, ControlPlane
-from tests.trainer.rendezvous.members import GATHERING_POINTS, POINTS, Job, be_member
+from tests.trainer.rendezvous.members import (
+    GATHERING_POINTS,
+    MEMBER_POINTS,
+    POINTS,
+    Job,
+    be_member,
+)
 
 _SIZE = 3
 
 
-def lose_host(
-    folder: Path, server: ApiEndpoint, *, namespace: str, name: str, point: str
+def lose_agent(
+    folder: Path, server: ApiEndpoint, *, namespace: str, name: str, **order: Any
 ) -> list[dict[str, Any]]:
     """Run agents, of which one kills itself; what the others have written down once they have
     formed a generation of their own.
@@ -29,15 +35,16 @@ def lose_host(
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.trainer.rendezvous.members"])
     folder.mkdir()
+    point = order["point"]
     job = Job(
         server,
         namespace,
         name,
         folder,
         _SIZE,
-        point,
         run_id=f"run-{point}",
         gathers=point in GATHERING_POINTS,
+        **order,
     )
     agents = [context.Process(target=be_member, args=(job, index)) for index in range(_SIZE)]
     for agent in agents:
@@ -85,12 +92,16 @@ def check_numbers(lines: list[dict[str, Any]], *, point: str) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("point", [*POINTS, *GATHERING_POINTS])
-def test_a_host_killed_anywhere_is_followed_by_another_and_no_number_is_used_twice(
+@pytest.mark.parametrize("point", [*POINTS, *GATHERING_POINTS, *MEMBER_POINTS])
+def test_an_agent_killed_anywhere_is_left_behind_and_no_number_is_used_twice(
     tmp_path: Path, api: ApiServer, point: str
 ) -> None:
+    """Once a round is complete, without waiting until its keep-alives are missed."""
     server = ApiEndpoint("127.0.0.1", api.port, scheme="http", account=api.account)
-    lines = lose_host(tmp_path / "job", server, namespace="ml", name="store", point=point)
+    keep_alive = None if point in ("listening", *GATHERING_POINTS) else 600.0
+    lines = lose_agent(
+        tmp_path / "job", server, namespace="ml", name="store", point=point, keep_alive=keep_alive
+    )
     check_numbers(lines, point=point)
 
 
@@ -98,7 +109,7 @@ def test_a_host_killed_anywhere_is_followed_by_another_and_no_number_is_used_twi
 def test_the_same_in_a_real_api_server(tmp_path: Path) -> None:
     with ControlPlane(tmp_path / "plane") as plane:
         for point in (*POINTS, *GATHERING_POINTS):
-            lines = lose_host(
+            lines = lose_agent(
                 tmp_path / point, plane.server(), namespace=NAMESPACE, name=NAME, point=point
             )
             check_numbers(lines, point=point)

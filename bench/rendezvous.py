@@ -76,15 +76,13 @@ def measure(nodes: int, plane: ControlPlane | None) -> list[dict[str, float]]:
     """What each of so many agents measured."""
     fork = multiprocessing.get_context("fork")  # so that all processes hold torch once
     barrier, answers = fork.Barrier(nodes), fork.Queue()
-    server = (
-        TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if plane is None else None
-    )
+    port, is_ready = fork.Value("i", 0), fork.Event()
     run_id = f"bench-{nodes}-{os.getpid()}-{time.time_ns()}"
 
     def opening() -> tuple[Store, ConfigMap | None]:
-        if plane is None or server is not None:
-            assert server is not None
-            return TCPStore("127.0.0.1", server.port, is_master=False, wait_for_workers=False), None
+        is_ready.wait()
+        if plane is None:
+            return TCPStore("127.0.0.1", port.value, is_master=False, wait_for_workers=False), None
         config_map = plane.config_map(retry_seconds=60.0)
         poll = RendezvousTimings.for_nodes(nodes, remote=True).poll
         return KubernetesStore(
@@ -95,6 +93,10 @@ def measure(nodes: int, plane: ControlPlane | None) -> list[dict[str, float]]:
     agents = [fork.Process(target=be_agent, args=arguments, daemon=True) for _ in range(nodes)]
     for agent in agents:
         agent.start()
+    if plane is None:  # after the forks, which would copy locks that the server's thread holds
+        server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        port.value = server.port
+    is_ready.set()
     found: list[dict[str, float]] = []
     while len(found) < nodes:
         try:

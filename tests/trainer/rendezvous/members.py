@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,9 +36,9 @@ GATHERING_POINTS = ("asked", "gathered")
 """Where the gatherer of a round is killed: others have asked it and are not joined; the round is
 complete and nobody has heard so.
 """
-MEMBER_POINTS = ("informed", "connected")
+MEMBER_POINTS = ("informed", "connected", "leaving")
 """Where a member that is not the host is killed: it has read that the round is complete, and has
-connected to nobody; others wait for what it would tell them.
+connected to nobody; others wait for what it would tell them; it has left the round meanwhile.
 """
 _SECONDS = 20.0
 _PAUSE = 0.1
@@ -59,13 +60,18 @@ class Job:
     keep_alive: float | None = None
     """The interval of keep-alives in seconds, if it is not the usual one."""
 
-    def kill_at(self, point: str, *, suitable: bool = True) -> None:
-        """Kill this process at the point of the job, if it is the first one there."""
+    def kill_at(
+        self, point: str, *, suitable: bool = True, first: Callable[[], object] = lambda: None
+    ) -> None:
+        """Kill this process at the point of the job, if it is the first one there, after it has
+        called `first`.
+        """
         if point == self.point and suitable:
             try:
                 (self.folder / "killed").touch(exist_ok=False)
             except FileExistsError:
                 return
+            first()
             os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -90,7 +96,7 @@ def be_member(job: Job, index: int) -> None:
         index=index,
         timeout_seconds=120,
         remote=True,
-        exchange_seconds=_SECONDS,
+        exchange_seconds=job.keep_alive or _SECONDS,
     )
     _watch_host(job, rendezvous)
     _watch_gathering(job, rendezvous._state_holder.gathering)
@@ -123,6 +129,7 @@ def _agree(
     """The number and the nodes of the generation, which rank 0 decides as an agent does."""
     store: Store = info.store
     job.kill_at("connected", suitable=not _is_host(rendezvous))
+    job.kill_at("leaving", suitable=not _is_host(rendezvous), first=rendezvous.leave)
     store.set(f"agent/{info.rank}", f"node-{index}")
     job.kill_at("exchanging", suitable=_is_host(rendezvous))
     if info.rank == 0:

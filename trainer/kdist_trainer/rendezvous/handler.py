@@ -172,8 +172,8 @@ class Rendezvous(RendezvousBase):
                 )
 
     def _check_connections(self) -> None:
-        if dead := self._disconnected():
-            raise DistStoreError(f"{len(dead)} other nodes of the rendezvous round have died")
+        if self._membership is not None and (gone := self._membership.gone()):
+            raise DistStoreError(f"{len(gone)} other nodes of the rendezvous round are gone")
 
     def status(self) -> RendezvousStatus:
         """The current state; it is read from the store at most once per `first_poll`.
@@ -255,7 +255,9 @@ class Rendezvous(RendezvousBase):
         """The other members of the round whose group ranks are chosen."""
         if self._membership is None:
             return set()
-        return {self._nodes[rank] for rank in choose(self._membership)} - {self.node}
+        # one that left before this node had connected is not among the nodes
+        ranks = choose(self._membership) & self._nodes.keys()
+        return {self._nodes[rank] for rank in ranks} - {self.node}
 
     def _prepare_sync(self) -> None:
         """Before each poll: apply the current limits, and take what the relay has."""

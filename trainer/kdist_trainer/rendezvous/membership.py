@@ -137,6 +137,7 @@ class MemberConnection:
         self.host = host
         self._request = json.dumps({"token": host.token, MEMBER: rank}).encode() + b"\n"
         self._disconnected: dict[int, float] = {}
+        self._left: set[int] = set()
         self._silences: dict[int, float] = {}
         self._longest_silence = 0.0
         self._lines = self._counted_lines = 0
@@ -151,6 +152,10 @@ class MemberConnection:
         """The group ranks of the members that have been disconnected for at least `seconds`."""
         now = time.monotonic()
         return {rank for rank, since in self._disconnected.items() if now - since >= seconds}
+
+    def left(self) -> set[int]:
+        """The group ranks of the members that have left on purpose."""
+        return set(self._left)
 
     def silent(self, seconds: float) -> set[int]:
         """The group ranks of the members that have been silent for more than `seconds`, or longer
@@ -200,20 +205,20 @@ class MemberConnection:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.sendall(self._request)
             with connection.makefile("rb") as lines:
-                left = self._read(lines.readline(_LINE_BYTES))
+                self._read(lines.readline(_LINE_BYTES))
                 connection.settimeout(None)
                 self._socket = connection
                 if self._ended.is_set():
                     self.leave()
                 with suppress(OSError):
                     while line := lines.readline(_LINE_BYTES):
-                        left = self._read(line)
+                        self._read(line)
                         connection.sendall(_ANSWER)
-            if self.host.rank not in left:
+            if self.host.rank not in self._left:
                 self.note_host_end()
 
-    def _read(self, line: bytes) -> list[int]:
-        """Take in a line of the host; returns the ranks that have left."""
+    def _read(self, line: bytes) -> None:
+        """Take in a line of the host."""
         disconnected, left, late = json.loads(line)
         silences = dict(late)
         for rank, silence in self._silences.items():
@@ -221,9 +226,8 @@ class MemberConnection:
                 self._note_end(silence)
         self._silences = silences
         self._set_disconnected(disconnected)
+        self._left = set(left)
         self._lines += 1
-        found: list[int] = left
-        return found
 
     def _note_end(self, silence: float) -> None:
         self._longest_silence = max(self._longest_silence, silence)

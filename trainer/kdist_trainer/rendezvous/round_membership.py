@@ -54,6 +54,11 @@ class RoundMembership:
         """See `MemberConnection.disconnected`."""
         return set[int]().union(*(each.disconnected(seconds) for each in self.connections))
 
+    def gone(self) -> set[int]:
+        """The group ranks of the other members that are disconnected or have left on purpose."""
+        gone = [each.disconnected() | each.left() for each in self.connections]
+        return set[int]().union(*gone) - {self._rank}
+
     def silent(self, seconds: float) -> set[int]:
         """See `MemberConnection.silent`."""
         return set[int]().union(*(each.silent(seconds) for each in self.connections))

@@ -346,7 +346,7 @@ def test_a_killed_server_is_replaced_while_its_ranks_train_on(tmp_path: Path) ->
         first = forks.server(ranks)
         kill(first, signal.SIGKILL)
         lab.wait(lambda: forks.server(ranks) != first, "another process that forks")
-        (reason,) = forks.unavailable()
+        (reason,) = lab.wait(forks.unavailable, "the report of the server's end")
         assert "ended with SIGKILL" in reason
         assert all(map(is_alive, ranks))
         kill(ranks[0], signal.SIGKILL)

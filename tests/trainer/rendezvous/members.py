@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from torch.distributed import DistError
@@ -19,11 +18,11 @@ from torch.distributed.distributed_c10d import Store
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 
 from kdist_trainer.agent.coordination import AgentStore
-from kdist_trainer.rendezvous import handler, timings
+from kdist_trainer.rendezvous import timings
 from kdist_trainer.rendezvous.configmap_client import ApiEndpoint, ConfigMap
 from kdist_trainer.rendezvous.exchange import ExchangeHost
 from kdist_trainer.rendezvous.gathering import Gatherer, Gathering
-from kdist_trainer.rendezvous.handler import Rendezvous
+from kdist_trainer.rendezvous.handler import Rendezvous, open_rendezvous
 from kdist_trainer.rendezvous.kubernetes_store import KubernetesStore
 from kdist_trainer.rendezvous.timings import RendezvousTimings
 from kdist_trainer.rendezvous.torch_internals import Node
@@ -38,7 +37,7 @@ complete and nobody has heard so.
 """
 MEMBER_POINTS = ("informed", "connected", "leaving")
 """Where a member that is not the host is killed: it has read that the round is complete, and has
-connected to nobody; others wait for what it would tell them; it has left the round meanwhile.
+no connection yet; the others wait for its keys; it has left the round meanwhile.
 """
 _SECONDS = 20.0
 _PAUSE = 0.1
@@ -63,8 +62,8 @@ class Job:
     def kill_at(
         self, point: str, *, suitable: bool = True, first: Callable[[], object] = lambda: None
     ) -> None:
-        """Kill this process at the point of the job, if it is the first one there, after it has
-        called `first`.
+        """Kill this process at the point of the job, if it is the first one there, after a call of
+        `first`.
         """
         if point == self.point and suitable:
             try:
@@ -82,12 +81,12 @@ def be_member(job: Job, index: int) -> None:
     if job.keep_alive is not None:
         usual = RendezvousTimings.for_nodes(job.size, remote=True)
         changed = replace(usual, keep_alive=job.keep_alive)
-        vars(handler)["RendezvousTimings"] = SimpleNamespace(for_nodes=lambda *_, **__: changed)
+        RendezvousTimings.for_nodes = lambda *_, **__: changed  # type: ignore[method-assign]
     config_map = ConfigMap(job.server, job.namespace, job.name, retry_seconds=lambda: _SECONDS)
     store = KubernetesStore(
         config_map, run_id=job.run_id, timeout_seconds=_SECONDS, poll_seconds=_PAUSE
     )
-    rendezvous = handler.open_rendezvous(
+    handler = open_rendezvous(
         store,
         run_id=job.run_id,
         min_nodes=job.size - 1,
@@ -98,14 +97,14 @@ def be_member(job: Job, index: int) -> None:
         remote=True,
         exchange_seconds=job.keep_alive or _SECONDS,
     )
-    _watch_host(job, rendezvous)
-    _watch_gathering(job, rendezvous._state_holder.gathering)
+    _watch_host(job, handler)
+    _watch_gathering(job, handler._state_holder.gathering)
     agents = AgentStore(store, run_id=job.run_id, node=f"node-{index}")
     while not (job.folder / "end").exists():
         try:
-            _form_generation(job, rendezvous, agents, index)
+            _form_generation(job, handler, agents, index)
             while not (job.folder / "end").exists():
-                status = rendezvous.status()
+                status = handler.status()
                 if status.left or status.silent:
                     break
                 time.sleep(_PAUSE)
@@ -113,25 +112,25 @@ def be_member(job: Job, index: int) -> None:
             time.sleep(_PAUSE)
 
 
-def _form_generation(job: Job, rendezvous: Rendezvous, agents: AgentStore, index: int) -> None:
-    with rendezvous.watching_departures():
-        info = rendezvous.next_rendezvous()
-        number, nodes = _agree(job, rendezvous, agents, info, index)
+def _form_generation(job: Job, handler: Rendezvous, agents: AgentStore, index: int) -> None:
+    with handler.watching_departures():
+        info = handler.next_rendezvous()
+        number, nodes = _agree(job, handler, agents, info, index)
     line = json.dumps({"index": index, "number": number, "nodes": nodes})
     with (job.folder / f"{index}.jsonl").open("a") as file:
         file.write(line + "\n")
-    job.kill_at("working", suitable=_is_host(rendezvous))
+    job.kill_at("working", suitable=_is_host(handler))
 
 
 def _agree(
-    job: Job, rendezvous: Rendezvous, agents: AgentStore, info: Any, index: int
+    job: Job, handler: Rendezvous, agents: AgentStore, info: Any, index: int
 ) -> tuple[int, list[str]]:
     """The number and the nodes of the generation, which rank 0 decides as an agent does."""
     store: Store = info.store
-    job.kill_at("connected", suitable=not _is_host(rendezvous))
-    job.kill_at("leaving", suitable=not _is_host(rendezvous), first=rendezvous.leave)
+    job.kill_at("connected", suitable=not _is_host(handler))
+    job.kill_at("leaving", suitable=not _is_host(handler), first=handler.leave)
     store.set(f"agent/{info.rank}", f"node-{index}")
-    job.kill_at("exchanging", suitable=_is_host(rendezvous))
+    job.kill_at("exchanging", suitable=_is_host(handler))
     if info.rank == 0:
         nodes = sorted(store.get(f"agent/{rank}").decode() for rank in range(info.world_size))
         number = agents.last_generation() + 1
@@ -142,9 +141,9 @@ def _agree(
     return number, nodes
 
 
-def _watch_host(job: Job, rendezvous: Rendezvous) -> None:
+def _watch_host(job: Job, handler: Rendezvous) -> None:
     """Reach the points that lie within the rendezvous."""
-    offer, exchange_store = rendezvous._server.offer, rendezvous.exchange_store
+    offer, exchange_store = handler._server.offer, handler.exchange_store
 
     def offer_and_die(number: int, rank: int) -> ExchangeHost | None:
         host = offer(number, rank)
@@ -152,14 +151,14 @@ def _watch_host(job: Job, rendezvous: Rendezvous) -> None:
         return host
 
     def die_or_connect(store: Store) -> Store:
-        host = ExchangeHost.named_in(rendezvous._state_holder.state)
-        is_host = host is not None and rendezvous._server.is_host(host)
+        host = ExchangeHost.named_in(handler._state_holder.state)
+        is_host = host is not None and handler._server.is_host(host)
         job.kill_at("committed", suitable=is_host)
         job.kill_at("informed", suitable=not is_host)
         return exchange_store(store)
 
-    rendezvous._state_holder.offer_host = offer_and_die
-    vars(rendezvous)["exchange_store"] = die_or_connect
+    handler._state_holder.offer_host = offer_and_die
+    vars(handler)["exchange_store"] = die_or_connect
 
 
 def _watch_gathering(job: Job, gathering: Gathering | None) -> None:
@@ -181,6 +180,6 @@ def _watch_gathering(job: Job, gathering: Gathering | None) -> None:
     vars(gathering).update(newcomers=find_and_die, follow=follow_and_die)
 
 
-def _is_host(rendezvous: Rendezvous) -> bool:
-    exchange = rendezvous._exchange
-    return exchange is not None and rendezvous._server.is_host(exchange.host)
+def _is_host(handler: Rendezvous) -> bool:
+    exchange = handler._exchange
+    return exchange is not None and handler._server.is_host(exchange.host)

@@ -1,5 +1,6 @@
-"""The agent that hosts a round's exchange, or gathers its nodes, or another one is killed at every
-point: the others form the next generation, and no number stands for two of them.
+"""An agent is killed at every point of a round, be it the host of the exchange, the one that
+gathers the nodes, or another member: the others form the next generation, and no number stands for
+two of them.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ def check_numbers(lines: list[dict[str, Any]], *, point: str) -> None:
 def test_an_agent_killed_anywhere_is_left_behind_and_no_number_is_used_twice(
     tmp_path: Path, api: ApiServer, point: str
 ) -> None:
-    """Once a round is complete, without waiting until its keep-alives are missed."""
+    """Once a round is complete, the others do not wait until its keep-alives are missed."""
     server = ApiEndpoint("127.0.0.1", api.port, scheme="http", account=api.account)
     keep_alive = None if point in ("listening", *GATHERING_POINTS) else 600.0
     lines = lose_agent(

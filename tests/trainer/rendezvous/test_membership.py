@@ -42,11 +42,11 @@ import sys
 from pathlib import Path
 from tests.patience import soon
 from tests.trainer.rendezvous.test_handler import meet
-low, high = map(int, sys.argv[3:])
-node = meet(Path(sys.argv[1]), index=int(sys.argv[2]), low=low, high=high)
+nodes = int(sys.argv[3])
+node = meet(Path(sys.argv[1]), index=int(sys.argv[2]), high=nodes)
 print("joins", flush=True)
-hosts = node.next_rendezvous().world_size - 1
-soon(lambda: [one for one in node._membership.connections if one._socket][hosts - 1:])
+node.next_rendezvous()
+soon(lambda: [each for each in node._membership.connections if each._socket][nodes - 2:])
 print("is connected", flush=True)
 sys.stdin.readline()
 """
@@ -145,6 +145,17 @@ def test_a_pause_of_this_process_is_no_silence_of_the_others(
     assert soon(lambda: not member.silent(1.0))
 
 
+def test_a_member_that_does_not_connect_in_time_counts_as_disconnected_until_it_does(
+    server: ExchangeServer,
+) -> None:
+    host = offer(server)
+    watcher = MemberConnection(host, 0)
+    server.expect(host, {0, 1}, 0.3)
+    assert soon(lambda: watcher.disconnected() == {1})
+    late = MemberConnection(host, 1)
+    assert soon(lambda: not watcher.disconnected() and not late.disconnected())
+
+
 @pytest.mark.sampled
 @pytest.mark.processes
 def test_a_member_that_leaves_on_purpose_is_not_reported(
@@ -187,51 +198,29 @@ def test_a_host_that_cannot_be_reached_from_the_start_is_not_reported() -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("victim", [0, 1], ids=["group-rank-0", "group-rank-1"])
-def test_the_survivor_of_a_killed_agent_goes_on_without_waiting_for_missed_keep_alives(
-    victim: int,
-    tmp_path: Path,
-    start: Callable[..., subprocess.Popen[str]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    timings = replace(RendezvousTimings.for_nodes(2), keep_alive=600.0)
-    monkeypatch.setattr(RendezvousTimings, "for_nodes", lambda *_, **__: timings)
-    survivor = meet(tmp_path, index=1 - victim)
-    process = start(_AGENT, tmp_path, victim, 1, 2)
-    assert survivor.next_rendezvous().world_size == 2
-    assert process.stdout is not None
-    assert process.stdout.readline() == "is connected\n"
-    members = survivor._membership
-    assert members is not None
-    assert soon(lambda: members.connections[0]._socket)
-    assert survivor.status().left == 0
-    process.kill()
-    assert soon(lambda: survivor.status().left == 1)
-    assert survivor.next_rendezvous().world_size == 1
-    survivor.leave()
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("index", [0, 1, 2])
-def test_the_survivor_of_two_agents_that_are_killed_at_once_goes_on_without_waiting_either(
+@pytest.mark.parametrize(("nodes", "index"), [(2, 0), (2, 1), (3, 0), (3, 1), (3, 2)])
+def test_the_survivor_of_killed_agents_continues_without_waiting_for_missed_keep_alives(
+    nodes: int,
     index: int,
     tmp_path: Path,
     start: Callable[..., subprocess.Popen[str]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Also where one of the two is the host, or the second one."""
-    timings = replace(RendezvousTimings.for_nodes(3), keep_alive=600.0)
+    """Also if the host is killed together with the second host or another member."""
+    timings = replace(RendezvousTimings.for_nodes(nodes), keep_alive=600.0)
     monkeypatch.setattr(RendezvousTimings, "for_nodes", lambda *_, **__: timings)
-    survivor = meet(tmp_path, index=index, low=3, high=3)
-    victims = [start(_AGENT, tmp_path, each, 3, 3) for each in {0, 1, 2} - {index}]
-    assert survivor.next_rendezvous().world_size == 3
+    survivor = meet(tmp_path, index=index, high=nodes)
+    victims = [start(_AGENT, tmp_path, other, nodes) for other in {*range(nodes)} - {index}]
+    assert survivor.next_rendezvous().world_size == nodes
     for victim in victims:
         assert victim.stdout is not None
         assert victim.stdout.readline() == "is connected\n"
     members = survivor._membership
     assert members is not None
-    assert soon(lambda: len([each for each in members.connections if each._socket]) == 2)
+    assert soon(lambda: [each for each in members.connections if each._socket][nodes - 2 :])
+    assert survivor.status().left == 0
     for victim in victims:
         victim.kill()
-    assert soon(lambda: survivor.status().left == 2)
+    assert soon(lambda: survivor.status().left == nodes - 1)
+    assert survivor.next_rendezvous().world_size == 1
     survivor.leave()

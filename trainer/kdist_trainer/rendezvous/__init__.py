@@ -6,9 +6,10 @@ ConfigMap, and `tcp_store` is torch's TCPStore in one of the agents. `handler` i
 over any of them, `state` its shared state. With a ConfigMap, `gathering` is how one agent joins all
 that start together, `exchange` what the agents of one round tell each other through one of them,
 and `relay` how that agent asks the API server for all while workers run: each may be lost at any
-time, since membership and generations are committed in the ConfigMap alone. `torch_internals`
-contains all private names of torch elastic, those that the agent uses too. Not here: the documents
-that agents share after the rendezvous (`kdist_trainer.agent.coordination`).
+time, since membership and generations are committed in the ConfigMap alone. `membership` and
+`round_membership` are how agents notice the loss of another one. `torch_internals` contains all
+private names of torch elastic, those that the agent uses too. Not here: the documents that agents
+share after the rendezvous (`kdist_trainer.agent.coordination`).
 
 Read `endpoint` first, then `handler`.
 """

@@ -40,7 +40,9 @@ _LOOPBACK = "127.0.0.1"
 
 
 class HostEndedError(DistNetworkError):
-    """The host of an exchange has ended: it has closed a connection or refuses them."""
+    """The process that hosts an exchange has ended: it has closed the connection, or nothing
+    listens at its port.
+    """
 
 
 @dataclass(frozen=True)
@@ -244,8 +246,8 @@ class ExchangeStore(Store):
         super().__init__()
         self.host = host
         self.while_waiting: Callable[[], None] | None = None
-        """Called again and again while keys are waited for; an exception ends the wait and closes
-        the store.
+        """Called ten times a second while a key is waited for; an exception ends the wait and
+        closes the store.
         """
         self._timeout_seconds = timeout_seconds
         self._lock = threading.Lock()

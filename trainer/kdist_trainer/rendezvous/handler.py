@@ -173,7 +173,9 @@ class Rendezvous(RendezvousBase):
 
     def _check_connections(self) -> None:
         if self._membership is not None and (gone := self._membership.gone()):
-            raise DistStoreError(f"{len(gone)} other nodes of the rendezvous round are gone")
+            raise DistStoreError(
+                f"{len(gone)} other nodes of the rendezvous round were lost or left"
+            )
 
     def status(self) -> RendezvousStatus:
         """The current state; it is read from the store at most once per `first_poll`.
@@ -255,7 +257,7 @@ class Rendezvous(RendezvousBase):
         """The other members of the round whose group ranks are chosen."""
         if self._membership is None:
             return set()
-        # one that left before this node had connected is not among the nodes
+        # without those that had left the round before this node connected
         ranks = choose(self._membership) & self._nodes.keys()
         return {self._nodes[rank] for rank in ranks} - {self.node}
 

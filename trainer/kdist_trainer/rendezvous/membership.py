@@ -4,7 +4,8 @@ the host of the round.
 The kernel closes the connections of a process however it ends. One may also be closed by what is
 between two nodes, such as a proxy that has waited long enough; then the member connects again at
 once. A node that loses power closes none: it no longer answers. So the host sends a line in each
-interval, and members answer each.
+interval, and members answer each. A member that was lost before it had connected is missed when it
+does not connect in time.
 
 A member opens with one line, which names the exchange and its group rank, and closes with an empty
 line if it leaves on purpose. A line of the host has the ranks that are disconnected, those that
@@ -66,8 +67,8 @@ class MemberConnections:
         self._sent_at = time.monotonic()
 
     def expect(self, ranks: Collection[int], seconds: float) -> None:
-        """Count those of the members with these group ranks as disconnected that have not connected
-        within `seconds`.
+        """Wait `seconds` for the members with these group ranks to connect: after that, those that
+        have not count as disconnected. Returns at once.
         """
         with self._lock:
             self._expected = set(ranks) - self._members.keys() - self._disconnected - self._left
@@ -177,8 +178,8 @@ class MemberConnection:
         return {rank for rank, silence in self._silences.items() if silence > bound}
 
     def note_host_end(self) -> None:
-        """Count the host as disconnected until it is heard again: it has ended, though this member
-        may have had no connection to it.
+        """Count the host as disconnected until it sends a line again. For a caller who knows that
+        it has ended, perhaps before this member could connect to it.
         """
         self._set_disconnected([*self._disconnected, self.host.rank])
 

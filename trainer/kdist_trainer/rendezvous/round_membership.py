@@ -1,10 +1,11 @@
 """A member's connections in one round: to its host, and to a second host.
 
-The host of a round holds a connection to every member and tells the others whose has ended. If it
-is lost together with another member, nobody is left who has noticed the end of that one, and its
-keep-alives must be missed first, which takes seconds. So in a round of three or more the member
-with the lowest group rank after the host's holds connections too. The address of that second host
-is in the exchange of the round: no number and no membership depends on it.
+The host of a round holds a connection to each member, and tells the others when one of them ends.
+If the host is lost together with another member, no one is left who has seen the end of that one,
+which is then noticed only when its keep-alives are missed, seconds later. So in a round of three or
+more there is a second host: of the other members, the one with the lowest group rank. The others
+read its address from the exchange of the round. No generation number and no membership depends on
+it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from kdist_trainer.rendezvous.membership import MemberConnection
 
 _SECOND_HOST = "kdist/second-host"
 _SECONDS = 60.0
-"""How long the second host may take to say where it is."""
+"""How long the others wait for the address of the second host."""
 
 
 class RoundMembership:
@@ -47,7 +48,10 @@ class RoundMembership:
         others = sorted({*ranks} - {host.rank})
         if len(others) > 1:
             threading.Thread(
-                target=self._connect_second, args=(others[0],), name="kdist-second", daemon=True
+                target=self._connect_second,
+                args=(others[0],),
+                name="kdist-second-host",
+                daemon=True,
             ).start()
 
     def disconnected(self, seconds: float = 0.0) -> set[int]:
@@ -75,13 +79,13 @@ class RoundMembership:
             each.leave()
 
     def end(self) -> None:
-        """The same at the end of this process, which may be one of the hosts."""
+        """Leave at the end of this process, which may be one of the hosts."""
         for each in self.connections:
             self._server.mark_left(each.host)
         self.leave()
 
     def _connect_second(self, second_rank: int) -> None:
-        """Connect to the second host, or become it. Without it the round is as with one."""
+        """Connect to the second host, or become it. If that fails, the round has only one host."""
         with suppress(DistError, OSError, ValueError, TypeError):
             second = self._offer() if second_rank == self._rank else self._read()
             with self._lock:

@@ -53,8 +53,8 @@ class RendezvousTimings:
     """
 
     def connect_seconds(self, failures: int) -> float:
-        """How long the members of a complete round may take to notice it and to connect to its
-        host. It grows with the exchanges in a row that failed, perhaps because a node is slow.
+        """How long the members of a complete round may take to see that it is complete and connect
+        to its host, after so many failed exchanges in a row: a slow node gets more time.
         """
         return max(_CONNECT_SECONDS, _CONNECT_POLLS * self.poll) * 2.0 ** min(failures, 4)
 

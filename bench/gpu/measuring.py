@@ -45,7 +45,7 @@ WARM = 20
 def measure(order: Order) -> dict[str, Any]:
     """The figures of one shape."""
     orders: dict[str, Any] = {"ranks": 1, "rounds": 1, **order.settings}
-    orders |= {"device": order.device, "seconds": order.seconds}
+    orders |= {"device": order.device, "end": order.end}
     figures: dict[str, Any] = launch_measured("bench.gpu.measuring", orders, 1)
     return figures
 
@@ -53,7 +53,6 @@ def measure(order: Order) -> dict[str, Any]:
 def rank() -> None:
     """The rank that trains, and whose measuring is switched."""
     order = told()
-    end = time.monotonic() + order["seconds"]
     os.environ["MASTER_PORT"] = str(order["ports"][0])
     os.environ["KDIST_METRICS_SOCKET"] = f"{order['folder']}/metrics.sock"
     os.environ["KDIST_SCRATCH"] = order["folder"]
@@ -64,7 +63,9 @@ def rank() -> None:
         switch = Switch(measure_as_in_a_group(ctx))
         run_steps(ctx, WARM)
         draw, most = random.Random(0), GROUPS[device][order["shape"]]
-        while len(groups) < most and (len(groups) < LEAST_GROUPS or time.monotonic() < end):
+        while len(groups) < most and (
+            len(groups) < LEAST_GROUPS or time.monotonic() < order["end"]
+        ):
             seconds = [0.0 for _ in KINDS]
             for kind in draw.sample(range(len(KINDS)), len(KINDS)):
                 switch.turn(kind)

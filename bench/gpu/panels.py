@@ -38,16 +38,15 @@ Scrape = dict[str, list[float]]
 def measure(order: Order) -> dict[str, Any]:
     """What each series of the panels showed."""
     shape, device = SHAPES[order.device]["short"], order.device
-    end = time.monotonic() + order.seconds
     with (
         tempfile.TemporaryDirectory() as folder,
         launch_job(Path(folder), describe(shape, precision="bf16")) as job,
     ):
         find = partial(scrape, job.root)
-        first = wait(find, job.process, steps=STEPS[device], end=end)
+        first = wait(find, job.process, steps=STEPS[device], end=order.end)
         later = time.monotonic() + APART_SECONDS[device]
         steps = max(first[_STEPS_TOTAL]) + STEPS[device]
-        second = wait(find, job.process, steps=steps, end=end, not_before=later)
+        second = wait(find, job.process, steps=steps, end=order.end, not_before=later)
     rows = [row for panels in (DEVICES, RESOURCES) for row in look_up(panels, first, second)]
     return {"shape": shape._asdict(), "seconds_apart": APART_SECONDS[device], "rows": rows}
 

@@ -48,8 +48,10 @@ class Order:
 
     module: str
     device: str
-    seconds: float
-    """It should have ended by then, if need be with fewer repetitions."""
+    end: float
+    """On the clock that all processes of a machine share (`time.monotonic`): it should be done by
+    then, if need be with fewer repetitions.
+    """
     settings: Mapping[str, Any]
 
 
@@ -75,8 +77,8 @@ def run(part: Part, device: str, seconds: float, out: Path) -> Record:
     """
     result, log = out / f"{part.name}.json", out / f"{part.name}.log"
     result.unlink(missing_ok=True)
-    order = Order(part.module, device, 0.8 * seconds, dict(part.settings))
     began = time.monotonic()
+    order = Order(part.module, device, began + 0.8 * seconds, dict(part.settings))
     with log.open("w") as output:
         process = start(order, result, output)
         try:

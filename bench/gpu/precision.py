@@ -47,8 +47,7 @@ def measure(order: Order) -> dict[str, Any]:
 def rank() -> None:
     """The rank that trains."""
     order = told()
-    device, precision, end = order["device"], order["precision"], time.monotonic()
-    end += order["seconds"]
+    device, precision = order["device"], order["precision"]
     shape = choose_shape("long", device)
     train = describe(shape, precision=precision, collectiveTiming="off")
     with open_training(train, device) as ctx:
@@ -59,7 +58,7 @@ def rank() -> None:
         tokens = STEPS[device] * shape.batch * shape.options["block"]
         rates: list[float] = []
         while len(rates) < BLOCKS[device]:
-            if len(rates) >= LEAST_BLOCKS and time.monotonic() > end:
+            if len(rates) >= LEAST_BLOCKS and time.monotonic() > order["end"]:
                 break
             work = partial(run_steps, ctx, STEPS[device])
             rates.append(tokens / time_on_device(work, ctx.world.device))

@@ -62,7 +62,6 @@ class Marked(Gpt):
 
 def measure(order: Order) -> dict[str, Any]:
     """Seconds of each recovery."""
-    end = time.monotonic() + order.seconds
     shape = SHAPES[order.device]["short"]
     train = describe(shape, precision="bf16", checkpoint={"every": {"steps": EVERY}})
     train["workload"] = "bench.gpu.restart:Marked"
@@ -72,7 +71,7 @@ def measure(order: Order) -> dict[str, Any]:
         marks = Path(name, "marks")
         with launch_job(Path(name), train, {DEVICE: order.device}) as job:
             slowest = 0.0
-            while len(seconds) < KILLS[order.device] and time.monotonic() + 2 * slowest < end:
+            while len(seconds) < KILLS[order.device] and time.monotonic() + 2 * slowest < order.end:
                 began = time.monotonic()
                 try:
                     taken, step = kill_once(marks, job.process)

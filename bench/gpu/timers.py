@@ -37,7 +37,6 @@ from kdist_trainer.instrumentation.step_timer import (
     GlooAllReduceTimer,
 )
 from kdist_trainer.metrics.step_stats import Op, StepStats
-from kdist_trainer.training import trainer
 
 STEPS = 10
 WARM = {"cuda": 10, "cpu": 2}
@@ -64,7 +63,7 @@ def rank() -> None:
 
         def timed_step(timer: CollectiveTimer) -> None:
             ctx.collective_timer = timer
-            trainer.train_step(ctx)
+            run_steps(ctx, 1)
 
         rows.append({"what": "DDP's sums in a step"} | compare(timed_step, ctx.world.device))
         for mib in MIB[device]:

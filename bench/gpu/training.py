@@ -58,7 +58,7 @@ STEPS = 10**6
 
 def launch_rank(module: str, order: Order, **more: Any) -> Any:
     """The result of one rank that runs `bench.gpu.<module>` and is told `order` and more."""
-    told = {"device": order.device, "seconds": order.seconds, **order.settings, **more}
+    told = {"device": order.device, "end": order.end, **order.settings, **more}
     extra = {"KDIST_BENCH": json.dumps(told), "MASTER_PORT": str(free_ports(1)[0])}
     return launch(f"bench.gpu.{module}", 1, extra)
 

@@ -35,7 +35,8 @@ class Hook:
         )
         return self._follow if self._follows else None
 
-    def _follow(self, work: Work) -> None:
+    def _follow(self, work: Work | None) -> None:
+        assert work is not None, "gloo gives a handle"
         work.wait()
         self._lines.append(f"{self._name}: done")
 

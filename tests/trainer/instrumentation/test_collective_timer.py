@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kdist_trainer.instrumentation import collective_timer, step_timer
 from kdist_trainer.instrumentation.collective_timer import CudaCollectiveTimer, GlooCollectiveTimer
-from kdist_trainer.instrumentation.step_timer import StepTimer
+from kdist_trainer.instrumentation.step_timer import CudaAllReduceTimer, StepTimer
 from kdist_trainer.metrics.step_stats import StepPhase, StepStats
 
 
@@ -137,9 +137,10 @@ class OnDevice:
     nbytes = 16
 
 
-def test_on_a_device_events_of_steps_that_are_over_are_read_steps_later(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def _events(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Events of a GPU that is not there."""
+
     class Event:
         """One that the device passes when it is recorded."""
 
@@ -156,6 +157,10 @@ def test_on_a_device_events_of_steps_that_are_over_are_read_steps_later(
             return (other.at - self.at) * 1e3
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
+
+
+@pytest.mark.usefixtures("_events")
+def test_on_a_device_events_of_steps_that_are_over_are_read_steps_later(clock: Clock) -> None:
     stats = StepStats()
     timer = CudaCollectiveTimer(stats)
     group, tensors = cast("Any", Group(2)), [cast("Tensor", OnDevice())]
@@ -165,7 +170,8 @@ def test_on_a_device_events_of_steps_that_are_over_are_read_steps_later(
             "what a CPU exchanges is not the device's"
         )
         handles = [Handle(), Handle()]
-        for handle in handles:
+        # NCCL gives no handle to a synchronous call, as FSDP's are
+        for handle in (*handles, None):
             follow = timer.begin("all_gather_single", tensors, group)
             assert follow is not None
             follow(cast("Any", handle))
@@ -175,10 +181,30 @@ def test_on_a_device_events_of_steps_that_are_over_are_read_steps_later(
             clock.pass_by(2)
         timer.finish_step()
         counted = max(0, step - 1)
-        assert stats.collectives == [0, 2 * counted, 0]
-        assert stats.collective_bytes == [0, 2 * 32 * counted, 0]
-        assert stats.collective_seconds == [0, pytest.approx(4 * counted), 0], (
+        assert stats.collectives == [0, 3 * counted, 0]
+        assert stats.collective_bytes == [0, 3 * 32 * counted, 0]
+        assert stats.collective_seconds == [0, pytest.approx(5 * counted), 0], (
             "the second ended two seconds after the first"
         )
     assert sum(stats.phase) == 0, "what a computation hid of it is not known"
+    timer.close()
+
+
+@pytest.mark.usefixtures("_events")
+def test_on_a_device_all_reduces_are_timed_whether_or_not_they_have_a_handle(clock: Clock) -> None:
+    stats, group = StepStats(), cast("Any", Group(2))
+    timer = CudaAllReduceTimer(stats)
+    for _ in range(3):
+        timer.start()
+        handle = Handle()
+        for each in (handle, None):
+            follow = timer.begin("all_reduce", [cast("Tensor", OnDevice())], group)
+            clock.pass_by(1)
+            assert follow is not None
+            follow(cast("Any", each))
+        clock.pass_by(2)
+        handle.future.set_result([])
+        timer.finish_step()
+    assert (stats.collectives[0], stats.collective_bytes[0]) == (2, 32)
+    assert stats.all_reduce_duration[-1] == pytest.approx(4 + 1)
     timer.close()

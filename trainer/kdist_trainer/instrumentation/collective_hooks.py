@@ -21,8 +21,29 @@ from kdist_trainer import group_abort
 from kdist_trainer.instrumentation import torch_internals
 from kdist_trainer.instrumentation.torch_internals import COLLECTIVES, OPERATORS, WAITS
 
-PostHook = Callable[[Work], object]
-"""Called with a collective's handle after its launch."""
+PostHook = Callable[[Work | None], object]
+"""Called after a collective's launch with its handle; NCCL gives none to who did not ask for an
+asynchronous one (`async_op=False`).
+"""
+
+
+def on_completion(work: Work | None, callback: Callable[[object], object]) -> bool:
+    """Call `callback` at the end of a collective, for NCCL where its stream has reached the end.
+
+    Without a handle that is now: the collective was enqueued on the current stream.
+
+    Returns:
+        False if `work` has no future: the rank that waits for it completes gloo's reduce_scatter.
+    """
+    if work is None:
+        callback(None)
+        return True
+    try:
+        future = work.get_future()
+    except RuntimeError:
+        return False
+    future.then(callback)
+    return True
 
 
 class LaunchHook(Protocol):

@@ -9,7 +9,7 @@ no computation hides is not known here, so it stays in its phase.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup, Work
 
 from kdist_trainer.instrumentation import collective_hooks
-from kdist_trainer.instrumentation.collective_hooks import PostHook
+from kdist_trainer.instrumentation.collective_hooks import PostHook, on_completion
 from kdist_trainer.instrumentation.intervals import union_length
 from kdist_trainer.instrumentation.step_timer import StepTimer
 from kdist_trainer.instrumentation.torch_internals import storage_id
@@ -40,20 +40,6 @@ def payload(kind: Op, tensors: Sequence[Tensor], group: ProcessGroup) -> int:
         group: the ranks that take part.
     """
     return sum(tensor.nbytes for tensor in tensors) * (1 if kind is Op.ALL_REDUCE else group.size())
-
-
-def on_completion(work: Work, callback: Callable[[object], object]) -> bool:
-    """Call `callback` at the end of `work`.
-
-    Returns:
-        False if `work` has no future: the rank that waits for it completes gloo's reduce_scatter.
-    """
-    try:
-        future = work.get_future()
-    except RuntimeError:
-        return False
-    future.then(callback)
-    return True
 
 
 @dataclass(slots=True, eq=False)
@@ -116,7 +102,7 @@ class GlooCollectiveTimer:
                 sums.since = perf_counter()
             sums.running += 1
 
-        def post_hook(work: Work) -> None:
+        def post_hook(work: Work | None) -> None:
             pending.work = work
             on_completion(work, lambda _: self._end(step, pending))
 

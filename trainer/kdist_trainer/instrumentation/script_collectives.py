@@ -26,8 +26,8 @@ from torch.distributed import ProcessGroup, Work
 
 from kdist_trainer import log
 from kdist_trainer.instrumentation import collective_hooks, flight_recorder
-from kdist_trainer.instrumentation.collective_hooks import PostHook
-from kdist_trainer.instrumentation.collective_timer import KINDS, on_completion, payload
+from kdist_trainer.instrumentation.collective_hooks import PostHook, on_completion
+from kdist_trainer.instrumentation.collective_timer import KINDS, payload
 from kdist_trainer.instrumentation.flight_recorder import FlightRecorder
 from kdist_trainer.instrumentation.torch_internals import storage_id
 from kdist_trainer.liveness import Heartbeat
@@ -71,7 +71,7 @@ class ScriptRecorder(FlightRecorder):
             return None
         number = self._heartbeat.entered
 
-        def post_hook(work: Work) -> None:
+        def post_hook(work: Work | None) -> None:
             if (tensors and tensors[0].is_cuda) or not on_completion(
                 work, lambda _: self._heartbeat.leave(number)
             ):
@@ -159,7 +159,7 @@ class ScriptCollectiveTimer:
             self._running[kind] += 1
         return lambda work: self._end_later(pending, work)
 
-    def _end_later(self, pending: _Pending, work: Work) -> None:
+    def _end_later(self, pending: _Pending, work: Work | None) -> None:
         try:
             if on_completion(work, lambda _: self._end(pending)):
                 return
@@ -233,7 +233,7 @@ class _Device:
             one.end.record(torch.cuda.current_stream(device))
             one.closed = True
 
-        def post_hook(work: Work) -> None:
+        def post_hook(work: Work | None) -> None:
             if on_completion(work, ended):
                 self._open.append(one)
 

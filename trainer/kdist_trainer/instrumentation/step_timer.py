@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from kdist_trainer.instrumentation import collective_hooks
-from kdist_trainer.instrumentation.collective_hooks import PostHook
+from kdist_trainer.instrumentation.collective_hooks import PostHook, on_completion
 from kdist_trainer.instrumentation.intervals import union_length
 from kdist_trainer.liveness import Heartbeat
 from kdist_trainer.metrics.step_stats import StepPhase, StepStats
@@ -125,7 +125,7 @@ class GlooAllReduceTimer:
                 if step.running == 0 and step is self._step and self._heartbeat is not None:
                     self._heartbeat.leave()
 
-        return lambda work: work.get_future().then(ended)
+        return lambda work: on_completion(work, ended)
 
     def start(self) -> None:
         """Start a step without spans."""
@@ -177,7 +177,7 @@ class CudaAllReduceTimer:
         begin.record()
         self._open.append((begin, end))
         self._bytes += sum(tensor.nbytes for tensor in tensors)
-        return lambda work: work.get_future().then(lambda _: end.record())
+        return lambda work: on_completion(work, lambda _: end.record())
 
     def start(self) -> None:
         """Start a step without events."""

@@ -119,8 +119,8 @@ def unbox_group(argument: Any) -> ProcessGroup:
     return ProcessGroup.unbox(argument)
 
 
-def unbox_work(result: Any) -> Work:
-    """The collective's handle out of an operator's result."""
+def unbox_work(result: Any) -> Work | None:
+    """The collective's handle out of an operator's result, if the backend gives one."""
     return Work.unbox(result[-1] if isinstance(result, tuple) else result)
 
 

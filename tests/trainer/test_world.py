@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gc
 import os
+import signal
 import socket
 import sys
 import threading
@@ -12,21 +14,25 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.nn.parallel import DistributedDataParallel
 
 from kdist_trainer import group_abort
-from kdist_trainer.errors import PeersLostError
+from kdist_trainer import world as world_module
+from kdist_trainer.checkpoint.group import CheckpointGroup
+from kdist_trainer.config import Cause
+from kdist_trainer.errors import PeersLostError, classify
 from kdist_trainer.instrumentation import flight_recorder
 from kdist_trainer.liveness import Heartbeat
 from kdist_trainer.torch_internals import HashStore
 from kdist_trainer.world import World, abandon, wait_for_ranks
-from tests.trainer.training.group import run_group
+from tests.trainer.training.group import RankFailed, run_group
 
 pytestmark = [
     pytest.mark.processes,
@@ -95,6 +101,68 @@ def leave_while_rank_0_hangs_up() -> float:
     return time.monotonic() - began
 
 
+class StoreOfADyingRank(Store):
+    """The store as a rank uses it that is killed once it has told the others its address."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__()
+        self._store = store
+
+    def set(self, key: str, value: str) -> None:
+        self._store.set(key, value)
+
+    def add(self, key: str, amount: int) -> int:
+        return self._store.add(key, amount)
+
+    def wait(self, keys: list[str], *timeout: timedelta) -> None:
+        if not keys[0].startswith("kdist/"):  # the address of another rank
+            os.kill(os.getpid(), signal.SIGKILL)
+        self._store.wait(keys, *timeout)
+
+
+def join_with_a_rank_that_dies(folder: Path) -> None:
+    group_abort.enable()
+    with pytest.MonkeyPatch.context() as patch:
+        if os.environ["RANK"] == "1":
+            lock = (folder / "lock").open("w")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            open_store = World._open_store
+            patch.setattr(
+                World, "_open_store", lambda *given: StoreOfADyingRank(open_store(*given))
+            )
+            World.from_environment(timeout_seconds=60)
+
+        def wait_until_it_has_died(*given: Any) -> None:
+            wait_for_ranks(*given)
+            with (folder / "lock").open() as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+
+        patch.setattr(world_module, "wait_for_ranks", wait_until_it_has_died)
+        patch.setattr(group_abort, "_CONNECT_TIMEOUT", timedelta(seconds=0.2))
+        began = time.monotonic()
+        with pytest.raises(RuntimeError) as raised:
+            World.from_environment(timeout_seconds=60)
+    seconds, cause = time.monotonic() - began, classify(raised.value)[0]
+    abandon(timedelta(seconds=1))
+    os.environ["WORLD_SIZE"] = "1"
+    with World.from_environment(timeout_seconds=60) as world:
+        told = f"{cause} {seconds:.1f} {world.all_gather_object(None)}"
+    (folder / "told").write_text(told)
+
+
+def communicate_late() -> None:
+    group_abort.enable()
+    limit = timedelta(seconds=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(group_abort, "_CONNECT_TIMEOUT", limit)
+        with World.from_environment(timeout_seconds=60) as world:
+            own = CheckpointGroup(world).process_group
+            for group in (dist.group.WORLD, own):
+                if world.rank == 0:
+                    time.sleep(1.5 * limit.total_seconds())
+                dist.all_reduce(torch.ones(1), group=group)
+
+
 def leave_as_a_script_does(folder: Path) -> tuple[int, int]:
     heartbeat = Heartbeat.create(folder / f"beat-{os.environ['RANK']}")
     flight_recorder.install(heartbeat)
@@ -137,6 +205,23 @@ def test_a_rank_that_died_after_it_arrived_is_noticed_before_connections_are_ope
         shared, timeout = HashStore(), timedelta(seconds=20)
         ranks = [pool.submit(wait_for_ranks, shared, 3, timeout) for _ in range(3)]
         assert [each.result() for each in ranks] == [None, None, None]
+
+
+def test_a_rank_does_not_wait_long_for_the_connection_of_one_that_has_died(tmp_path: Path) -> None:
+    # Which of two ranks connects is up to gloo. A dead one that should be connected to refuses.
+    for attempt in range(4):
+        folder = tmp_path / str(attempt)
+        folder.mkdir()
+        with pytest.raises(RankFailed, match="rank 1 ended without a result: exit code -9"):
+            run_group(join_with_a_rank_that_dies, 2, folder)
+        cause, seconds, values = (folder / "told").read_text().split()
+        assert cause == Cause.NODE_LOST
+        assert float(seconds) < 60, "gloo waits for five times the timeout"
+        assert values == "[None]", "it is ready for its next group"
+
+
+def test_only_connections_get_a_short_timeout() -> None:
+    assert run_group(communicate_late, 2) == [None, None]
 
 
 def test_a_scripts_model_does_not_either_where_its_collectives_are_noted(tmp_path: Path) -> None:

@@ -17,14 +17,22 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kdist_trainer.errors import PeersLostError
 
+if TYPE_CHECKING:  # torch takes a second to import
+    from torch.distributed import ProcessGroup
+
 _DESCRIPTORS = Path("/proc/self/fd")
+_CONNECT_TIMEOUT = timedelta(seconds=3)
+"""gloo waits so long for a rank's address, and five times as long for a connection
+(transport/tcp/pair.cc, `waitUntilConnected`).
+"""
 
 _recorded: set[str] = set()
 """The sockets of all groups so far, as the kernel names them: `socket:[INODE]`."""
@@ -61,6 +69,27 @@ def recording() -> Iterator[None]:
     finally:
         _recorded.update(set(_open_sockets().values()) - before)
         _before.pop()
+
+
+def make_group(make: Callable[[timedelta], Any], timeout: timedelta) -> ProcessGroup:
+    """Make a process group of ranks that have just met, and record its sockets.
+
+    If a rank has died since they met, gloo waits for its connection in a way that cannot be
+    interrupted: there is no socket yet that could be shut down. So where groups may be aborted it
+    gets some seconds to connect, instead of a multiple of the timeout of the collectives.
+
+    Args:
+        make: Makes and returns the group, with this timeout of its collectives.
+        timeout: Timeout of the group's collectives.
+
+    Raises:
+        RuntimeError: If not all ranks are connected in time.
+    """
+    with recording():
+        group: ProcessGroup = make(min(timeout, _CONNECT_TIMEOUT) if is_enabled() else timeout)
+    if is_enabled():
+        group.set_timeout(timeout)
+    return group
 
 
 def abort() -> None:

@@ -121,14 +121,19 @@ class World:
             store = HashStore() if alone else self._open_store(env)
             if not alone and group_abort.is_enabled():
                 wait_for_ranks(store, self.size, self.timeout)
+
+        def init(timeout: timedelta) -> Any:
             dist.init_process_group(
                 self.backend,
                 rank=self.rank,
                 world_size=self.size,
-                timeout=self.timeout,
+                timeout=timeout,
                 device_id=device,
                 store=store,
             )
+            return dist.group.WORLD
+
+        group_abort.make_group(init, self.timeout)
 
     def _open_store(self, env: Mapping[str, str]) -> TCPStore:
         """The store of the group, which rank 0 starts."""
@@ -237,10 +242,9 @@ def connect_store(host: str, port: int, *, size: int, timeout: timedelta) -> TCP
 def wait_for_ranks(store: Store, size: int, timeout: timedelta) -> None:
     """Wait until all ranks have arrived, and then until all have confirmed that they know it.
 
-    Next, gloo opens connections, and waits for those of a rank that has died in the meantime in a
-    way that cannot be interrupted (torch 2.15, gloo/transport/tcp/pair.cc, `waitUntilConnected`):
-    there is no socket yet that could be shut down. A dead rank must therefore be noticed here: one
-    that died after it arrived does not confirm.
+    Next, gloo opens connections, for which `group_abort.make_group` leaves it some seconds: slow
+    ranks must therefore be waited for here, and dead ones noticed. One that died after it arrived
+    does not confirm.
 
     Args:
         store: The store of the group.

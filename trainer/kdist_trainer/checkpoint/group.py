@@ -55,9 +55,9 @@ class CheckpointGroup:
         if self.size > 1 and has_connections:
             if group_abort.is_enabled():
                 dist.barrier()  # see `wait_for_ranks` in `kdist_trainer.world`
-            with group_abort.recording():
-                group = dist.new_group(backend="gloo", timeout=_TIMEOUT)
-            self.process_group = group if isinstance(group, dist.ProcessGroup) else None
+            self.process_group = group_abort.make_group(
+                lambda timeout: dist.new_group(backend="gloo", timeout=timeout), _TIMEOUT
+            )
 
     @property
     def is_rank_zero(self) -> bool:

@@ -208,7 +208,7 @@ def test_a_rank_that_died_after_it_arrived_is_noticed_before_connections_are_ope
 
 
 def test_a_rank_does_not_wait_long_for_the_connection_of_one_that_has_died(tmp_path: Path) -> None:
-    # Which of two ranks connects is up to gloo. A dead one that should be connected to refuses.
+    # gloo decides which of two ranks connects to the other, and a dead one refuses at once.
     for attempt in range(4):
         folder = tmp_path / str(attempt)
         folder.mkdir()

@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # torch takes a second to import
 
 _DESCRIPTORS = Path("/proc/self/fd")
 _CONNECT_TIMEOUT = timedelta(seconds=3)
-"""gloo waits so long for a rank's address, and five times as long for a connection
+"""gloo waits this long for a rank's address, and five times as long for a connection
 (transport/tcp/pair.cc, `waitUntilConnected`).
 """
 
@@ -75,8 +75,8 @@ def make_group(make: Callable[[timedelta], Any], timeout: timedelta) -> ProcessG
     """Make a process group of ranks that have just met, and record its sockets.
 
     If a rank has died since they met, gloo waits for its connection in a way that cannot be
-    interrupted: there is no socket yet that could be shut down. So where groups may be aborted it
-    gets some seconds to connect, instead of a multiple of the timeout of the collectives.
+    interrupted: there is no socket yet that could be shut down. So where groups may be aborted, it
+    gets a few seconds to connect instead of a multiple of the collectives' timeout.
 
     Args:
         make: Makes and returns the group, with this timeout of its collectives.

@@ -242,9 +242,9 @@ def connect_store(host: str, port: int, *, size: int, timeout: timedelta) -> TCP
 def wait_for_ranks(store: Store, size: int, timeout: timedelta) -> None:
     """Wait until all ranks have arrived, and then until all have confirmed that they know it.
 
-    Next, gloo opens connections, for which `group_abort.make_group` leaves it some seconds: slow
-    ranks must therefore be waited for here, and dead ones noticed. One that died after it arrived
-    does not confirm.
+    Next, gloo opens connections, for which `group_abort.make_group` allows only a few seconds. So
+    slow ranks must be waited for here, and dead ones noticed: one that died after it arrived does
+    not confirm.
 
     Args:
         store: The store of the group.

@@ -22,15 +22,15 @@ from kdist_trainer.instrumentation import torch_internals
 from kdist_trainer.instrumentation.torch_internals import COLLECTIVES, OPERATORS, WAITS
 
 PostHook = Callable[[Work | None], object]
-"""Called after a collective's launch with its handle; NCCL gives none to who did not ask for an
-asynchronous one (`async_op=False`).
+"""Called after a collective's launch with its handle; for a synchronous collective
+(`async_op=False`) NCCL returns none.
 """
 
 
 def on_completion(work: Work | None, callback: Callable[[object], object]) -> bool:
-    """Call `callback` at the end of a collective, for NCCL where its stream has reached the end.
+    """Call `callback` at the end of a collective; with NCCL, once the collective is enqueued.
 
-    Without a handle that is now: the collective was enqueued on the current stream.
+    Without a handle, that is now: the collective is already on the current stream.
 
     Returns:
         False if `work` has no future: the rank that waits for it completes gloo's reduce_scatter.

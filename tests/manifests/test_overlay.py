@@ -81,10 +81,13 @@ def in_trainer(**fields: Any) -> dict[str, Any]:
 
 
 BREAKING: list[tuple[dict[str, Any], str]] = [
-    ({"metadata": {"labels": {"kdist.dev/job": "other"}}}, "metadata.labels.kdist.dev/job"),
     (
-        {"metadata": {"annotations": {"kdist.dev/run-id": None}}},
-        "metadata.annotations.kdist.dev/run-id",
+        {"metadata": {"labels": {"app.kubernetes.io/instance": "other"}}},
+        "metadata.labels.app.kubernetes.io/instance",
+    ),
+    (
+        {"metadata": {"annotations": {"kubectl.kubernetes.io/default-container": None}}},
+        "metadata.annotations.kubectl.kubernetes.io/default-container",
     ),
     (
         {"spec": {"restartPolicy": "OnFailure"}},

@@ -43,9 +43,8 @@ def test_train_json_writes_out_every_default() -> None:
 
 
 def test_every_object_can_be_found_by_its_labels_and_a_job_cannot_change_them() -> None:
-    job = make_job(
-        {"labels": {"team": "vision", "kdist.dev/job": "another"}, "annotations": {"note": "a: b"}}
-    )
+    labels = {"team": "vision", "app.kubernetes.io/instance": "another"}
+    job = make_job({"labels": labels, "annotations": {"note": "a: b"}})
     metadata = render.render(job)[0].document["metadata"]
     assert metadata["labels"] == {
         "team": "vision",

@@ -35,6 +35,7 @@ def check(spec: Spec) -> Iterator[Violation]:
     yield from _standby(spec)
     yield from _standby_nodes(spec)
     yield from _own_mounts(spec)
+    yield from _pod_keys(spec)
     yield from _workload(spec)
 
 
@@ -45,7 +46,9 @@ DERIVED_NAME = re.compile(
     r"-(rendezvous|checkpoints|(code|train)-[0-9a-f]{10}|node-\d+|worker-\d+|master-\d+)$"
 )
 _LONGEST_POD_NAME = 63
-RUN = "kdist.dev/run"
+OWN_KEYS = "kdist.dev/"
+"""How the labels and annotations begin that only kdist writes."""
+RUN = f"{OWN_KEYS}run"
 """Annotation of a job that names its run where `kdist render` makes the objects: another value
 begins another run.
 """
@@ -83,6 +86,28 @@ def check_job(job: TrainingJob) -> Iterator[Violation]:
             "with a letter or digit"
         )
         yield Violation(message, "metadata.annotations", ("metadata.annotations",))
+    yield from _own_keys("metadata.labels", job.metadata.labels)
+    yield from _own_keys("metadata.annotations", job.metadata.annotations)
+
+
+def _own_keys(field: str, entries: object, at: str = "") -> Iterator[Violation]:
+    """No label or annotation of the user's is one by which kdist knows its objects."""
+    for key in entries if isinstance(entries, dict) else ():
+        if str(key).startswith(OWN_KEYS) and not (field == "metadata.annotations" and key == RUN):
+            place = at or field
+            where = f" in {field}" if at else ""
+            yield Violation(
+                f"must not have `{key}`{where}: what begins with {OWN_KEYS} is written by kdist "
+                "itself",
+                place,
+                (place,),
+            )
+
+
+def _pod_keys(spec: Spec) -> Iterator[Violation]:
+    metadata = spec.pod_template.get("metadata")
+    for kind in ("labels", "annotations") if isinstance(metadata, dict) else ():
+        yield from _own_keys(f"podTemplate.metadata.{kind}", metadata.get(kind), "podTemplate")
 
 
 _OWN_FOLDERS = (

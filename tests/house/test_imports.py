@@ -60,7 +60,7 @@ BREACHES = {
         "trainer/kdist_trainer/log.py",
         "import kdist.errors",
     ),
-    "the only bridge is kdist.spec to kdist_trainer.config": (
+    "the only bridges are kdist.spec to kdist_trainer.config, and the reader of JSON": (
         "cli/kdist/render/__init__.py",
         "import kdist_trainer.log",
     ),

@@ -7,4 +7,4 @@ What runs inside the pods is the other distribution, `kdist_trainer`; it is star
 and only its `config` is imported, by `spec`.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"

@@ -11,4 +11,4 @@ It is built on the watches of `kdist` and not on kopf, which writes annotations 
 every resource, needs twice the memory, and stops where two of its replicas meet.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from kdist import __version__
+
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(600)]
 
 
@@ -39,7 +41,7 @@ def test_the_packages_come_from_the_wheels(
 def test_a_newcomer_goes_from_nothing_to_a_trained_model(
     clean_env: dict[str, str], tmp_path: Path
 ) -> None:
-    assert "0.1.0" in kdist("version", cwd=tmp_path, env=clean_env)
+    assert __version__ in kdist("version", cwd=tmp_path, env=clean_env)
     kdist("init", cwd=tmp_path, env=clean_env)
     assert "job.yaml" in kdist("validate", "job.yaml", cwd=tmp_path, env=clean_env)
     report = json.loads(kdist("run", "job.yaml", "-o", "json", cwd=tmp_path, env=clean_env))

@@ -264,7 +264,7 @@ def test_labels_for_all_objects_repeat_no_key_and_change_none_that_policies_sele
 def test_the_chart_can_be_part_of_another(helm: str, tmp_path: Path) -> None:
     parent = tmp_path / "parent"
     shutil.copytree(CHART, parent / "charts" / "kdist")
-    dependency = {"name": "kdist", "version": "0.1.0", "condition": "kdist.enabled"}
+    dependency = {"name": "kdist", "version": "0.2.0-dev.0", "condition": "kdist.enabled"}
     chart = {"apiVersion": "v2", "name": "parent", "version": "1.0.0", "dependencies": [dependency]}
     (parent / "Chart.yaml").write_text(yaml.safe_dump(chart))
     shared: dict[str, Any] = {"imageRegistry": "r:5000/", "storageClass": "fast"}
@@ -274,7 +274,8 @@ def test_the_chart_can_be_part_of_another(helm: str, tmp_path: Path) -> None:
     done = call(helm, "template", "release", str(parent))
     assert done.returncode == 0, done.stderr
     pods = of_kind([each for each in yaml.safe_load_all(done.stdout) if each], "Pod")
-    assert {pod["spec"]["containers"][0]["image"] for pod in pods} == {"r:5000/kdist-trainer:0.1.0"}
+    images = {pod["spec"]["containers"][0]["image"] for pod in pods}
+    assert images == {"r:5000/kdist-trainer:0.2.0.dev0"}
     secrets = [{"name": "pull"}, {"name": "other"}]
     assert [pod["spec"]["imagePullSecrets"] for pod in pods] == [secrets] * 2
     done = call(helm, "template", "release", str(parent), "--set", "kdist.enabled=false")
@@ -312,7 +313,7 @@ def test_default_deny_closes_all_but_names(template: Helm) -> None:
 def test_a_digest_and_a_registry_make_the_image(template: Helm) -> None:
     pods = of_kind(template("--set", "global.imageRegistry=r:5000/"), "Pod")
     images = {pod["spec"]["containers"][0]["image"] for pod in pods}
-    assert images == {"r:5000/kdist-trainer:0.1.0"}
+    assert images == {"r:5000/kdist-trainer:0.2.0.dev0"}
 
 
 @pytest.mark.parametrize("asked", ["true", "false"])

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from kdist_trainer.checkpoint.script_api import Checkpointer
     from kdist_trainer.metrics.reporter import Reporter
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 __all__ = ["Checkpointer", "Reporter", "__version__"]
 
 

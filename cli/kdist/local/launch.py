@@ -22,14 +22,21 @@ from kdist.local.run_dir import RunFolder
 from kdist.local.supervisor import AgentCommand
 from kdist.spec import TrainingJob
 
-_FOR_TRAINING = "kdist-trainer[torch,tensorboard]"
+# By their own names: kdist's are registered on no index, so whoever registers them could run code.
+FOR_TRAINING = (
+    "torch>=2.13",
+    "numpy>=1.26",
+    "scikit-learn>=1.5",
+    "safetensors>=0.5",
+    "tensorboard>=2.18",
+)
 
 
 def install_command() -> str:
     """The command that adds what training needs to the environment of kdist."""
     if find_spec("pip") is None:  # an environment that uv made
-        return shlex.join(["uv", "pip", "install", "--python", sys.executable, _FOR_TRAINING])
-    return shlex.join([sys.executable, "-m", "pip", "install", _FOR_TRAINING])
+        return shlex.join(["uv", "pip", "install", "--python", sys.executable, *FOR_TRAINING])
+    return shlex.join([sys.executable, "-m", "pip", "install", *FOR_TRAINING])
 
 
 def check_torch() -> None:

@@ -26,7 +26,7 @@ def _job(name: str, **spec: Any) -> dict[str, Any]:
 
 
 _CLUSTER: Final = {
-    "image": _Optional("registry.example.com/team/kdist-trainer:0.1.0"),
+    "image": _Optional("registry.example.com/team/kdist-trainer:0.2.0.dev0"),
     "resources": _Optional({"cpu": 2, "memory": "4Gi", "gpu": 1}),
     "checkpoints": _Optional({"claim": "checkpoints"}),
 }

@@ -5,6 +5,7 @@ refused before.
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -200,4 +201,4 @@ def test_without_torch_the_error_says_how_to_get_all_that_a_training_needs(
     with pytest.raises(KdistError) as caught:
         launch.check_torch()
     assert "kdist run needs torch in the environment of kdist" in caught.value.message
-    assert caught.value.next_command == f"{installer} 'kdist-trainer[torch,tensorboard]'"
+    assert caught.value.next_command == f"{installer} {shlex.join(launch.FOR_TRAINING)}"

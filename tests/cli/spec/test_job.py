@@ -240,7 +240,7 @@ metadata: {name: digits, namespace: ml, labels: {team: vision}, \
 annotations: {example.com/why: "a: b"}}
 spec:
   backend: auto
-  image: registry/kdist-trainer:0.1.0
+  image: registry/kdist-trainer:0.2.0.dev0
   nodes: {min: 1, max: 4}
   procsPerNode: 1
   threadsPerRank: 1

@@ -195,7 +195,7 @@ def test_without_the_package_the_command_that_installs_it_is_named(
     )
     ended = start("hf://team/model", tmp_path / "to", prefix=("-c", block)).wait()
     assert (ended.code, ended.record["cause"]) == (64, "config")
-    assert "pip install 'kdist-trainer[hub]'" in ended.record["message"]
+    assert "pip install 'huggingface-hub>=1.0'" in ended.record["message"]
     assert ended.stderr == ""
 
 

@@ -121,5 +121,5 @@ def test_the_environment_names_the_region_that_the_location_leaves_open(
 
 def test_a_store_without_its_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "obstore", None)
-    with pytest.raises(ImportError, match=r"pip install 'kdist-trainer\[buckets\]'"):
+    with pytest.raises(ImportError, match=r"pip install 'obstore>=0\.12'"):
         ObjectStore(ObjectLocation("s3://bucket"))

@@ -42,7 +42,7 @@ class HubSource:
         except ImportError:
             raise ConfigError(
                 f"{request.field}: {request.url} needs the package huggingface_hub: "
-                "pip install 'kdist-trainer[hub]'"
+                "pip install 'huggingface-hub>=1.0'"
             ) from None
         found = HUB.fullmatch(request.url)
         if found is None:

@@ -68,7 +68,7 @@ class Client:
             import obstore
         except ImportError:
             raise ImportError(
-                f"{location} needs the package obstore: pip install 'kdist-trainer[buckets]'"
+                f"{location} needs the package obstore: pip install 'obstore>=0.12'"
             ) from None
         self._obstore = obstore
         request = timedelta(seconds=max(retry_seconds * REQUEST_SHARE, 0.1))

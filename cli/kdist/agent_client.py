@@ -11,7 +11,6 @@ this machine.
 from __future__ import annotations
 
 import http.client
-import json
 from contextlib import closing
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from kdist.agent_metrics import METRICS_PORT, AgentSample
 from kdist.errors import KdistError
+from kdist_trainer.untrusted_text import MalformedTextError, parse_json
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
@@ -127,8 +127,8 @@ class AgentClient:
     def status(self) -> dict[str, Any] | None:
         """The agent's `/status`; None if it does not answer with a JSON object."""
         try:
-            document = json.loads(self.get("/status") or b"")
-        except (ValueError, RecursionError):
+            document = parse_json(self.get("/status") or b"", allow_nan=True)
+        except MalformedTextError:
             return None
         return document if isinstance(document, dict) else None
 

@@ -8,7 +8,6 @@ the new number of nodes. Both are written last.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
@@ -36,6 +35,7 @@ from kdist_controller.difference import can_resize, find_differences
 from kdist_controller.observation import ChildKey, Observed
 from kdist_controller.progress import Decision, Stage
 from kdist_controller.rendering import list_children
+from kdist_trainer.untrusted_text import MalformedTextError, parse_json
 
 _CLAIM: Final = "PersistentVolumeClaim"
 _NODES_ANNOTATION: Final = "kdist.dev/nodes"
@@ -340,8 +340,8 @@ def _resize(
 def _read_limits(config_map: Document | None) -> tuple[int | None, int | None]:
     """The limits on the number of nodes that the agents read."""
     try:
-        found = json.loads(documents.text(config_map, "data", "nodes.json"))
-    except ValueError:
+        found = parse_json(documents.text(config_map, "data", "nodes.json"))
+    except MalformedTextError:
         return None, None
     return documents.integer(found, "min"), documents.integer(found, "max")
 

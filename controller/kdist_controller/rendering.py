@@ -11,6 +11,7 @@ from kdist.backends import Placement
 from kdist.manifest import Manifest
 from kdist.spec import TrainingJob
 from kdist_controller.observation import ChildKey
+from kdist_trainer.untrusted_text import parse_json
 
 
 def render_objects(job: TrainingJob, placement: Placement) -> tuple[Manifest, ...]:
@@ -37,7 +38,7 @@ def _write(job: TrainingJob) -> str:
 
 @lru_cache(maxsize=64)  # whole objects, which are large
 def _render(text: str, placement: Placement) -> tuple[Manifest, ...]:
-    job = TrainingJob.model_validate(json.loads(text), by_alias=True, by_name=False)
+    job = TrainingJob.model_validate(parse_json(text), by_alias=True, by_name=False)
     return tuple(render.render(job, placement))
 
 

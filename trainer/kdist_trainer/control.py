@@ -26,6 +26,7 @@ from typing import Any
 
 from kdist_trainer import group_abort, log
 from kdist_trainer.metrics.reporter import short_address
+from kdist_trainer.untrusted_text import MalformedTextError, parse_json, parse_object
 
 VARIABLE = "KDIST_CONTROL_SOCKET"
 """The environment variable that names the agent's socket."""
@@ -122,7 +123,7 @@ class GroupControl:
     def _receive(self) -> None:
         with contextlib.suppress(OSError):
             while packet := self._socket.recv(_MESSAGE_BYTES):
-                message = json.loads(packet)
+                message = parse_json(packet, keep_surrogates=True)
                 if "leave" in message:
                     self._asked_to_leave.set()
                     self._on_leave(True)
@@ -272,4 +273,7 @@ def _read(connection: socket.socket) -> dict[str, Any] | None:
         return None
     except OSError:
         return {}
-    return dict(json.loads(packet)) if packet else {}
+    try:
+        return parse_object(packet) if packet else {}
+    except MalformedTextError:  # no message of ours: the connection ends
+        return {}

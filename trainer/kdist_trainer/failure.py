@@ -22,6 +22,7 @@ from kdist_trainer import preallocated
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.errors import classify, find_place
 from kdist_trainer.liveness import RankSnapshot
+from kdist_trainer.untrusted_text import parse_json
 
 TRACEBACK_LINES = 40
 _LINE_LENGTH = 500
@@ -146,7 +147,7 @@ class Failure:
             ValueError: If the text is no failure.
         """
         try:
-            fields: dict[str, Any] = json.loads(text)
+            fields: dict[str, Any] = parse_json(text)
             fields["cause"], fields["code"] = Cause(fields["cause"]), Exit(fields["code"])
             fields["traceback"] = tuple(fields.get("traceback", ()))
             fields["collectives"] = tuple(fields.get("collectives", ()))

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from kdist_trainer import preallocated
+from kdist_trainer.untrusted_text import parse_json
 
 DONE, STOPPED = "done", "stopped"
 
@@ -23,7 +24,7 @@ def write_result(outcome: str, *, scratch: Path, local_rank: int) -> None:
 def read_result(scratch: Path, local_rank: int) -> str | None:
     """The outcome that a rank has written, `done` or `stopped`; None if there is none."""
     try:
-        outcome = json.loads(preallocated.read(path_of(scratch, local_rank)))["outcome"]
+        outcome = parse_json(preallocated.read(path_of(scratch, local_rank)))["outcome"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return STOPPED if outcome == STOPPED else DONE

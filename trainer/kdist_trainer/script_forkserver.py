@@ -30,6 +30,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kdist_trainer import process_tree
+from kdist_trainer.untrusted_text import parse_json
 
 DESCRIPTOR = "KDIST_FORKSERVER"
 """The variable with the number of the descriptor on which requests arrive, each with a connection
@@ -87,7 +88,7 @@ def _serve_one(requests: socket.socket) -> bool:
     with socket.socket(fileno=descriptors[0]) as connection:
         try:
             with connection.makefile("rb") as lines:
-                request = json.loads(lines.readline())
+                request = parse_json(lines.readline(), keep_surrogates=True)
             pid = _fork()
             answer = {"pid": pid}
         except (OSError, ValueError) as error:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-MAX_BYTES: Final = 4 << 20
+MAX_BYTES: Final = 16 << 20
 MAX_DEPTH: Final = 100
 _MAX_DIGITS: Final = 300  # of an integer: a float can hold it
 _OTHER_BYTES: Final = bytes(sorted(set(range(256)) - set(b'[]{}"')))
@@ -92,6 +92,19 @@ def parse_object(
     if not isinstance(document, dict):
         raise MalformedTextError("is not a JSON object")
     return document
+
+
+def parse_first_value(text: str) -> Any:
+    """Parse the JSON value that a text begins with, whatever follows it. Raises
+    `MalformedTextError`.
+    """
+    if len(text) > MAX_BYTES or _is_deeper(text.encode("utf-8", "surrogatepass"), MAX_DEPTH):
+        raise MalformedTextError("is too large, or nested too deep")
+    try:
+        value, _ = _WITH_NAN.raw_decode(_replace_surrogates(text))
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise MalformedTextError(f"is not JSON: {error}") from None
+    return value
 
 
 def parse_model(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from kdist.errors import Code, KdistError, NotFoundError
+from kdist_trainer.untrusted_text import MalformedTextError, parse_json
 
 _FORBIDDEN = re.compile(
     r'User "(?P<user>[^"]*)" cannot (?P<verb>[\w:-]+) resource "(?P<resource>[^"]+)"'
@@ -65,8 +65,8 @@ class ApiNotFoundError(NotFoundError, ApiError):
 def read_status(body: bytes) -> dict[str, Any]:
     """The API's `Status` document in an answer; empty where a proxy or something else answered."""
     try:
-        found = json.loads(body)
-    except ValueError:
+        found = parse_json(body)
+    except MalformedTextError:
         return {}
     return found if isinstance(found, dict) and found.get("kind") == "Status" else {}
 

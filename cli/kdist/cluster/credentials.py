@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from kdist.errors import Code, KdistError
+from kdist_trainer.untrusted_text import parse_json
 
 EARLY_SECONDS = 10.0
 """Seconds before their expiry at which credentials of a plugin are renewed."""
@@ -154,7 +155,7 @@ class Plugin:
     def _read(self, text: str) -> tuple[Credential, float]:
         """The credentials in the plugin's output, and the unix time at which they expire."""
         try:
-            answer = json.loads(text)
+            answer = parse_json(text)
             status = answer["status"]
             token, certificate = (
                 status.get("token") or "",

@@ -24,6 +24,7 @@ from kdist.cluster import resources
 from kdist.cluster.api_errors import explain
 from kdist.cluster.transport import Transport, deadline
 from kdist.errors import Code, KdistError
+from kdist_trainer.untrusted_text import parse_json
 
 STDIN, STDOUT, STDERR, ERROR, RESIZE = range(5)
 _CLOSE = 255
@@ -192,7 +193,7 @@ def _exit_code(status: bytes, what: str) -> int:
     be run.
     """
     try:
-        found = json.loads(status)
+        found = parse_json(status)
         if found.get("status") == "Success":
             return 0
         causes = (found.get("details") or {}).get("causes") or []

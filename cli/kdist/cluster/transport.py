@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import ssl
 import threading
 import time
@@ -18,8 +17,10 @@ from kdist.cluster.credentials import Credential
 from kdist.cluster.retry import RETRYABLE, Attempts, RetryPolicy, is_permanent, is_wrong_certificate
 from kdist.errors import Code, KdistError
 from kdist.manifest import to_json
+from kdist_trainer.untrusted_text import MalformedTextError, parse_json
 
 READ_SECONDS = 30.0
+_MAX_BYTES = 256 << 20  # of a document: a page of a list is the largest one
 AT_ONCE = 40  # connections that are kept open; further ones are closed after use
 
 
@@ -72,8 +73,8 @@ class ApiResponse:
         an API server answered.
         """
         try:
-            found = json.loads(self.body)
-        except ValueError:
+            found = parse_json(self.body, max_bytes=_MAX_BYTES)
+        except MalformedTextError:
             found = None
         if not isinstance(found, dict):
             raise KdistError(

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol
 from kdist.cluster import resources, retry
 from kdist.cluster.api_errors import ApiError, ApiNotFoundError, explain
 from kdist.cluster.transport import ApiRequest, Transport, deadline
+from kdist_trainer.untrusted_text import parse_json
 
 
 def read_lines(response: Any) -> Iterator[bytes]:
@@ -219,7 +220,7 @@ def _events(transport: Transport, request: ApiRequest) -> Iterator[tuple[str, Do
     """Events of one connection. Raises `ApiError` for an event of type ERROR."""
     for line in read_lines(transport.open(request, stream=True)):
         try:
-            event = json.loads(line)
+            event = parse_json(line)
             change, document = str(event["type"]), dict(event["object"])
         except (ValueError, KeyError, TypeError):
             raise ConnectionError("a watch was cut within a line") from None

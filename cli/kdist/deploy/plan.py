@@ -4,7 +4,6 @@ stored in the job's ConfigMap. Also reads the folder of `spec.code`, to be sent 
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -27,6 +26,7 @@ from kdist.status import (
     WorkloadState,
     find_owning_resource,
 )
+from kdist_trainer.untrusted_text import parse_json
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
@@ -256,7 +256,7 @@ def _check_restart(job: TrainingJob, config_map: dict[str, Any]) -> None:
     controller acts on.
     """
     try:
-        before = json.loads(config_map["data"]["job.json"])["spec"].get("restartedAt")
+        before = parse_json(config_map["data"]["job.json"])["spec"].get("restartedAt")
     except (KeyError, TypeError, ValueError, AttributeError):
         before = None  # written by another version
     if job.spec.restarted_at not in (None, before):

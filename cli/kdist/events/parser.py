@@ -7,9 +7,10 @@ JSON; neither hides an event.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
+
+from kdist_trainer.untrusted_text import MalformedTextError, parse_json
 
 Event = Mapping[str, Any]
 """Fields of an event: `event`, its name, and others such as `time`, `level`, `node` and `rank`."""
@@ -48,7 +49,7 @@ def parse(line: str) -> Event | None:
 
 def _decode(text: str) -> Event | None:
     try:
-        event = json.loads(text)
-    except (ValueError, RecursionError):
+        event = parse_json(text)
+    except MalformedTextError:
         return None
     return event if isinstance(event, dict) and isinstance(event.get("event"), str) else None

@@ -8,7 +8,6 @@ a helper pod, because reading weights needs torch and memory that a training may
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -20,6 +19,7 @@ from kdist.jobs.helper_pod import CONTAINER, TOOL_TIMEOUT, helper_pod, idle_pod,
 from kdist.jobs.job import ClusterJob
 from kdist.jobs.wait import Notify
 from kdist.units import age, number, size
+from kdist_trainer.untrusted_text import MalformedTextError, parse_json
 
 HEADER = ("STEP", "NAME", "AGE", "SIZE", "RANKS", "SAMPLES", "STATE", "")
 
@@ -134,8 +134,8 @@ def read_answer(output: str, code: int, pod: str) -> dict[str, Any]:
     """The JSON document in the tool's output. `verify` prints one although it exits with 1."""
     for line in reversed(output.splitlines()):
         try:
-            found = json.loads(line)
-        except ValueError:
+            found = parse_json(line, allow_nan=True)
+        except MalformedTextError:
             continue
         if isinstance(found, dict):
             return found
@@ -202,8 +202,8 @@ def _run(target: ClusterJob, pod: str, command: list[str], stream: BinaryIO) -> 
     if code != 0:
         raise KdistError(f"{target.name}: {lines[-1][:400]}")
     try:
-        document: Any = json.loads(lines[-1])
-    except ValueError:
+        document: Any = parse_json(lines[-1])
+    except MalformedTextError:
         document = None
     if not isinstance(document, dict) or document.get("sha256") != digest.hexdigest():
         raise KdistError(

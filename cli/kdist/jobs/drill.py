@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Mapping
@@ -22,6 +21,7 @@ from kdist.jobs.faults import LASTING, Fault, Situation
 from kdist.jobs.wait import Notify
 from kdist.status import documents
 from kdist.units import ranges, seconds
+from kdist_trainer.untrusted_text import MalformedTextError, parse_json
 
 TIMEOUT: Final = 300.0
 """Seconds that a job gets to train again, after the end of a fault that lasts."""
@@ -248,8 +248,8 @@ def _read(program: Program, timeout: float) -> Mapping[str, Any]:
             if line is None and not program.is_open():
                 return {}
         if line is not None:
-            with suppress(ValueError):
-                found = json.loads(line)
+            with suppress(MalformedTextError):
+                found = parse_json(line)
                 if isinstance(found, dict):
                     return found
     return {}

@@ -32,6 +32,7 @@ from kdist.status import (
     read_resource,
 )
 from kdist.status.documents import annotation
+from kdist_trainer.untrusted_text import parse_json
 
 Document = dict[str, Any]
 
@@ -260,7 +261,7 @@ def keep_immutable(
             if len(mounted) == 1:
                 (name,) = mounted
                 text = re.sub(rf'"{prefix}[0-9a-f]+"', f'"{name}"', json.dumps(document))
-                document = json.loads(text)
+                document = parse_json(text)
         elif one.kind == "ConfigMap" and one.name.startswith(prefix):
             continue
         found.append(Manifest(document))
@@ -274,8 +275,8 @@ def read_code(target: ClusterJob) -> dict[str, bytes]:
         KdistError: the ConfigMap does not exist or cannot be read.
     """
     try:
-        return _read_files(target, json.loads(target.config_map["data"]["code.json"]))
-    except (KeyError, ValueError) as error:
+        return _read_files(target, parse_json(target.config_map["data"]["code.json"]))
+    except (KeyError, ValueError, TypeError) as error:
         raise KdistError(
             f"ConfigMap {target.name} does not say where the code of {target.name} is",
             next_command="run `kdist apply` with the job file to send it again",

@@ -7,7 +7,6 @@ pod, or on this machine.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from kdist.jobs import agents, wait
 from kdist.jobs.job import ClusterJob
 from kdist.jobs.wait import Notify
 from kdist.units import number
+from kdist_trainer.untrusted_text import MalformedTextError, parse_json
 
 MODULE = "kdist_trainer.profiling"
 AgentTool = Callable[[Sequence[str]], bytes]
@@ -171,8 +171,8 @@ def operation_rows(summaries: Sequence[Mapping[str, Any]]) -> list[tuple[str, ..
 
 def _read(data: bytes) -> dict[str, Any]:
     try:
-        document = json.loads(data)
-    except ValueError:
+        document = parse_json(data)
+    except MalformedTextError:
         document = None
     if not isinstance(document, dict):
         raise KdistError("the agent's response about the profile cannot be read")

@@ -6,7 +6,6 @@ second time then; otherwise, and for a job that has finished, in a small helper 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from kdist.errors import KdistError, NotFoundError
 from kdist.jobs import agents, checkpoints, helper_pod
 from kdist.jobs.job import ClusterJob
 from kdist.jobs.wait import Notify
+from kdist_trainer.untrusted_text import MalformedTextError, parse_json
 
 MODULE = "kdist_trainer.tensorboard"
 FOLDER = "tensorboard"
@@ -81,8 +81,8 @@ def _read_port(session: ExecSession, pod: str) -> int:
     """The port on which TensorBoard listens, from its first line of output."""
     line = session.read_line(_START_TIMEOUT)
     try:
-        report: Any = json.loads(line or b"")
-    except ValueError:
+        report: Any = parse_json(line or b"")
+    except MalformedTextError:
         report = None
     if isinstance(report, dict) and isinstance(report.get("port"), int):
         return int(report["port"])

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from kdist.errors import KdistError
 from kdist.local import run_dir
+from kdist_trainer.untrusted_text import MalformedTextError, parse_json
 
 LOG = "run.log"
 _VARIABLE = "KDIST_DETACHED"
@@ -116,8 +117,8 @@ def _read_report(reader: int) -> Mapping[str, object] | None:
     """The report of the started process; None if the process ended without one."""
     with os.fdopen(os.dup(reader), "rb") as stream:
         try:
-            report = json.loads(stream.readline())
-        except ValueError:
+            report = parse_json(stream.readline())
+        except MalformedTextError:
             return None
     return report if isinstance(report, dict) else None
 

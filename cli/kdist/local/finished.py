@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from kdist.errors import Code, KdistError
 from kdist.spec import TrainingJob
 from kdist.spec.edits import compare_done
+from kdist_trainer.untrusted_text import parse_json
 
 
 def is_finished(job: TrainingJob, done: Mapping[str, Any], train_json: str) -> bool:
@@ -18,7 +18,7 @@ def is_finished(job: TrainingJob, done: Mapping[str, Any], train_json: str) -> b
         KdistError: the job was edited in any other way, so that the old report is about another
             job.
     """
-    finished = compare_done(done, json.loads(train_json))
+    finished = compare_done(done, parse_json(train_json))
     if finished.problem is not None:
         hint = (
             "--fresh archives the previous run and trains from scratch; more epochs or steps "

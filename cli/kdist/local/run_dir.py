@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from kdist.errors import KdistError
+from kdist_trainer.untrusted_text import MalformedTextError, parse_json
 
 HOME_VARIABLE = "KDIST_HOME"
 _LOCK_SECONDS = 1.0
@@ -56,8 +57,8 @@ def write_json(path: Path, document: object) -> None:
 def read_json(path: Path) -> dict[str, Any] | None:
     """The document at `path`; None if there is none, or it cannot be read (yet)."""
     try:
-        document = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+        document = parse_json(path.read_bytes(), allow_nan=True)
+    except (OSError, MalformedTextError):
         return None
     return document if isinstance(document, dict) else None
 

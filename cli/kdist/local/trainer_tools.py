@@ -4,7 +4,6 @@ line never imports the trainer: checkpoints, export of weights, profiles, and Te
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import subprocess
@@ -19,6 +18,7 @@ from kdist.jobs.profile import MODULE, AgentTool
 from kdist.local import agents
 from kdist.local.launch import install_command
 from kdist.local.location import CheckpointLocation, folder_of, location_of
+from kdist_trainer.untrusted_text import MalformedTextError, parse_json
 
 
 def run_checkpoint_tool(
@@ -107,8 +107,8 @@ def _run(
     environment = {**os.environ, **checkpoints.variables}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     try:
-        document: Any = json.loads(done.stdout)
-    except ValueError:
+        document: Any = parse_json(done.stdout, allow_nan=True)
+    except MalformedTextError:
         document = None
     if not isinstance(document, dict):
         last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
@@ -187,8 +187,8 @@ def run_tensorboard(root: Path, port: int, *, on_ready: Callable[[int], object])
 
 def _read_port(process: subprocess.Popen[bytes], events: str, *, is_bucket: bool) -> int:
     try:
-        report: Any = json.loads(process.stdout.readline() if process.stdout else b"")
-    except ValueError:
+        report: Any = parse_json(process.stdout.readline() if process.stdout else b"")
+    except MalformedTextError:
         report = None
     if isinstance(report, dict) and isinstance(report.get("port"), int):
         return int(report["port"])

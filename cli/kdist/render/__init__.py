@@ -22,6 +22,7 @@ from kdist.render.context import check, collect, digest_version, pack, read_pod
 from kdist.render.pod_security import violations
 from kdist.render.templates import TEMPLATES, Fragment, as_json, read_template, render_template
 from kdist.spec import TrainingJob
+from kdist_trainer.untrusted_text import parse_json
 
 __all__ = [
     "TEMPLATES",
@@ -114,9 +115,9 @@ def read_job(config_map: Mapping[str, Any]) -> TrainingJob:
     name = (config_map.get("metadata") or {}).get("name", "")
     try:
         return TrainingJob.model_validate(
-            json.loads((config_map.get("data") or {})["job.json"]), by_alias=True, by_name=False
+            parse_json((config_map.get("data") or {})["job.json"]), by_alias=True, by_name=False
         )
-    except (KeyError, ValueError) as error:
+    except (KeyError, ValueError, TypeError) as error:
         raise KdistError(
             f"ConfigMap {name} does not contain a job that this version of kdist understands",
             hint="run `kdist apply` with the job file to write it again",

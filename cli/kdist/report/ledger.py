@@ -6,7 +6,6 @@ rest.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,8 @@ from itertools import pairwise
 from math import inf, isfinite
 from pathlib import Path
 from typing import Any
+
+from kdist_trainer.untrusted_text import MalformedTextError, parse_json
 
 Record = Mapping[str, Any]
 
@@ -38,8 +39,8 @@ def parse_lines(data: bytes) -> Iterator[Record]:
     """The JSON objects in `data`, one on each line; torn lines are left out."""
     for line in data.split(b"\n"):
         try:
-            record = json.loads(line)
-        except ValueError:
+            record = parse_json(line, allow_nan=True)
+        except MalformedTextError:
             continue
         if isinstance(record, dict):
             yield record

@@ -13,6 +13,7 @@ from typing import Any
 
 from kdist.events import parse
 from kdist.status import documents
+from kdist_trainer.untrusted_text import MalformedTextError, parse_first_value, parse_json
 
 DONE, STOPPED, PEERS_LOST = 0, 200, 201
 _KEYS = (
@@ -124,8 +125,8 @@ def _lines(document: object, name: str) -> tuple[str, ...]:
 
 def _loads(text: str) -> Any:
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return parse_json(text, allow_nan=True)
+    except MalformedTextError:
         return None
 
 
@@ -145,14 +146,14 @@ def _from_truncated(text: str) -> ExitRecord | None:
     """Read the fields that are left of a truncated record."""
     if not text.lstrip().startswith("{"):
         return None
-    decoder, found = json.JSONDecoder(), {}
+    found = {}
     for key in _KEYS:
         match = re.search(rf'[{{,]\s*"{key}"\s*:\s*', text)
         if match is None:
             continue
         try:
-            found[key], _ = decoder.raw_decode(text, match.end())
-        except (ValueError, RecursionError):
+            found[key] = parse_first_value(text[match.end() :])
+        except MalformedTextError:
             # Truncated: keep the beginning of a text.
             if text[match.end() : match.end() + 1] == '"':
                 found[key] = text[match.end() + 1 :].replace("\\n", "\n").rstrip("\\")

@@ -4,7 +4,6 @@ document gives less information and never raises.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -31,6 +30,7 @@ from kdist.status.job_status import (
 )
 from kdist.status.pod import Pod, read_pod
 from kdist.status.resource_state import read_resource
+from kdist_trainer.untrusted_text import MalformedTextError, parse_json
 
 RUN_ID, BACKEND, RENDEZVOUS = "kdist.dev/run-id", "kdist.dev/backend", "kdist.dev/rendezvous"
 NAMESPACE_VARIABLE = "KDIST_NAMESPACE"
@@ -132,8 +132,8 @@ def _read_placement(
 def read_job(config_map: Document) -> Document:
     """Return the TrainingJob in the ConfigMap; an empty object if it cannot be read."""
     try:
-        return documents.mapping(json.loads(documents.text(config_map, "data", "job.json")))
-    except (ValueError, RecursionError):
+        return documents.mapping(parse_json(documents.text(config_map, "data", "job.json")))
+    except MalformedTextError:
         return {}
 
 

@@ -50,6 +50,7 @@ from kdist_trainer.rendezvous.handler import Rendezvous
 from kdist_trainer.rendezvous.state import SpareNodeError
 from kdist_trainer.rendezvous.torch_internals import ElasticAgentBase
 from kdist_trainer.signals import StopRequested, StopSignals
+from kdist_trainer.untrusted_text import parse_json
 
 _AGENT_KEY = "kdist/agent/"
 _GENERATION_KEY = "kdist/generation"
@@ -268,7 +269,7 @@ class ElasticAgent(ElasticAgentBase):
         store.set(f"{_AGENT_KEY}{rank}", json.dumps([self._settings.node, self._instance_id]))
         if rank == 0:
             agents = dict(
-                json.loads(store.get(f"{_AGENT_KEY}{other}"))
+                parse_json(store.get(f"{_AGENT_KEY}{other}"))
                 for other in range(group.group_world_size)
             )
             nodes = self._settings.node_limits.current()

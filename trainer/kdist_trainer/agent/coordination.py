@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from kdist_trainer.agent.exit_record import root_cause
 from kdist_trainer.failure import Failure
+from kdist_trainer.untrusted_text import parse_json
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -68,7 +69,7 @@ class AgentStore:
     def _read(self, full: str) -> tuple[Document, bytes]:
         """The document at a full key, and its stored bytes; both empty if there is none."""
         raw = bytes(self._store.get(full)) if self._store.check([full]) else b""
-        document: Document = json.loads(raw) if raw else {}
+        document: Document = parse_json(raw) if raw else {}
         document.pop(_WRITER, None)
         return document, raw
 
@@ -119,7 +120,7 @@ class AgentStore:
             if rank_states:
                 document.setdefault("rank_states", {})[self._node] = rank_states
             document.setdefault("failures", []).extend(
-                json.loads(failure.to_json()) for failure in selected
+                parse_json(failure.to_json()) for failure in selected
             )
 
         return failures_of(self._change_generation(number, edit))

@@ -14,6 +14,7 @@ from kdist_trainer.config import Cause, Exit, TrainConfig
 from kdist_trainer.config.changes import compare_done
 from kdist_trainer.errors import CheckpointMismatchError
 from kdist_trainer.failure import Failure
+from kdist_trainer.untrusted_text import parse_json
 
 RECORD = "exit.json"
 TERMINATION_BYTES = 4096
@@ -70,7 +71,7 @@ def stopped(message: str, *, step: int | None) -> dict[str, Any]:
 
 def failed(failure: Failure) -> dict[str, Any]:
     """The exit record of a run that ends because of `failure`."""
-    return {**json.loads(failure.to_json()), "outcome": "failed"}
+    return {**parse_json(failure.to_json()), "outcome": "failed"}
 
 
 def write_record(

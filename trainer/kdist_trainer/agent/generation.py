@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 
+from kdist_trainer.untrusted_text import parse_json
+
 START, RESUME, JOIN, FAILURE = "start", "resume", "join", "failure"
 STOP = "stop"
 """Why a generation ends, if it is not for a node that joins: its agents were asked to stop."""
@@ -50,4 +52,4 @@ class Generation:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Generation:
-        return cls(**json.loads(text))
+        return cls(**parse_json(text))

@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
-import json
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+
+from kdist_trainer.untrusted_text import parse_json
 
 AGENT = (
     "kdist_trainer.agent.agent",
@@ -41,7 +42,7 @@ def training(config: Path) -> Iterator[str]:
     """
     yield from _TRAINING
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        train = json.loads(config.read_bytes())["train"]
+        train = parse_json(config.read_bytes())["train"]
         if train.get("tensorboard") != "off":
             yield from _EVENT_FILES
         name: str = train["workload"]

@@ -23,6 +23,7 @@ from kdist_trainer.agent.exit_analysis import signal_name
 from kdist_trainer.agent.settings import Settings
 from kdist_trainer.config import START_VARIABLES
 from kdist_trainer.script_forkserver import DESCRIPTOR, GO, READY
+from kdist_trainer.untrusted_text import parse_json
 
 _READY_SECONDS = 120.0
 _FORK_SECONDS = 10.0
@@ -192,7 +193,7 @@ class ScriptForkserver:
                 socket.send_fds(requests, [b"fork"], [theirs.fileno(), 0, 1, 2])
             ours.settimeout(_FORK_SECONDS)
             ours.sendall(json.dumps(request).encode() + b"\n")
-            answer = json.loads(ours.recv(4096) or b'{"error": "it has exited"}')
+            answer = parse_json(ours.recv(4096) or b'{"error": "it has exited"}')
             if "error" in answer:
                 raise ForkserverError(f"the fork failed: {answer['error']}")
             ours.sendall(GO)

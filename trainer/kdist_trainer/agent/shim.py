@@ -19,6 +19,8 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from kdist_trainer.untrusted_text import parse_object
+
 SPAWNER = "KDIST_SPAWNER"
 """The variable with the number of the descriptor on which the spawner receives requests."""
 _STOPPED = 200  # Exit.STOPPED, whose module takes half a second to import
@@ -39,7 +41,7 @@ class Shim:
             signal.signal(number, self._forward)
         with suppress(ConnectionError), self._connection.makefile("rb") as lines:
             for line in lines:
-                message = json.loads(line)
+                message = parse_object(line)
                 if "code" in message:
                     return int(message["code"])
                 self._pid = message["pid"]

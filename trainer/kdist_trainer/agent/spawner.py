@@ -28,6 +28,7 @@ from kdist_trainer import liveness, process_tree
 from kdist_trainer.agent import forkserver, preload_modules
 from kdist_trainer.agent.shim import SPAWNER
 from kdist_trainer.config import TrainConfig
+from kdist_trainer.untrusted_text import MalformedTextError, parse_json
 
 _ORPHAN_SECONDS = 2.0
 
@@ -67,8 +68,8 @@ class Spawner:
         connection, streams = socket.socket(fileno=descriptors[0]), descriptors[1:]
         try:
             with connection.makefile("rb") as lines:
-                request = json.loads(lines.readline())
-        except (OSError, ValueError):  # the shim has ended meanwhile
+                request = parse_json(lines.readline(), keep_surrogates=True)
+        except (OSError, MalformedTextError):  # the shim has ended meanwhile
             connection.close()
         else:
             self._fork(request, connection, streams)

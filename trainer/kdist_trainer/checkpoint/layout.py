@@ -34,6 +34,7 @@ from kdist_trainer.checkpoint.manifest import (
 )
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.object_store.path import ObjectPath
+from kdist_trainer.untrusted_text import MalformedTextError, parse_json
 
 _TEMPORARY = re.compile(r"step-(\d{8,})-e(\d+)\.tmp-[\w-]+")
 _DAMAGED = re.compile(r"step-(\d{8,})-e(\d+)\.damaged(-\d+)?")
@@ -152,8 +153,8 @@ class CheckpointDirectory:
     def read_done(self) -> dict[str, Any] | None:
         """The document in DONE; None if the run has not ended. Raises `OSError`."""
         try:
-            document = json.loads((self.root / "DONE").read_bytes())
-        except (FileNotFoundError, NotADirectoryError, ValueError):
+            document = parse_json((self.root / "DONE").read_bytes(), allow_nan=True)
+        except (FileNotFoundError, NotADirectoryError, MalformedTextError):
             return None
         return document if isinstance(document, dict) else None
 

@@ -7,7 +7,6 @@ and the next writer starts a new line.
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import threading
@@ -20,6 +19,7 @@ from typing import Any
 from kdist_trainer.checkpoint import storage
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.object_store.path import ObjectPath
+from kdist_trainer.untrusted_text import MalformedTextError, parse_json
 
 _TAIL_BYTES = 1 << 22
 _SEGMENT_BYTES = 1 << 18
@@ -149,8 +149,8 @@ def read_tail(path: StoragePath) -> list[dict[str, Any]]:
 def _parse(data: bytes) -> list[dict[str, Any]]:
     found = []
     for line in data.splitlines():
-        with suppress(ValueError):  # an incomplete line, or bytes that are not text
-            document = json.loads(line)
+        with suppress(MalformedTextError):  # an incomplete line, or bytes that are not text
+            document = parse_json(line, allow_nan=True)
             if isinstance(document, dict):
                 found.append(document)
     return found

@@ -23,6 +23,7 @@ from kdist_trainer.errors import KdistTrainerError
 from kdist_trainer.object_store.client import Tag
 from kdist_trainer.object_store.errors import ObjectChangedError
 from kdist_trainer.object_store.path import ObjectPath
+from kdist_trainer.untrusted_text import parse_json
 
 _RECORD = re.compile(r"e(\d{8,})\.json")
 _KEEP = 3
@@ -60,7 +61,7 @@ class LockRecord:
     def from_bytes(cls, data: bytes) -> LockRecord | None:
         """The record that was written; None for anything else."""
         with suppress(ValueError, TypeError, KeyError, AttributeError):
-            document: dict[str, Any] = json.loads(data)
+            document: dict[str, Any] = parse_json(data)
             fences = tuple((int(epoch), str(base)) for epoch, base in document.pop("fences"))
             # without one it was written by an earlier version, whose epochs were generations
             document.setdefault("generation", document["epoch"])

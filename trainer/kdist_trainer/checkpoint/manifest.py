@@ -23,6 +23,7 @@ from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.digest import Digest, UnknownAlgorithmError
 from kdist_trainer.errors import CheckpointMismatchError
 from kdist_trainer.object_store.path import ObjectPath
+from kdist_trainer.untrusted_text import parse_json
 
 NAME_PATTERN = re.compile(r"step-(\d{8,})-e(\d+)")
 FILES_PATTERN = re.compile(r"step-(\d{8,})-e(\d+)\.files-[\w-]+")
@@ -109,7 +110,7 @@ class Manifest:
         if another version wrote something that this one does not know.
         """
         try:
-            document = json.loads(data)
+            document = parse_json(data, max_bytes=MAX_BYTES, keep_surrogates=True)
             body = document["manifest"]
             if document["sha256"] != _digest_of(body):
                 raise DamagedCheckpointError(f"{MANIFEST} was changed after it was written")
@@ -120,7 +121,7 @@ class Manifest:
             return cls(**body, files={str(name): Digest.from_json(one) for name, one in files})
         except UnknownAlgorithmError as error:
             raise _unsupported(f"has digests of {str(error)!r}") from None
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise DamagedCheckpointError(
                 f"{MANIFEST} is no manifest: {type(error).__name__}"
             ) from error

@@ -6,7 +6,6 @@ unpickler, so a damaged or malicious checkpoint cannot run code.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from torch.distributed.checkpoint.planner import ReadItem
 
 from kdist_trainer.checkpoint.group import CheckpointGroup
 from kdist_trainer.checkpoint.manifest import (
+    MAX_BYTES,
     STATE,
     DamagedCheckpointError,
     Manifest,
@@ -34,6 +34,7 @@ from kdist_trainer.checkpoint.manifest import (
 from kdist_trainer.checkpoint.safe_unpickler import METADATA, read_metadata
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.errors import CheckpointMismatchError
+from kdist_trainer.untrusted_text import parse_json
 
 _MAX_PROBLEMS = 3
 
@@ -153,7 +154,12 @@ def read_state(folder: StoragePath, *, framework: str = "") -> LoadedCheckpoint:
             f"checkpoint {folder}: {error}, or move the folder away to continue from an older one"
         ) from None
     try:
-        document = json.loads(read_checked(folder, STATE, manifest))
+        document = parse_json(
+            read_checked(folder, STATE, manifest),
+            max_bytes=MAX_BYTES,
+            allow_nan=True,
+            keep_surrogates=True,
+        )
         state, job = document["state"], document.get("job", {})
     except (ValueError, KeyError, TypeError) as error:
         raise DamagedCheckpointError(f"{STATE} holds no state") from error

@@ -15,12 +15,12 @@ models. The arguments of one agent (folders, addresses) are in `kdist_trainer.ag
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
-from pydantic_core import from_json, to_json
 
 from kdist_trainer.config.base import (
     METRICS_PORT,
@@ -52,6 +52,7 @@ from kdist_trainer.config.training import (
     Schedule,
     Training,
 )
+from kdist_trainer.untrusted_text import parse_json, parse_model, parse_object
 
 __all__ = [
     "CHECKPOINTS_ENDPOINT",
@@ -232,15 +233,15 @@ class TrainConfig(ConfigModel):
 
         Raises:
             OSError: A file cannot be read.
+            MalformedTextError: A file is not JSON.
             pydantic.ValidationError: The document is invalid; has every problem.
         """
         text, nodes = path.read_bytes(), path.with_name(NODES)
         if not nodes.exists():
-            return cls.model_validate_json(text)
-        document = from_json(text)
-        if isinstance(document, dict):
-            document["nodes"] = from_json(nodes.read_bytes())
-        return cls.model_validate_json(to_json(document))
+            return parse_model(cls, text)
+        document = parse_object(text)
+        document["nodes"] = parse_json(nodes.read_bytes())
+        return parse_model(cls, json.dumps(document))
 
     def to_json(self) -> str:
         """The text of `train.json`, with all defaults, keys in the order of declaration."""

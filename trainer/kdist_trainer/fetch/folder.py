@@ -20,6 +20,7 @@ from typing import Any, Final
 from kdist_trainer.errors import DataError
 from kdist_trainer.fetch.request import FetchRequest
 from kdist_trainer.fetch.source import RemoteFile
+from kdist_trainer.untrusted_text import parse_json
 
 STATE: Final = "fetch.json"
 FILES: Final = "files"
@@ -155,7 +156,7 @@ class FetchFolder:
 
     def _read(self) -> dict[str, KnownFile]:
         try:
-            document: dict[str, Any] = json.loads((self._folder / STATE).read_bytes())
+            document: dict[str, Any] = parse_json((self._folder / STATE).read_bytes())
             if {key: document.get(key) for key in self._source} != self._source:
                 return {}
             return {

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import PurePosixPath
 from typing import Final
 
 from kdist_trainer.errors import DataError
+from kdist_trainer.untrusted_text import parse_json
 
 INDEX: Final = ".safetensors.index.json"
 LARGEST_INDEX: Final = 256 << 20
@@ -31,8 +31,8 @@ def shards_of(index: bytes, where: str) -> list[str]:
         DataError: it is no index, or names files that are not next to it.
     """
     try:
-        names = set(json.loads(index)["weight_map"].values())
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        names = set(parse_json(index, max_bytes=LARGEST_INDEX)["weight_map"].values())
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise DataError(f"{where}: is no index of safetensors files") from None
     if not names or not all(
         isinstance(name, str)

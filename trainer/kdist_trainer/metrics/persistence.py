@@ -25,6 +25,7 @@ from kdist_trainer.metrics.declarations import AGENT_METRICS, Kind
 from kdist_trainer.metrics.step_stats import WALL_CATEGORIES
 from kdist_trainer.metrics.wire import COUNTER_SLOTS, LAYOUT
 from kdist_trainer.object_store.path import ObjectPath
+from kdist_trainer.untrusted_text import parse_json
 
 Labels = tuple[str, ...]
 
@@ -83,7 +84,7 @@ def read_counters(path: Path | ObjectPath, *, run_id: str) -> CounterState:
     that this version can read.
     """
     try:
-        document = json.loads(_read(path))
+        document = parse_json(_read(path), allow_nan=True)
         if (document["layout"], document["run_id"]) != (LAYOUT, run_id):
             return CounterState()
         return CounterState(

@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from kdist_trainer.untrusted_text import MalformedTextError, parse_json
+
 MAX_STEPS = 1000
 _INBOX = "profile-request.json"
 _ANSWERS = "profiles"
@@ -132,8 +134,8 @@ def read_progress(root: Path, name: str) -> dict[str, Any]:
 def read(path: Path) -> dict[str, Any]:
     """Read a small JSON document; empty if there is none that can be read."""
     try:
-        document = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+        document = parse_json(path.read_bytes())
+    except (OSError, MalformedTextError):
         return {}
     return document if isinstance(document, dict) else {}
 

@@ -23,6 +23,7 @@ from typing import Any
 
 from kdist_trainer.errors import ConfigError
 from kdist_trainer.rendezvous.timings import JITTER
+from kdist_trainer.untrusted_text import parse_json
 
 ACCOUNT = Path("/var/run/secrets/kdist")
 """The mounted service account: a token, which is rotated, and the API server's CA certificate."""
@@ -237,7 +238,7 @@ def _encode(values: Mapping[str, bytes]) -> dict[str, str]:
 def _parse(response: bytes, requested_at: float) -> Copy:
     """Read a ConfigMap. Raises `ApiRejectedError` for anything else."""
     try:
-        document = json.loads(response)
+        document = parse_json(response)
         metadata = {
             name: value for name, value in document["metadata"].items() if name != "managedFields"
         }

@@ -30,6 +30,7 @@ from torch.distributed.distributed_c10d import Store
 
 from kdist_trainer.rendezvous.join_requests import JOIN, JoinRequests
 from kdist_trainer.rendezvous.membership import INTERVAL_SECONDS, MEMBER, MemberConnections
+from kdist_trainer.untrusted_text import parse_json
 
 _RESPONSE_SECONDS = 5.0
 _CHECK_SECONDS = 0.1
@@ -117,7 +118,7 @@ class _Handler(socketserver.StreamRequestHandler):
     def handle(self) -> None:
         try:
             while line := self.rfile.readline(_MAX_REQUEST_BYTES):
-                request = json.loads(line)
+                request = parse_json(line)
                 exchange = self.server.exchanges.get(request["token"])
                 if exchange is None:
                     return  # of a round that is long over, or of nobody
@@ -312,7 +313,7 @@ class ExchangeStore(Store):
                 self._socket.sendall(line)
                 self._watch(seconds + _RESPONSE_SECONDS)
                 response = self._stream.readline()
-                found: list[str | None] = json.loads(response)
+                found: list[str | None] = parse_json(response)
             except (OSError, ValueError) as error:
                 self.close()
                 raise self._lost(error) from error

@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from io import BufferedIOBase
 from typing import TYPE_CHECKING
 
+from kdist_trainer.untrusted_text import parse_json
+
 if TYPE_CHECKING:
     from kdist_trainer.rendezvous.exchange import ExchangeHost
 
@@ -220,7 +222,7 @@ class MemberConnection:
 
     def _read(self, line: bytes) -> None:
         """Take in a line of the host."""
-        disconnected, left, late = json.loads(line)
+        disconnected, left, late = parse_json(line)
         silences = dict(late)
         for rank, silence in self._silences.items():
             if silences.get(rank, 0.0) < silence and rank not in disconnected:

@@ -20,6 +20,7 @@ from torch.distributed import DistError
 
 from kdist_trainer.rendezvous.exchange import ExchangeHost, ExchangeServer, ExchangeStore
 from kdist_trainer.rendezvous.membership import MemberConnection
+from kdist_trainer.untrusted_text import parse_json
 
 _SECOND_HOST = "kdist/second-host"
 _SECONDS = 60.0
@@ -101,4 +102,4 @@ class RoundMembership:
 
     def _read(self) -> ExchangeHost:
         with closing(ExchangeStore(self._host, timeout_seconds=_SECONDS)) as store:
-            return ExchangeHost(*json.loads(store.get(_SECOND_HOST)))
+            return ExchangeHost(*parse_json(store.get(_SECOND_HOST)))

@@ -8,7 +8,6 @@ not depend on whether its ranks were prepared.
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from kdist_trainer.config import Training
 from kdist_trainer.rng import WEIGHTS, Generators, GeneratorStates, derive
 from kdist_trainer.stream import Stream
 from kdist_trainer.training.model import BuiltModule, build_module
+from kdist_trainer.untrusted_text import parse_json
 from kdist_trainer.workload import Samples, Workload, WorkloadContext
 
 
@@ -59,7 +59,7 @@ def prepare(train: Training, device: torch.device) -> PreparedTraining:
 def load_workload(train: Training, device: torch.device) -> Workload:
     """Make the workload that the job names."""
     data = {
-        mount: Path(path) for mount, path in json.loads(os.environ.get("KDIST_DATA", "{}")).items()
+        mount: Path(path) for mount, path in parse_json(os.environ.get("KDIST_DATA", "{}")).items()
     }
     return workloads.load(train.workload)(WorkloadContext(train.options, data, train.seed, device))
 

@@ -4,7 +4,6 @@ have been fetched from a URL, read by every rank or by rank 0 for all.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +22,7 @@ from kdist_trainer.config import NOT_FETCHED, Init
 from kdist_trainer.config.source_url import base_name
 from kdist_trainer.errors import CheckpointMismatchError, ConfigError, DataError
 from kdist_trainer.training.checkpointing import TrainingState
+from kdist_trainer.untrusted_text import parse_json
 
 _MAX_PROBLEMS = 3
 _WHOLE, _INDEX = "model.safetensors", ".index.json"  # Hugging Face's names
@@ -86,7 +86,7 @@ class SafetensorsShards:
 
     def _weight_map(self) -> dict[str, str]:
         try:
-            files = json.loads(self._index.read_bytes())["weight_map"]
+            files = parse_json(self._index.read_bytes())["weight_map"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(
                 f"train.init: {self._index}: no index of safetensors files: {error}"

@@ -28,6 +28,9 @@ EXEMPT: dict[Rule, dict[str, str]] = {
         "trainer/kdist_trainer/run_script.py": "it runs the user's script, as "
         "`python script.py` would"
     },
+    rules.unpickles_nowhere_else: {
+        "trainer/kdist_trainer/allow_list.py": "it is the one that unpickles"
+    },
     rules.no_module_state: {
         "trainer/kdist_trainer/agent/preload.py": "the forkserver imports it for its effect alone",
         "trainer/kdist_trainer/checkpoint/writer.py": "torch warns on the writing thread, "
@@ -40,6 +43,7 @@ EVERYWHERE: dict[Rule, Sequence[Path]] = {
     rules.short_functions: python_files(),
     rules.opens_with_a_docstring: python_files(),
     rules.no_dangerous_calls: SHOWN,
+    rules.unpickles_nowhere_else: SHOWN,
     rules.no_print: PRODUCT,
     rules.no_module_state: PRODUCT,
     rules.public_things_are_explained: PRODUCT,
@@ -62,7 +66,11 @@ BAD = [
     (rules.no_dangerous_calls, "import yaml\nyaml.load(text)\n"),
     (rules.no_dangerous_calls, "import torch\ntorch.load(path)\n"),
     (rules.no_dangerous_calls, "import torch\ntorch.load(path, weights_only=False)\n"),
-    (rules.no_dangerous_calls, "import pickle\npickle.loads(data)\n"),
+    (rules.unpickles_nowhere_else, "import pickle\npickle.loads(data)\n"),
+    (rules.unpickles_nowhere_else, "import pickle\nread = pickle.load\n"),
+    (rules.unpickles_nowhere_else, "from pickle import loads as read\n"),
+    (rules.unpickles_nowhere_else, "import pickle\nclass U(pickle.Unpickler):\n    pass\n"),
+    (rules.unpickles_nowhere_else, "import marshal\n"),
     (rules.no_dangerous_calls, "eval('1')\n"),
     (rules.no_module_state, "start()\n"),
     (rules.no_module_state, "for x in range(3):\n    pass\n"),
@@ -89,6 +97,7 @@ GOOD = [
             "weights_only=True)\n"
         ),
     ),
+    (rules.unpickles_nowhere_else, "import json\nimport pickle\npickle.dumps(json.loads(x))\n"),
     (rules.no_module_state, "'''Doc.'''\nimport os\nif TYPE_CHECKING:\n    import torch\n"),
     (rules.public_things_are_explained, "def _f():\n    return 1\n"),
     (rules.tests_can_fail, "def test_that_a_check_is_called():\n    check_ledger(path)\n"),

@@ -19,6 +19,7 @@ from torch.distributed.checkpoint._traverse import set_element
 from torch.distributed.checkpoint.filesystem import _StorageInfo as StorageInfo
 from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, TensorProperties
 from torch.distributed.checkpoint.state_dict import _get_fqns
+from torch.serialization import _get_layout as find_layout
 
 __all__ = [
     "INDEX_GLOBALS",
@@ -27,6 +28,7 @@ __all__ = [
     "StorageInfo",
     "allocate_on_cpu",
     "copy_to_cpu",
+    "find_layout",
     "flatten",
     "full_names",
     "set_properties",

@@ -72,6 +72,13 @@ class ExchangeHost:
         vars(state)[self.ATTRIBUTE] = astuple(self)
 
     @classmethod
+    def is_valid(cls, fields: object) -> bool:
+        """Whether a rendezvous state may have these fields as the host: None is no host."""
+        if fields is None:
+            return True
+        return type(fields) is tuple and [*map(type, fields)] == [int, str, int, str, int]
+
+    @classmethod
     def named_in(cls, state: object) -> Self | None:
         """The host of the current round of a rendezvous state; None if it has none."""
         fields = vars(state).get(cls.ATTRIBUTE)

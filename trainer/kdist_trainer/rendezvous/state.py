@@ -15,6 +15,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousSe
 
 from kdist_trainer.rendezvous.exchange import ExchangeHost
 from kdist_trainer.rendezvous.gathering import Gathering
+from kdist_trainer.rendezvous.safe_state import SafeBackend
 from kdist_trainer.rendezvous.timings import JITTER, RendezvousTimings
 from kdist_trainer.rendezvous.torch_internals import Node, StateHolder
 
@@ -91,7 +92,7 @@ class RendezvousState(StateHolder):
     ) -> None:
         # With this interval torch itself declares only those nodes dead that are marked so.
         super().__init__(
-            backend,
+            SafeBackend(backend),
             replace(settings, keep_alive_interval=_NEVER),
             cache_seconds=timings.first_poll,
         )

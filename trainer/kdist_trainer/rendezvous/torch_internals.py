@@ -34,14 +34,15 @@ from torch.distributed.elastic.multiprocessing.api import (
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 from torch.distributed.elastic.rendezvous import api as rendezvous_api
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
-from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     DynamicRendezvousHandler,
+    RendezvousBackend,
     RendezvousSettings,
     _BackendRendezvousStateHolder,
     _DistributedRendezvousOpExecutor,
     _NodeDesc,
     _RendezvousExitOp,
+    _RendezvousState,
 )
 
 OWN_STORE_VARIABLE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
@@ -54,6 +55,9 @@ Node = _NodeDesc
 their group ranks in the order of these fields. kdist puts the node's index into `pid` and the
 agent's process id into `local_id`.
 """
+
+State = _RendezvousState
+"""The shared rendezvous state."""
 
 
 def replace_polling(pause: Callable[[], object]) -> None:
@@ -113,7 +117,7 @@ class StateHolder(_BackendRendezvousStateHolder):
     """torch's copy of the shared rendezvous state, with a hook for each time it is read."""
 
     def __init__(
-        self, backend: C10dRendezvousBackend, settings: RendezvousSettings, *, cache_seconds: float
+        self, backend: RendezvousBackend, settings: RendezvousSettings, *, cache_seconds: float
     ) -> None:
         super().__init__(
             backend,

@@ -7,10 +7,11 @@ Nothing here fails or waits for long: whatever cannot be read in time is not off
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from kdist.threads import OnError, start_thread
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
@@ -160,7 +161,8 @@ def _in_time(read: Callable[[], list[str]]) -> list[str]:
     A thread, because a resolver and a credential plugin have timeouts of their own.
     """
     found: list[str] = []
-    thread = threading.Thread(target=lambda: found.extend(_silently(read)), daemon=True)
-    thread.start()
+    thread = start_thread(
+        lambda: found.extend(_silently(read)), name="completion", on_error=OnError.REPORT
+    )
     thread.join(SECONDS)
     return list(found)

@@ -9,7 +9,6 @@ import os
 import signal
 import socket
 import sys
-import threading
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,6 +19,7 @@ from kdist.cluster import Cluster, connect
 from kdist.errors import KdistError
 from kdist.status import documents
 from kdist.status.documents import Document
+from kdist.threads import OnError, start_thread
 from kdist_controller.controller import Controller, Settings
 from kdist_controller.election import Election
 from kdist_controller.endpoint import Endpoint
@@ -64,10 +64,14 @@ def _run(given: argparse.Namespace) -> int:
     endpoint.start()
     for number in (signal.SIGTERM, signal.SIGINT):
         # on a thread, because the main one may hold a lock that `stop` takes
-        signal.signal(number, lambda *_: threading.Thread(target=controller.stop).start())
+        signal.signal(number, lambda *_: _stop(controller))
     logging.getLogger(__name__).info("serving on port %d", endpoint.port)
     controller.run()
     return 0
+
+
+def _stop(controller: Controller) -> None:
+    start_thread(controller.stop, name="stop", on_error=OnError.EXIT)
 
 
 def _route(cluster: Cluster, agents: str, namespace: str, pod: Document) -> AgentTransport:

@@ -19,6 +19,7 @@ from kdist.errors import KdistError
 from kdist.jobs import Agents, fetch_snapshot
 from kdist.status import AgentStatus, Phase, Pod, documents
 from kdist.status.documents import Document
+from kdist.threads import OnError, start_thread
 from kdist_controller.metrics import Metrics
 from kdist_controller.observation import Observed
 from kdist_controller.resource import JobKey
@@ -115,7 +116,7 @@ class AgentPoller:
     def start(self) -> None:
         """Start the threads, which end with the process."""
         for number in range(_THREADS):
-            threading.Thread(target=self._run, name=f"agents-{number}", daemon=True).start()
+            start_thread(self._run, name=f"agents-{number}", on_error=OnError.RESTART)
 
     def answers(self, key: JobKey) -> dict[str, Document]:
         """The newest answer of each agent that has answered lately, by pod."""

@@ -18,6 +18,7 @@ from kdist.errors import KdistError
 from kdist.manifest import JOB_LABEL
 from kdist.spec import API_VERSION, KIND
 from kdist.status import documents
+from kdist.threads import OnError, start_thread
 from kdist_controller.agent_poller import AgentPoller, Route
 from kdist_controller.cache import Cache
 from kdist_controller.election import Election
@@ -138,9 +139,8 @@ class Controller:
         self._poller.start()
         self._recovery.start()
         for number in range(_WORKERS):
-            thread = threading.Thread(target=self._work, name=f"worker-{number}", daemon=True)
+            thread = start_thread(self._work, name=f"worker-{number}", on_error=OnError.RESTART)
             self._threads.append(thread)
-            thread.start()
         while not self._stopping.wait(_REDISCOVERY_SECONDS):
             try:
                 self._discover()

@@ -10,12 +10,14 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from http import HTTPStatus
 from typing import Any, Final
 
 from kdist.cluster import ApiError, Cluster
 from kdist.errors import KdistError, NotFoundError
 from kdist.status import documents
+from kdist.threads import OnError, start_thread
 
 _log = logging.getLogger(__name__)
 _API_VERSION: Final = "coordination.k8s.io/v1"
@@ -83,7 +85,7 @@ class Election:
 
     def keep(self, lost: Callable[[], None]) -> None:
         """Renew the Lease on a thread, and call `lost` when that did not succeed in time."""
-        threading.Thread(target=self._renew, args=(lost,), name="election", daemon=True).start()
+        start_thread(partial(self._renew, lost), name="election", on_error=OnError.EXIT)
 
     def _renew(self, lost: Callable[[], None]) -> None:
         while not self._stopping.wait(self._retry_seconds):

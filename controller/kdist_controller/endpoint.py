@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -10,6 +9,8 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+from kdist.threads import OnError, start_thread
 
 _SECONDS = 10.0  # for a request to arrive whole
 
@@ -50,7 +51,7 @@ class Endpoint:
 
     def start(self) -> None:
         """Serve on a thread that ends with the process."""
-        threading.Thread(target=self._server.serve_forever, name="http", daemon=True).start()
+        start_thread(self._server.serve_forever, name="http", on_error=OnError.RESTART)
 
     def close(self) -> None:
         """Stop serving."""

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from kdist.cluster import ApiError, Cluster
 from kdist.errors import KdistError
+from kdist.threads import OnError, start_thread
 from kdist_controller.cache import trim
 from kdist_controller.resource import JobKey
 
@@ -80,7 +81,7 @@ class Informer:
     def start(self) -> None:
         """Start the thread, which ends with the process."""
         name = f"watch-{self._kind[1].lower()}"
-        threading.Thread(target=self._run, name=name, daemon=True).start()
+        start_thread(self._run, name=name, on_error=OnError.RESTART)
 
     def _run(self) -> None:
         while True:

@@ -23,6 +23,7 @@ from kdist.recovery import (
 )
 from kdist.status import Pod
 from kdist.status.documents import Document
+from kdist.threads import OnError, start_thread
 from kdist_controller.agent_poller import Route, ask_agents
 from kdist_controller.cache import Cache
 from kdist_controller.changes import Notice
@@ -83,7 +84,7 @@ class NodeRecovery:
     def start(self) -> None:
         """Start the threads, which end with the process."""
         for number in range(_THREADS):
-            threading.Thread(target=self._run, name=f"recovery-{number}", daemon=True).start()
+            start_thread(self._run, name=f"recovery-{number}", on_error=OnError.RESTART)
 
     def outlook(self, key: JobKey) -> Outlook:
         """What is known of a job; empty if all of its nodes answer."""

@@ -113,6 +113,20 @@ def unpickles_nowhere_else(source: str) -> Iterator[str]:
                 yield f"{getattr(node, 'lineno', 0)}: {name}; allow_list.py reads pickles"
 
 
+THREADS = {"Thread", "Timer", "start_new_thread"}
+
+
+def no_bare_threads(source: str) -> Iterator[str]:
+    """A thread is started by `threads.start_thread`, which logs what ends it."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in THREADS:
+            yield f"{node.lineno}: {ast.unparse(node.func)}; threads.start_thread starts threads"
+        elif isinstance(node, ast.ClassDef):
+            bases = {ast.unparse(base).split(".")[-1] for base in node.bases}
+            if bases & THREADS:
+                yield f"{node.lineno}: {node.name} is a thread; threads.start_thread starts them"
+
+
 def no_module_state(source: str) -> Iterator[str]:
     """Importing a file does nothing: no statement at the top calls for its effect alone."""
     for node in ast.parse(source).body:

@@ -31,6 +31,10 @@ EXEMPT: dict[Rule, dict[str, str]] = {
     rules.unpickles_nowhere_else: {
         "trainer/kdist_trainer/allow_list.py": "it is the one that unpickles"
     },
+    rules.no_bare_threads: {
+        "cli/kdist/threads.py": "it is the one that starts threads",
+        "trainer/kdist_trainer/threads.py": "it is the trainer's, which imports nothing of kdist",
+    },
     rules.no_module_state: {
         "trainer/kdist_trainer/agent/preload.py": "the forkserver imports it for its effect alone",
         "trainer/kdist_trainer/checkpoint/writer.py": "torch warns on the writing thread, "
@@ -45,6 +49,7 @@ EVERYWHERE: dict[Rule, Sequence[Path]] = {
     rules.no_dangerous_calls: SHOWN,
     rules.unpickles_nowhere_else: SHOWN,
     rules.no_print: PRODUCT,
+    rules.no_bare_threads: PRODUCT,
     rules.no_module_state: PRODUCT,
     rules.public_things_are_explained: PRODUCT,
     rules.package_says_what_belongs_in_it: [path for path in PRODUCT if path.name == "__init__.py"],
@@ -72,6 +77,10 @@ BAD = [
     (rules.unpickles_nowhere_else, "import pickle\nclass U(pickle.Unpickler):\n    pass\n"),
     (rules.unpickles_nowhere_else, "import marshal\n"),
     (rules.no_dangerous_calls, "eval('1')\n"),
+    (rules.no_bare_threads, "import threading\nthreading.Thread(target=f).start()\n"),
+    (rules.no_bare_threads, "from threading import Timer\nTimer(1, f).start()\n"),
+    (rules.no_bare_threads, "import _thread\n_thread.start_new_thread(f, ())\n"),
+    (rules.no_bare_threads, "class C(threading.Thread):\n    x = 1\n"),
     (rules.no_module_state, "start()\n"),
     (rules.no_module_state, "for x in range(3):\n    pass\n"),
     (rules.public_things_are_explained, "def f():\n    return 1\n"),
@@ -98,6 +107,8 @@ GOOD = [
         ),
     ),
     (rules.unpickles_nowhere_else, "import json\nimport pickle\npickle.dumps(json.loads(x))\n"),
+    (rules.no_bare_threads, "start_thread(f, name='x', on_error=OnError.EXIT)\n"),
+    (rules.no_bare_threads, "def f(thread: threading.Thread) -> None:\n    thread.join()\n"),
     (rules.no_module_state, "'''Doc.'''\nimport os\nif TYPE_CHECKING:\n    import torch\n"),
     (rules.public_things_are_explained, "def _f():\n    return 1\n"),
     (rules.tests_can_fail, "def test_that_a_check_is_called():\n    check_ledger(path)\n"),

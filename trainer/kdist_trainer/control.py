@@ -26,6 +26,7 @@ from typing import Any
 
 from kdist_trainer import group_abort, log
 from kdist_trainer.metrics.reporter import short_address
+from kdist_trainer.threads import OnError, start_thread
 from kdist_trainer.untrusted_text import MalformedTextError, parse_json, parse_object
 
 VARIABLE = "KDIST_CONTROL_SOCKET"
@@ -75,7 +76,7 @@ class GroupControl:
         self._joined = threading.Event()
         self._environment: dict[str, str] = {}
         self._send(rank=local_rank, pid=os.getpid())
-        threading.Thread(target=self._receive, name="group-control", daemon=True).start()
+        start_thread(self._receive, name="group-control", on_error=OnError.RESTART)
 
     @classmethod
     def connect(cls, on_leave: Callable[[bool], object]) -> GroupControl | None:

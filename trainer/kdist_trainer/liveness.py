@@ -22,9 +22,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 
 from kdist_trainer import process_tree
+from kdist_trainer.threads import OnError, start_thread
 
 
 class Phase(StrEnum):
@@ -347,11 +349,9 @@ def watch(path: Path, on_end: Callable[[], None] = kill_process_group) -> thread
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
         descriptor = None
-    thread = threading.Thread(
-        target=_wait, args=(descriptor, on_end), name="parent-death", daemon=True
+    return start_thread(
+        partial(_wait, descriptor, on_end), name="parent-death", on_error=OnError.EXIT
     )
-    thread.start()
-    return thread
 
 
 def _wait(descriptor: int | None, on_end: Callable[[], None]) -> None:

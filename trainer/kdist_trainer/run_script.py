@@ -20,13 +20,16 @@ import os
 import signal
 import sys
 import threading
+import time
 import types
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 from kdist_trainer import failure, liveness, log, output, result
 from kdist_trainer.instrumentation import fault_handler
+from kdist_trainer.threads import OnError, start_thread
 
 _END_SECONDS = 10.0
 """How long the threads and exit handlers of a failed script may take: its peers wait meanwhile."""
@@ -198,9 +201,7 @@ def _of_script(trace: types.TracebackType | None, path: str) -> types.TracebackT
 def _end(code: int) -> NoReturn:
     """Finalize as the interpreter does, then exit before C++ destructors run."""
     if code != 0:
-        timer = threading.Timer(_END_SECONDS, os._exit, args=(code,))
-        timer.daemon = True
-        timer.start()
+        start_thread(partial(_exit_later, code), name="exit", on_error=OnError.EXIT)
     try:
         threading._shutdown()  # type: ignore[attr-defined]  # waits for the script's own threads
         atexit._run_exitfuncs()
@@ -210,6 +211,11 @@ def _end(code: int) -> NoReturn:
         sys.stderr.flush()
     finally:
         os._exit(code)
+
+
+def _exit_later(code: int) -> None:
+    time.sleep(_END_SECONDS)
+    os._exit(code)
 
 
 def _record_success() -> None:

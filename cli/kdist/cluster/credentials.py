@@ -12,10 +12,12 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from kdist.errors import Code, KdistError
+from kdist.threads import OnError, start_thread
 from kdist_trainer.untrusted_text import parse_json
 
 EARLY_SECONDS = 10.0
@@ -139,10 +141,11 @@ class Plugin:
         except OSError as error:
             raise self._fail(f"it cannot be started: {error.strerror or error}") from error
         stderr = bytearray()
-        listener = threading.Thread(
-            target=_collect, args=(process.stderr, stderr, interactive), daemon=True
+        listener = start_thread(
+            partial(_collect, process.stderr, stderr, interactive),
+            name="credential plugin",
+            on_error=OnError.REPORT,  # only the plugin's words are missing
         )
-        listener.start()
         with process:
             out = process.stdout.read() if process.stdout else b""
             listener.join()

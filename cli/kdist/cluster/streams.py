@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 from urllib.parse import urlencode
 
@@ -24,6 +25,7 @@ from kdist.cluster import resources
 from kdist.cluster.api_errors import explain
 from kdist.cluster.transport import Transport, deadline
 from kdist.errors import Code, KdistError
+from kdist.threads import OnError, start_thread
 from kdist_trainer.untrusted_text import parse_json
 
 STDIN, STDOUT, STDERR, ERROR, RESIZE = range(5)
@@ -225,13 +227,13 @@ def forward(
                     continue
                 except OSError:
                     return
-                tunnel = threading.Thread(
-                    target=_tunnel, args=(transport, pod, port, namespace, connection), daemon=True
+                start_thread(
+                    partial(_tunnel, transport, pod, port, namespace, connection),
+                    name=f"tunnel {pod}:{port}",
+                    on_error=OnError.REPORT,  # the connection is closed
                 )
-                tunnel.start()
 
-        thread = threading.Thread(target=serve, name=f"forward {pod}:{port}", daemon=True)
-        thread.start()
+        thread = start_thread(serve, name=f"forward {pod}:{port}", on_error=OnError.RESTART)
         try:
             yield int(server.getsockname()[1])
         finally:

@@ -20,6 +20,7 @@ from kdist.jobs.drill_target import DrillTarget, Program, Strike
 from kdist.jobs.faults import LASTING, Fault, Situation
 from kdist.jobs.wait import Notify
 from kdist.status import documents
+from kdist.threads import OnError, start_thread
 from kdist.units import ranges, seconds
 from kdist_trainer.untrusted_text import MalformedTextError, parse_json
 
@@ -270,10 +271,9 @@ class _Watcher:
         self.without = ""
         self._place = place
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True, name="drill")
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        start_thread(self._watch, name="drill", on_error=OnError.RESTART)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -7,11 +7,13 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Collection, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kdist.errors import KdistError
 from kdist.status import documents
 from kdist.status.documents import Document
+from kdist.threads import OnError, start_thread
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
@@ -82,8 +84,10 @@ class Events:
             )
             self._known = {_event_key(each): each for each in listed}
             if version:  # where the watch starts
-                self._watching = threading.Thread(target=self._watch, args=(version,), daemon=True)
-                self._watching.start()
+                # once it has ended, `read` starts it again
+                self._watching = start_thread(
+                    partial(self._watch, version), name="events", on_error=OnError.REPORT
+                )
         with self._lock:
             return list(self._known.values())
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ from kdist.jobs.pod_log import PodLine
 from kdist.jobs.snapshot import fetch_snapshot
 from kdist.jobs.wait import Notify, timeout_error
 from kdist.status import Pod, Snapshot, documents, read_pod
+from kdist.threads import OnError, start_thread
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
@@ -318,10 +320,8 @@ class Follower:
             fresh.last = reading.last
             fresh.initial = reading.initial and not restarted
         self._readings[pod.name] = fresh
-        known = reading.restarts if reading is not None else 0
-        threading.Thread(
-            target=self._read, args=(pod, fresh, known), daemon=True, name=f"log {pod.name}"
-        ).start()
+        run = partial(self._read, pod, fresh, 0 if reading is None else reading.restarts)
+        start_thread(run, name=f"log {pod.name}", on_error=OnError.REPORT)  # `_poll` retries it
 
     def _read(self, pod: Pod, reading: _Reading, known: int) -> None:
         """Put the pod's new lines into the queue: of the previous container instance, then of the

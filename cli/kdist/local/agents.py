@@ -11,12 +11,14 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from kdist.agent_client import AgentClient, LoopbackTransport
 from kdist.agent_metrics import AgentSample
 from kdist.local import run_dir
+from kdist.threads import OnError, start_thread
 
 _SAMPLE_TIMEOUT = 2.0  # seconds for one response
 _STATUS_TIMEOUT = 1.0
@@ -117,15 +119,11 @@ class StatusPoller:
         self._interval = interval
         self._replies: dict[str, StatusReply] = {}
         self._closed = threading.Event()
-        self._threads = [
-            threading.Thread(target=self._poll, args=(node,), daemon=True, name=f"status {node}")
-            for node in scratch
-        ]
 
     def start(self) -> None:
         """Start polling."""
-        for thread in self._threads:
-            thread.start()
+        for node in self._scratch:
+            start_thread(partial(self._poll, node), name=f"status {node}", on_error=OnError.RESTART)
 
     def close(self) -> None:
         """Stop polling. Threads that wait for a response end by themselves and are not waited

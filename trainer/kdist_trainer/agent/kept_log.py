@@ -27,6 +27,7 @@ from kdist_trainer.checkpoint.kept_logs import LOGS, LogSegment, list_segments
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.object_store.growing import GrowingObject
 from kdist_trainer.object_store.path import ObjectPath
+from kdist_trainer.threads import OnError, start_thread
 
 _SEGMENTS = 8
 """Parts of the limit, of which one goes at a time."""
@@ -119,8 +120,7 @@ class KeptLog:
         self._segment: _SegmentFile | GrowingObject | None = None
         self._segment_generation = 0
         self._resume_at = 0.0
-        self._thread = threading.Thread(target=self._run, name="kept-log", daemon=True)
-        self._thread.start()
+        self._thread = start_thread(self._run, name="kept-log", on_error=OnError.RESTART)
 
     def put(self, data: bytes) -> None:
         """Take whole lines; dropped while too much waits."""
@@ -158,14 +158,16 @@ class KeptLog:
                 )
                 is_last = self._is_closed and not self._waiting
                 generation, data = self._waiting.popleft() if self._waiting else (0, b"")
-            if data:
-                self._keep(generation, data)
-            if is_last or self._seconds_to_flush() == 0:
-                self._flush()
+            try:
+                if data:
+                    self._keep(generation, data)
+                if is_last or self._seconds_to_flush() == 0:
+                    self._flush()
+            finally:
+                with self._changed:
+                    self._bytes -= len(data)
             if is_last:
                 return
-            with self._changed:
-                self._bytes -= len(data)
 
     def _seconds_to_flush(self) -> float | None:
         """How long what is appended may still wait to be written; None if all is."""

@@ -26,6 +26,7 @@ from typing import Self
 from kdist_trainer import log
 from kdist_trainer.agent.kept_log import LogCopy, NullKeptLog
 from kdist_trainer.output import STREAMS, pipe_path
+from kdist_trainer.threads import OnError, start_thread
 
 LOG_SECONDS, LIVE_SECONDS = 5.0, 0.4
 """The interval of the states of a progress bar: in a log, and in a live view that redraws them."""
@@ -215,8 +216,7 @@ class LogRelay:
         self._log = _Log(self._copy)
         self._closing = False
         self._wake_read, self._wake = os.pipe()
-        self._thread = threading.Thread(target=self._pump, name="relay", daemon=True)
-        self._thread.start()
+        self._thread = start_thread(self._pump, name="relay", on_error=OnError.RESTART)
         log.write_to(self.write)
 
     def begin(self, global_ranks: list[int], *, generation: int = 0) -> None:
@@ -320,7 +320,7 @@ class _Log:
         self._dropped = 0
         self._changed = threading.Condition()
         self._written_at = time.monotonic()
-        threading.Thread(target=self._write, name="log", daemon=True).start()
+        start_thread(self._write, name="log", on_error=OnError.RESTART)
 
     def put(self, stream: int, lines: list[bytes]) -> None:
         """Queue the lines, or drop them while more than `LIMIT` bytes wait."""

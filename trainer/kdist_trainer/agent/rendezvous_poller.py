@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from kdist_trainer.agent.coordination import Document
 from kdist_trainer.rendezvous.state import RendezvousStatus
+from kdist_trainer.threads import OnError, start_thread
 
 
 @dataclass(frozen=True)
@@ -36,9 +37,7 @@ class RendezvousPoller:
         self._seconds = seconds
         self._latest: PollResult | Exception = PollResult()
         self._stopped = threading.Event()
-        self._thread = threading.Thread(
-            target=self._poll_loop, name="kdist-rendezvous", daemon=True
-        )
+        self._thread: threading.Thread | None = None
 
     def __call__(self) -> PollResult:
         latest = self._latest
@@ -47,12 +46,15 @@ class RendezvousPoller:
         return latest
 
     def __enter__(self) -> RendezvousPoller:
-        self._thread.start()
+        self._thread = start_thread(
+            self._poll_loop, name="kdist-rendezvous", on_error=OnError.RESTART
+        )
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stopped.set()
-        self._thread.join()  # from here on only the agent's own thread uses the rendezvous
+        if self._thread is not None:
+            self._thread.join()  # from here on only the agent's own thread uses the rendezvous
 
     def _poll_loop(self) -> None:
         while not self._stopped.wait(self._seconds):

@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from kdist_trainer.threads import OnError, start_thread
+
 T = TypeVar("T")
 
 
@@ -14,7 +16,7 @@ class BackgroundTask(Generic[T]):
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
-        self._results: list[T] = []
+        self._results: list[T | BaseException] = []
 
     @property
     def busy(self) -> bool:
@@ -27,17 +29,22 @@ class BackgroundTask(Generic[T]):
         return self._thread is not None
 
     def start(self, work: Callable[[], T]) -> None:
-        """Start `work`, which must not raise; the previous result must have been collected."""
+        """Start `work`; the previous result must have been collected."""
 
         def run() -> None:
-            self._results.append(work())
+            try:
+                self._results.append(work())
+            except BaseException as error:  # noqa: BLE001 - raised where the result is collected
+                self._results.append(error)
 
-        self._thread = threading.Thread(target=run, name="checkpoint", daemon=True)
-        self._thread.start()
+        self._thread = start_thread(run, name="checkpoint", on_error=OnError.REPORT)
 
     def collect(self) -> T:
-        """Wait for the function that was started and return its result."""
+        """Wait for the function that was started; returns its result, or raises its error."""
         assert self._thread is not None  # noqa: S101 - called only while pending
         self._thread.join()
         self._thread = None
-        return self._results.pop()
+        result = self._results.pop()
+        if isinstance(result, BaseException):
+            raise result
+        return result

@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from multiprocessing import forkserver, resource_tracker
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ from kdist_trainer import config, torch_internals
 from kdist_trainer.data.step_plan import Chunk, StepPlan
 from kdist_trainer.rng import FETCH, Generators, derive
 from kdist_trainer.stream import Stream, StreamSamples
+from kdist_trainer.threads import OnError, start_thread
 from kdist_trainer.workload import Samples, Workload
 
 
@@ -322,7 +323,7 @@ def exit_with_rank(_: int) -> None:
         # a rank that an agent started leads a process group, which is killed as one
         with contextlib.suppress(OSError):
             os.setpgid(0, rank.pid or 0)
-        threading.Thread(target=_exit_after, args=(rank.join,), daemon=True).start()
+        start_thread(partial(_exit_after, rank.join), name="rank-watch", on_error=OnError.EXIT)
 
 
 def _exit_after(wait: Callable[[], object]) -> None:

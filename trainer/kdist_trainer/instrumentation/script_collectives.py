@@ -16,6 +16,7 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NoReturn
@@ -34,6 +35,7 @@ from kdist_trainer.liveness import Heartbeat
 from kdist_trainer.metrics import reporter
 from kdist_trainer.metrics.reporter import Reporter
 from kdist_trainer.metrics.step_stats import Op, StepStats
+from kdist_trainer.threads import OnError, start_thread
 
 SEND_SECONDS = 1.0
 _MAX_UNFINISHED = 64
@@ -145,10 +147,9 @@ class ScriptCollectiveTimer:
         if group.size() == 1 or not tensors:
             return None
         if self._sender is None:
-            self._sender = threading.Thread(
-                target=_send_forever, args=(self._stats,), daemon=True, name="kdist metrics"
+            self._sender = start_thread(
+                partial(_send_forever, self._stats), name="kdist metrics", on_error=OnError.RESTART
             )
-            self._sender.start()
         nbytes = payload(kind, tensors, group)
         if tensors[0].is_cuda:
             return self._device.begin(kind, nbytes, tensors[0].device)

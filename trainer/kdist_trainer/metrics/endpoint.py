@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import math
 import socket
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -27,6 +26,7 @@ from kdist_trainer.metrics.aggregation import ACCEPTED, MetricsSnapshot, add
 from kdist_trainer.metrics.declarations import AGENT_METRICS, STANDBY, STATES, Kind, Metric, Scope
 from kdist_trainer.metrics.step_stats import WallCategory
 from kdist_trainer.metrics.wire import COUNTER_SLOTS, GAUGES, RECORDED, SLOTS
+from kdist_trainer.threads import OnError, start_thread
 
 Labels = tuple[str, ...]
 Series = dict[Labels, list[float]]
@@ -240,8 +240,7 @@ class MetricsServer:
         self._connections: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
-        self._thread = threading.Thread(target=self._run, name="kdist-metrics-http", daemon=True)
-        self._thread.start()
+        self._thread = start_thread(self._run, name="kdist-metrics-http", on_error=OnError.REPORT)
 
     def close(self) -> None:
         """Stop listening and close all connections."""

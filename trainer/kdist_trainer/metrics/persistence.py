@@ -25,6 +25,7 @@ from kdist_trainer.metrics.declarations import AGENT_METRICS, Kind
 from kdist_trainer.metrics.step_stats import WALL_CATEGORIES
 from kdist_trainer.metrics.wire import COUNTER_SLOTS, LAYOUT
 from kdist_trainer.object_store.path import ObjectPath
+from kdist_trainer.threads import OnError, start_thread
 from kdist_trainer.untrusted_text import parse_json
 
 Labels = tuple[str, ...]
@@ -156,10 +157,9 @@ class CounterStore:
         self._completed = 0
         self._requested: CounterState | None = None
         self._warned = False
-        self._thread = threading.Thread(
-            target=self._run, name="kdist-metrics-persistence", daemon=True
+        self._thread = start_thread(
+            self._run, name="kdist-metrics-persistence", on_error=OnError.RESTART
         )
-        self._thread.start()
 
     def save(self, state: CounterState) -> None:
         """Write these counters; returns when they are written, or after `_WAIT_SECONDS`."""

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from kdist_trainer.metrics.reporter import short_address
 from kdist_trainer.metrics.wire import MAX_RECORD
+from kdist_trainer.threads import OnError, start_thread
 
 _BATCH = 64
 _MAX_BATCHES = 16
@@ -46,10 +47,9 @@ class Receiver:
             self._socket.close()
             raise
         self._wake, self._woken = socket.socketpair()
-        self._thread = threading.Thread(
-            target=self._run, name="kdist-metrics-receiver", daemon=True
+        self._thread = start_thread(
+            self._run, name="kdist-metrics-receiver", on_error=OnError.RESTART
         )
-        self._thread.start()
 
     def drain(self) -> None:
         """Process the datagrams that have arrived, a bounded number. The caller holds the lock."""

@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import astuple, dataclass
 from datetime import timedelta
+from functools import partial
 from multiprocessing import connection
 from typing import Any, ClassVar, Self
 
@@ -30,6 +31,7 @@ from torch.distributed.distributed_c10d import Store
 
 from kdist_trainer.rendezvous.join_requests import JOIN, JoinRequests
 from kdist_trainer.rendezvous.membership import INTERVAL_SECONDS, MEMBER, MemberConnections
+from kdist_trainer.threads import OnError, start_thread
 from kdist_trainer.untrusted_text import parse_json
 
 _RESPONSE_SECONDS = 5.0
@@ -197,12 +199,11 @@ class ExchangeServer:
             return None
         if self._server is None:
             self._server = server
-            threading.Thread(
-                target=server.serve_forever,
-                kwargs={"poll_interval": INTERVAL_SECONDS},
+            start_thread(
+                partial(server.serve_forever, poll_interval=INTERVAL_SECONDS),
                 name="kdist-exchange",
-                daemon=True,
-            ).start()
+                on_error=OnError.RESTART,
+            )
         token = secrets.token_hex(_TOKEN_BYTES)
         recent = dict(list(server.exchanges.items())[1 - _KEPT :])
         server.exchanges = {**recent, token: _Exchange()}

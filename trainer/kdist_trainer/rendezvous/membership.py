@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from io import BufferedIOBase
 from typing import TYPE_CHECKING
 
+from kdist_trainer.threads import OnError, start_thread
 from kdist_trainer.untrusted_text import parse_json
 
 if TYPE_CHECKING:
@@ -148,8 +149,7 @@ class MemberConnection:
         self._counted_at = time.monotonic()
         self._socket: socket.socket | None = None
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="kdist-membership", daemon=True)
-        self._thread.start()
+        start_thread(self._run, name="kdist-membership", on_error=OnError.RESTART)
 
     def disconnected(self, seconds: float = 0.0) -> set[int]:
         """The group ranks of the members that have been disconnected for at least `seconds`."""

@@ -21,6 +21,7 @@ from torch.distributed.elastic.rendezvous import RendezvousError
 
 from kdist_trainer.rendezvous.configmap_client import Copy
 from kdist_trainer.rendezvous.exchange import ExchangeStore
+from kdist_trainer.threads import OnError, start_thread
 
 _PULSE, _COPY, _BEAT = "relay/pulse", "relay/copy", "relay/beat/"
 _MISSED_PULSES = 3
@@ -39,11 +40,10 @@ class Relay(ABC):
         self._interval = interval
         self._latest: tuple[Copy, float] | None = None
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="kdist-relay", daemon=True)
 
     def start(self) -> None:
         """Start the thread."""
-        self._thread.start()
+        start_thread(self._run, name="kdist-relay", on_error=OnError.RESTART)
 
     def stop(self) -> None:
         """Have the thread end after its turn, which may wait for the host or the API server."""

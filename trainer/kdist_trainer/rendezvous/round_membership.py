@@ -15,11 +15,13 @@ import threading
 from collections.abc import Collection
 from contextlib import closing, suppress
 from dataclasses import astuple
+from functools import partial
 
 from torch.distributed import DistError
 
 from kdist_trainer.rendezvous.exchange import ExchangeHost, ExchangeServer, ExchangeStore
 from kdist_trainer.rendezvous.membership import MemberConnection
+from kdist_trainer.threads import OnError, start_thread
 from kdist_trainer.untrusted_text import parse_json
 
 _SECOND_HOST = "kdist/second-host"
@@ -48,12 +50,11 @@ class RoundMembership:
         self.connections = [MemberConnection(host, rank)]
         others = sorted({*ranks} - {host.rank})
         if len(others) > 1:
-            threading.Thread(
-                target=self._connect_second,
-                args=(others[0],),
+            start_thread(
+                partial(self._connect_second, others[0]),
                 name="kdist-second-host",
-                daemon=True,
-            ).start()
+                on_error=OnError.REPORT,  # the round has one host then
+            )
 
     def disconnected(self, seconds: float = 0.0) -> set[int]:
         """See `MemberConnection.disconnected`."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 from kdist_trainer.checkpoint import storage
 from kdist_trainer.object_store.path import ObjectPath
 from kdist_trainer.tensorboard.writer import PREFIX
+from kdist_trainer.threads import OnError, start_thread
 
 _PAUSE_SECONDS = 5.0
 
@@ -30,7 +30,7 @@ def mirror(source: ObjectPath, folder: Path) -> None:
             with suppress(OSError):  # the next round tries it again
                 copy_new(source, folder)
 
-    threading.Thread(target=follow, name="kdist-mirror", daemon=True).start()
+    start_thread(follow, name="kdist-mirror", on_error=OnError.RESTART)
 
 
 def copy_new(source: ObjectPath, folder: Path) -> int:

@@ -19,6 +19,7 @@ import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from io import FileIO
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.metrics.step_stats import StepPhase, StepStats
 from kdist_trainer.object_store.growing import GrowingObject
 from kdist_trainer.object_store.path import ObjectPath
+from kdist_trainer.threads import OnError, start_thread
 
 Points = queue.Queue[tuple[int, float, Mapping[str, float]] | None]
 """(step, Unix time, values by name); None ends the file."""
@@ -186,11 +188,11 @@ class TensorBoardWriter:
         self._lifetime = 0.0
         self._seconds = MIN_INTERVAL_SECONDS  # so that the first step becomes a point
         self._points = queue.Queue(_MAX_QUEUED)
-        arguments = (self._folder, step + 1, self._points)
-        self._thread = threading.Thread(
-            target=write, args=arguments, name="kdist-tensorboard", daemon=True
+        self._thread = start_thread(
+            partial(write, self._folder, step + 1, self._points),
+            name="kdist-tensorboard",
+            on_error=OnError.REPORT,  # `write` has its own retries, and a training needs no file
         )
-        self._thread.start()
 
     def add_step(self, step: int, *, samples: int, seconds: float, loss: float) -> None:
         """Add a step; it becomes a point unless the last one is too recent.

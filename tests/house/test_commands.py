@@ -14,9 +14,10 @@ import kdist.commands
 from kdist.app import COMMANDS
 
 LINES = {name: line for section in COMMANDS.values() for name, line in section.items()}
-# `options` and `targets` hold what commands have in common.
+# `confirmation`, `options` and `targets` hold what commands have in common.
 MODULES = {path.stem for path in Path(kdist.commands.__file__).parent.glob("*.py")} - {
     "__init__",
+    "confirmation",
     "options",
     "targets",
 }

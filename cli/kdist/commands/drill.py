@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any, cast
 
 import click
 
 from kdist import console
 from kdist.commands import options, targets
+from kdist.commands.confirmation import confirm
 from kdist.errors import Code, UsageError
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ _FAULTS = ("rank", "agent", "pod", "silence", "disk-full", "api-away")
     metavar="DURATION",
     help="How long silence or disk-full lasts (default: until the others have noticed a silence).",
 )
-@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
+@options.yes_option
 @options.local_option
 @options.cluster_options
 @click.option(
@@ -53,7 +53,6 @@ def command(
     rank: int | None,
     node: int | None,
     lasts: float | None,
-    yes: bool,
     local: bool,
     dry_run: str,
     output: str,
@@ -104,8 +103,8 @@ def command(
     if dry_run == "client":
         console.result(f"--fault {strike.fault} {_describe(situation, strike)} (client dry run)")
         return Code.OK
-    if not yes:
-        _confirm(situation, strike)
+    what = _describe(situation, strike)
+    confirm(f"--fault {strike.fault} {what}", f"This {what}. Go on?")
     report = drill.run_drill(place, strike, timeout=timeout, notify=console.message)
     _show(report, output)
     return Code.OK if report.kept else Code.ERROR
@@ -177,14 +176,6 @@ def _warn(situation: Situation, strike: Strike) -> None:
 
     for warning in faults.list_warnings(strike.fault, situation, seconds=strike.seconds):
         console.warning(f"{situation.name}: {warning}")
-
-
-def _confirm(situation: Situation, strike: Strike) -> None:
-    """Ask for confirmation. Raises `UsageError` without a terminal, `click.Abort` for a no."""
-    what = _describe(situation, strike)
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise UsageError(f"--fault {strike.fault} {what}", hint="add --yes to confirm")
-    click.confirm(f"This {what}. Go on?", abort=True, err=True)
 
 
 def _show(report: DrillReport, output: str) -> None:

@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from kdist import console
-from kdist.commands.options import cluster_options, complete_job, local_option, seconds
+from kdist.commands.confirmation import approve
+from kdist.commands.options import cluster_options, complete_job, local_option, seconds, yes_option
 from kdist.commands.targets import connect, find_job, find_local
 from kdist.errors import Code, UsageError
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
     from kdist.events import Entry
+    from kdist.jobs.job import ClusterJob
     from kdist.jobs.logs import LogRequest
     from kdist.jobs.pod_log import PodLine, RankFilter
     from kdist.local.job import LocalJob
@@ -81,6 +83,7 @@ _FAILED = "failed"
     help="Show the log of this generation that was kept next to the checkpoints.",
 )
 @click.option("--raw", is_flag=True, help="Lines as they were written, events as JSON.")
+@yes_option
 @local_option
 @cluster_options
 def command(
@@ -184,9 +187,8 @@ def _show_kept(cluster: Cluster, name: str, generation: int | None, chosen: _Sel
     """Show the kept log of a job in the cluster."""
     from kdist import events
     from kdist.jobs import kept_logs
-    from kdist.jobs.job import ClusterJob
 
-    target = ClusterJob.find(cluster, name)
+    target = _find(cluster, name)
     with TemporaryDirectory() as folder:
         files = kept_logs.fetch(target, Path(folder), generation=generation, notify=console.message)
         _print_entries(events.read_files(files, tail=chosen.tail), chosen)
@@ -248,17 +250,22 @@ def _show(cluster: Cluster, name: str, request: LogRequest, chosen: _Selection) 
     return Code.OK
 
 
+def _find(cluster: Cluster, name: str) -> ClusterJob:
+    from kdist.jobs.job import ClusterJob
+
+    return ClusterJob.find(cluster, name, approve=approve, warn=console.warning)
+
+
 def _has_only_kept_log(cluster: Cluster, snapshot: Snapshot) -> bool:
     """Whether the job has no pods any more, gets none for now, and keeps its log."""
     from kdist.jobs import kept_logs
-    from kdist.jobs.job import ClusterJob
     from kdist.status import Phase
 
     status = snapshot.status
     is_over = status.phase.terminal or status.phase is Phase.SUSPENDED
     if status.pods or not is_over:
         return False
-    return kept_logs.are_kept(ClusterJob.find(cluster, snapshot.name))
+    return kept_logs.are_kept(_find(cluster, snapshot.name))
 
 
 def _follow(

@@ -128,6 +128,22 @@ def _login(name: str, **how: Any) -> Callable[[Command], Command]:
     )
 
 
+# key of `--yes` in click's `Context.meta`
+CONFIRMED = "kdist.confirmed"
+
+
+def yes_option(command: Command) -> Command:
+    """Add `-y/--yes`, for which the command asks `targets.is_confirmed`."""
+
+    def keep(context: click.Context, _: click.Parameter, value: bool) -> None:
+        context.meta[CONFIRMED] = value
+
+    text = "Do not ask for confirmation."
+    return click.option("-y", "--yes", is_flag=True, expose_value=False, callback=keep, help=text)(
+        command
+    )
+
+
 _IDENTITY = (
     _login(
         "--kubeconfig",

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from kdist import console
 from kdist.commands import options, targets
-from kdist.errors import UsageError
+from kdist.commands.confirmation import confirm
 
 if TYPE_CHECKING:
     from kdist.local.job import LocalJob
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 @click.command()
 @options.job_argument
 @click.option("--fresh", is_flag=True, help="Archive the previous run and start from scratch.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation of --fresh.")
+@options.yes_option
 @options.cluster_options
 @options.wait_option
 @click.option(
@@ -32,7 +31,6 @@ def command(
     file: str | None,
     *,
     fresh: bool,
-    yes: bool,
     wait: bool,
     dry_run: str,
     timeout: float | None,
@@ -68,8 +66,12 @@ def command(
         how = "from scratch, with its checkpoints archived" if fresh else "from its last checkpoint"
         console.result(f"{target.name} would be restarted {how} (client dry run)")
         return
-    if fresh and not yes:
-        _confirm(target.name, target.namespace)
+    if fresh:
+        confirm(
+            f"--fresh restarts {target.name} at step 0",
+            f"Restart {target.name} in namespace {target.namespace} at step 0? Its checkpoints are "
+            "archived.",
+        )
     console.result(
         restart.restart(target, fresh=fresh, wait=wait, timeout=timeout, notify=console.message)
     )
@@ -85,14 +87,3 @@ def _instead(run: LocalJob, *, fresh: bool) -> targets.Instead:
         what = f"{reason}--fresh archives it and starts at step 0"
         return targets.Instead(what, run.next_run_with(fresh=True))
     return targets.Instead("it continues from its last checkpoint", run.next_run)
-
-
-def _confirm(name: str, namespace: str) -> None:
-    """Ask for confirmation. Raises `UsageError` without a terminal, `click.Abort` for a no."""
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise UsageError(f"--fresh restarts {name} at step 0", hint="add --yes to confirm")
-    click.confirm(
-        f"Restart {name} in namespace {namespace} at step 0? Its checkpoints are archived.",
-        abort=True,
-        err=True,
-    )

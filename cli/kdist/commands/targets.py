@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from kdist import console
+from kdist.commands.confirmation import approve
 from kdist.commands.options import LOGIN, NOT_HERE
 from kdist.errors import InvalidJobError, KdistError, NotFoundError, Problem, UsageError
 
@@ -183,7 +184,7 @@ def find_target(
 
     found = find_job(job, file)
     cluster = connect(namespace=namespace, context=context, timeout=timeout, job=found.namespace)
-    return ClusterJob.find(cluster, found.name)
+    return ClusterJob.find(cluster, found.name, approve=approve, warn=console.warning)
 
 
 def find_cluster_job(

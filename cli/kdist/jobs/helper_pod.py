@@ -14,7 +14,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from kdist import rbac
-from kdist.errors import KdistError
+from kdist.cluster import check_owner
+from kdist.deploy import Difference
+from kdist.deploy.dependents import RUNTIME
+from kdist.errors import KdistError, NotFoundError
 from kdist.jobs import job, wait
 from kdist.jobs.job import ClusterJob
 from kdist.jobs.wait import Notify
@@ -73,9 +76,14 @@ def helper_pod(
         KdistError: rights are missing (FORBIDDEN), or the server rejects the pod.
     """
     name = f"{target.name[:40].rstrip('-')}-viewer-{secrets.token_hex(3)}"
-    manifests = job.render_objects(target.without_code())
+    live = [] if target.is_resource else _find_live(target)
     document = build_helper_pod(
-        target, manifests, name, command, read_only=read_only, memory=memory
+        target,
+        live or job.render_objects(target.without_code()),
+        name,
+        command,
+        read_only=read_only,
+        memory=memory,
     )
     document["spec"]["activeDeadlineSeconds"] = seconds
     if node:
@@ -83,11 +91,32 @@ def helper_pod(
         required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
         document["spec"]["affinity"] = {"nodeAffinity": required}
     rbac.require(target.cluster, RIGHTS)
+    if not (live or target.is_resource):
+        what = (
+            f"{target.name} has no {target.backend.kind}: the pod that reads its checkpoints is "
+            f"made from what ConfigMap {target.name} in namespace {target.namespace} says"
+        )
+        target.approve(what, Difference.text(document).splitlines())
     target.cluster.create(document, namespace=target.namespace)
     try:
         yield name
     finally:
         target.cluster.delete("v1", "Pod", name, grace=0)
+
+
+def _find_live(target: ClusterJob) -> list[Manifest]:
+    """The object in the cluster that the job's pods are made from, which its ConfigMap cannot
+    change; empty if there is none.
+    """
+    try:
+        found = target.workload()
+        if not any(pod_specs(found)):  # a TrainJob's are in its runtime
+            version = target.backend.api_version
+            found = target.cluster.get(version, RUNTIME, target.name)
+            check_owner(found, target.name, api_version=version, kind=RUNTIME)
+    except NotFoundError:
+        return []
+    return [Manifest(found)]
 
 
 @contextmanager
@@ -188,8 +217,8 @@ def build_helper_pod(
         container["env"] += _find_store_variables(trainer)
         spec["serviceAccountName"] = pod.get("serviceAccountName")
     # a volume may be mounted by its cloud identity
-    if target.job.spec.service_account_name is not None:
-        spec["serviceAccountName"] = target.job.spec.service_account_name
+    if (account := pod.get("serviceAccountName")) not in (None, target.name):
+        spec["serviceAccountName"] = account
     return {
         "apiVersion": "v1",
         "kind": "Pod",

@@ -7,9 +7,9 @@ from __future__ import annotations
 import json
 import re
 from base64 import b64decode
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
 from kdist import backends, deploy, render
 from kdist.backends import Backend, Placement, WorkloadState
@@ -19,7 +19,7 @@ from kdist.errors import JobNotFoundError, KdistError, NotFoundError
 from kdist.jobs.resource import refuse
 from kdist.manifest import TRAINING_JOB, Manifest
 from kdist.rbac import Right
-from kdist.spec import TrainingJob
+from kdist.spec import RUN, TrainingJob
 from kdist.status import (
     ASKED,
     BACKEND,
@@ -28,6 +28,7 @@ from kdist.status import (
     Pod,
     documents,
     find_owning_resource,
+    read_job,
     read_pod,
     read_resource,
 )
@@ -35,6 +36,15 @@ from kdist.status.documents import annotation
 from kdist_trainer.untrusted_text import parse_json
 
 Document = dict[str, Any]
+Approve = Callable[[str, Sequence[str]], None]
+"""Asks the user about objects that a job's ConfigMap describes and nothing in the cluster confirms:
+a sentence, and the lines that show them. Raises `KdistError` if they are not to be sent.
+"""
+
+
+def reject(what: str, lines: Sequence[str]) -> NoReturn:  # noqa: ARG001 - an `Approve`
+    """Send nothing that nobody has looked at."""
+    raise KdistError(what, hint="`kdist apply` with the job file sends what the file says")
 
 
 @dataclass(frozen=True)
@@ -44,9 +54,11 @@ class ClusterJob:
     Attributes:
         cluster: a connection to the cluster, with the job's namespace.
         config_map: the job's own ConfigMap, as it was when the job was found.
-        job: the job, read from the ConfigMap.
+        job: the job: of a TrainingJob what that says, else read from the ConfigMap. Its name and
+            namespace are those of the object.
         backend: its workload kind.
         placement: how it was placed on the cluster.
+        approve: asks the user, before anything is sent that only the ConfigMap vouches for.
     """
 
     cluster: Cluster
@@ -54,19 +66,34 @@ class ClusterJob:
     job: TrainingJob
     backend: Backend
     placement: Placement
+    approve: Approve = reject
 
     @classmethod
-    def find(cls, cluster: Cluster, name: str) -> ClusterJob:
+    def find(
+        cls,
+        cluster: Cluster,
+        name: str,
+        *,
+        approve: Approve = reject,
+        warn: Callable[[str], None] = lambda _: None,
+    ) -> ClusterJob:
         """Read the job `name` of the cluster's namespace.
+
+        Args:
+            cluster: the cluster, with the job's namespace.
+            name: of the job.
+            approve: see the attribute.
+            warn: receives a warning if the ConfigMap names another namespace, which is ignored.
 
         Raises:
             JobNotFoundError: there is no such job.
             ForeignError: the ConfigMap of this name belongs to something else.
-            KdistError: the ConfigMap does not hold a job of this version.
+            KdistError: the ConfigMap does not hold a job of this version, or another job.
         """
         config_map = find_config_map(cluster, name)
-        if config_map is None:
-            return cls._find_without_objects(cluster, name)
+        owner = find_owning_resource(config_map)
+        if config_map is None or owner is not None:
+            return cls._find_resource(cluster, name, config_map or {}, owner or {})
         backend = annotation(config_map, BACKEND)
         placement = Placement(
             backend=backend,
@@ -74,30 +101,63 @@ class ClusterJob:
             run_id=annotation(config_map, RUN_ID),
         )
         job = render.read_job(config_map)
-        return cls(cluster, config_map, job, backends.get(backend), placement)
+        stored = documents.text(read_job(config_map), "metadata", "namespace")
+        if stored not in ("", cluster.namespace):
+            warn(
+                f"ConfigMap {name} in namespace {cluster.namespace} names the namespace {stored}, "
+                "which is ignored"
+            )
+        own = job.metadata.model_copy(update={"namespace": cluster.namespace})
+        job = job.model_copy(update={"metadata": own})
+        return cls(cluster, config_map, job, backends.get(backend), placement, approve)
 
     @classmethod
-    def _find_without_objects(cls, cluster: Cluster, name: str) -> ClusterJob:
-        """The job of a TrainingJob whose objects do not exist."""
-        resource = find_resource(cluster, name)
+    def _find_resource(
+        cls, cluster: Cluster, name: str, config_map: Document, owner: Mapping[str, Any]
+    ) -> ClusterJob:
+        """The job of a TrainingJob: what its spec says, whatever its ConfigMap contains."""
+        resource = cluster.get(*TRAINING_JOB, name) if owner else find_resource(cluster, name)
         if resource is None:
             raise JobNotFoundError((name, cluster.namespace))
+        if owner and owner.get("uid") != documents.text(resource, "metadata", "uid"):
+            raise KdistError(
+                f"ConfigMap {name} in namespace {cluster.namespace} belongs to a TrainingJob "
+                f"{name} that was deleted; the one that exists is another one",
+                hint="the controller creates its objects once those of the other one are gone",
+                next_command=f"kdist status {name} -n {cluster.namespace}",
+            )
         state = read_resource(resource)
-        if state.refusal:
-            raise refuse(cluster, name, state)
+        if state.refusal and not config_map:
+            raise refuse(cluster, name, state)  # it has nothing that a command could act on
+        run = documents.annotation(resource, RUN)
         document = {
             "apiVersion": resource["apiVersion"],
             "kind": resource["kind"],
-            "metadata": {"name": name, "namespace": cluster.namespace},
+            "metadata": {
+                "name": name,
+                "namespace": cluster.namespace,
+                "annotations": {RUN: run} if run else {},
+            },
             "spec": resource.get("spec") or {},
         }
-        job = _validate(document, name, "run").with_replicas()
+        try:
+            job = _validate(document, name, "run").with_replicas()
+        except KdistError as error:
+            raise (refuse(cluster, name, state) if state.refusal else error) from error
         status = documents.mapping(resource, "status")
-        backend = documents.text(status, "backend") or backends.choose(cluster.kinds(), job)
-        placement = Placement(
-            backend, backends.choose_rendezvous(job), documents.text(status, "runId")
+        backend = (
+            documents.text(status, "backend")
+            or annotation(config_map, BACKEND)
+            or backends.choose(cluster.kinds(), job)
         )
-        return cls(cluster, {}, job, backends.get(backend), placement)
+        rendezvous = (
+            "c10d"
+            if annotation(config_map, RENDEZVOUS) == "c10d"
+            else backends.choose_rendezvous(job)
+        )
+        run_id = documents.text(status, "runId") or annotation(config_map, RUN_ID)
+        placement = Placement(backend, rendezvous, run_id)
+        return cls(cluster, config_map, job, backends.get(backend), placement)
 
     @property
     def is_resource(self) -> bool:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from kdist import deploy, rbac
 from kdist.errors import NotFoundError
-from kdist.jobs import checkpoints, helper_pod, job, resource, suspend, wait
+from kdist.jobs import checkpoints, helper_pod, job, resource, review, suspend, wait
 from kdist.jobs.job import ClusterJob, Document
 from kdist.jobs.wait import Notify
 from kdist.manifest import Manifest
@@ -47,10 +47,12 @@ def restart(
         or state.finished is not None
         or target.backend.keeps_template
     )
-    if fresh:
-        target = replace(target, placement=replace(target.placement, run_id=secrets.token_hex(4)))
     manifests = job.render_objects(target) if recreate else []  # may fail: first
     _require(target, workload, manifests, fresh=fresh)
+    review.check(target, manifests, workload)
+    if fresh:
+        target = replace(target, placement=replace(target.placement, run_id=secrets.token_hex(4)))
+        manifests = job.render_objects(target)
     leaving = [pod for pod in target.pods() if not pod.over]
     if workload and state and not state.finished and not state.suspended:
         suspend.suspend_workload(target)

@@ -14,7 +14,7 @@ from typing import Any, Final
 from kdist import rbac
 from kdist.agent_metrics import AgentSample
 from kdist.errors import KdistError, UsageError
-from kdist.jobs import agents, job, resource, suspend, wait
+from kdist.jobs import agents, job, resource, review, suspend, wait
 from kdist.jobs.job import ClusterJob
 from kdist.jobs.wait import Notify
 from kdist.status import Pod, documents
@@ -86,6 +86,9 @@ def scale(
     if target.is_resource:
         _resize_resource(wanted, dry_run=dry_run)
     else:
+        now = job.render_objects(target, suspended=state.suspended)
+        now = job.keep_immutable(target, now, workload)
+        review.check(target, now, workload, notify=notify if dry_run else None)
         _resize(wanted, workload, suspended=state.suspended, notify=notify, dry_run=dry_run)
     if dry_run:
         return f"{target.name} has {describe_nodes(least, most)} (server dry run)"

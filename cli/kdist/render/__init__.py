@@ -109,12 +109,15 @@ def read_train_json(manifests: Iterable[Manifest]) -> str:
 
 
 def read_job(config_map: Mapping[str, Any]) -> TrainingJob:
-    """The job that a cluster's ConfigMap describes. Raises `KdistError` if it is not one of
-    kdist's, or of another version.
+    """The job that a cluster's ConfigMap describes. Its namespace is that of the ConfigMap.
+
+    Raises:
+        KdistError: it is not one of kdist's, of another version, or that of another job.
     """
-    name = (config_map.get("metadata") or {}).get("name", "")
+    metadata = config_map.get("metadata") or {}
+    name, namespace = metadata.get("name", ""), metadata.get("namespace")
     try:
-        return TrainingJob.model_validate(
+        job = TrainingJob.model_validate(
             parse_json((config_map.get("data") or {})["job.json"]), by_alias=True, by_name=False
         )
     except (KeyError, ValueError, TypeError) as error:
@@ -122,3 +125,10 @@ def read_job(config_map: Mapping[str, Any]) -> TrainingJob:
             f"ConfigMap {name} does not contain a job that this version of kdist understands",
             hint="run `kdist apply` with the job file to write it again",
         ) from error
+    if job.metadata.name != name:
+        raise KdistError(
+            f"ConfigMap {name} contains the job {job.metadata.name}: it is not what kdist wrote",
+            hint="run `kdist apply` with the job file to write it again",
+        )
+    own = job.metadata.model_copy(update={"namespace": namespace})
+    return job.model_copy(update={"metadata": own})

@@ -105,8 +105,9 @@ def _own_keys(field: str, entries: object, at: str = "") -> Iterator[Violation]:
 
 
 def _pod_keys(spec: Spec) -> Iterator[Violation]:
-    metadata = spec.pod_template.get("metadata")
-    for kind in ("labels", "annotations") if isinstance(metadata, dict) else ():
+    found = spec.pod_template.get("metadata")
+    metadata = found if isinstance(found, dict) else {}
+    for kind in ("labels", "annotations"):
         yield from _own_keys(f"podTemplate.metadata.{kind}", metadata.get(kind), "podTemplate")
 
 

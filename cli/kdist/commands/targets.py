@@ -100,9 +100,7 @@ def find_job(argument: str | None, file: str | None = None) -> JobRef:
         raise UsageError(
             "name one job: NAME, or a job file", hint="`kdist get` lists the jobs of a namespace"
         )
-    path = file if argument is None else argument
-    if path is None:  # unreachable: one of them is given
-        raise UsageError("name one job")
+    path = str(file if argument is None else argument)
     if file is None and not path.endswith(_FILE_SUFFIXES):
         return JobRef(path.removeprefix("job/").removeprefix("trainingjob/"))
     context = click.get_current_context(silent=True)
@@ -178,7 +176,7 @@ def find_target(
     timeout: float | None = None,
 ) -> ClusterJob:
     """The job on the cluster that the arguments refer to, also where a local run has its name.
-    Raises `NotFoundError`, and what `find_job` and `connect` raise.
+    Raises what `find_job`, `connect` and `ClusterJob.find` raise.
     """
     from kdist.jobs.job import ClusterJob
 

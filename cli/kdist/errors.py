@@ -102,6 +102,11 @@ class Problem(NamedTuple):
         reason = f"{self.path}: {self.message}" if self.path else self.message
         return f"{reason}; did you mean `{self.suggestion}`?" if self.suggestion else reason
 
+    @property
+    def advice(self) -> str:
+        """Location, sentence and hint in one line, for what is no error."""
+        return f"{self}; {self.hint}" if self.hint else str(self)
+
     def with_excerpt(self, lines: Sequence[str]) -> Problem:
         """The same problem with its line of the file, if that can be printed."""
         line = lines[self.line - 1] if 0 < self.line <= len(lines) else ""

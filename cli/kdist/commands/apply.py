@@ -138,6 +138,8 @@ def _send(
         results = deploy.send(cluster, plan, dry_run=dry_run, force=force_conflicts)
     for text in plan.warnings:
         console.warning(text)
+    if plan.folder is not None:
+        console.message(plan.folder.describe())
     note = " (server dry run)" if dry_run else ""
     console.message(
         f"context {cluster.context}, namespace {cluster.namespace}: {job.metadata.name} "
@@ -270,6 +272,8 @@ def _show(jobs: Iterable[tuple[TrainingJob, Path]], *, output: str) -> int:
         plan = deploy.make_plan(None, job, base=base)
         for text in plan.warnings:
             console.warning(text)
+        if plan.folder is not None:
+            console.message(plan.folder.describe())
         for manifest in plan.manifests:
             documents.append(manifest.document)
             if output == "table":

@@ -10,7 +10,7 @@ import click
 
 from kdist import console
 from kdist.commands import options, targets
-from kdist.errors import UsageError
+from kdist.errors import Problem, UsageError
 
 if TYPE_CHECKING:
     from kdist.manifest import Manifest
@@ -71,10 +71,16 @@ def command(
             "--annotate cannot be used with -o json", hint="it adds comments, which only YAML has"
         )
     base = Path.cwd() if file == "-" else Path(file).absolute().parent
-    jobs = load_files(file, overrides=[*sets, *targets.choose_backend(backend)])
+    looks: list[Problem] = []
+    settings = [*sets, *targets.choose_backend(backend)]
+    jobs = load_files(file, overrides=settings, warnings=looks)
+    for each in looks:
+        console.warning(each.advice)
     plans = [make_plan(None, job, base=base) for job in jobs]
     for warning in dict.fromkeys(each for plan in plans for each in plan.warnings):
         console.warning(warning)
+    for folder in (plan.folder for plan in plans if plan.folder is not None):
+        console.message(folder.describe())
     shown = _choose([each for plan in plans for each in plan.manifests], claims, file)
     console.result(
         text.to_json(shown) if output == "json" else text.to_yaml(shown, annotate=annotate)

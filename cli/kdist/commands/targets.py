@@ -339,7 +339,7 @@ def _look_up(named: JobRef) -> KdistError | None:
 def read_jobs(
     paths: Sequence[str], overrides: Sequence[str] = (), *, backend: str | None = None
 ) -> list[tuple[TrainingJob, Path]]:
-    """Load every job of these files and folders.
+    """Load every job of these files and folders, with a warning for what looks like a credential.
 
     Args:
         paths: job files, folders of them, or `-` for stdin.
@@ -361,11 +361,12 @@ def read_jobs(
         )
     jobs: list[tuple[TrainingJob, Path]] = []
     problems: list[Problem] = []
+    looks: list[Problem] = []
     overrides = [*overrides, *choose_backend(backend)]
     for file in (file for path in paths for file in _files_of(path)):
         try:
             base = Path.cwd() if file == "-" else Path(file).absolute().parent
-            found = load.load_files(file, overrides=overrides, use="cluster")
+            found = load.load_files(file, overrides=overrides, use="cluster", warnings=looks)
             jobs += [(job, base) for job in found]
         except InvalidJobError as error:
             problems += error.problems
@@ -373,6 +374,8 @@ def read_jobs(
         raise InvalidJobError(
             " ".join(paths), problems, next_command=f"kdist validate {' '.join(paths)}"
         )
+    for each in looks:
+        console.warning(each.advice)
     names = [(job.metadata.namespace, job.metadata.name) for job, _ in jobs]
     twice = sorted({name for namespace, name in names if names.count((namespace, name)) > 1})
     if twice:
@@ -386,11 +389,8 @@ def read_jobs(
 def _files_of(path: str) -> list[str]:
     if path == "-" or not Path(path).is_dir():
         return [path]
-    inside = sorted(
-        str(each)
-        for each in Path(path).iterdir()
-        if each.suffix in _FILE_SUFFIXES and each.is_file()
-    )
+    found = [each for each in Path(path).iterdir() if each.suffix in _FILE_SUFFIXES]
+    inside = sorted(str(each) for each in found if each.is_file())
     if not inside:
         raise UsageError(
             f"there is no job file in the folder `{path}`",

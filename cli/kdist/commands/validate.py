@@ -28,9 +28,20 @@ from kdist.errors import Code, InvalidJobError, Problem
     default="text",
     help="Output format; github prints annotations for a pull request.",
 )
+@click.option(
+    "-v",
+    "--verbose",
+    is_flag=True,
+    help="List every file that the job would send to a cluster, and what is left out.",
+)
 @click.pass_context
 def command(
-    context: click.Context, files: tuple[str, ...], sets: tuple[str, ...], output: str
+    context: click.Context,
+    files: tuple[str, ...],
+    *,
+    sets: tuple[str, ...],
+    output: str,
+    verbose: bool,
 ) -> None:
     r"""Check job files and show every problem at once.
 
@@ -39,6 +50,7 @@ def command(
       kdist validate job.yaml
       kdist validate jobs/*.yaml -o github
       kdist validate job.yaml --set spec.nodes=4
+      kdist validate job.yaml -v                  with the files of spec.code
 
     FILE may be `-` for stdin. Exits with 0 if all files are valid, else with 2.
     """
@@ -49,7 +61,8 @@ def command(
     for file in files:
         problems: tuple[Problem, ...] = ()
         try:
-            jobs = load_files(file, overrides=sets, use="either")
+            looks: list[Problem] = []
+            jobs = load_files(file, overrides=sets, use="either", warnings=looks)
         except InvalidJobError as error:
             failed, problems = True, error.problems
             if output == "text":
@@ -59,6 +72,11 @@ def command(
                 console.result(f"{file}: valid, {_summary(job)}")
                 for warning in _list_warnings(job, file):
                     console.warning(f"{file}: {warning}")
+                if verbose and (text := _list_sent(job, file)):
+                    console.result(text)
+            if output == "text":
+                for each in looks:
+                    console.warning(each.advice)
         if output == "github":
             for problem in problems:
                 console.result(_annotation(problem))
@@ -78,12 +96,24 @@ def command(
         context.exit(Code.USAGE)
 
 
+def _list_sent(job: Any, file: str) -> str:
+    """Every file of the code folder that is sent, and what is left out; empty without a folder."""
+    from kdist.load.folder import find_code
+
+    folder = find_code(job, _base_of(file))
+    return "" if folder is None else folder.describe(all_names=True)
+
+
+def _base_of(file: str) -> Path:
+    return Path.cwd() if file == "-" else Path(file).absolute().parent
+
+
 def _list_warnings(job: Any, file: str) -> list[str]:
     """What is valid, and may surprise: a URL that moves, data that is not on this machine."""
     from kdist.load import resolve_path
     from kdist.spec import list_warnings
 
-    base = Path.cwd() if file == "-" else Path(file).absolute().parent
+    base = _base_of(file)
     absent = [
         f"spec.data[{index}].path: there is no {resolve_path(base, data.path)}; `kdist run` needs "
         "it, a cluster does not"

@@ -20,7 +20,7 @@ from kdist.deploy.apply import (
 )
 from kdist.deploy.delete import find_objects, prune, remove
 from kdist.deploy.dependents import drop_owner
-from kdist.deploy.plan import Plan, make_plan, read_code
+from kdist.deploy.plan import Plan, make_plan
 from kdist.deploy.resource import (
     ResourcePlan,
     compare_resource,
@@ -47,7 +47,6 @@ __all__ = [
     "plan_resource",
     "prune",
     "prune_code",
-    "read_code",
     "remove",
     "send",
     "send_resource",

@@ -1,5 +1,5 @@
 """The plan of a job for a cluster: its workload kind, rendezvous and run, which are chosen once and
-stored in the job's ConfigMap. Also reads the folder of `spec.code`, to be sent in a ConfigMap.
+stored in the job's ConfigMap.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from kdist import backends, rbac, render
 from kdist.backends import Placement
-from kdist.errors import KdistError, NotFoundError, UsageError
-from kdist.load import resolve_path
+from kdist.errors import KdistError, NotFoundError
+from kdist.load.folder import CodeFolder, find_code
 from kdist.manifest import Manifest
 from kdist.rbac import Right
 from kdist.spec import RUN, TrainingJob
@@ -31,61 +31,14 @@ from kdist_trainer.untrusted_text import parse_json
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
 
-# A ConfigMap has at most 1 MiB; a folder far beyond that is rejected before all of it is read.
-MAX_BYTES = 64 * 1024 * 1024
-_EXCLUDED_FOLDERS = frozenset({"__pycache__", "node_modules"})
-
-
-def read_code(job: TrainingJob, base: Path) -> dict[str, bytes] | None:
-    """Read the files of the job's code folder, without hidden files, byte code and links that lead
-    out of the folder.
-
-    Args:
-        job: the job.
-        base: folder that `spec.code` is relative to.
-
-    Returns:
-        The content by path with `/`; None if the job has no code folder, but perhaps a ConfigMap.
-
-    Raises:
-        UsageError: there is no such folder.
-        KdistError: it is far too large.
-    """
-    if job.spec.code is None or job.spec.code.path is None:
-        return None
-    folder = resolve_path(base, job.spec.code.path).resolve()
-    if not folder.is_dir():
-        raise UsageError(
-            f"spec.code: there is no folder {folder}", hint="its path is relative to the job file"
-        )
-    found: dict[str, bytes] = {}
-    total = 0
-    for path in _files(folder):
-        total += path.stat().st_size
-        if total > MAX_BYTES:
-            raise KdistError(
-                f"spec.code: {folder} has more than {MAX_BYTES // 2**20} MiB",
-                hint="put data and weights on a claim (spec.data), large code into the image",
-            )
-        found[path.relative_to(folder).as_posix()] = path.read_bytes()
-    return found
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    for path in sorted(folder.rglob("*")):
-        parts = path.relative_to(folder).parts
-        if any(part.startswith(".") or part in _EXCLUDED_FOLDERS for part in parts):
-            continue
-        if path.is_file() and path.resolve().is_relative_to(folder):
-            yield path
-
 
 @dataclass(frozen=True)
 class Plan:
     """A job as it would be applied: its objects, and warnings for the user.
 
     `config_map` is the job's ConfigMap on the cluster, None for a new job. `revived`: the job
-    exists, but its workload is gone, for instance by its TTL.
+    exists, but its workload is gone, for instance by its TTL. `folder`: what is sent of the code
+    folder of this machine.
     """
 
     job: TrainingJob
@@ -94,6 +47,7 @@ class Plan:
     warnings: list[str]
     config_map: dict[str, Any] | None = None
     revived: bool = False
+    folder: CodeFolder | None = None
 
     @property
     def exists(self) -> bool:
@@ -121,9 +75,10 @@ def make_plan(
     """
     job = job.with_replicas()
     _check_suspend(job)
-    code = read_code(job, base)
+    folder = find_code(job, base)
+    code = None if folder is None else folder.read()
     if cluster is None:
-        return _plan_alone(job, take_over=take_over, code=code)
+        return replace(_plan_alone(job, take_over=take_over, code=code), folder=folder)
     job = job.model_copy(
         update={"metadata": job.metadata.model_copy(update={"namespace": cluster.namespace})}
     )
@@ -157,14 +112,8 @@ def make_plan(
             for each in manifests
             if each.kind not in (backends.get(backend).kind, "TrainingRuntime")
         ]
-    return Plan(
-        job,
-        placement,
-        manifests,
-        warnings,
-        config_map,
-        revived=config_map is not None and workload is None,
-    )
+    revived = config_map is not None and workload is None
+    return Plan(job, placement, manifests, warnings, config_map, revived, folder)
 
 
 def _plan_alone(job: TrainingJob, *, take_over: bool, code: dict[str, bytes] | None) -> Plan:

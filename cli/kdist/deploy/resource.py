@@ -22,10 +22,10 @@ from kdist.deploy.plan import (
     check_kind,
     choose_backend,
     find_config_map,
-    read_code,
     refuse_direct,
 )
 from kdist.errors import KdistError
+from kdist.load.folder import CodeFolder, find_code
 from kdist.manifest import CODE_LABEL, OWNER, TRAINING_JOB, Manifest, find_owner, job_selector, mark
 from kdist.spec import CodeFile, CodeSource, TrainingJob
 from kdist.status import BACKEND, find_owning_resource
@@ -85,6 +85,7 @@ class ResourcePlan:
         code: the ConfigMap with the files of `spec.code`; None if there is none to send.
         objects: the objects that the controller is expected to create, for checks in advance.
         before: the TrainingJob as it is on the cluster; None for a new one.
+        folder: what is sent of the code folder of this machine.
     """
 
     job: TrainingJob
@@ -92,6 +93,7 @@ class ResourcePlan:
     code: Manifest | None
     objects: Plan
     before: Document | None
+    folder: CodeFolder | None = None
 
     @property
     def exists(self) -> bool:
@@ -130,8 +132,8 @@ def plan_resource(cluster: Cluster, job: TrainingJob, *, base: Path) -> Resource
     metadata = job.metadata.model_copy(update={"namespace": cluster.namespace})
     job = job.model_copy(update={"metadata": metadata})
     code = None
-    if (files := read_code(job, base)) is not None:
-        code, named = _make_code(name, cluster.namespace, files, before)
+    if (folder := find_code(job, base)) is not None:
+        code, named = _make_code(name, cluster.namespace, folder.read(), before)
         job = job.model_copy(update={"spec": job.spec.model_copy(update={"code": named})})
     backend = text(before, "status", "backend")
     check_kind(cluster, job, backend)
@@ -140,7 +142,7 @@ def plan_resource(cluster: Cluster, job: TrainingJob, *, base: Path) -> Resource
     )
     sized = job.with_replicas()
     objects = Plan(sized, placement, render.render(sized, placement), render.warn(sized, placement))
-    return ResourcePlan(job, Manifest(_write(job)), code, objects, before)
+    return ResourcePlan(job, Manifest(_write(job)), code, objects, before, folder)
 
 
 def _write(job: TrainingJob) -> Document:

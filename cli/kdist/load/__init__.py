@@ -5,8 +5,8 @@ The accepted YAML is a subset of YAML 1.2's core schema: a job per document, no 
 are text, and `012` is twelve.
 
 Start with `load_text` here, then read `yaml_parser` (text to a tree of nodes with positions),
-`overrides` (`--set`), `problems` (validation errors to messages) and `code` (the user's code that a
-job names).
+`overrides` (`--set`), `problems` (validation errors to messages), `code` (the user's code that a
+job names), `folder` (which files of it are sent) and `credentials` (what should not be).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def load_text(
         UsageError: there is more than one job.
     """
     parse = _read_generated if generated else read
-    return _only(_load_documents(text, source, overrides, base, use, parse), source)
+    return _only(_load_documents(text, source, overrides, base, use, parse, None), source)
 
 
 def _only(jobs: Sequence[TrainingJob], source: str) -> TrainingJob:
@@ -75,6 +75,7 @@ def _load_documents(
     base: Path | None,
     use: Use | None,
     parse: _Parse,
+    warnings: list[Problem] | None,
 ) -> list[TrainingJob]:
     """Read the jobs of a text, one for each of its YAML documents; there is at least one."""
     decoded, problems = decode(text, source=source)
@@ -90,6 +91,10 @@ def _load_documents(
                 from kdist.load.code import check_code
 
                 found += check_code(tree, job, base=base or Path.cwd(), use=use)
+            if job is not None and warnings is not None:
+                from kdist.load.credentials import find_warnings
+
+                warnings += find_warnings(tree, job, base=base or Path.cwd())
             problems += [each for each in found if (each.line, each.column) not in reported]
     if problems or not jobs:
         lines = split_lines(decoded)
@@ -169,11 +174,17 @@ def load_file(
 
 
 def load_files(
-    path: str | Path, *, overrides: Sequence[str] = (), use: Use | None = None
+    path: str | Path,
+    *,
+    overrides: Sequence[str] = (),
+    use: Use | None = None,
+    warnings: list[Problem] | None = None,
 ) -> list[TrainingJob]:
-    """Read all jobs of a file, as `load_file` reads the only one."""
+    """Read all jobs of a file, as `load_file` reads the only one. What looks like a credential and
+    would be sent as it is, is added to `warnings`.
+    """
     data, source, base = _read_file(path)
-    return _load_documents(data, source, overrides, base, use, read)
+    return _load_documents(data, source, overrides, base, use, read, warnings)
 
 
 def _read_file(path: str | Path) -> tuple[bytes, str, Path]:

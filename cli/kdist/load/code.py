@@ -12,8 +12,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
-from kdist.errors import Problem
+from kdist.errors import KdistError, Problem
 from kdist.load import resolve_path
+from kdist.load.folder import HINT, list_folder
 from kdist.load.problems import locate
 from kdist.load.text import split_lines
 from kdist.load.yaml_parser import YamlNode
@@ -72,6 +73,9 @@ def check_code(tree: YamlNode, job: TrainingJob, *, base: Path, use: Use) -> lis
             problems += found
         except OSError as error:
             problems.append(field.problem(f"cannot read {error.filename}: {error.strerror}"))
+        except KdistError as error:
+            message = error.message.removeprefix("spec.code: ")
+            problems.append(field.problem(message, hint=error.hint))
     return problems
 
 
@@ -99,19 +103,27 @@ def _checks(
         yield field, _check_folder(field, spec.code.path, folder)
         if not _is_folder(folder):
             return
+        if use != "here":
+            yield field, _check_links(field, spec.code.path, folder)
     if folder is None and use == "cluster":
         return  # the code is in the image
     if spec.script is not None and spec.script.path is not None:
         field = _Field(tree, ("spec", "script", "path"))
         in_image = folder is None
         yield field, _check_script(field, spec.script.path, folder or base, in_image, use)
+        if folder is not None and use == "cluster":
+            yield field, _check_sent(field, resolve_path(folder, spec.script.path), folder)
     if spec.script is not None and spec.script.module is not None:
         field = _Field(tree, ("spec", "script", "module"))
         yield field, _check_module(field, spec.script.module, "", folder, base, use)
+        if folder is not None and use == "cluster":
+            yield field, _check_sent(field, _module_file(folder, spec.script.module), folder)
     if spec.train is not None and ":" in spec.train.workload:
         name, _, class_name = spec.train.workload.partition(":")
         field = _Field(tree, ("spec", "train", "workload"))
         yield field, _check_module(field, name, class_name, folder, base, use)
+        if folder is not None and use == "cluster":
+            yield field, _check_sent(field, _module_file(folder, name), folder)
 
 
 def _refuse_config_map(field: _Field, name: str) -> Iterator[Problem]:
@@ -126,6 +138,23 @@ def _check_folder(field: _Field, name: str, folder: Path) -> Iterator[Problem]:
         reason = f"{folder} is not a folder" if folder.exists() else f"there is no {folder}"
         near = _near_path(folder, folders=True)
         yield field.problem(reason, near=near, hint=_relative(name))
+
+
+def _check_links(field: _Field, name: str, folder: Path) -> Iterator[Problem]:
+    for each, reason in list_folder(folder, shown=name).refused:
+        yield field.problem(f"{name}/{each} {reason}", hint=HINT)
+
+
+def _check_sent(field: _Field, path: Path | None, folder: Path) -> Iterator[Problem]:
+    """Check that a file of the code folder is among those that are sent."""
+    if path is None or not path.is_file() or not path.is_relative_to(folder):
+        return
+    sent = {each.path for each in list_folder(folder, shown="").files}
+    if path.resolve() not in sent:
+        yield field.problem(
+            f"{_shown(path)} is left out of what is sent to the cluster",
+            hint="`kdist validate -v` says why; `!NAME` in .kdistignore sends what git ignores",
+        )
 
 
 def _is_folder(path: Path) -> bool:

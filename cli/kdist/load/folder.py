@@ -1,0 +1,285 @@
+"""The one walker of the files that leave this machine: those of the folder that `spec.code` names.
+
+It says what is sent, what is left out and why, and what must not be sent. Hidden files, byte code
+and what `.gitignore` and `.kdistignore` name are left out, those of the folders above too, up to
+the repository's root. Links inside the folder are followed, except back to a folder that they are
+in; a link out of the folder is refused. pathspec reads the patterns, and not `git check-ignore`:
+git need not be installed, the folder need not be a repository, and the settings of a repository
+can make git run programs.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from kdist.errors import KdistError, UsageError
+from kdist.load import resolve_path
+from kdist.spec import TrainingJob
+
+if TYPE_CHECKING:
+    from pathspec import GitIgnoreSpec
+
+# Later ones have the last word, so that `!name` in .kdistignore sends what git ignores.
+IGNORE_FILES: Final = (".gitignore", ".kdistignore")
+# A ConfigMap has at most 1 MiB; a folder far beyond that is refused before all of it is read.
+MAX_BYTES: Final = 64 * 1024 * 1024
+MAX_ENTRIES: Final = 20_000
+_EXCLUDED: Final = frozenset({"__pycache__", "node_modules"})
+_MAX_RULES: Final = 1024 * 1024
+_SHOWN: Final = 5
+
+
+class SentFile(NamedTuple):
+    """A file that is sent.
+
+    Attributes:
+        name: its path in the folder, with `/`.
+        path: where it really is.
+        size: bytes.
+    """
+
+    name: str
+    path: Path
+    size: int
+
+
+class Omission(NamedTuple):
+    """A file, folder or link that is not sent, and the reason."""
+
+    name: str
+    reason: str
+
+
+@dataclass
+class CodeFolder:
+    """What of a code folder is sent.
+
+    Attributes:
+        shown: the folder as the job names it.
+        root: the folder, without links.
+        files: what is sent, by name.
+        left_out: what is not sent.
+        refused: why nothing can be sent; empty if all is well.
+    """
+
+    shown: str
+    root: Path
+    files: list[SentFile] = field(default_factory=list)
+    left_out: list[Omission] = field(default_factory=list)
+    refused: list[Omission] = field(default_factory=list)
+
+    def read(self) -> dict[str, bytes]:
+        """The content of the files, by name. Raises `KdistError` if one must not or cannot be
+        sent.
+        """
+        if self.refused:
+            raise KdistError(
+                "spec.code: " + "; ".join(f"{name} {reason}" for name, reason in self.refused),
+                hint=HINT,
+            )
+        try:
+            return {each.name: each.path.read_bytes() for each in self.files}
+        except OSError as error:
+            raise UsageError(
+                f"spec.code: cannot read {error.filename}: {error.strerror}",
+                hint="`ls -l` shows who may read it",
+            ) from None
+
+    def describe(self, *, all_names: bool = False) -> str:
+        """Count, bytes and first names of what is sent, then what is left out."""
+        total = sum(each.size for each in self.files)
+        names = _listed([each.name for each in self.files], all_names=all_names)
+        count = "1 file" if len(self.files) == 1 else f"{len(self.files)} files"
+        text = f"spec.code sends {count}, {total} bytes, of {self.shown}{names and f': {names}'}"
+        left = [f"{name} ({reason})" for name, reason in self.left_out]
+        return f"{text}; left out: {_listed(left, all_names=all_names)}" if left else text
+
+
+HINT: Final = "copy the file into the folder, or list the name in .kdistignore there"
+
+
+def _listed(names: list[str], *, all_names: bool) -> str:
+    more = 0 if all_names else len(names) - _SHOWN
+    return ", ".join([*names[:_SHOWN], f"{more} more"] if more > 0 else names)
+
+
+def find_code(job: TrainingJob, base: Path) -> CodeFolder | None:
+    """What is sent of the job's code folder; None if the job has none.
+
+    Args:
+        job: the job.
+        base: folder that `spec.code` is relative to.
+
+    Raises:
+        UsageError: there is no such folder, or it cannot be read.
+        KdistError: it is far too large.
+    """
+    if job.spec.code is None or job.spec.code.path is None:
+        return None
+    return list_folder(resolve_path(base, job.spec.code.path), shown=job.spec.code.path)
+
+
+def list_folder(root: Path, *, shown: str) -> CodeFolder:
+    """Walk a folder, without reading its files. Raises as `find_code` does."""
+    found = CodeFolder(shown, root.resolve())
+    try:
+        if not root.is_dir():
+            raise UsageError(
+                f"spec.code: there is no folder {root}", hint="its path is relative to the job file"
+            )
+        _Walk(found).folder(found.root, PurePosixPath(), ())
+    except OSError as error:
+        raise UsageError(
+            f"spec.code: cannot read {error.filename}: {error.strerror}",
+            hint="`ls -l` shows who may read it",
+        ) from None
+    found.files.sort()
+    return found
+
+
+class _Walk:
+    """One walk through a folder, whose findings it adds to `found`."""
+
+    def __init__(self, found: CodeFolder) -> None:
+        self._found = found
+        self._rules = _Rules(found.root)
+        self._entries = 0
+        self._bytes = 0
+
+    def folder(self, real: Path, name: PurePosixPath, above: tuple[Path, ...]) -> None:
+        """Add what is in a folder.
+
+        Args:
+            real: the folder, without links.
+            name: its name in what is sent, by which a link may have led here.
+            above: the real folders that it is in.
+        """
+        chain = (*above, real)
+        for entry in sorted(real.iterdir()):
+            self._entries += 1
+            if self._entries > MAX_ENTRIES:
+                raise KdistError(
+                    f"spec.code: {self._found.root} has more than {MAX_ENTRIES} entries",
+                    hint="name the folder that has the code alone",
+                )
+            self._entry(entry, name / entry.name, chain)
+
+    def _entry(self, entry: Path, name: PurePosixPath, chain: tuple[Path, ...]) -> None:
+        shown = str(name)
+        if reason := self._rules.why_not(entry):
+            if entry.name not in _EXCLUDED | {".git", *IGNORE_FILES}:
+                self._omit(shown, reason)
+            return
+        if entry.is_symlink():
+            target = Path(os.path.realpath(entry))
+            if not target.is_relative_to(self._found.root):
+                self._refuse(shown, f"is a link out of the folder, to {target}")
+                return
+            reason = "a link in a circle" if target in chain else self._rules.why_no_part(target)
+            if reason or not target.exists():
+                self._omit(shown, f"a link to {target.name}: {reason or 'which is not there'}")
+                return
+            entry = target
+        mode = entry.stat().st_mode
+        if stat.S_ISDIR(mode):
+            self.folder(entry, name, chain)
+        elif not stat.S_ISREG(mode):
+            self._omit(shown, "neither a file nor a folder")
+        else:
+            self._file(entry, shown)
+
+    def _file(self, path: Path, name: str) -> None:
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            self._refuse(ascii(name), "has a name that is not UTF-8, which a ConfigMap cannot hold")
+            return
+        size = path.stat().st_size
+        self._bytes += size
+        if self._bytes > MAX_BYTES:
+            raise KdistError(
+                f"spec.code: {self._found.root} has more than {MAX_BYTES // 2**20} MiB",
+                hint="put data and weights on a claim (spec.data), large code into the image",
+            )
+        self._found.files.append(SentFile(name, path, size))
+
+    def _omit(self, name: str, reason: str) -> None:
+        self._found.left_out.append(Omission(name, reason))
+
+    def _refuse(self, name: str, reason: str) -> None:
+        self._found.refused.append(Omission(name, reason))
+
+
+class _Rules:
+    """What is left out below a folder, by the files of patterns in it and above it."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._read: dict[Path, GitIgnoreSpec | None] = {}
+        self._above = list(_up_to_repository(root))
+
+    def why_not(self, path: Path) -> str:
+        """Why a path is left out whose folders are not; empty if it is sent."""
+        if path.name.startswith("."):
+            return "hidden"
+        if path.name in _EXCLUDED:
+            return "not code"
+        inside = path.relative_to(self._root).parents
+        folders = [self._root / each for each in inside] + self._above
+        for file in reversed(IGNORE_FILES):
+            for folder in folders:  # the nearest one that has something to say decides
+                spec = self._patterns(folder / file)
+                relative = path.relative_to(folder).as_posix()
+                found = None if spec is None else _match(spec, relative, path)
+                if found is not None:
+                    return file if found else ""
+        return ""
+
+    def why_no_part(self, path: Path) -> str:
+        """The same for a path that a link leads to, whose folders may be left out."""
+        parts = path.relative_to(self._root).parts
+        paths = (self._root.joinpath(*parts[: count + 1]) for count in range(len(parts)))
+        return next(filter(None, map(self.why_not, paths)), "")
+
+    def _patterns(self, file: Path) -> GitIgnoreSpec | None:
+        if file not in self._read:
+            self._read[file] = _read_patterns(file) if file.is_file() else None
+        return self._read[file]
+
+
+def _up_to_repository(root: Path) -> Iterator[Path]:
+    """The folders above, up to the one that has the repository; none without a repository."""
+    if (root / ".git").exists():
+        return
+    above = list(root.parents)
+    tops = [index for index, each in enumerate(above) if (each / ".git").exists()]
+    yield from above[: tops[0] + 1] if tops else ()
+
+
+def _match(spec: GitIgnoreSpec, relative: str, path: Path) -> bool | None:
+    """Whether the patterns ignore a path, and not what another pattern takes back; None if they do
+    not mention it.
+    """
+    found = spec.check_file(f"{relative}/" if path.is_dir() else relative).include
+    return spec.check_file(relative).include if found is None else found
+
+
+def _read_patterns(file: Path) -> GitIgnoreSpec:
+    from pathspec import GitIgnoreSpec  # slow to import, and most folders need it not
+
+    with file.open("rb") as stream:
+        text = stream.read(_MAX_RULES + 1)
+    try:
+        if len(text) > _MAX_RULES:
+            raise ValueError(f"larger than {_MAX_RULES // 2**20} MiB")
+        return GitIgnoreSpec.from_lines(text.decode("utf-8", "surrogateescape").splitlines())
+    except ValueError as error:
+        raise UsageError(
+            f"spec.code: cannot read the patterns of {file}: {error}",
+            hint="`git check-ignore -v NAME` shows how git reads them",
+        ) from None

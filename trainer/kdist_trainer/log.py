@@ -40,7 +40,7 @@ def bind(**fields: Any) -> None:
     The initial fields come from the environment of a rank: KDIST_JOB, KDIST_NODE, RANK and
     KDIST_GENERATION.
     """
-    bound = _bound_fields()
+    bound = bound_fields()
     bound.update(fields)
     for name in [name for name, value in bound.items() if value is None]:
         del bound[name]
@@ -79,8 +79,13 @@ def render(level: str, name: str, fields: Mapping[str, Any], *, now: datetime) -
     """
     time = now.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     line: dict[str, Any] = {"time": time, "event": name, "level": level}
-    line.update({key: value for key, value in _bound_fields().items() if key not in fields})
+    line.update({key: value for key, value in bound_fields().items() if key not in fields})
     line.update({key: value for key, value in fields.items() if value is not None})
+    return encode(line)
+
+
+def encode(line: Mapping[str, Any]) -> bytes:
+    """Encode the fields of one line with its newline, in at most `MAX_LINE` bytes."""
     line = {key: line[key] for key in (*_IDENTITY, *line) if key in line}
     text = _encode({key: plain(value) for key, value in line.items()})
     if len(text) <= MAX_LINE:
@@ -95,7 +100,8 @@ def render(level: str, name: str, fields: Mapping[str, Any], *, now: datetime) -
     return _encode({**kept, "truncated": True})
 
 
-def _bound_fields() -> dict[str, Any]:
+def bound_fields() -> dict[str, Any]:
+    """The fields of every line of this process."""
     global _bound
     if _bound is None:
         _bound = {}

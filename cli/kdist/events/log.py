@@ -159,7 +159,7 @@ def last_printed_line(path: Path) -> str:
     try:
         with path.open("rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - _MAX_LINE))
-            lines = log.read().splitlines()
+            lines = log.read().split(b"\n")
     except OSError:
         return ""
     decoded = (line.decode(errors="replace") for line in reversed(lines))

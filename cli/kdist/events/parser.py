@@ -1,8 +1,8 @@
 """Recognizes the trainer's events in lines of logs.
 
-An event is a JSON object that starts with its time, on a line of its own or behind a print that
-lacks its newline. Prints may contain carriage returns (progress bars) and text that only looks like
-JSON; neither hides an event.
+An event is a JSON object that starts with its time, at the start of a line: only agents write such
+lines, since every line that a rank has printed has a prefix (`kdist_trainer.agent.log_relay`).
+Prints may contain carriage returns (progress bars) and text that looks like an event.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _EVENT_START = '{"time"'
 
 
 class ParsedLine(NamedTuple):
-    """A line of a log, split into what was printed and the event behind it.
+    """A line of a log: what was printed, or an event.
 
     Attributes:
-        printed: the print, without what a progress bar has overwritten.
-        event: the event at the end of the line; None if there is none.
+        printed: the print, without what a progress bar has overwritten; empty for an event.
+        event: the event that the line is; None if it is a print.
         is_progress_bar: whether the print is a state of a progress bar, which the next one
             replaces.
     """
@@ -34,10 +34,9 @@ class ParsedLine(NamedTuple):
 
 
 def split_line(line: str) -> ParsedLine:
-    """Split a line, given without its newline, into its print and its event."""
-    start = line.find(_EVENT_START)
-    event = _decode(line[start:]) if start >= 0 else None
-    printed = line if event is None else line[:start]
+    """What a line is, given without its newline."""
+    event = _decode(line) if line.startswith(_EVENT_START) else None
+    printed = line if event is None else ""
     visible = printed.rstrip("\r").rsplit("\r", 1)[-1]
     return ParsedLine(visible, event, is_progress_bar=printed.endswith("\r"))
 

@@ -132,7 +132,7 @@ def _run_in_helper_pod(
 
 def read_answer(output: str, code: int, pod: str) -> dict[str, Any]:
     """The JSON document in the tool's output. `verify` prints one although it exits with 1."""
-    for line in reversed(output.splitlines()):
+    for line in reversed(output.split("\n")):
         try:
             found = parse_json(line, allow_nan=True)
         except MalformedTextError:

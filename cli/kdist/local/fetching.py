@@ -195,4 +195,4 @@ def _last_event(log: Path, since: float) -> Mapping[str, Any] | None:
             tail = lines.read().decode(errors="replace")
     except OSError:
         return None
-    return next(filter(None, map(parse, reversed(tail.splitlines()))), None)
+    return next(filter(None, map(parse, reversed(tail.split("\n")))), None)

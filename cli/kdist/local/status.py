@@ -233,11 +233,14 @@ def _last_progress(root: Path) -> Mapping[str, Any]:
     for log in sorted(root.glob("node-*/log")):
         try:
             with log.open("rb") as lines:
-                lines.seek(max(0, lines.seek(0, os.SEEK_END) - _TAIL))
+                start = max(0, lines.seek(0, os.SEEK_END) - _TAIL)
+                lines.seek(start)
+                if start:
+                    lines.readline()  # its beginning is not in the tail, so it may be a print
                 tail = lines.read().decode(errors="replace")
         except OSError:
             continue
-        for line in reversed(tail.splitlines()):
+        for line in reversed(tail.split("\n")):
             event = parse(line) if '"progress"' in line else None
             if event is not None and event["event"] == "progress":
                 return event

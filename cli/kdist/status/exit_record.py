@@ -132,7 +132,7 @@ def _loads(text: str) -> Any:
 
 def _from_log(text: str) -> ExitRecord | None:
     """Read the last `failed` event of the agent from the end of its log."""
-    for line in reversed(text.splitlines()):
+    for line in reversed(text.split("\n")):
         event = parse(line)
         if event is not None and event["event"] == "failed":
             return ExitRecord.read(

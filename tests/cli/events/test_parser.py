@@ -1,4 +1,4 @@
-"""Events are found in any line of a log, and nothing else is taken for one."""
+"""An event is a line of its own, and nothing else is taken for one."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from kdist.events import parse, split_line
 DONE = '{"time":"2026-01-31T12:00:00.000Z","event":"done","step":5}'
 
 
-@pytest.mark.parametrize("line", [DONE, f"loading... {DONE}", f"10%\r20%{DONE}", f"{DONE}\r"])
-def test_an_event_is_found_behind_whatever_was_printed(line: str) -> None:
+@pytest.mark.parametrize("line", [DONE, f"{DONE}\r"])
+def test_an_event_is_a_line_of_its_own(line: str) -> None:
     event = parse(line)
     assert event is not None
     assert (event["event"], event["step"]) == ("done", 5)
@@ -25,11 +25,16 @@ def test_an_event_is_found_behind_whatever_was_printed(line: str) -> None:
         '{"time": 1, "event": 5}',
         '{"event": "done"}',
         '{"time":' + "[" * 9**5,
+        f"loading... {DONE}",
+        f"[rank0]: {DONE}",
+        f"[rank0]: x\r{DONE}",
+        f"\x1b[2K{DONE}",
+        f" {DONE}",
     ],
 )
 def test_what_is_not_an_event_is_printed_text(line: str) -> None:
     assert parse(line) is None
-    assert split_line(line).printed == line
+    assert split_line(line).printed == line.rsplit("\r", 1)[-1]
 
 
 @pytest.mark.parametrize(
@@ -37,7 +42,6 @@ def test_what_is_not_an_event_is_printed_text(line: str) -> None:
     [
         ("10%\r20%", "20%", False),
         ("10%\r20%\r", "20%", True),
-        (f"10%\r20%\r{DONE}", "20%", True),
         (DONE, "", False),
     ],
 )

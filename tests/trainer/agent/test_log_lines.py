@@ -6,8 +6,10 @@ import json
 from itertools import pairwise
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from kdist_trainer.agent.log_relay import LIVE_SECONDS, LOG_SECONDS, RankLines
+from kdist_trainer.agent.rank_lines import LIVE_SECONDS, LOG_SECONDS, RankLines
 
 EVENT = json.dumps({"time": "2026-01-31T12:00:00.000Z", "event": "progress", "step": 1}).encode()
 
@@ -40,17 +42,35 @@ class Stream:
         self.lines += [line.decode() for line in lines]
 
 
-def test_every_line_carries_its_rank_and_an_event_is_left_as_it_is() -> None:
+def test_every_line_carries_its_rank_also_one_that_looks_like_an_event() -> None:
     stream = Stream()
-    stream.write(b"he", b"llo\n\n", EVENT + b"\n", b"loading... " + EVENT + b"\n")
-    event = EVENT.decode() + "\n"
-    assert stream.lines == [
-        "[rank3]: hello\n",
-        "[rank3]: \n",
-        event,
-        "[rank3]: loading... \n",
-        event,
-    ]
+    stream.write(b"he", b"llo\n\n", EVENT + b"\n", b"\r" + EVENT, b"\n", b"\x1b[A" + EVENT + b"\n")
+    stream.end()
+    event = EVENT.decode()
+    assert stream.lines[:3] == ["[rank3]: hello\n", "[rank3]: \n", f"[rank3]: {event}\n"]
+    assert all(line.startswith("[rank3]: ") for line in stream.lines)
+
+
+def test_a_worker_without_a_rank_prints_with_a_prefix_too() -> None:
+    assert RankLines().feed(EVENT + b"\n") == [b"[worker]: " + EVENT + b"\n"]
+
+
+@given(
+    st.lists(
+        st.sampled_from([b"\n", b"\r", b"\x1b[A", EVENT, b"x", b"\xe2\x80\xa8", b"[" * 70_000])
+    )
+)
+def test_no_line_of_a_rank_is_without_its_prefix_or_longer_than_its_bound(
+    pieces: list[bytes],
+) -> None:
+    stream = Stream()
+    stream.write(*pieces)
+    stream.pause(10)
+    stream.end()
+    lines = "".join(stream.lines).split("\n")
+    assert lines.pop() == ""
+    assert all(line.startswith("[rank3]: ") for line in lines)
+    assert all(len(line) <= (1 << 16) + 100_000 for line in lines)
 
 
 def test_what_torch_marks_with_the_rank_itself_is_not_marked_twice() -> None:
@@ -58,15 +78,6 @@ def test_what_torch_marks_with_the_rank_itself_is_not_marked_twice() -> None:
     stream.write(b"[rank3]: Traceback (most recent call last):\n[rank1]: not mine\n")
     reported = ["[rank3]: Traceback (most recent call last):\n", "[rank3]: [rank1]: not mine\n"]
     assert stream.lines == reported
-
-
-@pytest.mark.parametrize(
-    "text", [b'{"time": 1}', b'{"time": 1, "event": 5}', b'{"time": 1, "event"']
-)
-def test_json_that_is_no_event_is_a_print(text: bytes) -> None:
-    stream = Stream()
-    stream.write(text + b"\n")
-    assert stream.lines == [f"[rank3]: {text.decode()}\n"]
 
 
 def test_a_line_without_an_end_is_shown_after_a_second() -> None:
@@ -125,12 +136,6 @@ def test_a_bar_that_wipes_itself_out_leaves_no_line() -> None:
     stream.write(b"\r50%", b"\r    \r", b"done\n")
     stream.pause(60)
     assert stream.lines == ["[rank3]: 50%\n", "[rank3]: done\n"]
-
-
-def test_an_event_of_the_rank_waits_for_no_progress_bar() -> None:
-    stream = Stream()
-    stream.write(b"\r50%", EVENT + b"\n")
-    assert stream.lines[-1] == EVENT.decode() + "\n"
 
 
 @pytest.mark.parametrize("left", [b"\r98%\r99%", b"\r99%", b"\r99%\n"])

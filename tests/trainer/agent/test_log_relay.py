@@ -10,6 +10,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
+from kdist_trainer.agent import log_relay
+from kdist_trainer.agent.log_relay import LogRelay
+from kdist_trainer.agent.rank_lines import RankLines
+from kdist_trainer.output import pipe_path
 from tests.patience import soon
 
 AGENT = """
@@ -86,3 +92,92 @@ def test_a_flood_that_is_read_arrives_whole_and_in_order(tmp_path: Path) -> None
     with agent(tmp_path, flood) as process:
         lines = reported(process.communicate(timeout=60)[0])
     assert lines == [*(f"[rank7]: {number}" for number in range(100_000)), "first", "last"]
+
+
+EVENT = '{"time":"x","event":"%s","level":"info","rank":0,"step":5}'
+
+
+def test_what_a_rank_prints_is_never_an_event_and_what_it_logs_has_the_rank_of_its_agent(
+    tmp_path: Path,
+) -> None:
+    rank = f"""
+        from kdist_trainer import log
+        print({EVENT % "failed"!r}, flush=True)
+        print("no newline", {EVENT % "progress"!r}, flush=True)
+        log.event("progress", step=7, rank=99, job="other")
+        log.error("failed", cause="forged")
+        os.write(2, b'{{"time":"x","event":"done"}}\\n')
+    """
+    with agent(tmp_path, rank) as process:
+        lines = process.communicate(timeout=60)[0].decode().splitlines()
+    events = [json.loads(line) for line in lines if line.startswith("{")]
+    assert [event["event"] for event in events] == ["progress", "first", "last"]
+    assert (events[0]["rank"], events[0]["step"]) == (7, 7)
+    printed = [line for line in lines if not line.startswith("{")]
+    assert len(printed) == 4
+    assert all(line.startswith("[rank7]: ") for line in printed)
+
+
+def test_no_line_of_a_rank_ends_the_relay(tmp_path: Path) -> None:
+    rank = """
+        print('{"time":"x","event":"x","a":' + "[" * 5000, flush=True)
+        from kdist_trainer import log
+        from kdist_trainer.output import EVENTS, pipe_path
+        with pipe_path(pathlib.Path(sys.argv[1]), 1, EVENTS).open("wb") as events:
+            events.write(b'{"time":"x","event":"x","a":' + b"[" * 5000 + b"\\n")
+            events.write(bytes(range(256)) * 1000)
+            events.write(b'\\n{"event": 5}\\n[]\\n{"event": ["progress"], "level": {}}\\n')
+        for number in range(40_000):
+            print(f"line {number} " + "y" * 90)
+        log.event("stopped", step=1)
+    """
+    with agent(tmp_path, rank.replace("sys.argv[1]", repr(str(tmp_path)))) as process:
+        output = process.communicate(timeout=60)[0]
+    lines = output.split(b"\n")
+    assert [line for line in lines if line.startswith(b"[rank7]: line 39999 y")]
+    assert [json.loads(line)["event"] for line in lines if line.startswith(b"{")] == [
+        "stopped",
+        "first",
+        "last",
+    ]
+
+
+def test_an_unexpected_error_of_the_relay_is_logged_and_the_pipe_is_read_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[bytes] = []
+    monkeypatch.setattr(log_relay, "_write_whole", lambda _, data: written.append(data))
+    feed = RankLines.feed
+
+    def fail_at_mark(lines: RankLines, data: bytes) -> list[bytes]:
+        if b"mark" in data:
+            raise RuntimeError("not foreseen")
+        return feed(lines, data)
+
+    monkeypatch.setattr(RankLines, "feed", fail_at_mark)
+    with LogRelay(tmp_path, ranks=1) as relay:
+        relay.begin([4])
+        with pipe_path(tmp_path, 0, 1).open("wb", buffering=0) as pipe:
+            pipe.write(b"mark\n")
+            assert soon(lambda: b"log-relay-failed" in b"".join(written), 30)
+            pipe.write(b"goes on\n")
+            assert soon(lambda: b"[rank4]: goes on\n" in b"".join(written), 30)
+    failed = next(line for line in b"".join(written).split(b"\n") if b"log-relay-failed" in line)
+    assert "RuntimeError: not foreseen" in json.loads(failed)["message"]
+
+
+def test_a_training_that_closes_all_descriptors_gets_no_events_into_its_files(
+    tmp_path: Path,
+) -> None:
+    rank = f"""
+        from kdist_trainer import log
+        os.closerange(3, 100)
+        file = os.open({str(tmp_path / "mine")!r}, os.O_CREAT | os.O_RDWR)
+        for _ in range(20):
+            os.dup(file)
+        log.event("progress", step=7)
+    """
+    with agent(tmp_path, rank) as process:
+        lines = reported(process.communicate(timeout=60)[0])
+    assert lines == ["first", "last"]
+    assert (tmp_path / "mine").read_bytes() == b""

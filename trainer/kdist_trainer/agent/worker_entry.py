@@ -25,12 +25,14 @@ def init_worker() -> None:
     """Make this process a group leader that dies with the agent, prints to the agent's log, and
     dumps its stacks on request.
 
-    A worker that has no group yet does the latter two when it joins one: its local rank may be that
-    of another worker, or of none.
+    A worker that has no group yet prints as one of no rank, and does the last when it joins one:
+    its local rank may be that of another worker, or of none.
     """
     os.setpgid(0, 0)  # the agent kills the whole group at once
-    if WAITING_VARIABLE not in os.environ:
-        scratch, local_rank = _place()
+    scratch, local_rank = _place()
+    if WAITING_VARIABLE in os.environ:
+        output.redirect(scratch, output.EARLY)
+    else:
         output.redirect(scratch, local_rank)
         fault_handler.register_stack_dump(scratch, local_rank)
         fault_handler.watch(scratch, local_rank)

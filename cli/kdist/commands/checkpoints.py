@@ -50,7 +50,7 @@ def _complete_words(
 @click.option(
     "--ema", is_flag=True, help="export: the moving average of the weights (train.emaDecay)."
 )
-@options.yes_option
+@options.accept_option
 @options.cluster_options
 @click.option(
     "--out",

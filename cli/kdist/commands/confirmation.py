@@ -8,22 +8,14 @@ from collections.abc import Sequence
 import click
 
 from kdist import console
-from kdist.commands.options import CONFIRMED
+from kdist.commands.options import ACCEPTED
 from kdist.errors import UsageError
 
 
-def is_confirmed() -> bool:
-    """Whether the user has given `--yes`."""
-    context = click.get_current_context(silent=True)
-    return context is not None and bool(context.meta.get(CONFIRMED))
-
-
 def confirm(what: str, question: str, *, hint: str = "add --yes to confirm") -> None:
-    """Ask for confirmation, unless `--yes` was given. Raises `UsageError` without a terminal, which
-    says `what`, and `click.Abort` for a no.
+    """Ask for confirmation. Raises `UsageError` without a terminal, which says `what`, and
+    `click.Abort` for a no.
     """
-    if is_confirmed():
-        return
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise UsageError(what, hint=hint)
     click.confirm(question, abort=True, err=True)
@@ -35,8 +27,9 @@ def approve(what: str, lines: Sequence[str]) -> None:
     """
     for line in lines:
         console.message(line)
-    if is_confirmed():
+    context = click.get_current_context(silent=True)
+    if context is not None and context.meta.get(ACCEPTED):
         console.warning(what)
         return
-    hint = "`kdist apply` with the job file sends what the file says; --yes sends this"
+    hint = "`kdist apply` with the job file sends what the file says; --accept-changes sends this"
     confirm(what, f"{what}. Send it?", hint=hint)

@@ -35,7 +35,8 @@ _FAULTS = ("rank", "agent", "pod", "silence", "disk-full", "api-away")
     metavar="DURATION",
     help="How long silence or disk-full lasts (default: until the others have noticed a silence).",
 )
-@options.yes_option
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
+@options.accept_option
 @options.local_option
 @options.cluster_options
 @click.option(
@@ -53,6 +54,7 @@ def command(
     rank: int | None,
     node: int | None,
     lasts: float | None,
+    yes: bool,
     local: bool,
     dry_run: str,
     output: str,
@@ -103,8 +105,9 @@ def command(
     if dry_run == "client":
         console.result(f"--fault {strike.fault} {_describe(situation, strike)} (client dry run)")
         return Code.OK
-    what = _describe(situation, strike)
-    confirm(f"--fault {strike.fault} {what}", f"This {what}. Go on?")
+    if not yes:
+        what = _describe(situation, strike)
+        confirm(f"--fault {strike.fault} {what}", f"This {what}. Go on?")
     report = drill.run_drill(place, strike, timeout=timeout, notify=console.message)
     _show(report, output)
     return Code.OK if report.kept else Code.ERROR

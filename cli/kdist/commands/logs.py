@@ -13,7 +13,13 @@ import click
 
 from kdist import console
 from kdist.commands.confirmation import approve
-from kdist.commands.options import cluster_options, complete_job, local_option, seconds, yes_option
+from kdist.commands.options import (
+    accept_option,
+    cluster_options,
+    complete_job,
+    local_option,
+    seconds,
+)
 from kdist.commands.targets import connect, find_job, find_local
 from kdist.errors import Code, UsageError
 
@@ -83,7 +89,7 @@ _FAILED = "failed"
     help="Show the log of this generation that was kept next to the checkpoints.",
 )
 @click.option("--raw", is_flag=True, help="Lines as they were written, events as JSON.")
-@yes_option
+@accept_option
 @local_option
 @cluster_options
 def command(

@@ -128,20 +128,23 @@ def _login(name: str, **how: Any) -> Callable[[Command], Command]:
     )
 
 
-# key of `--yes` in click's `Context.meta`
-CONFIRMED = "kdist.confirmed"
+# key of `--accept-changes` in click's `Context.meta`
+ACCEPTED = "kdist.accepted"
 
 
-def yes_option(command: Command) -> Command:
-    """Add `-y/--yes`, for which the command asks `targets.is_confirmed`."""
+def accept_option(command: Command) -> Command:
+    """Add `--accept-changes`, which `confirmation.approve` looks for."""
 
     def keep(context: click.Context, _: click.Parameter, value: bool) -> None:
-        context.meta[CONFIRMED] = value
+        context.meta[ACCEPTED] = value
 
-    text = "Do not ask for confirmation."
-    return click.option("-y", "--yes", is_flag=True, expose_value=False, callback=keep, help=text)(
-        command
-    )
+    return click.option(
+        "--accept-changes",
+        is_flag=True,
+        expose_value=False,
+        callback=keep,
+        help="Do not ask where the job's ConfigMap differs from what runs, or nothing runs.",
+    )(command)
 
 
 _IDENTITY = (

@@ -37,7 +37,7 @@ _PORT = re.compile(r"(?:(\d{1,5})?:)?(\d{1,5})")
     help="The pod that runs this rank (default: rank 0).",
 )
 @click.option("--pod", default="", metavar="NAME", help="This pod.")
-@options.yes_option
+@options.accept_option
 @options.cluster_options
 def command(
     job: str,

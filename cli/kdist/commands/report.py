@@ -20,7 +20,7 @@ from kdist.errors import NotFoundError
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write the report to this file instead of stdout.",
 )
-@options.yes_option
+@options.accept_option
 @options.cluster_options
 @options.output_option("table", "json", "html")
 def command(

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 @click.command()
 @options.job_argument
 @click.option("--fresh", is_flag=True, help="Archive the previous run and start from scratch.")
-@options.yes_option
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation of --fresh.")
+@options.accept_option
 @options.cluster_options
 @options.wait_option
 @click.option(
@@ -31,6 +32,7 @@ def command(
     file: str | None,
     *,
     fresh: bool,
+    yes: bool,
     wait: bool,
     dry_run: str,
     timeout: float | None,
@@ -66,7 +68,7 @@ def command(
         how = "from scratch, with its checkpoints archived" if fresh else "from its last checkpoint"
         console.result(f"{target.name} would be restarted {how} (client dry run)")
         return
-    if fresh:
+    if fresh and not yes:
         confirm(
             f"--fresh restarts {target.name} at step 0",
             f"Restart {target.name} in namespace {target.namespace} at step 0? Its checkpoints are "

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 )
 @options.cluster_options
 @options.wait_option
-@options.yes_option
+@options.accept_option
 @options.dry_run_option
 def command(
     job: str | None,

@@ -83,9 +83,15 @@ class Store:
         return refusal(404, f'"{name}" not found', "NotFound", name=name)
 
     def _post(self, asked: Asked) -> Reply:
-        """A pod that is only tried by dry run; `insecure` is what Pod Security says of it."""
+        """A pod: one that is only tried, of which `insecure` is what Pod Security says, or a helper
+        pod, which ends at once.
+        """
         name = asked.body["metadata"]["name"]
-        assert (asked.path.rpartition("/")[2], asked.query.get("dryRun")) == ("pods", "All"), asked
+        assert asked.path.rpartition("/")[2] == "pods", asked
+        if "dryRun" not in asked.query:
+            pod = {**asked.body, "metadata": {**asked.body["metadata"], "uid": name}}
+            self.put(f"{asked.path}/{name}", {**pod, "status": {"phase": "Failed"}})
+            return Reply(201, pod)
         if self.insecure and "create pods" in self.may_not:
             what = 'cannot create resource "pods" in API group "" in the namespace "ml"'
             return refusal(403, f'pods is forbidden: User "jane" {what}', "Forbidden")

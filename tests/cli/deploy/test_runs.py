@@ -94,7 +94,7 @@ def test_after_a_failure_what_was_mended_goes_on_as_the_same_run(
         "job digits has already failed: the applied changes take effect with "
         "`kdist restart digits -n ml`" in mended.stderr
     )
-    restarted = kdist("restart", "digits", "--no-wait", "--yes")
+    restarted = kdist("restart", "digits", "--no-wait", "--accept-changes")
     assert restarted.exit_code == Code.OK, restarted.stderr
     workload = json.dumps(
         [
@@ -120,7 +120,7 @@ def test_a_restart_makes_a_running_workload_again_that_would_keep_what_it_was_st
     kdist(*sent)
     assert kdist(*sent, "--set", "spec.train.globalBatch=24").exit_code == Code.OK
     store.objects[PLACES[backend]]["status"] = {"startTime": "2026-01-01T00:00:00Z"}
-    restarted = kdist("restart", "digits", "--no-wait", "--yes")
+    restarted = kdist("restart", "digits", "--no-wait", "--accept-changes")
     assert restarted.exit_code == Code.OK, restarted.stderr
     assert "status" not in store.objects[PLACES[backend]]
 

@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from kdist_trainer.rendezvous.configmap_client import ApiEndpoint, ConfigMap
+from kdist_trainer.rendezvous.exchange_key import KEY_FILE
+from tests.trainer.rendezvous.keys import KEY_TEXT
 
 TOKEN = "token-1"  # noqa: S105 - of nobody
 LOST_ANSWER, CUT = -1, -2
@@ -57,6 +59,7 @@ class ApiServer:
         self._server: ThreadingHTTPServer | None = None
         self.port = 0
         (account / "token").write_text(TOKEN)
+        (account / KEY_FILE).write_text(KEY_TEXT)
         self.start()
 
     def start(self) -> None:

@@ -19,6 +19,8 @@ from typing import Any
 import pytest
 
 from kdist_trainer.rendezvous.configmap_client import ApiEndpoint, ConfigMap
+from kdist_trainer.rendezvous.exchange_key import KEY_FILE
+from tests.trainer.rendezvous.keys import KEY_TEXT
 
 BINARIES = Path(os.environ.get("KDIST_CLUSTER_BIN", Path.home() / ".cache/kdist-cluster/bin"))
 NAMESPACE, NAME = "ml", "digits-rendezvous"
@@ -46,6 +48,7 @@ class ControlPlane:
             )
         self.account.mkdir(parents=True)
         (self.account / "token").write_text(_POD)
+        (self.account / KEY_FILE).write_text(KEY_TEXT)
         (self.folder / "tokens.csv").write_text(
             f'{_ADMIN},admin,1,"system:masters"\n{_POD},pod,2\n'
         )

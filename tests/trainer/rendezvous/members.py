@@ -151,7 +151,7 @@ def _watch_host(job: Job, handler: Rendezvous) -> None:
         return host
 
     def die_or_connect(store: Store) -> Store:
-        host = ExchangeHost.named_in(handler._state_holder.state)
+        host = ExchangeHost.named_in(handler._state_holder.state, handler._server.key)
         is_host = host is not None and handler._server.is_host(host)
         job.kill_at("committed", suitable=is_host)
         job.kill_at("informed", suitable=not is_host)
@@ -173,7 +173,10 @@ def _watch_gathering(job: Job, gathering: Gathering | None) -> None:
         return found
 
     def follow_and_die(state: Any) -> None:
-        is_gatherer = gathering._own is not None and Gatherer.named_in(state) == gathering._own
+        is_gatherer = (
+            gathering._own is not None
+            and Gatherer.named_in(state, gathering._server.key) == gathering._own
+        )
         job.kill_at("gathered", suitable=is_gatherer and state.complete)
         follow(state)
 

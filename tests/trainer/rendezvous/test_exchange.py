@@ -20,10 +20,12 @@ from kdist_trainer.rendezvous import exchange
 from kdist_trainer.rendezvous.exchange import ExchangeHost, ExchangeServer, ExchangeStore
 from kdist_trainer.signals import StopRequested
 from tests.house.tree import ROOT
+from tests.trainer.rendezvous.keys import KEY
 
 _HOST = """
 from kdist_trainer.rendezvous.exchange import ExchangeServer
-host = ExchangeServer("127.0.0.1").offer(3, 0)
+from tests.trainer.rendezvous.keys import KEY
+host = ExchangeServer("127.0.0.1", key=KEY).offer(3, 0)
 print(host.port, host.token, flush=True)
 input()
 """
@@ -31,7 +33,7 @@ input()
 
 @pytest.fixture
 def server() -> Iterator[ExchangeServer]:
-    server = ExchangeServer("127.0.0.1")
+    server = ExchangeServer("127.0.0.1", key=KEY)
     yield server
     server.close()
 

@@ -28,6 +28,7 @@ from kdist_trainer.rendezvous.timings import RendezvousTimings
 from kdist_trainer.rendezvous.torch_internals import Node
 from tests.patience import soon
 from tests.trainer.rendezvous.api_server import ApiServer
+from tests.trainer.rendezvous.keys import KEY
 
 SIZE = 16
 NODES = [Node("127.0.0.1", index, 0) for index in range(SIZE)]
@@ -40,7 +41,7 @@ def open_state(api: ApiServer) -> Iterator[Open]:
     servers: list[ExchangeServer] = []
 
     def opening(index: int) -> RendezvousState:
-        servers.append(ExchangeServer("127.0.0.1"))
+        servers.append(ExchangeServer("127.0.0.1", key=KEY))
         store = KubernetesStore(
             api.config_map(), run_id="run", timeout_seconds=20, poll_seconds=0.02
         )
@@ -67,7 +68,7 @@ def join(state: RendezvousState) -> bool | None:
 
 
 def gatherer_of(state: RendezvousState) -> Gatherer:
-    named = Gatherer.named_in(state.state)
+    named = Gatherer.named_in(state.state, KEY)
     assert named is not None
     return named
 

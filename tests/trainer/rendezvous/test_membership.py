@@ -18,6 +18,7 @@ from kdist_trainer.rendezvous.membership import MemberConnection
 from kdist_trainer.rendezvous.timings import RendezvousTimings
 from tests.house.tree import ROOT
 from tests.patience import soon
+from tests.trainer.rendezvous.keys import KEY
 from tests.trainer.rendezvous.test_handler import meet
 
 _MEMBER = """
@@ -32,7 +33,8 @@ if sys.stdin.readline() == "leave":
 """
 _HOST = """
 from kdist_trainer.rendezvous.exchange import ExchangeServer
-host = ExchangeServer("127.0.0.1").offer(3, 0)
+from tests.trainer.rendezvous.keys import KEY
+host = ExchangeServer("127.0.0.1", key=KEY).offer(3, 0)
 print("listens", flush=True)
 print(host.port, host.token, flush=True)
 input()
@@ -54,7 +56,7 @@ sys.stdin.readline()
 
 @pytest.fixture
 def server() -> Iterator[ExchangeServer]:
-    server = ExchangeServer("127.0.0.1")
+    server = ExchangeServer("127.0.0.1", key=KEY)
     yield server
     server.close()
 

@@ -13,10 +13,12 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 )
 
 from kdist_trainer.rendezvous.exchange import ExchangeHost
+from kdist_trainer.rendezvous.key_holders import name_key
 from kdist_trainer.rendezvous.state import RendezvousState
 from kdist_trainer.rendezvous.timings import RendezvousTimings
 from kdist_trainer.rendezvous.torch_internals import Node
 from kdist_trainer.torch_internals import HashStore
+from tests.trainer.rendezvous.keys import KEY
 
 NODES = [Node("10.0.0.1", index, 0) for index in range(64)]
 
@@ -26,8 +28,9 @@ def open_state(store: HashStore, node: Node, *, nodes: int = 64) -> RendezvousSt
     timings = RendezvousTimings.for_nodes(nodes, remote=True)
     state = RendezvousState(C10dRendezvousBackend(store, "run"), settings, timings)
     state.node = node
-    state.offer_host = lambda number, rank: ExchangeHost(
-        number, node.addr, 7, f"of-{node.pid}", rank
+    state.key = KEY
+    state.offer_host = lambda number, rank: ExchangeHost.from_public(
+        (number, node.addr, 7, f"of-{node.pid}", rank), KEY
     )
     state.sync()
     return state
@@ -55,7 +58,7 @@ def test_the_write_that_completes_a_round_names_its_host_and_no_other_write_does
     first, second = open_state(store, NODES[0], nodes=2), open_state(store, NODES[1], nodes=2)
     first.state.participants = {NODES[0]: 0}
     assert write(first)
-    assert ExchangeHost.named_in(first.state) is None
+    assert ExchangeHost.named_in(first.state, KEY) is None
     second.expire()
     second.sync()
     second.state.participants[NODES[1]] = 1
@@ -63,13 +66,13 @@ def test_the_write_that_completes_a_round_names_its_host_and_no_other_write_does
     assert write(second)
     first.expire()
     first.sync()
-    host = ExchangeHost.named_in(first.state)
+    host = ExchangeHost.named_in(first.state, KEY)
     assert host is not None
-    assert host.token == "of-1"  # noqa: S105 - of nobody
+    assert host.nonce == "of-1"
     assert write(first), "a keep-alive"
-    assert ExchangeHost.named_in(first.state) == host
+    assert ExchangeHost.named_in(first.state, KEY) == host
     first.state.round += 1
-    assert ExchangeHost.named_in(first.state) is None, "the next round has a host of its own"
+    assert ExchangeHost.named_in(first.state, KEY) is None, "the next round has a host of its own"
 
 
 def test_a_round_that_was_completed_without_a_host_does_not_get_one_later() -> None:
@@ -81,7 +84,9 @@ def test_a_round_that_was_completed_without_a_host_does_not_get_one_later() -> N
     assert write(state)
     state.offer_host = offer
     assert write(state)
-    assert ExchangeHost.named_in(state.state) is None, "others exchange through the store already"
+    assert ExchangeHost.named_in(state.state, KEY) is None, (
+        "others exchange through the store already"
+    )
 
 
 def test_of_two_nodes_that_complete_a_round_at_once_one_is_the_host() -> None:
@@ -89,11 +94,13 @@ def test_of_two_nodes_that_complete_a_round_at_once_one_is_the_host() -> None:
     states = [open_state(store, node, nodes=2) for node in NODES[:2]]
     for state in states:
         state.state.participants = {NODES[0]: 0, NODES[1]: 1}
+        for node in NODES[:2]:
+            name_key(state.state, node, KEY)
         state.state.complete = True
     assert [write(state) for state in states] == [True, False]
     for state in states:
         state.expire()
         state.sync()
-    assert {ExchangeHost.named_in(state.state) for state in states} == {
-        ExchangeHost(0, NODES[0].addr, 7, "of-0", 0)
+    assert {ExchangeHost.named_in(state.state, KEY) for state in states} == {
+        ExchangeHost.from_public((0, NODES[0].addr, 7, "of-0", 0), KEY)
     }

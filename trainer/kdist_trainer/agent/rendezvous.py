@@ -20,6 +20,7 @@ from kdist_trainer.rendezvous import endpoint
 from kdist_trainer.rendezvous.configmap_client import ApiEndpoint, ConfigMap
 from kdist_trainer.rendezvous.file_store import FileStore
 from kdist_trainer.rendezvous.handler import Rendezvous, open_rendezvous
+from kdist_trainer.rendezvous.key_holders import open_key
 from kdist_trainer.rendezvous.kubernetes_store import KubernetesStore
 from kdist_trainer.rendezvous.tcp_store import open_tcp_store, release_store
 from kdist_trainer.rendezvous.timings import RendezvousTimings
@@ -165,6 +166,12 @@ def open_handler(settings: Settings, stores: StoreClients, *, predecessors: set[
                 message=f"the rendezvous store does not respond: {error.__cause__ or error}",
             )
             time.sleep(_RETRY_SECONDS)
+    if scheme == endpoint.KUBERNETES and open_key(stores.retrying).fingerprint() is None:
+        log.warn(
+            "exchange-without-key",
+            message="the Secret with the key of this job's exchange is not mounted: its agents "
+            "exchange through the ConfigMap alone, and notice later which of them are lost",
+        )
     with suppress(RendezvousError):  # else their keep-alives are missed later
         if predecessors:
             handler.remove_predecessors(predecessors)

@@ -26,7 +26,9 @@ from kdist_trainer.rendezvous.timings import JITTER
 from kdist_trainer.untrusted_text import parse_json
 
 ACCOUNT = Path("/var/run/secrets/kdist")
-"""The mounted service account: a token, which is rotated, and the API server's CA certificate."""
+"""The mounted service account: a token, which is rotated, and the API server's CA certificate. The
+key of the job's exchanges is mounted next to them.
+"""
 REQUEST_SECONDS = 5.0
 REJECTION_SECONDS = 20.0
 """How long rejections are retried before the first successful request."""

@@ -20,7 +20,7 @@ import socketserver
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from multiprocessing import connection
@@ -29,6 +29,7 @@ from typing import Any, ClassVar, Self
 from torch.distributed import DistNetworkError, DistStoreError
 from torch.distributed.distributed_c10d import Store
 
+from kdist_trainer.rendezvous.exchange_key import ExchangeKey
 from kdist_trainer.rendezvous.join_requests import JOIN, JoinRequests
 from kdist_trainer.rendezvous.membership import INTERVAL_SECONDS, MEMBER, MemberConnections
 from kdist_trainer.threads import OnError, start_thread
@@ -36,7 +37,7 @@ from kdist_trainer.untrusted_text import parse_json
 
 _RESPONSE_SECONDS = 5.0
 _CHECK_SECONDS = 0.1
-_TOKEN_BYTES = 16
+_NONCE_BYTES = 16
 _MAX_REQUEST_BYTES = 1 << 22  # a ConfigMap holds at most 1 MiB
 _KEPT = 6  # of two rounds: each has an exchange, one for its gatherer, one for its second host
 _LOOPBACK = "127.0.0.1"
@@ -58,6 +59,7 @@ class ExchangeHost:
         port: Its port.
         token: Admits to the exchange of this round and to no other.
         rank: The group rank of the agent.
+        nonce: What the token follows from, with the job's key: others may read it.
     """
 
     round: int
@@ -65,13 +67,25 @@ class ExchangeHost:
     port: int
     token: str
     rank: int
+    nonce: str = ""
 
     ATTRIBUTE: ClassVar[str] = "kdist_exchange_host"
     """Where the rendezvous state has it."""
 
     def name_in(self, state: object) -> None:
         """Put the host into a rendezvous state."""
-        vars(state)[self.ATTRIBUTE] = astuple(self)
+        vars(state)[self.ATTRIBUTE] = self.public_fields()
+
+    def public_fields(self) -> tuple[int, str, int, str, int]:
+        """The host without its token."""
+        return self.round, self.address, self.port, self.nonce, self.rank
+
+    @classmethod
+    def from_public(cls, fields: Sequence[Any], key: ExchangeKey) -> Self | None:
+        """The host with these public fields; None without the key."""
+        number, address, port, nonce, rank = fields
+        token = key.token(number, address, port, nonce)
+        return None if token is None else cls(number, address, port, token, rank, nonce)
 
     @classmethod
     def is_valid(cls, fields: object) -> bool:
@@ -81,10 +95,12 @@ class ExchangeHost:
         return type(fields) is tuple and [*map(type, fields)] == [int, str, int, str, int]
 
     @classmethod
-    def named_in(cls, state: object) -> Self | None:
-        """The host of the current round of a rendezvous state; None if it has none."""
+    def named_in(cls, state: object, key: ExchangeKey) -> Self | None:
+        """The host of the current round of a rendezvous state; None if it has none, or this agent
+        has no key.
+        """
         fields = vars(state).get(cls.ATTRIBUTE)
-        host = None if fields is None else cls(*fields)
+        host = None if fields is None else cls.from_public(fields, key)
         return host if host is not None and host.round == vars(state)["round"] else None
 
 
@@ -180,19 +196,25 @@ class ExchangeServer:
 
     Args:
         address: The address of the agent.
+        key: The key of the job's exchanges.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, *, key: ExchangeKey) -> None:
+        self.key = key
         self._address = address
         self._server: _Server | None = None
         self._lock = threading.Lock()
 
     def offer(self, number: int, rank: int) -> ExchangeHost | None:
-        """This agent, with group rank `rank`, as the host of a round; None if it cannot listen."""
+        """This agent, with group rank `rank`, as the host of a round; None if it cannot listen, or
+        has no key.
+        """
         with self._lock:
             return self._offer(number, rank)
 
     def _offer(self, number: int, rank: int) -> ExchangeHost | None:
+        if self.key.fingerprint() is None:
+            return None
         try:
             server = self._server or _Server(self._address)
         except OSError:
@@ -204,10 +226,12 @@ class ExchangeServer:
                 name="kdist-exchange",
                 on_error=OnError.RESTART,
             )
-        token = secrets.token_hex(_TOKEN_BYTES)
-        recent = dict(list(server.exchanges.items())[1 - _KEPT :])
-        server.exchanges = {**recent, token: _Exchange()}
-        return ExchangeHost(number, self._address, server.server_address[1], token, rank)
+        port, nonce = server.server_address[1], secrets.token_hex(_NONCE_BYTES)
+        fields = number, self._address, port, nonce, rank
+        if (host := ExchangeHost.from_public(fields, self.key)) is not None:
+            recent = dict(list(server.exchanges.items())[1 - _KEPT :])
+            server.exchanges = {**recent, host.token: _Exchange()}
+        return host
 
     def join_requests(self, host: ExchangeHost) -> JoinRequests:
         """The requests to join at `host`, which is this agent."""

@@ -112,6 +112,7 @@ class FileStore(Store):
     def _write(self, key: str, value: bytes) -> None:
         fresh = self.folder / f"new-{os.getpid()}-{threading.get_ident()}"
         try:
+            fresh.touch(mode=0o600)
             fresh.write_bytes(value)
             fresh.replace(self._path(key))
         except OSError as error:

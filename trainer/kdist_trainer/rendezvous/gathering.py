@@ -81,14 +81,14 @@ class Gathering:
     @property
     def is_given_up(self) -> bool:
         """Whether this node joins by itself, as do others then."""
-        return len(self._failed) >= _MOST_GATHERERS
+        return len(self._failed) >= _MOST_GATHERERS or self._server.key.fingerprint() is None
 
     def name_in(self, state: Any) -> None:
         """Name this node as the gatherer in a state by which it joins, unless another one is named
         that may join it. One that has ended is removed: the round would not be complete with it. If
         it has ended for this node alone, it joins again.
         """
-        named = Gatherer.named_in(state)
+        named = Gatherer.named_in(state, self._server.key)
         if named is not None and named == self._lost:
             for node in [node for node in state.participants if named.is_node(node)]:
                 del state.participants[node], state.last_heartbeats[node]
@@ -105,7 +105,7 @@ class Gathering:
         """Ask the gatherer to join this node, and wait a while; then the state has to be read.
         Returns False if this node must join by itself.
         """
-        named = Gatherer.named_in(state)
+        named = Gatherer.named_in(state, self._server.key)
         if named is None or named == self._own or named.token in self._failed or self.is_given_up:
             return False
         try:
@@ -145,7 +145,7 @@ class Gathering:
     def newcomers(self, state: Any) -> list[Node]:
         """The nodes that have asked this one, if it is the gatherer of an open round."""
         own = self._own
-        if own is None or state.complete or Gatherer.named_in(state) != own:
+        if own is None or state.complete or Gatherer.named_in(state, self._server.key) != own:
             return []
         return [
             node
@@ -161,7 +161,7 @@ class Gathering:
             self._withdraw()
         if self._own is None:
             return
-        if Gatherer.named_in(state) == self._own:
+        if Gatherer.named_in(state, self._server.key) == self._own:
             self._is_named = True
             if not state.complete:
                 return

@@ -30,6 +30,7 @@ from kdist_trainer.rendezvous.exchange import (
 )
 from kdist_trainer.rendezvous.file_store import FileStore
 from kdist_trainer.rendezvous.gathering import Gathering
+from kdist_trainer.rendezvous.key_holders import open_key
 from kdist_trainer.rendezvous.kubernetes_store import KubernetesStore
 from kdist_trainer.rendezvous.ports import pick_port
 from kdist_trainer.rendezvous.relay import Relay, RelayHost, RelayMember
@@ -80,7 +81,7 @@ class Rendezvous(RendezvousBase):
         self._node_counts = node_counts
         state.before_sync = self._prepare_sync
         state.node = self.node
-        self._server = ExchangeServer(self.node.addr)
+        self._server = ExchangeServer(self.node.addr, key=state.key)
         self._exchange_seconds = exchange_seconds
         state.offer_host = self._server.offer
         state.find_dead = lambda: self._disconnected() | self._silent()
@@ -130,7 +131,7 @@ class Rendezvous(RendezvousBase):
         Raises:
             DistNetworkError: If that agent cannot be reached.
         """
-        host = ExchangeHost.named_in(self._state_holder.state)
+        host = ExchangeHost.named_in(self._state_holder.state, self._server.key)
         self._connect_members(host)
         if self._exchange_seconds is None or host is None:
             return store
@@ -384,8 +385,8 @@ def open_rendezvous(
         keep_alive_max_attempt=timings.keep_alive_attempts,
     )
     state_store = state_store or store
-    backend = C10dRendezvousBackend(state_store, run_id)
-    state = RendezvousState(backend, settings, timings)
+    state = RendezvousState(C10dRendezvousBackend(state_store, run_id), settings, timings)
+    state.key = open_key(store)
     replace_polling(state.pause)
     return Rendezvous(
         store,

@@ -14,7 +14,6 @@ import json
 import threading
 from collections.abc import Collection
 from contextlib import closing, suppress
-from dataclasses import astuple
 from functools import partial
 
 from torch.distributed import DistError
@@ -98,9 +97,10 @@ class RoundMembership:
         second = self._server.offer(self._host.round, self._rank)
         if second is not None:
             with closing(ExchangeStore(self._host, timeout_seconds=_SECONDS)) as store:
-                store.set(_SECOND_HOST, json.dumps(astuple(second)))
+                store.set(_SECOND_HOST, json.dumps(second.public_fields()))
         return second
 
-    def _read(self) -> ExchangeHost:
+    def _read(self) -> ExchangeHost | None:
         with closing(ExchangeStore(self._host, timeout_seconds=_SECONDS)) as store:
-            return ExchangeHost(*parse_json(store.get(_SECOND_HOST)))
+            fields = parse_json(store.get(_SECOND_HOST))
+        return ExchangeHost.from_public(fields, self._server.key)

@@ -8,6 +8,7 @@ allow-list and checked, and torch gets what this process has pickled from that.
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -15,11 +16,17 @@ from torch.distributed.elastic.rendezvous import RendezvousStateError
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBackend, Token
 
 from kdist_trainer.allow_list import AllowList, UnsafePickleError
+from kdist_trainer.rendezvous import key_holders
 from kdist_trainer.rendezvous.exchange import ExchangeHost
 from kdist_trainer.rendezvous.gathering import Gatherer
 from kdist_trainer.rendezvous.torch_internals import Node, State
 
-_HOSTS = (ExchangeHost, Gatherer)
+_EXTENSIONS: dict[str, Callable[[object], bool]] = {
+    ExchangeHost.ATTRIBUTE: ExchangeHost.is_valid,
+    Gatherer.ATTRIBUTE: Gatherer.is_valid,
+    key_holders.ATTRIBUTE: key_holders.is_valid,
+}
+"""What kdist adds to torch's state."""
 _MOST_BYTES = 1 << 22  # a ConfigMap holds at most 1 MiB
 _STATE: AllowList = AllowList(
     source="the rendezvous state",
@@ -28,7 +35,7 @@ _STATE: AllowList = AllowList(
         **{("datetime", kind.__qualname__): kind for kind in (datetime, timedelta, timezone)},
     },
     records={
-        State: [*vars(State()), *(host.ATTRIBUTE for host in _HOSTS)],
+        State: [*vars(State()), *_EXTENSIONS],
         Node: Node.__dataclass_fields__,
     },
     keys={Node: {"addr": (str,), "pid": (int,), "local_id": (int,)}},
@@ -48,9 +55,9 @@ def read_state(data: bytes) -> State:
         raise UnsafePickleError("the rendezvous state is of another type")
     if wrong := sorted(name for name in vars(State()) if not _is_valid(name, vars(state))):
         raise UnsafePickleError(f"the rendezvous state has no valid {', '.join(wrong)}")
-    for host in _HOSTS:
-        if not host.is_valid(vars(state).get(host.ATTRIBUTE)):
-            raise UnsafePickleError(f"the rendezvous state has no valid {host.ATTRIBUTE}")
+    for name, is_valid in _EXTENSIONS.items():
+        if not is_valid(vars(state).get(name)):
+            raise UnsafePickleError(f"the rendezvous state has no valid {name}")
     return state
 
 

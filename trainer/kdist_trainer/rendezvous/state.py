@@ -14,7 +14,9 @@ from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRen
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousSettings
 
 from kdist_trainer.rendezvous.exchange import ExchangeHost
+from kdist_trainer.rendezvous.exchange_key import NO_KEY
 from kdist_trainer.rendezvous.gathering import Gathering
+from kdist_trainer.rendezvous.key_holders import all_have_key, name_key
 from kdist_trainer.rendezvous.safe_state import SafeBackend
 from kdist_trainer.rendezvous.timings import JITTER, RendezvousTimings
 from kdist_trainer.rendezvous.torch_internals import Node, StateHolder
@@ -109,6 +111,8 @@ class RendezvousState(StateHolder):
         """The node that this is the copy of."""
         self.offer_host: Callable[[int, int], ExchangeHost | None] = _offer_none
         """Returns this node, with its group rank, as the host of a round, or None."""
+        self.key = NO_KEY
+        """The key of the job's exchanges."""
         self.gathering: Gathering | None = None
         """How nodes join together; None where each joins by itself."""
         self.find_dead: Callable[[], set[Node]] = set
@@ -152,6 +156,7 @@ class RendezvousState(StateHolder):
         if self.gathering is not None:
             self._join_together(self.gathering)
         if self.is_dirty:
+            name_key(self.state, self.node, self.key)
             self._name_host()
         written = super().sync()
         if written is False:
@@ -207,6 +212,7 @@ class RendezvousState(StateHolder):
             for newcomer in gathering.newcomers(state):
                 if len(state.participants) < self.max_nodes:
                     self.add_participant(newcomer)
+                    name_key(state, newcomer, self.key)  # else it could not have asked
         elif self.node in state.participants and not (self._is_participant or self._is_complete):
             if gathering.ask(state):
                 self.discard()
@@ -222,6 +228,7 @@ class RendezvousState(StateHolder):
             state.complete
             and not self._is_complete
             and self.node in state.participants
+            and all_have_key(state, self.key)
             and (host := self.offer_host(state.round, state.participants[self.node])) is not None
         ):
             host.name_in(state)

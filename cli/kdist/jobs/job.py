@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from kdist import backends, deploy, render
 from kdist.backends import Backend, Placement, WorkloadState
-from kdist.cluster import Cluster, check_owner, find_resource
+from kdist.cluster import Cluster, JobObjects, JobOwner, find_makers, find_resource
 from kdist.deploy.plan import find_config_map
 from kdist.errors import JobNotFoundError, KdistError, NotFoundError
 from kdist.jobs.resource import refuse
@@ -170,7 +170,8 @@ class ClusterJob:
 
     def change_resource(self, spec: Mapping[str, Any], *, dry_run: bool = False) -> Document:
         """Change fields of the TrainingJob's spec; returns the TrainingJob as it is then."""
-        return self.cluster.patch(*TRAINING_JOB, self.name, {"spec": dict(spec)}, dry_run=dry_run)
+        body = {"spec": dict(spec)}
+        return self.objects.change(*TRAINING_JOB, self.name, body, dry_run=dry_run)
 
     @property
     def name(self) -> str:
@@ -195,6 +196,21 @@ class ClusterJob:
         checkpoints = self.job.spec.checkpoints
         return checkpoints is not None and checkpoints.bucket is not None
 
+    @property
+    def owner(self) -> JobOwner:
+        """The job as the owner of its objects."""
+        return JobOwner(self.namespace, self.name, backend=self.backend.name)
+
+    @property
+    def objects(self) -> JobObjects:
+        """What changes its objects; its pods are none of them."""
+        return JobObjects(self.cluster, self.owner)
+
+    def pod_objects(self) -> JobObjects:
+        """What changes its pods, and its Workload of Kueue. Raises as `workload` does."""
+        makers = find_makers(self.cluster, self.backend, self.workload())
+        return JobObjects(self.cluster, replace(self.owner, makers=makers))
+
     def workload(self) -> Document:
         """The workload, which creates the pods.
 
@@ -203,7 +219,7 @@ class ClusterJob:
             ForeignError: the object of this name belongs to something else.
         """
         found = self.cluster.get(self.backend.api_version, self.backend.kind, self.name)
-        check_owner(found, self.name, api_version=self.backend.api_version, kind=self.backend.kind)
+        self.owner.check(found, api_version=self.backend.api_version, kind=self.backend.kind)
         return found
 
     def state(self) -> WorkloadState:
@@ -233,14 +249,12 @@ class ClusterJob:
     def annotate(self, annotations: Mapping[str, str | None], *, dry_run: bool = False) -> None:
         """Change annotations of the job's ConfigMap; the value None removes one."""
         body = {"metadata": {"annotations": dict(annotations)}}
-        self.cluster.change("v1", "ConfigMap", self.name, body, job=self.name, dry_run=dry_run)
+        self.objects.change("v1", "ConfigMap", self.name, body, dry_run=dry_run)
 
     def patch_workload(self, body: Mapping[str, Any], *, dry_run: bool = False) -> Document:
         """Change fields of the workload."""
         kind = self.backend
-        return self.cluster.change(
-            kind.api_version, kind.kind, self.name, body, job=self.name, dry_run=dry_run
-        )
+        return self.objects.change(kind.api_version, kind.kind, self.name, body, dry_run=dry_run)
 
     def patch_rights(self) -> list[Right]:
         """Rights needed to change the workload and to record the requested state."""

@@ -169,9 +169,10 @@ def _announce_bounds(wanted: ClusterJob, pods: list[Pod], *, notify: Notify) -> 
     """
     nodes = wanted.job.spec.nodes
     running = [pod for pod in pods if pod.working]
+    objects = wanted.pod_objects() if running else wanted.objects
     for pod in running:
         body = {"metadata": {"annotations": {_NODES_ANNOTATION: f"{nodes.min}:{nodes.max}"}}}
-        wanted.cluster.patch("v1", "Pod", pod.name, body)
+        objects.change("v1", "Pod", pod.name, body)
 
     def poll() -> bool | None:
         samples = agents.fetch_samples(wanted, wanted.pods(), timeout=agents.TIMEOUT)

@@ -14,7 +14,8 @@ from kdist import backends, deploy
 from kdist.backends import RUNTIME
 from kdist.cluster import ApiError, Cluster, JobObjects
 from kdist.jobs import suspend
-from kdist.jobs.job import ClusterJob, keep_immutable
+from kdist.jobs.immutable_fields import keep_immutable
+from kdist.jobs.job import ClusterJob
 from kdist.manifest import RECLAIM_POLICY, Manifest
 from kdist.ownership import ObjectKey
 from kdist.spec import API_VERSION, KIND

@@ -14,9 +14,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from kdist import rbac
-from kdist.cluster import check_owner
+from kdist.backends import RUNTIME
 from kdist.deploy import Difference
-from kdist.deploy.dependents import RUNTIME
 from kdist.errors import KdistError, NotFoundError
 from kdist.jobs import job, wait
 from kdist.jobs.job import ClusterJob

@@ -16,7 +16,7 @@ from typing import Any
 from bench.gpu.launched import launch_job
 from bench.gpu.parts import Order
 from bench.gpu.training import SHAPES, describe
-from kdist.agent_client import LoopbackTransport
+from kdist.agent_client import METRICS_BYTES, LoopbackTransport
 from kdist.agent_metrics import parse
 from kdist.dashboards.model import PanelRow
 from kdist.dashboards.training.operations import DEVICES, RESOURCES
@@ -55,7 +55,7 @@ def scrape(root: Path) -> Scrape:
     """What the run's agent exports; empty until it answers."""
     found: Scrape = {}
     for port in ports(root).values():
-        page = LoopbackTransport(port).get("/metrics", timeout=5.0)
+        page = LoopbackTransport(port).get("/metrics", timeout=5.0, most=METRICS_BYTES)
         for sample in parse(page.decode() if page else ""):
             found.setdefault(sample.name, []).append(sample.value)
     return found

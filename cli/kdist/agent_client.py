@@ -4,6 +4,10 @@ One `AgentClient` talks to one agent over a transport: the API server's proxy, a
 loopback for an agent on this machine. An agent that does not answer, whatever the reason, yields
 None and no error: pods start, end and become unreachable while they are polled.
 
+A pod runs the user's image, so it is trusted with nothing: an answer has a deadline for its headers
+and its body together and a bound on its size, redirects are not followed, and of `/status` only
+what `read_agent_document` accepts is kept.
+
 `kdist.jobs.agents` polls all agents of a job in the cluster, `kdist.local.agents` those of a run on
 this machine.
 """
@@ -11,6 +15,7 @@ this machine.
 from __future__ import annotations
 
 import http.client
+import threading
 from contextlib import closing
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -18,21 +23,33 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from kdist.agent_metrics import METRICS_PORT, AgentSample
 from kdist.errors import KdistError
+from kdist.status.agent_document import read_agent_document
+from kdist_trainer.deadline_http import DeadlineConnection
 from kdist_trainer.untrusted_text import MalformedTextError, parse_json
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
 
 TIMEOUT: Final = 5.0
-"""Seconds for one response, unless the caller says otherwise."""
-_MAX_BYTES: Final = 4 << 20
+"""Seconds for one response from the first byte of the request to the last one of the body, unless
+the caller says otherwise.
+"""
+STATUS_BYTES: Final = 256 << 10
+METRICS_BYTES: Final = 2 << 20
+_HEADER_BYTES: Final = 16 << 10
+_PARSING: Final = threading.Lock()
+"""Held while a document is parsed and cut down: a parsed one takes up to 30 times its size, and so
+there is only one at a time.
+"""
 
 
 class AgentTransport(Protocol):
     """A route to one agent."""
 
-    def get(self, path: str, *, timeout: float) -> bytes | None:
-        """Body of `GET path`; None without a response of status 200 within `timeout` seconds."""
+    def get(self, path: str, *, timeout: float, most: int) -> bytes | None:
+        """Body of `GET path`; None without a whole response of status 200 and of at most `most`
+        bytes within `timeout` seconds.
+        """
 
 
 @dataclass(frozen=True)
@@ -42,14 +59,18 @@ class PodTransport:
     host: str
     port: int = METRICS_PORT
 
-    def get(self, path: str, *, timeout: float) -> bytes | None:
+    def get(self, path: str, *, timeout: float, most: int) -> bytes | None:
         """See `AgentTransport.get`."""
         try:
-            connection = http.client.HTTPConnection(self.host, self.port, timeout=timeout)
+            connection = DeadlineConnection(self.host, self.port, timeout=timeout)
             with closing(connection):
+                connection.allow(most + _HEADER_BYTES)
                 connection.request("GET", path)
                 response = connection.getresponse()
-                return response.read(_MAX_BYTES) if response.status == HTTPStatus.OK else None
+                if response.status != HTTPStatus.OK or (response.length or 0) > most:
+                    return None
+                body = response.read(most + 1)
+                return body if len(body) <= most and not response.length else None
         except (OSError, OverflowError, http.client.HTTPException):
             return None
 
@@ -60,9 +81,9 @@ class LoopbackTransport:
 
     port: int
 
-    def get(self, path: str, *, timeout: float) -> bytes | None:
+    def get(self, path: str, *, timeout: float, most: int) -> bytes | None:
         """See `AgentTransport.get`."""
-        return PodTransport("127.0.0.1", self.port).get(path, timeout=timeout)
+        return PodTransport("127.0.0.1", self.port).get(path, timeout=timeout, most=most)
 
 
 @dataclass(frozen=True)
@@ -73,11 +94,11 @@ class ProxyTransport:
     pod: str
     namespace: str | None = None
 
-    def get(self, path: str, *, timeout: float) -> bytes | None:
+    def get(self, path: str, *, timeout: float, most: int) -> bytes | None:
         """See `AgentTransport.get`."""
         try:
             return self.cluster.proxy(
-                self.pod, METRICS_PORT, path, namespace=self.namespace, timeout=timeout
+                self.pod, METRICS_PORT, path, namespace=self.namespace, timeout=timeout, most=most
             )
         except (KdistError, OSError):
             return None
@@ -93,11 +114,11 @@ class TunnelTransport:
     pod: str
     namespace: str | None = None
 
-    def get(self, path: str, *, timeout: float) -> bytes | None:
+    def get(self, path: str, *, timeout: float, most: int) -> bytes | None:
         """See `AgentTransport.get`."""
         try:
             with self.cluster.forward(self.pod, METRICS_PORT, namespace=self.namespace) as port:
-                return LoopbackTransport(port).get(path, timeout=timeout)
+                return LoopbackTransport(port).get(path, timeout=timeout, most=most)
         except (KdistError, OSError):
             return None
 
@@ -115,26 +136,32 @@ class AgentClient:
         self._transports: tuple[AgentTransport, ...] = transports
         self._timeout = timeout
 
-    def get(self, path: str) -> bytes | None:
-        """Body of `GET path`; None if no transport yields a response."""
+    def get(self, path: str, *, most: int) -> bytes | None:
+        """Body of `GET path`, of at most `most` bytes; None if no transport yields a response."""
         for transport in self._transports:
-            body = transport.get(path, timeout=self._timeout)
+            body = transport.get(path, timeout=self._timeout, most=most)
             if body is not None:
                 self._transports = (transport,)
                 return body
         return None
 
     def status(self) -> dict[str, Any] | None:
-        """The agent's `/status`; None if it does not answer with a JSON object."""
-        try:
-            document = parse_json(self.get("/status") or b"", allow_nan=True)
-        except MalformedTextError:
+        """What can be read of the agent's `/status`; None if it does not answer with a JSON
+        object.
+        """
+        body = self.get("/status", most=STATUS_BYTES)
+        if body is None:
             return None
-        return document if isinstance(document, dict) else None
+        with _PARSING:
+            try:
+                document = parse_json(body, max_bytes=STATUS_BYTES, allow_nan=True)
+            except MalformedTextError:
+                return None
+            return read_agent_document(document) if isinstance(document, dict) else None
 
     def metrics(self) -> str:
         """The agent's `/metrics` in Prometheus' text format; empty if it does not answer."""
-        return (self.get("/metrics") or b"").decode(errors="replace")
+        return (self.get("/metrics", most=METRICS_BYTES) or b"").decode(errors="replace")
 
     def sample(self, *, metrics: bool = True) -> AgentSample | None:
         """The agent's status together with its metrics, which stay empty without `metrics`; None if

@@ -1,5 +1,8 @@
 """Asks the agents of running jobs how far they are: one agent of each job every half minute, more
 often only for a short time after its pods have changed. Also asks why a job does not progress.
+
+Pods run images of their users, who may have them answer slowly or never: a job's turn has an end,
+a namespace gets a share of the threads, and little is kept of an answer.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from kdist.agent_client import AgentClient, AgentTransport
@@ -36,8 +40,12 @@ STUCK_SECONDS: Final = 300.0
 _FIRST_SECONDS: Final = 1.0
 _STALE_SECONDS: Final = 3 * INTERVAL_SECONDS
 _ASKED_FOR_RANK_0: Final = 3
-_THREADS: Final = 4
+_THREADS: Final = 16
+_SHARE: Final = 4
+"""Threads that one namespace may keep busy."""
 _TIMEOUT: Final = 3.0
+_TURN_SECONDS: Final = 9.0
+"""After which a job's turn ends with those that have been asked."""
 _AT_ONCE: Final = 16
 _STUCK: Final = frozenset(
     (Phase.PENDING, Phase.QUEUED, Phase.STARTING, Phase.RECOVERING, Phase.UNKNOWN)
@@ -54,6 +62,8 @@ class Inquiry:
     stuck: bool = False
     pause: float = _FIRST_SECONDS
     answers: dict[str, tuple[float, Document]] = field(default_factory=dict)
+    silent: dict[str, float] = field(default_factory=dict)
+    """When each pod that did not answer was asked last."""
     diagnosis: Diagnosis | None = None
     diagnosed_at: float = 0.0
     diagnosis_pause: float = _FIRST_SECONDS
@@ -109,7 +119,7 @@ class AgentPoller:
         self._route = route
         self._metrics = metrics
         self._notify = notify
-        self._queue = WorkQueue()
+        self._queue = WorkQueue(share=_SHARE)
         self._inquiries: dict[JobKey, Inquiry] = {}
         self._lock = threading.Lock()
 
@@ -148,6 +158,7 @@ class AgentPoller:
             found = self._inquiries.setdefault(key, Inquiry())
             found.pods = [pod for pod in observed.pods if documents.name(pod) in working]
             found.answers = {pod: answer for pod, answer in found.answers.items() if pod in working}
+            found.silent = {pod: at for pod, at in found.silent.items() if pod in working}
             found.stuck = stuck
             fresh = shape != found.shape
             found.shape = shape
@@ -176,48 +187,53 @@ class AgentPoller:
             found = self._inquiries.get(key)
             if found is None:
                 return
-            pods, everyone, stuck = list(found.pods), found.everyone, found.stuck
+            pods = sorted(found.pods, key=partial(_order, found))
+            everyone, stuck = found.everyone, found.stuck
             diagnosing = found.needs_diagnosis(time.monotonic())
             found.everyone = False
-            known = {pod: answer for pod, (_, answer) in found.answers.items()}
-        answers = self._ask(key, pods, known, everyone=everyone)
-        diagnosis = self._diagnose(key, answers) if diagnosing else None
+        turn = self._ask(key, pods, everyone=everyone)
+        diagnosis = self._diagnose(key, turn.answers) if diagnosing else None
         now = time.monotonic()
         with self._lock:
             found = self._inquiries.get(key)
             if found is None:
                 return
-            found.answers |= {pod: (now, answer) for pod, answer in answers.items()}
+            found.answers |= {pod: (now, _keep(answer)) for pod, answer in turn.answers.items()}
+            found.silent = {
+                pod: at for pod, at in found.silent.items() if pod not in turn.answers
+            } | dict.fromkeys(turn.silent, now)
+            found.everyone = found.everyone or turn.unfinished
             if diagnosing:
                 found.diagnosed(diagnosis, now)
             most = STUCK_SECONDS if stuck and not pods else INTERVAL_SECONDS
-            found.pause = min(most, 2 * found.pause)
+            found.pause = _FIRST_SECONDS if turn.unfinished else min(most, 2 * found.pause)
             pause = found.pause
         self._queue.add(key, after=pause)
         self._notify(key)
 
-    def _ask(
-        self, key: JobKey, pods: list[Document], known: Mapping[str, Document], *, everyone: bool
-    ) -> dict[str, Document]:
-        """The answers of the agent that runs rank 0, or of all."""
-        pods.sort(key=lambda pod: not _runs_rank_0(known.get(documents.name(pod))))
-        answers: dict[str, Document] = {}
+    def _ask(self, key: JobKey, pods: Sequence[Document], *, everyone: bool) -> _Turn:
+        """Ask for the agent that runs rank 0, or all, as long as a turn lasts."""
+        turn = _Turn()
+        end = time.monotonic() + _TURN_SECONDS
         for pod in pods:
-            if not everyone and len(answers) >= _ASKED_FOR_RANK_0:
+            if not everyone and len(turn.answers) >= _ASKED_FOR_RANK_0:
                 break
-            client = AgentClient(self._route(key.namespace, pod), timeout=_TIMEOUT)
-            answer = client.status()
+            if time.monotonic() >= end:
+                turn.unfinished = everyone
+                break
+            name = documents.name(pod)
+            answer = AgentClient(self._route(key.namespace, pod), timeout=_TIMEOUT).status()
             self._metrics.agent_requests.labels("answered" if answer else "silent").inc()
             if answer is None:
+                turn.silent.append(name)
                 continue
-            name = documents.name(pod)
-            answers[name] = answer
+            turn.answers[name] = answer
             read = AgentStatus.read(name, answer)
             if read is not None and read.finished:
                 everyone = True  # a job has ended when all of its agents have
             elif not everyone and _runs_rank_0(answer):
                 break
-        return answers
+        return turn
 
     def _diagnose(self, key: JobKey, answers: Mapping[str, Document]) -> Diagnosis | None:
         cluster = self._cluster.within(key.namespace)
@@ -227,6 +243,32 @@ class AgentPoller:
         except KdistError as error:
             _log.warning("cannot say why %s does not progress: %s", key, error)
             return None
+
+
+@dataclass
+class _Turn:
+    """What came of asking a job's agents once; `unfinished` if it has to go on soon."""
+
+    answers: dict[str, Document] = field(default_factory=dict)
+    silent: list[str] = field(default_factory=list)
+    unfinished: bool = False
+
+
+def _order(inquiry: Inquiry, document: Document) -> tuple[int, float]:
+    """The agent of rank 0 first, then those that have answered, those that were not asked yet, and
+    those that were silent, longest ago first.
+    """
+    pod = documents.name(document)
+    if pod in inquiry.silent:
+        return 3, inquiry.silent[pod]
+    if pod not in inquiry.answers:
+        return 2, 0.0
+    return (0 if _runs_rank_0(inquiry.answers[pod][1]) else 1), 0.0
+
+
+def _keep(answer: Document) -> Document:
+    """Of an answer what is read later; the list of peers is the largest part."""
+    return {name: value for name, value in answer.items() if name != "peers"}
 
 
 def _runs_rank_0(answer: Document | None) -> bool:

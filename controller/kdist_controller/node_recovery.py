@@ -34,6 +34,8 @@ from kdist_controller.work_queue import WorkQueue
 
 _log = logging.getLogger(__name__)
 _THREADS: Final = 4
+_SHARE: Final = 2
+"""Threads that one namespace may keep busy."""
 _PAUSE_SECONDS: Final = 2.0
 _LONGEST_PAUSE: Final = 10.0
 
@@ -76,7 +78,7 @@ class NodeRecovery:
         self._route = route
         self._leads = leads
         self._notify = notify
-        self._queue = WorkQueue()
+        self._queue = WorkQueue(share=_SHARE)
         self._outlooks: dict[JobKey, Outlook] = {}
         self._lost: dict[JobKey, set[str]] = {}
         self._lock = threading.Lock()

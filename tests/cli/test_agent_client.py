@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from kdist.agent_client import AgentClient, LoopbackTransport
+from kdist.agent_client import STATUS_BYTES, AgentClient, LoopbackTransport
+from tests import hostile
 from tests.cli.conftest import ServeAgent
 
 
@@ -18,7 +19,7 @@ class Recording:
         self.body = body
         self.paths: list[str] = []
 
-    def get(self, path: str, *, timeout: float) -> bytes | None:  # noqa: ARG002 - the protocol
+    def get(self, path: str, *, timeout: float, most: int) -> bytes | None:  # noqa: ARG002 - the protocol
         self.paths.append(path)
         return self.body
 
@@ -61,3 +62,28 @@ def test_the_first_transport_that_answers_is_used_from_then_on() -> None:
     assert client.sample() is not None
     assert cut_off.paths == ["/status"]
     assert working.paths == ["/status", "/metrics"]
+
+
+@pytest.mark.parametrize("behaviour", hostile.BEHAVIOURS)
+def test_a_hostile_agent_is_given_up_within_one_deadline(behaviour: hostile.Behaviour) -> None:
+    with hostile.serve(behaviour) as server:
+        began = time.monotonic()
+        client = AgentClient(LoopbackTransport(server.port), timeout=0.5)
+        assert client.status() is None
+        assert client.sample() is None
+    assert time.monotonic() - began < hostile.LIFE_SECONDS / 2
+
+
+def test_no_redirect_of_an_agent_is_followed(serve_agent: ServeAgent) -> None:
+    port = serve_agent(b'{"state": "running"}', 200)
+    with hostile.serve(hostile.redirect_to(port)) as server:
+        assert AgentClient(LoopbackTransport(server.port)).status() is None
+    assert AgentClient(LoopbackTransport(port)).status() == {"state": "running"}
+
+
+def test_an_answer_of_the_largest_size_is_read_and_a_larger_one_is_not(
+    serve_agent: ServeAgent,
+) -> None:
+    body = b'{"state": "running"}'.ljust(STATUS_BYTES)
+    assert AgentClient(LoopbackTransport(serve_agent(body, 200))).status() == {"state": "running"}
+    assert AgentClient(LoopbackTransport(serve_agent(body + b" ", 200))).status() is None

@@ -1,10 +1,70 @@
-"""When a job that does not progress is diagnosed."""
+"""When agents are asked, that hostile ones hold up nobody else, and when a job that does not
+progress is diagnosed.
+"""
 
 from __future__ import annotations
 
+import json
+import resource
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
-from kdist_controller.agent_poller import INTERVAL_SECONDS, STUCK_SECONDS, Inquiry
+import pytest
+
+from kdist.agent_client import STATUS_BYTES, PodTransport
+from kdist.cluster import Cluster
+from kdist.status import documents
+from kdist_controller import agent_poller
+from kdist_controller.agent_poller import INTERVAL_SECONDS, STUCK_SECONDS, AgentPoller, Inquiry
+from kdist_controller.metrics import Metrics
+from kdist_controller.observation import Observed
+from kdist_controller.resource import JobKey, Resource
+from tests import hostile, patience
+
+HOSTILE_PODS = 50
+GREEDY_BYTES = 20 << 20
+GOOD = {"state": "running", "generation": 1, "ranks": [{"rank": 0, "step": 7}]}
+
+
+class Crowd:
+    """Pods on this machine, each with the server of an agent, and the poller that asks them."""
+
+    def __init__(self, connection: Cluster) -> None:
+        self._stack = ExitStack()
+        self._ports: dict[str, int] = {}
+        metrics = Metrics(list, lambda: 0)
+        self.poller = AgentPoller(connection, self._route, metrics=metrics, notify=lambda _: None)
+
+    def _route(self, namespace: str, pod: documents.Document) -> PodTransport:
+        return PodTransport("127.0.0.1", self._ports[f"{namespace}/{documents.name(pod)}"])
+
+    def run(self, key: JobKey, behaviours: Sequence[hostile.Behaviour]) -> None:
+        """Start a job with a pod for each behaviour."""
+        pods: list[dict[str, Any]] = []
+        for number, behaviour in enumerate(behaviours):
+            server = self._stack.enter_context(hostile.serve(behaviour))
+            self._ports[f"{key.namespace}/{key.name}-{number}"] = server.port
+            running = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
+            container = {"name": "trainer", "state": running}
+            status = {"phase": "Running", "containerStatuses": [container]}
+            pods.append({"metadata": {"name": f"{key.name}-{number}"}, "status": status})
+        metadata = {"namespace": key.namespace, "name": key.name, "uid": key.name}
+        self.poller.plan(Observed(Resource({"metadata": metadata}), pods=pods), ask_now=False)
+
+    def close(self) -> None:
+        self._stack.close()
+
+
+@pytest.fixture
+def crowd(connection: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Crowd]:
+    monkeypatch.setattr(agent_poller, "_FIRST_SECONDS", 0.01)
+    made = Crowd(connection)
+    yield made
+    made.close()
 
 
 def diagnoses(inquiry: Inquiry, seconds: int) -> list[int]:
@@ -28,3 +88,67 @@ def test_a_job_that_does_not_progress_is_diagnosed_less_and_less_often() -> None
 
 def test_a_job_that_progresses_is_not_diagnosed() -> None:
     assert diagnoses(Inquiry(), 3600) == []
+
+
+@pytest.mark.parametrize("behaviour", [hostile.drip_headers, hostile.stay_silent])
+@pytest.mark.parametrize("jobs", [1, HOSTILE_PODS])
+def test_hostile_pods_of_one_namespace_hold_up_no_job_of_another(
+    crowd: Crowd, behaviour: hostile.Behaviour, jobs: int
+) -> None:
+    for number in range(jobs):
+        crowd.run(JobKey("hostile", f"slow-{number}"), [behaviour] * (HOSTILE_PODS // jobs))
+    crowd.poller.start()
+    assert patience.soon(lambda: len(crowd.poller._queue) >= jobs - agent_poller._SHARE)
+    honest = JobKey("ml", "digits")
+    crowd.run(honest, [hostile.answer(json.dumps(GOOD).encode())])
+    assert patience.soon(lambda: crowd.poller.answers(honest), 5.0)
+    assert crowd.poller.answers(honest)["digits-0"]["ranks"] == GOOD["ranks"]
+
+
+def test_an_agent_that_answers_is_asked_before_those_that_were_silent(
+    crowd: Crowd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent_poller, "_TIMEOUT", 0.1)
+    monkeypatch.setattr(agent_poller, "_TURN_SECONDS", 0.15)  # two silent agents
+    mixed = JobKey("ml", "mixed")
+    good = hostile.answer(json.dumps(GOOD).encode())
+    crowd.run(mixed, [*[hostile.stay_silent] * 6, good])
+    crowd.poller.start()
+    assert patience.soon(lambda: crowd.poller.answers(mixed), 10.0)
+    before = time.monotonic()
+    at = crowd.poller._inquiries[mixed].answers["mixed-6"][0]
+    crowd.poller._queue.add(mixed)
+    found = crowd.poller._inquiries[mixed]
+    assert patience.soon(lambda: found.answers["mixed-6"][0] > at, 10.0)
+    assert before < found.answers["mixed-6"][0]
+
+
+def resident_bytes() -> int:
+    """Memory of this process, which is that of the poller and of the pods' servers."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def greedy_bodies() -> list[bytes]:
+    """Answers of the largest size that is read: one that is large when it is parsed, and one that
+    is all kept.
+    """
+    nested = b'{"state": "running", "ranks": [' + b"[]," * (STATUS_BYTES // 3 - 20) + b"[]]}"
+    rank = {"rank": 1, "phase": "x" * 64, "collective": "y" * 256}
+    kept = {"state": "running", "ranks": [rank] * 256, "exit": {"message": "\u2028" * 4096}}
+    kept |= {"peers": {"heard": ["10.0.0.1"] * 4096, "age_seconds": 1}}
+    return [nested, json.dumps(kept).encode()]
+
+
+def test_answers_of_hostile_pods_take_little_memory(crowd: Crowd) -> None:
+    bodies = greedy_bodies()
+    assert all(STATUS_BYTES // 2 < len(each) <= STATUS_BYTES for each in bodies)
+    key = JobKey("hostile", "greedy")
+    behaviours = [hostile.answer(bodies[number % 2]) for number in range(HOSTILE_PODS)]
+    behaviours[::10] = [hostile.send_much] * len(behaviours[::10])
+    crowd.run(key, behaviours)
+    crowd.poller._inquiries[key].everyone = True
+    before = resident_bytes()
+    crowd.poller.start()
+    expected = HOSTILE_PODS - len(behaviours[::10])
+    assert patience.soon(lambda: len(crowd.poller.answers(key)) == expected, 30.0)
+    assert resident_bytes() - before < GREEDY_BYTES

@@ -59,3 +59,31 @@ def test_a_closed_queue_lets_every_worker_go() -> None:
     for thread in threads:
         thread.join(10.0)
     assert taken == [None, None, None]
+
+
+def test_a_namespace_gets_no_more_threads_than_its_share() -> None:
+    queue = WorkQueue(share=2)
+    for number in range(50):
+        queue.add(JobKey("greedy", f"job-{number}"))
+    taken = [queue.take(), queue.take()]
+    queue.add(ONE)
+    assert queue.take() == ONE
+    rest: list[JobKey | None] = []
+    thread = threading.Thread(target=lambda: rest.append(queue.take()))
+    thread.start()
+    assert taken[0] is not None
+    queue.done(taken[0])
+    thread.join(10.0)
+    assert rest[0] is not None
+    assert rest[0].namespace == "greedy"
+
+
+def test_a_namespace_that_keeps_no_thread_busy_comes_before_one_that_does() -> None:
+    queue = WorkQueue(share=8)
+    for number in range(4):
+        queue.add(JobKey("greedy", f"job-{number}"))
+    first = queue.take()
+    queue.add(ONE)
+    assert first is not None
+    assert first.namespace == "greedy"
+    assert queue.take() == ONE

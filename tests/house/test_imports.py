@@ -60,7 +60,7 @@ BREACHES = {
         "trainer/kdist_trainer/log.py",
         "import kdist.errors",
     ),
-    "the only bridges are kdist.spec to kdist_trainer.config, and the reader of JSON": (
+    "the only bridges to the trainer are its config, reader of JSON, and HTTP": (
         "cli/kdist/render/__init__.py",
         "import kdist_trainer.log",
     ),

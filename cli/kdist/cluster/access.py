@@ -5,6 +5,7 @@ are created from them.
 from __future__ import annotations
 
 import base64
+import math
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from kdist.cluster.credentials import Credential, CredentialSource, Fixed
 from kdist.errors import Code, KdistError, UsageError
 
 CONNECT_SECONDS = 10.0
+_SWITCHING_PROTOCOLS = 101
 _CHANNELS = "v5.channel.k8s.io,v4.channel.k8s.io"
 
 
@@ -91,55 +93,43 @@ class Access:
         """A pool that keeps up to `connections` connections open, all with one TLS context. Raises
         `OSError` for a key that cannot be used.
         """
-        import urllib3
+        from kdist.cluster import connections as made
 
         settings: dict[str, Any] = {"maxsize": connections}
-        if self.server.startswith("https"):
-            settings["ssl_context"] = self._tls(credential)
-            if self.server_name:
-                settings["server_hostname"] = self.server_name
-        if not self.proxy:
-            return urllib3.PoolManager(**settings)
-        user = self._proxy_user()
-        proxy_headers = urllib3.make_headers(proxy_basic_auth=":".join(user)) if user else None
-        return urllib3.ProxyManager(self.proxy, proxy_headers=proxy_headers, **settings)
+        tls = self._tls(credential) if self.server.startswith("https") else None
+        if tls is not None and self.server_name:
+            settings["server_hostname"] = self.server_name
+        return made.make_pool(proxy=self.proxy, proxy_user=self._proxy_user(), tls=tls, **settings)
 
     def websocket(self, path: str) -> Any:
         """Open a websocket to this path, with the channel protocol of exec. Raises the errors of
         `websocket-client`.
         """
-        import ssl
-
-        from websocket import WebSocket
+        from websocket import WebSocket, WebSocketBadStatusException
 
         credential = self.credentials.get()
-        tls: dict[str, Any] = {}
-        if self.server.startswith("https"):
-            required = ssl.CERT_REQUIRED if self.verify else ssl.CERT_NONE
-            tls = {
-                "context": self._tls(credential),
-                "cert_reqs": required,
-                "check_hostname": self.verify,
-            }
-            if self.server_name:
-                tls["server_hostname"] = self.server_name
-        websocket: Any = WebSocket(sslopt=tls, skip_utf8_validation=False)
+        websocket: Any = WebSocket(skip_utf8_validation=False)
         headers = [*self.headers(credential), ("sec-websocket-protocol", _CHANNELS)]
-        lines = [f"{name}: {value}" for name, value in headers]
         websocket.connect(
             f"{self.server.replace('http', 'ws', 1)}{path}",
-            header=lines,
-            timeout=CONNECT_SECONDS,
-            **self._websocket_proxy(),
+            header=[f"{name}: {value}" for name, value in headers],
+            socket=self._socket(credential),
+            redirect_limit=0,
         )
+        if websocket.status != _SWITCHING_PROTOCOLS:
+            websocket.close()
+            raise WebSocketBadStatusException("it redirects", websocket.status)
         websocket.settimeout(None)
+        websocket.sock.allow(math.inf)
         return websocket
 
-    def _websocket_proxy(self) -> dict[str, Any]:
-        if not self.proxy:
-            return {"http_no_proxy": ["*"]}  # else it would use the environment's
-        proxy = urlsplit(self.proxy)
-        if proxy.scheme != "http":
+    def _socket(self, credential: Credential) -> Any:
+        """A socket to the server, whose deadline also holds for the answer to the handshake."""
+        from kdist.cluster import connections as made
+
+        server, proxy = urlsplit(self.server), urlsplit(self.proxy)
+        is_tls = server.scheme == "https"
+        if self.proxy and proxy.scheme != "http":
             raise KdistError(
                 (
                     "exec, port-forward and what needs them cannot go through a proxy that "
@@ -148,11 +138,15 @@ class Access:
                 hint="name its address with http:// in `proxy-url`, if it has one",
                 code=Code.UNREACHABLE,
             )
-        found: dict[str, Any] = {
-            "http_proxy_host": proxy.hostname,
-            "http_proxy_port": proxy.port or 80,
-        }
-        return {**found, "http_proxy_auth": self._proxy_user()}
+        user = self._proxy_user()
+        return made.open_socket(
+            (server.hostname or "", server.port or (443 if is_tls else 80)),
+            seconds=CONNECT_SECONDS,
+            tls=self._tls(credential) if is_tls else None,
+            server_name=self.server_name,
+            proxy=(proxy.hostname or "", proxy.port or 80) if self.proxy else None,
+            proxy_headers={"Proxy-Authorization": _basic(*user)} if user else {},
+        )
 
     def _proxy_user(self) -> tuple[str, str] | None:
         proxy = urlsplit(self.proxy)
@@ -177,6 +171,10 @@ class Access:
                 file.flush()
                 context.load_cert_chain(file.name)
         return context
+
+
+def _basic(user: str, password: str) -> str:
+    return f"Basic {base64.b64encode(f'{user}:{password}'.encode()).decode()}"
 
 
 def cluster_info(server: str, cluster: Mapping[str, Any], authority: str) -> dict[str, Any]:

@@ -36,7 +36,7 @@ def connect(
         retry_seconds: for how long each request is retried while the server is unreachable.
         until: time on the monotonic clock until which outages are retried once the server has
             responded.
-        request_timeout: seconds that a response may be silent; 0 for no limit.
+        request_timeout: seconds for a request and its response; 0 for no limit.
         notify: receives a message per outage.
         field_manager: name under which the server records what we change.
 
@@ -72,7 +72,7 @@ class Cluster(Objects):
 
     def within(self, namespace: str) -> Cluster:
         """The same connection with another namespace of its own."""
-        return Cluster(self._transport, namespace, field_manager=self.field_manager)
+        return Cluster(self._transport, namespace, field_manager=self._field_manager)
 
     def logs(
         self,
@@ -167,10 +167,17 @@ class Cluster(Objects):
         )
 
     def proxy(
-        self, pod: str, port: int, path: str, *, namespace: str | None = None, timeout: float = 5.0
+        self,
+        pod: str,
+        port: int,
+        path: str,
+        *,
+        namespace: str | None = None,
+        timeout: float = 5.0,
+        most: int = 1 << 20,
     ) -> bytes:
-        """Body of `GET path` from a pod's port, through the API server; asked once, within
-        `timeout` seconds.
+        """Body of `GET path` from a pod's port, of at most `most` bytes, through the API server;
+        asked once, within `timeout` seconds.
         """
         request = self._request(
             "GET",
@@ -188,6 +195,7 @@ class Cluster(Objects):
             accept="*/*",
             again=False,
             timeout=timeout,
+            most=most,
         )
         return self._transport.send(base).body
 
@@ -250,7 +258,7 @@ class Cluster(Objects):
                 "resourceAttributes": {key: value for key, value in attributes.items() if value}
             },
         }
-        return bool((self.send_create(review).get("status") or {}).get("allowed"))
+        return bool((self.create(review).get("status") or {}).get("allowed"))
 
     def rules(self) -> list[dict[str, Any]]:
         """The rules of our rights in the namespace, as far as the server can list them: what is not
@@ -263,7 +271,7 @@ class Cluster(Objects):
                 "spec": {"namespace": self.namespace},
             }
             try:
-                found = self.send_create(review)
+                found = self.create(review)
             except ApiError:
                 found = {}
             self._rules = list((found.get("status") or {}).get("resourceRules") or [])
@@ -273,7 +281,7 @@ class Cluster(Objects):
         """The user name under which the server knows us; empty before Kubernetes 1.28."""
         review = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
         try:
-            found = self.send_create(review)
+            found = self.create(review)
         except ApiNotFoundError:
             return ""
         return str(((found.get("status") or {}).get("userInfo") or {}).get("username") or "")

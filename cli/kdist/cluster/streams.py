@@ -12,7 +12,6 @@ import os
 import select
 import socket
 import ssl
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +22,7 @@ from urllib.parse import urlencode
 
 from kdist.cluster import resources
 from kdist.cluster.api_errors import explain
+from kdist.cluster.raw_terminal import raw_terminal
 from kdist.cluster.transport import Transport, deadline
 from kdist.errors import Code, KdistError
 from kdist.threads import OnError, start_thread
@@ -30,6 +30,7 @@ from kdist_trainer.untrusted_text import parse_json
 
 STDIN, STDOUT, STDERR, ERROR, RESIZE = range(5)
 _CLOSE = 255
+_FRAME_SECONDS = 30.0  # for a message whose first byte has come
 _V5 = "v5.channel.k8s.io"
 
 
@@ -57,7 +58,9 @@ class Channels:
 
         while self._open and self._waits(timeout):
             timeout = 0
+            self._websocket.settimeout(_FRAME_SECONDS)
             code, frame = self._websocket.recv_data_frame(True)
+            self._websocket.settimeout(None)
             if code == ABNF.OPCODE_CLOSE:
                 self._open = False
             elif (
@@ -228,7 +231,7 @@ def forward(
                 except OSError:
                     return
                 start_thread(
-                    partial(_tunnel, transport, pod, port, namespace, connection),
+                    partial(_tunnel, transport, pod, port, namespace, connection, closing),
                     name=f"tunnel {pod}:{port}",
                     on_error=OnError.REPORT,  # the connection is closed
                 )
@@ -242,10 +245,15 @@ def forward(
 
 
 def _tunnel(
-    transport: Transport, pod: str, port: int, namespace: str, connection: socket.socket
+    transport: Transport,
+    pod: str,
+    port: int,
+    namespace: str,
+    connection: socket.socket,
+    closing: threading.Event,
 ) -> None:
-    """Copy bytes in both directions until both ends are closed. If the pod's port cannot be
-    reached, the local connection is closed.
+    """Copy bytes in both directions until both ends are closed, or the forwarding ends. If the
+    pod's port cannot be reached, the local connection is closed.
     """
     from kubernetes.stream.ws_client import PortForward
 
@@ -253,8 +261,8 @@ def _tunnel(
         websocket = open_forward(transport, pod, port, namespace=namespace)
         far = PortForward(websocket, [port]).socket(port)
         ends = {connection: far, far: connection}
-        while ends:
-            ready, _, _ = select.select(list(ends), [], [])
+        while ends and not closing.is_set():
+            ready, _, _ = select.select(list(ends), [], [], _POLL_SECONDS)
             for near in ready:
                 data = near.recv(_CHUNK)
                 other = ends[near]
@@ -363,37 +371,3 @@ def session(
         with suppress(Exception):
             client.end(STDIN)
         client.close()
-
-
-class Terminal:
-    """Detects changes of the terminal's size."""
-
-    def __init__(self) -> None:
-        self._size: os.terminal_size | None = None
-
-    def changed_size(self) -> os.terminal_size | None:
-        """The terminal's size if it has changed since the last call, else None."""
-        size = os.get_terminal_size(0)
-        if size == self._size:
-            return None
-        self._size = size
-        return size
-
-
-@contextmanager
-def raw_terminal(wanted: bool) -> Iterator[Terminal | None]:
-    """Put the terminal into raw mode until the block ends, so that keys, including Ctrl-C, are
-    read as they are typed; yields None if there is no terminal.
-    """
-    if not (wanted and sys.stdin.isatty()):
-        yield None
-        return
-    import termios
-    import tty
-
-    before = termios.tcgetattr(0)
-    try:
-        tty.setraw(0)
-        yield Terminal()
-    finally:
-        termios.tcsetattr(0, termios.TCSADRAIN, before)

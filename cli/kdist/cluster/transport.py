@@ -1,4 +1,8 @@
-"""Requests to the API server, repeated while it is unavailable."""
+"""Requests to the API server, repeated while it is unavailable.
+
+The time-out of a request is for its response as a whole, and the size of the response is bounded:
+what answers may be another server, or pass on what a pod sends. Streams say how they are bounded.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,8 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 from urllib.parse import urlencode
 
 from kdist.cluster import retry
@@ -17,11 +21,18 @@ from kdist.cluster.credentials import Credential
 from kdist.cluster.retry import RETRYABLE, Attempts, RetryPolicy, is_permanent, is_wrong_certificate
 from kdist.errors import Code, KdistError
 from kdist.manifest import to_json
+from kdist_trainer.deadline_http import Pace, TooLargeError
 from kdist_trainer.untrusted_text import MalformedTextError, parse_json
 
 READ_SECONDS = 30.0
-_MAX_BYTES = 256 << 20  # of a document: a page of a list is the largest one
+MOST_BYTES = 128 << 20
+"""Of a response; a page of a list has some 10 MB on a large cluster."""
+_MOST_ERROR_BYTES = 1 << 20
+_CHUNK_BYTES = 1 << 20
 AT_ONCE = 40  # connections that are kept open; further ones are closed after use
+
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -37,8 +48,10 @@ class ApiRequest:
         content_type: of the body.
         accept: content type of the response.
         again: whether to repeat the request after an outage.
-        timeout: seconds without data after which the response counts as lost; None for the
-            default of the connection.
+        timeout: seconds for the response; None for the default of the connection.
+        each: number of bytes after which the time-out starts again, for a response without end; 0
+            where it is for the whole response.
+        most: bytes of the response, if it is not a stream.
     """
 
     method: str
@@ -50,6 +63,8 @@ class ApiRequest:
     accept: str = "application/json"
     again: bool = True
     timeout: float | None = None
+    each: int = 0
+    most: int = MOST_BYTES
 
 
 @dataclass(frozen=True)
@@ -61,24 +76,26 @@ class ApiResponse:
         body: the body.
         warnings: texts of the server's `Warning` headers.
         headers: headers by lower-case name.
+        source: what answered, for errors.
     """
 
     status: int
     body: bytes
     warnings: tuple[str, ...] = ()
     headers: Mapping[str, str] = field(default_factory=dict)
+    source: str = "the API server"
 
     def document(self) -> dict[str, Any]:
         """The body as a document. Raises `KdistError` if it is none, because something other than
         an API server answered.
         """
         try:
-            found = parse_json(self.body, max_bytes=_MAX_BYTES)
+            found = parse_json(self.body, max_bytes=MOST_BYTES)
         except MalformedTextError:
             found = None
         if not isinstance(found, dict):
             raise KdistError(
-                "the API server's address answers, but not like an API server",
+                f"{self.source} answers, but not like an API server",
                 hint=(
                     "a proxy or a login page may be in front of it: check `server` in the "
                     "kubeconfig"
@@ -106,8 +123,7 @@ class Transport:
             access: address and identity for the API server.
             retry_seconds: how long requests are repeated during an outage.
             notify: receives messages about outages.
-            request_timeout: seconds without data after which a response counts as lost; 0 for no
-                limit.
+            request_timeout: seconds for a request and its response; 0 for no limit.
             until: monotonic time until which outages of a server that has responded once are
                 retried, instead of `retry_seconds`.
 
@@ -153,40 +169,42 @@ class Transport:
             ApiError: the server rejected the request (`ApiNotFoundError` for 404).
             KdistError: the server is unreachable (UNREACHABLE).
         """
-        response = self.open(request)
-        return ApiResponse(
-            response.status,
-            response.data,
-            _warnings(response),
-            {key.lower(): response.headers[key] for key in response.headers},
-        )
+        found = self._repeat(request, _read_response)
+        return replace(found, source=f"{request.what}: {self.access.server}")
 
-    def open(self, request: ApiRequest, *, stream: bool = False) -> Any:
-        """Send a request; the response of urllib3. With `stream` the caller reads its body and
-        releases the connection. Raises the errors of `send`.
+    def open(self, request: ApiRequest) -> Any:
+        """Send a request; the response of urllib3, whose body the caller reads before it releases
+        the connection. Raises the errors of `send`.
         """
+        return self._repeat(request, lambda response, _: response)
+
+    def _repeat(self, request: ApiRequest, read: Callable[[Any, int], _T]) -> _T:
         attempts = Attempts(self.retry_policy)
         reauthenticated = False
         while True:
             try:
-                response = self._once(request, stream=stream)
+                response = self._once(request)
+                accepted = response.status < 300
+                found = read(response, request.most) if accepted else None
+                body = b"" if accepted else _read_body(response, _MOST_ERROR_BYTES)
+            except TooLargeError as error:
+                raise self._too_large(request, error) from error
             except OSError as error:
                 self.retry_policy.connection_lost()
                 if self._give_up(error, request, attempts):
                     raise self._unreachable(error, attempts) from error
                 continue
             self.retry_policy.responded()
-            if response.status < 300:
+            if found is not None:
                 self.retry_policy.succeeded()
-                return response
-            body = response.data  # of a stream too, whose body is the error
+                return found
             if response.status == 401 and not reauthenticated and self.access.credentials.forget():
                 reauthenticated = True
                 continue
             if not self._again(request, response, body, attempts):
                 raise self._refused(request, response.status, body)
 
-    def _once(self, request: ApiRequest, *, stream: bool) -> Any:
+    def _once(self, request: ApiRequest) -> Any:
         import urllib3
 
         credential = self.access.credentials.get()
@@ -203,6 +221,7 @@ class Transport:
             body = to_json(request.body).encode()
         query = f"?{urlencode(request.query)}" if request.query else ""
         timeout = self._request_timeout if request.timeout is None else request.timeout
+        read = Pace(timeout, each=request.each) if timeout and request.each else timeout
         try:
             return self._connect(credential).request(
                 request.method,
@@ -210,13 +229,14 @@ class Transport:
                 body=body,
                 headers=headers,
                 timeout=urllib3.Timeout(
-                    connect=min(CONNECT_SECONDS, timeout or CONNECT_SECONDS), read=timeout
+                    connect=min(CONNECT_SECONDS, timeout or CONNECT_SECONDS), read=read
                 ),
-                preload_content=not stream,
+                preload_content=False,
                 retries=False,
+                redirect=False,
             )
         except urllib3.exceptions.HTTPError as error:
-            raise ConnectionError(_reason(error)) from error
+            raise ConnectionError(reason(error)) from error
 
     def _give_up(self, error: OSError, request: ApiRequest, attempts: Attempts) -> bool:
         if not request.again or is_wrong_certificate(error):
@@ -266,6 +286,13 @@ class Transport:
             error.code = Code.UNREACHABLE
         return error
 
+    def _too_large(self, request: ApiRequest, error: OSError) -> KdistError:
+        return KdistError(
+            f"{request.what}: {error}",
+            hint=f"{self.access.server} sends more than an API server does: check its address",
+            code=Code.UNREACHABLE,
+        )
+
     def _unreachable(self, error: OSError, attempts: Attempts) -> KdistError:
         if is_wrong_certificate(error):
             return KdistError(
@@ -290,7 +317,36 @@ class Transport:
         )
 
 
-def _reason(error: BaseException) -> str:
+def _read_response(response: Any, most: int) -> ApiResponse:
+    return ApiResponse(
+        response.status,
+        _read_body(response, most),
+        _warnings(response),
+        {key.lower(): response.headers[key] for key in response.headers},
+    )
+
+
+def _read_body(response: Any, most: int) -> bytes:
+    """The body. Raises `TooLargeError`, and `ConnectionError` where it does not come in time."""
+    import urllib3
+
+    body = bytearray()
+    try:
+        while chunk := response.read(_CHUNK_BYTES, decode_content=False):
+            body += chunk
+            if len(body) > most:
+                raise TooLargeError(f"the response has more than {most >> 10} KiB")
+    except urllib3.exceptions.HTTPError as error:
+        response.close()
+        raise ConnectionError(reason(error)) from error
+    except TooLargeError:
+        response.close()
+        raise
+    response.release_conn()
+    return bytes(body)
+
+
+def reason(error: BaseException) -> str:
     """Why a connection failed: the system's message, without the pool's wrapping."""
     if "timed out" in str(error).lower():
         return "timed out"

@@ -16,8 +16,12 @@ from typing import Any, NamedTuple, Protocol
 
 from kdist.cluster import resources, retry
 from kdist.cluster.api_errors import ApiError, ApiNotFoundError, explain
-from kdist.cluster.transport import ApiRequest, Transport, deadline
+from kdist.cluster.transport import ApiRequest, Transport, deadline, reason
+from kdist.errors import Code, KdistError
 from kdist_trainer.untrusted_text import parse_json
+
+MOST_LINE_BYTES = 4 << 20
+"""More of a line is dropped."""
 
 
 def read_lines(response: Any) -> Iterator[bytes]:
@@ -28,19 +32,24 @@ def read_lines(response: Any) -> Iterator[bytes]:
     """
     import urllib3
 
-    rest = b""
+    rest = bytearray()
     try:
-        for piece in response.stream(2**16, decode_content=True):
-            *lines, rest = (rest + piece).split(b"\n")
-            yield from lines
+        for piece in response.stream(2**16, decode_content=False):
+            *lines, tail = piece.split(b"\n")
+            for line in lines:
+                rest += line
+                yield bytes(rest)
+                rest.clear()
+            rest += tail
+            del rest[MOST_LINE_BYTES:]
     except urllib3.exceptions.HTTPError as error:
-        raise ConnectionError(str(error)) from error
+        raise ConnectionError(reason(error)) from error
     finally:
         # A connection whose response was not read to its end cannot be reused.
         response.close()
         response.release_conn()
     if rest:
-        yield rest
+        yield bytes(rest)
 
 
 Document = dict[str, Any]
@@ -218,7 +227,7 @@ def _make_request(
 
 def _events(transport: Transport, request: ApiRequest) -> Iterator[tuple[str, Document]]:
     """Events of one connection. Raises `ApiError` for an event of type ERROR."""
-    for line in read_lines(transport.open(request, stream=True)):
+    for line in read_lines(transport.open(request)):
         try:
             event = parse_json(line)
             change, document = str(event["type"]), dict(event["object"])
@@ -261,8 +270,13 @@ def _compare(known: dict[str, Document], listed: list[Document]) -> Iterator[tup
 
 
 # A training may print nothing for a long time, and TCP keep-alive does not detect a dead load
-# balancer: after this many seconds the log is requested again.
+# balancer: after this many seconds the log is requested again. A log that is there comes at once.
 LOG_SILENCE_SECONDS = 300.0
+_LOG_BYTES = 4096
+
+
+class LogCutError(KdistError, ConnectionError):
+    """The log did not come to its end."""
 
 
 class LogQuery(NamedTuple):
@@ -296,7 +310,7 @@ def read(transport: Transport, wanted: LogQuery) -> Iterator[str]:
     while True:
         resumed_at = last
         try:
-            for raw in read_lines(transport.open(_request(wanted, last), stream=True)):
+            for raw in read_lines(transport.open(_request(wanted, last))):
                 stamp, _, line = raw.decode(errors="replace").rstrip("\r").partition(" ")
                 # all of the kubelet's timestamps have one format, so their text compares as time
                 if stamp <= resumed_at:
@@ -305,9 +319,12 @@ def read(transport: Transport, wanted: LogQuery) -> Iterator[str]:
                 if stamp[:1].isdigit():
                     last = stamp
                 yield f"{stamp} {line}" if wanted.timestamps else line
-        except ConnectionError:
+        except ConnectionError as error:
             if not wanted.follow:
-                raise
+                raise LogCutError(
+                    f"read the log of pod/{wanted.pod}: it was cut off: {error}",
+                    code=Code.UNREACHABLE,
+                ) from error
         if not wanted.follow:
             return
         now = _running_container(transport, wanted)
@@ -338,6 +355,7 @@ def _request(wanted: LogQuery, last: str) -> ApiRequest:
         query,
         accept="*/*",
         timeout=LOG_SILENCE_SECONDS if wanted.follow else None,
+        each=1 if wanted.follow else _LOG_BYTES,
     )
 
 

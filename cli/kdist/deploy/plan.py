@@ -166,15 +166,14 @@ def _find_workload(cluster: Cluster, backend: str, name: str) -> dict[str, Any] 
     """The job's workload on the cluster, or None. Raises `ForeignError` for a workload of this name
     that has another owner.
     """
-    from kdist.cluster import JobOwner
+    from kdist.cluster import check_owner
 
     kind = backends.get(backend)
     try:
         found = cluster.get(kind.api_version, kind.kind, name)
     except NotFoundError:
         return None
-    owner = JobOwner(cluster.namespace, name, backend=backend)
-    owner.check(found, api_version=kind.api_version, kind=kind.kind)
+    check_owner(found, name, api_version=kind.api_version, kind=kind.kind)
     return found
 
 
@@ -238,13 +237,13 @@ def find_config_map(cluster: Cluster, name: str) -> dict[str, Any] | None:
     """The job's ConfigMap, or None. Raises `ForeignError` for a ConfigMap of this name that has
     another owner.
     """
-    from kdist.cluster import JobOwner
+    from kdist.cluster import check_owner
 
     try:
         found = cluster.get("v1", "ConfigMap", name)
     except NotFoundError:
         return None
-    JobOwner(cluster.namespace, name).check(found, api_version="v1", kind="ConfigMap")
+    check_owner(found, name, api_version="v1", kind="ConfigMap")
     return found
 
 

@@ -9,6 +9,7 @@ a helper pod, because reading weights needs torch and memory that a training may
 from __future__ import annotations
 
 import secrets
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -126,7 +127,8 @@ def _run_in_helper_pod(
 ) -> dict[str, Any]:
     with helper_pod(target, command, read_only=read_only) as name:
         phase = wait_for_phase(target, name, ("Succeeded", "Failed"))
-        output = "\n".join(target.cluster.logs(name, container=CONTAINER))
+        # the answer is the last document of the log, whatever the image prints before it
+        output = "\n".join(deque(target.cluster.logs(name, container=CONTAINER), _LAST_LINES))
         return read_answer(output, 0 if phase == "Succeeded" else 1, name)
 
 
@@ -143,6 +145,7 @@ def read_answer(output: str, code: int, pod: str) -> dict[str, Any]:
     raise KdistError(f"pod {pod} could not read the checkpoints: {last[0][:300]}", code=Code.ERROR)
 
 
+_LAST_LINES = 100
 _EXPORT_MEMORY = "1536Mi"
 
 

@@ -40,7 +40,7 @@ def set_active(target: ClusterJob, *, active: bool, dry_run: bool) -> None:
             hint="is Kueue installed, and does the LocalQueue exist?",
             next_command=target.command("why"),
         )
-    target.pod_objects().change(
+    target.cluster.patch(
         version, _KIND, found["metadata"]["name"], {"spec": {"active": active}}, dry_run=dry_run
     )
 
@@ -301,14 +301,17 @@ def wait_until_running(target: ClusterJob, *, timeout: float | None, notify: Not
 def _describe_start(target: ClusterJob, pods: Iterable[Pod]) -> str:
     """Where training resumed, from the log of rank 0."""
     for pod in pods:
+        found = ""
         try:
-            lines = list(target.cluster.logs(pod.name, container=pod.container))
+            for line in target.cluster.logs(pod.name, container=pod.container):
+                event = events.parse(line)
+                if event is not None and event["event"] == "resumed":
+                    step = integer(event, "step")
+                    found = ": resumes" if step is None else f": resumes after step {step:,}"
+                if event is not None and event["event"] == "training-started":
+                    found = ": starts from scratch, there was no checkpoint"
         except (KdistError, NotFoundError):
             continue
-        for line in reversed(lines):
-            event = events.parse(line)
-            if event is not None and event["event"] == "resumed":
-                return f": resumes after step {event['step']:,}"
-            if event is not None and event["event"] == "training-started":
-                return ": starts from scratch, there was no checkpoint"
+        if found:
+            return found
     return ""

@@ -199,7 +199,7 @@ def create(plane: ControlPlane, client: Cluster, count: int) -> Iterator[tuple[s
             "train": {"workload": "digits", "epochs": 3},
         }
         metadata = {"name": name, "namespace": namespace}
-        client.create(
+        client.send_create(
             {
                 "apiVersion": TRAININGJOB[0],
                 "kind": TRAININGJOB[1],
@@ -275,7 +275,7 @@ def measure_changes(client: Cluster, keys: Sequence[tuple[str, str]]) -> None:
     asked = {}
     for namespace, name in chosen:
         asked[namespace, name] = time.monotonic()
-        client.patch(*TRAININGJOB, name, {"spec": {"replicas": 2}}, namespace=namespace)
+        client.send_patch(*TRAININGJOB, name, {"spec": {"replicas": 2}}, namespace=namespace)
         time.sleep(PAUSE_SECONDS)
     seen.wait(120.0)
     taken = sorted(followed[key] - asked[key] for key in asked if key in followed)

@@ -12,9 +12,9 @@ from typing import Any, Final
 
 from kdist import backends
 from kdist.manifest import JOB_LABEL
+from kdist.ownership import ObjectKey
 from kdist.spec import KIND
 from kdist.status import documents
-from kdist_controller.observation import ChildKey
 from kdist_controller.resource import JobKey
 
 Document = dict[str, Any]
@@ -108,7 +108,7 @@ class JobObjects:
 
     resource: Document | None = None
     own: Document | None = None
-    objects: dict[ChildKey, Document] = field(default_factory=dict)
+    objects: dict[ObjectKey, Document] = field(default_factory=dict)
     pods: dict[str, Document] = field(default_factory=dict)
 
 
@@ -215,8 +215,8 @@ def _find_job(document: Document) -> JobKey | None:
     return JobKey(str(metadata.get("namespace")), str(name)) if name else None
 
 
-def _key(document: Document) -> ChildKey:
-    return ChildKey(
+def _key(document: Document) -> ObjectKey:
+    return ObjectKey(
         str(document.get("apiVersion")), str(document.get("kind")), documents.name(document)
     )
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from kdist.backends import Placement
+from kdist.ownership import ObjectKey
 from kdist.spec import TrainingJob
-from kdist_controller.observation import ChildKey
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class RecordOutcome:
 class DeleteObject:
     """Delete one object, as it was observed."""
 
-    key: ChildKey
+    key: ObjectKey
     foreground: bool = False
 
 

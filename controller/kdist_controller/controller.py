@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from kdist.backends import DEPENDENT_KINDS, workload_kinds
 from kdist.cluster import Cluster
-from kdist.deploy.dependents import DEPENDENT_KINDS, workload_kinds
 from kdist.errors import KdistError
 from kdist.manifest import JOB_LABEL
 from kdist.spec import API_VERSION, KIND

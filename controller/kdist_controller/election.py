@@ -142,7 +142,7 @@ class Election:
                 "metadata": {"name": self._name},
                 "spec": {**wanted, "acquireTime": now, "leaseTransitions": 0},
             }
-            self._cluster.create(lease, again=False)
+            self._cluster.send_create(lease, again=False)
             return True
         spec: dict[str, Any] = found.get("spec") or {}
         holder = str(spec.get("holderIdentity") or "")
@@ -162,4 +162,6 @@ class Election:
     def _patch(self, found: dict[str, Any], spec: dict[str, Any]) -> None:
         """Change the Lease as it was read. Raises `ApiError` (409) if it has changed since."""
         metadata = {key: found["metadata"][key] for key in ("uid", "resourceVersion")}
-        self._cluster.patch(_API_VERSION, _KIND, self._name, {"metadata": metadata, "spec": spec})
+        self._cluster.send_patch(
+            _API_VERSION, _KIND, self._name, {"metadata": metadata, "spec": spec}
+        )

@@ -11,11 +11,13 @@ from functools import partial
 from typing import Any, Final
 
 from kdist import backends, deploy
-from kdist.cluster import ApiError, Cluster
-from kdist.deploy.dependents import RUNTIME
+from kdist.backends import RUNTIME
+from kdist.cluster import ApiError, Cluster, JobObjects
 from kdist.jobs import suspend
-from kdist.jobs.job import ClusterJob, keep_immutable
+from kdist.jobs.immutable_fields import keep_immutable
+from kdist.jobs.job import ClusterJob
 from kdist.manifest import RECLAIM_POLICY, Manifest
+from kdist.ownership import ObjectKey
 from kdist.spec import API_VERSION, KIND
 from kdist.status import ASKED, OUTCOME, documents
 from kdist_controller.cache import Cache, trim
@@ -32,7 +34,7 @@ from kdist_controller.changes import (
     SuspendWorkload,
 )
 from kdist_controller.notices import COMPONENT, tell
-from kdist_controller.observation import ChildKey, Observed
+from kdist_controller.observation import Observed
 from kdist_controller.rendering import render_objects, render_own
 
 FIELD_MANAGER: Final = COMPONENT
@@ -88,13 +90,11 @@ class Executor:
     ) -> None:
         before = observed.resource.document
         removed = dict.fromkeys(key for key in observed.resource.status if key not in status)
-        version = documents.text(before, "metadata", "resourceVersion")
-        body = {
-            "metadata": {"uid": observed.resource.uid, "resourceVersion": version},
-            "status": {**status, **removed},
-        }
+        body = {"status": {**status, **removed}}
         name = observed.resource.key.name
-        found = cluster.patch(API_VERSION, KIND, name, body, subresource="status")
+        found = _objects(cluster, observed).change(
+            API_VERSION, KIND, name, body, known=before, subresource="status"
+        )
         self._cache.put(trim({**found, "apiVersion": API_VERSION, "kind": KIND}))
 
     def _apply_objects(self, action: ApplyObjects, cluster: Cluster, observed: Observed) -> None:
@@ -103,7 +103,7 @@ class Executor:
         for manifest in render_objects(action.job, action.placement):
             own = (manifest.kind, manifest.name)
             if action.only == "missing":
-                key = ChildKey(manifest.api_version, manifest.kind, manifest.name)
+                key = ObjectKey(manifest.api_version, manifest.kind, manifest.name)
                 if own in ((kind, name), ("ConfigMap", name)) or key in observed.children:
                     continue
             if own == ("ConfigMap", name):
@@ -122,7 +122,7 @@ class Executor:
         except ApiError as error:
             if "immutable" not in str(error) or observed.workload is not None:
                 raise
-            cluster.delete(manifest.api_version, manifest.kind, manifest.name)
+            _objects(cluster, observed).remove(manifest.api_version, manifest.kind, manifest.name)
             self._apply(cluster, observed, manifest)
 
     def _record_job(self, action: RecordJob, cluster: Cluster, observed: Observed) -> None:
@@ -151,9 +151,9 @@ class Executor:
         if not kept or (metadata.get("annotations") or {}).get(RECLAIM_POLICY) == "Delete":
             metadata["ownerReferences"] = [observed.resource.owner_reference]
         owned = replace(manifest, document={**manifest.document, "metadata": metadata})
-        key = ChildKey(manifest.api_version, manifest.kind, manifest.name)
+        key = ObjectKey(manifest.api_version, manifest.kind, manifest.name)
         known = self._cache.read(observed.resource.key).objects.get(key)
-        found = cluster.apply_known(owned, known)
+        found = _objects(cluster, observed).apply(owned, known=known, force=True).document
         self._cache.put(trim(found))
         return found
 
@@ -166,10 +166,11 @@ class Executor:
             if (manifest.kind, manifest.name) == (backend.kind, name) or manifest.kind in _SIZED:
                 self._apply(cluster, observed, manifest)
 
-    def _announce(self, action: AnnounceLimits, cluster: Cluster, observed: Observed) -> None:  # noqa: ARG002 - the handlers' signature
+    def _announce(self, action: AnnounceLimits, cluster: Cluster, observed: Observed) -> None:
         body = {"metadata": {"annotations": {"kdist.dev/nodes": f"{action.least}:{action.most}"}}}
+        objects = _objects(cluster, observed)
         for pod in action.pods:
-            self._cache.put(trim(cluster.patch("v1", "Pod", pod, body)))
+            self._cache.put(trim(objects.change("v1", "Pod", pod, body)))
 
     def _suspend(self, action: SuspendWorkload, cluster: Cluster, observed: Observed) -> None:
         job = _find_job(cluster, observed)
@@ -188,9 +189,14 @@ class Executor:
         found = observed.children.get(key) or observed.workload
         if found is None:
             return
-        only = {"metadata": {"uid": documents.text(found, "metadata", "uid")}}
+        uid = documents.text(found, "metadata", "uid")
         propagation = "Foreground" if action.foreground else "Background"
-        cluster.delete(*key, propagation=propagation, only=only)
+        _objects(cluster, observed).remove(*key, propagation=propagation, uid=uid)
+
+
+def _objects(cluster: Cluster, observed: Observed) -> JobObjects:
+    """What changes the objects of a TrainingJob."""
+    return JobObjects(cluster, observed.owner)
 
 
 def strip(document: Mapping[str, Any]) -> Document:

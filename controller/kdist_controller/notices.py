@@ -51,7 +51,7 @@ def tell(cluster: Cluster, resource: Resource, notice: Notice, *, identity: str)
         "reportingComponent": COMPONENT,
     }
     try:
-        cluster.create(event)
+        cluster.send_create(event)
     except ApiError as error:
         if error.status != HTTPStatus.CONFLICT:
             raise

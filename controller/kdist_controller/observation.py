@@ -5,25 +5,18 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from kdist import backends, render
 from kdist.backends import Backend, WorkloadState
 from kdist.diagnose import Diagnosis
+from kdist.ownership import JobOwner, ObjectKey
 from kdist.recovery.attachment import HeldVolume
 from kdist.recovery.decision import PodDecision
 from kdist.spec import TrainingJob
 from kdist.status import ASKED, BACKEND, ExitRecord, JobStatus, Pod, Snapshot, documents
 from kdist.status.documents import Document
 from kdist_controller.resource import Resource
-
-
-class ChildKey(NamedTuple):
-    """API version, kind and name of an object in the job's namespace."""
-
-    api_version: str
-    kind: str
-    name: str
 
 
 @dataclass(frozen=True)
@@ -37,9 +30,11 @@ class Observed:
         children: its other objects; metadata only.
         pods: its pods.
         reports: the agents' newest `/status` documents, by pod.
+        makers: uids of what makes its pods: the workload, and what that has created for it.
         kinds: (API version, kind) of everything that the cluster serves.
         result: how the run of a job without workload has ended; None if nobody can say.
-        rival: a ConfigMap in the place of the job's own that is not this TrainingJob's.
+        leaving: pods of a workload of its name that is gone: they end soon.
+        rivals: objects with its label that are somebody else's.
         diagnosis: what `kdist why` says of a job that does not progress; None if nobody asked.
         nodes: the nodes of its pods that are not ready, by name.
         decisions: what was decided about its pods on nodes that do not answer.
@@ -51,18 +46,25 @@ class Observed:
     resource: Resource
     config_map: Document | None = None
     workload: Document | None = None
-    children: Mapping[ChildKey, Document] = field(default_factory=dict)
+    children: Mapping[ObjectKey, Document] = field(default_factory=dict)
     pods: Sequence[Document] = ()
     reports: Mapping[str, Document] = field(default_factory=dict)
+    makers: frozenset[str] = frozenset()
     kinds: Collection[tuple[str, str]] = ()
     result: ExitRecord | None = None
-    rival: Document | None = None
+    leaving: Sequence[Document] = ()
+    rivals: Mapping[ObjectKey, Document] = field(default_factory=dict)
     diagnosis: Diagnosis | None = None
     nodes: Mapping[str, Document] = field(default_factory=dict)
     decisions: Sequence[PodDecision] = ()
     held: Sequence[HeldVolume] = ()
     trouble: str = ""
     now: float = 0.0
+
+    @cached_property
+    def owner(self) -> JobOwner:
+        """The TrainingJob as the owner of its objects."""
+        return self.resource.owner(self.makers)
 
     @cached_property
     def backend(self) -> Backend | None:

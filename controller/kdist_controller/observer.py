@@ -9,22 +9,21 @@ from collections.abc import Collection
 from typing import Any
 
 from kdist import backends, deploy
-from kdist.backends import is_made_for
 from kdist.cluster import Cluster
 from kdist.errors import NotFoundError
-from kdist.manifest import find_owner
-from kdist.status import BACKEND, ExitRecord, documents
+from kdist.ownership import ObjectKey
+from kdist.status import ExitRecord, documents
 from kdist_controller.agent_poller import AgentPoller
+from kdist_controller.belongings import sort_objects
 from kdist_controller.cache import Cache, JobObjects
 from kdist_controller.executor import strip
 from kdist_controller.node_cache import NodeCache
 from kdist_controller.node_recovery import NodeRecovery
-from kdist_controller.observation import ChildKey, Observed
+from kdist_controller.observation import Observed
 from kdist_controller.progress import is_terminal
 from kdist_controller.resource import JobKey, Resource
 
 Document = dict[str, Any]
-_CLAIM = "PersistentVolumeClaim"
 
 
 class Observer:
@@ -71,34 +70,26 @@ class Observer:
         if found.resource is None:
             return None
         resource = Resource(found.resource)
-        own, rival = self._own(key, found), None
-        if own is not None and not resource.owns(own):
-            own, rival = None, own
-        name = documents.annotation(own, BACKEND) or documents.text(resource.status, "backend")
-        workload = None
-        if name in backends.NAMES:
-            kind = backends.get(name)
-            workload = found.objects.get(ChildKey(kind.api_version, kind.kind, key.name))
-        children = {
-            child: document
-            for child, document in found.objects.items()
-            if find_owner(document) == key.name
-            and (resource.owns(document) or child.kind == _CLAIM)
-            and document is not workload
-            and child != _own_key(key)
-        }
-        pods = [pod for pod in found.pods.values() if is_made_for(pod, key.name)]
+        chosen = documents.text(resource.status, "backend")
+        backend = backends.get(chosen) if chosen in backends.NAMES else None
+        sorted_ = sort_objects(resource, found, backend)
+        own = self._read_own(resource, found) if sorted_.own is not None else None
+        pods = [dict(pod) for pod in sorted_.pods]
         outlook = self._recovery.outlook(key)
         return Observed(
             resource,
             config_map=own,
-            workload=workload,
-            children=children,
+            workload=sorted_.workload,
+            children=sorted_.children,
             pods=pods,
+            leaving=sorted_.leaving,
+            makers=sorted_.makers,
+            rivals=sorted_.rivals,
             reports=self._poller.answers(key),
             kinds=self.kinds,
-            result=self._find_result(resource) if own is not None and workload is None else None,
-            rival=rival,
+            result=self._find_result(resource)
+            if own is not None and sorted_.workload is None
+            else None,
             diagnosis=self._poller.diagnosis(key),
             nodes=self._nodes.find(pods),
             decisions=outlook.decisions,
@@ -107,21 +98,21 @@ class Observer:
             now=time.time(),
         )
 
-    def _own(self, key: JobKey, found: JobObjects) -> Document | None:
-        """The job's own ConfigMap, which is watched without its data."""
-        known = found.objects.get(_own_key(key))
-        if known is None or find_owner(known) != key.name:
-            return None
+    def _read_own(self, resource: Resource, found: JobObjects) -> Document | None:
+        """All of the job's own ConfigMap, which is watched without its data."""
+        key = resource.key
+        known = found.objects[_own_key(key)]
         version = documents.text(known, "metadata", "resourceVersion")
         if found.own is not None and _version(found.own) >= _number(version):
-            return found.own
-        try:
-            own = strip(self._cluster.get("v1", "ConfigMap", key.name, key.namespace))
-        except NotFoundError:
-            return None
-        own |= {"apiVersion": "v1", "kind": "ConfigMap"}
-        self._cache.put_own(key, own)
-        return own
+            own = found.own
+        else:
+            try:
+                own = strip(self._cluster.get("v1", "ConfigMap", key.name, key.namespace))
+            except NotFoundError:
+                return None
+            own |= {"apiVersion": "v1", "kind": "ConfigMap"}
+            self._cache.put_own(key, own)
+        return own if resource.owns(own) else None
 
     def _find_result(self, resource: Resource) -> ExitRecord | None:
         """How the run of a job without workload has ended, if that is not known yet."""
@@ -130,8 +121,8 @@ class Observer:
         return deploy.find_result(self._cluster.within(resource.key.namespace), resource.key.name)
 
 
-def _own_key(key: JobKey) -> ChildKey:
-    return ChildKey("v1", "ConfigMap", key.name)
+def _own_key(key: JobKey) -> ObjectKey:
+    return ObjectKey("v1", "ConfigMap", key.name)
 
 
 def _version(document: Document) -> int:

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 from kdist import backends
 from kdist.backends import Placement
 from kdist.errors import KdistError
+from kdist.ownership import ObjectKey
 from kdist.spec import KIND, TrainingJob
 from kdist.status import ExitRecord, documents
 from kdist.status.documents import Document
@@ -32,7 +33,7 @@ from kdist_controller.changes import (
     SuspendWorkload,
 )
 from kdist_controller.difference import can_resize, find_differences
-from kdist_controller.observation import ChildKey, Observed
+from kdist_controller.observation import Observed
 from kdist_controller.progress import Decision, Stage
 from kdist_controller.rendering import list_children
 from kdist_trainer.untrusted_text import MalformedTextError, parse_json
@@ -114,7 +115,8 @@ def choose_placement(observed: Observed, wanted: TrainingJob) -> Placement:
 def _check(observed: Observed, wanted: TrainingJob, placement: Placement) -> None:
     """Raise `KdistError` if the job cannot be made, or not be made like this."""
     name, namespace = observed.resource.key.name, observed.resource.key.namespace
-    if observed.rival is not None and not _is_leftover(observed.rival):
+    rival = observed.rivals.get(ObjectKey("v1", "ConfigMap", name))
+    if rival is not None and not _is_leftover(rival):
         raise KdistError(
             f"a job {name} without a TrainingJob is in namespace {namespace} already",
             hint=f"`kdist delete {name} -n {namespace}` keeps its checkpoints, and this "
@@ -168,7 +170,8 @@ def _create(observed: Observed, wanted: TrainingJob, placement: Placement) -> _S
     if ours or progress.is_terminal(observed.resource.status):
         # somebody has deleted the ConfigMap of a job that runs or has ended
         return _Step((RecordJob(wanted, placement, wanted.spec.suspend, limits=wanted),))
-    if observed.rival is not None or observed.alive:
+    rival = observed.rivals.get(ObjectKey("v1", "ConfigMap", observed.resource.key.name))
+    if rival is not None or observed.alive or observed.leaving:
         # of an earlier TrainingJob of this name, whose objects are on their way out
         return _Step(stage=Stage.CREATING, again=_POLL_SECONDS)
     return _Step((_starting(wanted, wanted, placement),), Stage.CREATING)
@@ -185,7 +188,7 @@ def _restart(observed: Observed, wanted: TrainingJob, placement: Placement) -> _
     backend = backends.get(placement.backend)
     workload, state = observed.workload, observed.state
     if workload is None or state is None:
-        if observed.alive:
+        if observed.alive or observed.leaving:
             return _Step(stage=Stage.RESTARTING)
         actions = (ForgetEnd(), _starting(wanted, wanted, placement))
         return _Step(actions, Stage.RESTARTING)
@@ -195,7 +198,7 @@ def _restart(observed: Observed, wanted: TrainingJob, placement: Placement) -> _
         if state.suspended or observed.asked:
             return _Step(stage=Stage.RESTARTING)
         return _Step((_suspension(wanted, suspended=True),), Stage.RESTARTING)
-    key = ChildKey(backend.api_version, backend.kind, observed.resource.key.name)
+    key = ObjectKey(backend.api_version, backend.kind, observed.resource.key.name)
     return _Step((DeleteObject(key, foreground=True),), Stage.RESTARTING)
 
 
@@ -205,7 +208,7 @@ def _replace_workload(
     """The workload does not exist: it ended and was deleted, or it has to be made again."""
     if progress.is_terminal(observed.resource.status) or observed.result is not None:
         return _Step(tuple(DeleteObject(key) for key in observed.children if key.kind != _CLAIM))
-    if observed.alive:
+    if observed.alive or observed.leaving:
         return _Step()
     return _Step((_starting(applied, wanted, placement),), Stage.CREATING)
 
@@ -229,7 +232,7 @@ def _finish(observed: Observed, applied: TrainingJob) -> _Step:
     left = ended + applied.spec.ttl_seconds_after_finished + slack - observed.now
     if left > 0:
         return _Step(again=left)
-    key = ChildKey(backend.api_version, backend.kind, observed.resource.key.name)
+    key = ObjectKey(backend.api_version, backend.kind, observed.resource.key.name)
     return _Step((DeleteObject(key),))
 
 
@@ -278,7 +281,7 @@ def _has_settings(observed: Observed) -> bool:
     return any(key.name.startswith(f"{name}-train-") for key in observed.children)
 
 
-def _is_settings(key: ChildKey, job: TrainingJob) -> bool:
+def _is_settings(key: ObjectKey, job: TrainingJob) -> bool:
     return key.kind == "ConfigMap" and key.name.startswith(f"{job.metadata.name}-train-")
 
 

@@ -9,8 +9,8 @@ from functools import lru_cache
 from kdist import backends, render
 from kdist.backends import Placement
 from kdist.manifest import Manifest
+from kdist.ownership import ObjectKey
 from kdist.spec import TrainingJob
-from kdist_controller.observation import ChildKey
 from kdist_trainer.untrusted_text import parse_json
 
 
@@ -25,7 +25,7 @@ def render_own(job: TrainingJob, placement: Placement) -> Manifest:
     return next(each for each in render_objects(job, placement) if (each.kind, each.name) == own)
 
 
-def list_children(job: TrainingJob, placement: Placement) -> frozenset[ChildKey]:
+def list_children(job: TrainingJob, placement: Placement) -> frozenset[ObjectKey]:
     """The objects of a job besides its workload and its own ConfigMap. Raises as `render_objects`
     does.
     """
@@ -43,10 +43,10 @@ def _render(text: str, placement: Placement) -> tuple[Manifest, ...]:
 
 
 @lru_cache(maxsize=4096)
-def _list(text: str, placement: Placement, name: str) -> frozenset[ChildKey]:
+def _list(text: str, placement: Placement, name: str) -> frozenset[ObjectKey]:
     kind = backends.get(placement.backend).kind
     return frozenset(
-        ChildKey(each.api_version, each.kind, each.name)
+        ObjectKey(each.api_version, each.kind, each.name)
         for each in _render(text, placement)
         if (each.kind, each.name) not in (("ConfigMap", name), (kind, name))
     )

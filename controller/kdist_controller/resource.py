@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from kdist.errors import InvalidJobError
 from kdist.load import load_text
+from kdist.ownership import JobOwner
 from kdist.spec import API_VERSION, KIND, TrainingJob
 from kdist.status import documents
 from kdist.status.documents import Document
@@ -90,12 +91,15 @@ class Resource:
             "blockOwnerDeletion": False,
         }
 
+    def owner(self, makers: frozenset[str] = frozenset()) -> JobOwner:
+        """It as the owner of the objects that are made for it, and not for an earlier one of its
+        name. `makers` are the uids of what makes its pods.
+        """
+        return JobOwner(self.key.namespace, self.key.name, uid=self.uid, makers=makers)
+
     def owns(self, document: Document) -> bool:
-        """Whether an object was made for this resource, and not for an earlier one of its name."""
-        return any(
-            owner.get("uid") == self.uid
-            for owner in documents.items(document, "metadata", "ownerReferences")
-        )
+        """Whether an object was made for it. Pods are not looked at."""
+        return self.owner().owns(document)
 
     def read_job(self) -> TrainingJob:
         """The job that it asks for, with `replicas` as its size.

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from kdist import rbac
-from kdist.deploy.dependents import DEPENDENT_KINDS
+from kdist.backends import DEPENDENT_KINDS
 from kdist.rbac import Right
 from kdist.spec import API_VERSION, KIND
 

@@ -15,6 +15,7 @@ import yaml
 
 from kdist import backends, cluster
 from kdist.cluster import ApiError, Cluster, Impersonation, resources
+from kdist.ownership import JobOwner
 from kdist.recovery import PodDecision, replace_pod
 from kdist.recovery.replacement import failed_status
 from tests.charts.rules import CHART
@@ -75,7 +76,7 @@ def place(admin: Cluster, *, name: str = "", label: str = "kdist.dev/job") -> Do
     }
     container = {"name": "trainer", "image": "registry/kdist-trainer:1"}
     spec = {"nodeName": "worker-2", "containers": [container], "restartPolicy": "Never"}
-    admin.create({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
+    admin.send_create({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
     conditions = [
         {"type": kind, "status": "True", "lastTransitionTime": "2026-01-31T12:00:00Z"}
         for kind in ("PodScheduled", "Ready", "ContainersReady")
@@ -89,7 +90,7 @@ def place(admin: Cluster, *, name: str = "", label: str = "kdist.dev/job") -> Do
         "podIPs": [{"ip": "10.0.0.2"}],
         "containerStatuses": [{**started, "state": running}],
     }
-    return admin.patch("v1", "Pod", name, {"status": status}, subresource="status")
+    return admin.send_patch("v1", "Pod", name, {"status": status}, subresource="status")
 
 
 def decision(pod: Document) -> PodDecision:
@@ -103,8 +104,7 @@ def replace(admin: Cluster, pod: Document, *, backend: str = "job") -> Any:
     return replace_pod(
         admin,
         decision(pod),
-        namespace=NAMESPACE,
-        owners=frozenset({OWNER}),
+        owner=JobOwner(NAMESPACE, "digits", makers=frozenset({OWNER})),
         backend=backends.get(backend),
     )
 
@@ -141,7 +141,7 @@ def test_the_name_of_a_pod_that_is_given_up_is_free_at_once_where_another_one_ne
 ) -> None:
     pod = place(admin)
     if evicted:
-        admin.delete("v1", "Pod", pod["metadata"]["name"])
+        admin.send_delete("v1", "Pod", pod["metadata"]["name"])
         found = find(admin, pod)
         assert found is not None
         assert "deletionTimestamp" in found["metadata"], "nobody is there to end it"
@@ -172,8 +172,8 @@ def controller(plane: ControlPlane, connect: Callable[..., Cluster]) -> Cluster:
     subject = {"kind": "ServiceAccount", "name": "kdist-controller", "namespace": NAMESPACE}
     reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "statuses"}
     binding = {"apiVersion": rbac, "kind": "RoleBinding", "metadata": {"name": "statuses"}}
-    admin.create(role)
-    admin.create({**binding, "roleRef": reference, "subjects": [subject]})
+    admin.send_create(role)
+    admin.send_create({**binding, "roleRef": reference, "subjects": [subject]})
     controller = connect(CONTROLLER)
     pod = place(admin)
     assert soon(lambda: refusal(controller, pod, {"status": {"phase": "Unknown"}}), seconds=60)
@@ -184,7 +184,7 @@ def refusal(controller: Cluster, pod: Document, body: Document) -> str:
     """Why the policy refuses a change of a pod's status; empty if it does not."""
     name = pod["metadata"]["name"]
     try:
-        controller.patch("v1", "Pod", name, body, subresource="status", dry_run=True)
+        controller.send_patch("v1", "Pod", name, body, subresource="status", dry_run=True)
     except ApiError as error:
         return str(error) if "kdist" in str(error) else ""
     return ""
@@ -210,7 +210,7 @@ def test_the_controller_may_give_up_a_pod_of_a_training(
 ) -> None:
     pod = place(admin)
     body = failed_status(pod, "node worker-2 is gone")
-    controller.patch("v1", "Pod", pod["metadata"]["name"], body, subresource="status")
+    controller.send_patch("v1", "Pod", pod["metadata"]["name"], body, subresource="status")
     found = find(admin, pod)
     assert found is not None
     assert found["status"]["phase"] == "Failed"

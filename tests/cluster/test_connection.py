@@ -62,7 +62,7 @@ def pod(namespace: Namespace, connection: Cluster) -> Iterator[str]:
             ],
         },
     }
-    connection.create(document)
+    connection.send_create(document)
     for _, each in connection.watch("v1", "Pod", selector="who=server", timeout=120):
         if (each.get("status") or {}).get("phase") == "Running":
             break
@@ -72,7 +72,7 @@ def pod(namespace: Namespace, connection: Cluster) -> Iterator[str]:
         if printed == SAID:
             break
     yield "server"
-    assert connection.delete("v1", "Pod", "server", grace=0)
+    assert connection.send_delete("v1", "Pod", "server", grace=0)
 
 
 def test_a_command_in_a_pod_gives_its_output_and_its_exit_code(

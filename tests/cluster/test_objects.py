@@ -97,8 +97,9 @@ def test_kdist_sends_every_hostile_scalar_as_the_text_that_it_is(
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", namespace.environment["KUBECONFIG"])
     data = {f"key-{place}": scalar for place, scalar in enumerate([*SCALARS, "\x7f\x80"])}
-    kept = cluster.connect(namespace=namespace.name).apply(config_map(data), dry_run=True)
-    assert kept.document["data"] == data
+    connection = cluster.connect(namespace=namespace.name)
+    kept = connection.send_apply(config_map(data), dry_run=True, force=False)
+    assert kept.document()["data"] == data
 
 
 @KINDS

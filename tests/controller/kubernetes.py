@@ -14,8 +14,8 @@ from functools import partial
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
+from kdist.backends import DEPENDENT_KINDS, workload_kinds
 from kdist.cluster.resources import plural
-from kdist.deploy.dependents import DEPENDENT_KINDS, workload_kinds
 from tests.cli.cluster.api import Asked, Reply, refusal
 
 Document = dict[str, Any]

@@ -21,6 +21,7 @@ from kdist.backends.base import (
 )
 from kdist.backends.job import IndexedJob
 from kdist.backends.jobset import JobSet
+from kdist.backends.kinds import CLAIM, DEPENDENT_KINDS, RUNTIME
 from kdist.backends.pytorchjob import PyTorchJob
 from kdist.backends.statefulset import StatefulSet
 from kdist.backends.trainjob import TrainJob
@@ -31,7 +32,10 @@ if TYPE_CHECKING:
     from kdist.spec import TrainingJob
 
 __all__ = [
+    "CLAIM",
+    "DEPENDENT_KINDS",
     "NAMES",
+    "RUNTIME",
     "Backend",
     "Placement",
     "WorkloadState",
@@ -42,6 +46,8 @@ __all__ = [
     "is_elastic",
     "is_made_for",
     "list_permanent_codes",
+    "rendered_kinds",
+    "workload_kinds",
 ]
 
 _BACKENDS: Final[dict[str, Backend]] = {
@@ -56,6 +62,23 @@ def get(name: str) -> Backend:
     if name not in _BACKENDS:
         raise KdistError(f"there is no backend `{name}`", hint=f"one of {', '.join(NAMES)}")
     return _BACKENDS[name]
+
+
+def workload_kinds() -> list[tuple[str, str]]:
+    """(API version, kind) of every workload kind."""
+    return [(each.api_version, each.kind) for each in _BACKENDS.values()]
+
+
+def rendered_kinds(name: str) -> list[tuple[str, str]]:
+    """(API version, kind) of everything that a job of this backend is rendered to; of all backends
+    without a name.
+    """
+    if not name:
+        return [*DEPENDENT_KINDS, *workload_kinds()]
+    own = get(name)
+    runtime = own.name == TrainJob.name
+    kinds = [each for each in DEPENDENT_KINDS if runtime or each[1] != RUNTIME]
+    return [*kinds, (own.api_version, own.kind)]
 
 
 def choose(kinds: Collection[tuple[str, str]], job: TrainingJob | None = None) -> str:

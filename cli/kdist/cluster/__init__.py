@@ -11,10 +11,12 @@ from kdist.cluster.access import Impersonation
 from kdist.cluster.api_errors import ApiError, ApiNotFoundError
 from kdist.cluster.applied import Applied, normalize
 from kdist.cluster.client import Cluster, connect
-from kdist.cluster.ownership import ForeignError, check_owner, describe_owner
+from kdist.cluster.job_objects import JobObjects
+from kdist.cluster.pod_makers import find_makers
 from kdist.cluster.streams import ExecSession
 from kdist.cluster.training_jobs import find_resource, list_resources
 from kdist.cluster.transport import deadline
+from kdist.ownership import ForeignError, JobOwner, describe_owner
 
 __all__ = [
     "ApiError",
@@ -24,10 +26,12 @@ __all__ = [
     "ExecSession",
     "ForeignError",
     "Impersonation",
-    "check_owner",
+    "JobObjects",
+    "JobOwner",
     "connect",
     "deadline",
     "describe_owner",
+    "find_makers",
     "find_resource",
     "list_resources",
     "normalize",

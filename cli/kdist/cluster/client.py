@@ -72,7 +72,7 @@ class Cluster(Objects):
 
     def within(self, namespace: str) -> Cluster:
         """The same connection with another namespace of its own."""
-        return Cluster(self._transport, namespace, field_manager=self._field_manager)
+        return Cluster(self._transport, namespace, field_manager=self.field_manager)
 
     def logs(
         self,
@@ -258,7 +258,7 @@ class Cluster(Objects):
                 "resourceAttributes": {key: value for key, value in attributes.items() if value}
             },
         }
-        return bool((self.create(review).get("status") or {}).get("allowed"))
+        return bool((self.send_create(review).get("status") or {}).get("allowed"))
 
     def rules(self) -> list[dict[str, Any]]:
         """The rules of our rights in the namespace, as far as the server can list them: what is not
@@ -271,7 +271,7 @@ class Cluster(Objects):
                 "spec": {"namespace": self.namespace},
             }
             try:
-                found = self.create(review)
+                found = self.send_create(review)
             except ApiError:
                 found = {}
             self._rules = list((found.get("status") or {}).get("resourceRules") or [])
@@ -281,7 +281,7 @@ class Cluster(Objects):
         """The user name under which the server knows us; empty before Kubernetes 1.28."""
         review = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
         try:
-            found = self.create(review)
+            found = self.send_create(review)
         except ApiNotFoundError:
             return ""
         return str(((found.get("status") or {}).get("userInfo") or {}).get("username") or "")

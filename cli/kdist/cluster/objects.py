@@ -1,20 +1,19 @@
-"""The verbs on Kubernetes objects: get, list, apply, create, patch, delete, watch."""
+"""The requests on Kubernetes objects: get, list, watch, and those that change one, `send_…`. The
+objects of a job are changed through `JobObjects` only, which checks them first.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from http import HTTPStatus
-from typing import Any, Literal
+from typing import Any
 
 from kdist.cluster import resources
-from kdist.cluster.api_errors import ApiError, ApiNotFoundError
-from kdist.cluster.applied import Applied, normalize
-from kdist.cluster.concurrency import ABSENT, guard, identify, retry_on_conflict
+from kdist.cluster.api_errors import ApiNotFoundError
+from kdist.cluster.concurrency import identify
 from kdist.cluster.object_lists import ObjectLists
-from kdist.cluster.ownership import check_owner
 from kdist.cluster.transport import ApiRequest, ApiResponse, Transport
-from kdist.manifest import Manifest, find_owner
+from kdist.manifest import Manifest
 
 FIELD_MANAGER = "kdist"
 
@@ -33,7 +32,7 @@ class Objects(ObjectLists):
         self, transport: Transport, namespace: str, *, field_manager: str = FIELD_MANAGER
     ) -> None:
         super().__init__(transport, namespace)
-        self._field_manager = field_manager
+        self.field_manager = field_manager
 
     def get(
         self,
@@ -49,60 +48,7 @@ class Objects(ObjectLists):
             "GET", "get", api_version, kind, name=name, namespace=namespace, subresource=subresource
         )
 
-    def apply(self, manifest: Manifest, *, dry_run: bool = False, force: bool = False) -> Applied:
-        """Send an object by server-side apply as the connection's field manager.
-
-        With `dry_run` the server returns the result, including admission and defaults, and stores
-        nothing. `force` takes over fields of other managers. An object that is marked as a job's
-        changes only an object with the same mark. Raises `ForeignError` if another one exists.
-        """
-
-        def send() -> tuple[Document | None, ApiResponse]:
-            before = self._find(manifest)
-            job = find_owner(manifest.document)
-            if before is not None and job is not None:
-                check_owner(before, job, api_version=manifest.api_version, kind=manifest.kind)
-            guarded = replace(manifest, document=guard(manifest.document, before or ABSENT))
-            try:
-                return before, self._send_apply(guarded, dry_run=dry_run, force=force)
-            except ApiError as error:
-                if set(error.owners) != {self._field_manager}:
-                    raise
-                # our own patches (scale, suspend) own the fields they set; the file is newer
-                return before, self._send_apply(guarded, dry_run=dry_run, force=True)
-
-        before, answer = retry_on_conflict(send)
-        after = answer.document()
-        verb: Literal["created", "configured", "unchanged"] = "configured"
-        if before is None:
-            verb = "created"
-        elif normalize(before) == normalize(after):
-            verb = "unchanged"
-        return Applied(after, verb, before, answer.warnings)
-
-    def apply_known(self, manifest: Manifest, known: Mapping[str, Any] | None) -> Document:
-        """`apply` with `force`, for whoever has a copy of the object, or knows that there is none:
-        in one request, where that is right.
-
-        Args:
-            manifest: the object.
-            known: the copy, of which the metadata is enough; None if there is no object.
-
-        Returns:
-            The object as the server has it now.
-        """
-        job = find_owner(manifest.document)
-        if known is not None and job is not None:
-            check_owner(known, job, api_version=manifest.api_version, kind=manifest.kind)
-        guarded = replace(manifest, document=guard(manifest.document, known or ABSENT))
-        try:
-            return self._send_apply(guarded, dry_run=False, force=True).document()
-        except ApiError as error:
-            if error.status != HTTPStatus.CONFLICT:
-                raise
-            return self.apply(manifest, force=True).document
-
-    def _find(self, manifest: Manifest) -> Document | None:
+    def find(self, manifest: Manifest) -> Document | None:
         """The object on the server, None if it does not exist. Raises `ApiNotFoundError` if the
         server does not know its kind.
         """
@@ -113,9 +59,10 @@ class Objects(ObjectLists):
                 raise  # the kind is missing, not the object
             return None
 
-    def _send_apply(self, manifest: Manifest, *, dry_run: bool, force: bool) -> ApiResponse:
+    def send_apply(self, manifest: Manifest, *, dry_run: bool, force: bool) -> ApiResponse:
+        """Send an object by server-side apply as the connection's field manager."""
         query = [
-            ("fieldManager", self._field_manager),
+            ("fieldManager", self.field_manager),
             ("force", "true" if force else "false"),
             *_dry_run_query(dry_run),
         ]
@@ -127,7 +74,7 @@ class Objects(ObjectLists):
             _with_body(request, manifest.document, "application/apply-patch+yaml")
         )
 
-    def create(
+    def send_create(
         self,
         document: Mapping[str, Any],
         *,
@@ -160,7 +107,7 @@ class Objects(ObjectLists):
             _with_body(replace(request, again=again), document, "application/json")
         ).document()
 
-    def patch(
+    def send_patch(
         self,
         api_version: str,
         kind: str,
@@ -183,67 +130,13 @@ class Objects(ObjectLists):
             name=name,
             namespace=namespace,
             subresource=subresource,
-            query=[("fieldManager", self._field_manager), *_dry_run_query(dry_run)],
+            query=[("fieldManager", self.field_manager), *_dry_run_query(dry_run)],
         )
         return self._transport.send(
             _with_body(request, body, "application/merge-patch+json")
         ).document()
 
-    def change(
-        self,
-        api_version: str,
-        kind: str,
-        name: str,
-        body: Mapping[str, Any],
-        *,
-        job: str,
-        namespace: str | None = None,
-        dry_run: bool = False,
-    ) -> Document:
-        """`patch` an object that must belong to the job `job`.
-
-        Raises:
-            ForeignError: the object belongs to somebody else.
-        """
-
-        def send() -> Document:
-            before = self.get(api_version, kind, name, namespace)
-            check_owner(before, job, api_version=api_version, kind=kind)
-            return self.patch(
-                api_version, kind, name, guard(body, before), namespace=namespace, dry_run=dry_run
-            )
-
-        return retry_on_conflict(send)
-
-    def remove(
-        self,
-        api_version: str,
-        kind: str,
-        name: str,
-        *,
-        job: str,
-        propagation: str = "Background",
-        dry_run: bool = False,
-    ) -> bool:
-        """`delete` an object that must belong to the job `job`; False if it does not exist.
-
-        Raises:
-            ForeignError: the object belongs to somebody else.
-        """
-
-        def send() -> bool:
-            try:
-                before = self.get(api_version, kind, name)
-            except ApiNotFoundError:
-                return False
-            check_owner(before, job, api_version=api_version, kind=kind)
-            return self.delete(
-                api_version, kind, name, propagation=propagation, dry_run=dry_run, only=before
-            )
-
-        return retry_on_conflict(send)
-
-    def delete(
+    def send_delete(
         self,
         api_version: str,
         kind: str,

@@ -14,16 +14,17 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kdist import backends, rbac
+from kdist.backends import RUNTIME
 from kdist.deploy.admission import check_pod_admission
 from kdist.deploy.delete import find_leftovers
-from kdist.deploy.dependents import RUNTIME, adopt, drop_owner
+from kdist.deploy.dependents import adopt, drop_owner
 from kdist.deploy.plan import Plan
 from kdist.errors import KdistError, NotFoundError
 from kdist.manifest import Manifest
 from kdist.status import ASKED, ExitRecord
 
 if TYPE_CHECKING:
-    from kdist.cluster import ApiError, Applied, Cluster
+    from kdist.cluster import ApiError, Applied, Cluster, JobObjects
 
 _RUNTIME_SECONDS = 20.0  # for which a TrainJob is retried until Trainer knows its runtime
 # suffix of the key under which the agents store the run result, in the trainer's encoding
@@ -80,12 +81,10 @@ def send(
             yield each
         if plan.job.spec.suspend:  # as by `kdist suspend`, so that `kdist resume` starts it
             body = {"metadata": {"annotations": {ASKED: "suspended"}}}
-            cluster.change(
-                "v1", "ConfigMap", plan.job.metadata.name, body, job=plan.job.metadata.name
-            )
+            _objects(cluster, plan).change("v1", "ConfigMap", plan.job.metadata.name, body)
     except KdistError as error:
         if created:
-            raise undo(cluster, created, error) from error
+            raise undo(_objects(cluster, plan), created, error) from error
         raise
 
 
@@ -98,16 +97,16 @@ def _dry_run(cluster: Cluster, plan: Plan, *, force: bool) -> Iterator[ApplyResu
     check_pod_admission(cluster, plan, tuple(warnings))
 
 
-def undo(cluster: Cluster, created: Iterable[ApplyResult], error: KdistError) -> KdistError:
+def undo(objects: JobObjects, created: Iterable[ApplyResult], error: KdistError) -> KdistError:
     """Delete the objects that were created before the error, in reverse order; returns the error
     extended by what was deleted.
     """
     deleted: list[str] = []
     left: list[str] = []
     for manifest, applied in reversed(list(created)):
-        only = {"metadata": {"uid": applied.document["metadata"]["uid"]}}
+        uid = str(applied.document["metadata"]["uid"])
         try:
-            cluster.delete(manifest.api_version, manifest.kind, manifest.name, only=only)
+            objects.remove(manifest.api_version, manifest.kind, manifest.name, uid=uid)
             deleted.append(manifest.title)
         except KdistError:
             left.append(manifest.title)
@@ -121,8 +120,11 @@ def forget_end(cluster: Cluster, name: str) -> None:
     """Clear the rendezvous of a finished run, so that new agents can rendezvous. No agent may be
     running. Generations continue from the ledger.
     """
+    from kdist.cluster import JobObjects, JobOwner
+
     if find_result(cluster, name) is not None:
-        cluster.change("v1", "ConfigMap", f"{name}-rendezvous", {"binaryData": None}, job=name)
+        objects = JobObjects(cluster, JobOwner(cluster.namespace, name))
+        objects.change("v1", "ConfigMap", f"{name}-rendezvous", {"binaryData": None})
 
 
 def find_result(cluster: Cluster, name: str) -> ExitRecord | None:
@@ -144,9 +146,10 @@ def _apply(cluster: Cluster, plan: Plan, *, dry_run: bool, force: bool) -> Itera
     from kdist.cluster import ApiError, Applied, ForeignError
 
     rejected: list[tuple[Manifest, KdistError]] = []
+    objects = _objects(cluster, plan)
     for manifest in plan.manifests:
         try:
-            applied = _apply_one(cluster, manifest, dry_run=dry_run, force=force)
+            applied = _apply_one(objects, manifest, dry_run=dry_run, force=force)
         except ForeignError as error:
             rejected.append((manifest, error))
             continue
@@ -186,7 +189,15 @@ def _adopt(cluster: Cluster, plan: Plan, applied: Applied) -> Applied:
     return applied
 
 
-def _apply_one(cluster: Cluster, manifest: Manifest, *, dry_run: bool, force: bool) -> Applied:
+def _objects(cluster: Cluster, plan: Plan) -> JobObjects:
+    """What applies and changes the job's objects."""
+    from kdist.cluster import JobObjects, JobOwner
+
+    owner = JobOwner(cluster.namespace, plan.job.metadata.name, plan.placement.backend)
+    return JobObjects(cluster, owner)
+
+
+def _apply_one(objects: JobObjects, manifest: Manifest, *, dry_run: bool, force: bool) -> Applied:
     """Apply an object. Trainer sees a new runtime only after a moment; until then it rejects a
     TrainJob that names it, which is retried.
     """
@@ -195,7 +206,7 @@ def _apply_one(cluster: Cluster, manifest: Manifest, *, dry_run: bool, force: bo
     end = time.monotonic() + _RUNTIME_SECONDS
     while True:
         try:
-            return cluster.apply(manifest, dry_run=dry_run, force=force)
+            return objects.apply(manifest, dry_run=dry_run, force=force)
         except ApiError as error:
             if dry_run or not _waits_for_runtime(manifest, error) or time.monotonic() > end:
                 raise
@@ -221,17 +232,20 @@ def _waits_for_runtime(manifest: Manifest, error: ApiError) -> bool:
     )
 
 
-def keep_runtime(cluster: Cluster, manifests: Iterable[Manifest]) -> None:
+def keep_runtime(cluster: Cluster, name: str, manifests: Iterable[Manifest]) -> None:
     """Make sure that the TrainingRuntime among these objects exists while its TrainJob is deleted.
 
     The webhooks of Trainer and Kueue look it up before they remove a TrainJob's last finalizer: a
     TrainJob whose runtime is deleted first, as a foreground deletion does, would never go away.
     """
+    from kdist.cluster import JobObjects, JobOwner
+
+    objects = JobObjects(cluster, JobOwner(cluster.namespace, name))
     for runtime in (each for each in manifests if each.kind == RUNTIME):
         try:
             cluster.get(runtime.api_version, runtime.kind, runtime.name)
         except NotFoundError:
-            cluster.apply(runtime)
+            objects.apply(runtime)
 
 
 def _explain(plan: Plan, rejected: list[tuple[Manifest, KdistError]]) -> KdistError:

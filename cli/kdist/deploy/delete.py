@@ -11,18 +11,12 @@ import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from kdist import backends, rbac
-from kdist.backends import is_made_for
-from kdist.deploy.dependents import (
-    CLAIM,
-    DEPENDENT_KINDS,
-    RUNTIME,
-    drop_owner,
-    find_others,
-    workload_kinds,
-)
+from kdist.backends import CLAIM, DEPENDENT_KINDS, RUNTIME, is_made_for, workload_kinds
+from kdist.deploy.dependents import drop_owner, find_others
 from kdist.deploy.plan import Plan
 from kdist.errors import Code, KdistError, NotFoundError
 from kdist.manifest import Manifest, find_owner, job_selector, sort
@@ -30,7 +24,7 @@ from kdist.status import BACKEND
 from kdist.status.documents import annotation
 
 if TYPE_CHECKING:
-    from kdist.cluster import Cluster
+    from kdist.cluster import Cluster, JobObjects
 
 # a runtime is deleted with its TrainJob
 _KINDS = tuple(each for each in DEPENDENT_KINDS if each[1] not in (CLAIM, RUNTIME))
@@ -75,10 +69,9 @@ def prune(cluster: Cluster, plan: Plan, *, dry_run: bool = False) -> Iterator[Ma
     leftovers = find_leftovers(cluster, plan)
     if leftovers and not dry_run:
         rbac.require(cluster, rbac.to_delete(leftovers))
+    objects = _objects(cluster, plan.job.metadata.name)
     for each in leftovers:
-        if cluster.remove(
-            each.api_version, each.kind, each.name, job=plan.job.metadata.name, dry_run=dry_run
-        ):
+        if objects.remove(each.api_version, each.kind, each.name, dry_run=dry_run):
             yield each
 
 
@@ -250,18 +243,44 @@ def remove(
     if workloads and wait is not None and not dry_run:
         # otherwise it would be deleted at once, but pods need the rendezvous to save
         drop_owner(cluster, name, but=RUNTIME)
+    own = _objects(cluster, name)
+    makers = find_all_makers(cluster, workloads) if grace is not None else frozenset[str]()
     for each in workloads:
-        cluster.remove(each.api_version, each.kind, each.name, job=name, dry_run=dry_run)
+        own.remove(each.api_version, each.kind, each.name, dry_run=dry_run)
         yield each
     # pods deleted by the garbage collector get their own grace period
     if grace is not None and not dry_run:
-        for pod in find_pods(cluster, name):
-            cluster.delete("v1", "Pod", pod["metadata"]["name"], grace=grace)
+        end_pods(cluster, name, makers=makers, grace=grace)
     if wait is not None and not dry_run:
         wait_for_pods(cluster, name, timeout=wait)
     for each in others:
-        cluster.remove(each.api_version, each.kind, each.name, job=name, dry_run=dry_run)
+        own.remove(each.api_version, each.kind, each.name, dry_run=dry_run)
         yield each
+
+
+def _objects(cluster: Cluster, name: str, makers: frozenset[str] = frozenset()) -> JobObjects:
+    from kdist.cluster import JobObjects, JobOwner
+
+    return JobObjects(cluster, JobOwner(cluster.namespace, name, makers=makers))
+
+
+def find_all_makers(cluster: Cluster, workloads: Iterable[Manifest]) -> frozenset[str]:
+    """The uids of a job's workloads, and of what these have created to make its pods."""
+    from kdist.cluster import find_makers
+
+    backend_of = {backends.get(name).kind: backends.get(name) for name in backends.NAMES}
+    found = (find_makers(cluster, backend_of[each.kind], each.document) for each in workloads)
+    return frozenset().union(*found)
+
+
+def end_pods(cluster: Cluster, name: str, *, makers: frozenset[str], grace: int) -> None:
+    """Delete the pods that these makers have made, with this grace period in seconds."""
+    from kdist.cluster import ForeignError
+
+    own = _objects(cluster, name, makers)
+    for pod in find_pods(cluster, name):
+        with suppress(ForeignError):
+            own.remove("v1", "Pod", pod["metadata"]["name"], grace=grace)
 
 
 def find_pods(cluster: Cluster, name: str) -> list[dict[str, Any]]:

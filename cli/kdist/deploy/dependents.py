@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from kdist import backends
+from kdist.backends import CLAIM, DEPENDENT_KINDS
 from kdist.errors import NotFoundError
 from kdist.manifest import Manifest, find_owner, job_selector
 
@@ -19,32 +20,11 @@ if TYPE_CHECKING:
     from kdist.cluster import Cluster
 
 Reference = dict[str, Any]
-CLAIM = "PersistentVolumeClaim"
-RUNTIME = "TrainingRuntime"
-_RBAC = "rbac.authorization.k8s.io/v1"
-# The kinds of a job's objects besides its workload, which owns pods and what controllers create.
-DEPENDENT_KINDS = (
-    ("v1", "ConfigMap"),
-    ("v1", "Service"),
-    ("v1", "ServiceAccount"),
-    ("v1", CLAIM),
-    (_RBAC, "Role"),
-    (_RBAC, "RoleBinding"),
-    ("networking.k8s.io/v1", "NetworkPolicy"),
-    ("policy/v1", "PodDisruptionBudget"),
-    ("trainer.kubeflow.org/v1alpha1", RUNTIME),
-)
-
-
-def workload_kinds() -> list[tuple[str, str]]:
-    """(API version, kind) of every workload kind that kdist renders."""
-    found = map(backends.get, backends.NAMES)
-    return [(each.api_version, each.kind) for each in found]
 
 
 def find_others(document: Mapping[str, Any], name: str) -> list[Reference]:
     """The owners of an object other than the job's current or a previous workload."""
-    kinds = {kind for _, kind in workload_kinds()}
+    kinds = {kind for _, kind in backends.workload_kinds()}
     references = _references(document)
     return [each for each in references if each.get("kind") not in kinds or each["name"] != name]
 
@@ -112,11 +92,12 @@ def _change(
     """
 
     def change(each: Manifest) -> str:
-        from kdist.cluster import ApiError
+        from kdist.cluster import ApiError, JobObjects, JobOwner
 
+        objects = JobObjects(cluster, JobOwner(cluster.namespace, name))
         body = {"metadata": {"ownerReferences": owners(find_others(each.document, name))}}
         try:
-            cluster.change(each.api_version, each.kind, each.name, body, job=name)
+            objects.change(each.api_version, each.kind, each.name, body)
         except NotFoundError:
             return ""  # deleted meanwhile
         except ApiError as error:

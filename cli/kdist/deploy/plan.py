@@ -166,14 +166,15 @@ def _find_workload(cluster: Cluster, backend: str, name: str) -> dict[str, Any] 
     """The job's workload on the cluster, or None. Raises `ForeignError` for a workload of this name
     that has another owner.
     """
-    from kdist.cluster import check_owner
+    from kdist.cluster import JobOwner
 
     kind = backends.get(backend)
     try:
         found = cluster.get(kind.api_version, kind.kind, name)
     except NotFoundError:
         return None
-    check_owner(found, name, api_version=kind.api_version, kind=kind.kind)
+    owner = JobOwner(cluster.namespace, name, backend=backend)
+    owner.check(found, api_version=kind.api_version, kind=kind.kind)
     return found
 
 
@@ -237,13 +238,13 @@ def find_config_map(cluster: Cluster, name: str) -> dict[str, Any] | None:
     """The job's ConfigMap, or None. Raises `ForeignError` for a ConfigMap of this name that has
     another owner.
     """
-    from kdist.cluster import check_owner
+    from kdist.cluster import JobOwner
 
     try:
         found = cluster.get("v1", "ConfigMap", name)
     except NotFoundError:
         return None
-    check_owner(found, name, api_version="v1", kind="ConfigMap")
+    JobOwner(cluster.namespace, name).check(found, api_version="v1", kind="ConfigMap")
     return found
 
 

@@ -32,7 +32,7 @@ from kdist.status import BACKEND, find_owning_resource
 from kdist.status.documents import text
 
 if TYPE_CHECKING:
-    from kdist.cluster import Cluster
+    from kdist.cluster import Cluster, JobObjects
 
 Document = dict[str, Any]
 
@@ -220,10 +220,11 @@ def send_resource(
     Raises:
         KdistError: the API server rejects one, or the job's pods.
     """
+    objects = _objects(cluster, plan.job.metadata.name)
     if not dry_run:
         rbac.require(cluster, rbac.to_send(plan.manifests))
     for manifest in plan.manifests:
-        result = ApplyResult(manifest, cluster.apply(manifest, dry_run=True, force=force))
+        result = ApplyResult(manifest, objects.apply(manifest, dry_run=True, force=force))
         if dry_run:
             yield result
     check_pod_admission(cluster, plan.objects, ())
@@ -232,17 +233,23 @@ def send_resource(
     created: list[ApplyResult] = []
     try:
         for manifest in plan.manifests:
-            result = ApplyResult(manifest, cluster.apply(manifest, force=force))
+            result = ApplyResult(manifest, objects.apply(manifest, force=force))
             if result.applied.verb == "created":
                 created.append(result)
             yield result
     except KdistError as error:
         if created:
-            raise undo(cluster, created, error) from error
+            raise undo(objects, created, error) from error
         raise
     if plan.code is not None and plan.before is None:
         body = {"metadata": {"ownerReferences": [_refer_to(result.applied.document)]}}
-        cluster.change("v1", "ConfigMap", plan.code.name, body, job=plan.job.metadata.name)
+        objects.change("v1", "ConfigMap", plan.code.name, body)
+
+
+def _objects(cluster: Cluster, name: str) -> JobObjects:
+    from kdist.cluster import JobObjects, JobOwner
+
+    return JobObjects(cluster, JobOwner(cluster.namespace, name))
 
 
 def prune_code(
@@ -270,7 +277,7 @@ def prune_code(
     for each in old:
         if f'"{each.name}"' in made_from or is_used(pods, each):
             continue
-        if cluster.remove("v1", "ConfigMap", each.name, job=name, dry_run=dry_run):
+        if _objects(cluster, name).remove("v1", "ConfigMap", each.name, dry_run=dry_run):
             yield each
 
 

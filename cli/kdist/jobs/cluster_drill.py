@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from http import HTTPStatus
 
 from kdist import rbac
-from kdist.cluster import ApiError, ExecSession, check_owner
+from kdist.cluster import ApiError, ExecSession
 from kdist.errors import KdistError, NotFoundError
 from kdist.jobs import agents, checkpoints
 from kdist.jobs.drill import TIMEOUT
@@ -133,17 +133,13 @@ class ClusterDrillTarget:
         """See `DrillTarget.claim`."""
         target = self._target
         found = target.cluster.get("v1", "ConfigMap", target.name)
-        check_owner(found, target.name, api_version="v1", kind="ConfigMap")
+        target.owner.check(found, api_version="v1", kind="ConfigMap")
         if other := _describe(found):
             raise KdistError(f"another drill of {target.name} is in progress: {other}")
         expires = time.time() + strike.seconds + self._limit
-        metadata = {
-            "annotations": {ANNOTATION: f"{expires:.0f} {strike.fault}"},
-            "uid": found["metadata"]["uid"],
-            "resourceVersion": found["metadata"]["resourceVersion"],
-        }
+        body = {"metadata": {"annotations": {ANNOTATION: f"{expires:.0f} {strike.fault}"}}}
         try:
-            target.cluster.patch("v1", "ConfigMap", target.name, {"metadata": metadata})
+            target.objects.change("v1", "ConfigMap", target.name, body, known=found)
         except ApiError as error:
             if error.status != HTTPStatus.CONFLICT:
                 raise
@@ -179,7 +175,7 @@ class ClusterDrillTarget:
         the old one may still run: there the pod gets one second.
         """
         grace = 1 if self._target.backend.name == "statefulset" else 0
-        if not self._target.cluster.delete("v1", "Pod", node, grace=grace):
+        if not self._target.pod_objects().remove("v1", "Pod", node, grace=grace):
             raise KdistError(f"pod {node} is gone already: nothing was hurt")
         return True
 

@@ -9,11 +9,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kdist import rbac, render
-from kdist.cluster import find_resource, list_resources
+from kdist import backends, rbac, render
+from kdist.backends import CLAIM
+from kdist.cluster import JobObjects, JobOwner, find_makers, find_resource, list_resources
 from kdist.deploy import delete
-from kdist.deploy.dependents import CLAIM
-from kdist.errors import KdistError
+from kdist.errors import KdistError, NotFoundError
 from kdist.jobs import resource
 from kdist.manifest import JOB_LABEL, RECLAIM_POLICY, TRAINING_JOB, Manifest
 from kdist.rbac import Right
@@ -109,28 +109,44 @@ class Deletion:
         waits = timeout is not None and not dry_run
         if waits and any(map(delete.is_active, delete.find_pods(self.cluster, self.name))):
             self._end_pods(grace, timeout or 0.0)
-        self.cluster.delete(*TRAINING_JOB, self.name, dry_run=dry_run)
+        own = JobObjects(self.cluster, JobOwner(self.cluster.namespace, self.name))
+        own.remove(*TRAINING_JOB, self.name, dry_run=dry_run)
         yield found
         if waits:
             delete.wait_for_pods(self.cluster, self.name, timeout=timeout or 0.0)
         for each in others:
-            self.cluster.remove(
-                each.api_version, each.kind, each.name, job=self.name, dry_run=dry_run
-            )
+            own.remove(each.api_version, each.kind, each.name, dry_run=dry_run)
             yield each
 
     def _end_pods(self, grace: int | None, timeout: float) -> None:
         """Suspend the job, and wait until its pods have ended, if a controller acts."""
         spec = {"spec": {"suspend": True}}
-        changed = self.cluster.patch(*TRAINING_JOB, self.name, spec)
+        own = JobObjects(self.cluster, JobOwner(self.cluster.namespace, self.name))
+        changed = own.change(*TRAINING_JOB, self.name, spec)
         try:
             resource.wait_for_answer(self.cluster, changed)
         except KdistError:
             return  # deleting it ends them all the same
         if grace is not None:
-            for pod in delete.find_pods(self.cluster, self.name):
-                self.cluster.delete("v1", "Pod", pod["metadata"]["name"], grace=grace)
+            makers = _find_makers(self.cluster, changed)
+            delete.end_pods(self.cluster, self.name, makers=makers, grace=grace)
         delete.wait_for_pods(self.cluster, self.name, timeout=timeout, active_only=True)
+
+
+def _find_makers(cluster: Cluster, resource: Document) -> frozenset[str]:
+    """The uids of what makes the pods of a TrainingJob."""
+    name, uid = text(resource, "metadata", "name"), text(resource, "metadata", "uid")
+    backend = text(resource, "status", "backend")
+    if backend not in backends.NAMES:
+        return frozenset()
+    kind = backends.get(backend)
+    try:
+        workload = cluster.get(kind.api_version, kind.kind, name)
+    except NotFoundError:
+        return frozenset()
+    if not JobOwner(cluster.namespace, name, uid=uid).owns(workload, kind.kind):
+        return frozenset()
+    return find_makers(cluster, kind, workload)
 
 
 def plan_deletion(cluster: Cluster, name: str, *, purge: bool = False) -> Deletion:

@@ -23,7 +23,7 @@ def finalize(cluster: Cluster, snapshot: Snapshot) -> bool:
     Raises:
         KdistError: the API server is unreachable (UNREACHABLE).
     """
-    from kdist.cluster import ApiError, ForeignError
+    from kdist.cluster import ApiError, ForeignError, JobObjects, JobOwner
 
     status = snapshot.status
     if snapshot.resource is not None:
@@ -38,14 +38,8 @@ def finalize(cluster: Cluster, snapshot: Snapshot) -> bool:
     patch = {"metadata": {"annotations": {OUTCOME: record.to_text()}}, "spec": {"replicas": 0}}
     backend = backends.get(_ENDLESS)
     try:
-        cluster.change(
-            backend.api_version,
-            backend.kind,
-            snapshot.name,
-            patch,
-            job=snapshot.name,
-            namespace=snapshot.namespace,
-        )
+        owner = JobOwner(snapshot.namespace or cluster.namespace, snapshot.name, _ENDLESS)
+        JobObjects(cluster, owner).change(backend.api_version, backend.kind, snapshot.name, patch)
     except (ForeignError, ApiError):
         return False
     return True

@@ -14,14 +14,13 @@ from contextlib import contextmanager
 from typing import Any
 
 from kdist import rbac
-from kdist.cluster import check_owner
+from kdist.backends import RUNTIME
 from kdist.deploy import Difference
-from kdist.deploy.dependents import RUNTIME
 from kdist.errors import KdistError, NotFoundError
 from kdist.jobs import job, wait
 from kdist.jobs.job import ClusterJob
 from kdist.jobs.wait import Notify
-from kdist.manifest import Manifest
+from kdist.manifest import OWNER, Manifest, mark
 from kdist.status.documents import at, items, text
 
 _HELPER_LABEL = "kdist.dev/viewer"
@@ -97,11 +96,11 @@ def helper_pod(
             f"made from what ConfigMap {target.name} in namespace {target.namespace} says"
         )
         target.approve(what, Difference.text(document).splitlines())
-    target.cluster.create(document, namespace=target.namespace)
+    target.objects.create(document)
     try:
         yield name
     finally:
-        target.cluster.delete("v1", "Pod", name, grace=0)
+        target.objects.remove("v1", "Pod", name, grace=0)
 
 
 def _find_live(target: ClusterJob) -> list[Manifest]:
@@ -113,7 +112,7 @@ def _find_live(target: ClusterJob) -> list[Manifest]:
         if not any(pod_specs(found)):  # a TrainJob's are in its runtime
             version = target.backend.api_version
             found = target.cluster.get(version, RUNTIME, target.name)
-            check_owner(found, target.name, api_version=version, kind=RUNTIME)
+            target.owner.check(found, api_version=version, kind=RUNTIME)
     except NotFoundError:
         return []
     return [Manifest(found)]
@@ -229,6 +228,7 @@ def build_helper_pod(
                 "app.kubernetes.io/component": CONTAINER,
                 _HELPER_LABEL: target.name,
             },
+            "annotations": {OWNER: mark(target.name, "Pod", name)},
         },
         "spec": {
             **spec,

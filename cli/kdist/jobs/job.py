@@ -4,16 +4,14 @@ job's objects can be rendered again from that ConfigMap, and those that have cha
 
 from __future__ import annotations
 
-import json
-import re
 from base64 import b64decode
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from kdist import backends, deploy, render
 from kdist.backends import Backend, Placement, WorkloadState
-from kdist.cluster import Cluster, check_owner, find_resource
+from kdist.cluster import Cluster, JobObjects, JobOwner, find_makers, find_resource
 from kdist.deploy.plan import find_config_map
 from kdist.errors import JobNotFoundError, KdistError, NotFoundError
 from kdist.jobs.resource import refuse
@@ -170,7 +168,8 @@ class ClusterJob:
 
     def change_resource(self, spec: Mapping[str, Any], *, dry_run: bool = False) -> Document:
         """Change fields of the TrainingJob's spec; returns the TrainingJob as it is then."""
-        return self.cluster.patch(*TRAINING_JOB, self.name, {"spec": dict(spec)}, dry_run=dry_run)
+        body = {"spec": dict(spec)}
+        return self.objects.change(*TRAINING_JOB, self.name, body, dry_run=dry_run)
 
     @property
     def name(self) -> str:
@@ -195,6 +194,21 @@ class ClusterJob:
         checkpoints = self.job.spec.checkpoints
         return checkpoints is not None and checkpoints.bucket is not None
 
+    @property
+    def owner(self) -> JobOwner:
+        """The job as the owner of its objects."""
+        return JobOwner(self.namespace, self.name, backend=self.backend.name)
+
+    @property
+    def objects(self) -> JobObjects:
+        """What changes its objects; its pods are none of them."""
+        return JobObjects(self.cluster, self.owner)
+
+    def pod_objects(self) -> JobObjects:
+        """What changes its pods, and its Workload of Kueue. Raises as `workload` does."""
+        makers = find_makers(self.cluster, self.backend, self.workload())
+        return JobObjects(self.cluster, replace(self.owner, makers=makers))
+
     def workload(self) -> Document:
         """The workload, which creates the pods.
 
@@ -203,7 +217,7 @@ class ClusterJob:
             ForeignError: the object of this name belongs to something else.
         """
         found = self.cluster.get(self.backend.api_version, self.backend.kind, self.name)
-        check_owner(found, self.name, api_version=self.backend.api_version, kind=self.backend.kind)
+        self.owner.check(found, api_version=self.backend.api_version, kind=self.backend.kind)
         return found
 
     def state(self) -> WorkloadState:
@@ -233,14 +247,12 @@ class ClusterJob:
     def annotate(self, annotations: Mapping[str, str | None], *, dry_run: bool = False) -> None:
         """Change annotations of the job's ConfigMap; the value None removes one."""
         body = {"metadata": {"annotations": dict(annotations)}}
-        self.cluster.change("v1", "ConfigMap", self.name, body, job=self.name, dry_run=dry_run)
+        self.objects.change("v1", "ConfigMap", self.name, body, dry_run=dry_run)
 
     def patch_workload(self, body: Mapping[str, Any], *, dry_run: bool = False) -> Document:
         """Change fields of the workload."""
         kind = self.backend
-        return self.cluster.change(
-            kind.api_version, kind.kind, self.name, body, job=self.name, dry_run=dry_run
-        )
+        return self.objects.change(kind.api_version, kind.kind, self.name, body, dry_run=dry_run)
 
     def patch_rights(self) -> list[Right]:
         """Rights needed to change the workload and to record the requested state."""
@@ -293,41 +305,6 @@ def render_objects(target: ClusterJob, *, suspended: bool = False) -> list[Manif
     ]
 
 
-def keep_immutable(
-    target: ClusterJob, manifests: Iterable[Manifest], workload: Mapping[str, Any]
-) -> list[Manifest]:
-    """Adapt rendered objects to a job that is running: fields of its workload that cannot change
-    keep their values, and so does the configuration of its agents.
-
-    The ConfigMap with `train.json` stays the one that the workload mounts: the job may have been
-    applied by another version of kdist, with other fields.
-
-    Args:
-        target: the job.
-        manifests: its objects as rendered now.
-        workload: its workload as it is in the cluster.
-    """
-    prefix = f"{target.name}-train-"
-    mounted = {
-        str(each["name"])
-        for each in _find_all(workload, "configMap")
-        if str(each.get("name")).startswith(prefix)
-    }
-    found = []
-    for one in manifests:
-        document = one.document
-        if is_workload(target, one):
-            document = target.backend.keep(document, workload)
-            if len(mounted) == 1:
-                (name,) = mounted
-                text = re.sub(rf'"{prefix}[0-9a-f]+"', f'"{name}"', json.dumps(document))
-                document = parse_json(text)
-        elif one.kind == "ConfigMap" and one.name.startswith(prefix):
-            continue
-        found.append(Manifest(document))
-    return found
-
-
 def read_code(target: ClusterJob) -> dict[str, bytes]:
     """The files of `spec.code` by their path, from the ConfigMap that holds them.
 
@@ -357,18 +334,6 @@ def _read_files(target: ClusterJob, volume: Mapping[str, Any]) -> dict[str, byte
         key = item["key"]
         files[item["path"]] = text[key].encode() if key in text else b64decode(binary.get(key, ""))
     return files
-
-
-def _find_all(document: Any, key: str) -> Iterator[Mapping[str, Any]]:
-    """Every object under the key `key`, at any depth."""
-    if isinstance(document, Mapping):
-        for name, value in document.items():
-            if name == key and isinstance(value, Mapping):
-                yield value
-            yield from _find_all(value, key)
-    elif isinstance(document, list):
-        for value in document:
-            yield from _find_all(value, key)
 
 
 def is_workload(target: ClusterJob, manifest: Manifest) -> bool:

@@ -144,9 +144,9 @@ def _recreate(target: ClusterJob, workload: Document | None, manifests: list[Man
     deploy.drop_owner(target.cluster, target.name)
     if workload is not None:
         backend = target.backend
-        deploy.keep_runtime(target.cluster, manifests)
+        deploy.keep_runtime(target.cluster, target.name, manifests)
         kind = (backend.api_version, backend.kind, target.name)
-        target.cluster.remove(*kind, job=target.name, propagation="Foreground")
+        target.objects.remove(*kind, propagation="Foreground")
         wait.wait_until(
             lambda: True if _workload(target) is None and not target.pods() else None,
             timeout=_DELETE_TIMEOUT,

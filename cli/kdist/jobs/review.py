@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from kdist import deploy
+from kdist.backends import RUNTIME
 from kdist.cluster import ApiError, Applied, ForeignError, normalize
-from kdist.deploy.dependents import RUNTIME
 from kdist.errors import NotFoundError
 from kdist.jobs.job import ClusterJob, Document, is_workload
 from kdist.jobs.wait import Notify
@@ -100,7 +100,7 @@ def find_changes(
             elif each.kind == RUNTIME:
                 found = _compare(target, each, _find(target, each))
             else:
-                applied = target.cluster.apply(each, dry_run=True)
+                applied = target.objects.apply(each, dry_run=True)
                 found = next(deploy.find_difference(deploy.ApplyResult(each, applied)), None)
         except ForeignError:
             raise
@@ -135,7 +135,7 @@ def _compare(
         annotations[OWNER] = mark(target.name, manifest.kind, name)
     renamed = {**manifest.document, "metadata": {**metadata, "name": name}}
     renamed["metadata"]["annotations"] = annotations
-    applied: Applied = target.cluster.apply(Manifest(renamed), dry_run=True)
+    applied: Applied = target.objects.apply(Manifest(renamed), dry_run=True)
     created: Document = _rename(applied.document, name, manifest.name)
     if live is None:
         return deploy.Difference(manifest, None, normalize(created))

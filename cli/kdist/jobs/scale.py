@@ -14,7 +14,7 @@ from typing import Any, Final
 from kdist import rbac
 from kdist.agent_metrics import AgentSample
 from kdist.errors import KdistError, UsageError
-from kdist.jobs import agents, job, resource, review, suspend, wait
+from kdist.jobs import agents, immutable_fields, job, resource, review, suspend, wait
 from kdist.jobs.job import ClusterJob
 from kdist.jobs.wait import Notify
 from kdist.status import Pod, documents
@@ -87,7 +87,7 @@ def scale(
         _resize_resource(wanted, dry_run=dry_run)
     else:
         now = job.render_objects(target, suspended=state.suspended)
-        now = job.keep_immutable(target, now, workload)
+        now = immutable_fields.keep_immutable(target, now, workload)
         review.check(target, now, workload, notify=notify if dry_run else None)
         _resize(wanted, workload, suspended=state.suspended, notify=notify, dry_run=dry_run)
     if dry_run:
@@ -112,7 +112,7 @@ def _resize(
 ) -> None:
     """Apply the objects with their new size: the workload last."""
     rendered = job.render_objects(wanted, suspended=suspended)
-    manifests = job.keep_immutable(wanted, rendered, workload)
+    manifests = immutable_fields.keep_immutable(wanted, rendered, workload)
     job.apply_objects(wanted, manifests, dry_run=True)  # apply all or nothing
     if dry_run:
         return
@@ -169,9 +169,10 @@ def _announce_bounds(wanted: ClusterJob, pods: list[Pod], *, notify: Notify) -> 
     """
     nodes = wanted.job.spec.nodes
     running = [pod for pod in pods if pod.working]
+    objects = wanted.pod_objects() if running else wanted.objects
     for pod in running:
         body = {"metadata": {"annotations": {_NODES_ANNOTATION: f"{nodes.min}:{nodes.max}"}}}
-        wanted.cluster.patch("v1", "Pod", pod.name, body)
+        objects.change("v1", "Pod", pod.name, body)
 
     def poll() -> bool | None:
         samples = agents.fetch_samples(wanted, wanted.pods(), timeout=agents.TIMEOUT)

@@ -40,7 +40,7 @@ def set_active(target: ClusterJob, *, active: bool, dry_run: bool) -> None:
             hint="is Kueue installed, and does the LocalQueue exist?",
             next_command=target.command("why"),
         )
-    target.cluster.patch(
+    target.pod_objects().change(
         version, _KIND, found["metadata"]["name"], {"spec": {"active": active}}, dry_run=dry_run
     )
 

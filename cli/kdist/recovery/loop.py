@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from kdist import rbac
@@ -137,12 +137,12 @@ def replace_pods(
 ) -> Recovery:
     """Give up those pods of a context that are decided to be. Raises as `replace_pod` does."""
     decided = tuple(decisions)
+    owner = replace(target.owner, makers=context.owners)
     replacements = {
         each.pod: replace_pod(
             target.cluster,
             each,
-            namespace=target.namespace,
-            owners=context.owners,
+            owner=owner,
             backend=target.backend,
             dry_run=dry_run,
         )

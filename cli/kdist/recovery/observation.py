@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
-from kdist.cluster import ApiError
+from kdist.cluster import ApiError, find_makers
 from kdist.errors import NotFoundError
 from kdist.jobs.agents import Agents
 from kdist.manifest import job_selector
@@ -50,7 +50,7 @@ def observe(
     ask = ask or Agents(cluster, namespace=target.namespace).poll
     with ThreadPoolExecutor() as pool:
         nodes_task = pool.submit(_fetch_nodes, cluster)
-        owners_task = pool.submit(_find_owners, target)
+        owners_task = pool.submit(lambda: find_makers(cluster, target.backend, target.workload()))
         pods = cluster.list("v1", "Pod", selector=job_selector(target.name))
         nodes, unreadable = nodes_task.result()
         lost = [name for name, node in nodes.items() if node.ready != "True"]
@@ -94,23 +94,6 @@ def _fetch_nodes(cluster: Cluster) -> tuple[dict[str, NodeState], str]:
             raise
         return {}, f"nodes and their Leases show whether a node is gone, but {error.message}"
     return read_nodes(nodes, leases), ""
-
-
-def _find_owners(target: ClusterJob) -> frozenset[str]:
-    """The uid of the controller that creates the job's pods: the workload, or what it has created
-    for that. An object of such a name that the workload has not created is none.
-    """
-    owner = documents.text(target.workload(), "metadata", "uid")
-    for api_version, kind, name in target.backend.pod_owners(target.name):
-        try:
-            found = target.cluster.get(api_version, kind, name)
-        except NotFoundError:
-            return frozenset()
-        owners = documents.items(found, "metadata", "ownerReferences")
-        if owner not in {documents.text(each, "uid") for each in owners}:
-            return frozenset()
-        owner = documents.text(found, "metadata", "uid")
-    return frozenset({owner})
 
 
 def _fetch_storage(target: ClusterJob, nodes: Collection[str]) -> Storage:

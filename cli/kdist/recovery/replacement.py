@@ -14,7 +14,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
 from kdist.backends import Backend
-from kdist.cluster import ApiError
+from kdist.cluster import ApiError, JobObjects, JobOwner
 from kdist.errors import NotFoundError
 from kdist.recovery.decision import PodDecision
 from kdist.recovery.evidence import controller_of
@@ -52,8 +52,7 @@ def replace_pod(
     cluster: Cluster,
     decision: PodDecision,
     *,
-    namespace: str,
-    owners: frozenset[str],
+    owner: JobOwner,
     backend: Backend,
     dry_run: bool = False,
 ) -> Replacement:
@@ -62,8 +61,7 @@ def replace_pod(
     Args:
         cluster: the cluster.
         decision: the decision, which recovers the pod.
-        namespace: of the pod.
-        owners: uids of the controllers that create the job's own pods.
+        owner: the job, with the makers of its pods.
         backend: the job's workload kind.
         dry_run: let the server check it, and change nothing.
 
@@ -74,20 +72,21 @@ def replace_pod(
     if not decision.recover:
         raise ValueError(f"{decision.pod} is not to be replaced: {decision.message}")
     try:
-        pod = cluster.get("v1", "Pod", decision.pod, namespace)
+        pod = cluster.get("v1", "Pod", decision.pod, owner.namespace)
     except NotFoundError:
         return Replacement(decision.pod, changed=True)
     over = documents.text(pod, "status", "phase") in ("Succeeded", "Failed")
     same = documents.text(pod, "metadata", "uid") == decision.uid
-    if over or not same or controller_of(pod) not in owners:
+    if over or not same or controller_of(pod) not in owner.makers:
         return Replacement(decision.pod, changed=True)
+    objects = JobObjects(cluster, owner)
     try:
-        marked = cluster.patch(
+        marked = objects.change(
             "v1",
             "Pod",
             decision.pod,
             failed_status(pod, decision.message),
-            namespace=namespace,
+            known=pod,
             subresource="status",
             dry_run=dry_run,
         )
@@ -97,7 +96,7 @@ def replace_pod(
         return Replacement(decision.pod, changed=True)
     if not (backend.reuses_pod_names or documents.text(marked, "metadata", "deletionTimestamp")):
         return Replacement(decision.pod, marked=True)
-    deleted = _delete(cluster, marked, namespace=namespace, dry_run=dry_run)
+    deleted = _delete(objects, marked, dry_run=dry_run)
     return Replacement(decision.pod, marked=True, deleted=deleted)
 
 
@@ -127,20 +126,9 @@ def failed_status(pod: Document, message: str) -> dict[str, Any]:
     }
 
 
-def _delete(cluster: Cluster, pod: Mapping[str, Any], *, namespace: str, dry_run: bool) -> bool:
+def _delete(objects: JobObjects, pod: Mapping[str, Any], *, dry_run: bool) -> bool:
     """Delete this very pod at once: there is no kubelet that could end it first."""
-    only = {"metadata": {"uid": pod["metadata"]["uid"]}}
-    try:
-        return cluster.delete(
-            "v1",
-            "Pod",
-            documents.name(pod),
-            namespace=namespace,
-            grace=0,
-            dry_run=dry_run,
-            only=only,
-        )
-    except ApiError as error:
-        if error.status != HTTPStatus.CONFLICT:
-            raise
-        return False  # another pod has its name already
+    uid = documents.text(pod, "metadata", "uid")
+    return objects.remove(
+        "v1", "Pod", documents.name(pod), uid=uid, grace=0, dry_run=dry_run
+    )  # False where another pod has its name already

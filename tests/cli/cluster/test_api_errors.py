@@ -4,15 +4,28 @@ from __future__ import annotations
 
 import pytest
 
-from kdist.cluster import ApiError, ApiNotFoundError
+from kdist.cluster import ApiError, ApiNotFoundError, Applied, Cluster, JobObjects, JobOwner
 from kdist.errors import Code, NotFoundError
 from kdist.manifest import Manifest
 from tests.cli.cluster.api import Asked, Reply, refusal
 from tests.cli.cluster.conftest import Connect, Serve
 
 MAP = Manifest(
-    {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "digits"}, "data": {"a": "1"}}
+    {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {
+            "name": "digits",
+            "annotations": {"kdist.dev/owner": "digits/configmap/digits"},
+        },
+        "data": {"a": "1"},
+    }
 )
+
+
+def apply(found: Cluster) -> Applied:
+    """Apply it as the job `digits`."""
+    return JobObjects(found, JobOwner(found.namespace, "digits")).apply(MAP)
 
 
 def refuse(reply: Reply, serve: Serve, connect: Connect) -> ApiError:
@@ -106,7 +119,7 @@ def test_a_conflict_names_the_field_and_its_owner(serve: Serve, connect: Connect
     found, refused = Reply(document=MAP.document), conflict("kubectl-edit")
     api = serve(lambda asked: found if asked.method == "GET" else refused)
     with pytest.raises(ApiError, match=r"spec\.suspend is set by kubectl-edit") as raised:
-        connect(api.url).apply(MAP)
+        apply(connect(api.url))
     assert "--force-conflicts" in raised.value.hint
     assert raised.value.owners == ("kubectl-edit",)
 
@@ -117,7 +130,7 @@ def test_a_conflict_with_our_own_patches_is_won_by_the_file(serve: Serve, connec
             return Reply(document=MAP.document | {"data": {"a": "0"}})
         return Reply(document=MAP.document) if asked.query["force"] == "true" else conflict("kdist")
 
-    assert connect(serve(answer).url).apply(MAP).verb == "configured"
+    assert apply(connect(serve(answer).url)).verb == "configured"
 
 
 def test_a_webhook_whose_service_is_known_is_named_with_it(serve: Serve, connect: Connect) -> None:

@@ -124,8 +124,8 @@ def clear(admin: cluster.Cluster) -> None:
         kind, _, name = title.partition("/")
         if name not in kept or kind not in ("Role", "RoleBinding"):
             version = next(version for version, each in KINDS if each == kind)
-            admin.patch(version, kind, name, {"metadata": {"finalizers": None}})
-            admin.delete(version, kind, name, grace=0)
+            admin.send_patch(version, kind, name, {"metadata": {"finalizers": None}})
+            admin.send_delete(version, kind, name, grace=0)
 
 
 def ask_kubectl(role: str, folder: Path) -> dict[str, bool]:
@@ -224,7 +224,7 @@ def test_whom_a_kubeconfig_says_to_act_as_is_who_kubectl_and_kdist_are(
     acting = {"as": "anna", "as-groups": ["team"], "as-user-extra": {"project": ["llm", "vision"]}}
     log_in(plane, folder, {"token": "admin-token", **acting})
     theirs = json.loads(kubectl("auth", "whoami", "-o", "json").stdout)["status"]["userInfo"]
-    assert cluster.connect().create(REVIEW)["status"]["userInfo"] == theirs
+    assert cluster.connect().send_create(REVIEW)["status"]["userInfo"] == theirs
     assert (theirs["username"], theirs["extra"]) == ("anna", {"project": ["llm", "vision"]})
     assert "team" in theirs["groups"]
     assert (kubectl("get", "pods").returncode, kdist("get").exit_code) == (0, Code.OK)

@@ -130,7 +130,7 @@ def test_a_webhook_that_is_away_is_waited_for_and_named(
         "InternalError",
     )
     api = serve(in_turn(away, Reply(document=POD)))
-    assert connect(api.url).create(POD) == POD
+    assert connect(api.url).send_create(POD) == POD
     assert "webhook" in reported[0]
     assert "mjob.kb.io" in reported[0]
 

@@ -3,7 +3,9 @@
 # and, as a target of its own, the small one of the controller, without torch:
 #   docker build --target controller -t kdist-controller .
 # For machines without GPUs, with wheels of torch from an index that has such: --build-arg TORCH_INDEX=https://…
-ARG BASE=python:3.12-slim-bookworm
+# The base by its whole version; a tag may move, so whoever publishes images adds the digest that their registry shows:
+#   --build-arg BASE=python:3.12.12-slim-bookworm@sha256:…
+ARG BASE=python:3.12.12-slim-bookworm
 
 # Its files change with every commit, what they need hardly ever.
 FROM ${BASE} AS trainer
@@ -43,9 +45,10 @@ FROM ${BASE}
 ARG TORCH_INDEX=
 # Packages of the lock to leave out, as a regular expression for awk.
 ARG WITHOUT=^$
-# hadolint ignore=DL3008
+# Debian 12's; what a rebuild without a change of the source appends, such as +b3, differs by architecture.
+ARG TINI=0.19.0-1*
 RUN command -v tini >/dev/null \
-    || { apt-get update && apt-get install -y --no-install-recommends tini && rm -rf /var/lib/apt/lists/*; }
+    || { apt-get update && apt-get install -y --no-install-recommends "tini=${TINI}" && rm -rf /var/lib/apt/lists/*; }
 RUN python3 -m venv /opt/kdist && /opt/kdist/bin/python -c 'import sysconfig; print("/opt/kdist/trainer", \
     file=open(sysconfig.get_path("purelib") + "/kdist-trainer.pth", "w"))'
 COPY trainer/requirements.txt /opt/kdist/requirements.txt

@@ -52,6 +52,11 @@ def test_a_job_on_two_nodes_trains_to_its_end_and_reports(start: Start, tmp_path
     assert events.count("agent-started") == 2
     assert "\x1b" not in run.errors()
     assert processes_of(folder) == []
+    assert (folder / "checkpoints" / "tensorboard").is_dir()
+    closed = [*folder.glob("node-*/**/*"), *folder.glob("rendezvous-*/**/*")]  # below 0700
+    written = [path for path in (folder, *folder.rglob("*")) if path not in closed]
+    readable = [path for path in written if path.lstat().st_mode & 0o077]
+    assert readable == [], "arguments, losses and logs are the user's alone"
 
     again = start(job)
     assert "done" in again.wait(0)

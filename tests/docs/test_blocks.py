@@ -46,6 +46,12 @@ def test_every_command_that_needs_a_cluster_is_typed_on_one() -> None:
     assert sorted(SESSIONS) == sorted({str(page.relative_to(DOCS)) for page, _ in marked})
 
 
+def test_no_block_kills_a_process_whose_number_may_be_0_or_missing() -> None:
+    """`kill -9 0` ends the reader's own shell, and a rank of a plain script notes 0."""
+    kills = re.compile(r"\bkill\b.*(?:\$\(|`)")
+    assert [where(page, block) for page, block in FOUND if kills.search(block.text)] == []
+
+
 def test_shells_have_one_name() -> None:
     other = {"sh", "shell", "yml", "py", "zsh"}
     assert [where(page, block) for page, block in FOUND if block.language in other] == []

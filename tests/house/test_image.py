@@ -45,9 +45,9 @@ def unsound(text: str) -> Iterator[str]:
         if (
             name == "FROM"
             and image not in stages
-            and (":" not in image or image.endswith(":latest"))
+            and not re.search(r":\d+\.\d+\.\d+[\w.-]*$|@sha256:[0-9a-f]{64}$", image)
         ):
-            yield f"FROM {value}: no fixed tag"
+            yield f"FROM {value}: neither a whole version nor a digest"
         if name in {"ADD", "MAINTAINER"} or (
             name in {"ENTRYPOINT", "CMD"} and not value.startswith("[")
         ):
@@ -65,6 +65,10 @@ def unsound_command(command: str) -> Iterator[str]:
         "--no-install-recommends" in command and "rm -rf /var/lib/apt/lists" in command
     ):
         yield f"apt-get leaves more than is needed: {command}"
+    for install in re.findall(r"apt-get install ([^;&]*)", command):
+        packages = [word for word in install.split() if not word.startswith("-")]
+        if any("=" not in package for package in packages):
+            yield f"a package has no version: {install}"
     for install in re.findall(r"pip install[^;&]*", command):
         if "--no-cache-dir" not in install or not (
             "--require-hashes" in install or "--index-url" in install
@@ -83,14 +87,17 @@ def test_the_dockerfile_is_sound() -> None:
     [
         "FROM python\nUSER 65532",
         "FROM python:latest\nUSER 65532",
-        "FROM python:3.12\nUSER kdist",
-        "FROM python:3.12\nUSER 0",
-        "FROM python:3.12",
-        "FROM python:3.12\nUSER 65532\nENTRYPOINT python -m kdist_trainer",
-        "FROM python:3.12\nADD x /\nUSER 65532",
-        "FROM python:3.12\nRUN apt-get install -y tini\nUSER 65532",
-        "FROM python:3.12\nRUN pip install torch\nUSER 65532",
-        "FROM python:3.12 AS build\nUSER 1\nFROM python:3.12\nCOPY --from=build /x /x",
+        "FROM python:3.12-slim\nUSER 65532",
+        "FROM python:3.12.12\nRUN apt-get install -y --no-install-recommends tini "
+        "&& rm -rf /var/lib/apt/lists/*\nUSER 65532",
+        "FROM python:3.12.12\nUSER kdist",
+        "FROM python:3.12.12\nUSER 0",
+        "FROM python:3.12.12",
+        "FROM python:3.12.12\nUSER 65532\nENTRYPOINT python -m kdist_trainer",
+        "FROM python:3.12.12\nADD x /\nUSER 65532",
+        "FROM python:3.12.12\nRUN apt-get install -y tini\nUSER 65532",
+        "FROM python:3.12.12\nRUN pip install torch\nUSER 65532",
+        "FROM python:3.12.12 AS build\nUSER 1\nFROM python:3.12.12\nCOPY --from=build /x /x",
     ],
 )
 def test_an_unsound_dockerfile_is_noticed(wrong: str) -> None:
@@ -111,7 +118,10 @@ def test_the_controllers_image_is_one_of_its_own_without_torch() -> None:
     (stage,) = re.findall(
         r"^FROM \S+ AS controller\n(.*?)^FROM ", DOCKERFILE, re.MULTILINE | re.DOTALL
     )
-    assert list(unsound(f"FROM python:3.12 AS controller-files\nFROM python:3.12\n{stage}")) == []
+    assert (
+        list(unsound(f"FROM python:3.12.12 AS controller-files\nFROM python:3.12.12\n{stage}"))
+        == []
+    )
     entrypoint = json.loads(dict(instructions(stage))["ENTRYPOINT"])
     assert entrypoint == ["/opt/kdist/bin/python", "-m", "kdist_controller"]
     lock = (ROOT / "controller" / "requirements.txt").read_text()

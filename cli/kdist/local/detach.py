@@ -67,7 +67,7 @@ def launch_detached(argv: Sequence[str], cwd: Path) -> Launched:
     log = home / f".run-{secrets.token_hex(4)}.log"
     try:
         home.mkdir(parents=True, exist_ok=True)
-        with log.open("x+b") as output:
+        with run_dir.open_private(log, "x+b") as output:
             process = subprocess.Popen(
                 [sys.executable, "-m", "kdist", *argv],
                 cwd=cwd,

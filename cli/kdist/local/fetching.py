@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from kdist.events import Entry, LogTail, parse
-from kdist.local.run_dir import RunFolder
+from kdist.local.run_dir import RunFolder, open_private
 from kdist.local.supervisor import KILL_SECONDS, Outcome, SignalQueue
 from kdist.spec import Exit, FetchSource, TrainingJob, count_bytes, list_sources
 from kdist.status import FETCHER, FetchProgress, documents
@@ -131,7 +131,7 @@ class Fetches:
 
     def _fetch(self, command: FetchCommand, signals: SignalQueue) -> int:
         tail = LogTail(command.node, command.log)
-        with command.log.open("ab") as log:
+        with open_private(command.log, "ab") as log:
             process = subprocess.Popen(
                 command.argv,
                 env=dict(self.environment),

@@ -11,6 +11,9 @@ of `kdist run`.
     report.json      the end report
     lock             held by the active `kdist run`
     parent-pipe      its end of file ends every agent
+
+Arguments, environment and losses are in it, so folders are 0700 and files 0600: every file of a run
+that the command line writes is opened here.
 """
 
 from __future__ import annotations
@@ -26,13 +29,15 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 from kdist.errors import KdistError
 from kdist_trainer.untrusted_text import MalformedTextError, parse_json
 
 HOME_VARIABLE = "KDIST_HOME"
 _LOCK_SECONDS = 1.0
+_FOLDER_MODE = 0o700
+_FILE_MODE = 0o600
 
 
 def home() -> Path:
@@ -40,13 +45,37 @@ def home() -> Path:
     return Path(os.environ.get(HOME_VARIABLE) or ".kdist").absolute()
 
 
+def open_private(path: Path, mode: str) -> BinaryIO:
+    """Open a file of a run for writing, accessible to its owner only. Raises `OSError`."""
+
+    def open_it(name: str, flags: int) -> int:
+        descriptor = os.open(name, flags | os.O_NOFOLLOW, _FILE_MODE)
+        os.fchmod(descriptor, _FILE_MODE)  # one that another version has made
+        return descriptor
+
+    return cast(BinaryIO, open(path, mode, opener=open_it))
+
+
+def make_private(folder: Path) -> None:
+    """Create a folder of a run, accessible to its owner only, also one that exists. Raises
+    `OSError`.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=_FOLDER_MODE, exist_ok=True)
+    if folder.stat().st_mode & 0o077 and folder.stat().st_uid == os.getuid():
+        folder.chmod(_FOLDER_MODE)
+
+
 def write_json(path: Path, document: object) -> None:
     """Replace `path` atomically, so that a reader never sees a partial document."""
+    _write(path, json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+
+
+def _write(path: Path, text: str) -> None:
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        draft.write_text(
-            json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
-        )
+        with open_private(draft, "wb") as file:
+            file.write(text.encode())
         draft.replace(path)
     except OSError:
         with contextlib.suppress(OSError):
@@ -166,7 +195,7 @@ class RunFolder:
     def node(self, name: str) -> Path:
         """Create the scratch folder of a node's agent, accessible to its owner only."""
         path = self.root / name
-        path.mkdir(mode=0o700, exist_ok=True)
+        make_private(path)
         return path
 
     def log(self, name: str) -> Path:
@@ -202,10 +231,11 @@ class RunFolder:
         for note in ("agent.json", "agents", "exit.json"):
             for left in (*self.root.glob(f"node-*/{note}"), *self.root.glob(f"fetch-*/{note}")):
                 left.unlink(missing_ok=True)
-        self.store.parent.mkdir()
-        self.checkpoints.mkdir(parents=True, exist_ok=True)
+        make_private(self.store.parent)
+        if not self.checkpoints.is_dir():  # a folder of the user's stays as it is
+            make_private(self.checkpoints)
         if train_json is not None:
-            (self.root / "train.json").write_text(train_json, encoding="utf-8")
+            _write(self.root / "train.json", train_json)
 
     def end(self, outcome: str) -> None:
         """Record how the invocation ended. Raises `OSError` if the file cannot be written; the
@@ -225,11 +255,11 @@ class RunFolder:
 
 def _lock(root: Path) -> int:
     """Create and lock `root`. Raises `KdistError` with the pid of another owner of the lock."""
-    root.mkdir(parents=True, exist_ok=True)
+    make_private(root)
     path = root / "lock"
     deadline = time.monotonic() + _LOCK_SECONDS
     while True:
-        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _FILE_MODE)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -248,7 +278,7 @@ def _lock(root: Path) -> int:
         if path.exists() and os.path.samestat(os.fstat(lock), path.stat()):
             break
         os.close(lock)  # renamed by --fresh of another process between the two calls
-        root.mkdir(parents=True, exist_ok=True)
+        make_private(root)
     os.truncate(lock, 0)
     os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
     return lock

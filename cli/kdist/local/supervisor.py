@@ -23,6 +23,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Literal, Protocol
 
+from kdist.local.run_dir import open_private
+
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _REPEAT_SECONDS = 1.0
 
@@ -208,7 +210,7 @@ class _Agent:
 
     def start(self) -> int:
         self.due = None
-        with self.command.log.open("ab") as log:
+        with open_private(self.command.log, "ab") as log:
             self.process = subprocess.Popen(
                 self.command.argv,
                 env=dict(self.command.environment),

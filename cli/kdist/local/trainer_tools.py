@@ -18,6 +18,7 @@ from kdist.jobs.profile import MODULE, AgentTool
 from kdist.local import agents
 from kdist.local.launch import install_command
 from kdist.local.location import CheckpointLocation, folder_of, location_of
+from kdist.local.run_dir import open_private
 from kdist_trainer.untrusted_text import MalformedTextError, parse_json
 
 
@@ -81,7 +82,7 @@ def fetch_kept_logs(
         found[node] = folder / node
         selection = ("--name", node, "--generation", str(wanted))
         command = [sys.executable, "-m", "kdist_trainer.checkpoint", "logs", checkpoints.text]
-        with found[node].open("wb") as file:
+        with open_private(found[node], "wb") as file:
             done = subprocess.run(
                 [*command, *selection],
                 stdout=file,

@@ -192,3 +192,42 @@ def test_a_run_is_one_scripts_and_refused_to_another_until_it_is_put_aside(
     fresh = RunFolder.open("main", script=second, fresh=True)
     assert fresh.run["script"] == os.path.relpath(second, home / "main")
     fresh.close()
+
+
+@pytest.mark.parametrize("mask", [0o000, 0o022])
+def test_what_a_run_writes_is_its_users_alone_also_where_an_older_run_was_open(
+    mask: int, home: Path
+) -> None:
+    (home / "job").mkdir(parents=True)
+    (home / "job" / "run.json").write_text("{}")
+    (home / "job" / "node-0").mkdir()
+    for path in (home / "job", home / "job" / "node-0"):
+        path.chmod(0o777)
+    before = os.umask(mask)
+    try:
+        folder = RunFolder.open("job")
+        folder.begin("{}", command=["run", "--token=x"])
+        folders.open_private(folder.log("node-0"), "ab").close()
+        folders.write_json(folder.root / "report.json", {})
+        folder.end("done")
+        folder.close()
+    finally:
+        os.umask(before)
+    made = [path.relative_to(home).as_posix() for path in (home / "job").rglob("*")]
+    assert {"job/run.json", "job/train.json", "job/report.json", "job/node-0/log"} <= set(made)
+    assert [path for path in (home / "job").rglob("*") if path.stat().st_mode & 0o077] == []
+    assert (home / "job").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_checkpoint_folder_of_the_users_keeps_its_mode(tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared").chmod(0o755)
+    invoke(checkpoints=tmp_path / "shared")
+    assert (tmp_path / "shared").stat().st_mode & 0o777 == 0o755
+
+
+def test_a_log_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "log").symlink_to(tmp_path / "other")
+    with pytest.raises(OSError, match="symbolic links"):
+        folders.open_private(tmp_path / "log", "ab")
+    assert not (tmp_path / "other").exists()

@@ -126,8 +126,9 @@ def write_counters(path: Path | ObjectPath, state: CounterState, *, run_id: str)
     if isinstance(path, ObjectPath):
         path.write_bytes(json.dumps(document).encode())
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     fresh = path.with_suffix(".new")
+    fresh.touch(mode=0o600)
     fresh.write_text(json.dumps(document))
     fresh.replace(path)
 

@@ -86,7 +86,7 @@ def open_file(folder: StoragePath) -> FileIO | GrowingObject:
     checkpoint and will not be repeated.
     """
     if isinstance(folder, Path):
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=storage.FOLDER_MODE, parents=True, exist_ok=True)
     times = [
         name.removeprefix(PREFIX).partition(".")[0]
         for name in storage.list_files(folder)
@@ -95,7 +95,9 @@ def open_file(folder: StoragePath) -> FileIO | GrowingObject:
     newest = max((int(each) for each in times if each.isdecimal()), default=0)
     stamp = max(int(time.time()), newest + 1)
     path = folder / f"{PREFIX}{stamp:010d}.{socket.gethostname()}.{os.getpid()}"
-    return GrowingObject(path) if isinstance(path, ObjectPath) else path.open("xb", buffering=0)
+    if isinstance(path, ObjectPath):
+        return GrowingObject(path)
+    return FileIO(path, "x", opener=lambda name, flags: os.open(name, flags, storage.FILE_MODE))
 
 
 def _write_header(file: FileIO | GrowingObject, step: int | None) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from kdist_trainer import log
+from kdist_trainer.checkpoint.storage import FOLDER_MODE
 from kdist_trainer.instrumentation.intervals import union_length
 from kdist_trainer.instrumentation.step_timer import StepTimer
 from kdist_trainer.metrics.step_stats import StepStats, WallCategory
@@ -127,7 +128,7 @@ class _Recording:
         self._first = first
         self._last = last
         self._remaining = last - first + 1
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
         devices = [ProfilerActivity.CUDA] if world.device.type == "cuda" else []
         self._profiler = profile(activities=[ProfilerActivity.CPU, *devices], acc_events=True)
         self._profiler.start()

@@ -43,7 +43,7 @@ def launch_measured(module: str, orders: Mapping[str, int], contestants: int) ->
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "metrics.sock")
         exporter = Exporter(
-            job="bench", run_id="bench", socket_path=path, port=0, host="127.0.0.1", info={}
+            job="bench", run_id="bench", socket_path=path, port=0, addresses=["127.0.0.1"], info={}
         )
         exporter.start()
         try:

@@ -22,8 +22,10 @@ from kdist.status.documents import Document
 from kdist.threads import OnError, start_thread
 from kdist_controller.controller import Controller, Settings
 from kdist_controller.election import Election
-from kdist_controller.endpoint import Endpoint
+from kdist_controller.endpoint import serve
 from kdist_controller.executor import FIELD_MANAGER
+from kdist_trainer.serving import descriptors
+from kdist_trainer.serving.addresses import LOOPBACK, own_addresses, with_loopback
 
 LEASE: Final = "kdist-controller"
 PORT: Final = 9402
@@ -35,6 +37,7 @@ _NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a replica until it is told to end; returns its exit code."""
     given = _parser().parse_args(arguments)
+    descriptors.raise_limit()
     _log_to_stderr(given.log_level)
     try:
         return _run(given)
@@ -55,17 +58,18 @@ def _run(given: argparse.Namespace) -> int:
         return _route(cluster, given.agents, namespace, pod)
 
     controller = Controller(cluster, election, route, Settings(tuple(given.namespace)))
-    endpoint = Endpoint(
+    server = serve(
+        with_loopback(own_addresses(given.address)) if given.address else LOOPBACK,
         given.metrics_port,
         controller.metrics.registry,
         healthy=lambda: controller.healthy,
         ready=lambda: controller.ready,
     )
-    endpoint.start()
+    controller.metrics.show_refused(lambda: server.refused)
     for number in (signal.SIGTERM, signal.SIGINT):
         # on a thread, because the main one may hold a lock that `stop` takes
         signal.signal(number, lambda *_: _stop(controller))
-    logging.getLogger(__name__).info("serving on port %d", endpoint.port)
+    logging.getLogger(__name__).info("serving on port %d", server.port)
     controller.run()
     return 0
 
@@ -114,6 +118,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--metrics-port", type=int, default=PORT, help="port of metrics and probes; 0 picks one"
+    )
+    parser.add_argument(
+        "--address",
+        help="addresses of this host that serve metrics and probes, separated by commas; loopback "
+        "always does",
     )
     parser.add_argument(
         "--lease-namespace",

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter as Tally
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from kdist.status import Phase
@@ -54,6 +54,10 @@ class Metrics:
             registry=self.registry,
         ).set_function(lambda: float(depth()))
 
+    def show_refused(self, refused: Callable[[], Mapping[str, int]]) -> None:
+        """Show the connections to the controller that were closed, by reason."""
+        self.registry.register(_Refused(refused))
+
 
 class _Phases(Collector):
     """The TrainingJobs by phase, counted when they are asked for."""
@@ -68,4 +72,21 @@ class _Phases(Collector):
         counts = Tally(self._phases())
         for phase in Phase:
             found.add_metric([phase.value], counts.get(phase.value, 0))
+        yield found
+
+
+class _Refused(Collector):
+    """The connections that were closed, by reason."""
+
+    def __init__(self, refused: Callable[[], Mapping[str, int]]) -> None:
+        self._refused = refused
+
+    def collect(self) -> Iterator[Metric]:
+        found = CounterMetricFamily(
+            "kdist_controller_connections_refused",
+            "Connections that the controller has closed to stay within its bounds.",
+            labels=["reason"],
+        )
+        for reason, count in self._refused().items():
+            found.add_metric([reason], count)
         yield found

@@ -20,6 +20,11 @@ from tests.charts.rules import CONTROLLER, controller_alerts
 SERIES = 'kdist_controller_leader{{job="kdist-controller",namespace="ml",pod="{}"}}'
 ERRORS = 'kdist_controller_reconcile_errors_total{job="kdist-controller",namespace="ml",pod="a"}'
 
+REFUSED = (
+    "kdist_controller_connections_refused_total"
+    '{{job="kdist-controller",namespace="ml",pod="a",reason="{}"}}'
+)
+
 
 @pytest.fixture(autouse=True)
 def promtool(program: Callable[[str], str]) -> str:
@@ -74,12 +79,18 @@ def test_changes_that_keep_failing_are_noticed_and_a_few_are_not(tmp_path: Path)
     assert run(tmp_path, {**leads, ERRORS: "0x40 0+1x8 8x100"}, dict.fromkeys(failing, "")) == ""
 
 
+def test_many_refused_connections_are_noticed_and_slow_clients_are_not(tmp_path: Path) -> None:
+    leads = {SERIES.format("a"): "1x200"}
+    refusing = {"20m": "", "35m": "KdistControllerConnectionsRefused", "95m": ""}
+    assert run(tmp_path, {**leads, REFUSED.format("limit"): "0x40 0+20x40 800x120"}, refusing) == ""
+    slow = {**leads, REFUSED.format("timeout"): "0x40 0+20x40 800x120"}
+    assert run(tmp_path, slow, dict.fromkeys(refusing, "")) == ""
+
+
 def test_alerts_of_the_controller_use_its_metrics_and_have_a_severity() -> None:
-    exported = {
-        sample.name
-        for family in Metrics(lambda: (), lambda: 0).registry.collect()
-        for sample in family.samples
-    }
+    metrics = Metrics(lambda: (), lambda: 0)
+    metrics.show_refused(lambda: {"limit": 0})
+    exported = {sample.name for family in metrics.registry.collect() for sample in family.samples}
     for rule in controller_alerts().values():
         assert set(re.findall(r"kdist_controller_\w+", rule["expr"])) <= exported
         assert rule["labels"]["severity"] in {"critical", "warning"}

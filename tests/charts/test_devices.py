@@ -135,7 +135,12 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Prometheus,
         for number in (0, 1):
             path = home / f"{number}.sock"
             exporter = Exporter(
-                job="digits", run_id="r", socket_path=path, port=0, host="127.0.0.1", info=info
+                job="digits",
+                run_id="r",
+                socket_path=path,
+                port=0,
+                addresses=["127.0.0.1"],
+                info=info,
             )
             exporter.start()
             stack.callback(exporter.close)

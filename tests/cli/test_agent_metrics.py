@@ -59,7 +59,7 @@ def test_the_real_exporter_is_read_the_same_after_a_merge(tmp_path: Path) -> Non
         run_id="r",
         socket_path=tmp_path / "s",
         port=0,
-        host="127.0.0.1",
+        addresses=["127.0.0.1"],
         info={"framework": "ddp"},
     )
     exporter.set_group(generation=1, world_size=2, local_ranks=[0, 1])

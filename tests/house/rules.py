@@ -127,6 +127,29 @@ def no_bare_threads(source: str) -> Iterator[str]:
                 yield f"{node.lineno}: {node.name} is a thread; threads.start_thread starts them"
 
 
+SERVERS = {"socketserver", "http.server", "wsgiref", "xmlrpc.server"}
+LISTENERS = {"create_server", "start_server", "serve_forever"}
+
+
+def no_second_listener(source: str) -> Iterator[str]:
+    """Connections from outside are taken by the one bounded server of `kdist_trainer.serving`."""
+    tree = ast.parse(source)
+    imported = {
+        f"{node.module}.{alias.name}" if isinstance(node, ast.ImportFrom) else alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+    }
+    for name in sorted(imported):
+        if any(f"{name}.".startswith(f"{server}.") for server in SERVERS):
+            yield f"1: imports {name}; kdist_trainer.serving serves"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            name = node.func.attr
+            if name in LISTENERS or (name == "listen" and "socket" in imported):
+                yield f"{node.lineno}: {ast.unparse(node.func)}; kdist_trainer.serving listens"
+
+
 def no_module_state(source: str) -> Iterator[str]:
     """Importing a file does nothing: no statement at the top calls for its effect alone."""
     for node in ast.parse(source).body:

@@ -117,7 +117,7 @@ def test_a_member_still_hears_its_host_after_a_line_of_another_shape(
         host = ExchangeHost(1, "127.0.0.1", server.getsockname()[1], "token", 0)
         member = MemberConnection(host, 1)
         answer(server, b"17\n")
-        answer(server, b"[[2], [], []]\n")
+        answer(server, b"[[2], [], [], null]\n")
         assert soon(lambda: member.disconnected() >= {2}, SECONDS)
         member.leave()
     assert re.match("TypeError: ", events[0]["error"])
@@ -130,6 +130,7 @@ def answer(server: socket.socket, line: bytes) -> None:
     connection, _ = server.accept()
     with connection, connection.makefile("rb") as lines:
         connection.settimeout(SECONDS)
+        assert b"token" in lines.readline()
         assert b'"member"' in lines.readline()
         connection.sendall(line + line)
         lines.readline()

@@ -56,6 +56,7 @@ def _settings(given: argparse.Namespace, config: TrainConfig) -> Settings:
         init=given.init and given.init.absolute(),
         port=given.port,
         address=given.address,
+        listen=given.listen,
         termination_message=given.termination_message and given.termination_message.absolute(),
         on_finish=given.on_finish,
         take_over=given.take_over,
@@ -131,6 +132,12 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--address",
         help="address at which this node's ranks listen; locally 127.0.0.1, else this host's name",
+    )
+    parser.add_argument(
+        "--listen",
+        metavar="ADDRESS,...",
+        help="addresses of this node that serve metrics and status, besides loopback; by default "
+        "--address",
     )
     parser.add_argument(
         "--termination-message",

@@ -46,7 +46,7 @@ def make_exporter(scratch: Path, *, port: int = 0) -> Exporter:
         run_id="r1",
         socket_path=scratch / "metrics.sock",
         port=port,
-        host="127.0.0.1",
+        addresses=["127.0.0.1"],
         info=INFO,
     )
 

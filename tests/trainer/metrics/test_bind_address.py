@@ -128,7 +128,7 @@ def test_a_training_starts_even_where_nothing_can_be_bound(
         run_id="r",
         socket_path=tmp_path / "no" / "s",
         port=0,
-        host="203.0.113.1",
+        addresses=["203.0.113.1"],
         info={},
     )
     made.start()

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from kdist_trainer.metrics import endpoint
 from kdist_trainer.metrics.exporter import Exporter
 from kdist_trainer.metrics.reporter import Reporter
+from kdist_trainer.serving import connection as bounds
 from tests.trainer.metrics.scrape import exporting, fetch, full_stats, record_everything
 
 PATHS = ["/metrics", "/healthz", "/readyz", "/status"]
@@ -151,13 +151,13 @@ def test_a_client_that_sends_its_request_slowly_is_dropped_at_the_deadline(
             except ConnectionError:
                 ended = True
             assert time.monotonic() - began < 60
-    assert time.monotonic() - began >= endpoint.DEADLINE_SECONDS * 0.9
+    assert time.monotonic() - began >= bounds.SECONDS * 0.9
 
 
 def test_many_idle_clients_do_not_block_a_probe(exporter: Exporter) -> None:
     idle = [
         socket.create_connection(("127.0.0.1", exporter.port), timeout=60)
-        for _ in range(endpoint.MAX_CONNECTIONS + 60)
+        for _ in range(bounds.STRANGERS + 60)
     ]
     try:
         assert answers(exporter.port)
@@ -225,7 +225,7 @@ def test_healthz_reports_whether_the_agent_is_alive_and_readyz_whether_it_trains
         run_id="r",
         socket_path=tmp_path / "s",
         port=0,
-        host="127.0.0.1",
+        addresses=["127.0.0.1"],
         info={},
         healthy=lambda: alive,
     )
@@ -243,7 +243,7 @@ def test_healthz_reports_whether_the_agent_is_alive_and_readyz_whether_it_trains
 
 def test_an_ipv6_address_can_be_listened_on(tmp_path: Path) -> None:
     made = Exporter(
-        job="digits", run_id="r", socket_path=tmp_path / "s", port=0, host="::1", info={}
+        job="digits", run_id="r", socket_path=tmp_path / "s", port=0, addresses=["::1"], info={}
     )
     made.start()
     try:

@@ -38,7 +38,7 @@ def agent_at(path: Path, scratch: Path, *, run_id: str = "r1") -> Iterator[Expor
         run_id=run_id,
         socket_path=scratch / "metrics.sock",
         port=0,
-        host="127.0.0.1",
+        addresses=["127.0.0.1"],
         info=INFO,
         counters_path=path,
     )

@@ -120,6 +120,7 @@ class ElasticAgent(ElasticAgentBase):
         self._generation: Generation | None = None
         self._alive_at: float | None = None
         telemetry.show_peers(spec.rdzv_handler.peers)
+        telemetry.show_refused(spec.rdzv_handler.refused)
 
     @property
     def group_size(self) -> int:

@@ -34,11 +34,12 @@ from kdist_trainer.agent.telemetry import AgentTelemetry
 from kdist_trainer.config import Cause, Exit, TrainConfig
 from kdist_trainer.errors import CheckpointMismatchError, KdistTrainerError, classify
 from kdist_trainer.failure import Failure, describe
-from kdist_trainer.metrics.endpoint import bind_address
 from kdist_trainer.metrics.exporter import SCRIPT, Exporter
 from kdist_trainer.metrics.persistence import counters_path
 from kdist_trainer.object_store.path import ObjectPath
 from kdist_trainer.rendezvous.endpoint import FILE
+from kdist_trainer.serving import descriptors
+from kdist_trainer.serving.addresses import LOOPBACK, own_addresses, with_loopback
 from kdist_trainer.signals import StopRequested, StopSignals, stop_margin
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def start_exporter(
         run_id=settings.run_id,
         socket_path=settings.socket,
         port=settings.port,
-        host=bind_address(settings.address, is_local=settings.rendezvous.startswith(f"{FILE}:")),
+        addresses=_exporter_addresses(settings),
         info=info,
         healthy=healthy,
         nodes=settings.node_limits.current,
@@ -102,6 +103,22 @@ def start_exporter(
     fresh.write_text(json.dumps(document))
     fresh.replace(settings.scratch / "agent.json")
     return exporter
+
+
+def _exporter_addresses(settings: Settings) -> tuple[str, ...]:
+    """Loopback for `kdist run`; else also this node's own addresses, from which Prometheus, probes
+    and the API server's proxy come.
+    """
+    if settings.rendezvous.startswith(f"{FILE}:"):
+        return LOOPBACK[:1]
+    try:
+        return with_loopback(own_addresses(settings.listen or settings.address))
+    except OSError as error:
+        log.warn(
+            "metrics-address-unknown",
+            message=f"metrics are served on loopback alone; name this node's --address: {error}",
+        )
+        return LOOPBACK
 
 
 def end(
@@ -181,6 +198,8 @@ def launch(settings: Settings) -> int:
         OSError: If the agent cannot start.
     """
     started_at = time.monotonic()
+    descriptors.raise_limit()
+    descriptors.reserve()
     log.bind(job=settings.config.name, node=settings.node)
     predecessors = prepare_scratch(settings)
     stop = StopSignals()

@@ -90,6 +90,8 @@ class Settings:
         init: The folder with the weights that were fetched from `train.init.url`.
         port: The port of metrics and status; 0 picks a free one.
         address: The address at which this node's ranks listen; None means the host's name.
+        listen: All addresses of this node, separated by commas, at which metrics are served too;
+            None means `address`.
         termination_message: The file that gets the exit record for Kubernetes.
         on_finish: One of `ON_FINISH`.
         take_over: Whether to take over checkpoints that another run has locked.
@@ -111,6 +113,7 @@ class Settings:
     init: Path | None = None
     port: int = METRICS_PORT
     address: str | None = None
+    listen: str | None = None
     termination_message: Path | None = None
     on_finish: str = EXIT
     take_over: bool = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from kdist_trainer import log
@@ -54,6 +54,10 @@ class AgentTelemetry:
             }
 
         self._exporter.set_peers(read)
+
+    def show_refused(self, refused: Callable[[], Mapping[str, int]]) -> None:
+        """Have the metrics show the connections that the exchange has closed, by reason."""
+        self._exporter.set_refused(refused)
 
     def rendezvous_started(self) -> None:
         """The agent joins the next rendezvous round."""

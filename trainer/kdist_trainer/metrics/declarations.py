@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from kdist_trainer.serving.connection import Refused
+
 
 class Kind(StrEnum):
     """How a metric behaves over time."""
@@ -209,6 +211,13 @@ RECORDS = _counter(
     "Records received from ranks",
     labels=("outcome",),
     series=(("accepted",), ("stale",), ("malformed",)),
+)
+REASONS = tuple(reason.value for reason in Refused)
+CONNECTIONS_REFUSED = _counter(
+    "kdist_connections_refused_total",
+    "Connections that the agent has closed to stay within its bounds",
+    labels=("server", "reason"),
+    series=tuple((server, reason) for server in ("metrics", "exchange") for reason in REASONS),
 )
 SCRAPE_DURATION = _gauge(
     "kdist_exporter_scrape_duration_seconds",

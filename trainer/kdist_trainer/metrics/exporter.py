@@ -8,7 +8,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -23,13 +23,10 @@ from kdist_trainer.metrics.aggregation import ACCEPTED, AgentMetrics, MetricsSna
 from kdist_trainer.metrics.declarations import STANDBY, STATES
 from kdist_trainer.metrics.endpoint import (
     Exposition,
-    HttpResponse,
-    MetricsServer,
     Series,
     drop_unreported,
     exporter_series,
     reported_series,
-    text_response,
 )
 from kdist_trainer.metrics.persistence import (
     CounterState,
@@ -41,7 +38,12 @@ from kdist_trainer.metrics.receiver import Receiver
 from kdist_trainer.metrics.wall_time import WallTimeBreakdown
 from kdist_trainer.metrics.wire import GAUGES, SLOTS, MalformedRecordError, unpack
 from kdist_trainer.object_store.path import ObjectPath
+from kdist_trainer.serving.pages import HttpResponse, serve_pages, text_response
+from kdist_trainer.serving.server import BoundedServer
 
+_SERVER = "metrics"
+EXCHANGE = "exchange"
+"""Label `server` of the connections that the exchange of a round has closed."""
 SCRIPT = "script"
 """Label `framework` of `kdist_job_info` for a job that runs a script."""
 _READY_STATES = {"running", "checkpointing"}
@@ -66,7 +68,7 @@ class Exporter:
         run_id: str,
         socket_path: Path,
         port: int,
-        host: str,
+        addresses: Sequence[str],
         info: Mapping[str, str],
         healthy: Callable[[], bool] = lambda: True,
         nodes: Callable[[], Nodes] | None = None,
@@ -80,7 +82,7 @@ class Exporter:
             run_id: The run whose counters are continued.
             socket_path: Socket for the records of the ranks.
             port: Port to listen on; 0 picks a free one.
-            host: Address to listen on.
+            addresses: Addresses to listen on.
             info: Labels of `kdist_job_info` (`framework`, `workload_kind`, `world_size_min`,
                 `world_size_max`), and optionally `node`.
             healthy: Returns whether the agent makes progress, for `/healthz`.
@@ -93,7 +95,7 @@ class Exporter:
         self.scrapes = 0
         self._job = job
         self._run_id = run_id
-        self._host = host
+        self._addresses = addresses
         self._node = info.get("node", "")
         self._healthy = healthy
         self._nodes = nodes
@@ -119,7 +121,8 @@ class Exporter:
         self._scrape_seconds = 0.0
         self._exposition = Exposition(job, self._read)
         self._receiver: Receiver | None = None
-        self._server: MetricsServer | None = None
+        self._server: BoundedServer | None = None
+        self._refused: Callable[[], Mapping[str, int]] = dict
         self._agent_metrics.set_info({"run_id": run_id, **info})
 
     def start(self) -> None:
@@ -146,12 +149,15 @@ class Exporter:
         }
         for port in dict.fromkeys((self.port, 0)):
             try:
-                self._server = MetricsServer(routes, host=self._host, port=port)
+                self._server = serve_pages(_SERVER, routes, self._addresses, port)
             except OSError as error:
                 log.warn(
                     "metrics-port-in-use",
                     port=port,
-                    message=f"cannot listen on port {port} for metrics: {error}",
+                    message=(
+                        f"cannot listen on port {port} of {', '.join(self._addresses)} for "
+                        f"metrics: {error}"
+                    ),
                 )
                 continue
             self.port = self._server.port
@@ -180,6 +186,10 @@ class Exporter:
     def set_peers(self, peers: Callable[[], dict[str, Any] | None]) -> None:
         """Set what returns the other agents for `/status`; it must not wait for the rendezvous."""
         self._peers = peers
+
+    def set_refused(self, refused: Callable[[], Mapping[str, int]]) -> None:
+        """Set what returns the connections that the exchange has closed, by reason."""
+        self._refused = refused
 
     def set_exit_record(self, record: Mapping[str, Any]) -> None:
         """Set the final state from the agent's exit record, and show the record in `/status`."""
@@ -330,9 +340,14 @@ class Exporter:
         series = {
             **agent,
             **reported_series(snapshot, wall),
-            **exporter_series(snapshot, self._state, self._scrape_seconds),
+            **exporter_series(snapshot, self._state, self._scrape_seconds, self._all_refused()),
         }
         return series if self._managed else drop_unreported(series)
+
+    def _all_refused(self) -> dict[str, Mapping[str, int]]:
+        """The connections that were closed, by reason, of each server of this agent."""
+        own = self._server.refused if self._server is not None else {}
+        return {_SERVER: own, EXCHANGE: self._refused()}
 
     def _current_phase(self) -> Phase | None:
         """The phase of the first local rank, if its heartbeat is of this generation."""

@@ -7,46 +7,42 @@ through the store of the rendezvous. Nothing is kept here that the next round ne
 lose their host form another round, which names another host.
 
 The server is not torch's TCPStore. Of many clients that connect to one at the same time, torch
-2.13 accepts a few in each five seconds; its client waits for a silent host without end, deaf to
-signals, and prints a page of C++ frames for each host that has exited.
+2.13 accepts a few in each five seconds, and it has no bounds; `exchange_store` is the client.
 """
 
 from __future__ import annotations
 
+import hmac
 import json
 import secrets
-import socket
-import socketserver
 import threading
-import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
-from functools import partial
-from multiprocessing import connection
 from typing import Any, ClassVar, Self
 
-from torch.distributed import DistNetworkError, DistStoreError
-from torch.distributed.distributed_c10d import Store
-
-from kdist_trainer.rendezvous.exchange_key import ExchangeKey
+from kdist_trainer import log
+from kdist_trainer.rendezvous.exchange_key import TOKEN_DIGITS, ExchangeKey
 from kdist_trainer.rendezvous.join_requests import JOIN, JoinRequests
-from kdist_trainer.rendezvous.membership import INTERVAL_SECONDS, MEMBER, MemberConnections
-from kdist_trainer.threads import OnError, start_thread
+from kdist_trainer.rendezvous.membership import (
+    INTERVAL_SECONDS,
+    LINE_BYTES,
+    MEMBER,
+    MemberConnections,
+)
+from kdist_trainer.serving.addresses import own_addresses
+from kdist_trainer.serving.connection import Bounds, Connection, Session
+from kdist_trainer.serving.server import BoundedServer
 from kdist_trainer.untrusted_text import parse_json
 
-_RESPONSE_SECONDS = 5.0
-_CHECK_SECONDS = 0.1
 _NONCE_BYTES = 16
+_OPENING = b"kdist-exchange-1 "  # of the protocol's first version
 _MAX_REQUEST_BYTES = 1 << 22  # a ConfigMap holds at most 1 MiB
+MAX_VALUES_BYTES = 1 << 26
+"""The most bytes of all values of a round."""
+_MAX_SECONDS = 3600.0
+_PER_NODE, _SPARE = 2, 16
+"""The connections of a round: of each node one for values and one of the member, and a few more."""
 _KEPT = 6  # of two rounds: each has an exchange, one for its gatherer, one for its second host
-_LOOPBACK = "127.0.0.1"
-
-
-class HostEndedError(DistNetworkError):
-    """The process that hosts an exchange has ended: it has closed the connection, or nothing
-    listens at its port.
-    """
 
 
 @dataclass(frozen=True)
@@ -71,6 +67,11 @@ class ExchangeHost:
 
     ATTRIBUTE: ClassVar[str] = "kdist_exchange_host"
     """Where the rendezvous state has it."""
+
+    @property
+    def opening(self) -> bytes:
+        """The line by which a client opens its connection."""
+        return _OPENING + self.token.encode() + b"\n"
 
     def name_in(self, state: object) -> None:
         """Put the host into a rendezvous state."""
@@ -104,90 +105,132 @@ class ExchangeHost:
         return host if host is not None and host.round == vars(state)["round"] else None
 
 
+class _Wait:
+    """A client that waits for keys.
+
+    Attributes:
+        keys: The keys.
+        answer: Called once, when all are there or it has waited long enough.
+    """
+
+    def __init__(self, keys: Sequence[str], answer: Callable[[], None]) -> None:
+        self.keys = keys
+        self.answer = answer
+        self.is_over = False
+
+    def end(self) -> None:
+        if not self.is_over:
+            self.is_over = True
+            self.answer()
+
+
 class _Exchange:
     """The values of one exchange, the connections of its members, and requests to join."""
 
     def __init__(self) -> None:
         self.members = MemberConnections()
         self.join_requests = JoinRequests()
-        self._values: dict[str, str] = {}
-        self._waiters: dict[str, list[threading.Event]] = {}
-        self._lock = threading.Lock()
+        self._values: dict[str, bytes] = {}
+        self._bytes = 0
+        self._waits: dict[str, list[_Wait]] = {}
 
     def set(self, values: dict[str, str]) -> None:
-        with self._lock:
-            self._values.update(values)
-            woken = [event for key in values for event in self._waiters.pop(key, ())]
-        for event in woken:
-            event.set()
+        encoded = {key: json.dumps(value).encode() for key, value in values.items()}
+        for key, value in encoded.items():
+            self._bytes += len(value) - len(self._values.get(key, b""))
+            if self._bytes > MAX_VALUES_BYTES:
+                raise ValueError("the exchange is full")
+            self._values[key] = value
+        for wait in [wait for key in encoded for wait in self._waits.pop(key, ())]:
+            self.wait(wait)
 
-    def get(self, keys: Sequence[str], seconds: float) -> list[str | None]:
-        """The values, None for those that nobody has set within `seconds`."""
-        deadline = time.monotonic() + seconds
-        while True:
-            present = threading.Event()
-            with self._lock:
-                missing = next((key for key in keys if key not in self._values), None)
-                if missing is None or time.monotonic() >= deadline:
-                    return [self._values.get(key) for key in keys]
-                self._waiters.setdefault(missing, []).append(present)
-            present.wait(max(0.0, deadline - time.monotonic()))
+    def wait(self, wait: _Wait) -> None:
+        """Have a wait end when all of its keys are there."""
+        missing = next((key for key in wait.keys if key not in self._values), None)
+        if missing is None:
+            wait.end()
+        elif not wait.is_over:
+            # those that are over have given up
+            others = [each for each in self._waits.get(missing, ()) if not each.is_over]
+            self._waits[missing] = [*others, wait]
 
-
-class _Handler(socketserver.StreamRequestHandler):
-    """Serves one client: a line of JSON for each request and for each response."""
-
-    server: _Server
-    disable_nagle_algorithm = True
-
-    def handle(self) -> None:
-        try:
-            while line := self.rfile.readline(_MAX_REQUEST_BYTES):
-                request = parse_json(line)
-                exchange = self.server.exchanges.get(request["token"])
-                if exchange is None:
-                    return  # of a round that is long over, or of nobody
-                if MEMBER in request:
-                    exchange.members.hold(request[MEMBER], self.connection, self.rfile)
-                    return
-                if JOIN in request:
-                    exchange.join_requests.hold(request[JOIN], self.connection)
-                    return
-                if "set" in request:
-                    exchange.set(request["set"])
-                    response: list[str | None] = []
-                else:
-                    response = exchange.get(request["get"], request["seconds"])
-                self.wfile.write(json.dumps(response).encode() + b"\n")
-        except (OSError, ValueError, KeyError, TypeError):
-            return  # the client is gone, or is none of ours
+    def values(self, keys: Sequence[str]) -> list[bytes]:
+        """The values as JSON, null for those that nobody has set."""
+        return [self._values.get(key, b"null") for key in keys]
 
 
-class _Server(socketserver.ThreadingTCPServer):
-    daemon_threads = True
-    block_on_close = False
-    request_queue_size = 1024
+class _Client(Session):
+    """One client: it opens with a line that has the token, then sends a line of JSON for each
+    request and gets one for each response.
+    """
 
-    def __init__(self, address: str) -> None:
-        self.exchanges: dict[str, _Exchange] = {}
-        self._sent_at = 0.0
-        is_local = address == _LOOPBACK
-        if not is_local and socket.has_dualstack_ipv6():
-            self.address_family = socket.AF_INET6
-        super().__init__((_LOOPBACK if is_local else "", 0), _Handler)
+    def __init__(self, connection: Connection, server: ExchangeServer) -> None:
+        self._connection = connection
+        self._server = server
+        self._exchange: _Exchange | None = None
+        self._rank: int | None = None
+        self._wait: _Wait | None = None
+        self._searched = 0
 
-    def service_actions(self) -> None:
-        """Called after each request and at least once in each interval."""
-        now = time.monotonic()
-        if now - self._sent_at >= INTERVAL_SECONDS / 2:
-            self._sent_at = now
-            for exchange in self.exchanges.values():
-                exchange.members.send()
+    def receive(self, data: bytearray) -> None:
+        while not self._connection.is_waiting:
+            end = data.find(b"\n", self._searched)
+            if end < 0:
+                self._searched = len(data)
+                return
+            line = bytes(data[:end])
+            del data[: end + 1]
+            self._searched = 0
+            try:
+                self._take(line)
+            except (KeyError, TypeError, RecursionError) as error:
+                raise ValueError("not a request") from error
 
-    def server_bind(self) -> None:
-        if self.address_family == socket.AF_INET6:
-            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        super().server_bind()
+    def end(self) -> None:
+        if self._wait is not None:
+            self._wait.is_over = True
+        if self._exchange is not None:
+            self._exchange.join_requests.withdraw(self._connection)
+            if self._rank is not None:
+                self._exchange.members.disconnect(self._rank, self._connection)
+
+    def _take(self, line: bytes) -> None:
+        if self._exchange is None:
+            # of a round that is long over, or of nobody, if there is none
+            self._exchange = self._server.find(line)
+            self._connection.admit()
+        elif self._rank is not None:
+            self._exchange.members.take(self._rank, line)
+        else:
+            self._serve(self._exchange, parse_json(line))
+
+    def _serve(self, exchange: _Exchange, request: dict[str, Any]) -> None:
+        if MEMBER in request:
+            self._rank = int(request[MEMBER])
+            self._connection.limit = LINE_BYTES
+            exchange.members.connect(self._rank, self._connection)
+        elif JOIN in request:
+            self._connection.is_waiting = True
+            exchange.join_requests.hold(request[JOIN], self._connection)
+        elif "set" in request:
+            exchange.set({str(key): str(value) for key, value in request["set"].items()})
+            self._connection.send(b"[]\n")
+        else:
+            self._get(exchange, [str(key) for key in request["get"]], float(request["seconds"]))
+
+    def _get(self, exchange: _Exchange, keys: Sequence[str], seconds: float) -> None:
+        def answer() -> None:
+            self._wait = None
+            values = exchange.values(keys)
+            parts = [part for value in values for part in (b",", value)]
+            self._connection.send(b"[", *parts[1:], b"]\n")
+            self._connection.resume()
+
+        self._wait = wait = _Wait(keys, answer)
+        self._connection.is_waiting = True
+        exchange.wait(wait)
+        if not wait.is_over:
+            self._server.call_later(max(0.0, min(seconds, _MAX_SECONDS)), wait.end)
 
 
 class ExchangeServer:
@@ -195,14 +238,18 @@ class ExchangeServer:
     first of them and ends with the agent.
 
     Args:
-        address: The address of the agent.
+        address: The address of the agent; the server listens there and nowhere else.
         key: The key of the job's exchanges.
+        nodes: Returns the most nodes of a round.
     """
 
-    def __init__(self, address: str, *, key: ExchangeKey) -> None:
+    def __init__(self, address: str, *, key: ExchangeKey, nodes: Callable[[], int]) -> None:
         self.key = key
         self._address = address
-        self._server: _Server | None = None
+        self._nodes = nodes
+        self._most = 0
+        self._server: BoundedServer | None = None
+        self._exchanges: dict[str, _Exchange] = {}
         self._lock = threading.Lock()
 
     def offer(self, number: int, rank: int) -> ExchangeHost | None:
@@ -215,164 +262,84 @@ class ExchangeServer:
     def _offer(self, number: int, rank: int) -> ExchangeHost | None:
         if self.key.fingerprint() is None:
             return None
+        self._most = _PER_NODE * self._nodes() + _SPARE
         try:
-            server = self._server or _Server(self._address)
-        except OSError:
-            return None
-        if self._server is None:
-            self._server = server
-            start_thread(
-                partial(server.serve_forever, poll_interval=INTERVAL_SECONDS),
-                name="kdist-exchange",
-                on_error=OnError.RESTART,
+            server = self._server or self._start()
+        except OSError as error:
+            log.warn(
+                "exchange-not-hosted",
+                message=f"this agent hosts no exchange: it cannot listen at {self._address}: "
+                f"{error}",
             )
-        port, nonce = server.server_address[1], secrets.token_hex(_NONCE_BYTES)
-        fields = number, self._address, port, nonce, rank
+            return None
+        fields = number, self._address, server.port, secrets.token_hex(_NONCE_BYTES), rank
         if (host := ExchangeHost.from_public(fields, self.key)) is not None:
-            recent = dict(list(server.exchanges.items())[1 - _KEPT :])
-            server.exchanges = {**recent, host.token: _Exchange()}
+            recent = dict(list(self._exchanges.items())[1 - _KEPT :])
+            self._exchanges = {**recent, host.token: _Exchange()}
         return host
+
+    def _start(self) -> BoundedServer:
+        server = BoundedServer(
+            "exchange",
+            own_addresses(self._address),
+            0,
+            bounds=Bounds(
+                opening_bytes=len(_OPENING) + TOKEN_DIGITS + 1,
+                message_bytes=_MAX_REQUEST_BYTES,
+                admitted=lambda: self._most,
+            ),
+            open_session=lambda connection: _Client(connection, self),
+        )
+        self._server = server
+        self._send()
+        return server
+
+    def _send(self) -> None:
+        """Have all members get a line in each interval."""
+        self.call_later(INTERVAL_SECONDS, self._send)
+        for exchange in self._exchanges.values():
+            exchange.members.send()
+
+    def call_later(self, seconds: float, action: Callable[[], object]) -> None:
+        """Have the server's thread call `action` after so many seconds."""
+        if self._server is not None:
+            self._server.call_later(seconds, action)
+
+    def refused(self) -> Mapping[str, int]:
+        """The connections that were closed, by reason."""
+        return {} if self._server is None else self._server.refused
+
+    def find(self, opening: bytes) -> _Exchange:
+        """The exchange whose token a client has opened with. Raises `ValueError` without one."""
+        found = None
+        for token, exchange in self._exchanges.items():
+            if hmac.compare_digest(_OPENING + token.encode(), opening):
+                found = exchange
+        if found is None:
+            raise ValueError("no exchange has this token")
+        return found
 
     def join_requests(self, host: ExchangeHost) -> JoinRequests:
         """The requests to join at `host`, which is this agent."""
-        exchange = None if self._server is None else self._server.exchanges.get(host.token)
+        exchange = self._exchanges.get(host.token)
         return JoinRequests() if exchange is None else exchange.join_requests
 
     def is_host(self, host: ExchangeHost) -> bool:
         """Whether `host` is this agent."""
-        return self._server is not None and host.token in self._server.exchanges
+        return host.token in self._exchanges
 
     def expect(self, host: ExchangeHost, ranks: Collection[int], seconds: float) -> None:
         """See `MemberConnections.expect`; does nothing if `host` is not this agent."""
-        if self._server is not None and (exchange := self._server.exchanges.get(host.token)):
+        if exchange := self._exchanges.get(host.token):
             exchange.members.expect(ranks, seconds)
 
     def mark_left(self, host: ExchangeHost) -> None:
         """Tell the members of the round that its host, which is this agent, leaves on purpose."""
-        if self._server is not None and (exchange := self._server.exchanges.get(host.token)):
+        if exchange := self._exchanges.get(host.token):
             exchange.members.mark_left(host.rank)
 
     def close(self) -> None:
-        """Stop listening; connections that are open stay so."""
-        if self._server is not None:
-            self._server.shutdown()
-            self._server.server_close()
-            self._server = None
-
-
-class ExchangeStore(Store):
-    """The exchange of one round, as a `torch.distributed.Store` without numbers and removals. Keys
-    are str, values str or bytes; `get` returns bytes.
-
-    All operations raise `DistNetworkError` if the host does not respond, `HostEndedError` if it has
-    ended.
-
-    Args:
-        host: The host of the exchange.
-        timeout_seconds: How long `get` and `wait` wait for a key.
-
-    Raises:
-        DistNetworkError: If the host cannot be reached.
-    """
-
-    def __init__(self, host: ExchangeHost, *, timeout_seconds: float) -> None:
-        super().__init__()
-        self.host = host
-        self.while_waiting: Callable[[], None] | None = None
-        """Called ten times a second while a key is waited for; an exception ends the wait and
-        closes the store.
-        """
-        self._timeout_seconds = timeout_seconds
-        self._lock = threading.Lock()
-        try:
-            self._socket = socket.create_connection((host.address, host.port), _RESPONSE_SECONDS)
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        except OSError as error:
-            raise self._lost(error) from error
-        self._stream = self._socket.makefile("rb")
-
-    def set(self, key: str, value: str | bytes) -> None:
-        """Set `key` to `value`."""
-        self.multi_set([key], [value])
-
-    def get(self, key: str) -> bytes:
-        """The value of `key`; waits until there is one."""
-        return self.multi_get([key])[0]
-
-    def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
-        """Set all keys to their values."""
-        self._request({"set": dict(zip(keys, map(_text, values), strict=True))})
-
-    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """The values of all keys; waits until all exist."""
-        return self._wait_for(keys, self._timeout_seconds)
-
-    def peek(self, keys: Sequence[str]) -> list[bytes | None]:
-        """The values of all keys, None for those that do not exist."""
-        found = self._request({"get": list(keys), "seconds": 0.0})
-        return [None if value is None else value.encode("latin-1") for value in found]
-
-    def check(self, keys: Sequence[str]) -> bool:
-        """Whether all keys exist."""
-        return None not in self.peek(keys)
-
-    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """Wait until all keys exist."""
-        self._wait_for(keys, self._timeout_seconds if timeout is None else timeout.total_seconds())
-
-    def has_extended_api(self) -> bool:
-        """False: the store has none of torch's optional operations, such as queues."""
-        return False
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._stream.close()  # the socket stays open until its file is closed
-        self._socket.close()
-
-    def _wait_for(self, keys: Sequence[str], seconds: float) -> list[bytes]:
-        found = self._request({"get": list(keys), "seconds": seconds}, seconds)
-        if missing := [key for key, value in zip(keys, found, strict=True) if value is None]:
-            raise DistStoreError(
-                f"wait timeout after {seconds * 1000:.0f}ms, keys: {', '.join(missing)}"
-            )
-        return [str(value).encode("latin-1") for value in found]
-
-    def _request(self, request: dict[str, Any], seconds: float = 0.0) -> list[str | None]:
-        line = json.dumps({"token": self.host.token, **request}).encode() + b"\n"
-        with self._lock:
-            try:
-                self._socket.settimeout(seconds + _RESPONSE_SECONDS)
-                self._socket.sendall(line)
-                self._watch(seconds + _RESPONSE_SECONDS)
-                response = self._stream.readline()
-                found: list[str | None] = parse_json(response)
-            except (OSError, ValueError) as error:
-                self.close()
-                raise self._lost(error) from error
-            except BaseException:
-                # an exception of a signal handler: the response would be that of the next request
-                self.close()
-                raise
-        return found
-
-    def _watch(self, seconds: float) -> None:
-        """Call `while_waiting`, if it is set, until there is a response, for at most `seconds`."""
-        deadline = time.monotonic() + seconds
-        while (
-            self.while_waiting is not None
-            and time.monotonic() < deadline
-            and not connection.wait([self._socket], _CHECK_SECONDS)
-        ):
-            self.while_waiting()
-
-    def _lost(self, error: Exception) -> DistNetworkError:
-        has_ended = isinstance(error, ConnectionError | ValueError)
-        reason = error if isinstance(error, OSError) else "the connection was closed"
-        return (HostEndedError if has_ended else DistNetworkError)(
-            f"the agent at {self.host.address}:{self.host.port}, which hosts the exchange of round "
-            f"{self.host.round}, does not respond: {reason}"
-        )
-
-
-def _text(value: str | bytes) -> str:
-    return (value.encode() if isinstance(value, str) else bytes(value)).decode("latin-1")
+        """Stop listening and close all connections."""
+        server, self._server = self._server, None
+        if server is not None:
+            server.close()

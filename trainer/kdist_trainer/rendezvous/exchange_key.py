@@ -14,7 +14,7 @@ from collections.abc import Callable
 KEY_FILE = "exchange.key"
 """The name of the mounted file."""
 _LEAST_BYTES = 32
-_TOKEN_DIGITS = 32
+TOKEN_DIGITS = 32
 _FINGERPRINT_DIGITS = 16
 
 
@@ -32,7 +32,7 @@ class ExchangeKey:
 
     def token(self, *fields: object) -> str | None:
         """The token that follows from these fields; None without a key."""
-        return self._digest(("token", *fields), _TOKEN_DIGITS)
+        return self._digest(("token", *fields), TOKEN_DIGITS)
 
     def fingerprint(self) -> str | None:
         """Tells whether two agents have the same key; None without a key."""

@@ -22,12 +22,8 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     RendezvousTimeout,
 )
 
-from kdist_trainer.rendezvous.exchange import (
-    ExchangeHost,
-    ExchangeServer,
-    ExchangeStore,
-    HostEndedError,
-)
+from kdist_trainer.rendezvous.exchange import ExchangeHost, ExchangeServer
+from kdist_trainer.rendezvous.exchange_store import ExchangeStore, HostEndedError
 from kdist_trainer.rendezvous.file_store import FileStore
 from kdist_trainer.rendezvous.gathering import Gathering
 from kdist_trainer.rendezvous.key_holders import open_key
@@ -81,7 +77,8 @@ class Rendezvous(RendezvousBase):
         self._node_counts = node_counts
         state.before_sync = self._prepare_sync
         state.node = self.node
-        self._server = ExchangeServer(self.node.addr, key=state.key)
+        self._server = ExchangeServer(self.node.addr, key=state.key, nodes=lambda: node_counts()[1])
+        self.refused = self._server.refused
         self._exchange_seconds = exchange_seconds
         state.offer_host = self._server.offer
         state.find_dead = lambda: self._disconnected() | self._silent()

@@ -12,7 +12,6 @@ import select
 import socket
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import astuple
 from typing import TYPE_CHECKING, Any
 
@@ -20,43 +19,41 @@ from kdist_trainer.rendezvous.torch_internals import Node
 
 if TYPE_CHECKING:
     from kdist_trainer.rendezvous.exchange import ExchangeHost
+    from kdist_trainer.serving.connection import Connection
 
 JOIN = "join"
 """The key of a request to join, with the fields of the node."""
 _CONNECT_SECONDS = 2.0
 _TRANSFER_SECONDS = 5.0
-_CHECK_SECONDS = 1.0
+_RESPONSE_BYTES = 1 << 22
 
 
 class JoinRequests:
     """The requests of one round, as the gatherer holds them."""
 
     def __init__(self) -> None:
-        self._connections: dict[Node, socket.socket] = {}
+        self._connections: dict[Connection, Node] = {}
         self._lock = threading.Lock()
         self._arrived = threading.Event()
-        self._ended = threading.Event()
-        self._response = b""
+        self._response: bytes | None = None
 
-    def hold(self, fields: Sequence[Any], connection: socket.socket) -> None:
+    def hold(self, fields: Sequence[Any], connection: Connection) -> None:
         """Hold the request of a node until it is answered or withdrawn."""
         node = Node(*fields)
         with self._lock:
-            self._connections[node] = connection
+            self._connections[connection] = node
+            self._answer()
         self._arrived.set()
-        while not self._ended.wait(_CHECK_SECONDS) and _is_open(connection):
-            pass
+
+    def withdraw(self, connection: Connection) -> None:
+        """Forget the request of this connection, if it has made one: it has ended."""
         with self._lock:
-            if self._connections.get(node) is connection:
-                del self._connections[node]
-        with suppress(OSError):  # the node is gone
-            connection.settimeout(_TRANSFER_SECONDS)
-            connection.sendall(self._response)
+            self._connections.pop(connection, None)
 
     def nodes(self) -> list[Node]:
         """The nodes that ask, without those that have given up."""
         with self._lock:
-            return [node for node, one in self._connections.items() if _is_open(one)]
+            return list(dict.fromkeys(self._connections.values()))
 
     def wait(self, seconds: float) -> bool:
         """Wait for a new request; returns whether one has arrived."""
@@ -66,8 +63,16 @@ class JoinRequests:
 
     def end(self, response: bytes = b"") -> None:
         """Answer all requests, those that are still to come too, and end their connections."""
-        self._response = response
-        self._ended.set()
+        with self._lock:
+            self._response = response
+            self._answer()
+
+    def _answer(self) -> None:
+        if self._response is not None:
+            for connection in self._connections:
+                connection.send(self._response)
+                connection.finish()
+            self._connections = {}
 
 
 class JoinRequest:
@@ -84,9 +89,8 @@ class JoinRequest:
     def __init__(self, host: ExchangeHost, node: Node) -> None:
         self.host = host
         self._socket = socket.create_connection((host.address, host.port), _CONNECT_SECONDS)
-        request = {"token": host.token, JOIN: astuple(node)}
         try:
-            self._socket.sendall(json.dumps(request).encode() + b"\n")
+            self._socket.sendall(host.opening + json.dumps({JOIN: astuple(node)}).encode() + b"\n")
         except BaseException:
             self.close()
             raise
@@ -103,7 +107,7 @@ class JoinRequest:
             return None
         self._socket.settimeout(_TRANSFER_SECONDS)
         with self._socket.makefile("rb") as lines:
-            line = lines.readline()
+            line = lines.readline(_RESPONSE_BYTES)
         if not line.endswith(b"\n"):
             raise ConnectionResetError("the gatherer has ended the connection")
         return line
@@ -111,13 +115,3 @@ class JoinRequest:
     def close(self) -> None:
         """Withdraw the request."""
         self._socket.close()
-
-
-def _is_open(connection: socket.socket) -> bool:
-    """Whether the other end has not closed the connection."""
-    try:
-        return connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False

@@ -7,9 +7,10 @@ once. A node that loses power closes none: it no longer answers. So the host sen
 interval, and members answer each. A member that was lost before it had connected is missed when it
 does not connect in time.
 
-A member opens with one line, which names the exchange and its group rank, and closes with an empty
-line if it leaves on purpose. A line of the host has the ranks that are disconnected, those that
-have left, and those that have not answered with the seconds since. All lines are JSON.
+A member opens with its group rank, and closes with an empty line if it leaves on purpose. A line of
+the host has the ranks that are disconnected, those that have left, those that have not answered
+with the seconds since, and the second host of the round, which has told it so in a line of its own.
+All lines are JSON.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from io import BufferedIOBase
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kdist_trainer.threads import OnError, start_thread
 from kdist_trainer.untrusted_text import parse_json
 
 if TYPE_CHECKING:
     from kdist_trainer.rendezvous.exchange import ExchangeHost
+    from kdist_trainer.serving.connection import Connection
 
 MEMBER = "member"
 """The key of a request that asks for a connection of a member, with its group rank."""
@@ -36,8 +37,10 @@ INTERVAL_SECONDS = 0.25
 """How often the host of a round sends a line."""
 _CONNECT_SECONDS = 5.0
 _RETRY_SECONDS = 0.1
-_LINE_BYTES = 1 << 16
-_ANSWER, _GOODBYE = b".\n", b"\n"
+LINE_BYTES = 4096
+"""The most bytes of a line of a member."""
+_HOST_LINE_BYTES = 1 << 16
+_ANSWER, _GOODBYE = b".", b""
 _SILENCE_FACTOR = 2.0
 """How much longer a silence must be than the longest one that has ended: a busy node is late."""
 
@@ -52,7 +55,7 @@ class _Member:
         silence: The seconds without an answer.
     """
 
-    connection: socket.socket
+    connection: Connection
     has_answered: bool = True
     silence: float = 0.0
 
@@ -66,6 +69,7 @@ class MemberConnections:
         self._left: set[int] = set()
         self._expected: set[int] = set()
         self._expected_seconds = 0.0
+        self._second: list[Any] | None = None
         self._lock = threading.Lock()
         self._sent_at = time.monotonic()
 
@@ -77,21 +81,31 @@ class MemberConnections:
             self._expected = set(ranks) - self._members.keys() - self._disconnected - self._left
             self._expected_seconds = seconds
 
-    def hold(self, rank: int, connection: socket.socket, lines: BufferedIOBase) -> None:
-        """Hold the connection of the member with group rank `rank` until it ends."""
-        member = _Member(connection)
+    def connect(self, rank: int, connection: Connection) -> None:
+        """Take this connection as that of the member with group rank `rank`."""
         with self._lock:
-            self._members[rank] = member
+            self._members[rank] = _Member(connection)
             self._expected.discard(rank)
             self._disconnected.discard(rank)
             self._send()
-        with suppress(OSError):
-            while line := lines.readline(_LINE_BYTES):
-                member.has_answered = True
-                if line == _GOODBYE:
-                    self.mark_left(rank)
+
+    def take(self, rank: int, line: bytes) -> None:
+        """Take in a line of the member with group rank `rank`. Raises `ValueError`."""
+        member = self._members.get(rank)
+        if member is not None:
+            member.has_answered = True
+        if line == _GOODBYE:
+            self.mark_left(rank)
+        elif line != _ANSWER:
+            with self._lock:
+                self._second = list(parse_json(line))
+                self._send()
+
+    def disconnect(self, rank: int, connection: Connection) -> None:
+        """This connection of the member with group rank `rank` has ended."""
         with self._lock:
-            if self._members.get(rank) is not member:
+            member = self._members.get(rank)
+            if member is None or member.connection is not connection:
                 return  # it has connected again
             del self._members[rank]
             if rank not in self._left:
@@ -123,10 +137,10 @@ class MemberConnections:
     def _send(self) -> None:
         silences = [[rank, member.silence] for rank, member in self._members.items()]
         late = [pair for pair in silences if pair[1] > INTERVAL_SECONDS]
-        line = json.dumps([sorted(self._disconnected), sorted(self._left), late]).encode() + b"\n"
+        news = [sorted(self._disconnected), sorted(self._left), late, self._second]
+        line = json.dumps(news).encode() + b"\n"
         for member in self._members.values():
-            with suppress(OSError):  # it is gone, or has read nothing for very long
-                member.connection.send(line, socket.MSG_DONTWAIT)
+            member.connection.offer(line)
 
 
 class MemberConnection:
@@ -135,11 +149,21 @@ class MemberConnection:
     Args:
         host: The host of the round.
         rank: The group rank of this member.
+        on_second: Called once, on the thread, with the fields of the second host.
     """
 
-    def __init__(self, host: ExchangeHost, rank: int) -> None:
+    def __init__(
+        self,
+        host: ExchangeHost,
+        rank: int,
+        *,
+        on_second: Callable[[list[Any]], None] = lambda _: None,
+    ) -> None:
         self.host = host
-        self._request = json.dumps({"token": host.token, MEMBER: rank}).encode() + b"\n"
+        self._on_second = on_second
+        self._second: list[Any] | None = None
+        self._announcement = b""
+        self._request = host.opening + json.dumps({MEMBER: rank}).encode() + b"\n"
         self._disconnected: dict[int, float] = {}
         self._left: set[int] = set()
         self._silences: dict[int, float] = {}
@@ -185,13 +209,21 @@ class MemberConnection:
         """
         self._set_disconnected([*self._disconnected, self.host.rank])
 
+    def announce(self, second: Sequence[Any]) -> None:
+        """Tell the members the fields of the second host."""
+        self._announcement = json.dumps(second).encode() + b"\n"
+        connection = self._socket
+        if connection is not None:
+            with suppress(OSError):
+                connection.sendall(self._announcement)
+
     def leave(self) -> None:
         """Close the connection; for the others this member is not disconnected."""
         self._ended.set()
         connection = self._socket
         if connection is not None:
             with suppress(OSError):
-                connection.sendall(_GOODBYE)
+                connection.sendall(_GOODBYE + b"\n")
                 connection.shutdown(socket.SHUT_WR)
 
     def _run(self) -> None:
@@ -208,21 +240,25 @@ class MemberConnection:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.sendall(self._request)
             with connection.makefile("rb") as lines:
-                self._read(lines.readline(_LINE_BYTES))
+                self._read(lines.readline(_HOST_LINE_BYTES))
                 connection.settimeout(None)
                 self._socket = connection
                 if self._ended.is_set():
                     self.leave()
                 with suppress(OSError):
-                    while line := lines.readline(_LINE_BYTES):
+                    connection.sendall(self._announcement)
+                    while line := lines.readline(_HOST_LINE_BYTES):
                         self._read(line)
-                        connection.sendall(_ANSWER)
+                        connection.sendall(_ANSWER + b"\n")
             if self.host.rank not in self._left:
                 self.note_host_end()
 
     def _read(self, line: bytes) -> None:
         """Take in a line of the host."""
-        disconnected, left, late = parse_json(line)
+        disconnected, left, late, second = parse_json(line)
+        if second is not None and self._second is None:
+            self._second = second
+            self._on_second(second)
         silences = dict(late)
         for rank, silence in self._silences.items():
             if silences.get(rank, 0.0) < silence and rank not in disconnected:

@@ -20,7 +20,7 @@ from torch.distributed import DistError
 from torch.distributed.elastic.rendezvous import RendezvousError
 
 from kdist_trainer.rendezvous.configmap_client import Copy
-from kdist_trainer.rendezvous.exchange import ExchangeStore
+from kdist_trainer.rendezvous.exchange_store import ExchangeStore
 from kdist_trainer.threads import OnError, start_thread
 
 _PULSE, _COPY, _BEAT = "relay/pulse", "relay/copy", "relay/beat/"

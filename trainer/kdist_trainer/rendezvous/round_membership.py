@@ -4,28 +4,17 @@ The host of a round holds a connection to each member, and tells the others when
 If the host is lost together with another member, no one is left who has seen the end of that one,
 which is then noticed only when its keep-alives are missed, seconds later. So in a round of three or
 more there is a second host: of the other members, the one with the lowest group rank. The others
-read its address from the exchange of the round. No generation number and no membership depends on
-it.
+hear its address from the host of the round. No generation number and no membership depends on it.
 """
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Collection
-from contextlib import closing, suppress
-from functools import partial
+from typing import Any
 
-from torch.distributed import DistError
-
-from kdist_trainer.rendezvous.exchange import ExchangeHost, ExchangeServer, ExchangeStore
+from kdist_trainer.rendezvous.exchange import ExchangeHost, ExchangeServer
 from kdist_trainer.rendezvous.membership import MemberConnection
-from kdist_trainer.threads import OnError, start_thread
-from kdist_trainer.untrusted_text import parse_json
-
-_SECOND_HOST = "kdist/second-host"
-_SECONDS = 60.0
-"""How long the others wait for the address of the second host."""
 
 
 class RoundMembership:
@@ -46,14 +35,14 @@ class RoundMembership:
         self._rank = rank
         self._lock = threading.Lock()
         self._has_left = False
-        self.connections = [MemberConnection(host, rank)]
+        self.connections: list[MemberConnection] = []
+        with self._lock:  # the second host may be known before there is a list
+            self.connections = [MemberConnection(host, rank, on_second=self._connect_second)]
         others = sorted({*ranks} - {host.rank})
-        if len(others) > 1:
-            start_thread(
-                partial(self._connect_second, others[0]),
-                name="kdist-second-host",
-                on_error=OnError.REPORT,  # the round has one host then
-            )
+        if len(others) > 1 and others[0] == rank:
+            second = server.offer(host.round, rank)
+            if second is not None:  # else the round has only one host
+                self.connections[0].announce(second.public_fields())
 
     def disconnected(self, seconds: float = 0.0) -> set[int]:
         """See `MemberConnection.disconnected`."""
@@ -85,22 +74,11 @@ class RoundMembership:
             self._server.mark_left(each.host)
         self.leave()
 
-    def _connect_second(self, second_rank: int) -> None:
-        """Connect to the second host, or become it. If that fails, the round has only one host."""
-        with suppress(DistError, OSError, ValueError, TypeError):
-            second = self._offer() if second_rank == self._rank else self._read()
-            with self._lock:
-                if second is not None and not self._has_left:
-                    self.connections = [*self.connections, MemberConnection(second, self._rank)]
-
-    def _offer(self) -> ExchangeHost | None:
-        second = self._server.offer(self._host.round, self._rank)
-        if second is not None:
-            with closing(ExchangeStore(self._host, timeout_seconds=_SECONDS)) as store:
-                store.set(_SECOND_HOST, json.dumps(second.public_fields()))
-        return second
-
-    def _read(self) -> ExchangeHost | None:
-        with closing(ExchangeStore(self._host, timeout_seconds=_SECONDS)) as store:
-            fields = parse_json(store.get(_SECOND_HOST))
-        return ExchangeHost.from_public(fields, self._server.key)
+    def _connect_second(self, fields: list[Any]) -> None:
+        """Connect to the second host too."""
+        if not ExchangeHost.is_valid(tuple(fields)):
+            return
+        second = ExchangeHost.from_public(fields, self._server.key)
+        with self._lock:
+            if second is not None and not self._has_left:
+                self.connections = [*self.connections, MemberConnection(second, self._rank)]

@@ -347,5 +347,18 @@ EXPORTER = PanelRow(
             minimum=0.0,
             width=6,
         ),
+        lines(
+            "Refused connections",
+            "Closed by the agents to stay within their bounds, per second",
+            "cps",
+            {
+                "{{server}}: {{reason}}": (
+                    "sum by (server, reason) "
+                    f"(rate(kdist_connections_refused_total{{}}[{RATE}])) > 0"
+                )
+            },
+            minimum=0.0,
+            width=24,
+        ),
     ),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from tools.reference import chart, commands, events, exit_codes, icon, script_api
+from tools.reference import chart, commands, events, exit_codes, icon, script_api, security
 
 FOLDER = Path(__file__).parents[2] / "docs" / "reference"
 PAGES: dict[str, Callable[[], str]] = {
@@ -15,6 +15,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "script-api.md": script_api.render,
     "chart.md": chart.render,
     "../icon.svg": icon.render,
+    "../explanation/security.md": security.render,
 }
 
 

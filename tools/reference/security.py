@@ -1,0 +1,81 @@
+"""The tables of docs/explanation/security.md: listeners, and the rights of roles, pods and the
+controller. The text around them is written by hand.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final
+
+from kdist import rbac
+from kdist.rbac import Right
+from kdist.spec import API_VERSION, KIND
+from kdist_controller import rights
+from kdist_trainer.config.listeners import LISTENERS
+
+PAGE: Final = Path(__file__).parents[2] / "docs" / "explanation" / "security.md"
+_BLOCK: Final = re.compile(
+    r"(<!-- table of (?P<name>[\w ]+): python -m tools\.reference -->\n)"
+    r"(?:(?!<!--).*\n)*(<!-- end -->)"
+)
+
+
+def render() -> str:
+    """The page with fresh tables. Raises `KeyError` for a table that nobody makes."""
+
+    def replace(found: re.Match[str]) -> str:
+        return f"{found[1]}{TABLES[found['name']]()}\n{found[3]}"
+
+    return _BLOCK.sub(replace, PAGE.read_text(encoding="utf-8"))
+
+
+def _listeners() -> str:
+    rows = ["| what listens | in | port | bound in a pod | with `kdist run` | asks for | reaches |"]
+    rows.append("|---|---|---|---|---|---|---|")
+    for each in LISTENERS:
+        name = each.name if each.modules else f"{each.name} (not ours)"
+        cells = (each.process, each.port, each.pod, each.local, each.admits, each.without)
+        rows.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def _roles() -> str:
+    resource = [
+        Right(verb, API_VERSION, KIND)
+        for verb in ("get", "list", "watch", "create", "patch", "delete")
+    ]
+    parts = []
+    for role in ("view", "edit"):
+        found = [*rbac.rules(role, workloads=False), *rbac.rules(role, workloads=True)]
+        verbs = resource[:3] if role == "view" else resource[3:]
+        parts += [(f"`{role}`", rule) for rule in [*found, *rbac.to_rules(verbs)]]
+    return _table("role", parts)
+
+
+def _controller() -> str:
+    tables: dict[str, Iterable[Right]] = {
+        "the namespaces whose TrainingJobs it acts on": rights.JOBS,
+        "the cluster": rights.NODES,
+        "`kube-node-lease`": rights.NODE_LEASES,
+        "its own namespace": rights.ELECTION,
+    }
+    found = [(where, rule) for where, table in tables.items() for rule in rbac.to_rules(table)]
+    return _table("in", found)
+
+
+def _table(title: str, found: Iterable[tuple[str, dict[str, list[str]]]]) -> str:
+    rows = [f"| {title} | verbs | resources |", "|---|---|---|"]
+    for where, rule in found:
+        group = rule["apiGroups"][0]
+        names = ", ".join(f"{each}.{group}" if group else each for each in rule["resources"])
+        rows.append(f"| {where} | {', '.join(rule['verbs'])} | {names} |")
+    return "\n".join(rows)
+
+
+TABLES: Final[dict[str, Callable[[], str]]] = {
+    "listeners": _listeners,
+    "rights of roles": _roles,
+    "rights of the controller": _controller,
+}

@@ -120,7 +120,7 @@ class Commands(click.Group):
         """
         if args[:1] == ["help"]:
             if len(args) == 1:
-                console.result(ctx.get_help())
+                console.document(ctx.get_help())
                 ctx.exit()
             args = [*args[1:], "--help"]
         if args and not args[0].startswith("-") and args[0] not in self.list_commands(ctx):

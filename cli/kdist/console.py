@@ -1,4 +1,5 @@
-"""The only file that prints.
+"""The only file that prints. Text is data: what a terminal would obey is made visible, and only
+`style` styles it (see `kdist.terminal_text`).
 
 Data goes to stdout and messages go to stderr, so messages stay visible in `kdist … -o json | jq`.
 Colour is off when the stream is no terminal, with `NO_COLOR`, and with `TERM=dumb`; `FORCE_COLOR`
@@ -16,7 +17,7 @@ from typing import IO, TYPE_CHECKING, Any, cast
 
 import click
 
-from kdist import columns
+from kdist import columns, terminal_text
 from kdist.errors import InvalidJobError, KdistError, Problem
 
 if TYPE_CHECKING:
@@ -36,9 +37,29 @@ def wants_color() -> bool | None:
     return True if os.environ.get("FORCE_COLOR") else None
 
 
+def style(text: str, color: str | None = None, *, bold: bool = False, dim: bool = False) -> str:
+    """The text in a style, for the functions that print a line."""
+    return terminal_text.style(text, color, bold=bold, dim=dim)
+
+
 def result(text: str) -> None:
-    """Print output to stdout."""
-    click.echo(text, color=wants_color())
+    """Print a line to stdout. A line break in it is made visible."""
+    _write(text, sys.stdout, keep="\t")
+
+
+def document(text: str) -> None:
+    """Print text of several lines to stdout, such as a manifest or a help text."""
+    _write(text, sys.stdout, keep="\n\t")
+
+
+def _write(text: str, stream: IO[str], *, keep: str) -> None:
+    color = wants_color()
+    shown = terminal_text.to_terminal(
+        text, color=stream.isatty() if color is None else color, keep=keep
+    )
+    to_stderr = stream is sys.stderr
+    # click's colour only says that no style is to be removed again
+    click.echo(shown, file=_stream() if to_stderr else None, err=to_stderr, color=True)
 
 
 def drop_results() -> None:
@@ -63,17 +84,18 @@ def emit(value: Any, *, output: str, name: str = "") -> None:
     if output == "json":
         import json
 
-        result(json.dumps(value, indent=2, ensure_ascii=False))
+        text = json.dumps(value, indent=2, ensure_ascii=False)
+        document(terminal_text.visible_json(text))
     elif output == "yaml":
-        import yaml
+        from kdist.yaml_text import to_yaml
 
-        result(yaml.safe_dump(value, sort_keys=False, allow_unicode=True).rstrip("\n"))
+        document(to_yaml(value))
     elif output == "name":
         result(name)
     elif output.startswith("jsonpath="):
         from kdist import jsonpath
 
-        result(jsonpath.find(output.removeprefix("jsonpath="), value))
+        document(jsonpath.find(output.removeprefix("jsonpath="), value))
     else:
         raise ValueError(f"no output format {output!r}")
 
@@ -108,15 +130,21 @@ def add_rows(shown: columns.Table, rows: Sequence[Sequence[str]], *, fit: bool =
         fit: on a terminal, leave out, shorten or wrap what its width cannot show; `kdist.columns`
             says which columns give way first. Elsewhere the width is not limited.
     """
-    for line in shown.add(rows, _width(sys.stdout) if fit else None):
+    cells = [tuple(map(_cell, row, range(len(row)))) for row in rows]
+    for line in shown.add(cells, _width(sys.stdout) if fit else None):
         result(line)
+
+
+def _cell(text: str, column: int) -> str:
+    # a line break would begin a line of its own in the first column
+    return terminal_text.visible(text, keep="\n\t" if column else "\t")
 
 
 def paragraph(text: str, *, start: str = "") -> None:
     """Print a sentence to stdout; a terminal breaks it between words, below its own beginning.
 
     Args:
-        text: without color.
+        text: without color; what follows a line break is indented.
         start: printed before it, may be colored.
     """
     for line in _wrap(text, start, sys.stdout):
@@ -124,12 +152,17 @@ def paragraph(text: str, *, start: str = "") -> None:
 
 
 def _wrap(text: str, start: str, stream: IO[str]) -> list[str]:
-    width, margin = _width(stream), len(click.unstyle(start))
-    if width is None or len(text) + margin <= width:
+    """The lines of a text; none but the first begins where a line of its own would."""
+    width, margin = _width(stream), len(terminal_text.unstyle(start))
+    text = terminal_text.visible(text, keep="\n\t")
+    if width is None:
+        first, *others = text.split("\n")
+    elif len(text) + margin <= width and "\n" not in text:
         return [start + text]
-    first, *others = columns.wrap(text, max(width - margin, min(width, 20)))
-    margin = margin if width - margin >= 20 else 0
-    return [start + first, *(" " * margin + line for line in others)]
+    else:
+        first, *others = columns.wrap(text, max(width - margin, min(width, 20)))
+        margin = margin if width - margin >= 20 else 0
+    return [start + first, *(" " * max(margin, 2) + line for line in others)]
 
 
 def _width(stream: IO[str]) -> int | None:
@@ -144,18 +177,22 @@ def _width(stream: IO[str]) -> int | None:
 
 
 def message(text: str) -> None:
-    """Print a message to stderr, above the live view if there is one."""
+    """Print a message to stderr, above the live view if there is one. What follows a line break in
+    it is indented.
+    """
+    text = text.replace("\n", "\n  ")
     if _drawn:
         from rich.text import Text
 
-        _drawn[-1].print(Text.from_ansi(text))
+        shown = terminal_text.to_terminal(text, color=True, keep="\n\t")
+        _drawn[-1].print(Text.from_ansi(shown))
         return
-    click.echo(text, file=_stream(), err=True, color=wants_color())
+    _write(text, sys.stderr, keep="\n\t")
 
 
 def warning(text: str) -> None:
     """Print a warning to stderr."""
-    _message(text, f"{click.style('Warning:', fg='yellow')} ")
+    _message(text, f"{style('Warning:', 'yellow')} ")
 
 
 def _message(text: str, start: str) -> None:
@@ -226,21 +263,21 @@ def error(problem: KdistError) -> None:
     if isinstance(problem, InvalidJobError):
         for each in problem.problems:
             _problem(each)
-    _message(problem.message, f"{click.style('Error:', fg='red', bold=True)} ")
+    _message(problem.message, f"{style('Error:', 'red', bold=True)} ")
     if problem.hint:
-        _message(problem.hint, f"{click.style('Hint:', bold=True)} ")
+        _message(problem.hint, f"{style('Hint:', bold=True)} ")
     if problem.next_command:
-        message(f"{click.style('Next:', bold=True)} {problem.next_command}")
+        message(f"{style('Next:', bold=True)} {problem.next_command}")
 
 
 def _problem(problem: Problem) -> None:
-    message(f"{click.style(problem.where, bold=True)}: {problem.sentence}")
+    message(f"{style(problem.where, bold=True)}: {problem.sentence}")
     if problem.excerpt:
         margin = f"{problem.line:>6} | "
         message(f"{margin}{problem.excerpt}")
         message(
             " " * (len(margin) - 2)
-            + f"| {' ' * (problem.column - 1)}{click.style('^' * problem.width, fg='red')}"
+            + f"| {' ' * (problem.column - 1)}{style('^' * problem.width, 'red')}"
         )
     if problem.hint:
         message(f"       hint: {problem.hint}")

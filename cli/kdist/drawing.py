@@ -8,11 +8,36 @@ from collections import deque
 from collections.abc import Callable
 from typing import IO
 
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.control import Control
 from rich.live import Live
+from rich.segment import Segment
+
+from kdist.terminal_text import visible
 
 _MAX_RECENT = 200  # lines above the view that are printed again in another size
+
+
+class _Visible:
+    """What is drawn, with control characters of its texts made visible. A line that becomes too
+    long by that is cut, so that it stays one line.
+    """
+
+    def __init__(self, renderable: RenderableType) -> None:
+        self._renderable = renderable
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for line in console.render_lines(self._renderable, options, pad=False):
+            shown = [
+                segment
+                if segment.control
+                else segment._replace(text=visible(segment.text, keep="\t"))
+                for segment in line
+            ]
+            if Segment.get_line_length(shown) > options.max_width:
+                shown = Segment.adjust_line_length(shown, options.max_width)
+            yield from shown
+            yield Segment.line()
 
 
 class Drawing:
@@ -36,12 +61,14 @@ class Drawing:
 
     def update(self, renderable: RenderableType) -> None:
         """Draw this in place of the frame before."""
+        renderable = _Visible(renderable)
         self._frame = renderable
         self._follow_size()
         self._live.update(renderable, refresh=True)
 
     def print(self, renderable: RenderableType) -> None:
         """Print above the view."""
+        renderable = _Visible(renderable)
         self._follow_size()
         self._recent.append(renderable)
         self._live.console.print(renderable)

@@ -19,6 +19,7 @@ from kdist.cluster import Cluster, connect
 from kdist.errors import KdistError
 from kdist.status import documents
 from kdist.status.documents import Document
+from kdist.terminal_text import visible_json
 from kdist.threads import OnError, start_thread
 from kdist_controller.controller import Controller, Settings
 from kdist_controller.election import Election
@@ -105,7 +106,7 @@ class _JsonLines(logging.Formatter):
         }
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False)
+        return visible_json(json.dumps(line, ensure_ascii=False))
 
 
 def _parser() -> argparse.ArgumentParser:

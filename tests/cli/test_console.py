@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import yaml
+from rich.text import Text
 
 from kdist import console
 from kdist.errors import InvalidJobError, KdistError, Problem
+from tests.cli.test_terminal_text import is_harmless
 
 PROBLEM = Problem(
     "job.yaml", 2, 5, "spec.nodse", "unknown field", "nodes", "a hint", "    nodse: 2", 5
@@ -74,3 +77,54 @@ def test_messages_and_warnings_stay_off_stdout(capsys: pytest.CaptureFixture[str
     console.warning("beware")
     reported = capsys.readouterr()
     assert (reported.out, reported.err) == ("", "hello\nWarning: beware\n")
+
+
+FORGED = "ok\x1b[2J\r\nNext: kdist delete\u2028Error: x\n\x9b31m\u202e"
+
+
+def test_no_line_can_be_forged_and_no_control_character_is_printed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    console.result(FORGED)
+    console.table([(FORGED, FORGED), ("a b" + FORGED, "c d")], header=("NAME", "MESSAGE"))
+    console.paragraph(FORGED, start=console.style("Fix: ", bold=True))
+    console.message(FORGED)
+    console.warning(FORGED)
+    console.error(KdistError(FORGED, hint=FORGED, next_command=FORGED))
+    console.error(InvalidJobError("job.yaml", [PROBLEM._replace(message=FORGED, source=FORGED)]))
+    shown = "".join(capsys.readouterr())
+    assert is_harmless(shown.replace("\n", ""))
+    begins = [line.split(" ")[0] for line in shown.splitlines() if not line.startswith("  ")]
+    own = {"Fix:", "Warning:", "Error:", "Hint:", "Next:", "NAME", "a"}
+    assert {begin for begin in begins if not begin.startswith("ok")} <= own
+    assert begins.count("Next:") == 1, "that of the error"
+    assert begins.count("Error:") == 2, "those of the errors"
+
+
+def test_machine_readable_output_has_the_same_values_and_no_control_character(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for output, read in (("json", json.loads), ("yaml", yaml.safe_load)):
+        console.emit({FORGED: [FORGED]}, output=output)
+        shown = capsys.readouterr().out
+        assert read(shown) == {FORGED: [FORGED]}
+        assert is_harmless(shown.replace("\n", ""))
+    for output in ("name", "jsonpath={.a}"):
+        console.emit({"a": FORGED}, output=output, name=FORGED)
+        assert is_harmless(capsys.readouterr().out.replace("\n", ""))
+
+
+def test_a_live_view_and_what_is_printed_above_it_show_no_control_character(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    hostile = "a\x1b]0;t\x07\x9b31m\u202e\x85" * 20
+    with console.drawing() as view:
+        view.update(Text(hostile, no_wrap=True))
+        view.print(Text(hostile))
+        console.message(hostile)
+    shown = capfd.readouterr().err
+    left = re.sub(r"\x1b\[[?0-9;]*[A-Za-z]|\r", "", shown)  # of rich: styles and the cursor
+    assert is_harmless(left.replace("\n", ""))
+    assert r"\x1b]0;t\x07\x9b31m\u202e\x85" in left.replace("\n", "")

@@ -45,7 +45,10 @@ PRINTERS = {
     "sys.stdout.write",
     "sys.stdout.buffer.write",
     "sys.stderr.write",
+    "rich.print",
+    "Console",
 }
+_STYLERS = {"click.style", "click.unstyle", "Text.from_markup", "Text.from_ansi"}
 
 
 def no_print(source: str) -> Iterator[str]:
@@ -55,6 +58,42 @@ def no_print(source: str) -> Iterator[str]:
             yield (
                 f"{node.lineno}: prints; that is for console.py (command line) and log.py (trainer)"
             )
+
+
+def one_style(source: str) -> Iterator[str]:
+    """Only `terminal_text` makes escape sequences, so that all others in a text are foreign."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in _STYLERS:
+            yield f"{node.lineno}: {ast.unparse(node.func)}; console.style styles a text"
+        elif isinstance(node, ast.Constant) and "\x1b[" in str(node.value):
+            yield f"{node.lineno}: an escape sequence; console.style styles a text"
+
+
+_PARSERS = {
+    "json.loads",
+    "json.load",
+    "json.JSONDecoder",
+    "from_json",
+    "pydantic_core.from_json",
+    *(f"yaml.{name}" for name in ("load", "load_all", "safe_load", "safe_load_all", "full_load")),
+    *(f"yaml.{name}" for name in ("parse", "scan", "compose", "compose_all", "unsafe_load")),
+}
+_PARSING_METHODS = {"model_validate_json", "validate_json", "parse_raw", "raw_decode"}
+
+
+def one_reader(source: str) -> Iterator[str]:
+    """JSON and YAML are read by one reader each, which bounds size and depth and raises one error:
+    `kdist_trainer.untrusted_text` and `kdist.yaml_text`.
+    """
+    for node in ast.walk(ast.parse(source)):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.ImportFrom) else []
+        if isinstance(node, ast.ImportFrom) and node.module in ("json", "yaml", "pydantic_core"):
+            if found := {f"{node.module}.{name}" for name in names} & _PARSERS:
+                yield f"{node.lineno}: imports {', '.join(sorted(found))}"
+        elif isinstance(node, ast.Attribute) and (
+            ast.unparse(node) in _PARSERS or node.attr in _PARSING_METHODS
+        ):
+            yield f"{node.lineno}: {ast.unparse(node)}; parse_json and parse_yaml read text"
 
 
 def no_dangerous_calls(source: str) -> Iterator[str]:

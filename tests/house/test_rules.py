@@ -18,11 +18,22 @@ SHOWN = (*PRODUCT, *python_files("examples", "bench", "docs"))
 EXEMPT: dict[Rule, dict[str, str]] = {
     rules.no_print: {
         "cli/kdist/console.py": "it is the one that prints",
+        "cli/kdist/drawing.py": "it draws for console, and makes visible what it draws",
         "trainer/kdist_trainer/checkpoint/__main__.py": "it is a command whose answer goes to "
         "standard output",
         "trainer/kdist_trainer/profiling/__main__.py": "it is one too",
         "trainer/kdist_trainer/run_script.py": "it stands in for the interpreter, whose last "
         "words go to standard error",
+    },
+    rules.one_style: {
+        "cli/kdist/terminal_text.py": "it is the one that styles",
+        "cli/kdist/console.py": "it hands styled text to rich, above a live view",
+        "cli/kdist/views/frame.py": "it hands the colours of prints to rich, and nothing else",
+    },
+    rules.one_reader: {
+        "trainer/kdist_trainer/untrusted_text.py": "it is the reader of JSON",
+        "cli/kdist/yaml_text.py": "it is the reader of YAML",
+        "cli/kdist/render/text.py": "it composes YAML that it has just written, for positions",
     },
     rules.no_dangerous_calls: {
         "trainer/kdist_trainer/run_script.py": "it runs the user's script, as "
@@ -55,6 +66,8 @@ EVERYWHERE: dict[Rule, Sequence[Path]] = {
     rules.no_dangerous_calls: SHOWN,
     rules.unpickles_nowhere_else: SHOWN,
     rules.no_print: PRODUCT,
+    rules.one_style: [path for path in PRODUCT if path.is_relative_to(ROOT / "cli")],
+    rules.one_reader: [path for path in PRODUCT if not path.is_relative_to(ROOT / "tools")],
     rules.no_bare_threads: PRODUCT,
     rules.no_second_listener: PRODUCT,
     rules.no_module_state: PRODUCT,
@@ -73,6 +86,14 @@ BAD = [
     (rules.package_says_what_belongs_in_it, '"""The parts."""\n'),
     (rules.no_print, "print('x')\n"),
     (rules.no_print, "import sys\nsys.stdout.write('x')\n"),
+    (rules.no_print, "from rich.console import Console\nConsole()\n"),
+    (rules.one_style, "import click\nclick.style('x', fg='red')\n"),
+    (rules.one_style, "x = '\\x1b[31m'\n"),
+    (rules.one_reader, "import json\njson.loads('1')\n"),
+    (rules.one_reader, "import json\nread = json.load\n"),
+    (rules.one_reader, "from json import loads\n"),
+    (rules.one_reader, "import yaml\nyaml.safe_load('1')\n"),
+    (rules.one_reader, "Model.model_validate_json(text)\n"),
     (rules.no_dangerous_calls, "import os\nos.system('ls')\n"),
     (rules.no_dangerous_calls, "import subprocess\nsubprocess.run('ls', shell=True)\n"),
     (rules.no_dangerous_calls, "import yaml\nyaml.load(text)\n"),
@@ -111,6 +132,8 @@ GOOD = [
     (rules.short_functions, "def f():\n    '''Doc.\n\n    More.\n    '''\n" + "    x = 1\n" * 49),
     (rules.opens_with_a_docstring, ""),
     (rules.no_print, "console.table(rows)\n"),
+    (rules.one_style, "console.style('x', 'red')\n"),
+    (rules.one_reader, "json.dumps(x)\nparse_json(y)\nimport yaml\nyaml.dump(z)\n"),
     (
         rules.no_dangerous_calls,
         (

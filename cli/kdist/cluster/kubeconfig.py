@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 from kdist.cluster.access import Access, Impersonation, cluster_info
 from kdist.cluster.credentials import Credential, CredentialSource, Fixed, Plugin, TokenFile
 from kdist.errors import Code, KdistError
+from kdist_trainer.untrusted_text import MalformedTextError
 
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _CERTIFICATES = ("client-certificate", "client-key")
@@ -103,21 +104,17 @@ def load(
             hint="set KUBECONFIG, or ask an admin of the cluster for one; `kdist run` needs none",
             code=Code.UNREACHABLE,
         )
-    import yaml
-
     try:
         return _access(_merge(files), context, requested, files)
     except KdistError:
         raise
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
+    except MalformedTextError as error:
         raise KdistError(
-            f"the kubeconfig cannot be used: it is not YAML{place}: {error.problem}",
+            f"the kubeconfig cannot be used: it {error}",
             hint=f"it is read from {paths}",
             code=Code.UNREACHABLE,
         ) from error
-    except (yaml.YAMLError, OSError, LookupError, TypeError, ValueError, AttributeError) as error:
+    except (OSError, LookupError, TypeError, ValueError, AttributeError) as error:
         raise KdistError(
             f"the kubeconfig cannot be used: {error}",
             hint=f"it is read from {paths}",
@@ -149,14 +146,15 @@ def _in_cluster(impersonation: Impersonation) -> Access:
 
 def _merge(files: Sequence[Path]) -> Entry:
     """Merge the files: the first entry of a name wins, and so does the first current context."""
-    import yaml
+    # imported where it is needed: it is slow, and a pod has no kubeconfig
+    from kdist.yaml_text import parse_yaml
 
     merged: Entry = {"current-context": "", "contexts": {}, "clusters": {}, "users": {}}
     for file in files:
-        document = yaml.load(
-            file.read_bytes(),
-            Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader),  # noqa: S506 - both are safe
-        )
+        documents = parse_yaml(file.read_bytes())
+        if len(documents) > 1:
+            raise ValueError(f"{file} has {len(documents)} YAML documents, and may have one")
+        document = documents[0] if documents else None
         if not isinstance(document, dict):
             raise TypeError(f"{file} is {'empty' if document is None else 'not a mapping'}")
         merged["current-context"] = (

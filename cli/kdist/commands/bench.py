@@ -227,7 +227,7 @@ def _measure_locally(job: TrainingJob, base: Path) -> Result:
     lines = [
         line
         for log in sorted(folder.glob("node-*/log"))
-        for line in log.read_text(errors="replace").splitlines()
+        for line in log.read_text(errors="replace").split("\n")
     ]
     result = bench.read_events(lines)
     if ended.stopped_by is not None:
@@ -279,7 +279,7 @@ def _show(result: Result, *, output: str, out: Path | None) -> None:
     else:
         raise UsageError("--out takes -o json or -o html")
     if out is None:
-        console.result(text.rstrip("\n"))
+        console.document(text.rstrip("\n"))
     else:
         out.write_text(text, encoding="utf-8")
         console.message(f"Wrote {out}.")

@@ -43,7 +43,7 @@ def export(name: str | None, out: Path | None) -> None:
     if out is None:
         if name not in DASHBOARDS:
             raise UsageError(f"name one of {', '.join(DASHBOARDS)}, or a folder with --out")
-        console.result(to_json(DASHBOARDS[name]).rstrip("\n"))
+        console.document(to_json(DASHBOARDS[name]).rstrip("\n"))
         return
     try:
         out.mkdir(parents=True, exist_ok=True)

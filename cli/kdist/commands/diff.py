@@ -88,9 +88,7 @@ def command(
         return _show_with(shlex.split(external), found)
     for each in found:
         for line in each.lines():
-            console.result(
-                click.style(line, fg=_COLORS.get(line[:1])) if line[:1] in _COLORS else line
-            )
+            console.result(console.style(line, _COLORS.get(line[:1])))
     return DIFFERENT
 
 

@@ -98,13 +98,13 @@ def _collect(findings: Iterable[Finding], output: str) -> Iterator[Finding]:
 
 def _print_title(title: str, output: str) -> None:
     if output == "table":
-        console.result(click.style(title, bold=True))
+        console.result(console.style(title, bold=True))
 
 
 def _show(finding: Finding) -> None:
     console.paragraph(
         f"{finding.name}: {finding.detail}",
-        start=f"  {click.style(finding.mark.sign, fg=_COLORS[finding.mark])} ",
+        start=f"  {console.style(finding.mark.sign, _COLORS[finding.mark])} ",
     )
     if finding.fix and finding.mark.value != "ok":
         console.paragraph(finding.fix, start="      fix: ")

@@ -42,15 +42,15 @@ def command(field: str, recursive: bool, output: str) -> None:
                 f"-o {output} describes the whole file and cannot be combined with FIELD",
                 next_command=f"kdist explain -o {output}",
             )
-        console.result((crd.text() if output == "crd" else reference.schema_text()).rstrip("\n"))
+        console.document((crd.text() if output == "crd" else reference.schema_text()).rstrip("\n"))
         return
     found = reference.look_up(field)
     if found is None:
         raise _unknown(field)
     if output == "text":
-        console.result(reference.describe(found, recursive=recursive))
+        console.document(reference.describe(found, recursive=recursive))
     elif output == "markdown":
-        console.result(reference.table(found))
+        console.document(reference.table(found))
     else:
         answer = reference.document(found, recursive=recursive)
         console.emit({"apiVersion": "cli.kdist.dev/v1", "kind": "Field", **answer}, output=output)

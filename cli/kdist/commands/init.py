@@ -38,7 +38,7 @@ def command(path: str, template: str, force: bool) -> None:
     from kdist.spec import scaffold
 
     if path == "-":
-        console.result(scaffold.write(template).rstrip("\n"))
+        console.document(scaffold.write(template).rstrip("\n"))
         return
     file = Path(path)
     schema = file.parent / ".kdist" / "job.schema.json"

@@ -22,6 +22,7 @@ from kdist.commands.options import (
 )
 from kdist.commands.targets import connect, find_job, find_local
 from kdist.errors import Code, UsageError
+from kdist.terminal_text import keep_colors
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
@@ -335,22 +336,21 @@ def _print(lines: Iterator[PodLine], rank_filter: RankFilter | None, raw: bool) 
 def format_line(line: PodLine, *, raw: bool = False) -> Iterator[str]:
     """Yield the line as shown, behind the pod it comes from.
 
-    Printed text is shown as it is, an event behind it on a line of its own: with its time and as a
-    sentence. With `raw` the line stays as written.
+    Printed text is shown with its colours, an event with its time and as a sentence. With `raw` the
+    line stays as written.
     """
     from kdist import events
 
     color = _COLORS[(line.pod.index or 0) % len(_COLORS)]
-    source = click.style(line.source, fg=color)
+    source = console.style(line.source, color)
     if raw or line.event is None:
-        yield f"{click.style(f'[{line.source}]', fg=color)} {line.text if raw else line.printed}"
+        printed = keep_colors(line.text if raw else line.printed)
+        yield f"{console.style(f'[{line.source}]', color)} {printed}"
         return
-    if line.printed.strip():
-        yield f"{click.style(f'[{line.source}]', fg=color)} {line.printed}"
     event = line.event
     stamp = f"{str(event.get('time') or line.stamp)[:19]}Z"
     sentence = f"{event['event']:<21} {events.describe_event(event)}".rstrip()
     yield (
-        f"{click.style(stamp, dim=True)} {source} "
-        f"{click.style(sentence, fg=_LEVELS.get(str(event.get('level'))))}"
+        f"{console.style(stamp, dim=True)} {source} "
+        f"{console.style(sentence, _LEVELS.get(str(event.get('level'))))}"
     )

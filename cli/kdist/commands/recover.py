@@ -114,14 +114,14 @@ def _show(target: ClusterJob, found: Recovery, *, dry_run: str) -> None:
 def _show_pod(decision: PodDecision, found: Recovery, *, note: str, changes: bool) -> None:
     done = found.replacements.get(decision.pod)
     if not decision.recover:
-        mark = click.style("waits", fg="yellow", bold=True)
+        mark = console.style("waits", "yellow", bold=True)
     elif changes and (done is None or done.changed):
-        mark = click.style("changed", fg="yellow", bold=True)
+        mark = console.style("changed", "yellow", bold=True)
     else:
-        mark = click.style("given up" if changes else "would be given up", bold=True)
+        mark = console.style("given up" if changes else "would be given up", bold=True)
     console.paragraph(f"{decision.pod}: {decision.message}{note}", start=f"{mark} ")
     for line in decision.evidence:
-        console.paragraph(line, start=f"  {click.style('|', dim=True)} ")
+        console.paragraph(line, start=f"  {console.style('|', dim=True)} ")
 
 
 def _held_volumes(target: ClusterJob, found: Recovery) -> list[str]:

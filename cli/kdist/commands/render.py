@@ -82,7 +82,7 @@ def command(
     for folder in (plan.folder for plan in plans if plan.folder is not None):
         console.message(folder.describe())
     shown = _choose([each for plan in plans for each in plan.manifests], claims, file)
-    console.result(
+    console.document(
         text.to_json(shown) if output == "json" else text.to_yaml(shown, annotate=annotate)
     )
 

@@ -63,7 +63,7 @@ def command(
 
     text = html.render_report(report) if output == "html" else json.dumps(report, indent=2) + "\n"
     if out is None:
-        console.result(text.rstrip("\n"))
+        console.document(text.rstrip("\n"))
     else:
         out.write_text(text, encoding="utf-8")
         console.message(f"Wrote {out}.")

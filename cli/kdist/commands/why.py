@@ -77,13 +77,13 @@ def _print(cause: Diagnosis) -> None:
     )
     console.paragraph(
         f"{cause.cause}: {cause.sentence}" if cause.cause != "none" else cause.sentence,
-        start=f"{click.style(mark[0], fg=mark[1], bold=True)} ",
+        start=f"{console.style(mark[0], mark[1], bold=True)} ",
     )
     for line in cause.evidence:
-        console.paragraph(line, start=f"  {click.style('|', dim=True)} ")
+        console.paragraph(line, start=f"  {console.style('|', dim=True)} ")
     for each in cause.also:
         console.paragraph(f"{each.cause}: {each.sentence}", start="Also: ")
     if cause.fix:
-        console.paragraph(cause.fix, start=f"{click.style('Fix:', bold=True)} ")
+        console.paragraph(cause.fix, start=f"{console.style('Fix:', bold=True)} ")
     for number, line in enumerate(cause.commands):
-        console.result(f"{click.style('Next:' if number == 0 else '  or:', bold=True)} {line}")
+        console.result(f"{console.style('Next:' if number == 0 else '  or:', bold=True)} {line}")

@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 
 from kdist.events.log import Entry
 from kdist.events.parser import Event
+from kdist.terminal_text import keep_colors
 from kdist.units import count, is_number, number, of_total, rate, seconds, size
 
 # Other events are shown only for rank 0, which logs them for all ranks.
@@ -265,9 +266,9 @@ class EventFilter:
 
 
 def format_line(entry: Entry) -> str:
-    """Format an entry as one line with stable columns, without color."""
+    """Format an entry as one line with stable columns. A print keeps its colours."""
     if entry.event is None:
-        return f"{entry.prefix} {entry.body}"
+        return f"{entry.prefix} {keep_colors(entry.body)}"
     return (
         f"{_to_second(entry.event.get('time'))} {entry.node} {entry.event['event']:<21} "
         f"{describe_event(entry.event)}"

@@ -8,6 +8,7 @@ import re
 from typing import Final
 
 from kdist.errors import Problem
+from kdist.terminal_text import visible
 
 MAX_BYTES: Final = 1024 * 1024
 _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff\ufffe\uffff]")
@@ -75,7 +76,5 @@ def _position(before: str) -> tuple[int, int]:
 
 def shown(value: object, limit: int = 60) -> str:
     """A value as one short line without control characters, which is safe for a terminal."""
-    text = "".join(
-        char if char.isprintable() else ascii(char)[1:-1] for char in str(value)[: limit + 1]
-    )
+    text = visible(str(value)[: limit + 1])
     return text if len(text) <= limit else text[:limit] + "…"

@@ -16,6 +16,7 @@ import yaml
 from kdist.errors import Problem
 from kdist.load.scalars import Scalar, resolve
 from kdist.load.text import decode, shown, split_lines
+from kdist.yaml_text import parse_events
 
 _NO_KEY = (
     "this line is not a `key: value`",
@@ -168,7 +169,7 @@ def read_value(text: str, *, source: str) -> tuple[YamlNode | None, list[Problem
 
 def _parse(text: str, reader: _Reader) -> tuple[YamlNode | None, list[Problem]]:
     try:
-        for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        for event in parse_events(text):
             reader.handle(event)
     except _Stop as stop:
         return None, [*reader.problems, stop.problem]

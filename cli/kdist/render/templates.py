@@ -17,14 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-import yaml
 
 from kdist.errors import KdistError
 from kdist.manifest import Manifest, to_json
+from kdist.yaml_text import parse_yaml
 
 TEMPLATES = Path(__file__).parent.parent / "manifests"
-
-_BASE_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @dataclass(frozen=True)
@@ -101,12 +99,7 @@ def _fill(value: Any, parts: Mapping[str, Any]) -> Any:
     return [_fill(item, parts) for item in value] if isinstance(value, list) else value
 
 
-class _Loader(_BASE_LOADER):  # type: ignore[misc]
-    yaml_constructors = {  # noqa: RUF012 - PyYAML's table of tags
-        **_BASE_LOADER.yaml_constructors,
-        "!from": _construct,
-        "!part": _construct_part,
-    }
+_TAGS = {"!from": _construct, "!part": _construct_part}
 
 
 @cache
@@ -132,8 +125,8 @@ def read_template(name: str, values: Mapping[str, Any]) -> list[Any]:
     """
     try:
         text = _environment().get_template(name).render(values)
-        documents = [each for each in yaml.load_all(text, Loader=_Loader) if each is not None]
-    except (jinja2.TemplateError, yaml.YAMLError, ValueError, TypeError, AttributeError) as error:
+        documents = [each for each in parse_yaml(text, tags=_TAGS) if each is not None]
+    except (jinja2.TemplateError, ValueError, TypeError, AttributeError) as error:
         raise KdistError(f"manifests/{name} cannot be rendered: {error}") from error
     parts = {value.name: value.document for value in values.values() if isinstance(value, Fragment)}
     return [_fill(each, parts) for each in documents] if parts else documents

@@ -12,6 +12,8 @@ from typing import Any, ClassVar
 import yaml
 
 from kdist.manifest import Manifest
+from kdist.terminal_text import visible, visible_json
+from kdist.yaml_text import needs_escapes
 
 Path = tuple[str | int, ...]
 
@@ -20,15 +22,15 @@ _WORDS = frozenset(
     {"", "~", "null", "true", "false", "yes", "no", "on", "off", "y", "n", ".nan", "<<", "="}
 )
 _NUMBER = re.compile(r"[-+._]*(?:[0-9][-+.:_0-9a-fotxz \t]*|inf)", re.IGNORECASE)
-# What some parsers read as a line break, or that only an escape preserves.
-_ESCAPED = re.compile("[\r\x85\u2028\u2029\ufeff]")
 
 
 def to_json(manifests: Iterable[Manifest]) -> str:
     """Manifests as one JSON document, a List, for `kubectl apply --server-side -f -`."""
     items = [each.document for each in manifests]
-    return json.dumps(
-        {"apiVersion": "v1", "kind": "List", "items": items}, indent=2, ensure_ascii=False
+    return visible_json(
+        json.dumps(
+            {"apiVersion": "v1", "kind": "List", "items": items}, indent=2, ensure_ascii=False
+        )
     )
 
 
@@ -57,7 +59,7 @@ class _Dumper(yaml.SafeDumper):
 
 def _style(text: str) -> str | None:
     """The style in which all parsers read a text identically; None if it needs no quotes."""
-    if _ESCAPED.search(text):
+    if needs_escapes(text):
         return '"'
     if "\n" in text:
         # Go's parser rejects a block whose first line starts with a tab; one that starts with a
@@ -70,6 +72,7 @@ def _document(manifest: Manifest, *, annotate: bool) -> str:
     text: str = yaml.dump(
         manifest.document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=2**31
     )
+    text = visible(text, keep="\n\t")  # escapes within double quotes
     if not annotate:
         return text
     lines = text.split("\n")

@@ -14,6 +14,7 @@ from rich.text import Text
 from kdist import columns
 from kdist.events import Entry
 from kdist.status import Phase
+from kdist.terminal_text import keep_colors, to_terminal
 from kdist.units import age, count, number, seconds
 from kdist.views import status_table
 from kdist.views.job_view import JobView
@@ -76,7 +77,8 @@ def render_lines(view: JobView, width: int, height: int) -> list[Text]:
 
 def render_print(entry: Entry) -> Text:
     """Render printed text behind the prefix of its rank."""
-    return Text("").append(f"{entry.prefix} ", style="cyan").append(Text.from_ansi(entry.body))
+    printed = Text.from_ansi(to_terminal(keep_colors(entry.body), color=True))
+    return Text("").append(f"{entry.prefix} ", style="cyan").append(printed)
 
 
 def _render_progress(view: JobView, width: int) -> Text:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from kdist.errors import InvalidJobError
 from kdist.load import load_text
 from kdist.spec import TrainingJob, reference
+from kdist.terminal_text import visible
 from tests.cli.conftest import JOB
 
 FAST = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -69,7 +70,7 @@ def check_outcome(data: str | bytes, *overrides: str) -> TrainingJob | None:
     assert problems
     for problem in problems:
         assert (problem.line >= 1 and problem.column >= 1) or problem.source.startswith("--set ")
-        assert str(problem).isprintable()
+        assert visible(str(problem)) == str(problem)
         assert problem.excerpt.isprintable()
     return None
 

@@ -55,7 +55,8 @@ RUBBISH = ["[" * 100_000, "null", '{"metadata": "evil", "spec": ["evil"]}', ""]
 
 
 def place_pod(store: Store, phase: str) -> None:
-    metadata = {"name": "p", "namespace": "ml", "uid": "pod", "labels": {"kdist.dev/job": "digits"}}
+    metadata: dict[str, Any] = {"name": "p", "namespace": "ml", "uid": "pod"}
+    metadata["labels"] = {"kdist.dev/job": "digits"}
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "digits", "controller": True}
     metadata["ownerReferences"] = [{**owner, "uid": store.objects[JOB]["metadata"]["uid"]}]
     state = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}

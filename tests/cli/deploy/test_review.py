@@ -87,7 +87,7 @@ def test_a_label_that_would_leave_the_workload_is_a_change(
     assert kdist(*sent).exit_code == Code.OK
     workload = store.objects[PLACES["job"]]
     workload["status"] = ENDED
-    labels = {f"f:{key}": {} for key in workload["metadata"]["labels"]}
+    labels: dict[str, Any] = {f"f:{key}": {} for key in workload["metadata"]["labels"]}
     fields = {"f:metadata": {"f:labels": labels}}
     workload["metadata"]["managedFields"] = [
         {"manager": "kdist", "operation": "Apply", "fieldsV1": fields}

@@ -88,13 +88,36 @@ class JobOwner:
         group = api_version.rpartition("/")[0]
         title = f"{'.'.join(part for part in (kind.lower(), group) if part)}/{name}"
         where = f" in namespace {namespace}" if namespace else ""
+        owner = find_owner(document, kind)
+        whose = describe_owner(document, kind)
+        if owner == self.name:
+            whose = f"it was made for a job {owner}, but not for this TrainingJob"
         raise ForeignError(
-            (
-                f"{title}{where} does not belong to job {self.name}: "
-                f"{describe_owner(document, kind)}; kdist does not change it"
-            ),
-            hint=_suggest_fix(self.name, kind, name, find_owner(document, kind)),
+            f"{title}{where} does not belong to job {self.name}: {whose}; kdist does not change it",
+            hint=self._suggest_fix(title, owner),
             found=ObjectKey(api_version, kind, name),
+        )
+
+    def _suggest_fix(self, title: str, owner: str | None) -> str:
+        """A way out, with commands that can be typed as they are."""
+        resource, _, name = title.partition("/")
+        kind, place = resource.partition(".")[0], f"-n {self.namespace}"
+        if owner not in (None, self.name):
+            return "give this job another name"
+        if kind == CLAIM.lower():
+            return (
+                f"`checkpoints: {{claim: {name}}}` keeps the checkpoints on it as it is; or give "
+                "the job another name"
+            )
+        if self.uid or owner is not None:
+            return (
+                "give the job another name; if nobody needs the object, "
+                f"`kubectl delete {resource} {name} {place}` makes room"
+            )
+        own = f"{OWNER}={mark(self.name, kind, name)}"
+        command = f"kubectl annotate {resource} {name} {own} --overwrite {place}"
+        return (
+            f"give the job another name; if the object is this job's after all, `{command}` says so"
         )
 
 
@@ -121,15 +144,3 @@ def describe_owner(document: Mapping[str, Any], kind: str = "") -> str:
         if managers
         else "it is not marked as kdist's"
     )
-
-
-def _suggest_fix(job: str, kind: str, name: str, owner: str | None) -> str:
-    if owner is not None:
-        return "give this job another name"
-    if kind == "PersistentVolumeClaim":
-        return (
-            f"`checkpoints: {{claim: {name}}}` keeps the checkpoints on it as it is; or give "
-            "the job another name"
-        )
-    command = f"kubectl annotate {kind.lower()} {name} {OWNER}={mark(job, kind, name)}"
-    return f"give the job another name; if the object is this job's after all, `{command}` says so"

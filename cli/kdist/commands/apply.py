@@ -196,7 +196,7 @@ def _await_answers(
     for cluster, plan, document in changed:
         left = max(0.0, end - time.monotonic())
         try:
-            state = resource.wait_for_answer(cluster, document, timeout=left)
+            state = resource.wait_for_answer(cluster, document, timeout=left, settled=True)
         except KdistError as error:
             if error.code is not Code.TIMEOUT:
                 raise

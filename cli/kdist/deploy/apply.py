@@ -19,6 +19,7 @@ from kdist.deploy.admission import check_pod_admission
 from kdist.deploy.delete import find_leftovers
 from kdist.deploy.dependents import adopt, drop_owner
 from kdist.deploy.plan import Plan
+from kdist.deploy.rivals import join
 from kdist.errors import KdistError, NotFoundError
 from kdist.manifest import Manifest
 from kdist.status import ASKED, ExitRecord
@@ -256,7 +257,7 @@ def _explain(plan: Plan, rejected: list[tuple[Manifest, KdistError]]) -> KdistEr
 
     name = plan.job.metadata.name
     if foreign := [error for _, error in rejected if isinstance(error, ForeignError)]:
-        return ForeignError("\n  ".join(str(each) for each in foreign), hint=foreign[0].hint)
+        return join(foreign)
     for _, error in rejected:
         if any(sign in str(error) for sign in _IMMUTABLE):
             return KdistError(

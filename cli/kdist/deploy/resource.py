@@ -24,9 +24,11 @@ from kdist.deploy.plan import (
     find_config_map,
     refuse_direct,
 )
-from kdist.errors import KdistError
+from kdist.deploy.rivals import check_names
+from kdist.errors import KdistError, NotFoundError
 from kdist.load.folder import CodeFolder, find_code
 from kdist.manifest import CODE_LABEL, OWNER, TRAINING_JOB, Manifest, find_owner, job_selector, mark
+from kdist.ownership import JobOwner
 from kdist.spec import CodeFile, CodeSource, TrainingJob
 from kdist.status import BACKEND, find_owning_resource
 from kdist.status.documents import text
@@ -50,13 +52,23 @@ def uses_resource(cluster: Cluster, name: str, *, direct: bool) -> bool:
 
     served = not direct and cluster.serves(*TRAINING_JOB)
     if served and not rbac.find_missing(cluster, rbac.to_send([_name_only(name)])):
-        config_map = find_config_map(cluster, name)
-        if config_map is not None and find_owning_resource(config_map) is None:
+        if _is_applied_directly(cluster, name):
             raise _refuse_resource(cluster, name)
         return True
     if (served or direct) and find_resource(cluster, name) is not None:
         raise refuse_direct(cluster, name)
     return False
+
+
+def _is_applied_directly(cluster: Cluster, name: str) -> bool:
+    """Whether there is a job of this name without a TrainingJob. What belongs to somebody else is
+    found when the TrainingJob is sent.
+    """
+    try:
+        found = cluster.get("v1", "ConfigMap", name)
+    except NotFoundError:
+        return False
+    return find_owner(found, "ConfigMap") == name and find_owning_resource(found) is None
 
 
 def _name_only(name: str) -> Manifest:
@@ -99,6 +111,17 @@ class ResourcePlan:
     def exists(self) -> bool:
         """Whether the cluster has the TrainingJob already."""
         return self.before is not None
+
+    @property
+    def owner(self) -> JobOwner:
+        """The TrainingJob as the owner of what the controller creates."""
+        metadata = self.job.metadata
+        return JobOwner(
+            str(metadata.namespace),
+            metadata.name,
+            self.objects.placement.backend,
+            text(self.before, "metadata", "uid"),
+        )
 
     @property
     def warnings(self) -> list[str]:
@@ -218,11 +241,13 @@ def send_resource(
         Each object with its result, as soon as it is applied.
 
     Raises:
+        ForeignError: an object that the controller would create exists, and is somebody else's.
         KdistError: the API server rejects one, or the job's pods.
     """
     objects = _objects(cluster, plan.job.metadata.name)
     if not dry_run:
         rbac.require(cluster, rbac.to_send(plan.manifests))
+    check_names(cluster, plan.owner, plan.objects.manifests)
     for manifest in plan.manifests:
         result = ApplyResult(manifest, objects.apply(manifest, dry_run=True, force=force))
         if dry_run:

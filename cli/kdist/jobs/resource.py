@@ -19,7 +19,11 @@ _POLL_SECONDS = 0.25
 
 
 def wait_for_answer(
-    cluster: Cluster, changed: Mapping[str, Any], *, timeout: float = ANSWER_SECONDS
+    cluster: Cluster,
+    changed: Mapping[str, Any],
+    *,
+    timeout: float = ANSWER_SECONDS,
+    settled: bool = False,
 ) -> ResourceState:
     """Wait until the controller has acted on a TrainingJob, or is acting on it.
 
@@ -27,6 +31,8 @@ def wait_for_answer(
         cluster: the cluster, with the job's namespace.
         changed: the TrainingJob as it was when it was changed.
         timeout: seconds to wait.
+        settled: wait for the end of what it does, by which it may find that it cannot; after the
+            time-out what it has begun is enough.
 
     Returns:
         Its state.
@@ -39,6 +45,7 @@ def wait_for_answer(
     generation = documents.integer(changed, "metadata", "generation") or 0
     end = time.monotonic() + timeout
     document: Mapping[str, Any] | None = changed
+    begun: ResourceState | None = None
     while document is not None:
         state = read_resource(document)
         if state.refusal:
@@ -46,13 +53,17 @@ def wait_for_answer(
         if state.observed_generation >= generation:
             return state
         if documents.mapping(document, "status") != before:
-            return state  # what it does takes long, such as a restart
+            begun = state  # what it does may take long, such as a restart
+        if begun is not None and not settled:
+            return begun
         if time.monotonic() >= end:
             break
         time.sleep(_POLL_SECONDS)
         document = find_resource(cluster, name)
     if document is None:
         raise JobNotFoundError((name, cluster.namespace))
+    if begun is not None:
+        return begun
     raise KdistError(
         f"TrainingJob {name} in namespace {cluster.namespace} waits: no controller has acted on it "
         f"for {timeout:.0f} s",

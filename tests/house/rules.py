@@ -189,6 +189,31 @@ def no_second_listener(source: str) -> Iterator[str]:
                 yield f"{node.lineno}: {ast.unparse(node.func)}; kdist_trainer.serving listens"
 
 
+CLIENTS = {
+    *("HTTPConnection", "HTTPSConnection", "HTTPConnectionPool", "HTTPSConnectionPool"),
+    *("PoolManager", "ProxyManager", "urlopen", "urlretrieve", "build_opener", "OpenerDirector"),
+    *("WebSocket", "connection_from_url"),
+}
+PACKAGES = {"requests", "httpx", "aiohttp", "http2", "ftplib", "smtplib"}
+
+
+def no_second_client(source: str) -> Iterator[str]:
+    """A connection is made by `deadline_http`, which bounds the time and the size of answers."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call):
+            made = {ast.unparse(node.func).split(".")[-1]} & CLIENTS
+        elif isinstance(node, ast.ClassDef):
+            made = {ast.unparse(base).split(".")[-1] for base in node.bases} & CLIENTS
+        elif isinstance(node, ast.Import):
+            made = {alias.name.split(".")[0] for alias in node.names} & PACKAGES
+        elif isinstance(node, ast.ImportFrom):
+            made = {(node.module or "").split(".")[0]} & PACKAGES
+        else:
+            continue
+        for name in made:
+            yield f"{node.lineno}: {name}; deadline_http.py makes connections"
+
+
 def no_module_state(source: str) -> Iterator[str]:
     """Importing a file does nothing: no statement at the top calls for its effect alone."""
     for node in ast.parse(source).body:

@@ -129,6 +129,8 @@ def _connect(address: tuple[str, int], timeout: float, *_: object) -> PlainSocke
             sock.settimeout(max(0.001, end - time.monotonic()))
             sock.connect(where)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if isinstance(timeout, Pace):
+                sock.settimeout(timeout)
         except OSError as error:
             sock.close()
             failure = error
@@ -139,15 +141,7 @@ def _connect(address: tuple[str, int], timeout: float, *_: object) -> PlainSocke
     raise failure or OSError(f"{address[0]} has no address")
 
 
-class DeadlineConnection(http.client.HTTPConnection):
-    """A connection by http, whose `timeout` is for a whole request. Call `renew` before another
-    request on the same connection.
-    """
-
-    def __init__(self, host: str, port: int | None = None, *, timeout: float, **more: Any) -> None:
-        super().__init__(host, port, timeout=timeout, **more)
-        self._create_connection = _connect
-
+class _Renewable(http.client.HTTPConnection):
     def renew(self) -> None:
         """Begin the time of another request."""
         if self.sock is not None:
@@ -161,7 +155,17 @@ class DeadlineConnection(http.client.HTTPConnection):
         sock.allow(count)
 
 
-class DeadlineTlsConnection(http.client.HTTPSConnection):
+class DeadlineConnection(_Renewable):
+    """A connection by http, whose `timeout` is for a whole request. Call `renew` before another
+    request on the same connection.
+    """
+
+    def __init__(self, host: str, port: int | None = None, *, timeout: float, **more: Any) -> None:
+        super().__init__(host, port, timeout=timeout, **more)
+        self._create_connection = _connect
+
+
+class DeadlineTlsConnection(_Renewable, http.client.HTTPSConnection):
     """A connection by https, otherwise as `DeadlineConnection`."""
 
     def __init__(
@@ -176,6 +180,3 @@ class DeadlineTlsConnection(http.client.HTTPSConnection):
         guarded = guard_tls(context or ssl.create_default_context())
         super().__init__(host, port, timeout=timeout, context=guarded, **more)
         self._create_connection = _connect
-
-    renew = DeadlineConnection.renew
-    allow = DeadlineConnection.allow

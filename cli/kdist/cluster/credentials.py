@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import sys
 import threading
 import time
@@ -23,6 +24,7 @@ from kdist_trainer.untrusted_text import parse_json
 EARLY_SECONDS = 10.0
 """Seconds before their expiry at which credentials of a plugin are renewed."""
 _SHOWN_LINES = 20
+_MOST_BYTES = 1 << 20
 
 
 class Credential(NamedTuple):
@@ -31,6 +33,32 @@ class Credential(NamedTuple):
     authorization: str = ""
     certificate: str = ""
     key: str = ""
+
+
+def bearer(token: str) -> Credential:
+    """The credential that sends a token. Raises `ValueError`, without the token, for one that no
+    header can hold.
+    """
+    if not (token.isascii() and token.isprintable()):
+        raise ValueError("the token has characters that no header can hold, such as a line end")
+    return Credential(f"Bearer {token}" if token else "")
+
+
+def read_small_file(file: Path) -> str:
+    """A token, certificate or key. Raises `OSError`, and `ValueError` for what is none: no regular
+    file, larger than a mebibyte, or no text.
+    """
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe would be waited for
+    with os.fdopen(os.open(file, flags), "rb") as opened:
+        if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
+            raise ValueError(f"{file} is no regular file")
+        data = opened.read(_MOST_BYTES + 1)
+    if len(data) > _MOST_BYTES:
+        raise ValueError(f"{file} is larger than {_MOST_BYTES >> 20} MiB")
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise ValueError(f"{file} is no text") from None
 
 
 class CredentialSource(Protocol):
@@ -69,8 +97,8 @@ class TokenFile:
     def get(self) -> Credential:
         """The current token."""
         try:
-            return Credential(f"Bearer {self.file.read_text().strip()}")
-        except OSError as error:
+            return bearer(read_small_file(self.file).strip())
+        except (OSError, ValueError) as error:
             raise KdistError(f"the token cannot be read: {error}", code=Code.UNREACHABLE) from error
 
     def forget(self) -> bool:
@@ -166,6 +194,7 @@ class Plugin:
             )
             key, end = status.get("clientKeyData") or "", status.get("expirationTimestamp")
             until = datetime.fromisoformat(end).timestamp() if end else float("inf")
+            authorization = bearer(str(token)).authorization
             if answer.get("apiVersion") != self._version:
                 raise ValueError(
                     f"it answers in {answer.get('apiVersion')}, not in {self._version}"
@@ -174,7 +203,7 @@ class Plugin:
             raise self._fail(f"it does not answer with an ExecCredential ({error})") from error
         if not token and not (certificate and key):
             raise self._fail("its answer holds neither a token nor a certificate with its key")
-        return Credential(f"Bearer {token}" if token else "", certificate, key), until
+        return Credential(authorization, certificate, key), until
 
     def _fail(self, why: str, stderr: str = "") -> KdistError:
         lines = stderr.strip().splitlines()[-_SHOWN_LINES:]

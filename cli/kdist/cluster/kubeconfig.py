@@ -20,7 +20,15 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from kdist.cluster.access import Access, Impersonation, cluster_info
-from kdist.cluster.credentials import Credential, CredentialSource, Fixed, Plugin, TokenFile
+from kdist.cluster.credentials import (
+    Credential,
+    CredentialSource,
+    Fixed,
+    Plugin,
+    TokenFile,
+    bearer,
+    read_small_file,
+)
 from kdist.errors import Code, KdistError
 from kdist_trainer.untrusted_text import MalformedTextError
 
@@ -230,7 +238,7 @@ def _credentials(
         return Plugin(user["exec"], folder=user[_FOLDER], cluster=cluster)
     if user.get("tokenFile"):  # as for kubectl, it comes before `token`
         return TokenFile(user[_FOLDER] / _text(user, "tokenFile"))
-    authorization = f"Bearer {_text(user, 'token')}" if user.get("token") else ""
+    authorization = bearer(_text(user, "token")).authorization
     if user.get("username") and not authorization:
         both = f"{_text(user, 'username')}:{_text(user, 'password')}"
         authorization = f"Basic {base64.b64encode(both.encode()).decode()}"
@@ -337,7 +345,7 @@ def _is_direct(host: str, server: str) -> bool:
 def _text(part: Mapping[str, Any], name: str) -> str:
     value = part.get(name) or ""
     if not isinstance(value, str):
-        raise TypeError(f"`{name}` is {value!r}, not text")
+        raise TypeError(f"`{name}` is not text")  # and may be a secret
     return value
 
 
@@ -345,4 +353,4 @@ def _pem(part: Mapping[str, Any], name: str) -> str:
     """The text of a certificate or a key, from the kubeconfig or from a file that it names."""
     if part.get(f"{name}-data"):
         return base64.b64decode(_text(part, f"{name}-data"), validate=True).decode()
-    return (part[_FOLDER] / _text(part, name)).read_text() if part.get(name) else ""
+    return read_small_file(part[_FOLDER] / _text(part, name)) if part.get(name) else ""

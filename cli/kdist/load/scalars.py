@@ -50,6 +50,8 @@ def resolve(text: str) -> Scalar:
 
 def number_hint(text: str, *, plain: bool) -> str:
     """How to write the number that a text was probably meant as; empty if there is none."""
+    if len(text) > _MAX_DIGITS:
+        return ""
     if _SEXAGESIMAL.match(text):
         total = 0
         for part in text.split(":"):

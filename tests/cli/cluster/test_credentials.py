@@ -5,6 +5,7 @@ them, and what a failure says.
 from __future__ import annotations
 
 import json
+import os
 import stat
 import subprocess
 import sys
@@ -202,3 +203,27 @@ def test_a_plugin_is_reported_the_cluster_where_it_asks(
     connect(api.url, user=user, cluster={"extensions": [extension]}).version()
     about = {"server": api.url, "config": {"audience": "here"}}
     assert json.loads(reported.read_text())["spec"] == {"interactive": False, "cluster": about}
+
+
+@pytest.mark.parametrize("token", ["secret\r\nX-Other: 1", "secret\x00", "sécret"])
+def test_a_token_that_no_header_can_hold_is_refused_and_not_shown(
+    token: str, connect: Connect, tmp_path: Path
+) -> None:
+    (tmp_path / "token").write_text(token, encoding="utf-8")
+    for user in ({"token": token}, {"tokenFile": str(tmp_path / "token")}):
+        with pytest.raises(KdistError, match="characters that no header can hold") as raised:
+            connect("http://127.0.0.1:1", user=user)
+        assert "cret" not in str(raised.value)
+
+
+@pytest.mark.parametrize("field", ["tokenFile", "client-certificate"])
+def test_a_file_that_never_ends_or_is_none_is_refused(
+    field: str, connect: Connect, tmp_path: Path
+) -> None:
+    (tmp_path / "large").write_bytes(b"x" * (2 << 20))
+    os.mkfifo(tmp_path / "pipe")
+    for file in ("/dev/zero", str(tmp_path / "large"), str(tmp_path / "pipe"), str(tmp_path)):
+        with pytest.raises(
+            KdistError, match=r"no regular file|larger than 1 MiB|[Ii]s a directory"
+        ):
+            connect("http://127.0.0.1:1", user={field: file})

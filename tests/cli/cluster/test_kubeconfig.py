@@ -118,7 +118,7 @@ SOCKS = "socks5://127.0.0.1:1080"
         ({"auth-provider": {"name": "azure"}}, {}, "auth-provider `azure`"),
         ({}, {"proxy-url": SOCKS}, f"the proxy {SOCKS} of the kubeconfig"),
         ({}, {"server": "10.0.0.1:6443"}, "not an https:// address"),
-        ({"token": 7}, {}, "`token` is 7, not text"),
+        ({"token": 7}, {}, "`token` is not text"),
         ({"client-certificate-data": "%%%"}, {}, "the kubeconfig cannot be used"),
         ({"client-certificate": "not-there.pem"}, {}, "not-there.pem"),
         ({"exec": {"command": ""}}, {}, "exec needs `command`"),

@@ -109,3 +109,8 @@ def test_a_quoted_number_is_reported_to_lose_its_quotes() -> None:
     assert number_hint("three", plain=False) == ""
     assert number_hint(".inf", plain=False) == ""
     assert number_hint("true", plain=False) == ""
+
+
+@pytest.mark.parametrize("text", [":".join(["59"] * 3000), "1_0" * 3000, "9" * 5000 + "m"])
+def test_a_number_that_is_too_long_for_any_field_gets_no_hint(text: str) -> None:
+    assert number_hint(text, plain=True) == ""

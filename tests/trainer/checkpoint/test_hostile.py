@@ -111,6 +111,14 @@ def lead_outside(info: _StorageInfo) -> None:
     info.relative_path = "../../../etc/passwd"
 
 
+def lead_to_a_path_of_gigabytes(info: _StorageInfo) -> None:
+    """Text of 2^40 characters, in 400 bytes of pickle: only whoever shows it has to make it."""
+    path: object = ("x" * 10,)
+    for _ in range(40):
+        path = (path, path)
+    info.relative_path = path  # type: ignore[assignment]
+
+
 def lead_to_absolute(info: _StorageInfo) -> None:
     info.relative_path = "/etc/passwd"
 
@@ -135,6 +143,7 @@ def be_of_odd_numbers(info: _StorageInfo) -> None:
     "twist",
     [
         lead_outside,
+        lead_to_a_path_of_gigabytes,
         lead_to_absolute,
         lead_beyond,
         lead_before,

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kdist_trainer.errors import DataError
-from kdist_trainer.fetch.folder import FetchFolder
+from kdist_trainer.fetch.folder import LOCK, FetchFolder
 from kdist_trainer.fetch.request import FetchRequest
 from kdist_trainer.fetch.source import RemoteFile
 
@@ -48,3 +48,17 @@ def test_names_become_files_below_the_folder_or_are_refused(names: list[str]) ->
 def test_a_name_that_is_too_long_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="cannot be the name of a file"):
         open_folder(tmp_path).adopt([RemoteFile("é" * 128, 1)])
+
+
+def test_the_lock_is_no_link_to_another_file(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.write_text("kept")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for target in (other, tmp_path / "absent"):
+        (folder / LOCK).unlink(missing_ok=True)
+        (folder / LOCK).symlink_to(target)
+        with pytest.raises(OSError, match="symbolic links"), open_folder(folder).locked(print):
+            pass
+    assert other.read_text() == "kept"
+    assert not (tmp_path / "absent").exists()

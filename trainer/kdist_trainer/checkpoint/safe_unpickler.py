@@ -36,6 +36,7 @@ from kdist_trainer.checkpoint.torch_internals import (
 from kdist_trainer.digest import Digest
 
 METADATA = ".metadata"
+_SHOWN_CHARACTERS = 200
 
 _RECORD_TYPES = (
     Metadata,
@@ -114,14 +115,17 @@ def _check(metadata: Any, files: Mapping[str, Digest]) -> None:
     for index, info in metadata.storage_data.items():
         if not isinstance(index, MetadataIndex) or not isinstance(info, StorageInfo):
             raise DamagedCheckpointError(f"{METADATA} is no index of files")
-        if info.relative_path not in files:
+        path = info.relative_path
+        if type(path) is not str:  # which may take gigabytes to show
+            raise DamagedCheckpointError(f"{METADATA} leads to something else than a file")
+        if path not in files:
             raise DamagedCheckpointError(
-                f"{METADATA} leads to {info.relative_path!r}, which is not in the manifest"
+                f"{METADATA} leads to {path[:_SHOWN_CHARACTERS]!r}, which is not in the manifest"
             )
         numbers = (info.offset, info.length)
         inside = all(type(number) is int and number >= 0 for number in numbers)
-        if not inside or sum(numbers) > files[info.relative_path].size:
-            raise DamagedCheckpointError(f"{METADATA} leads beyond the end of {info.relative_path}")
+        if not inside or sum(numbers) > files[path].size:
+            raise DamagedCheckpointError(f"{METADATA} leads beyond the end of {path}")
         if info.transform_descriptors:
             raise DamagedCheckpointError(
                 f"{METADATA} asks for transformations, which kdist never writes"

@@ -62,7 +62,9 @@ class FetchFolder:
     def locked(self, waiting: Callable[[], None]) -> Iterator[None]:
         """Keep other fetches out; calls `waiting` once if there is one."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        with (self._folder / LOCK).open("wb") as file:
+        # a link would have another file created, or emptied; a pipe would be waited for
+        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        with os.fdopen(os.open(self._folder / LOCK, flags, 0o666), "wb") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

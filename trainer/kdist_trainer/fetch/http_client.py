@@ -18,12 +18,22 @@ from urllib import request as urls
 from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urlsplit
 
+from kdist_trainer.deadline_http import (
+    DeadlineConnection,
+    DeadlineTlsConnection,
+    Pace,
+    guard_tls,
+)
 from kdist_trainer.errors import ConfigError, DataError
 from kdist_trainer.fetch.source import ChangedError, TransientError
 
 TIMEOUT_SECONDS: Final = 60.0
 LONGEST_WAIT_SECONDS: Final = 120.0
 CHUNK_BYTES: Final = 1 << 20
+SLOWEST: Final = 1024
+"""Bytes a second; a slower answer counts as none."""
+_DEADLINE: Any = DeadlineConnection  # urllib always gives the time-out that it requires
+_DEADLINE_TLS: Any = DeadlineTlsConnection
 _SAFE = "/%:@!$&'()*+,;=~-._"
 
 
@@ -43,16 +53,17 @@ class WebClient:
 
         Args:
             authorization: the value of the header `Authorization`; empty for none.
-            timeout: seconds without a byte after which a request has failed.
+            timeout: seconds in which an answer has to begin, and in each of which it has to go on
+                by at least `SLOWEST` bytes a second.
         """
         self.authorization = authorization
-        self._timeout = timeout
+        self._timeout = Pace(timeout, each=max(1, round(timeout * SLOWEST)))
         self._opener = urls.OpenerDirector()
         for handler in (
             urls.ProxyHandler(),
             urls.UnknownHandler(),
-            urls.HTTPHandler(),
-            urls.HTTPSHandler(),
+            _Plain(),
+            _Tls(),
             urls.HTTPDefaultErrorHandler(),
             _Redirects(),
             urls.HTTPErrorProcessor(),
@@ -119,6 +130,20 @@ def encode(url: str) -> str:
     """The URL with the characters that a request may have."""
     parts = urlsplit(url)
     return parts._replace(path=quote(parts.path, safe=_SAFE)).geturl()
+
+
+class _Plain(urls.HTTPHandler):
+    def http_open(self, req: urls.Request) -> http.client.HTTPResponse:
+        return self.do_open(_DEADLINE, req)
+
+
+class _Tls(urls.HTTPSHandler):
+    def __init__(self) -> None:
+        super().__init__()
+        self._tls = guard_tls(ssl.create_default_context())
+
+    def https_open(self, req: urls.Request) -> http.client.HTTPResponse:
+        return self.do_open(_DEADLINE_TLS, req, context=self._tls)
 
 
 class _Redirects(urls.HTTPRedirectHandler):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from queue import Empty, SimpleQueue
 from typing import Any, Final
 
 from kdist_trainer.config.object_stores import HUB_TOKEN
@@ -24,6 +25,7 @@ from kdist_trainer.fetch.request import FetchRequest
 from kdist_trainer.fetch.source import FileBody, RemoteFile, TransientError
 from kdist_trainer.fetch.web import read_web
 from kdist_trainer.fetch.weights import is_weights
+from kdist_trainer.threads import OnError, start_thread
 
 ENDPOINT: Final = "HF_ENDPOINT"
 _DENIED: Final = frozenset({401, 403})
@@ -105,17 +107,40 @@ class HubSource:
     def _list_commit(self) -> dict[str, Any]:
         """The files of the commit by their names."""
         try:
-            info: Any = self._api.repo_info(
-                self._repo,
-                revision=self._commit or self._revision,
-                repo_type=self._kind,
-                files_metadata=True,
-                timeout=self._timeout,
-            )
+            info = self._ask_within_the_time()
         except Exception as error:  # noqa: BLE001 - types of the HTTP library of that package
             raise self._translated(error) from None
         self._commit = str(info.sha)
         return {one.rfilename: one for one in info.siblings or []}
+
+    def _ask_within_the_time(self) -> Any:
+        """What the hub says of the commit. That package has a time-out for each read only, so it is
+        left behind on a thread of its own once the time is over.
+        """
+        answers: SimpleQueue[Any] = SimpleQueue()
+
+        def ask() -> None:
+            try:
+                answers.put(
+                    self._api.repo_info(
+                        self._repo,
+                        revision=self._commit or self._revision,
+                        repo_type=self._kind,
+                        files_metadata=True,
+                        timeout=self._timeout,
+                    )
+                )
+            except Exception as error:  # noqa: BLE001 - raised where the answer is awaited
+                answers.put(error)
+
+        start_thread(ask, name="hub", on_error=OnError.REPORT)
+        try:
+            found = answers.get(timeout=2 * self._timeout)
+        except Empty:
+            raise TimeoutError(f"{self._endpoint} has not answered in time") from None
+        if isinstance(found, Exception):
+            raise found
+        return found
 
     def _key_of(self, name: str) -> str:
         return f"{self._folder}/{name}" if self._folder else name

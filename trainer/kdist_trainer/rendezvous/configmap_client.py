@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kdist_trainer.deadline_http import DeadlineConnection, DeadlineTlsConnection
 from kdist_trainer.errors import ConfigError
 from kdist_trainer.rendezvous.timings import JITTER
 from kdist_trainer.untrusted_text import parse_json
@@ -38,6 +39,7 @@ _REJECTIONS = {
     404: "does not have",
 }
 _RETRYABLE = {408, 429, 500, 502, 503, 504}
+_MOST_BYTES = 8 << 20  # of an answer; etcd holds objects of at most 1.5 MiB
 _MIN_PAUSE_SECONDS = 0.05
 _MAX_PAUSE_SECONDS = 2.0
 
@@ -74,12 +76,14 @@ class ApiEndpoint:
             ) from None
         return cls(host, port, account=Path(environ.get("KDIST_ACCOUNT", ACCOUNT)))
 
-    def connect(self, seconds: float) -> http.client.HTTPConnection:
-        """A connection that is not open yet. Raises `OSError` without the CA certificate."""
+    def connect(self, seconds: float) -> DeadlineConnection | DeadlineTlsConnection:
+        """A connection that is not open yet, and has so many seconds for each request. Raises
+        `OSError` without the CA certificate.
+        """
         if self.scheme == "http":
-            return http.client.HTTPConnection(self.host, self.port, timeout=seconds)
+            return DeadlineConnection(self.host, self.port, timeout=seconds)
         context = ssl.create_default_context(cafile=str(self.account / "ca.crt"))
-        return http.client.HTTPSConnection(self.host, self.port, timeout=seconds, context=context)
+        return DeadlineTlsConnection(self.host, self.port, timeout=seconds, context=context)
 
     def headers(self) -> dict[str, str]:
         """The headers of every request. Raises `OSError` without a token."""
@@ -135,7 +139,7 @@ class ConfigMap:
         self.requests = 0
         self._retry_seconds = retry_seconds
         self._path = f"/api/v1/namespaces/{namespace}/configmaps/{name}"
-        self._connection: http.client.HTTPConnection | None = None
+        self._connection: DeadlineConnection | DeadlineTlsConnection | None = None
         self._lock = threading.Lock()
         self._served = False
         self._created_at = time.monotonic()
@@ -215,6 +219,8 @@ class ConfigMap:
             try:
                 if self._connection is None:
                     self._connection = self.server.connect(REQUEST_SECONDS)
+                self._connection.renew()
+                self._connection.allow(_MOST_BYTES)
                 self._connection.request(
                     method, f"{self._path}?fieldManager=kdist-trainer", body, self.server.headers()
                 )

@@ -57,8 +57,8 @@ class JobOwner:
 
     def owns(self, document: Mapping[str, Any], kind: str = "") -> bool:
         """Whether an object is the job's: what was created for it bears its mark and, with a
-        TrainingJob, its uid as an owner. Claims outlive the TrainingJob, so their mark is enough.
-        Pods are controlled by a maker.
+        TrainingJob, its uid as an owner. Claims outlive the TrainingJob, and pods of ours
+        that only read have none, so their mark is enough. Other pods are controlled by a maker.
 
         Args:
             document: the object.
@@ -76,7 +76,7 @@ class JobOwner:
             return True
         if find_owner(document, kind) != self.name:
             return False
-        needs_uid = bool(self.uid) and kind != CLAIM
+        needs_uid = bool(self.uid) and kind not in (CLAIM, "Pod")
         return not needs_uid or any(each.get("uid") == self.uid for each in references)
 
     def check(self, document: Mapping[str, Any], *, api_version: str, kind: str) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from kdist import backends
 from kdist.backends import Backend, is_made_for
 from kdist.ownership import ObjectKey
 from kdist.status import documents
@@ -36,6 +37,20 @@ class Belongings:
     pods: tuple[Document, ...] = ()
     leaving: tuple[Document, ...] = ()
     rivals: Mapping[ObjectKey, Document] = field(default_factory=dict)
+
+
+def find_backend(resource: Resource, found: JobObjects) -> Backend | None:
+    """The kind of a job's workload: as its status says, else that of the workload that it has; None
+    if it is not decided.
+    """
+    chosen = documents.text(resource.status, "backend")
+    if chosen in backends.NAMES:
+        return backends.get(chosen)
+    for each in map(backends.get, backends.NAMES):
+        key = ObjectKey(each.api_version, each.kind, resource.key.name)
+        if key in found.objects and resource.owns(found.objects[key]):
+            return each
+    return None
 
 
 def sort_objects(resource: Resource, found: JobObjects, backend: Backend | None) -> Belongings:

@@ -34,16 +34,18 @@ class RecordJob:
     """Apply the job's own ConfigMap.
 
     Attributes:
-        job: the job that it records.
+        job: the job as the TrainingJob's spec has it.
         placement: how the job is placed.
         asked: record that the job is to be suspended.
         limits: the job whose limits on the number of nodes the agents read from it.
+        text: the `job.json` that it goes on recording; empty for that of `job`.
     """
 
     job: TrainingJob
     placement: Placement
     asked: bool
     limits: TrainingJob
+    text: str = ""
 
 
 @dataclass(frozen=True)
@@ -106,11 +108,20 @@ Action = (
 
 @dataclass(frozen=True)
 class Notice:
-    """A Kubernetes event about the TrainingJob."""
+    """A Kubernetes event about the TrainingJob.
+
+    Attributes:
+        reason: in CamelCase.
+        message: a sentence.
+        warning: whether it is a warning.
+        occasion: what distinguishes it from others with the same reason; empty for the version of
+            the TrainingJob.
+    """
 
     reason: str
     message: str
     warning: bool = False
+    occasion: str = ""
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from kdist.backends import DEPENDENT_KINDS, workload_kinds
 from kdist.cluster import Cluster
 from kdist.errors import KdistError
 from kdist.manifest import JOB_LABEL
+from kdist.ownership import ForeignError
 from kdist.spec import API_VERSION, KIND
 from kdist.status import documents
 from kdist.threads import OnError, start_thread
@@ -231,7 +232,14 @@ class Controller:
         changes = reconcile(observed)
         self._poller.plan(observed, ask_now=changes.ask_now)
         self._recovery.plan(observed)
-        self._executor.carry_out(observed, changes)
+        try:
+            self._executor.carry_out(observed, changes)
+        except ForeignError as error:
+            if error.found is None:
+                raise
+            self._observer.note_foreign(key, error.found)
+            self._queue.add(key, after=_AGAIN_SECONDS)
+            return
         if changes.actions:
             self._queue.add(key, after=_AGAIN_SECONDS)
         elif changes.again is not None:

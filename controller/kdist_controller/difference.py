@@ -36,9 +36,16 @@ def find_differences(
 
 def can_resize(wanted: TrainingJob, applied: TrainingJob, backend: Backend | None) -> bool:
     """Whether the job can get its number of nodes without new pods for the others."""
-    if wanted.spec.nodes.standby != applied.spec.nodes.standby or backend is None:
+    if wanted.spec.nodes.standby != applied.spec.nodes.standby:
         return False
-    return not backend.scalable and (applied.spec.queue is None or backend.name == "job")
+    return can_scale(applied, backend)
+
+
+def can_scale(job: TrainingJob, backend: Backend | None) -> bool:
+    """Whether the number of nodes of a job that runs can be changed."""
+    if backend is None:
+        return False
+    return not backend.scalable and (job.spec.queue is None or backend.name == "job")
 
 
 def describe(differences: Sequence[str]) -> str:
@@ -51,8 +58,7 @@ def describe(differences: Sequence[str]) -> str:
 def _comparable(job: TrainingJob) -> dict[str, Any]:
     document = job.to_document()
     spec = {name: value for name, value in document["spec"].items() if name not in _LIVE}
-    metadata = {name: document["metadata"][name] for name in ("labels", "annotations")}
-    return {"metadata": metadata, "spec": spec}
+    return {"spec": spec}  # labels and annotations come with the next restart, and matter to none
 
 
 def _nodes(job: TrainingJob) -> Any:

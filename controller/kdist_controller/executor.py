@@ -14,7 +14,6 @@ from kdist import backends, deploy
 from kdist.backends import RUNTIME
 from kdist.cluster import ApiError, Cluster, JobObjects
 from kdist.jobs import suspend
-from kdist.jobs.immutable_fields import keep_immutable
 from kdist.jobs.job import ClusterJob
 from kdist.manifest import RECLAIM_POLICY, Manifest
 from kdist.ownership import ObjectKey
@@ -35,11 +34,9 @@ from kdist_controller.changes import (
 )
 from kdist_controller.notices import COMPONENT, tell
 from kdist_controller.observation import Observed
-from kdist_controller.rendering import render_objects, render_own
+from kdist_controller.rendering import find_sized, render_objects, render_own
 
 FIELD_MANAGER: Final = COMPONENT
-_SIZED: Final = ("PodDisruptionBudget", "TrainingRuntime")
-"""Kinds that depend on the number of nodes, besides the workload."""
 
 Document = dict[str, Any]
 
@@ -58,7 +55,7 @@ class Executor:
         cluster = self._cluster.within(observed.resource.key.namespace)
         for notice in changes.notices:
             version = documents.text(observed.resource.document, "metadata", "resourceVersion")
-            tell(cluster, observed.resource, notice, identity=version)
+            tell(cluster, observed.resource, notice, identity=notice.occasion or version)
         if changes.status is not None:
             self._write_status(cluster, observed, changes.status)
         for action in changes.actions:
@@ -81,9 +78,7 @@ class Executor:
             case DeleteObject():
                 return partial(self._delete, action)
             case ForgetEnd():
-                return lambda cluster, observed: deploy.forget_end(
-                    cluster, observed.resource.key.name
-                )
+                return lambda cluster, observed: deploy.forget_end(cluster, observed.owner)
 
     def _write_status(
         self, cluster: Cluster, observed: Observed, status: Mapping[str, Any]
@@ -100,6 +95,8 @@ class Executor:
     def _apply_objects(self, action: ApplyObjects, cluster: Cluster, observed: Observed) -> None:
         name = observed.resource.key.name
         kind = backends.get(action.placement.backend).kind
+        if action.only == "all":
+            self._check_free(action, cluster, observed)
         for manifest in render_objects(action.job, action.placement):
             own = (manifest.kind, manifest.name)
             if action.only == "missing":
@@ -112,6 +109,17 @@ class Executor:
                 self._apply_runtime(cluster, observed, manifest)
             else:
                 self._apply(cluster, observed, manifest)
+
+    def _check_free(self, action: ApplyObjects, cluster: Cluster, observed: Observed) -> None:
+        """Raise `ForeignError` before anything is sent, if an object that is not the job's has the
+        name of one that is about to be made.
+        """
+        known = self._cache.read(observed.resource.key).objects
+        for each in render_objects(action.job, action.placement):
+            if ObjectKey(each.api_version, each.kind, each.name) in known:
+                continue
+            if (found := cluster.find(each)) is not None:
+                observed.owner.check(found, api_version=each.api_version, kind=each.kind)
 
     def _apply_runtime(self, cluster: Cluster, observed: Observed, manifest: Manifest) -> None:
         """Apply the TrainingRuntime of a TrainJob that is about to be created. Most of its fields
@@ -127,10 +135,13 @@ class Executor:
 
     def _record_job(self, action: RecordJob, cluster: Cluster, observed: Observed) -> None:
         manifest = render_own(action.job, action.placement)
+        data = dict(manifest.document["data"])
         if action.limits is not action.job:
-            limits = render_own(action.limits, action.placement).document["data"]["nodes.json"]
-            data = {**manifest.document["data"], "nodes.json": limits}
-            manifest = Manifest({**manifest.document, "data": data})
+            limits = render_own(action.limits, action.placement)
+            data["nodes.json"] = limits.document["data"]["nodes.json"]
+        if action.text:
+            data["job.json"] = action.text
+        manifest = Manifest({**manifest.document, "data": data})
         self._apply_own(cluster, observed, manifest, asked=action.asked)
 
     def _apply_own(
@@ -158,12 +169,15 @@ class Executor:
         return found
 
     def _resize(self, action: ResizeWorkload, cluster: Cluster, observed: Observed) -> None:
-        backend = backends.get(action.placement.backend)
-        name = observed.resource.key.name
-        job = ClusterJob(cluster, observed.config_map or {}, action.job, backend, action.placement)
-        rendered = render_objects(action.job, action.placement)
-        for manifest in keep_immutable(job, rendered, job.workload()):
-            if (manifest.kind, manifest.name) == (backend.kind, name) or manifest.kind in _SIZED:
+        """Change what follows from the number of nodes. The rest of the workload stays what it was
+        made with: it may be older than the spec.
+        """
+        workload, sized = find_sized(action.job, action.placement)
+        kind = (workload.api_version, workload.kind, workload.name)
+        found = _objects(cluster, observed).change(*kind, {"spec": sized})
+        self._cache.put(trim(found))
+        for manifest in render_objects(action.job, action.placement):
+            if manifest.kind == "PodDisruptionBudget":
                 self._apply(cluster, observed, manifest)
 
     def _announce(self, action: AnnounceLimits, cluster: Cluster, observed: Observed) -> None:
@@ -173,16 +187,21 @@ class Executor:
             self._cache.put(trim(objects.change("v1", "Pod", pod, body)))
 
     def _suspend(self, action: SuspendWorkload, cluster: Cluster, observed: Observed) -> None:
-        job = _find_job(cluster, observed)
         if action.queued:
-            suspend.set_active(job, active=not action.suspended, dry_run=False)
-        else:
-            body = job.backend.suspend_patch(action.suspended, nodes=action.nodes)
-            self._cache.put(trim(job.patch_workload(body)))
+            suspend.set_active(_find_job(cluster, observed), active=not action.suspended)
+        elif observed.backend is not None:
+            body = observed.backend.suspend_patch(action.suspended, nodes=action.nodes)
+            self._patch_workload(cluster, observed, body)
 
     def _record_outcome(self, action: RecordOutcome, cluster: Cluster, observed: Observed) -> None:
         body = {"metadata": {"annotations": {OUTCOME: action.record}}, "spec": {"replicas": 0}}
-        self._cache.put(trim(_find_job(cluster, observed).patch_workload(body)))
+        self._patch_workload(cluster, observed, body)
+
+    def _patch_workload(self, cluster: Cluster, observed: Observed, body: Document) -> None:
+        if observed.backend is not None:
+            kind = (observed.backend.api_version, observed.backend.kind)
+            found = _objects(cluster, observed).change(*kind, observed.resource.key.name, body)
+            self._cache.put(trim(found))
 
     def _delete(self, action: DeleteObject, cluster: Cluster, observed: Observed) -> None:
         key = action.key

@@ -7,15 +7,17 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
-from kdist import backends, render
 from kdist.backends import Backend, WorkloadState
 from kdist.diagnose import Diagnosis
+from kdist.errors import KdistError
 from kdist.ownership import JobOwner, ObjectKey
 from kdist.recovery.attachment import HeldVolume
 from kdist.recovery.decision import PodDecision
 from kdist.spec import TrainingJob
-from kdist.status import ASKED, BACKEND, ExitRecord, JobStatus, Pod, Snapshot, documents
+from kdist.status import ASKED, ExitRecord, JobStatus, Pod, Snapshot, documents
 from kdist.status.documents import Document
+from kdist_controller.record import Record, correct, read_record
+from kdist_controller.rendering import digest
 from kdist_controller.resource import Resource
 
 
@@ -25,6 +27,7 @@ class Observed:
 
     Attributes:
         resource: the TrainingJob.
+        backend: kind of the workload, once it is decided.
         config_map: the job's own ConfigMap, which holds the job as its objects are now.
         workload: the object that makes its pods.
         children: its other objects; metadata only.
@@ -44,6 +47,7 @@ class Observed:
     """
 
     resource: Resource
+    backend: Backend | None = None
     config_map: Document | None = None
     workload: Document | None = None
     children: Mapping[ObjectKey, Document] = field(default_factory=dict)
@@ -67,20 +71,28 @@ class Observed:
         return self.resource.owner(self.makers)
 
     @cached_property
-    def backend(self) -> Backend | None:
-        """Kind of the workload, once it is decided."""
-        name = documents.annotation(self.config_map, BACKEND) or documents.text(
-            self.resource.status, "backend"
-        )
-        return backends.get(name) if name in backends.NAMES else None
+    def wanted(self) -> TrainingJob | None:
+        """The job that the TrainingJob asks for; None if it is not valid."""
+        try:
+            return self.resource.read_job()
+        except KdistError:
+            return None
 
     @cached_property
+    def record(self) -> Record:
+        """What the job's own ConfigMap says that its objects were made from."""
+        if self.config_map is None:
+            return Record()
+        wanted = "" if self.wanted is None else digest(self.wanted)
+        return read_record(self.resource, self.config_map, wanted=wanted)
+
+    @property
     def applied(self) -> TrainingJob | None:
-        """The job as its objects are now; None if there are none, or another version's.
+        """The job as its objects are now, to compare with; None if that is not known.
 
         Its `restartedAt` is that of the restart that was done last.
         """
-        return None if self.config_map is None else render.read_job(self.config_map)
+        return self.record.job
 
     @cached_property
     def state(self) -> WorkloadState | None:
@@ -101,7 +113,9 @@ class Observed:
         return Snapshot(
             self.resource.key.name,
             self.resource.key.namespace,
-            self.config_map or {},
+            {}
+            if self.config_map is None
+            else correct(self.resource, self.config_map, self.wanted or self.applied),
             self.workload,
             self.state,
             self.pods,

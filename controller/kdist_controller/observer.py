@@ -8,13 +8,13 @@ import time
 from collections.abc import Collection
 from typing import Any
 
-from kdist import backends, deploy
+from kdist import deploy
 from kdist.cluster import Cluster
 from kdist.errors import NotFoundError
 from kdist.ownership import ObjectKey
 from kdist.status import ExitRecord, documents
 from kdist_controller.agent_poller import AgentPoller
-from kdist_controller.belongings import sort_objects
+from kdist_controller.belongings import find_backend, sort_objects
 from kdist_controller.cache import Cache, JobObjects
 from kdist_controller.executor import strip
 from kdist_controller.node_cache import NodeCache
@@ -55,6 +55,26 @@ class Observer:
         self._nodes = nodes
         self._recovery = recovery
         self.kinds: Collection[tuple[str, str]] = ()
+        self._foreign: dict[JobKey, ObjectKey] = {}
+
+    def note_foreign(self, key: JobKey, found: ObjectKey) -> None:
+        """Note that an object which is not this job's has the name of one of its own. It need not
+        bear the job's label, so it is looked at again with each observation.
+        """
+        self._foreign[key] = found
+
+    def _look_at_foreign(self, resource: Resource) -> dict[ObjectKey, Document]:
+        """That object, if it is still there and still not the job's."""
+        if (known := self._foreign.get(resource.key)) is None:
+            return {}
+        try:
+            found = self._cluster.get(*known, resource.key.namespace)
+        except NotFoundError:
+            found = None
+        if found is None or resource.owner().owns(found, known.kind):
+            self._foreign.pop(resource.key, None)
+            return {}
+        return {known: found}
 
     def observe(self, key: JobKey, *, trouble: str = "") -> Observed | None:
         """One TrainingJob as it is now; None if it does not exist.
@@ -68,23 +88,24 @@ class Observer:
         """
         found = self._cache.read(key)
         if found.resource is None:
+            self._foreign.pop(key, None)
             return None
         resource = Resource(found.resource)
-        chosen = documents.text(resource.status, "backend")
-        backend = backends.get(chosen) if chosen in backends.NAMES else None
+        backend = find_backend(resource, found)
         sorted_ = sort_objects(resource, found, backend)
         own = self._read_own(resource, found) if sorted_.own is not None else None
         pods = [dict(pod) for pod in sorted_.pods]
         outlook = self._recovery.outlook(key)
         return Observed(
             resource,
+            backend=backend,
             config_map=own,
             workload=sorted_.workload,
             children=sorted_.children,
             pods=pods,
             leaving=sorted_.leaving,
             makers=sorted_.makers,
-            rivals=sorted_.rivals,
+            rivals={**sorted_.rivals, **self._look_at_foreign(resource)},
             reports=self._poller.answers(key),
             kinds=self.kinds,
             result=self._find_result(resource)
@@ -118,7 +139,7 @@ class Observer:
         """How the run of a job without workload has ended, if that is not known yet."""
         if is_terminal(resource.status):
             return None
-        return deploy.find_result(self._cluster.within(resource.key.namespace), resource.key.name)
+        return deploy.find_result(self._cluster, resource.owner())
 
 
 def _own_key(key: JobKey) -> ObjectKey:

@@ -15,6 +15,7 @@ from kdist.backends import Placement
 from kdist.diagnose import Diagnosis, diagnose
 from kdist.errors import InvalidJobError, KdistError
 from kdist.manifest import job_selector
+from kdist.ownership import ForeignError
 from kdist.spec import TrainingJob
 from kdist.status import JobStatus, Phase, documents
 from kdist.status.documents import Document
@@ -59,6 +60,7 @@ class Decision:
         outdated: differences that need new pods.
         restarted_at: the `restartedAt` that has been acted on.
         refused: why it is not accepted; None if it is.
+        digests: of what its objects are made from.
     """
 
     wanted: TrainingJob | None = None
@@ -67,6 +69,7 @@ class Decision:
     outdated: Sequence[str] = ()
     restarted_at: str | None = None
     refused: KdistError | None = None
+    digests: Sequence[str] = ()
 
 
 def is_terminal(status: Document) -> bool:
@@ -113,6 +116,7 @@ def _build(observed: Observed, decision: Decision, *, settled: bool) -> dict[str
             "backend": decision.placement.backend,
             "rendezvous": decision.placement.rendezvous,
             "runId": decision.placement.run_id,
+            "appliedDigests": list(decision.digests) or None,
         }
     wanted: list[Condition] = [_accepted(decision)]
     if decision.refused is None or observed.config_map is not None:
@@ -165,7 +169,8 @@ def _accepted(decision: Decision) -> Condition:
         words = "\n".join(problem.sentence for problem in error.problems) or error.message
         return Condition("Accepted", False, "Invalid", _clip(words))
     words = f"{error.message}; {error.hint}" if error.hint else error.message
-    return Condition("Accepted", False, "Impossible", _clip(words))
+    reason = "Foreign" if isinstance(error, ForeignError) else "Impossible"
+    return Condition("Accepted", False, reason, _clip(words))
 
 
 def _outdated(decision: Decision) -> Condition:

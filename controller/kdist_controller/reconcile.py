@@ -8,14 +8,15 @@ the new number of nodes. Both are written last.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
 from kdist import backends
 from kdist.backends import Placement
 from kdist.errors import KdistError
-from kdist.ownership import ObjectKey
+from kdist.manifest import find_owner
+from kdist.ownership import ForeignError, ObjectKey
 from kdist.spec import KIND, TrainingJob
 from kdist.status import ExitRecord, documents
 from kdist.status.documents import Document
@@ -27,20 +28,22 @@ from kdist_controller.changes import (
     Changes,
     DeleteObject,
     ForgetEnd,
+    Notice,
     RecordJob,
     RecordOutcome,
     ResizeWorkload,
     SuspendWorkload,
 )
-from kdist_controller.difference import can_resize, find_differences
+from kdist_controller.difference import can_resize, can_scale, find_differences
 from kdist_controller.observation import Observed
 from kdist_controller.progress import Decision, Stage
-from kdist_controller.rendering import list_children
+from kdist_controller.rendering import digest, list_children
 from kdist_trainer.untrusted_text import MalformedTextError, parse_json
 
 _CLAIM: Final = "PersistentVolumeClaim"
 _NODES_ANNOTATION: Final = "kdist.dev/nodes"
 _POLL_SECONDS = 1.0  # while agents learn new limits
+_FOREIGN_SECONDS = 30.0  # until a foreign object of which nothing is heard is looked at again
 _GRACE_SECONDS = 30.0  # for kinds that delete themselves after their TTL
 
 
@@ -60,25 +63,59 @@ def reconcile(observed: Observed) -> Changes:
     try:
         wanted = observed.resource.read_job()
         placement = choose_placement(observed, wanted)
-        _check(observed, wanted, placement)
-        applied = observed.applied
+        waits = _check(observed, wanted, placement)
     except KdistError as error:
-        return progress.report(observed, Decision(refused=error), actions=())
-    step = _decide(observed, wanted, placement)
-    outdated = (
-        []
-        if applied is None
-        else find_differences(wanted, applied, backends.get(placement.backend))
-    )
+        changes = progress.report(observed, Decision(refused=error), actions=())
+        return replace(changes, again=_FOREIGN_SECONDS if observed.rivals else None)
+    step = _decide(observed, wanted, placement, waits=waits)
+    steady = step.stage in (Stage.STEADY, Stage.RESIZING)
     decision = Decision(
         wanted=wanted,
         placement=placement,
         stage=step.stage,
-        restarted_at=None if applied is None else applied.spec.restarted_at,
-        outdated=() if step.stage is Stage.RESTARTING else tuple(outdated),
+        restarted_at=None if observed.applied is None else observed.applied.spec.restarted_at,
+        outdated=_find_outdated(observed, wanted) if steady else (),
+        digests=_list_digests(observed, wanted, step.actions),
     )
     changes = progress.report(observed, decision, actions=step.actions)
-    return replace(changes, again=step.again, ask_now=step.ask_now)
+    notices = (*changes.notices, *_object(observed, step.actions))
+    return replace(changes, notices=notices, again=step.again, ask_now=step.ask_now)
+
+
+def _find_outdated(observed: Observed, wanted: TrainingJob) -> list[str]:
+    """What needs new pods to take effect."""
+    if observed.config_map is None or observed.applied is None:
+        return []
+    known = documents.texts(observed.resource.status, "appliedDigests")
+    if known and known[-1] not in (observed.record.digest, digest(wanted)):
+        return ["spec: what its pods were made from is not known"]
+    return find_differences(wanted, observed.applied, observed.backend)
+
+
+def _list_digests(
+    observed: Observed, wanted: TrainingJob, actions: Sequence[Action]
+) -> tuple[str, ...]:
+    """Digests of what the objects are made from: the last one is that of the pods, or of those that
+    are about to be made.
+    """
+    known = documents.texts(observed.resource.status, "appliedDigests")
+    found = observed.record.digest
+    if any(isinstance(each, ApplyObjects) and each.only == "all" for each in actions):
+        before = known[-1:] or [found] * bool(found)
+        return tuple(dict.fromkeys([*before, digest(wanted)]))
+    if not known and found:
+        return (found,)
+    return tuple(known[-1:] if found in known[-1:] and not actions else known)
+
+
+def _object(observed: Observed, actions: Sequence[Action]) -> Iterator[Notice]:
+    """Tell that the job's own ConfigMap is not what the controller has written."""
+    found = observed.record.objection
+    if found and any(isinstance(each, RecordJob | ApplyObjects) for each in actions):
+        name = observed.resource.key.name
+        words = f"ConfigMap {name} is not followed, and written again from the spec: {found}"
+        version = documents.text(observed.config_map, "metadata", "resourceVersion")
+        yield Notice("RecordReplaced", words, warning=True, occasion=version)
 
 
 def choose_placement(observed: Observed, wanted: TrainingJob) -> Placement:
@@ -112,16 +149,14 @@ def choose_placement(observed: Observed, wanted: TrainingJob) -> Placement:
     return Placement(backend, "c10d" if rendezvous == "c10d" else "kubernetes", run_id)
 
 
-def _check(observed: Observed, wanted: TrainingJob, placement: Placement) -> None:
-    """Raise `KdistError` if the job cannot be made, or not be made like this."""
-    name, namespace = observed.resource.key.name, observed.resource.key.namespace
-    rival = observed.rivals.get(ObjectKey("v1", "ConfigMap", name))
-    if rival is not None and not _is_leftover(rival):
-        raise KdistError(
-            f"a job {name} without a TrainingJob is in namespace {namespace} already",
-            hint=f"`kdist delete {name} -n {namespace}` keeps its checkpoints, and this "
-            "TrainingJob then continues from them",
-        )
+def _check(observed: Observed, wanted: TrainingJob, placement: Placement) -> bool:
+    """Raise `KdistError` if the job cannot be made, or not be made like this.
+
+    Returns:
+        Whether objects of an earlier TrainingJob of this name have to go first.
+    """
+    name = observed.resource.key.name
+    backend = backends.get(placement.backend)
     if wanted.spec.backend not in ("auto", placement.backend):
         raise KdistError(
             f"{name} runs as backend {placement.backend}, but spec.backend is "
@@ -135,52 +170,99 @@ def _check(observed: Observed, wanted: TrainingJob, placement: Placement) -> Non
             hint="put the code into the image, or into a ConfigMap and name it: "
             "code: {configMap: NAME}",
         )
-    list_children(wanted, placement)
+    own = (ObjectKey("v1", "ConfigMap", name), ObjectKey(backend.api_version, backend.kind, name))
+    names = {*list_children(wanted, placement), *own}
+    rivals = [(key, each) for key, each in observed.rivals.items() if key in names]
+    waits = [key for key, each in rivals if _is_leftover(observed, each)]
+    foreign = [(key, each) for key, each in rivals if key not in waits]
+    if foreign:
+        raise _refuse(observed, foreign)
+    return bool(waits)
 
 
-def _decide(observed: Observed, wanted: TrainingJob, placement: Placement) -> _Step:
-    applied = observed.applied
+def _refuse(observed: Observed, foreign: Sequence[tuple[ObjectKey, Document]]) -> KdistError:
+    """The error of objects that have the name of one of the job's, and are not its own."""
+    name, namespace = observed.resource.key.name, observed.resource.key.namespace
+    marked = [key for key, each in foreign if find_owner(each, key.kind) == name]
+    if len(marked) == len(foreign):
+        objects = ", ".join(f"{key.kind} {key.name}" for key in marked)
+        return KdistError(
+            f"a job {name} without a TrainingJob is in namespace {namespace} already: {objects}",
+            hint=f"`kdist delete {name} -n {namespace}` deletes it and this TrainingJob, and keeps "
+            "the checkpoints: applied again, it continues from them",
+        )
+    errors = []
+    for key, each in foreign:
+        try:
+            observed.owner.check(each, api_version=key.api_version, kind=key.kind)
+        except ForeignError as error:
+            errors.append(error)
+    return ForeignError("; ".join(each.message for each in errors), hint=errors[0].hint)
+
+
+def _decide(observed: Observed, wanted: TrainingJob, placement: Placement, *, waits: bool) -> _Step:
+    applied, workload = observed.applied, observed.workload
+    if _asks_for_restart(observed, wanted) and (applied is not None or workload is not None):
+        return _restart(observed, wanted, placement)
+    if waits:
+        return _Step(stage=Stage.CREATING, again=_POLL_SECONDS)
     if applied is None:
         return _create(observed, wanted, placement)
-    if wanted.spec.restarted_at not in (None, applied.spec.restarted_at):
-        return _restart(observed, wanted, placement)
-    if observed.workload is None or observed.state is None:
-        return _replace_workload(observed, wanted, applied, placement)
+    if workload is None or observed.state is None:
+        return _replace_workload(observed, wanted, placement)
     if observed.state.finished or _is_over(observed):
-        return _finish(observed, applied)
+        return _finish(observed, wanted)
     for step in (
-        _complete(observed, wanted, applied, placement),
+        _complete(observed, wanted, placement),
         _suspend(observed, wanted, applied, placement),
         _resize(observed, wanted, applied, placement),
+        _correct_limits(observed, wanted, applied, placement),
     ):
         if step is not None:
             return step
-    return _Step(_prune(observed, applied, placement))
+    return _Step(() if _find_outdated(observed, wanted) else _prune(observed, wanted, placement))
 
 
-def _starting(job: TrainingJob, wanted: TrainingJob, placement: Placement) -> ApplyObjects:
+def _asks_for_restart(observed: Observed, wanted: TrainingJob) -> bool:
+    done = [documents.text(observed.resource.status, "restartedAt")]
+    if observed.applied is not None:
+        done.append(observed.applied.spec.restarted_at or "")
+    return wanted.spec.restarted_at not in (None, *done)
+
+
+def _starting(wanted: TrainingJob, placement: Placement) -> ApplyObjects:
     """Apply all objects of a job that has no workload. Kueue starts what is in its queues."""
-    queued = job.spec.queue is not None and not backends.get(placement.backend).keeps_alive
+    queued = wanted.spec.queue is not None and not backends.get(placement.backend).keeps_alive
     suspended = wanted.spec.suspend or queued
-    return ApplyObjects(job, replace(placement, suspended=suspended), asked=wanted.spec.suspend)
+    return ApplyObjects(wanted, replace(placement, suspended=suspended), asked=wanted.spec.suspend)
 
 
 def _create(observed: Observed, wanted: TrainingJob, placement: Placement) -> _Step:
-    ours = observed.workload is not None and observed.resource.owns(observed.workload)
-    if ours or progress.is_terminal(observed.resource.status):
-        # somebody has deleted the ConfigMap of a job that runs or has ended
-        return _Step((RecordJob(wanted, placement, wanted.spec.suspend, limits=wanted),))
-    rival = observed.rivals.get(ObjectKey("v1", "ConfigMap", observed.resource.key.name))
-    if rival is not None or observed.alive or observed.leaving:
+    """Make the job's objects, or only its record, if somebody has deleted or changed that."""
+    record = RecordJob(wanted, placement, wanted.spec.suspend, limits=wanted)
+    if observed.workload is not None:
+        resize = ResizeWorkload(wanted, _as_it_is(observed, placement))
+        ended = observed.state is None or observed.state.finished or _is_over(observed)
+        sized = can_scale(wanted, observed.backend) and not ended
+        return _Step((resize, record) if sized else (record,))
+    if progress.is_terminal(observed.resource.status) or observed.result is not None:
+        return _Step((record,))
+    if observed.alive or observed.leaving:
         # of an earlier TrainingJob of this name, whose objects are on their way out
         return _Step(stage=Stage.CREATING, again=_POLL_SECONDS)
-    return _Step((_starting(wanted, wanted, placement),), Stage.CREATING)
+    return _Step((_starting(wanted, placement),), Stage.CREATING)
 
 
-def _is_leftover(config_map: Document) -> bool:
-    """Whether this is the ConfigMap of an earlier TrainingJob, with which it will be deleted."""
-    owners = documents.items(config_map, "metadata", "ownerReferences")
-    return any(owner.get("kind") == KIND for owner in owners)
+def _as_it_is(observed: Observed, placement: Placement) -> Placement:
+    suspended = observed.state is not None and observed.state.suspended
+    return replace(placement, suspended=suspended)
+
+
+def _is_leftover(observed: Observed, document: Document) -> bool:
+    """Whether this is an object of an earlier TrainingJob of this name, with which it goes."""
+    owners = documents.items(document, "metadata", "ownerReferences")
+    key = (KIND, observed.resource.key.name)
+    return any((owner.get("kind"), owner.get("name")) == key for owner in owners)
 
 
 def _restart(observed: Observed, wanted: TrainingJob, placement: Placement) -> _Step:
@@ -190,7 +272,7 @@ def _restart(observed: Observed, wanted: TrainingJob, placement: Placement) -> _
     if workload is None or state is None:
         if observed.alive or observed.leaving:
             return _Step(stage=Stage.RESTARTING)
-        actions = (ForgetEnd(), _starting(wanted, wanted, placement))
+        actions = (ForgetEnd(), _starting(wanted, placement))
         return _Step(actions, Stage.RESTARTING)
     if documents.text(workload, "metadata", "deletionTimestamp"):
         return _Step(stage=Stage.RESTARTING)
@@ -202,18 +284,16 @@ def _restart(observed: Observed, wanted: TrainingJob, placement: Placement) -> _
     return _Step((DeleteObject(key, foreground=True),), Stage.RESTARTING)
 
 
-def _replace_workload(
-    observed: Observed, wanted: TrainingJob, applied: TrainingJob, placement: Placement
-) -> _Step:
+def _replace_workload(observed: Observed, wanted: TrainingJob, placement: Placement) -> _Step:
     """The workload does not exist: it ended and was deleted, or it has to be made again."""
     if progress.is_terminal(observed.resource.status) or observed.result is not None:
         return _Step(tuple(DeleteObject(key) for key in observed.children if key.kind != _CLAIM))
     if observed.alive or observed.leaving:
         return _Step()
-    return _Step((_starting(applied, wanted, placement),), Stage.CREATING)
+    return _Step((_starting(wanted, placement),), Stage.CREATING)
 
 
-def _finish(observed: Observed, applied: TrainingJob) -> _Step:
+def _finish(observed: Observed, wanted: TrainingJob) -> _Step:
     """What a job that has ended leaves to be done: a kind that cannot end by itself goes to zero
     pods, and after its TTL the workload goes.
     """
@@ -229,7 +309,7 @@ def _finish(observed: Observed, applied: TrainingJob) -> _Step:
     if ended is None or documents.text(observed.workload, "metadata", "deletionTimestamp"):
         return _Step()
     slack = _GRACE_SECONDS if backend.name in ("job", "jobset", "trainjob") else 0.0
-    left = ended + applied.spec.ttl_seconds_after_finished + slack - observed.now
+    left = ended + wanted.spec.ttl_seconds_after_finished + slack - observed.now
     if left > 0:
         return _Step(again=left)
     key = ObjectKey(backend.api_version, backend.kind, observed.resource.key.name)
@@ -245,31 +325,27 @@ def _is_over(observed: Observed) -> bool:
     )
 
 
-def _complete(
-    observed: Observed, wanted: TrainingJob, applied: TrainingJob, placement: Placement
-) -> _Step | None:
+def _complete(observed: Observed, wanted: TrainingJob, placement: Placement) -> _Step | None:
     """Make objects again that somebody has deleted."""
-    expected = list_children(applied, placement)
+    expected = list_children(wanted, placement)
     missing = {key for key in expected if key not in observed.children}
     if _has_settings(observed):
-        missing = {key for key in missing if not _is_settings(key, applied)}
+        missing = {key for key in missing if not _is_settings(key, wanted)}
     if not missing:
         return None
-    return _Step((ApplyObjects(applied, placement, asked=wanted.spec.suspend, only="missing"),))
+    return _Step((ApplyObjects(wanted, placement, asked=wanted.spec.suspend, only="missing"),))
 
 
 def _prune(
-    observed: Observed, applied: TrainingJob, placement: Placement
+    observed: Observed, wanted: TrainingJob, placement: Placement
 ) -> tuple[DeleteObject, ...]:
     """Delete the objects that the job has no longer; never a claim."""
-    expected = list_children(applied, placement)
-    mounted = any(_is_settings(key, applied) for key in expected if key in observed.children)
+    expected = list_children(wanted, placement)
+    mounted = any(_is_settings(key, wanted) for key in expected if key in observed.children)
     return tuple(
         DeleteObject(key)
         for key in observed.children
-        if key not in expected
-        and key.kind != _CLAIM
-        and (mounted or not _is_settings(key, applied))
+        if key not in expected and key.kind != _CLAIM and (mounted or not _is_settings(key, wanted))
     )
 
 
@@ -296,13 +372,13 @@ def _suspend(
     want, state = wanted.spec.suspend, observed.state
     if state is None:
         return None
-    record = RecordJob(applied, placement, want, limits=applied)
-    differs = want != (observed.asked if applied.spec.queue is not None else state.suspended)
+    record = _keep(observed, wanted, applied, placement)
+    differs = want != (observed.asked if wanted.spec.queue is not None else state.suspended)
     if not differs:
         return None if want == observed.asked else _Step((record,))
     if not want and not _is_renewed(observed):
         return _Step()
-    return _Step((_suspension(applied, suspended=want), record))
+    return _Step((_suspension(wanted, suspended=want), record))
 
 
 def _is_renewed(observed: Observed) -> bool:
@@ -323,10 +399,10 @@ def _resize(
     nodes = wanted.spec.nodes
     if nodes == applied.spec.nodes or not can_resize(wanted, applied, observed.backend):
         return None
-    target = applied.model_copy(update={"spec": applied.spec.model_copy(update={"nodes": nodes})})
-    asked = wanted.spec.suspend
+    asked, text = wanted.spec.suspend, observed.record.text
     if _read_limits(observed.config_map) != (nodes.min, nodes.max):
-        return _Step((RecordJob(applied, placement, asked, limits=target),), Stage.RESIZING)
+        limits = RecordJob(wanted, placement, asked, limits=wanted, text=text)
+        return _Step((limits,), Stage.RESIZING)
     working = [pod.name for pod in observed.alive if pod.working]
     unaware = _without_limits(observed.pods, working, f"{nodes.min}:{nodes.max}")
     if unaware:
@@ -335,9 +411,30 @@ def _resize(
     known = [documents.mapping(observed.reports.get(pod), "nodes") for pod in working]
     if any(each and (each.get("min"), each.get("max")) != (nodes.min, nodes.max) for each in known):
         return _Step(stage=Stage.RESIZING, again=_POLL_SECONDS, ask_now=True)
-    suspended = observed.state is not None and observed.state.suspended
-    resize = ResizeWorkload(target, replace(placement, suspended=suspended))
-    return _Step((resize, RecordJob(target, placement, asked, limits=target)), Stage.RESIZING)
+    resize = ResizeWorkload(wanted, _as_it_is(observed, placement))
+    text = observed.record.with_nodes(wanted)
+    record = RecordJob(wanted, placement, asked, limits=wanted, text=text)
+    return _Step((resize, record), Stage.RESIZING)
+
+
+def _keep(
+    observed: Observed, wanted: TrainingJob, applied: TrainingJob, placement: Placement
+) -> RecordJob:
+    """Record the same job and limits as before, and what is asked for now."""
+    spec = wanted.spec.model_copy(update={"nodes": applied.spec.nodes})
+    limits = wanted.model_copy(update={"spec": spec})
+    text = observed.record.text
+    return RecordJob(wanted, placement, wanted.spec.suspend, limits=limits, text=text)
+
+
+def _correct_limits(
+    observed: Observed, wanted: TrainingJob, applied: TrainingJob, placement: Placement
+) -> _Step | None:
+    """Write the limits again that the agents read, if somebody else has changed them."""
+    nodes = applied.spec.nodes
+    if _read_limits(observed.config_map) == (nodes.min, nodes.max):
+        return None
+    return _Step((_keep(observed, wanted, applied, placement),))
 
 
 def _read_limits(config_map: Document | None) -> tuple[int | None, int | None]:

@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any, Final
 
 from kdist import backends, render
 from kdist.backends import Placement
 from kdist.manifest import Manifest
 from kdist.ownership import ObjectKey
 from kdist.spec import TrainingJob
+from kdist_controller.record import digest_text
 from kdist_trainer.untrusted_text import parse_json
+
+_FIXED: Final = ("template", "successPolicy")
+"""Fields of a workload that cannot change while its pods run."""
 
 
 def render_objects(job: TrainingJob, placement: Placement) -> tuple[Manifest, ...]:
@@ -32,8 +37,46 @@ def list_children(job: TrainingJob, placement: Placement) -> frozenset[ObjectKey
     return _list(_write(job), replace(placement, suspended=False), job.metadata.name)
 
 
+def digest(job: TrainingJob) -> str:
+    """The digest of a job that a record of it has."""
+    return _digest(_write(job))
+
+
+def find_sized(job: TrainingJob, placement: Placement) -> tuple[Manifest, dict[str, Any]]:
+    """The workload of a job, and the part of it that follows from the number of nodes, but for
+    what cannot change while pods run.
+    """
+    nodes = job.spec.nodes
+    more = nodes.model_copy(update={"min": nodes.min + 1, "max": nodes.max + 1})
+    spec = job.spec.model_copy(update={"nodes": more})
+    one, other = (
+        next(each for each in render_objects(found, placement) if _is_workload(each, placement))
+        for found in (job, job.model_copy(update={"spec": spec}))
+    )
+    return one, _differing(one.document["spec"], other.document["spec"])
+
+
+def _is_workload(manifest: Manifest, placement: Placement) -> bool:
+    return manifest.kind == backends.get(placement.backend).kind
+
+
+def _differing(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in one.items():
+        if key in _FIXED or value == other.get(key):
+            continue
+        both = isinstance(value, dict) and isinstance(other.get(key), dict)
+        found[key] = _differing(value, other[key]) if both else value
+    return {key: value for key, value in found.items() if value != {}}
+
+
 def _write(job: TrainingJob) -> str:
     return json.dumps(job.to_document(), ensure_ascii=False)
+
+
+@lru_cache(maxsize=4096)
+def _digest(text: str) -> str:
+    return digest_text(text)
 
 
 @lru_cache(maxsize=64)  # whole objects, which are large

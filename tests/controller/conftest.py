@@ -12,7 +12,7 @@ import pytest
 
 from kdist import cluster
 from kdist.agent_client import AgentTransport
-from kdist.cluster import Cluster, retry
+from kdist.cluster import Cluster, ForeignError, retry
 from kdist_controller.agent_poller import AgentPoller
 from kdist_controller.cache import Cache, trim
 from kdist_controller.executor import FIELD_MANAGER, Executor
@@ -83,7 +83,13 @@ class Stepper:
             if observed is None:
                 return
             changes = reconcile(observed)
-            executor.carry_out(observed, changes)
+            try:
+                executor.carry_out(observed, changes)
+            except ForeignError as error:
+                if error.found is None:
+                    raise
+                observer.note_foreign(key, error.found)
+                continue
             if not changes.actions and changes.status is None:
                 return
         pytest.fail(f"{name} does not settle: {changes}")

@@ -26,6 +26,8 @@ KINDS = (
     ("v1", "Pod"),
     ("v1", "Event"),
     ("v1", "Node"),
+    ("apps/v1", "Deployment"),
+    ("batch/v1", "CronJob"),
     ("kdist.dev/v1alpha1", "TrainingJob"),
     ("coordination.k8s.io/v1", "Lease"),
 )

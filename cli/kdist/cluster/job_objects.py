@@ -235,7 +235,8 @@ class JobObjects:
         if find_owner(document, kind) != self.owner.name:
             raise self._refuse(kind, f"{metadata.get('name')} without its mark")
         owned = {each.get("uid") for each in metadata.get("ownerReferences") or []}
-        if self.owner.uid and kind != backends.CLAIM and self.owner.uid not in owned:
+        free = (backends.CLAIM, _POD[1])
+        if self.owner.uid and kind not in free and self.owner.uid not in owned:
             raise self._refuse(kind, f"{metadata.get('name')} without its owner")
 
     def _check_kind(self, api_version: str, kind: str) -> None:

@@ -25,7 +25,7 @@ from kdist.manifest import Manifest
 from kdist.status import ASKED, ExitRecord
 
 if TYPE_CHECKING:
-    from kdist.cluster import ApiError, Applied, Cluster, JobObjects
+    from kdist.cluster import ApiError, Applied, Cluster, JobObjects, JobOwner
 
 _RUNTIME_SECONDS = 20.0  # for which a TrainJob is retried until Trainer knows its runtime
 # suffix of the key under which the agents store the run result, in the trainer's encoding
@@ -73,7 +73,7 @@ def send(
     if plan.revived:
         # objects owned by the old workload may be about to be garbage-collected
         drop_owner(cluster, plan.job.metadata.name)
-        forget_end(cluster, plan.job.metadata.name)
+        forget_end(cluster, _objects(cluster, plan).owner)
     created: list[ApplyResult] = []
     try:
         for each in _apply(cluster, plan, dry_run=False, force=force):
@@ -117,24 +117,26 @@ def undo(objects: JobObjects, created: Iterable[ApplyResult], error: KdistError)
     return KdistError(text, hint=error.hint, next_command=error.next_command, code=error.code)
 
 
-def forget_end(cluster: Cluster, name: str) -> None:
+def forget_end(cluster: Cluster, owner: JobOwner) -> None:
     """Clear the rendezvous of a finished run, so that new agents can rendezvous. No agent may be
     running. Generations continue from the ledger.
     """
-    from kdist.cluster import JobObjects, JobOwner
+    from kdist.cluster import JobObjects
 
-    if find_result(cluster, name) is not None:
-        objects = JobObjects(cluster, JobOwner(cluster.namespace, name))
-        objects.change("v1", "ConfigMap", f"{name}-rendezvous", {"binaryData": None})
+    if find_result(cluster, owner) is not None:
+        objects = JobObjects(cluster, owner)
+        objects.change("v1", "ConfigMap", f"{owner.name}-rendezvous", {"binaryData": None})
 
 
-def find_result(cluster: Cluster, name: str) -> ExitRecord | None:
-    """How a job's run has ended, as its agents have stored it in the rendezvous; None if it has
-    not, or if they store it elsewhere.
+def find_result(cluster: Cluster, owner: JobOwner) -> ExitRecord | None:
+    """How a job's run has ended, as its agents have stored it in the rendezvous, which is the job's
+    own; None if it has not, or if they store it elsewhere.
     """
     try:
-        found = cluster.get("v1", "ConfigMap", f"{name}-rendezvous")
+        found = cluster.get("v1", "ConfigMap", f"{owner.name}-rendezvous", owner.namespace)
     except NotFoundError:
+        return None
+    if not owner.owns(found, "ConfigMap"):
         return None
     for key, value in (found.get("binaryData") or {}).items():
         if key.endswith(_RESULT_KEY_SUFFIX):

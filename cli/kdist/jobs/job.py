@@ -197,7 +197,8 @@ class ClusterJob:
     @property
     def owner(self) -> JobOwner:
         """The job as the owner of its objects."""
-        return JobOwner(self.namespace, self.name, backend=self.backend.name)
+        uid = documents.text(find_owning_resource(self.config_map) or {}, "uid")
+        return JobOwner(self.namespace, self.name, backend=self.backend.name, uid=uid)
 
     @property
     def objects(self) -> JobObjects:

@@ -65,7 +65,7 @@ def restart(
     if recreate:
         _recreate(target, workload, manifests)
     else:
-        deploy.forget_end(target.cluster, target.name)
+        deploy.forget_end(target.cluster, target.owner)
         suspend.resume_workload(target)
     target.record_request(None)
     done = f"{target.name} restarted" + (f"; its old checkpoints are in {moved}" if moved else "")
@@ -154,5 +154,5 @@ def _recreate(target: ClusterJob, workload: Document | None, manifests: list[Man
             notify=lambda _: None,
             next_command=target.command("status"),
         )
-    deploy.forget_end(target.cluster, target.name)
+    deploy.forget_end(target.cluster, target.owner)
     job.apply_objects(target, manifests)

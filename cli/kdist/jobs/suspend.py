@@ -25,7 +25,7 @@ def is_queued(target: ClusterJob) -> bool:
     return target.job.spec.queue is not None
 
 
-def set_active(target: ClusterJob, *, active: bool, dry_run: bool) -> None:
+def set_active(target: ClusterJob, *, active: bool, dry_run: bool = False) -> None:
     """Let Kueue evict the job, or admit it again. Raises `KdistError` if Kueue has no Workload for
     it.
     """

@@ -71,6 +71,11 @@ class ResourceStatus(ConfigModel):
     message: Sentence | None = Field(None, description="A sentence about the phase.")
     backend: Line | None = Field(None, description="Workload kind that was chosen for the job.")
     rendezvous: Line | None = Field(None, description="Rendezvous that was chosen for the job.")
+    applied_digests: list[Line] = Field(
+        [],
+        max_length=2,
+        description="Digests of the specs that the job's objects are made from, the newest last.",
+    )
     run_id: Line | None = Field(None, description="Run that the job belongs to.")
     nodes: Line | None = Field(
         None, description="Nodes that run, of those that the job has for now, such as 3/4."

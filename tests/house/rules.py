@@ -54,7 +54,10 @@ _STYLERS = {"click.style", "click.unstyle", "Text.from_markup", "Text.from_ansi"
 def no_print(source: str) -> Iterator[str]:
     """Only `console` prints; the trainer's words go through `log`."""
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in PRINTERS:
+        if isinstance(node, ast.Call) and (
+            ast.unparse(node.func) in PRINTERS
+            or ast.unparse(node).startswith(("os.write(1,", "os.write(2,"))
+        ):
             yield (
                 f"{node.lineno}: prints; that is for console.py (command line) and log.py (trainer)"
             )

@@ -186,7 +186,8 @@ def _detach(file: str, argv: list[str], *, fresh: bool, output: str) -> int:
     arguments = ["run", "--fresh", *argv[1:]] if fresh else argv
     launched = local.launch_detached(arguments, Path.cwd())
     if not launched.begun:
-        console.message(launched.output.rstrip("\n"))
+        for line in launched.output.rstrip("\n").split("\n"):
+            console.message(line)
         return launched.code
     name = launched.name
     console.result(name)

@@ -230,6 +230,11 @@ def _stream() -> IO[str] | None:
     return cast("IO[str]", _outlets[-1]) if _outlets else None
 
 
+def ask(question: str) -> None:
+    """Ask on stderr whether to go on. Raises `click.Abort` for a no."""
+    click.confirm(terminal_text.visible(question), abort=True, err=True)
+
+
 def flush_messages() -> bool:
     """Within the non-blocking block: write buffered output; whether all of it is written."""
     for outlet in _outlets:

@@ -18,7 +18,7 @@ def confirm(what: str, question: str, *, hint: str = "add --yes to confirm") -> 
     """
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise UsageError(what, hint=hint)
-    click.confirm(question, abort=True, err=True)
+    console.ask(question)
 
 
 def approve(what: str, lines: Sequence[str]) -> None:

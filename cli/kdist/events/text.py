@@ -208,7 +208,7 @@ def describe_event(event: Event) -> str:
     if sentence:
         try:
             return sentence(event)
-        except (KeyError, TypeError, ValueError):
+        except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError):
             pass
     fields = [
         f"{name}={json.dumps(value, ensure_ascii=False)}"

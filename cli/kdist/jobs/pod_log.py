@@ -10,7 +10,7 @@ from functools import cached_property
 from kdist.events import Event, ParsedLine, split_line
 from kdist.status import Pod
 
-_RANK_PREFIX = re.compile(r"\[rank(\d+)\]:")
+_RANK_PREFIX = re.compile(r"\[rank(\d{1,9})\]:")
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from kdist.events import Entry, LogTail, read_timed
 from kdist.local.job import LocalJob
 
 _POLL_SECONDS = 0.3
-_RANK_PREFIX = re.compile(r"\[rank(\d+)\]:")
+_RANK_PREFIX = re.compile(r"\[rank(\d{1,9})\]:")
 
 
 def read_entries(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import kdist_trainer
 from kdist.events import Entry, EventFilter, describe_event, format_line, text
@@ -209,3 +212,19 @@ def test_every_event_that_has_a_sentence_or_a_rule_is_logged_somewhere() -> None
     logged = "\n".join(path.read_text() for path in sources)
     known = {*text.SENTENCES, *text._SHOWN_FOR_EVERY_RANK, *text._NEVER_SHOWN}
     assert [name for name in sorted(known) if f'"{name}"' not in logged] == []
+
+
+# what a hostile pod may write as any field of an event
+fields: st.SearchStrategy[Any] = st.sampled_from(
+    [None, True, 0, -1, 10**299, 1e308, "", "x\x1b[2J", "nan", [], [1], [[]], {}, {"a": None}]
+)
+
+
+@given(st.sampled_from(sorted(text.SENTENCES)), st.data())
+def test_an_event_is_described_whatever_its_fields_are(name: str, data: st.DataObject) -> None:
+    source = Path(text.__file__).read_text()
+    names = sorted(set(re.findall(r'e(?:\.get\(|\[)"?\'?([a-z_]+)', source)))
+    event = {"event": name, **{each: data.draw(fields) for each in names}}
+    assert isinstance(describe_event(event), str)
+    assert format_line(Entry("node-0", event, "")).count(name)
+    assert EventFilter(lines_only=True).should_show(event) in (True, False)

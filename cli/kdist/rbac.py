@@ -130,7 +130,7 @@ NEEDS: tuple[Need, ...] = (
         "",
         "ranks are queried over a forwarded port",
     ),
-    Need("port-forward", "view", _FORWARD, "", "ranks are queried through the API server's proxy"),
+    Need("port-forward", "edit", _FORWARD, "", "ranks are queried through the API server's proxy"),
     Need(
         "why of claims and queues",
         "view",
@@ -171,6 +171,13 @@ NEEDS: tuple[Need, ...] = (
         ),
         "",
         "jobs use rendezvous c10d: losing pod 0 restarts the pods, which resume",
+    ),
+    Need(
+        "apply with a key for the exchange",
+        "edit",
+        _on("create", "v1", "Secret"),
+        "",
+        "the agents of new jobs exchange through the ConfigMap alone",
     ),
     Need(
         "apply, trying a pod",

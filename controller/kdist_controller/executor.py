@@ -27,6 +27,7 @@ from kdist_controller.changes import (
     Changes,
     DeleteObject,
     ForgetEnd,
+    Notice,
     RecordJob,
     RecordOutcome,
     ResizeWorkload,
@@ -97,6 +98,7 @@ class Executor:
         kind = backends.get(action.placement.backend).kind
         if action.only == "all":
             self._check_free(action, cluster, observed)
+            self._create_key(action, cluster, observed)
         for manifest in render_objects(action.job, action.placement):
             own = (manifest.kind, manifest.name)
             if action.only == "missing":
@@ -120,6 +122,16 @@ class Executor:
                 continue
             if (found := cluster.find(each)) is not None:
                 observed.owner.check(found, api_version=each.api_version, kind=each.kind)
+
+    def _create_key(self, action: ApplyObjects, cluster: Cluster, observed: Observed) -> None:
+        """Create the key of the job's exchange, or say that the job has to do without."""
+        resource = observed.resource
+        owner = resource.owner_reference
+        objects = _objects(cluster, observed)
+        problem = deploy.create_key(objects, action.job, action.placement, owner)
+        if problem:
+            notice = Notice("ExchangeKeyMissing", problem, warning=True)
+            tell(cluster, resource, notice, identity=action.placement.run_id)
 
     def _apply_runtime(self, cluster: Cluster, observed: Observed, manifest: Manifest) -> None:
         """Apply the TrainingRuntime of a TrainJob that is about to be created. Most of its fields

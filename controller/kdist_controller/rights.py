@@ -23,6 +23,8 @@ JOBS: Final = (
     *_on("list watch", (API_VERSION, KIND)),
     *_on("patch", (API_VERSION, KIND), part="status"),
     *_on("get list watch create patch delete", *DEPENDENT_KINDS),
+    # the key of a job's exchange, which nobody can read then
+    *_on("create", ("v1", "Secret")),
     # only who may do this may grant it to the agents of a job
     *_on("update", ("v1", "ConfigMap")),
     *rbac.workload_rights("get list watch create patch delete"),

@@ -179,4 +179,7 @@ def test_the_chart_holds_every_right_of_the_table_and_view_changes_nothing() -> 
         for right in [*need.rights, *rbac.workload_rights(need.workload)]:
             assert any(rbac._covers(rule, right) for rule in rules), right
     changes = [rule for rule in held["view"] if set(rule["verbs"]) - {"get", "list", "watch"}]
-    assert [rule["resources"] for rule in changes] == [["pods/portforward"]]
+    assert changes == []
+    assert not any("secrets" in rule["resources"] for rule in held["view"])
+    on_secrets = [rule["verbs"] for rule in held["edit"] if "secrets" in rule["resources"]]
+    assert on_secrets == [["create"]], "the key of an exchange is made, never read"

@@ -21,7 +21,7 @@ from kdist.backends.base import (
 )
 from kdist.backends.job import IndexedJob
 from kdist.backends.jobset import JobSet
-from kdist.backends.kinds import CLAIM, DEPENDENT_KINDS, RUNTIME
+from kdist.backends.kinds import CLAIM, DEPENDENT_KINDS, KEY_KIND, RUNTIME
 from kdist.backends.pytorchjob import PyTorchJob
 from kdist.backends.statefulset import StatefulSet
 from kdist.backends.trainjob import TrainJob
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CLAIM",
     "DEPENDENT_KINDS",
+    "KEY_KIND",
     "NAMES",
     "RUNTIME",
     "Backend",

@@ -6,6 +6,10 @@ from typing import Final
 
 CLAIM: Final[str] = "PersistentVolumeClaim"
 RUNTIME: Final[str] = "TrainingRuntime"
+KEY_KIND: Final[tuple[str, str]] = ("v1", "Secret")
+"""(API version, kind) of the key of a job's exchange, which is created and nothing else: nobody who
+runs kdist needs to read or change Secrets.
+"""
 _RBAC = "rbac.authorization.k8s.io/v1"
 
 DEPENDENT_KINDS: Final[tuple[tuple[str, str], ...]] = (

@@ -117,7 +117,8 @@ class JobObjects:
 
     def create(self, document: Mapping[str, Any], *, dry_run: bool = False) -> Document:
         """Create an object that bears the creation mark; the server answers 409 if one exists."""
-        self._check_new(document, str(document["apiVersion"]), str(document["kind"]))
+        kind = str(document["apiVersion"]), str(document["kind"])
+        self._check_new(document, *kind, creates_key=kind == backends.KEY_KIND)
         return self._cluster.send_create(document, namespace=self.owner.namespace, dry_run=dry_run)
 
     def change(
@@ -221,9 +222,17 @@ class JobObjects:
             lambda: send(self._cluster.get(api_version, kind, name, namespace))
         )
 
-    def _check_new(self, document: Mapping[str, Any], api_version: str, kind: str) -> None:
+    def _check_new(
+        self,
+        document: Mapping[str, Any],
+        api_version: str,
+        kind: str,
+        *,
+        creates_key: bool = False,
+    ) -> None:
         """Check an object that is about to be created or applied."""
-        self._check_kind(api_version, kind)
+        if not creates_key:
+            self._check_kind(api_version, kind)
         metadata = document.get("metadata") or {}
         namespace = metadata.get("namespace") or self._cluster.namespace
         if namespace != self.owner.namespace:

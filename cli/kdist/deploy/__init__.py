@@ -20,6 +20,7 @@ from kdist.deploy.apply import (
 )
 from kdist.deploy.delete import find_objects, prune, remove
 from kdist.deploy.dependents import drop_owner
+from kdist.deploy.exchange_key import create_key
 from kdist.deploy.plan import Plan, make_plan
 from kdist.deploy.resource import (
     ResourcePlan,
@@ -37,6 +38,7 @@ __all__ = [
     "ResourcePlan",
     "compare",
     "compare_resource",
+    "create_key",
     "drop_owner",
     "find_difference",
     "find_objects",

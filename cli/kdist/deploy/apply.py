@@ -18,6 +18,7 @@ from kdist.backends import RUNTIME
 from kdist.deploy.admission import check_pod_admission
 from kdist.deploy.delete import find_leftovers
 from kdist.deploy.dependents import adopt, drop_owner
+from kdist.deploy.exchange_key import provide_key
 from kdist.deploy.plan import Plan
 from kdist.deploy.rivals import join
 from kdist.errors import KdistError, NotFoundError
@@ -79,7 +80,8 @@ def send(
         for each in _apply(cluster, plan, dry_run=False, force=force):
             if each.applied.verb == "created":
                 created.append(each)
-            yield each
+            applied = provide_key(_objects(cluster, plan), plan, each.manifest, each.applied)
+            yield each._replace(applied=applied)
         if plan.job.spec.suspend:  # as by `kdist suspend`, so that `kdist resume` starts it
             body = {"metadata": {"annotations": {ASKED: "suspended"}}}
             _objects(cluster, plan).change("v1", "ConfigMap", plan.job.metadata.name, body)

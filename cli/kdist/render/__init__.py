@@ -18,7 +18,14 @@ from kdist import backends, manifest
 from kdist.backends import Placement
 from kdist.errors import KdistError
 from kdist.manifest import Manifest
-from kdist.render.context import check, collect, digest_version, pack, read_pod
+from kdist.render.context import (
+    check,
+    collect,
+    digest_version,
+    name_exchange_secret,
+    pack,
+    read_pod,
+)
 from kdist.render.pod_security import violations
 from kdist.render.templates import TEMPLATES, Fragment, as_json, read_template, render_template
 from kdist.spec import TrainingJob
@@ -29,6 +36,7 @@ __all__ = [
     "Placement",
     "as_json",
     "find_pods",
+    "name_exchange_secret",
     "pack",
     "read_job",
     "read_train_json",

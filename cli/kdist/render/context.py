@@ -149,6 +149,7 @@ def collect(job: TrainingJob, placement: Placement | None) -> dict[str, Any]:
         "job_backoff_limit": TracedValue(100 * backends.backoff_limit(job), "spec.maxRestarts"),
         "permanent_codes": backends.list_permanent_codes(),
         "rendezvous": placement.rendezvous,
+        "exchange_secret": name_exchange_secret(job, placement),
         "host": f"{backend.first_host(name)}:{RENDEZVOUS_PORT}",
         "metrics_port": METRICS_PORT,
         "selector": {JOB_LABEL: trace_value(name, "metadata.name")},
@@ -159,6 +160,14 @@ def collect(job: TrainingJob, placement: Placement | None) -> dict[str, Any]:
         "code_items": [] if not code_map else document["spec"]["code"].get("items", []),
         "guarded": min(job.spec.nodes.min, job.spec.nodes.max - 1),
     }
+
+
+def name_exchange_secret(job: TrainingJob, placement: Placement) -> str:
+    """The name of the Secret with the key of the job's exchange. Each run has its own, since that
+    of an earlier one may be about to be garbage-collected.
+    """
+    run = sha256(placement.run_id.encode()).hexdigest()[:10]
+    return f"{job.metadata.name}-exchange-{run}"
 
 
 def _label_queue(queue: str | None) -> dict[str, TracedValue]:

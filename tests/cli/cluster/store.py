@@ -21,13 +21,14 @@ KINDS = {
 class Store:
     """Answers an `Api` with objects by their path. `may` says what reviews of rights answer but for
     those in `may_not` (`patch pods`), `deaf` how often Trainer has yet to refuse a TrainJob because
-    it has not heard of its runtime.
+    it has not heard of its runtime. Secrets are created and nothing else, and go with their owner.
     """
 
     def __init__(self, *, may: bool = True) -> None:
         self.may = may
         self.may_not: set[str] = set()
         self.objects: dict[str, dict[str, Any]] = {}
+        self.secrets: dict[str, dict[str, Any]] = {}
         self.deleted: list[str] = []
         self.deaf = 0
         self.insecure = ""
@@ -48,6 +49,7 @@ class Store:
         if "watch" in asked.query:
             time.sleep(0.1)
             return Reply(lines=[])
+        assert asked.method == "POST" or "/secrets" not in asked.path, asked
         return {"GET": self._get, "POST": self._post, "PATCH": self._patch, "DELETE": self._delete}[
             asked.method
         ](asked)
@@ -87,6 +89,8 @@ class Store:
         pod, which ends at once.
         """
         name = asked.body["metadata"]["name"]
+        if asked.body["kind"] == "Secret":
+            return self._create_secret(f"{asked.path}/{name}", asked.body)
         assert asked.path.rpartition("/")[2] == "pods", asked
         if "dryRun" not in asked.query:
             pod = {**asked.body, "metadata": {**asked.body["metadata"], "uid": name}}
@@ -100,6 +104,15 @@ class Store:
                 403, f'pods "{name}" is forbidden: violates {self.insecure}', "Forbidden"
             )
         return Reply(201, asked.body)
+
+    def _create_secret(self, path: str, document: dict[str, Any]) -> Reply:
+        if "create secrets" in self.may_not:
+            what = 'cannot create resource "secrets" in API group "" in the namespace "ml"'
+            return refusal(403, f'secrets is forbidden: User "jane" {what}', "Forbidden")
+        if path in self.secrets:
+            return refusal(409, f'secrets "{path}" already exists', "AlreadyExists")
+        self.secrets[path] = document
+        return Reply(201, document)
 
     def _patch(self, asked: Asked) -> Reply:
         if "/trainjobs/" in asked.path and self.deaf:

@@ -146,7 +146,7 @@ def _add_event(result: Result, event: Mapping[str, Any]) -> None:
         result.rows.append(row)
     elif name == "bench-pairs":
         result.pair_size = int(event["size"])
-        result.nodes.append(str(event["node"]))
+        result.nodes.append(str(event["row_node"]))
         result.pairs.append([None if value is None else float(value) for value in event["seconds"]])
     elif name == "bench-slow":
         slow = {

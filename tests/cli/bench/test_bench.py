@@ -86,7 +86,7 @@ def event(name: str, **fields: object) -> str:
 def measured(rank: int) -> dict[str, object]:
     """What a rank logs of its pairs."""
     seconds = [None if other == rank else 1e-3 for other in range(3)]
-    return {"node": f"node-{rank}", "size": 1 << 20, "seconds": seconds}
+    return {"row_node": f"node-{rank}", "size": 1 << 20, "seconds": seconds}
 
 
 def logged(slow: bool) -> Result:
@@ -95,11 +95,12 @@ def logged(slow: bool) -> Result:
     lines = [
         "some rank prints <script>",
         event("bench-begun", collective="all_reduce", ranks=3, device="cpu", backend="gloo"),
-        f"half a line {event('bench-row', size=1024, algbw=5.12e6, busbw=6.83e6, wrong=0, **row)}",
+        f"a print {event('bench-row', size=512, algbw=5.12e6, busbw=6.83e6, wrong=0, **row)}",
+        event("bench-row", size=1024, algbw=5.12e6, busbw=6.83e6, wrong=0, **row),
         event("bench-row", size=4096, algbw=2.05e7, busbw=2.73e7, wrong=2, **row),
         event("bench-row", size="many"),
         '{"time": "broken", "event": "bench-row"',
-        *(event("bench-pairs", rank=rank, **measured(rank)) for rank in range(3)),
+        *(event("bench-pairs", row=rank, **measured(rank)) for rank in range(3)),
         *([event("bench-slow", ranks=[0, 2], **pair)] if slow else []),
         event("bench-done", wrong=2),
     ]

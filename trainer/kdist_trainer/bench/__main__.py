@@ -88,7 +88,8 @@ def _log_pairs(
             for other in range(min(ranks, _MAX_SHOWN))
         ]
         seconds = [value and float(f"{value:.4g}") for value in row]
-        log_event("bench-pairs", rank=rank, node=nodes[rank], size=NBYTES, seconds=seconds)
+        # `rank` and `node` are those of the rank that logs
+        log_event("bench-pairs", row=rank, row_node=nodes[rank], size=NBYTES, seconds=seconds)
     if slow is not None:
         slow_nodes = [nodes[rank] for rank in slow.ranks]
         log_event(

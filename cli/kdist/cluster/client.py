@@ -11,6 +11,7 @@ from kdist.cluster.access import Impersonation
 from kdist.cluster.api_errors import ApiError, ApiNotFoundError
 from kdist.cluster.objects import FIELD_MANAGER, Objects
 from kdist.cluster.transport import READ_SECONDS, ApiRequest, Transport
+from kdist.errors import KdistError
 
 
 def connect(
@@ -132,13 +133,21 @@ class Cluster(Objects):
         namespace: str | None = None,
         container: str = "trainer",
         timeout: float = 30.0,
+        most: int = 256 << 20,
     ) -> tuple[int, bytes]:
         """Run a command and collect what it writes to stdout: (exit code, output). Its stderr is
         dropped.
 
-        Raises `KdistError` with code TIMEOUT if it takes longer than `timeout` seconds.
+        Raises `KdistError` if it writes more than `most` bytes, and with code TIMEOUT if it takes
+        longer than `timeout` seconds.
         """
         found = bytearray()
+
+        def collect(data: bytes) -> None:
+            if len(found) + len(data) > most:
+                raise KdistError(f"exec in pod/{pod}: it writes more than {most >> 20} MiB")
+            found.extend(data)
+
         code = streams.execute(
             self._transport,
             pod,
@@ -147,7 +156,7 @@ class Cluster(Objects):
             container=container,
             stdin=False,
             tty=False,
-            out=found.extend,
+            out=collect,
             err=lambda _: None,
             timeout=timeout,
         )

@@ -5,8 +5,11 @@ a helper pod.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
+from typing import BinaryIO, Final
 
 from kdist.errors import KdistError, NotFoundError
 from kdist.jobs import checkpoints
@@ -14,6 +17,9 @@ from kdist.jobs.helper_pod import reading_pod
 from kdist.jobs.job import ClusterJob
 from kdist.jobs.wait import Notify
 from kdist.status.documents import Document, integer, items, texts
+
+_MORE_BYTES: Final = 1 << 20
+_NODE: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,200}")
 
 
 def are_kept(target: ClusterJob) -> bool:
@@ -50,13 +56,21 @@ def fetch(
         for node in nodes:
             command = [*tool, "--name", node, "--generation", str(wanted)]
             found[node] = folder / node
+            most = 2 * target.job.spec.logs.max_bytes + _MORE_BYTES  # it may be written just now
             with found[node].open("wb") as file:
+                write = partial(_write, file, most=most)
                 code = target.cluster.exec(
-                    pod, command, container=container, out=file.write, err=lambda _: None
+                    pod, command, container=container, out=write, err=lambda _: None
                 )
             if code != 0:
                 raise KdistError(f"the kept log of {node} cannot be read: exit code {code}")
         return found
+
+
+def _write(file: BinaryIO, data: bytes, *, most: int) -> None:
+    if file.tell() + len(data) > most:
+        raise KdistError(f"the kept log of {Path(file.name).name} is larger than {most} bytes")
+    file.write(data)
 
 
 def choose(job: str, document: Document, generation: int | None) -> tuple[int, list[str]]:
@@ -64,6 +78,7 @@ def choose(job: str, document: Document, generation: int | None) -> tuple[int, l
 
     Raises:
         NotFoundError: there is none.
+        KdistError: what answered names no nodes; their names become files here.
     """
     kept: Mapping[int, list[str]] = {
         integer(one, "generation") or 0: texts(one, "nodes")
@@ -77,4 +92,7 @@ def choose(job: str, document: Document, generation: int | None) -> tuple[int, l
             f"no log of generation {wanted} of {job} is kept; there are those of "
             f"{', '.join(map(str, sorted(kept)))}"
         )
-    return wanted, kept[wanted]
+    nodes = kept[wanted]
+    if not all(_NODE.fullmatch(node) for node in nodes):
+        raise KdistError(f"what keeps the logs of {job} names nodes that cannot be any")
+    return wanted, nodes

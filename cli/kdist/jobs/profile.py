@@ -7,6 +7,7 @@ pod, or on this machine.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from kdist.errors import Code, KdistError
 from kdist.jobs import agents, wait
 from kdist.jobs.job import ClusterJob
 from kdist.jobs.wait import Notify
+from kdist.status import documents
 from kdist.units import number
 from kdist_trainer.untrusted_text import MalformedTextError, parse_json
 
@@ -25,6 +27,10 @@ AgentTool = Callable[[Sequence[str]], bytes]
 _SCRATCH = "/run/kdist"
 _TOOL_TIMEOUT = 600.0
 _TOP_OPERATIONS = 12
+_MOST_OPERATIONS, _LONGEST_NAME = 10_000, 1000
+_MOST_RANKS = 1 << 20
+_COUNTS = ("rank", "first", "last")
+_OPERATION = ("calls", "cpuSeconds", "deviceSeconds")
 
 
 def cluster_agents(target: ClusterJob) -> list[AgentTool]:
@@ -101,15 +107,16 @@ def record(
         notify=notify,
         hint="ranks check for requests every train.syncEverySteps steps; is the job training?",
     )
-    wanted = [str(rank) for rank in plan["ranks"]]
+    wanted = _read_ranks(plan)
     if not wanted:
         raise KdistError(f"the job has none of the ranks {ranks}", code=Code.NOT_FOUND)
-    notify(f"{len(wanted)} ranks record the steps {plan['first']} to {plan['last']}")
+    first, last = (documents.integer(plan, name) for name in ("first", "last"))
+    notify(f"{len(wanted)} ranks record the steps {first} to {last}")
     holders: dict[str, tuple[AgentTool, Mapping[str, Any]]] = {}
 
     def gather() -> bool | None:
         for tool in tools:
-            found = _read(tool(arguments)).get("ranks", {})
+            found = documents.mapping(_read(tool(arguments)), "ranks")
             holders.update(
                 {
                     rank: (tool, found[rank])
@@ -127,7 +134,7 @@ def record(
         (folder / f"rank-{rank}.trace.json.gz").write_bytes(
             tool(["send", "--name", name, "--rank", rank])
         )
-    return [holders[rank][1] for rank in wanted]
+    return [_read_summary(holders[rank][1]) for rank in wanted]
 
 
 def rank_rows(summaries: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
@@ -169,11 +176,43 @@ def operation_rows(summaries: Sequence[Mapping[str, Any]]) -> list[tuple[str, ..
     ]
 
 
+def _read_ranks(plan: object) -> list[str]:
+    """The ranks that record, which become names of files."""
+    found = documents.at(plan, "ranks")
+    if not isinstance(found, list) or not all(
+        type(rank) is int and 0 <= rank < _MOST_RANKS for rank in found
+    ):
+        raise _unreadable()
+    return [str(rank) for rank in found[:_MOST_RANKS]]
+
+
+def _read_summary(found: object) -> dict[str, Any]:
+    """What a rank says of its profile. Raises `KdistError` if it is none."""
+    numbers = {
+        name: documents.integer(found, name) if name in _COUNTS else documents.number(found, name)
+        for name in (*_COUNTS, "seconds", "communicationSeconds")
+    }
+    if not all(value is not None and math.isfinite(value) for value in numbers.values()):
+        raise _unreadable()
+    operations = [
+        {
+            "name": documents.text(each, "name")[:_LONGEST_NAME],
+            **{name: documents.number(each, name) or 0.0 for name in _OPERATION},
+        }
+        for each in documents.items(found, "operations")[:_MOST_OPERATIONS]
+    ]
+    return {**numbers, "operations": operations}
+
+
+def _unreadable() -> KdistError:
+    return KdistError("the agent's response about the profile cannot be read")
+
+
 def _read(data: bytes) -> dict[str, Any]:
     try:
         document = parse_json(data)
     except MalformedTextError:
         document = None
     if not isinstance(document, dict):
-        raise KdistError("the agent's response about the profile cannot be read")
+        raise _unreadable()
     return document

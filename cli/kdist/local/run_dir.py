@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from kdist.errors import KdistError
-from kdist_trainer.untrusted_text import MalformedTextError, parse_json
+from kdist_trainer.untrusted_text import MAX_BYTES, MalformedTextError, parse_json
 
 HOME_VARIABLE = "KDIST_HOME"
 _LOCK_SECONDS = 1.0
@@ -86,7 +86,8 @@ def _write(path: Path, text: str) -> None:
 def read_json(path: Path) -> dict[str, Any] | None:
     """The document at `path`; None if there is none, or it cannot be read (yet)."""
     try:
-        document = parse_json(path.read_bytes(), allow_nan=True)
+        with path.open("rb") as file:
+            document = parse_json(file.read(MAX_BYTES + 1), allow_nan=True)
     except (OSError, MalformedTextError):
         return None
     return document if isinstance(document, dict) else None

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import inf, isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, Final
 
 from kdist_trainer.untrusted_text import MalformedTextError, parse_json
 
 Record = Mapping[str, Any]
+_LINE_BYTES: Final = 1 << 20
 
 
 def read_ledger(checkpoints: Path) -> tuple[list[Record], list[Record]]:
@@ -30,16 +31,17 @@ def read_ledger(checkpoints: Path) -> tuple[list[Record], list[Record]]:
 
 def _read(path: Path) -> list[Record]:
     try:
-        return list(parse_lines(path.read_bytes()))
+        with path.open("rb") as file:
+            return list(parse_lines(file))
     except OSError:
         return []
 
 
-def parse_lines(data: bytes) -> Iterator[Record]:
-    """The JSON objects in `data`, one on each line; torn lines are left out."""
-    for line in data.split(b"\n"):
+def parse_lines(file: BinaryIO) -> Iterator[Record]:
+    """The JSON objects in a file, one on each line; torn and too long lines are left out."""
+    while line := file.readline(_LINE_BYTES):
         try:
-            record = parse_json(line, allow_nan=True)
+            record = parse_json(line, max_bytes=_LINE_BYTES, allow_nan=True)
         except MalformedTextError:
             continue
         if isinstance(record, dict):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kdist.errors import NotFoundError
+from kdist.errors import KdistError, NotFoundError
 from kdist.jobs.kept_logs import choose
 
 KEPT = {
@@ -26,3 +26,11 @@ def test_a_generation_of_which_nothing_is_kept_is_answered_with_those_that_are_t
     with pytest.raises(NotFoundError, match="no log of digits is kept") as caught:
         choose("digits", {"generations": []}, None)
     assert caught.value.next_command == "kdist explain spec.logs"
+
+
+@pytest.mark.parametrize(
+    "name", ["../../.bashrc", "/etc/passwd", "..", ".", "", "a/b", "a\n", "-" * 300]
+)
+def test_the_name_of_a_node_cannot_lead_out_of_the_folder_it_is_copied_to(name: str) -> None:
+    with pytest.raises(KdistError, match="names nodes that cannot be any"):
+        choose("digits", {"generations": [{"generation": 1, "nodes": ["digits-0", name]}]}, None)

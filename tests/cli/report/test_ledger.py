@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -215,7 +216,7 @@ def test_no_cut_through_a_ledger_breaks_the_report(
         "\n".join(json.dumps(line) for line in lines).encode() for lines in INTERRUPTED
     )
     cut = [
-        list(parse_lines(data[:at] + rubbish))
+        list(parse_lines(io.BytesIO(data[:at] + rubbish)))
         for data, at in ((events, events_cut), (steps, steps_cut))
     ]
     report = build_report(cut[0], cut[1], invocations=[(100.0, 114.0)])

@@ -25,6 +25,7 @@ from kdist.agent_metrics import METRICS_PORT, AgentSample
 from kdist.errors import KdistError
 from kdist.status.agent_document import read_agent_document
 from kdist_trainer.deadline_http import DeadlineConnection
+from kdist_trainer.formats import NewerFormatError, check_format
 from kdist_trainer.untrusted_text import MalformedTextError, parse_json
 
 if TYPE_CHECKING:
@@ -155,8 +156,11 @@ class AgentClient:
         with _PARSING:
             try:
                 document = parse_json(body, max_bytes=STATUS_BYTES, allow_nan=True)
+                check_format("/status", document)
             except MalformedTextError:
                 return None
+            except NewerFormatError as error:
+                return {"state": f"unknown, as {error}"}
             return read_agent_document(document) if isinstance(document, dict) else None
 
     def metrics(self) -> str:

@@ -31,6 +31,7 @@ from kdist.status import (
     read_resource,
 )
 from kdist.status.documents import annotation
+from kdist_trainer.formats import NewerFormatError, take_format
 from kdist_trainer.untrusted_text import parse_json
 
 Document = dict[str, Any]
@@ -313,7 +314,10 @@ def read_code(target: ClusterJob) -> dict[str, bytes]:
         KdistError: the ConfigMap does not exist or cannot be read.
     """
     try:
-        return _read_files(target, parse_json(target.config_map["data"]["code.json"]))
+        document = parse_json(target.config_map["data"]["code.json"])
+        return _read_files(target, take_format("code.json", document))
+    except NewerFormatError as error:
+        raise KdistError(f"ConfigMap {target.name}: {error}") from None
     except (KeyError, ValueError, TypeError) as error:
         raise KdistError(
             f"ConfigMap {target.name} does not say where the code of {target.name} is",

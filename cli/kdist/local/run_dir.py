@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from kdist.errors import KdistError
+from kdist_trainer.formats import NewerFormatError, check_format, stamp
 from kdist_trainer.untrusted_text import MAX_BYTES, MalformedTextError, parse_json
 
 HOME_VARIABLE = "KDIST_HOME"
@@ -226,7 +227,7 @@ class RunFolder:
         if command:
             invocation |= {"command": list(command), "cwd": str(Path.cwd())}
         self.run["invocations"].append(invocation)
-        write_json(self.root / "run.json", self.run)
+        write_json(self.root / "run.json", stamp("run.json", self.run))
         for old in self.root.glob("rendezvous-*"):
             shutil.rmtree(old, ignore_errors=True)
         for note in ("agent.json", "agents", "exit.json"):
@@ -243,7 +244,7 @@ class RunFolder:
         record in memory is updated all the same.
         """
         self.run["invocations"][-1] |= {"ended": time.time(), "outcome": outcome}
-        write_json(self.root / "run.json", self.run)
+        write_json(self.root / "run.json", stamp("run.json", self.run))
 
     def done(self) -> dict[str, Any] | None:
         """The DONE document of this run; None if it has not ended."""
@@ -286,8 +287,15 @@ def _lock(root: Path) -> int:
 
 
 def _read_run(root: Path) -> dict[str, Any]:
-    """The run in `run.json`, or a new one."""
+    """The run in `run.json`, or a new one. Raises `KdistError` if a newer version wrote it."""
     run = read_json(root / "run.json")
+    try:
+        check_format("run.json", run)
+    except NewerFormatError as error:
+        raise KdistError(
+            f"the run in {root} is another version's: {error}",
+            hint="--fresh archives that run and begins a new one",
+        ) from None
     if run and isinstance(run.get("run_id"), str) and isinstance(run.get("invocations"), list):
         return run
     return {"run_id": secrets.token_hex(4), "created": time.time(), "invocations": []}

@@ -14,6 +14,8 @@ from math import inf, isfinite
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
+from kdist.errors import KdistError
+from kdist_trainer.formats import NewerFormatError, check_format
 from kdist_trainer.untrusted_text import MalformedTextError, parse_json
 
 Record = Mapping[str, Any]
@@ -38,12 +40,18 @@ def _read(path: Path) -> list[Record]:
 
 
 def parse_lines(file: BinaryIO) -> Iterator[Record]:
-    """The JSON objects in a file, one on each line; torn and too long lines are left out."""
+    """The JSON objects in a file, one on each line; torn and too long lines are left out. Raises
+    `KdistError` if a newer version wrote one.
+    """
     while line := file.readline(_LINE_BYTES):
         try:
             record = parse_json(line, max_bytes=_LINE_BYTES, allow_nan=True)
         except MalformedTextError:
             continue
+        try:
+            check_format("events.jsonl", record)
+        except NewerFormatError as error:
+            raise KdistError(f"the ledger cannot be read: {error}") from None
         if isinstance(record, dict):
             yield record
 

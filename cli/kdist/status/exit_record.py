@@ -13,6 +13,7 @@ from typing import Any
 
 from kdist.events import parse
 from kdist.status import documents
+from kdist_trainer.formats import NewerFormatError, check_format
 from kdist_trainer.untrusted_text import MalformedTextError, parse_first_value, parse_json
 
 DONE, STOPPED, PEERS_LOST = 0, 200, 201
@@ -100,6 +101,11 @@ class ExitRecord:
             or not (documents.at(document, "cause") or documents.at(document, "outcome"))
         ):
             return None
+        try:
+            check_format("exit.json", document)
+        except NewerFormatError as error:
+            ended = "done" if code == DONE else "stopped" if code == STOPPED else "failed"
+            return cls(code, outcome=ended, message=str(error), whole=False)
         return cls(
             code=code,
             cause=documents.text(document, "cause"),

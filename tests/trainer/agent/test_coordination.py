@@ -17,6 +17,7 @@ from kdist_trainer.agent.exit_record import failed, root_cause, stopped, success
 from kdist_trainer.agent.settings import Settings
 from kdist_trainer.config import Cause, Exit, Nodes, Script, TrainConfig
 from kdist_trainer.failure import Failure
+from kdist_trainer.formats import stamp
 from kdist_trainer.rendezvous.file_store import FileStore
 
 
@@ -115,6 +116,7 @@ def test_records_reach_scratch_and_the_termination_message_which_takes_4_kib(
     short = json.loads(message.read_bytes())
     assert short["traceback"][-1] == lines[-1]
     assert lines[0] not in short["traceback"]
+    record = stamp("exit.json", record)
     assert {**short, "traceback": None} == {**record, "traceback": None}
     assert json.loads((tmp_path / "exit.json").read_text()) == {**record, "traceback": list(lines)}
 

@@ -269,6 +269,7 @@ def test_status_is_strict_json(exporter: Exporter, monkeypatch: pytest.MonkeyPat
     assert document["last_checkpoint_step"] == 100
     assert set(document) == {
         *(
+            "format",
             "job",
             "run_id",
             "node",

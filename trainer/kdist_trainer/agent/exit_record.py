@@ -14,6 +14,7 @@ from kdist_trainer.config import Cause, Exit, TrainConfig
 from kdist_trainer.config.changes import compare_done
 from kdist_trainer.errors import CheckpointMismatchError
 from kdist_trainer.failure import Failure
+from kdist_trainer.formats import stamp
 from kdist_trainer.untrusted_text import parse_json
 
 RECORD = "exit.json"
@@ -81,6 +82,7 @@ def write_record(
     ignored, since the exit code is still reported.
     """
     fresh = scratch / f"{RECORD}.new"
+    record = stamp(RECORD, record)
     with suppress(OSError):
         fresh.write_bytes(
             json.dumps(record, indent=2, ensure_ascii=False).encode(errors="replace") + b"\n"
@@ -93,7 +95,7 @@ def write_record(
 def write_termination_message(record: dict[str, Any], path: Path) -> None:
     """Write a short form of the record where Kubernetes reads it. An `OSError` is ignored."""
     with suppress(OSError):  # a mounted file: it can be written, not replaced
-        path.write_bytes(shorten(record))
+        path.write_bytes(shorten(stamp(RECORD, record)))
 
 
 def shorten(record: dict[str, Any], limit: int = TERMINATION_BYTES) -> bytes:

@@ -22,7 +22,7 @@ from kdist_trainer.checkpoint.commit import CommitRequest, SaveResult
 from kdist_trainer.checkpoint.group import CheckpointGroup, RankInfo
 from kdist_trainer.checkpoint.layout import Checkpoint, CheckpointDirectory
 from kdist_trainer.checkpoint.lock import Lock, LockLostError
-from kdist_trainer.checkpoint.manifest import Manifest
+from kdist_trainer.checkpoint.manifest import Manifest, write_state
 from kdist_trainer.checkpoint.opening import FolderOpener, LockRequest
 from kdist_trainer.checkpoint.restore import Fallback, JobCheck, Restore
 from kdist_trainer.checkpoint.staging import Paths, Stager
@@ -192,7 +192,7 @@ class CheckpointManager:
         must_succeed = required or final is not None
         request = CommitRequest(
             manifest=self._describe(step, state),
-            state=json.dumps({"state": state, "job": self._job}, indent=1).encode() + b"\n",
+            state=write_state(state, self._job),
             temporary=Path(),
             started=started,
             visible_seconds=None if self._blocking or must_succeed else time.monotonic() - started,

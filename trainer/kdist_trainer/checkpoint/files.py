@@ -10,7 +10,6 @@ folder of this node, from which the ranks upload the files, and to which one ran
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
@@ -25,7 +24,7 @@ from kdist_trainer.checkpoint import storage
 from kdist_trainer.checkpoint.checkpointer import CheckpointManager
 from kdist_trainer.checkpoint.commit import CommitRequest, SaveResult
 from kdist_trainer.checkpoint.layout import Checkpoint
-from kdist_trainer.checkpoint.manifest import FILES, Manifest
+from kdist_trainer.checkpoint.manifest import FILES, Manifest, write_state
 from kdist_trainer.digest import Digest
 from kdist_trainer.errors import PeersLostError, StorageError, classify
 from kdist_trainer.object_store.path import ObjectPath
@@ -133,7 +132,7 @@ class FileCheckpointManager(CheckpointManager):
         error = self._write(write, local)
         request = CommitRequest(
             manifest=manifest,
-            state=json.dumps({"state": state, "job": self._job}, indent=1).encode() + b"\n",
+            state=write_state(state, self._job),
             temporary=temporary,
             started=started,
             visible_seconds=time.monotonic() - started,

@@ -33,6 +33,7 @@ from kdist_trainer.checkpoint.manifest import (
     read_raw_manifest,
 )
 from kdist_trainer.checkpoint.storage import StoragePath
+from kdist_trainer.formats import NewerFormatError, stamp, take_format
 from kdist_trainer.object_store.path import ObjectPath
 from kdist_trainer.untrusted_text import MalformedTextError, parse_json
 
@@ -144,24 +145,34 @@ class CheckpointDirectory:
         storage.replace(self.root / "LATEST", f"{name}\n".encode("ascii"))
 
     def done(self) -> dict[str, Any] | None:
-        """The document in DONE; None if the run has not ended, or nothing can be read."""
+        """The document in DONE; None if the run has not ended, or nothing can be read. Raises
+        `UnsupportedCheckpointError` if a newer version wrote it.
+        """
         try:
             return self.read_done()
         except OSError:
             return None
 
     def read_done(self) -> dict[str, Any] | None:
-        """The document in DONE; None if the run has not ended. Raises `OSError`."""
+        """The document in DONE; None if the run has not ended. Raises `OSError`, or
+        `UnsupportedCheckpointError` if a newer version wrote it.
+        """
         try:
             document = parse_json((self.root / "DONE").read_bytes(), allow_nan=True)
         except (FileNotFoundError, NotADirectoryError, MalformedTextError):
             return None
+        try:
+            document = take_format("DONE", document)
+        except NewerFormatError as error:
+            raise UnsupportedCheckpointError(f"{self.root}: {error}") from None
         return document if isinstance(document, dict) else None
 
     def write_done(self, document: dict[str, Any]) -> None:
         """Write DONE, atomically: the run has ended. Raises `OSError`."""
         storage.make_folder(self.root, durable=True)
-        storage.replace(self.root / "DONE", json.dumps(document, indent=2).encode() + b"\n")
+        storage.replace(
+            self.root / "DONE", json.dumps(stamp("DONE", document), indent=2).encode() + b"\n"
+        )
 
     def remove_done(self) -> None:
         """Remove DONE: the run has not ended. Raises `OSError`."""

@@ -16,6 +16,7 @@ from typing import Any
 
 from kdist_trainer.checkpoint.ledger_files import LineFile, open_lines, read_lines, read_tail
 from kdist_trainer.checkpoint.storage import StoragePath
+from kdist_trainer.formats import check_format, stamp
 from kdist_trainer.object_store.path import ObjectPath
 
 FOLDER = "ledger"
@@ -74,7 +75,7 @@ class RunLedger:
         `OSError`.
         """
         line = json.dumps(
-            {"time": round(time.time(), 3), "event": event, **fields},
+            stamp(EVENTS, {"time": round(time.time(), 3), "event": event, **fields}),
             separators=(",", ":"),
             default=str,
         )
@@ -86,8 +87,12 @@ class RunLedger:
             lines.close()
 
     def events(self) -> list[dict[str, Any]]:
-        """All events, oldest first. Raises `OSError` if they exist but cannot be read."""
+        """All events, oldest first. Raises `OSError` if they exist but cannot be read, or
+        `NewerFormatError` if a newer version wrote one.
+        """
         events = [one for one in read_lines(self._events) if isinstance(one.get("event"), str)]
+        for each in events:
+            check_format(EVENTS, each)
         if isinstance(self._events, ObjectPath):  # segment after segment
             events.sort(key=_time_of)
         return events

@@ -19,7 +19,8 @@ from typing import Any
 from kdist_trainer.checkpoint import storage
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.config import Cause, Exit
-from kdist_trainer.errors import KdistTrainerError
+from kdist_trainer.errors import CheckpointMismatchError, KdistTrainerError
+from kdist_trainer.formats import NewerFormatError, stamp, take_format
 from kdist_trainer.object_store.client import Tag
 from kdist_trainer.object_store.errors import ObjectChangedError
 from kdist_trainer.object_store.path import ObjectPath
@@ -55,13 +56,19 @@ class LockRecord:
 
     def to_bytes(self) -> bytes:
         """The record as it is written."""
-        return json.dumps(asdict(self)).encode() + b"\n"
+        return json.dumps(stamp("lock", asdict(self))).encode() + b"\n"
 
     @classmethod
     def from_bytes(cls, data: bytes) -> LockRecord | None:
-        """The record that was written; None for anything else."""
+        """The record that was written; None for anything else. Raises `CheckpointMismatchError` if
+        a newer version wrote it.
+        """
         with suppress(ValueError, TypeError, KeyError, AttributeError):
             document: dict[str, Any] = parse_json(data)
+            try:
+                document = take_format("lock", document)
+            except NewerFormatError as error:
+                raise CheckpointMismatchError(f"the checkpoints are locked: {error}") from None
             fences = tuple((int(epoch), str(base)) for epoch, base in document.pop("fences"))
             # without one it was written by an earlier version, whose epochs were generations
             document.setdefault("generation", document["epoch"])

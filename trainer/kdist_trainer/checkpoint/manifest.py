@@ -22,6 +22,7 @@ from kdist_trainer.checkpoint import storage
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.digest import Digest, UnknownAlgorithmError
 from kdist_trainer.errors import CheckpointMismatchError
+from kdist_trainer.formats import FORMATS, stamp
 from kdist_trainer.object_store.path import ObjectPath
 from kdist_trainer.untrusted_text import parse_json
 
@@ -46,9 +47,9 @@ def parse_name(name: str) -> tuple[int, int] | None:
     return (int(match[2]), int(match[1])) if match else None
 
 
-FORMAT = 2
-_READABLE = (1, FORMAT)
-"""Formats of manifests that can be read: in format 1 all digests are SHA-256."""
+FORMAT = FORMATS["manifest.json"]
+"""In format 1 all digests are SHA-256."""
+_READABLE = range(1, FORMAT + 1)
 MAX_BYTES = 1 << 30
 
 
@@ -125,6 +126,11 @@ class Manifest:
             raise DamagedCheckpointError(
                 f"{MANIFEST} is no manifest: {type(error).__name__}"
             ) from error
+
+
+def write_state(state: Mapping[str, Any], job: Mapping[str, Any]) -> bytes:
+    """The content of `state.json`."""
+    return json.dumps(stamp(STATE, {"state": state, "job": job}), indent=1).encode() + b"\n"
 
 
 def _unsupported(what: str) -> UnsupportedCheckpointError:

@@ -34,6 +34,7 @@ from kdist_trainer.checkpoint.manifest import (
 from kdist_trainer.checkpoint.safe_unpickler import METADATA, read_metadata
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.errors import CheckpointMismatchError
+from kdist_trainer.formats import NewerFormatError, check_format
 from kdist_trainer.untrusted_text import parse_json
 
 _MAX_PROBLEMS = 3
@@ -160,7 +161,10 @@ def read_state(folder: StoragePath, *, framework: str = "") -> LoadedCheckpoint:
             allow_nan=True,
             keep_surrogates=True,
         )
+        check_format(STATE, document)
         state, job = document["state"], document.get("job", {})
+    except NewerFormatError as error:
+        raise UnsupportedCheckpointError(f"checkpoint {folder}: {error}") from None
     except (ValueError, KeyError, TypeError) as error:
         raise DamagedCheckpointError(f"{STATE} holds no state") from error
     if not isinstance(state, dict) or not isinstance(job, dict):

@@ -52,6 +52,7 @@ from kdist_trainer.config.training import (
     Schedule,
     Training,
 )
+from kdist_trainer.formats import take_format
 from kdist_trainer.untrusted_text import parse_json, parse_model, parse_object
 
 __all__ = [
@@ -234,13 +235,13 @@ class TrainConfig(ConfigModel):
         Raises:
             OSError: A file cannot be read.
             MalformedTextError: A file is not JSON.
+            NewerFormatError: A newer version wrote one.
             pydantic.ValidationError: The document is invalid; has every problem.
         """
-        text, nodes = path.read_bytes(), path.with_name(NODES)
-        if not nodes.exists():
-            return parse_model(cls, text)
-        document = parse_object(text)
-        document["nodes"] = parse_json(nodes.read_bytes())
+        nodes = path.with_name(NODES)
+        document = take_format("train.json", parse_object(path.read_bytes()))
+        if nodes.exists():
+            document["nodes"] = take_format(NODES, parse_json(nodes.read_bytes()))
         return parse_model(cls, json.dumps(document))
 
     def to_json(self) -> str:

@@ -17,6 +17,7 @@ from prometheus_client.exposition import choose_encoder, generate_latest
 
 from kdist_trainer import log
 from kdist_trainer.config import Nodes
+from kdist_trainer.formats import FORMAT, FORMATS
 from kdist_trainer.liveness import Phase
 from kdist_trainer.metrics import declarations, status
 from kdist_trainer.metrics.aggregation import ACCEPTED, AgentMetrics, MetricsSnapshot, RankMetrics
@@ -272,6 +273,7 @@ class Exporter:
             rate = self._throughput.rate(self._rank_metrics.total(_SAMPLES), now=now)
             group = status.group_fields(snapshot, self._agent_metrics)
         return {
+            FORMAT: FORMATS["/status"],
             "job": self._job,
             "run_id": self._run_id,
             "node": self._node,

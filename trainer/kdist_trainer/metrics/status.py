@@ -1,6 +1,6 @@
 """The `/status` document of an agent, for `kdist run` and `kdist status`. Its fields:
 
-- `job`, `run_id`, `node`, `pid`: identify the agent.
+- `format`: see `kdist_trainer.formats`. `job`, `run_id`, `node`, `pid`: identify the agent.
 - `state`: one of `STATES`, or `standby`. `phase`: that of the first local rank; the state once the
   agent has ended.
 - `generation`, `world_size`: the worker group.

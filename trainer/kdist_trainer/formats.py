@@ -1,0 +1,69 @@
+"""The formats of the documents that one version of kdist writes and another one may read, on a
+disk, in a ConfigMap or on a connection: the one declaration of their numbers.
+
+A document says its number in `format`. Without one it is of format 1, that of version 0.1.0. A
+newer number than the reader knows is refused by `NewerFormatError` and the document is left as it
+is, because what it means cannot be guessed. Free of torch: the command line reads with it too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+FORMAT: Final = "format"
+FIRST: Final = 1
+FORMATS: Final[Mapping[str, int]] = {
+    "train.json": 1,
+    "nodes.json": 1,
+    "code.json": 1,
+    "run.json": 1,
+    "DONE": 1,
+    "state.json": 1,
+    "manifest.json": 2,
+    "lock": 1,
+    "events.jsonl": 1,
+    "exit.json": 1,
+    "/status": 1,
+}
+"""The number of what this version writes. steps.jsonl is of the format of the events beside it."""
+STRICT: Final = frozenset({"train.json", "nodes.json", "lock"})
+"""What version 0.1.0 refuses to read with a field that it does not know: format 1 stays without a
+number there, so that a running job outlives an upgrade, and a rollback.
+"""
+BY_API_VERSION: Final[Mapping[str, str]] = {
+    "job.json": "kdist.dev/v1alpha1",
+    "report.json": "cli.kdist.dev/v1",
+}
+"""What says its format as objects of Kubernetes do, in `apiVersion`."""
+
+
+class NewerFormatError(ValueError):
+    """A newer version of kdist wrote a document; the message says which and what to do."""
+
+
+def stamp(name: str, document: Mapping[str, Any]) -> dict[str, Any]:
+    """The document with its number."""
+    number = FORMATS[name]
+    return dict(document) if name in STRICT and number == FIRST else {FORMAT: number, **document}
+
+
+def take_format(name: str, document: Any) -> Any:
+    """The document without its number, or what is no mapping as it is. Raises `NewerFormatError` if
+    this version does not know its format.
+    """
+    if not isinstance(document, dict) or FORMAT not in document:
+        return document
+    check_format(name, document)
+    return {key: value for key, value in document.items() if key != FORMAT}
+
+
+def check_format(name: str, document: Any) -> None:
+    """Raise `NewerFormatError` if this version does not know the document's format."""
+    found = document.get(FORMAT, FIRST) if isinstance(document, dict) else FIRST
+    known = FORMATS[name]
+    if isinstance(found, bool) or not isinstance(found, int) or not FIRST <= found <= known:
+        raise NewerFormatError(
+            f"{name} is of format {str(found)[:40]}, and this version of kdist knows formats up to "
+            f"{known}: use the version that wrote it, or a newer one; nothing was changed"
+        )

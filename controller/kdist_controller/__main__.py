@@ -25,7 +25,7 @@ from kdist_controller.controller import Controller, Settings
 from kdist_controller.election import Election
 from kdist_controller.endpoint import serve
 from kdist_controller.executor import FIELD_MANAGER
-from kdist_trainer.serving import descriptors
+from kdist_trainer import descriptors
 from kdist_trainer.serving.addresses import LOOPBACK, own_addresses, with_loopback
 
 LEASE: Final = "kdist-controller"

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import json
 import os
+import resource
+import socket
 import subprocess
 import sys
 import time
@@ -145,10 +147,10 @@ def check(peak: Peak) -> None:
     assert peak.refused > STRANGERS
 
 
-@pytest.fixture
-def weights(tmp_path: Path) -> str:
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The weights' hash of the training that nobody floods."""
-    with TrainingRun(tmp_path / "quiet", job("quiet")) as run:
+    with TrainingRun(tmp_path_factory.mktemp("quiet"), job("quiet")) as run:
         assert run.wait() == 0, run.output()
     found: str = run.done()["weights"]
     return found
@@ -162,6 +164,68 @@ def test_a_flooded_training_ends_with_its_weights_and_its_agents_do_not_grow(
     peak = train_flooded(tmp_path / "flooded", weights)
     print(f"{peak}\n  {peak.refused:.0f} connections refused")  # noqa: T201 - what a reader asks for
     check(peak)
+
+
+def starve(pid: int) -> None:
+    """Lower a process's limit of open files to what it has open, as if it had used up all."""
+    own = {int(path.name) for path in Path(f"/proc/{pid}/fd").iterdir()}
+    free = next(number for number in range(len(own) + 1) if number not in own)
+    _, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (free, hard))
+
+
+@pytest.mark.processes
+@pytest.mark.sampled
+def test_agents_that_have_no_descriptor_left_supervise_a_training_to_its_end(
+    tmp_path: Path, weights: str
+) -> None:
+    with TrainingRun(tmp_path / "starved", job("starved")) as run:
+        wait_for_step(run, 5)
+        ports = []
+        for node, pid in run.agents().items():
+            ports.append(json.loads((run.folder / node / "agent.json").read_text())["port"])
+            starve(pid)
+        for port in ports:
+            with socket.create_connection(("127.0.0.1", port), 60) as refused:
+                assert refused.recv(1) == b"", "closed with a descriptor from the reserve"
+        assert run.wait() == 0, run.output()
+        assert {line["generation"] for line in run.steps()} == {1}
+        assert run.done()["weights"] == weights
+
+
+SCRIPT = """
+import os
+import torch.distributed as dist
+import torch
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+opened = []
+try:
+    while True:
+        opened.append(os.open(os.devnull, os.O_RDONLY))
+except OSError:
+    pass
+for _ in range(50):
+    total = torch.ones(1)
+    dist.all_reduce(total)
+assert total.item() == dist.get_world_size()
+for descriptor in opened:
+    os.close(descriptor)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.sampled
+def test_a_script_that_uses_up_its_descriptors_ends_as_it_would(tmp_path: Path) -> None:
+    document = job("greedy")
+    del document["spec"]["train"]
+    document["spec"] |= {"script": {"path": "greedy.py"}, "code": "./src"}
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "greedy.py").write_text(SCRIPT)
+    with TrainingRun(tmp_path, document) as run:
+        assert run.wait() == 0, run.output()
 
 
 @pytest.mark.chaos

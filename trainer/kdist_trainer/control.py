@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from kdist_trainer import group_abort, log
+from kdist_trainer.descriptors import spend
 from kdist_trainer.metrics.reporter import short_address
 from kdist_trainer.threads import OnError, start_thread
 from kdist_trainer.untrusted_text import MalformedTextError, parse_json, parse_object
@@ -194,7 +195,7 @@ class ControlServer:
         """Read the messages that have arrived; does not wait."""
         with contextlib.suppress(BlockingIOError):
             while True:
-                connection, _ = self._server.accept()
+                connection, _ = spend(self._server.accept)
                 connection.setblocking(False)
                 self._unknown.append(connection)
         for connection in list(self._unknown):

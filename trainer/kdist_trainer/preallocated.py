@@ -11,6 +11,8 @@ import contextlib
 import os
 from pathlib import Path
 
+from kdist_trainer.descriptors import spend
+
 SIZE = 1 << 15
 """The number of reserved bytes; more can be written if the disk has space."""
 
@@ -27,7 +29,7 @@ def write(path: Path, content: bytes) -> None:
     Raises `OSError`.
     """
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        descriptor = spend(lambda: os.open(path, os.O_RDWR | os.O_CLOEXEC))
     except FileNotFoundError:
         _make(path, content)
         return
@@ -42,7 +44,7 @@ def write(path: Path, content: bytes) -> None:
 
 def read(path: Path) -> bytes:
     """Read the content; empty if none was written. Raises `OSError` if the file is missing."""
-    content = path.read_bytes().rstrip(b"\0")
+    content = spend(path.read_bytes).rstrip(b"\0")
     return b"" if content[:1] == b"\0" else content
 
 

@@ -18,6 +18,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
+from kdist_trainer.descriptors import EXHAUSTED, spend
+
 _SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36
 _POLL_SECONDS = 0.005
 _STAT_BYTES = 4096
@@ -127,7 +129,7 @@ def is_stopped(pid: int) -> bool:
     it.
     """
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        stat = spend(lambda: Path(f"/proc/{pid}/stat").read_text(errors="replace"))
     except OSError:
         return False
     return stat.rpartition(")")[2].split()[0] in {"T", "t"}
@@ -138,8 +140,8 @@ def _read_table() -> list[Process]:
         return _read_ps()
     return [
         process
-        for entry in os.scandir("/proc")
-        if entry.name.isdigit() and (process := _read(entry.name)) is not None
+        for path in spend(lambda: [*Path("/proc").iterdir()])
+        if path.name.isdigit() and (process := _read(path.name)) is not None
     ]
 
 
@@ -149,8 +151,10 @@ _PROC = Path("/proc/self/stat")
 def _read(pid: str) -> Process | None:
     # a recovery reads the table several times: this takes half as long as pathlib
     try:
-        descriptor = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
+        descriptor = spend(lambda: os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC))
+    except OSError as error:
+        if error.errno in EXHAUSTED:
+            raise  # a process that cannot be read is not gone
         return None  # it has exited meanwhile
     try:
         fields = os.read(descriptor, _STAT_BYTES).rpartition(b")")[2].split(None, 2)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from kdist_trainer.serving import descriptors
+from kdist_trainer import descriptors
 from kdist_trainer.serving.connection import Bounds, Connection, Session
 from kdist_trainer.serving.server import BoundedServer
 from tests.patience import soon

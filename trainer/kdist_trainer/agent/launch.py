@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from kdist_trainer import liveness, log, process_tree
+from kdist_trainer import descriptors, liveness, log, process_tree
 from kdist_trainer.agent import forkserver, script_processes
 from kdist_trainer.agent.exit_record import failed, read_done, stopped, success, write_record
 from kdist_trainer.agent.kept_log import KeptLog, LogCopy, NullKeptLog, place_of, read_secrets
@@ -38,7 +38,6 @@ from kdist_trainer.metrics.exporter import SCRIPT, Exporter
 from kdist_trainer.metrics.persistence import counters_path
 from kdist_trainer.object_store.path import ObjectPath
 from kdist_trainer.rendezvous.endpoint import FILE
-from kdist_trainer.serving import descriptors
 from kdist_trainer.serving.addresses import LOOPBACK, own_addresses, with_loopback
 from kdist_trainer.signals import StopRequested, StopSignals, stop_margin
 

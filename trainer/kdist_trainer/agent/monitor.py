@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kdist_trainer import log, result
-from kdist_trainer.agent import exit_analysis
+from kdist_trainer.agent import exhaustion, exit_analysis
 from kdist_trainer.agent.coordination import AgentStore, failures_of
 from kdist_trainer.agent.desync import DesyncDetector, Mismatch, RankState
 from kdist_trainer.agent.exit_analysis import GroupResult
@@ -102,31 +102,34 @@ class WorkerMonitor:
 
     def run(self) -> GroupResult:
         """Monitor the workers until all have exited, by themselves or killed by the agent."""
-        while True:
-            self.workers.wait(POLL_SECONDS, also=self.survivors.descriptors)
-            self.survivors.poll()
-            self.mark_alive()
-            stalled = self.watchdog.poll()
-            self._oom_kills.poll()
-            exits = self.workers.exits()
-            if self._failures(exits) or self.survivors.left(self.workers):
-                return self._end_after_failure()
-            if not self.workers.living:
-                return self._end_completed()
-            if stalled:
-                return self._end_hung(stalled)
-            if (mismatch := self._desync.check(self._rank_states)) is not None:
-                return self._end_desynchronized(mismatch)
-            self._update_state()
-            self._forward_stop()
-            polled = self._read_poll()
-            if self._has_failed_elsewhere(polled) or self._has_lost_a_node(polled):
-                return self._end_after_peer_failure(polled)
-            if self._apply_status(polled.status):
-                return self._end_to_join()
-            is_late = time.monotonic() > self._kill_at
-            if is_late or self.stop.urgent or self._has_nothing_to_save():
-                return self._end_by_force()
+        return exhaustion.repeat(self._look)
+
+    def _look(self) -> GroupResult | None:
+        """One pass of the loop; returns the result of a group that has ended."""
+        self.workers.wait(POLL_SECONDS, also=self.survivors.descriptors)
+        self.survivors.poll()
+        self.mark_alive()
+        stalled = self.watchdog.poll()
+        self._oom_kills.poll()
+        exits = self.workers.exits()
+        if self._failures(exits) or self.survivors.left(self.workers):
+            return self._end_after_failure()
+        if not self.workers.living:
+            return self._end_completed()
+        if stalled:
+            return self._end_hung(stalled)
+        if (mismatch := self._desync.check(self._rank_states)) is not None:
+            return self._end_desynchronized(mismatch)
+        self._update_state()
+        self._forward_stop()
+        polled = self._read_poll()
+        if self._has_failed_elsewhere(polled) or self._has_lost_a_node(polled):
+            return self._end_after_peer_failure(polled)
+        if self._apply_status(polled.status):
+            return self._end_to_join()
+        is_late = time.monotonic() > self._kill_at
+        is_over = is_late or self.stop.urgent or self._has_nothing_to_save()
+        return self._end_by_force() if is_over else None
 
     def _forward_stop(self) -> None:
         """Forward a request to stop to the workers, once."""

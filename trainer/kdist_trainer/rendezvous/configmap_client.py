@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from kdist_trainer.deadline_http import DeadlineConnection, DeadlineTlsConnection
+from kdist_trainer.descriptors import spend
 from kdist_trainer.errors import ConfigError
 from kdist_trainer.rendezvous.timings import JITTER
 from kdist_trainer.untrusted_text import parse_json
@@ -87,7 +88,7 @@ class ApiEndpoint:
 
     def headers(self) -> dict[str, str]:
         """The headers of every request. Raises `OSError` without a token."""
-        token = (self.account / "token").read_text().strip()
+        token = spend((self.account / "token").read_text).strip()
         return {
             "Authorization": f"Bearer {token}",
             "Accept": "application/json",

@@ -22,6 +22,8 @@ from urllib.parse import quote
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
+from kdist_trainer.descriptors import spend
+
 POLL_SECONDS = 0.01
 _FIRST_POLL_SECONDS = 0.001
 _LOCK = "lock"
@@ -105,15 +107,15 @@ class FileStore(Store):
 
     def _read(self, key: str) -> bytes | None:
         try:
-            return self._path(key).read_bytes()
+            return spend(self._path(key).read_bytes)
         except FileNotFoundError:
             return None
 
     def _write(self, key: str, value: bytes) -> None:
         fresh = self.folder / f"new-{os.getpid()}-{threading.get_ident()}"
         try:
-            fresh.touch(mode=0o600)
-            fresh.write_bytes(value)
+            spend(lambda: fresh.touch(mode=0o600))
+            spend(lambda: fresh.write_bytes(value))
             fresh.replace(self._path(key))
         except OSError as error:
             # torch handles errors of a store, not those of a disk
@@ -136,7 +138,8 @@ class FileStore(Store):
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """Hold the writers' lock, which excludes other threads too, as each opens the file."""
-        handle = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        handle = spend(lambda: os.open(self.folder / _LOCK, flags, 0o600))
         try:
             self._lock(handle)
             yield

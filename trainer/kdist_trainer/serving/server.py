@@ -22,8 +22,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from kdist_trainer import log
-from kdist_trainer.serving import descriptors
+from kdist_trainer import descriptors, log
 from kdist_trainer.serving.addresses import listen
 from kdist_trainer.serving.connection import Bounds, Connection, Refused, Session
 from kdist_trainer.threads import OnError, start_thread

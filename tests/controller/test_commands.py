@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -238,3 +239,23 @@ def test_what_the_controller_does_not_accept_is_told_by_every_command(
     assert done.exit_code != Code.OK
     assert "is not accepted" in done.stderr
     assert "Next: kdist why digits -n ml" in done.stderr
+
+
+def test_one_delete_takes_what_an_orphaning_delete_has_left_and_the_job_applied_again(
+    kubernetes: Kubernetes, stepper: Stepper, file: Path, kdist: Kdist
+) -> None:
+    kubernetes.put("TrainingJob", yaml.safe_load(file.read_text()))
+    stepper.settle()
+    for kind, name in kubernetes.names():  # as the garbage collector does
+        found = kubernetes.find(kind, name) or {}
+        owners = found["metadata"].get("ownerReferences") or [{}]
+        if owners[0].get("kind") == "TrainingJob":
+            kubernetes.put(kind, {"metadata": {"name": name, "ownerReferences": None}})
+    kubernetes.remove("TrainingJob", "digits")
+    assert ("Pod", "digits-0") in kubernetes.names()
+    kubernetes.put("TrainingJob", yaml.safe_load(file.read_text()))
+    began = time.monotonic()
+    done = kdist("delete", "digits", "-n", "ml", "--timeout", "60s")
+    assert done.exit_code == Code.OK, done.stderr
+    assert time.monotonic() - began < 60 / 2, "nothing waits for its time-out"
+    assert kubernetes.names() == {("PersistentVolumeClaim", "digits-checkpoints")}

@@ -27,6 +27,7 @@ RULES: tuple[Rule, ...] = (
     runtime.find_success,
     runtime.find_suspended,
     runtime.find_gone,
+    runtime.find_lost_account,
     admission.find_queue,
     admission.find_rejection,
     scheduling.find_claim_trouble,

@@ -56,6 +56,37 @@ def find_lost_node(ctx: DiagnosticContext) -> Diagnosis | None:
     )
 
 
+def find_lost_account(ctx: DiagnosticContext) -> Diagnosis | None:
+    """The service account was deleted while the pods run: the tokens that they have are no longer
+    valid, even if another account has its name.
+    """
+    if ctx.status.phase.terminal:
+        return None
+    for pod in ctx.seen.pods:
+        name = documents.text(pod, "spec", "serviceAccountName")
+        account = ctx.seen.accounts.get(name)
+        volumes = documents.items(pod, "spec", "volumes")
+        if account is None or all(documents.text(each, "name") != "token" for each in volumes):
+            continue
+        made = documents.moment(account, "metadata", "creationTimestamp")
+        began = documents.moment(pod, "metadata", "creationTimestamp")
+        if account and not (made and began and made > began):
+            continue
+        what = "was deleted and made again" if account else "does not exist"
+        again = "" if account else "`kdist apply` with the job file creates it again, then "
+        return Diagnosis(
+            "account-gone",
+            f"service account {name} {what} while pod {documents.name(pod)} exists: the API server "
+            "refuses its token, so its agent cannot meet the others, nor report the end",
+            "blocked",
+            (f"serviceaccount/{name}: {what}",),
+            f"{again}`{ctx.kdist('restart')}` gives all pods new tokens; the training continues "
+            "from its last checkpoint",
+            (ctx.kdist("restart"),),
+        )
+    return None
+
+
 def _are(pods: list[Pod]) -> str:
     return "is" if len(pods) == 1 else "are"
 

@@ -103,15 +103,25 @@ class Deletion:
         which saving needs. Without a controller nothing would end them.
         """
         others = [each for each in self.objects if each is not found]
+        orphans, _ = delete.split(others)
         if not dry_run:
             wanted = [*rbac.to_delete(self.objects), Right("patch", *TRAINING_JOB, name=self.name)]
             rbac.require(self.cluster, wanted)
         waits = timeout is not None and not dry_run
-        if waits and any(map(delete.is_active, delete.find_pods(self.cluster, self.name))):
+        if (
+            waits
+            and not orphans
+            and any(map(delete.is_active, delete.find_pods(self.cluster, self.name)))
+        ):
             self._end_pods(grace, timeout or 0.0)
         own = JobObjects(self.cluster, JobOwner(self.cluster.namespace, self.name))
         own.remove(*TRAINING_JOB, self.name, dry_run=dry_run)
         yield found
+        if orphans:  # the garbage collector would not take what no TrainingJob owns
+            yield from delete.remove(
+                self.cluster, self.name, others, grace=grace, dry_run=dry_run, wait=timeout
+            )
+            return
         if waits:
             delete.wait_for_pods(self.cluster, self.name, timeout=timeout or 0.0)
         for each in others:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -41,8 +42,7 @@ def fetch_snapshot(
     events: Events | None = None,
     controllers: bool = False,
 ) -> Snapshot:
-    """Fetch all of one job as it is now. What the user may not read is left out, except for the
-    job's own objects.
+    """Fetch all of one job as it is now. Of other objects, what the user may not read is left out.
 
     Args:
         cluster: the cluster.
@@ -50,7 +50,7 @@ def fetch_snapshot(
         namespace: of the job; None for the connection's own.
         agents: reused by later snapshots of the same job, which makes them faster.
         events: reused as `agents` is.
-        controllers: fetch the deployments of controllers too, if the workload has no pods.
+        controllers: fetch service accounts too, and deployments if the workload has no pods.
 
     Raises:
         JobNotFoundError: there is no such job.
@@ -64,7 +64,7 @@ def fetch_snapshot(
         events_task = pool.submit(_list_events, cluster, namespace, events)
         config_map = config_map_task.result() or {}
         backend = find_backend(documents.annotation(config_map, BACKEND))
-        workload_task = pool.submit(lambda: _find_workload(cluster, backend, name, namespace))
+        workload_task = pool.submit(_find_workload, cluster, backend, name, namespace)
         pod_documents = pods_task.result()
         pods = [read_pod(document) for document in pod_documents]
         statuses = pool.submit(agents.poll, pods)
@@ -73,18 +73,18 @@ def fetch_snapshot(
         fetches = fetch_log.start_reading(pool, cluster, namespace, pods)
         resource = _find_resource(cluster, name, namespace, config_map)
         workload = workload_task.result()
-        if workload is None and not config_map and not pod_documents and resource is None:
-            raise JobNotFoundError((name, namespace))
+        _check_exists(name, namespace, (workload, config_map, pod_documents, resource))
         admission = pool.submit(_find_admission, cluster, namespace, workload)
         wanted = controllers and not pod_documents and (workload or resource) is not None
         deployments = pool.submit(_find_deployments, cluster) if wanted else None
-        state = backend.read(workload) if backend and workload is not None else None
+        holders = pod_documents if controllers else []
+        accounts = pool.submit(_find_accounts, cluster, namespace, holders)
         return Snapshot(
             name,
             namespace,
             config_map,
             workload,
-            state,
+            backend.read(workload) if backend and workload is not None else None,
             pod_documents,
             _select_events(events_task.result(), name, pod_documents, claims.result()),
             statuses.result(),
@@ -95,7 +95,14 @@ def fetch_snapshot(
             deployments.result() if deployments else (),
             resource=resource,
             fetches=fetch_log.collect(fetches),
+            accounts=accounts.result(),
         )
+
+
+def _check_exists(name: str, namespace: str, found: Iterable[object]) -> None:
+    """Raise `JobNotFoundError` if nothing of a job was found."""
+    if not any(found):
+        raise JobNotFoundError((name, namespace))
 
 
 def watch_job(cluster: Cluster, name: str, *, interval: float = 1.0) -> Iterator[Snapshot]:
@@ -219,6 +226,23 @@ def _find_claim(cluster: Cluster, namespace: str, name: str) -> Any:
         lambda: or_none(lambda: cluster.get("v1", "PersistentVolumeClaim", name, namespace)) or {},
         None,
     )
+
+
+def _find_accounts(
+    cluster: Cluster, namespace: str, pod_documents: Iterable[Document]
+) -> dict[str, Document]:
+    """The service accounts of the pods, without those that the user may not read."""
+    names = {documents.text(each, "spec", "serviceAccountName") for each in pod_documents}
+    found = {}
+    for name in sorted(names - {""}):
+        account = _if_permitted(partial(_find_account, cluster, namespace, name), None)
+        if account is not None:
+            found[name] = account
+    return found
+
+
+def _find_account(cluster: Cluster, namespace: str, name: str) -> Document:
+    return or_none(lambda: cluster.get("v1", "ServiceAccount", name, namespace)) or {}
 
 
 def _find_admission(cluster: Cluster, namespace: str, workload: Document | None) -> Any:

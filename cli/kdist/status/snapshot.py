@@ -239,6 +239,8 @@ class Snapshot:
         taken: unix time.
         resource: the job's TrainingJob; None if it was applied without one.
         fetches: the newest event of each init container that fetches, by pod.
+        accounts: the service accounts of the pods by name, if they were asked for; an empty
+            document if one does not exist.
     """
 
     name: str
@@ -257,6 +259,7 @@ class Snapshot:
     taken: float = field(default_factory=lambda: time.time())
     resource: Document | None = None
     fetches: Mapping[str, Document] = field(default_factory=dict)
+    accounts: Mapping[str, Document] = field(default_factory=dict)
 
     @property
     def backend(self) -> str:

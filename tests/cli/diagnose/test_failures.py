@@ -14,6 +14,7 @@ from tests.cli.diagnose.scenes import FAILED, asking, event, node, nodes, scene
 from tests.cli.status.objects import (
     NOW,
     Document,
+    at,
     config_map,
     container,
     ended_pod,
@@ -148,6 +149,28 @@ def test_a_crash_loop_points_at_the_log_before() -> None:
     found = diagnose(scene([crashing]))
     assert (found.cause, found.severity) == ("crash", "blocked")
     assert found.commands[0] == "kdist logs digits -n ml --pod digits-0-abcde --previous"
+
+
+@pytest.mark.parametrize("made", [None, -10.0, 1e6])
+def test_a_service_account_that_is_gone_comes_before_the_hang_that_it_causes(
+    made: float | None,
+) -> None:
+    account = {} if made is None else {"metadata": {"creationTimestamp": at(made)}}
+    running = pod(0)
+    running["metadata"] = {**running["metadata"], "creationTimestamp": at(3600)}
+    running["spec"] = {
+        **running["spec"],
+        "serviceAccountName": "digits",
+        "volumes": [{"name": "token"}],
+    }
+    found = diagnose(scene([running], accounts={"digits": account}, reports={}))
+    if made == 1e6:  # older than the pod
+        assert found.cause != "account-gone"
+        return
+    assert found.cause == "account-gone"
+    assert found.commands == ("kdist restart digits -n ml",)
+    assert ("does not exist" in found.sentence) == (made is None)
+    assert ("kdist apply" in found.fix) == (made is None)
 
 
 LOST = [pod(0), lost_pod(1)]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
 
-from kdist.backends import Placement
+from kdist.backends import Placement, warn_of_size
 from kdist.diagnose import Diagnosis, diagnose
 from kdist.errors import InvalidJobError, KdistError
 from kdist.manifest import job_selector
@@ -163,7 +163,8 @@ def _has_left(observed: Observed, decision: Decision) -> bool:
 
 def _accepted(decision: Decision) -> Condition:
     if decision.refused is None:
-        return Condition("Accepted", True, "Valid", "")
+        warnings = [] if decision.wanted is None else warn_of_size(decision.wanted)
+        return Condition("Accepted", True, "Valid", _clip("; ".join(warnings)))
     error = decision.refused
     if isinstance(error, InvalidJobError):
         words = "\n".join(problem.sentence for problem in error.problems) or error.message

@@ -25,12 +25,12 @@ def write_values(namespace: Namespace, **controller: Any) -> tuple[str, ...]:
 
 
 @contextmanager
-def installed(namespace: Namespace) -> Iterator[None]:
-    """Two replicas of the controller, for this namespace. They and TrainingJobs are gone at the
-    end.
+def installed(namespace: Namespace, **controller: Any) -> Iterator[None]:
+    """Two replicas of the controller, for this namespace unless these values say otherwise. They
+    and TrainingJobs are gone at the end.
     """
     try:
-        call_helm(namespace, "install", str(CHART), *write_values(namespace))
+        call_helm(namespace, "install", str(CHART), *write_values(namespace, **controller))
         yield
     finally:
         remove(namespace)

@@ -18,6 +18,7 @@ from kdist.backends.base import (
     is_elastic,
     is_made_for,
     list_permanent_codes,
+    warn_of_size,
 )
 from kdist.backends.job import IndexedJob
 from kdist.backends.jobset import JobSet
@@ -48,6 +49,7 @@ __all__ = [
     "is_made_for",
     "list_permanent_codes",
     "rendered_kinds",
+    "warn_of_size",
     "workload_kinds",
 ]
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from kdist.spec import TrainingJob
 
 _RETRIES_PER_RESTART: Final = 5
+_MEASURED_NODES: Final = 64
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,7 @@ class Backend(ABC):
                 "jobs may each hold a part of the nodes and wait for each other; spec.queue "
                 "(Kueue) admits a job as a whole"
             )
+        yield from warn_of_size(job)
         yield from _storage_limits(job)
         yield from _list_warnings(job)
         for name in _sidecars(job):
@@ -149,6 +151,18 @@ class Backend(ABC):
     @abstractmethod
     def read(self, workload: Mapping[str, Any]) -> WorkloadState:
         """The state of a workload, from its object."""
+
+
+def warn_of_size(job: TrainingJob) -> list[str]:
+    """The warning about more nodes than have ever formed a group together."""
+    count = job.spec.nodes.max + job.spec.nodes.standby
+    if count <= _MEASURED_NODES:
+        return []
+    return [
+        f"spec.nodes: {count:,} nodes: how long more than {_MEASURED_NODES} take to form a group "
+        "has not been measured, and with rendezvous kubernetes all of them write one ConfigMap; "
+        "fewer nodes with more procsPerNode form a group sooner"
+    ]
 
 
 def list_permanent_codes() -> list[int]:

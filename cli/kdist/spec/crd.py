@@ -146,12 +146,12 @@ RULES: Final[dict[str, tuple[_Rule, ...]]] = {
     ),
     "spec.tolerations[]": (
         (
-            "has(self.key) || self.operator == 'Exists'",
+            "has(self.key) || (has(self.operator) && self.operator == 'Exists')",
             "must be Exists if there is no key",
             ".operator",
         ),
         (
-            "self.operator != 'Exists' || !has(self.value)",
+            "!has(self.operator) || self.operator != 'Exists' || !has(self.value)",
             "cannot be used with the operator Exists",
             ".value",
         ),

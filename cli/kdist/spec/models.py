@@ -31,7 +31,7 @@ _ENV_NAME: Final = r"^[A-Za-z_][A-Za-z0-9_]*$"
 _DATA_KEY: Final = r"^[-._a-zA-Z0-9]+$"
 _IMAGE: Final = r"^[a-zA-Z0-9][-a-zA-Z0-9_.:/@]*$"
 _STORAGE: Final = r"^[1-9][0-9]*(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P)$"
-_CPU: Final = r"^([1-9][0-9]*m|[0-9]+(\.[0-9]+)?)$"
+_CPU: Final = r"^([1-9][0-9]*m|[1-9][0-9]*(\.[0-9]+)?|0\.0*[1-9][0-9]*)$"
 _MOUNT_PATH: Final = r"^/[^\x00:]*[^\x00:/]$"
 _RELATIVE_PATH: Final = r"^[^/\x00-\x1f\x7f]+(/[^/\x00-\x1f\x7f]+)*$"
 _ONE_LINE: Final = r"^[^\x00-\x1f\x7f]+$"
@@ -92,12 +92,17 @@ Time = Annotated[str, Field(max_length=40, pattern=_TIME)]
 """RFC 3339, as Kubernetes writes times."""
 
 
-CoreCount = Annotated[float, Field(gt=0, le=4096)]
+_MOST_CORES: Final = 4096
+CoreCount = Annotated[float, Field(gt=0, le=_MOST_CORES)]
 
 
 def _text_of_cores(value: Any) -> Any:
     """`cpu: 2` means `cpu: "2"`, as Kubernetes reads it."""
-    return str(value) if type(value) in (int, float) else value
+    if type(value) not in (int, float):
+        return value
+    if not 0 < value <= _MOST_CORES:
+        raise ValueError(f"must be more than 0 and at most {_MOST_CORES}")
+    return str(value)
 
 
 class Resources(ConfigModel):

@@ -84,10 +84,25 @@ def _one_type(form: Mapping[str, Any], definitions: Mapping[str, Any]) -> Schema
     elif form["type"] == "object":
         schema |= _free_mapping(form, definitions)
     if "prefixItems" in form:  # the same type for each, because OpenAPI has no tuples
-        schema["items"] = _convert(form["prefixItems"][0], definitions)
+        schema["items"] = _without_defaults(_convert(form["prefixItems"][0], definitions))
     elif "items" in form:
-        schema["items"] = _convert(form["items"], definitions)
+        schema["items"] = _without_defaults(_convert(form["items"], definitions))
     return schema
+
+
+def _without_defaults(schema: Schema) -> Schema:
+    """The schema of what is in a list. Tools that compare what was sent with what is stored compare
+    a list as a whole, so a default in it would be a difference for ever.
+    """
+    return {
+        key: {name: _without_defaults(each) for name, each in value.items()}
+        if key == "properties"
+        else _without_defaults(value)
+        if isinstance(value, dict)
+        else value
+        for key, value in schema.items()
+        if key != "default"
+    }
 
 
 def _free_mapping(form: Mapping[str, Any], definitions: Mapping[str, Any]) -> Schema:

@@ -109,6 +109,12 @@ def _pod_keys(spec: Spec) -> Iterator[Violation]:
     metadata = found if isinstance(found, dict) else {}
     for kind in ("labels", "annotations"):
         yield from _own_keys(f"podTemplate.metadata.{kind}", metadata.get(kind), "podTemplate")
+    if metadata.get("finalizers"):
+        message = (
+            "must not have metadata.finalizers: its pods, and with them the namespace, could not "
+            "be deleted until somebody removes them from each pod"
+        )
+        yield Violation(message, "podTemplate", ("podTemplate",))
 
 
 _OWN_FOLDERS = (

@@ -163,6 +163,15 @@ def test_every_warning_names_a_reason_and_another_way(name: str) -> None:
 
 
 @KINDS
+def test_more_nodes_than_have_formed_a_group_together_are_not_accepted_in_silence(
+    name: str,
+) -> None:
+    train = {"workload": "digits", "epochs": 1, "globalBatch": 4096}
+    assert find(name, "4,096 nodes: how long more than 64", nodes=4096, train=train)
+    assert not find(name, "how long more than 64", nodes=64, train=train)
+
+
+@KINDS
 def test_what_is_lost_with_a_pod_or_a_node_is_said(name: str) -> None:
     assert find(name, "a lost pod loses all", checkpoints=None)
     assert find(name, "a lost pod loses all", checkpoints={"path": "here"})

@@ -195,6 +195,20 @@ def test_words_of_json_schema_become_those_of_openapi(written: Schema, expected:
     assert set(converted) <= ALLOWED
 
 
+def test_what_is_in_a_list_has_no_defaults() -> None:
+    """Argo CD and Flux would compare the list with one that they have not sent, for ever."""
+
+    def find_defaults(schema: Schema, *, inside: bool) -> Iterator[Schema]:
+        if inside and "default" in schema:
+            yield schema
+        for key, each in schema.items():
+            if isinstance(each, dict):
+                yield from find_defaults(each, inside=inside or key == "items")
+
+    assert list(find_defaults(SCHEMA, inside=False)) == []
+    assert SPEC["properties"]["resources"]["properties"]["cpu"]["default"]
+
+
 def test_what_no_structural_schema_can_say_is_not_dropped_in_silence() -> None:
     with pytest.raises(ValueError, match="no structural schema has oneOf"):
         convert({"type": "object", "oneOf": []})

@@ -79,6 +79,18 @@ def told(namespace: Namespace) -> int:
     return sum(each["reason"] == "RecordReplaced" for each in events)
 
 
+def has_told(namespace: Namespace, number: int) -> bool:
+    return told(namespace) >= number
+
+
+def is_true(namespace: Namespace) -> bool:
+    """Whether `job.json` says what the TrainingJob does."""
+    stored = json.loads(namespace.get("configmap", "digits")["data"]["job.json"])
+    metadata, spec = stored["metadata"], stored["spec"]
+    same = (metadata["name"], metadata["namespace"]) == ("digits", namespace.name)
+    return same and (spec["podTemplate"], spec["backend"]) == ({}, "job")
+
+
 @pytest.mark.usefixtures("controller_of_all")
 def test_what_one_namespace_writes_reaches_nothing_beyond_it(
     namespace: Namespace, job: Job, record_property: Callable[[str, object], None]
@@ -96,26 +108,19 @@ def test_what_one_namespace_writes_reaches_nothing_beyond_it(
     ]
     for number, each in enumerate(lies, 1):
         lie(namespace, **each)
-        namespace.until("the lie is told", lambda number=number: told(namespace) >= number, 60)
-        stored = json.loads(namespace.get("configmap", "digits")["data"]["job.json"])
-        assert (stored["metadata"]["name"], stored["metadata"]["namespace"]) == (
-            "digits",
-            namespace.name,
-        )
-        assert stored["spec"]["podTemplate"] == {}
+        namespace.until("the lie is told", partial(has_told, namespace, number), 60)
+        namespace.until("the truth is written", partial(is_true, namespace), 60)
     # whatever makes the controller render again
-    for number, change in enumerate(({"replicas": 1}, {"suspend": True}, {"suspend": False})):
-        lie(namespace, **lies[number % 3])
+    changes: list[dict[str, Any]] = [{"replicas": 1}, {"suspend": True}, {"suspend": False}]
+    for number, change in enumerate(changes):
+        lie(namespace, **lies[number])
         patch(namespace, **change)
     lie(namespace, **lies[0])
     alice(namespace, "delete", "serviceaccount", "digits")
     lie(namespace, **lies[0])
     alice(namespace, "delete", "job", "digits")
     namespace.until("its workload is there again", partial(namespace.get, "job", "digits"))
-    namespace.until(
-        "it is settled",
-        lambda: namespace.get("configmap", "digits")["data"]["job.json"].find("hostPID") < 0,
-    )
+    namespace.until("the truth is written", partial(is_true, namespace), 60)
     found = namespace.get("job", "digits")
     assert found["spec"]["template"]["spec"].get("hostPID") is None
     assert found["spec"]["template"]["spec"]["serviceAccountName"] == "digits"

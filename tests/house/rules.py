@@ -172,6 +172,15 @@ def no_bare_threads(source: str) -> Iterator[str]:
                 yield f"{node.lineno}: {node.name} is a thread; threads.start_thread starts them"
 
 
+def no_second_store(source: str) -> Iterator[str]:
+    """A store of torch's is hosted where its listener is bound and closed."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == "TCPStore":
+            keywords = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+            if keywords.get("is_master") != "False":
+                yield f"{node.lineno}: hosts a TCPStore; kdist_trainer.hosted_store hosts them"
+
+
 SERVERS = {"socketserver", "http.server", "wsgiref", "xmlrpc.server"}
 LISTENERS = {"create_server", "start_server", "serve_forever"}
 

@@ -51,8 +51,13 @@ EXEMPT: dict[Rule, dict[str, str]] = {
     rules.no_second_listener: {
         "cli/kdist/cluster/streams.py": "a forwarded port of the user's own machine, on loopback",
         "trainer/kdist_trainer/control.py": "a Unix socket in a folder that only this user reads",
+        "trainer/kdist_trainer/hosted_store.py": "torch's stores listen there, which torch serves",
         "trainer/kdist_trainer/rendezvous/ports.py": "it tries whether a port is free",
         "trainer/kdist_trainer/serving/addresses.py": "it opens the sockets of the one server",
+    },
+    rules.no_second_store: {
+        "trainer/kdist_trainer/hosted_store.py": "it is the one that hosts stores",
+        "trainer/kdist_trainer/rendezvous/store_process.py": "its agent has bound the listener",
     },
     rules.no_second_client: {
         "trainer/kdist_trainer/deadline_http.py": "it is the one that makes connections",
@@ -79,6 +84,7 @@ EVERYWHERE: dict[Rule, Sequence[Path]] = {
     rules.one_reader: [path for path in PRODUCT if not path.is_relative_to(ROOT / "tools")],
     rules.no_bare_threads: PRODUCT,
     rules.no_second_listener: PRODUCT,
+    rules.no_second_store: PRODUCT,
     rules.no_second_client: python_files("cli", "controller", "trainer"),
     rules.no_module_state: PRODUCT,
     rules.public_things_are_explained: PRODUCT,
@@ -125,6 +131,8 @@ BAD = [
     (rules.no_second_listener, "import asyncio\nasyncio.start_server(f)\n"),
     (rules.no_second_listener, "import socket\ns = socket.socket()\ns.listen(5)\n"),
     (rules.no_second_listener, "import socket\nsocket.create_server(('', 0))\n"),
+    (rules.no_second_store, "TCPStore(host, port, is_master=True, master_listen_fd=fd)\n"),
+    (rules.no_second_store, "dist.TCPStore(host, port, 2, rank == 0)\n"),
     (rules.no_second_client, "import http.client\nhttp.client.HTTPConnection(host)\n"),
     (rules.no_second_client, "from urllib.request import urlopen\nurlopen(url)\n"),
     (rules.no_second_client, "import requests\n"),
@@ -143,6 +151,7 @@ BAD = [
 ]
 
 GOOD = [
+    (rules.no_second_store, "TCPStore(host, port, is_master=False, wait_for_workers=False)\n"),
     (rules.short_file, "x = 1\n" * 400),
     (rules.short_functions, "def f():\n    '''Doc.\n\n    More.\n    '''\n" + "    x = 1\n" * 49),
     (rules.opens_with_a_docstring, ""),

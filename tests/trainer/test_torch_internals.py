@@ -8,7 +8,10 @@ A failure here means that the installed torch has moved one of these names. Foll
 from __future__ import annotations
 
 import inspect
+from importlib import import_module
+from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.distributed import distributed_c10d
@@ -76,6 +79,28 @@ def test_stores_are_made_as_they_are_called() -> None:
     assert store.get("key") == b"value", moved("torch.distributed.HashStore")
     names = str(torch_internals.TCPStore.__init__.__doc__)
     assert "is_master" in names and "wait_for_workers" in names, moved("TCPStore")  # noqa: PT018
+    assert "master_listen_fd" in names, moved("TCPStore")
+
+
+def test_the_store_of_a_process_group_is_made_by_the_function_that_replaces_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rendezvous = import_module("torch.distributed.rendezvous")
+    monkeypatch.setattr(rendezvous, "TCPStore", rendezvous.TCPStore)
+    asked: list[dict[str, Any]] = []
+    torch_internals.replace_rendezvous_store(lambda **options: asked.append(options))  # type: ignore[arg-type]
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "False")
+    ways = rendezvous.rendezvous("tcp://127.0.0.1:29500", 0, 1)
+    next(ways)
+    assert asked[0] | {"timeout": None} == {
+        "host_name": "127.0.0.1",
+        "port": 29500,
+        "world_size": 1,
+        "is_master": True,
+        "timeout": None,
+        "multi_tenant": True,
+        "use_libuv": True,
+    }, moved("torch.distributed.rendezvous.TCPStore")
 
 
 def test_a_group_that_was_not_formed_leaves_no_trace_in_the_names_of_the_next_one() -> None:

@@ -10,11 +10,13 @@ for a collective in a way that cannot be interrupted: waits are short and repeat
 
 Only sockets that were opened while a group was made are touched, never those of the user or of the
 metrics. They are known by their inodes, since a descriptor's number is used again. Linux only.
+
+gloo listens for as long as a group is held, a broken one for minutes, and authenticates nobody. It
+needs no more connections once a group is made.
 """
 
 from __future__ import annotations
 
-import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -24,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kdist_trainer.errors import PeersLostError
+from kdist_trainer.socket_filter import attach_filter, open_copy
 
 if TYPE_CHECKING:  # torch takes a second to import
     from torch.distributed import ProcessGroup
@@ -71,7 +74,9 @@ def recording() -> Iterator[None]:
         _before.pop()
 
 
-def make_group(make: Callable[[timedelta], Any], timeout: timedelta) -> ProcessGroup:
+def make_group(
+    make: Callable[[timedelta], Any], timeout: timedelta, *, connects_later: bool = False
+) -> ProcessGroup:
     """Make a process group of ranks that have just met, and record its sockets.
 
     If a rank has died since they met, gloo waits for its connection in a way that cannot be
@@ -81,12 +86,17 @@ def make_group(make: Callable[[timedelta], Any], timeout: timedelta) -> ProcessG
     Args:
         make: Makes and returns the group, with this timeout of its collectives.
         timeout: Timeout of the group's collectives.
+        connects_later: Whether its ranks connect once more later, as NCCL's do. Otherwise nobody
+            can any more.
 
     Raises:
         RuntimeError: If not all ranks are connected in time.
     """
+    before = set(_recorded)
     with recording():
         group: ProcessGroup = make(min(timeout, _CONNECT_TIMEOUT) if is_enabled() else timeout)
+    if not connects_later:
+        _refuse_newcomers(_recorded - before)
     if is_enabled():
         group.set_timeout(timeout)
     return group
@@ -104,6 +114,15 @@ def abort() -> None:
         if not future.done():
             with suppress(RuntimeError):  # it has just been completed
                 future.set_exception(_error())
+
+
+def _refuse_newcomers(names: set[str]) -> None:
+    """Have those of these sockets that listen drop what arrives to open a connection."""
+    for descriptor, name in _open_sockets().items():
+        if name in names:
+            with suppress(OSError), open_copy(descriptor) as own:
+                if _is_listening(own):
+                    attach_filter(descriptor, own.family, ())
 
 
 def reset() -> None:
@@ -147,17 +166,17 @@ def _open_sockets() -> dict[int, str]:
 
 
 def _shut_down(descriptor: int) -> None:
-    """Shut down a TCP connection; does nothing with another socket, or with what has got its
-    descriptor meanwhile.
+    """Shut down a TCP connection, or have a socket that listens refuse newcomers; does nothing with
+    another socket, or with what has got its descriptor meanwhile.
     """
-    with suppress(OSError):
-        copy = os.dup(descriptor)
-        try:
-            own = socket.socket(fileno=copy)
-        except OSError:  # no socket any more
-            os.close(copy)
-            raise
-        with own:
-            if own.family in (socket.AF_INET, socket.AF_INET6):
-                own.getpeername()  # raises if it listens
-                own.shutdown(socket.SHUT_RDWR)
+    with suppress(OSError), open_copy(descriptor) as own:
+        if own.family not in (socket.AF_INET, socket.AF_INET6):
+            return
+        if _is_listening(own):
+            attach_filter(descriptor, own.family, ())
+        else:
+            own.shutdown(socket.SHUT_RDWR)
+
+
+def _is_listening(own: socket.socket) -> bool:
+    return bool(own.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))

@@ -121,12 +121,31 @@ def _prepare() -> None:
         except OSError:  # the disk is full: to stderr
             faulthandler.register(signal.SIGUSR2, all_threads=True)
         fault_handler.watch(scratch, local_rank)
+    if "KDIST_GENERATION" in os.environ:  # an agent has started it
+        _after_import("torch", _prepare_torch)
+
+
+def _prepare_torch() -> None:
+    _bind_store()
     is_timed = (
         "KDIST_METRICS_SOCKET" in os.environ
         and os.environ.get("KDIST_COLLECTIVE_TIMING", "on") == "on"
     )
     if is_timed and os.environ.get("WORLD_SIZE", "1") != "1":
-        _after_import("torch", _time_collectives)
+        _time_collectives()
+
+
+def _bind_store() -> None:
+    """Have the store of the script's process group listen at rank 0's address only."""
+    try:
+        from kdist_trainer import hosted_store, torch_internals
+
+        torch_internals.replace_rendezvous_store(hosted_store.open_script_store)
+    except Exception as error:  # noqa: BLE001 - a torch without distributed must not end a script
+        log.warn(
+            "store-unbound",
+            message=f"a store of torch listens at all addresses: {type(error).__name__}: {error}",
+        )
 
 
 def _time_collectives() -> None:

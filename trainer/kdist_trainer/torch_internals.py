@@ -7,8 +7,9 @@ name in their packages.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ __all__ = [
     "own_buffers",
     "own_parameters",
     "queued_batches",
+    "replace_rendezvous_store",
     "restart_group_names",
     "tree_map_only",
     "version_of",
@@ -65,6 +67,12 @@ def restart_group_names() -> None:
     the ranks of the next one would then wait for each other under different keys.
     """
     distributed_c10d._world.group_count = 0
+
+
+def replace_rendezvous_store(open_store: Callable[..., TCPStore]) -> None:
+    """Have `init_process_group` make its TCPStore by `open_store`, which gets torch's arguments."""
+    # torch.distributed has a function of this name
+    vars(import_module("torch.distributed.rendezvous")).update(TCPStore=open_store)
 
 
 _ASSIGN_BUCKETS = "_compute_bucket_assignment_by_size"

@@ -28,6 +28,7 @@ from torch.distributed.tensor import DTensor
 
 from kdist_trainer import group_abort
 from kdist_trainer.errors import ConfigError
+from kdist_trainer.hosted_store import HostedStore
 from kdist_trainer.torch_internals import (
     HashStore,
     TCPStore,
@@ -42,6 +43,8 @@ def to_local(tensor: Tensor) -> Tensor:
     return detached.to_local() if isinstance(detached, DTensor) else detached
 
 
+_hosted: list[HostedStore] = []
+"""The stores of this rank's groups."""
 _destroyed: list[object] = []
 _abandoned: list[tuple[float, object]] = []
 """Groups that were left broken, each with the monotonic time from which it may be released."""
@@ -119,8 +122,11 @@ class World:
         group_abort.reset()
         with group_abort.recording():
             store = HashStore() if alone else self._open_store(env)
-            if not alone and group_abort.is_enabled():
+            if not alone:
                 wait_for_ranks(store, self.size, self.timeout)
+        for hosted in _hosted:
+            # NCCL opens connections of its own to the store, of each group
+            hosted.refuse_newcomers(admit_members=device is not None)
 
         def init(timeout: timedelta) -> Any:
             dist.init_process_group(
@@ -133,16 +139,16 @@ class World:
             )
             return dist.group.WORLD
 
-        group_abort.make_group(init, self.timeout)
+        group_abort.make_group(init, self.timeout, connects_later=device is not None)
 
     def _open_store(self, env: Mapping[str, str]) -> TCPStore:
-        """The store of the group, which rank 0 starts."""
+        """The store of the group, which rank 0 starts, unless torchrun's agent has."""
         host, port = env["MASTER_ADDR"], int(env["MASTER_PORT"])
-        if self.rank > 0:
+        if self.rank > 0 or env.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
             return connect_store(host, port, size=self.size, timeout=self.timeout)
-        return TCPStore(
-            host, port, self.size, is_master=True, timeout=self.timeout, multi_tenant=True
-        )
+        hosted = HostedStore(host, port, size=self.size, timeout=self.timeout)
+        _hosted.append(hosted)
+        return hosted.store
 
     @property
     def is_rank_zero(self) -> bool:
@@ -268,6 +274,7 @@ def leave() -> None:
     backward pass holds a Python object (torch 2.13): a finished training would hang.
     """
     dist.barrier()
+    _close_stores()
     _destroyed.append(dist.group.WORLD)
     dist.destroy_process_group()
 
@@ -279,6 +286,7 @@ def abandon(timeout: timedelta) -> None:
     them may still be waiting in a thread of gloo, which the destructor would wait for.
     """
     group_abort.abort()
+    _close_stores()
     now = time.monotonic()
     _abandoned[:] = [(end, group) for end, group in _abandoned if end > now]
     if dist.is_initialized():
@@ -286,6 +294,12 @@ def abandon(timeout: timedelta) -> None:
         dist.destroy_process_group()
     restart_group_names()
     group_abort.reset()
+
+
+def _close_stores() -> None:
+    """Stop listening for the groups that this rank leaves."""
+    while _hosted:
+        _hosted.pop().close()
 
 
 def uses_gpus(local_size: int) -> bool:

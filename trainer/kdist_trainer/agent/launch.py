@@ -28,6 +28,7 @@ from kdist_trainer.agent.settings import (
     clean_temp,
     count_procs,
     make_tempdir,
+    name_interfaces,
     prepare_scratch,
 )
 from kdist_trainer.agent.telemetry import AgentTelemetry
@@ -300,6 +301,8 @@ def _setup_process(settings: Settings) -> liveness.ParentDeathPipe:
         liveness.watch(settings.parent_pipe)
     own = liveness.ParentDeathPipe.create(settings.own_pipe)
     os.environ.update(settings.environment())
+    for name, interface in name_interfaces(settings).items():
+        os.environ.setdefault(name, interface)
     os.environ.setdefault("OMP_NUM_THREADS", str(settings.config.threads_per_rank))
     if settings.config.script is not None:
         os.environ.setdefault("KDIST_COLLECTIVE_TIMING", settings.config.script.collective_timing)

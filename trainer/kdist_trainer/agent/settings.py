@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import tempfile
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from pathlib import Path
 from kdist_trainer import log
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.config import METRICS_PORT, NODES, Nodes, TrainConfig
-from kdist_trainer.rendezvous.endpoint import RendezvousEndpoint, parse
+from kdist_trainer.rendezvous.endpoint import FILE, RendezvousEndpoint, parse
 
 
 class NodeLimits:
@@ -184,6 +185,20 @@ class Settings:
         if self.init is not None:
             variables["KDIST_INIT"] = str(self.init)
         return variables
+
+
+def name_interfaces(settings: Settings) -> dict[str, str]:
+    """The variables that have gloo and NCCL listen on the loopback alone, where all ranks are on
+    this machine; elsewhere none: gloo takes the host name's address, which is the pod's own.
+    """
+    address = settings.address
+    is_local = settings.rendezvous.startswith(f"{FILE}:") if address is None else False
+    if not is_local and address not in ("127.0.0.1", "::1"):
+        return {}
+    names = {name for _, name in socket.if_nameindex()}
+    loopback = next((name for name in ("lo", "lo0") if name in names), None)
+    variables = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+    return {} if loopback is None else dict.fromkeys(variables, loopback)
 
 
 def count_procs(config: TrainConfig) -> int:

@@ -24,6 +24,7 @@ from torch.distributed.elastic.multiprocessing.api import PContext, SubprocessCo
 from kdist_trainer import process_tree
 from kdist_trainer.agent import script_processes
 from kdist_trainer.agent.exit_analysis import FORKSERVER_LOST
+from kdist_trainer.rendezvous import store_process
 from kdist_trainer.rendezvous.torch_internals import release_queues, worker_processes
 
 
@@ -216,7 +217,8 @@ def _remove_sockets() -> None:
 
 def _servers() -> set[int]:
     """The pids of the agent's children that are no workers: the forkservers of functions and of
-    scripts, and multiprocessing's resource tracker.
+    scripts, multiprocessing's resource tracker, and the store of the rendezvous.
     """
     pids = (forkserver._forkserver._forkserver_pid, resource_tracker._resource_tracker._pid)  # type: ignore[attr-defined]
-    return {pid for pid in (*pids, script_processes.supervise()) if pid is not None}
+    found = {pid for pid in (*pids, script_processes.supervise()) if pid is not None}
+    return found | store_process.pids()

@@ -71,7 +71,7 @@ LISTENERS: Final = (
     ),
     Listener(
         "torch's TCPStore of a group",
-        "rank 0, while a group forms",
+        "rank 0, while its group lasts",
         "any",
         _POD,
         _LOOPBACK,
@@ -81,7 +81,7 @@ LISTENERS: Final = (
     ),
     Listener(
         "torch's TCPStore of the rendezvous",
-        "the agent of node 0, with `rendezvous: c10d` only",
+        "a process of its own next to the agent of node 0, with `rendezvous: c10d` only",
         "29400",
         _POD,
         _LOOPBACK,
@@ -95,7 +95,7 @@ LISTENERS: Final = (
         "any (`MASTER_PORT`)",
         _POD,
         _LOOPBACK,
-        "nothing; newcomers are dropped once all ranks are connected",
+        "nothing; newcomers from other machines than the ranks' are dropped once all are connected",
         "read and set keys of the group, and use up memory",
     ),
     Listener(
@@ -103,8 +103,8 @@ LISTENERS: Final = (
         "each rank",
         "any",
         "the interface that gloo or NCCL chooses",
-        "the interface that gloo or NCCL chooses",
-        "nothing",
+        _LOOPBACK,
+        "nothing; gloo's of the managed loop drop newcomers once all ranks are connected",
         "disturb the collectives, and run code in a rank",
     ),
     Listener(

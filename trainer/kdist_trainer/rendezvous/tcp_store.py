@@ -1,8 +1,10 @@
-"""The store in an agent: torch's TCPStore, hosted by the agent that the address names, for jobs
+"""The store of an agent: torch's TCPStore, hosted by the agent that the address names, for jobs
 that cannot have a Role.
 
-If that agent is lost, so is the store: the other agents exit, and the job resumes when all are
-restarted.
+It listens at the agent's own address, in a process of its own, which a flood of connections may use
+up without harm to the agent. It has no bounds and authenticates nobody: agents that join later are
+newcomers. If the agent that hosts it is lost, so is the store: the other agents exit, and the job
+resumes when all are restarted.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ from datetime import timedelta
 from torch.distributed import DistError
 from torch.distributed.distributed_c10d import Store
 
+from kdist_trainer.hosted_store import listen
+from kdist_trainer.rendezvous import store_process
 from kdist_trainer.torch_internals import TCPStore
 
 _RETRY_SECONDS = 0.5
@@ -50,19 +54,16 @@ def open_tcp_store(
         OSError: If it was unreachable all the time.
     """
     deadline = time.monotonic() + retry_seconds
+    is_host = False
     while True:
         try:
-            if is_own_host(host, node=node, address=address):
-                try:
-                    return _open(address or "localhost", port, timeout_seconds, is_host=True), True
-                except DistError:
-                    # the port is in use: by another agent on this host, or by a predecessor that
-                    # is about to exit
-                    socket.create_connection((address or host, port), _CONNECT_SECONDS).close()
+            if not is_host and is_own_host(host, node=node, address=address):
+                is_host = _host(address or host, port)
+            where = (address or host) if is_host else host
             # The host may not resolve yet and the port may be closed; torch itself would wait in
             # silence, or not at all.
-            socket.create_connection((host, port), _CONNECT_SECONDS).close()
-            return _open(host, port, timeout_seconds, is_host=False), False
+            socket.create_connection((where, port), _CONNECT_SECONDS).close()
+            return _open(where, port, timeout_seconds), is_host
         except (OSError, DistError):
             if time.monotonic() > deadline:
                 raise
@@ -97,12 +98,24 @@ def is_own_host(host: str, *, node: str, address: str | None) -> bool:
     return bool(found & ({address} if address else {"127.0.0.1", "::1"}))
 
 
-def _open(host: str, port: int, timeout_seconds: float, *, is_host: bool) -> Store:
+def _host(host: str, port: int) -> bool:
+    """Host the store; False if the port is in use: by another agent on this host, or by a
+    predecessor that is about to exit. Raises `OSError` if no process can be started.
+    """
+    try:
+        listener = listen(host, port)
+    except DistError:
+        return False
+    with listener:
+        store_process.start(host, port, listener.fileno())
+    return True
+
+
+def _open(host: str, port: int, timeout_seconds: float) -> Store:
     return TCPStore(
         host,
         port,
-        is_master=is_host,
+        is_master=False,
         timeout=timedelta(seconds=timeout_seconds),
         wait_for_workers=False,
-        multi_tenant=False,
     )

@@ -4,6 +4,11 @@ disk, in a ConfigMap or on a connection: the one declaration of their numbers.
 A document says its number in `format`. Without one it is of format 1, that of version 0.1.0. A
 newer number than the reader knows is refused by `NewerFormatError` and the document is left as it
 is, because what it means cannot be guessed. Free of torch: the command line reads with it too.
+
+What only processes of one image read has no number: the exchange, the values of the rendezvous,
+whose keys have the version of the job's pods in their names, and notes in an agent's own folder.
+The counters in `ledger/sums` and `fetch.json` are made anew unless they are of the reader's own
+layout.
 """
 
 from __future__ import annotations

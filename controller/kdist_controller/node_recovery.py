@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from kdist.backends import Placement
 from kdist.cluster import Cluster
 from kdist.errors import KdistError, NotFoundError
 from kdist.jobs.job import ClusterJob
@@ -21,7 +22,7 @@ from kdist.recovery import (
     observe,
     replace_pods,
 )
-from kdist.status import Pod
+from kdist.status import Pod, documents
 from kdist.status.documents import Document
 from kdist.threads import OnError, start_thread
 from kdist_controller.agent_poller import Route, ask_agents
@@ -81,6 +82,7 @@ class NodeRecovery:
         self._queue = WorkQueue(share=_SHARE)
         self._outlooks: dict[JobKey, Outlook] = {}
         self._lost: dict[JobKey, set[str]] = {}
+        self._observed: dict[JobKey, Observed] = {}
         self._lock = threading.Lock()
 
     def start(self) -> None:
@@ -107,6 +109,9 @@ class NodeRecovery:
             elif begun and whole:
                 del self._lost[key]
                 self._outlooks.pop(key, None)
+                self._observed.pop(key, None)
+            if key in self._lost:
+                self._observed[key] = observed
         if suspect and not begun:
             self._queue.add(key)
 
@@ -115,6 +120,7 @@ class NodeRecovery:
         with self._lock:
             self._lost.pop(key, None)
             self._outlooks.pop(key, None)
+            self._observed.pop(key, None)
 
     def _run(self) -> None:
         while (key := self._queue.take()) is not None:
@@ -138,10 +144,11 @@ class NodeRecovery:
         """Decide about the pods of a job once; returns the seconds until the next time."""
         with self._lock:
             lost = sorted(self._lost.get(key, ()))
-        if not lost or not self._leads():
+            observed = self._observed.get(key)
+        if not lost or observed is None or not self._leads():
             return _PAUSE_SECONDS if lost else None
         cluster = self._cluster.within(key.namespace)
-        target = ClusterJob.find(cluster, key.name)
+        target = _make_target(cluster, observed)
         situation = observe(target, ask=lambda pods: self._ask(key, pods))
         decisions = decide(situation)
         if not self._leads():  # the answers may have taken long
@@ -173,3 +180,19 @@ class NodeRecovery:
                 words = f"{each.pod} is given up: {each.message}"
                 notice = Notice("PodReplaced", words, warning=True)
                 tell(cluster, Resource(resource), notice, identity=each.uid)
+
+
+def _make_target(cluster: Cluster, observed: Observed) -> ClusterJob:
+    """The job as `kdist.recovery` takes it: by the TrainingJob's spec, or, where that is not valid,
+    by what its pods are made from. Raises `NotFoundError` if neither is known.
+    """
+    job, backend = observed.wanted or observed.applied, observed.backend
+    status = observed.resource.status
+    if job is None or backend is None:
+        raise NotFoundError(f"what {observed.resource.key} runs is not known")
+    placement = Placement(
+        backend.name,
+        "c10d" if documents.text(status, "rendezvous") == "c10d" else "kubernetes",
+        documents.text(status, "runId"),
+    )
+    return ClusterJob(cluster, observed.config_map or {}, job, backend, placement)

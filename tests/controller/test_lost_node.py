@@ -10,7 +10,7 @@ import pytest
 
 from tests.controller.conftest import JobOf
 from tests.controller.kubernetes import Kubernetes
-from tests.controller.test_life import condition, read
+from tests.controller.test_life import change, condition, read
 from tests.controller.test_process import Start, start, until
 
 __all__ = ["start"]
@@ -51,12 +51,16 @@ def phase(kubernetes: Kubernetes, pod: str) -> str:
     return str(read(kubernetes, "Pod", pod)["status"]["phase"])
 
 
+@pytest.mark.parametrize("refused", [False, True], ids=["accepted", "refused"])
 def test_the_pod_of_a_lost_node_is_marked_as_failed_and_nothing_else_is_touched(
-    four_nodes: Kubernetes, start: Start, job: JobOf
+    four_nodes: Kubernetes, start: Start, job: JobOf, refused: bool
 ) -> None:
     start("first")
     four_nodes.put("TrainingJob", job())
     until(lambda: condition(four_nodes, "Running")[0] == "True")
+    if refused:  # a newer spec, which leaves alone what runs
+        change(four_nodes, nodes={"min": 9, "max": 2})
+        until(lambda: condition(four_nodes, "Accepted")[0] == "False")
     other: dict[str, Any] = {"metadata": {"name": "other"}, "spec": {"nodeName": "node-3"}}
     four_nodes.put("Pod", {**other, "status": {"phase": "Running"}})
     lose(four_nodes, 3)

@@ -167,3 +167,9 @@ def test_a_model_is_validated_as_json() -> None:
         parse_model(Model, '{"steps": ["1"]}')
     with pytest.raises(MalformedTextError):
         parse_model(Model, '{"steps": ' + "[" * 5_000)
+
+
+@pytest.mark.parametrize("value", [None, 1, {}, [], {"a": 1}])
+def test_what_is_no_text_is_refused_like_any_other_malformed_text(value: Any) -> None:
+    with pytest.raises(MalformedTextError, match="is no text"):
+        parse_json(value)

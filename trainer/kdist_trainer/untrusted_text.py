@@ -62,6 +62,8 @@ def parse_json(
     Raises:
         MalformedTextError: it is no JSON document, or exceeds a bound.
     """
+    if not isinstance(text, str | bytes):  # a field of a foreign document
+        raise MalformedTextError("is no text")
     if len(text) > max_bytes:  # also before a text is encoded
         raise MalformedTextError(f"is larger than {max_bytes} bytes")
     data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text

@@ -52,13 +52,17 @@ class HostileCluster(Cluster):
         change = self.change
         if change is None or asked.path in ("/api", "/apis"):
             return reply
-        lines = None if reply.lines is None else [str(change(each)) for each in reply.lines]
+        lines = None if reply.lines is None else [_encodable(change(each)) for each in reply.lines]
         channels = None if reply.channels is None else dict(reply.channels)
         for number in channels or {}:
             if number in (1, 2) and channels:
                 channels[number] += str(change("")).encode(errors="replace")
         document = _apply(change, reply.document)
         return replace(reply, document=document, lines=lines, channels=channels)
+
+
+def _encodable(value: Any) -> str:
+    return str(value).encode(errors="replace").decode()
 
 
 def _apply(change: Change, value: Any) -> Any:

@@ -50,6 +50,7 @@ RULES: tuple[Rule, ...] = (
     admission.find_idle_operator,
     runtime.find_no_answer,
     runtime.find_starting,
+    runtime.find_refused_connections,
     resource.find_outdated,
 )
 """From root causes to consequences."""

@@ -13,6 +13,7 @@ from kdist.units import count, number, seconds
 
 _SILENT = 30.0  # seconds without a heartbeat after which a rank that makes no steps is silent
 _SHORT, _STEPS = 5.0, 5.0  # for a rank that makes steps: seconds, and multiples of its step time
+_REFUSED = 100  # connections
 _MAX_LOCATIONS = 4  # groups of ranks that are named
 _HANG_SECONDS = 300  # the default of spec.hangTimeoutSeconds
 
@@ -267,6 +268,28 @@ def find_no_answer(ctx: DiagnosticContext) -> Diagnosis | None:
         evidence,
         fix,
         (ctx.kdist("logs", "--tail", "20"), "kdist doctor"),
+    )
+
+
+def find_refused_connections(ctx: DiagnosticContext) -> Diagnosis | None:
+    """Agents have closed many connections: strangers connect, or there are no descriptors."""
+    found = {
+        pod.name: documents.integer(ctx.seen.reports.get(pod.name), "connections_refused") or 0
+        for pod in ctx.pods
+        if not pod.over
+    }
+    many = {pod: refused for pod, refused in found.items() if refused > _REFUSED}
+    if not many:
+        return None
+    return Diagnosis(
+        "connections-refused",
+        f"agents have closed {sum(many.values()):,} connections: somebody who is not part of the "
+        "job connects to its pods, or they have no file descriptors left; the training goes on",
+        "waiting",
+        tuple(f"pod/{pod}: {refused:,} refused" for pod, refused in list(many.items())[:8]),
+        "the log names the address; keep it out with a network policy "
+        "(networkPolicy.enabled of the chart)",
+        (ctx.kdist("logs", "--tail", "100"), ctx.kdist("top")),
     )
 
 

@@ -37,6 +37,7 @@ _FIELDS: Final = (
     "lost_steps",
     "last_checkpoint_step",
     "last_checkpoint_time",
+    "connections_refused",
 )
 _RANK_FIELDS: Final = (
     "rank",

@@ -224,6 +224,18 @@ def test_a_pod_without_a_node_is_the_reason_of_a_rendezvous_that_waits() -> None
     assert (found.cause, found.also) == ("unschedulable", ())
 
 
+def test_agents_that_refuse_many_connections_are_named_beside_what_the_job_does() -> None:
+    flooded = {**report(), "connections_refused": 18963}
+    quiet = {**report(ranks=(1,)), "connections_refused": 3}
+    found = diagnose(scene([pod(0), pod(1)], reports={FIRST: flooded, SECOND: quiet}))
+    assert found.cause == "none"
+    (also,) = found.also
+    assert also.cause == "connections-refused"
+    assert "agents have closed 18,963 connections" in also.sentence
+    assert also.evidence == (f"pod/{FIRST}: 18,963 refused",)
+    assert diagnose(scene([pod(0), pod(1)], reports={FIRST: quiet})).also == ()
+
+
 def standing(*silences: float, **more: object) -> Diagnosis:
     """Of a job whose rank 1 stands still and whose rank 0 waits for it in an all-reduce, for so
     many seconds.

@@ -14,7 +14,14 @@ import pytest
 from kdist_trainer.metrics.exporter import Exporter
 from kdist_trainer.metrics.reporter import Reporter
 from kdist_trainer.serving import connection as bounds
-from tests.trainer.metrics.scrape import exporting, fetch, full_stats, record_everything
+from tests.trainer.metrics.scrape import (
+    exporting,
+    fetch,
+    full_stats,
+    read,
+    record_everything,
+    total,
+)
 
 PATHS = ["/metrics", "/healthz", "/readyz", "/status"]
 
@@ -166,6 +173,23 @@ def test_many_idle_clients_do_not_block_a_probe(exporter: Exporter) -> None:
             connection.close()
 
 
+def test_what_is_refused_is_counted_and_shown(exporter: Exporter) -> None:
+    idle = [
+        socket.create_connection(("127.0.0.1", exporter.port), timeout=60)
+        for _ in range(bounds.STRANGERS + 60)
+    ]
+    exporter.set_refused(lambda: {"token": 5, "timeout": 7})
+    document = json.loads(fetch(exporter.port, "/status")[1])
+    samples = read(fetch(exporter.port, "/metrics")[1])
+    for connection in idle:
+        connection.close()
+    assert document["connections_refused"] >= 65
+    name = "kdist_connections_refused_total"
+    assert total(samples, name, server="metrics", reason="limit") >= 60
+    assert total(samples, name, server="exchange", reason="token") == 5
+    assert total(samples, name, server="exchange", reason="timeout") == 7
+
+
 def test_a_client_that_does_not_read_its_response_blocks_nobody(exporter: Exporter) -> None:
     deaf = []
     for _ in range(20):
@@ -290,6 +314,7 @@ def test_status_is_strict_json(exporter: Exporter, monkeypatch: pytest.MonkeyPat
         ),
         *("last_checkpoint_time", "lost_steps", "wall_seconds", "ranks", "pid", "exit", "nodes"),
         "peers",
+        "connections_refused",
     }
 
 

@@ -286,6 +286,7 @@ class Exporter:
             "nodes": self._nodes().model_dump() if self._nodes else None,
             "ranks": ranks,
             "peers": None if self._exit_record else self._peers(),
+            "connections_refused": status.count_refused(self._all_refused()),
             "pid": os.getpid(),
             "exit": self._exit_record,
         }

@@ -14,6 +14,8 @@
   agent has ended.
 - `peers`: the agents that the rendezvous lists, by address: those `heard`, those that are `silent`,
   and `age_seconds`, the time since the rendezvous was read. Null while this agent cannot tell.
+- `connections_refused`: the connections that the agent has closed since it started because there
+  were too many, it had no resources for them, or they had a wrong token.
 
 All but the first group may be null.
 """
@@ -22,6 +24,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +34,9 @@ from kdist_trainer.metrics import declarations
 from kdist_trainer.metrics.aggregation import AgentMetrics, MetricsSnapshot
 from kdist_trainer.metrics.step_stats import StepPhase
 from kdist_trainer.metrics.wire import GAUGES, SLOTS
+from kdist_trainer.serving.connection import Refused
 
+_HOSTILE = (Refused.LIMIT, Refused.RESOURCES, Refused.TOKEN)
 _WINDOW_SECONDS = 10.0
 _SPACING_SECONDS = 0.5
 _PHASE = SLOTS["kdist_step_phase_seconds_total"].start
@@ -41,6 +46,11 @@ _BUSY = tuple(
     _PHASE + phase
     for phase in (StepPhase.DATA_WAIT, StepPhase.FORWARD, StepPhase.BACKWARD, StepPhase.OPTIMIZER)
 )
+
+
+def count_refused(refused: Mapping[str, Mapping[str, int]]) -> int:
+    """The connections that an honest client would not have caused, of all servers of an agent."""
+    return sum(reasons.get(reason, 0) for reasons in refused.values() for reason in _HOSTILE)
 
 
 class Throughput:

@@ -214,6 +214,12 @@ def _delete(cluster: Cluster, name: str, chosen: _DeleteOptions) -> bool:
         console.warning(
             f"{each.title} stays: it does not belong to job {name}: {describe_owner(each.document)}"
         )
+    if strays := plan.list_strays():
+        away = f"kubectl delete pod {' '.join(strays)} -n {cluster.namespace}"
+        console.warning(
+            f"{', '.join(strays)}: no workload owns these pods, though their label names {name}: "
+            f"they stay; `{away}` deletes them"
+        )
     if not plan.objects:
         return False
     wait = chosen.wait and plan.owns_pods

@@ -15,9 +15,10 @@ from kdist.cluster import JobObjects, JobOwner, find_makers, find_resource, list
 from kdist.deploy import delete
 from kdist.errors import KdistError, NotFoundError
 from kdist.jobs import resource
-from kdist.manifest import JOB_LABEL, RECLAIM_POLICY, TRAINING_JOB, Manifest
+from kdist.jobs.snapshot import or_empty
+from kdist.manifest import JOB_LABEL, RECLAIM_POLICY, TRAINING_JOB, Manifest, job_selector
 from kdist.rbac import Right
-from kdist.status.documents import Document, integer, text
+from kdist.status.documents import Document, integer, items, name, text
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
@@ -69,6 +70,14 @@ class Deletion:
             for pod in delete.find_pods(self.cluster, self.name)
             if text(pod, "status", "phase") not in ("Succeeded", "Failed")
         ]
+
+    def list_strays(self) -> list[str]:
+        """Names of pods that bear the job's label and have no owner: somebody made them, or deleted
+        the workload with `--cascade=orphan`. They stay.
+        """
+        selector = job_selector(self.name)
+        pods = or_empty(lambda: self.cluster.list("v1", "Pod", selector=selector))
+        return sorted(name(pod) for pod in pods if not items(pod, "metadata", "ownerReferences"))
 
     def run(
         self, *, grace: int | None = None, timeout: float | None = None, dry_run: bool = False

@@ -110,7 +110,9 @@ def test_a_foreign_pod_with_the_jobs_label_outlives_a_delete_that_hurries(
         path,
         {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "notebook", "labels": LABELS}},
     )
-    assert kdist("delete", "digits", "--grace-period", "0", "--purge").exit_code == Code.OK
+    deleted = kdist("delete", "digits", "--grace-period", "0", "--purge")
+    assert deleted.exit_code == Code.OK
+    assert "`kubectl delete pod notebook -n ml` deletes them" in deleted.stderr
     assert list(store.objects) == [path]
 
 

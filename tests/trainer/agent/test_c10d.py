@@ -4,8 +4,10 @@ its loss ends all.
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -64,6 +66,27 @@ def test_the_first_to_come_keeps_the_store_and_a_name_that_nobody_knows_is_given
             timeout_seconds=5,
             retry_seconds=0.1,
         )
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc counts descriptors")
+def test_a_flood_of_the_store_uses_up_no_descriptor_of_the_agent_that_hosts_it() -> None:
+    port = free_port()
+    store, is_host = open_tcp_store(
+        "127.0.0.1", port, node="node-0", address="127.0.0.1", timeout_seconds=60, retry_seconds=60
+    )
+    store.set("key", "value")
+    before = count_descriptors()
+    with contextlib.ExitStack() as flood:
+        for number in range(400):
+            one = flood.enter_context(socket.create_connection(("127.0.0.1", port), 60))
+            one.sendall(b"\xff" * (number % 3))
+        assert count_descriptors() == before + 400, "the ends of this test"
+        assert store.get("key") == b"value"
+    assert is_host
+
+
+def count_descriptors() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
 @pytest.mark.processes

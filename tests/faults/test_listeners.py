@@ -141,7 +141,7 @@ class Flood:
         while not self._ended.is_set():
             pids = [rank.pid for rank in self._run.ranks()]
             for each in listeners(pids):
-                for number in range(20):
+                for number in range(250):
                     self._connect(each.port, payloads[number % len(payloads)])
             for pid in pids:
                 self._measure(pid)
@@ -157,11 +157,11 @@ class Flood:
             one.send(payload)
             self.entered += 1
         self._held.append(one)
-        if len(self._held) > 500:
+        if len(self._held) > 1000:
             self._held.pop(0).close()
 
     def _measure(self, pid: int) -> None:
-        with suppress(OSError, ValueError):
+        with suppress(OSError, IndexError):  # it has just ended
             self.descriptors = max(
                 self.descriptors, sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
             )
@@ -209,7 +209,7 @@ def check_flood(home: Path, seconds: float, capsys: pytest.CaptureFixture[str]) 
     flood cost.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    steps = max(200, round(20 * seconds))
+    steps = max(400, round(40 * seconds))
     calm, _ = train(home / "calm", steps=steps, seconds=0, flooded=False)
     weights, flood = train(home / "flooded", steps=steps, seconds=seconds, flooded=True)
     with capsys.disabled():

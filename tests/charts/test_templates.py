@@ -326,3 +326,63 @@ def test_series_bear_the_name_of_their_node_only_where_it_is_asked_for(
     written = {each["targetLabel"] for each in endpoint["relabelings"]}
     assert written == {"job", "kdist_job", *(["node"] if asked == "true" else [])}
     assert "attachMetadata" not in monitor["spec"]  # it would need the right to read nodes
+
+
+@pytest.mark.parametrize("scope", ["namespace", "cluster"])
+def test_the_roles_of_a_release_without_a_controller_have_rights_on_training_jobs(
+    template: Helm, scope: str
+) -> None:
+    objects = template("--set", f"controller.enabled=false,rbac.scope={scope}")
+    kind = "Role" if scope == "namespace" else "ClusterRole"
+    verbs = {
+        each["metadata"]["name"].rpartition("-")[2]: {
+            verb
+            for rule in each["rules"]
+            if "trainingjobs" in rule["resources"]
+            for verb in rule["verbs"]
+        }
+        for each in of_kind(objects, kind)
+    }
+    assert verbs["view"] == {"get", "list", "watch"}
+    assert {"create", "patch", "delete"} <= verbs["edit"]
+
+
+@pytest.mark.parametrize(
+    ("values", "selected"),
+    [
+        ("controller.enabled=true", {"any": True}),
+        ("controller.enabled=false", {"matchNames": ["ml"]}),
+        ("controller.watchNamespaces={a,b}", {"matchNames": ["ml", "a", "b"]}),
+        (
+            "controller.enabled=false,controller.watchNamespaces={a}",
+            {"matchNames": ["ml"]},
+        ),
+        ("monitoring.podMonitor.namespaces={c}", {"matchNames": ["c"]}),
+    ],
+)
+def test_the_pod_monitor_finds_the_trainings_that_the_controller_looks_after(
+    template: Helm, values: str, selected: dict[str, Any]
+) -> None:
+    objects = template("--set", f"monitoring.podMonitor.enabled=always,{values}")
+    found = {
+        each["metadata"]["name"]: each["spec"].get("namespaceSelector")
+        for each in of_kind(objects, "PodMonitor")
+    }
+    assert found["kdist"] == selected, "the other one is the controller's own"
+
+
+def test_no_role_of_the_chart_reads_secrets_and_view_runs_nothing(template: Helm) -> None:
+    for scope in ("namespace", "cluster"):
+        for role in (
+            each
+            for each in template("--set", f"rbac.scope={scope}")
+            if each["kind"] in ("Role", "ClusterRole")
+        ):
+            for rule in role["rules"]:
+                if "secrets" in rule["resources"]:
+                    assert rule["verbs"] == ["create"], role["metadata"]["name"]
+                if role["metadata"]["name"].endswith("-view"):
+                    assert set(rule["verbs"]) <= {"get", "list", "watch"}
+                    assert not {"pods/exec", "pods/portforward", "pods/attach"} & {
+                        *rule["resources"]
+                    }

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kdist import rbac
 from kdist.errors import KdistError, NotFoundError, UsageError
+from kdist.rbac import Right
 from kdist.status import Pod
-from kdist.units import ranges
+from kdist.units import count, ranges
 
 if TYPE_CHECKING:
     from kdist.agent_client import AgentClient
@@ -75,9 +76,41 @@ def explain_silence(target: ClusterJob) -> KdistError:
     Raises:
         KdistError: the user has no right to reach an agent (FORBIDDEN).
     """
-    if any(pod.running for pod in target.pods()):
+    running = sum(pod.running for pod in target.pods())
+    if running:
         rbac.require_one_of(target.cluster, *RIGHTS)
-    return KdistError(f"no agent of {target.name} answers", next_command=target.command("status"))
+    return KdistError(
+        f"no agent of {target.name} answers",
+        hint=describe_lack(target.cluster, running) if running else "",
+        next_command=target.command("status"),
+    )
+
+
+def describe_lack(cluster: Cluster, silent: int) -> str:
+    """A sentence about the rights that would reach agents which do not answer, and the role that
+    has them; empty if the user has them all.
+
+    Args:
+        cluster: the cluster.
+        silent: how many agents do not answer.
+    """
+    return _describe_lack(cluster, silent, _find_missing(cluster))
+
+
+def _find_missing(cluster: Cluster) -> list[Right]:
+    return rbac.find_missing(cluster, [right for way in RIGHTS for right in way])
+
+
+def _describe_lack(cluster: Cluster, silent: int, missing: Sequence[Right]) -> str:
+    if not missing:
+        return ""
+    names = [str(right) for right in missing]
+    proxied = any(right.subresource == "proxy" for right in missing)
+    how = "" if proxied else " through the API server's proxy, which a NetworkPolicy may keep out"
+    return (
+        f"live numbers of {count(silent, 'pod')} are missing: no answer{how}, and you may not "
+        f"{', '.join(names)}; {rbac.advise(names, cluster.namespace)}"
+    )
 
 
 def choose_pod(target: ClusterJob, *, rank: int | None = None, pod: str = "") -> Pod:
@@ -168,6 +201,7 @@ class Agents:
 
     Attributes:
         skipped: number of agents that the last poll skipped for lack of time.
+        unanswered: number of agents that did not answer the last poll.
     """
 
     def __init__(
@@ -186,6 +220,8 @@ class Agents:
         self._max_tunnels = max_tunnels
         self._tunnels: dict[str, AgentClient] = {}
         self.skipped = 0
+        self.unanswered = 0
+        self._missing: list[Right] | None = None
 
     def poll(self, pods: Sequence[Pod]) -> dict[str, dict[str, Any]]:
         """The status of each agent that answers, by its pod. Pods on a node that is not ready are
@@ -194,6 +230,7 @@ class Agents:
         running = [pod.name for pod in pods if pod.running]
         lost = {pod.name for pod in pods if pod.lost}
         self.skipped = 0
+        self.unanswered = 0
         if not running:
             return {}
         end = time.monotonic() + self._total_timeout
@@ -221,7 +258,18 @@ class Agents:
                 if status is not None:
                     self._tunnels[pod] = client
                     answers[pod] = status
+        self.unanswered = len(silent - answers.keys())
         return {pod: answers[pod] for pod in running if pod in answers}
+
+    def lack(self) -> str:
+        """A sentence about the rights that would reach those that did not answer the last poll;
+        empty if the user has them all.
+        """
+        if not self.unanswered:
+            return ""
+        if self._missing is None:
+            self._missing = _find_missing(self._cluster)
+        return _describe_lack(self._cluster, self.unanswered, self._missing)
 
     def _client(self, pod: str, timeout: float) -> AgentClient:
         if pod in self._tunnels:

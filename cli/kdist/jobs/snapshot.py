@@ -96,6 +96,7 @@ def fetch_snapshot(
             resource=resource,
             fetches=fetch_log.collect(fetches),
             accounts=accounts.result(),
+            lack=agents.lack(),
         )
 
 

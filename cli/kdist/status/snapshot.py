@@ -241,6 +241,8 @@ class Snapshot:
         fetches: the newest event of each init container that fetches, by pod.
         accounts: the service accounts of the pods by name, if they were asked for; an empty
             document if one does not exist.
+        lack: a sentence about the rights without which agents could not be asked; empty if there
+            is nothing to say.
     """
 
     name: str
@@ -260,6 +262,7 @@ class Snapshot:
     resource: Document | None = None
     fetches: Mapping[str, Document] = field(default_factory=dict)
     accounts: Mapping[str, Document] = field(default_factory=dict)
+    lack: str = ""
 
     @property
     def backend(self) -> str:
@@ -273,12 +276,9 @@ class Snapshot:
 
     @property
     def gap(self) -> str:
-        """A sentence about agents that were not requested; empty if all were."""
-        return (
-            f"there was no time to query {self.skipped} of the {len(self.pods)} pods"
-            if self.skipped
-            else ""
-        )
+        """Why agents were not asked, or not reached; empty if all were."""
+        slow = f"there was no time to query {self.skipped} of the {len(self.pods)} pods"
+        return "; ".join(part for part in (slow if self.skipped else "", self.lack) if part)
 
     @cached_property
     def lost_nodes(self) -> list[str]:

@@ -10,7 +10,7 @@ from kdist import rbac
 
 ROLES = ("chart-view", "chart-edit", "builtin-view", "builtin-edit")
 EVERYBODY, EDIT = frozenset(ROLES), frozenset({"chart-edit", "builtin-edit"})
-LIVE = EVERYBODY - {"builtin-view"}  # it lacks pods/proxy and pods/portforward
+LIVE = EVERYBODY - {"builtin-view"}  # it lacks pods/proxy
 # Commands that ask no cluster for anything.
 ELSEWHERE = {
     "init",
@@ -74,7 +74,7 @@ VERBS = (
     Verb("doctor", ("auth whoami",), EVERYBODY),
     Verb("top digits --once", ASK, LIVE, either=True),
     Verb("top digits -o prom", ASK, LIVE, either=True),
-    Verb("port-forward digits :9401", ASK[1:], LIVE),
+    Verb("port-forward digits :9401", ASK[1:], EDIT),
     Verb("port-forward digits :tensorboard", (EXEC,), EDIT),
     Verb("exec digits -- true", (EXEC,), EDIT),
     Verb("profile digits --steps 1 --out traces", (EXEC,), EDIT),

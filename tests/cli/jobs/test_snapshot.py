@@ -211,6 +211,49 @@ class Crowd:
         return json.dumps(report()).encode()
 
 
+class Viewer:
+    """A cluster behind a policy, as it is for who may use the proxy and forward no port."""
+
+    namespace = "ml"
+
+    def __init__(self, *verbs: str) -> None:
+        self.verbs = verbs
+        self.reviews = 0
+
+    def proxy(self, *_: Any, **__: Any) -> bytes:
+        raise KdistError("refused")
+
+    forward = proxy
+
+    def rules(self) -> list[dict[str, Any]]:
+        self.reviews += 1
+        return [
+            {"verbs": ["get"], "apiGroups": [""], "resources": ["pods/proxy"]},
+            {"verbs": [*self.verbs], "apiGroups": [""], "resources": ["pods/portforward"]},
+        ]
+
+    def can_i(self, *_: Any, **__: Any) -> bool:
+        return False
+
+
+def test_who_cannot_reach_the_agents_is_told_what_is_missing_and_which_role_has_it() -> None:
+    viewer: Any = Viewer()
+    agents = jobs.Agents(viewer, namespace="ml")
+    pods = [read_pod(pod(0)), read_pod(pod(1))]
+    for _ in range(3):
+        assert agents.poll(pods) == {}
+        lack = agents.lack()
+    assert "live numbers of 2 pods are missing" in lack
+    assert "a NetworkPolicy may keep out" in lack
+    assert "create pods/portforward" in lack
+    assert "the edit role of kdist's chart" in lack
+    assert viewer.reviews == 1, "they are asked for once"
+    editor: Any = Viewer("create", "get")
+    agents = jobs.Agents(editor, namespace="ml")
+    agents.poll(pods)
+    assert agents.lack() == "", "nothing but an agent that does not answer"
+
+
 def test_the_agents_of_all_pods_are_asked_however_many_there_are() -> None:
     crowd: Any = Crowd(0.0)
     agents = jobs.Agents(crowd, namespace="ml")

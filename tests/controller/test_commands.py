@@ -8,12 +8,14 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from kdist.cluster import ApiError
 from kdist.errors import Code
 from kdist.jobs import resource
 from tests.cli.conftest import Kdist, kdist
@@ -56,7 +58,11 @@ def controller(stepper: Stepper) -> Iterator[None]:
 
     def work() -> None:
         while not ended.wait(0.05):
-            stepper.settle()
+            try:
+                stepper.settle()
+            except ApiError as error:  # a change of the command's came in between: it looks again
+                if error.status != HTTPStatus.CONFLICT:
+                    raise
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()

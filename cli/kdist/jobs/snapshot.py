@@ -65,8 +65,7 @@ def fetch_snapshot(
         config_map = config_map_task.result() or {}
         backend = find_backend(documents.annotation(config_map, BACKEND))
         workload_task = pool.submit(_find_workload, cluster, backend, name, namespace)
-        pod_documents = pods_task.result()
-        pods = [read_pod(document) for document in pod_documents]
+        pods = [*map(read_pod, pod_documents := pods_task.result())]
         statuses = pool.submit(agents.poll, pods)
         nodes = pool.submit(_find_nodes, cluster, pods)
         claims = pool.submit(_find_claims, cluster, namespace, pod_documents, pods)

@@ -1,6 +1,6 @@
 """What alice (`edit` in team-a), vera (`view` in team-a) and eve (`edit` in team-b) try on a
-cluster with a controller for all namespaces has no effect outside of their namespace, nor on objects
-that are not the job's. The table is in `attempts`.
+cluster with a controller for all namespaces has no effect outside of their namespace, nor on
+objects that are not the job's. The table is in `attempts`.
 """
 
 from __future__ import annotations

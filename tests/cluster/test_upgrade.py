@@ -76,7 +76,7 @@ def test_a_running_job_outlives_the_upgrade_and_ends_right_and_its_next_pods_are
             "they train on", partial(world_of, namespace, 2, int(before["step"]) + 40)
         )
         assert after
-        assert after["generation"] == before["generation"], "no group formed anew"
+        assert after["generation"] == before["generation"], "no new group formed"
         assert {pod["metadata"]["uid"] for pod in namespace.pods("digits")} == pods
         found = namespace.get("trainingjob", "digits")
         assert found["metadata"]["generation"] == generation

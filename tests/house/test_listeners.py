@@ -1,5 +1,5 @@
 """Whoever opens a listening socket through one of the doors is declared, so that the page about
-security has it. `rules.py` finds what listens beside the doors.
+security has it. `rules.py` finds what listens next to the doors.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ is, because what it means cannot be guessed. Free of torch: the command line rea
 
 What only processes of one image read has no number: the exchange, the values of the rendezvous,
 whose keys have the version of the job's pods in their names, and notes in an agent's own folder.
-The counters in `ledger/sums` and `fetch.json` are made anew unless they are of the reader's own
+The counters in `ledger/sums` and `fetch.json` are made again unless they are of the reader's own
 layout.
 """
 
@@ -31,7 +31,7 @@ FORMATS: Final[Mapping[str, int]] = {
     "exit.json": 1,
     "/status": 1,
 }
-"""The number of what this version writes. steps.jsonl is of the format of the events beside it."""
+"""The number of what this version writes. steps.jsonl is of the same format as events.jsonl."""
 STRICT: Final = frozenset({"train.json", "nodes.json", "lock"})
 """What version 0.1.0 refuses to read with a field that it does not know: format 1 stays without a
 number there, so that a running job outlives an upgrade, and a rollback.

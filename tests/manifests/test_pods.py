@@ -152,6 +152,7 @@ def test_the_agent_is_reported_where_everything_is(backend: str) -> None:
         "--run-id=c0ffee00",
         "--node=$(KDIST_POD)",
         "--address=$(KDIST_POD_IP)",
+        "--listen=$(KDIST_POD_IPS)",
         "--scratch=/run/kdist",
         "--rendezvous=kubernetes:$(KDIST_NAMESPACE)/digits-rendezvous",
         "--checkpoints=/checkpoints/digits",

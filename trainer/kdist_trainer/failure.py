@@ -135,9 +135,15 @@ class Failure:
             time=time.time(),
         )
 
+    def to_document(self) -> dict[str, Any]:
+        """The failure as plain values, as `from_json` reads them."""
+        plain = {"cause": self.cause.value, "code": int(self.code)}
+        lists = {"traceback": list(self.traceback), "collectives": list(self.collectives)}
+        return {**asdict(self), **plain, **lists}
+
     def to_json(self) -> str:
         """The failure as JSON, for `from_json`."""
-        return json.dumps(asdict(self), ensure_ascii=False)
+        return json.dumps(self.to_document(), ensure_ascii=False)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Failure:

@@ -61,8 +61,7 @@ def make_private(folder: Path) -> None:
     """Create a folder of a run, accessible to its owner only, also one that exists. Raises
     `OSError`.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    folder.mkdir(mode=_FOLDER_MODE, exist_ok=True)
+    folder.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
     if folder.stat().st_mode & 0o077 and folder.stat().st_uid == os.getuid():
         folder.chmod(_FOLDER_MODE)
 

@@ -69,7 +69,7 @@ def test_the_end_of_a_log_reports_it_where_the_message_is_one() -> None:
         "rank": 1,
         "message": "empty",
     }
-    read = ExitRecord.parse(f"loading …\nprogress 3%\r{json.dumps(event)}\nbye\n")
+    read = ExitRecord.parse(f"loading …\nprogress 3%\r\n{json.dumps(event)}\nbye\n")
     assert read is not None
     assert (read.code, read.cause, read.rank, read.message, read.whole) == (
         65,

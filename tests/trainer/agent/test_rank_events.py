@@ -16,7 +16,14 @@ from kdist_trainer.agent.rank_events import NAMES, RankEvents
 
 SOURCES = Path(kdist_trainer.__file__).parent
 # of these the agent or the container that fetches data is the process
-NOT_OF_RANKS = ("agent/", "fetch/", "metrics/exporter.py", "metrics/persistence.py")
+NOT_OF_RANKS = (
+    "agent/",
+    "fetch/",
+    "metrics/exporter.py",
+    "metrics/persistence.py",
+    "rendezvous/exchange.py",
+    "serving/",
+)
 
 
 def written(line: bytes) -> bytes:

@@ -58,7 +58,7 @@ free one, which `kdist run` shows. The table below is generated from the declara
   Model FLOPs utilization (MFU) is
   `sum(rate(kdist_model_flops_total[5m])) / (max(kdist_world_size) * \
 max(kdist_device_peak_flops))`.
-- Every series has the label `kdist_job`. An agent has at most 80 + 30 x local ranks series.
+- Every series has the label `kdist_job`. An agent has at most 100 + 30 x local ranks series.
 
 | metric | type | from | labels | unit | help |
 |---|---|---|---|---|---|

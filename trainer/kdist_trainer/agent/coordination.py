@@ -120,7 +120,7 @@ class AgentStore:
             if rank_states:
                 document.setdefault("rank_states", {})[self._node] = rank_states
             document.setdefault("failures", []).extend(
-                parse_json(failure.to_json()) for failure in selected
+                failure.to_document() for failure in selected
             )
 
         return failures_of(self._change_generation(number, edit))

@@ -15,7 +15,6 @@ from kdist_trainer.config.changes import compare_done
 from kdist_trainer.errors import CheckpointMismatchError
 from kdist_trainer.failure import Failure
 from kdist_trainer.formats import stamp
-from kdist_trainer.untrusted_text import parse_json
 
 RECORD = "exit.json"
 TERMINATION_BYTES = 4096
@@ -72,7 +71,7 @@ def stopped(message: str, *, step: int | None) -> dict[str, Any]:
 
 def failed(failure: Failure) -> dict[str, Any]:
     """The exit record of a run that ends because of `failure`."""
-    return {**parse_json(failure.to_json()), "outcome": "failed"}
+    return {**failure.to_document(), "outcome": "failed"}
 
 
 def write_record(

@@ -47,6 +47,7 @@ NAMES: Final = frozenset(
         "step-skipped",
         "stopped",
         "storage-not-shared",
+        "store-unbound",
         "tensorboard-missing",
         "tensorboard-not-written",
         "thread-failed",

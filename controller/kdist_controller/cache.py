@@ -15,7 +15,7 @@ from kdist.manifest import JOB_LABEL
 from kdist.ownership import ObjectKey
 from kdist.spec import KIND
 from kdist.status import documents
-from kdist_controller.resource import JobKey
+from kdist_controller.resource import MAX_VALUES, OVERSIZED, JobKey
 
 Document = dict[str, Any]
 
@@ -61,13 +61,29 @@ def trim(document: Document) -> Document:
         "metadata": kept,
     }
     if found["kind"] == KIND:
-        return {**found, "spec": document.get("spec"), "status": document.get("status") or {}}
+        return {**found, **_bound(document), "status": document.get("status") or {}}
     if found["kind"] == "Pod":
         return {**found, **_trim_pod(document)}
     if found["kind"] in _WORKLOAD_KINDS:
         spec = _choose(document.get("spec"), _WORKLOAD_SPEC)
         return {**found, "spec": spec, "status": document.get("status") or {}}
     return found
+
+
+def _bound(resource: Document) -> Document:
+    """The spec of a TrainingJob. One with more values than a job has is left out, so that a few
+    TrainingJobs do not use up the controller's memory.
+    """
+    spec = resource.get("spec")
+    values, waiting = 0, [spec]
+    while waiting:
+        each = waiting.pop()
+        nested = each.values() if isinstance(each, dict) else each if isinstance(each, list) else ()
+        waiting.extend(nested)
+        values += 1
+        if values + len(waiting) > MAX_VALUES:
+            return {"spec": {}, OVERSIZED: True}
+    return {"spec": spec}
 
 
 _WORKLOAD_KINDS: Final = frozenset(backends.get(name).kind for name in backends.NAMES)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
-from kdist.errors import InvalidJobError
+from kdist.errors import InvalidJobError, Problem
 from kdist.load import load_text
 from kdist.ownership import JobOwner
 from kdist.spec import API_VERSION, KIND, TrainingJob
@@ -24,6 +24,10 @@ _FOREIGN_KEYS: Final = (
 """Prefixes of labels and annotations by which tools know their own objects: a copy of them on the
 objects of a job would make these the tools' own.
 """
+MAX_VALUES: Final = 10_000
+"""How many values a spec may have: parsed, an empty list takes fifty times its text."""
+OVERSIZED: Final = "oversized"
+"""Key of a trimmed TrainingJob whose spec has more values and was left out."""
 _MAX_CACHED: Final = 16_384
 """Length of a TrainingJob in characters up to which the parsed job is cached. It is needed again
 whenever any object of that job changes.
@@ -107,6 +111,14 @@ class Resource:
         Raises:
             InvalidJobError: it is not valid; the problems are those that `kdist validate` finds.
         """
+        if self.document.get(OVERSIZED):
+            message = f"the spec has more than {MAX_VALUES} values"
+            hint = "put lists and files into a ConfigMap or the image"
+            raise InvalidJobError(
+                self.key.name,
+                [Problem(self.key.name, 1, 1, "spec", message, hint=hint)],
+                next_command="",
+            )
         metadata = documents.mapping(self.document, "metadata")
         job = {
             "apiVersion": API_VERSION,

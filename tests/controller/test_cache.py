@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from kdist.errors import InvalidJobError
+from kdist.spec import API_VERSION, KIND
 from kdist_controller.cache import Cache, trim
 from kdist_controller.node_cache import NodeCache, trim_node
-from kdist_controller.resource import JobKey
+from kdist_controller.resource import JobKey, Resource
 
 KEY = JobKey("ml", "digits")
 
@@ -80,3 +84,17 @@ def test_a_node_concerns_the_jobs_with_pods_on_it_when_it_changes() -> None:
 def _node(name: str, ready: str) -> dict[str, Any]:
     conditions = [{"type": "Ready", "status": ready}, {"type": "DiskPressure", "status": "False"}]
     return trim_node({"metadata": {"name": name}, "status": {"conditions": conditions}})
+
+
+@pytest.mark.parametrize("spec", [{"a": [{"": 0}] * 20_000}, [[]] * 20_000, {"a": [[[]] * 9_999]}])
+def test_a_trainingjob_with_more_values_than_any_job_is_refused_and_takes_no_memory(
+    spec: Any,
+) -> None:
+    metadata = {"name": "digits", "namespace": "ml", "uid": "1", "resourceVersion": "1"}
+    document = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec}
+    kept = trim(document)
+    assert kept["spec"] == {}
+    with pytest.raises(InvalidJobError, match="the spec has more than 10000 values"):
+        Resource(kept).read_job()
+    honest = {**document, "spec": {"nodes": 2}}
+    assert trim(honest)["spec"] == {"nodes": 2}

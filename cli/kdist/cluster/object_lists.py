@@ -10,10 +10,14 @@ from typing import Any
 
 from kdist.cluster import resources, watch
 from kdist.cluster.api_errors import ApiError
-from kdist.cluster.transport import ApiRequest, Transport
+from kdist.cluster.transport import MOST_BYTES, ApiRequest, ResponseTooLargeError, Transport
 from kdist.cluster.watch import Trim, keep
 
-PAGE = "500"
+PAGE = 500
+PAGE_BYTES = 2 << 20
+"""Of a page with several objects. Parsed, an object can take forty times its bytes, and whoever may
+create objects chooses their size.
+"""
 
 Document = dict[str, Any]
 
@@ -74,19 +78,27 @@ class ObjectLists:
             "GET",
             resources.path(api_version, kind, namespace=namespace),
             f"list {resources.named(api_version, kind)}",
-            [("limit", PAGE), *query],
+            [("limit", str(PAGE)), *query],
             accept=watch.METADATA_LIST if metadata_only else "application/json",
+            most=PAGE_BYTES,
         )
         found: list[Document] = []
+        size, after = PAGE, ""
         while True:
             try:
                 page = self._transport.send(request).document()
+            except ResponseTooLargeError:
+                if size == 1 or request.query == query:
+                    raise
+                size = max(1, size // 4)
+                request = _limit(request, query, size, after)
+                continue
             except ApiError as error:
                 if error.status != HTTPStatus.GONE or request.query == query:
                     raise
                 # The version that the pages belong to has expired: list everything in one page, as
                 # Kubernetes' own clients do.
-                found, request = [], replace(request, query=query)
+                found, request = [], replace(request, query=query, most=MOST_BYTES)
                 continue
             # The items of a list come without their kind.
             found += [
@@ -94,11 +106,10 @@ class ObjectLists:
                 for item in page.get("items") or []
             ]
             metadata = page.get("metadata") or {}
-            if not metadata.get("continue"):
+            after = str(metadata.get("continue") or "")
+            if not after:
                 return found, str(metadata.get("resourceVersion") or "")
-            request = replace(
-                request, query=[("limit", PAGE), *query, ("continue", metadata["continue"])]
-            )
+            request = _limit(request, query, size, after)
 
     def watch(
         self,
@@ -159,3 +170,12 @@ class ObjectLists:
             metadata_only=metadata_only,
             trim=trim,
         )
+
+
+def _limit(
+    request: ApiRequest, query: builtins.list[tuple[str, str]], size: int, after: str
+) -> ApiRequest:
+    """The request for a page of so many objects, after those of an earlier one."""
+    place = [("continue", after)] if after else []
+    most = PAGE_BYTES if size > 1 else MOST_BYTES
+    return replace(request, query=[("limit", str(size)), *query, *place], most=most)

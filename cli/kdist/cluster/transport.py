@@ -35,6 +35,10 @@ AT_ONCE = 40  # connections that are kept open; further ones are closed after us
 _T = TypeVar("_T")
 
 
+class ResponseTooLargeError(KdistError):
+    """A response has more bytes than were asked for at most."""
+
+
 @dataclass(frozen=True)
 class ApiRequest:
     """A request.
@@ -287,7 +291,7 @@ class Transport:
         return error
 
     def _too_large(self, request: ApiRequest, error: OSError) -> KdistError:
-        return KdistError(
+        return ResponseTooLargeError(
             f"{request.what}: {error}",
             hint=f"{self.access.server} sends more than an API server does: check its address",
             code=Code.UNREACHABLE,

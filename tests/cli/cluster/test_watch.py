@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kdist.cluster import ApiError
+from kdist.cluster import ApiError, object_lists
 from tests.cli.cluster.api import Asked, Reply, refusal
 from tests.cli.cluster.conftest import Connect, Serve
 
@@ -170,6 +170,27 @@ def test_a_long_list_comes_in_pages(serve: Serve, connect: Connect) -> None:
         ("Pod", "a"),
         ("Pod", "b"),
     ]
+
+
+def test_pages_of_large_objects_have_fewer_of_them(serve: Serve, connect: Connect) -> None:
+    objects: list[dict[str, Any]] = [
+        {"metadata": {"name": f"{number:02}"}, "x": "x" * 400_000} for number in range(40)
+    ]
+    sizes = []
+
+    def answer(asked: Asked) -> Reply:
+        limit, begin = asked.query["limit"], asked.query.get("continue", "0")
+        sizes.append(int(limit))
+        end = int(begin) + int(limit)
+        metadata = {"continue": str(end)} if end < len(objects) else {}
+        return Reply(document={"metadata": metadata, "items": objects[int(begin) : end]})
+
+    found = connect(serve(answer).url).list("v1", "Pod", all_namespaces=True)
+    assert [each["metadata"]["name"] for each in found] == [
+        each["metadata"]["name"] for each in objects
+    ]
+    assert sizes[0] == object_lists.PAGE
+    assert 1 <= sizes[-1] * 400_000 <= object_lists.PAGE_BYTES
 
 
 def test_a_list_whose_pages_the_server_has_forgotten_is_taken_again_and_whole(

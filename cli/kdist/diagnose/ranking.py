@@ -20,6 +20,7 @@ from kdist.diagnose import (
 )
 from kdist.diagnose.rule import Diagnosis, DiagnosticContext, Rule
 from kdist.status import Phase, Snapshot
+from kdist.status.job_status import REFUSED
 
 RULES: tuple[Rule, ...] = (
     resource.find_refusal,
@@ -68,7 +69,7 @@ def diagnose(seen: Snapshot) -> Diagnosis:
     found = [diagnosis for rule in RULES if (diagnosis := rule(ctx)) is not None]
     if (
         ctx.status.phase is Phase.RUNNING
-        and ctx.status.reason != "NoAnswer"
+        and ctx.status.reason not in ("NoAnswer", REFUSED)
         and not any(each.cause == "hang" for each in found)
     ):
         # a job that trains is fine; other findings are secondary

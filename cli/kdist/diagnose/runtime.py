@@ -63,6 +63,7 @@ def find_lost_account(ctx: DiagnosticContext) -> Diagnosis | None:
     """
     if ctx.status.phase.terminal:
         return None
+    refused = [pod for pod, report in ctx.seen.reports.items() if _is_refused(report)]
     for pod in ctx.seen.pods:
         name = documents.text(pod, "spec", "serviceAccountName")
         account = ctx.seen.accounts.get(name)
@@ -85,7 +86,21 @@ def find_lost_account(ctx: DiagnosticContext) -> Diagnosis | None:
             "from its last checkpoint",
             (ctx.kdist("restart"),),
         )
-    return None
+    if not refused:
+        return None
+    return Diagnosis(
+        "account-gone",
+        f"the API server refuses the agents of {len(refused)} pods the rendezvous that it has "
+        "served before: their ServiceAccount, its Role or its RoleBinding is gone or has changed; "
+        "they train on to the end, and could not restart after a failure",
+        "waiting",
+        tuple(f"pod/{pod}: rendezvous_refused" for pod in refused[:8]),
+        "`kdist apply` with the job file creates them again",
+    )
+
+
+def _is_refused(report: object) -> bool:
+    return documents.at(report, "rendezvous_refused") is True
 
 
 def _are(pods: list[Pod]) -> str:

@@ -38,6 +38,7 @@ _FIELDS: Final = (
     "last_checkpoint_step",
     "last_checkpoint_time",
     "connections_refused",
+    "rendezvous_refused",
 )
 _RANK_FIELDS: Final = (
     "rank",

@@ -63,7 +63,8 @@ class PeerStatus:
 @dataclass(frozen=True)
 class AgentStatus:
     """Report of one agent. Unknown numbers are None; a loss may be NaN. `peers` is None where the
-    agent cannot tell, or is of a version that does not report it.
+    agent cannot tell, or is of a version that does not report it. `refused`: the API server
+    refuses it the rendezvous.
     """
 
     pod: str
@@ -84,6 +85,7 @@ class AgentStatus:
     ranks: tuple[RankStatus, ...] = ()
     exit: ExitRecord | None = None
     peers: PeerStatus | None = None
+    refused: bool = False
 
     @property
     def finished(self) -> bool:
@@ -115,6 +117,7 @@ class AgentStatus:
             ranks=tuple(_ranks(pod, document)),
             exit=ExitRecord.read(documents.at(document, "exit")),
             peers=_read_peers(documents.mapping(document, "peers")),
+            refused=documents.at(document, "rendezvous_refused") is True,
         )
 
 

@@ -29,7 +29,7 @@ from kdist.status.resource_state import ResourceState
 from kdist.units import camel_case
 
 API_VERSION = "cli.kdist.dev/v1"
-
+REFUSED = "RendezvousRefused"
 # An agent may take this long to answer: it loads torch, perhaps from a slow disk.
 _STARTING_SECONDS = 90.0
 
@@ -325,6 +325,8 @@ def _decide_active(evidence: Evidence) -> PhaseDecision:
 
 
 def _running(evidence: Evidence, working: int) -> PhaseDecision:
+    if any(report.refused for report in evidence.reports.values()):
+        return PhaseDecision(Phase.RUNNING, REFUSED, "the API server refuses its agents")
     if any(pod.lost for pod in evidence.pods):
         return PhaseDecision(
             Phase.RUNNING, "NodeLost", f"continues with {working} nodes: one does not respond"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kdist.diagnose import Diagnosis, diagnose
-from kdist.status import Snapshot, WorkloadState
+from kdist.status import Phase, Snapshot, WorkloadState
 from tests.cli.diagnose.scenes import FAILED, asking, event, node, nodes, scene
 from tests.cli.status.objects import (
     NOW,
@@ -171,6 +171,19 @@ def test_a_service_account_that_is_gone_comes_before_the_hang_that_it_causes(
     assert found.commands == ("kdist restart digits -n ml",)
     assert ("does not exist" in found.sentence) == (made is None)
     assert ("kdist apply" in found.fix) == (made is None)
+
+
+def test_agents_that_are_refused_are_told_though_they_train_and_their_account_exists() -> None:
+    refused = {**report(), "rendezvous_refused": True}
+    seen = scene([pod(0), pod(1)], reports={FIRST: refused, SECOND: report(ranks=(1,))})
+    assert (seen.status.phase, seen.status.reason) == (Phase.RUNNING, "RendezvousRefused")
+    found = diagnose(seen)
+    assert (found.cause, found.severity) == ("account-gone", "waiting")
+    assert found.evidence == (f"pod/{FIRST}: rendezvous_refused",)
+    for value in (False, "yes", 1, None):
+        odd = {**report(), "rendezvous_refused": value}
+        calm = scene([pod(0), pod(1)], reports={FIRST: odd, SECOND: report(ranks=(1,))})
+        assert diagnose(calm).cause == "none"
 
 
 LOST = [pod(0), lost_pod(1)]

@@ -184,5 +184,5 @@ def _watch_gathering(job: Job, gathering: Gathering | None) -> None:
 
 
 def _is_host(handler: Rendezvous) -> bool:
-    exchange = handler._exchange
+    exchange = handler.exchange
     return exchange is not None and handler._server.is_host(exchange.host)

@@ -84,7 +84,7 @@ def test_who_reads_the_config_map_cannot_write_into_the_exchange(
     """The way by which the role `view` once ran code in the pods, step by step."""
     keep += [open_agent(api, index, 2) for index in range(2)]
     run_round(keep)
-    assert all(agent.rendezvous._exchange is not None for agent in keep)
+    assert all(agent.rendezvous.exchange is not None for agent in keep)
     proof = tmp_path / "ran"
     state = public_state(api)
     *_, port, nonce, _ = vars(state)[ExchangeHost.ATTRIBUTE]
@@ -100,7 +100,7 @@ def test_who_reads_the_config_map_cannot_write_into_the_exchange(
     for token in (nonce, "", KEY.fingerprint() or ""):
         with socket.create_connection(("127.0.0.1", port), 5) as connection:
             request = {"set": {"relay/copy": forged.to_json().decode()}}
-            opening = replace(keep[0].rendezvous._exchange.host, token=token).opening  # type: ignore[union-attr]
+            opening = replace(keep[0].rendezvous.exchange.host, token=token).opening  # type: ignore[union-attr]
             with suppress(ConnectionError):
                 connection.sendall(opening + json.dumps(request).encode() + b"\n")
                 assert connection.makefile("rb").readline() == b"", "refused without a word"
@@ -114,7 +114,7 @@ def test_who_reads_the_config_map_cannot_write_into_the_exchange(
     assert not proof.exists()
     text = json.dumps(copy.document) + str(copy.values)
     assert KEY_TEXT not in text
-    assert all(agent.rendezvous._exchange.host.token not in text for agent in keep)  # type: ignore[union-attr]
+    assert all(agent.rendezvous.exchange.host.token not in text for agent in keep)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("other", [NO_KEY, ExchangeKey(lambda: b"another" * 8)])
@@ -124,7 +124,7 @@ def test_a_round_with_a_node_of_another_key_or_none_exchanges_through_the_config
     keep += [open_agent(api, index, 3) for index in range(3)]
     use_key(keep[1], other)
     run_round(keep)
-    assert [agent.rendezvous._exchange for agent in keep] == [None] * 3
+    assert [agent.rendezvous.exchange for agent in keep] == [None] * 3
     assert ExchangeHost.named_in(public_state(api), KEY) is None
 
 
@@ -134,7 +134,7 @@ def test_a_round_without_any_key_exchanges_through_the_config_map(
     (api.account / KEY_FILE).unlink()
     keep += [open_agent(api, index, 2) for index in range(2)]
     run_round(keep)
-    assert [agent.rendezvous._exchange for agent in keep] == [None] * 2
+    assert [agent.rendezvous.exchange for agent in keep] == [None] * 2
     assert vars(public_state(api))[key_holders.ATTRIBUTE] == {}
 
 

@@ -37,7 +37,7 @@ class Agent:
 
     @property
     def is_host(self) -> bool:
-        exchange = self.rendezvous._exchange
+        exchange = self.rendezvous.exchange
         return exchange is not None and self.rendezvous._server.is_host(exchange.host)
 
     def keep_alive_of(self, other: Agent) -> datetime | None:
@@ -149,12 +149,12 @@ def test_agents_that_lose_their_host_form_the_next_round_around_another(
     agents: list[Agent], api: ApiServer
 ) -> None:
     host, *others = agents
-    first = host.rendezvous._exchange
+    first = host.rendezvous.exchange
     assert first is not None
     host.rendezvous.leave()
     host.rendezvous._server.close()
     meet([*others, replaced := open_agent(api, 7, 3)])
-    again = [agent.rendezvous._exchange for agent in (*others, replaced)]
+    again = [agent.rendezvous.exchange for agent in (*others, replaced)]
     hosts = {exchange.host for exchange in again if exchange is not None}
     assert len(hosts) == 1
     (second,) = hosts
@@ -173,7 +173,7 @@ def test_a_host_that_cannot_listen_leaves_the_exchange_in_the_config_map(
     for agent in agents:
         agent.rendezvous._state_holder.offer_host = lambda *_: None
     meet(agents)
-    assert [agent.rendezvous._exchange for agent in agents] == [None, None]
+    assert [agent.rendezvous.exchange for agent in agents] == [None, None]
     assert {agent.info.world_size for agent in agents if agent.info} == {2}
     assert any("MASTER_5fADDR" in key for key in api.document["binaryData"])
     for agent in agents:

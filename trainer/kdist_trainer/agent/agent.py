@@ -121,6 +121,7 @@ class ElasticAgent(ElasticAgentBase):
         self._alive_at: float | None = None
         telemetry.show_peers(spec.rdzv_handler.peers)
         telemetry.show_refused(spec.rdzv_handler.refused)
+        telemetry.show_refusal(fail_fast_store.is_refused)
 
     @property
     def group_size(self) -> int:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from kdist_trainer.agent.exit_record import root_cause
 from kdist_trainer.failure import Failure
+from kdist_trainer.rendezvous.kubernetes_store import KubernetesStore
 from kdist_trainer.untrusted_text import parse_json
 
 if TYPE_CHECKING:
@@ -36,6 +37,19 @@ class AgentStore:
         self._store = store
         self._prefix = f"kdist/{run_id}/"
         self._node = node
+
+    def is_refused(self) -> bool:
+        """Whether the latest answer of an API server was a rejection, though it has served others
+        before.
+        """
+        return isinstance(self._store, KubernetesStore) and self._store.config_map.is_refused
+
+    def limit_refusals(self, seconds: float) -> None:
+        """Have operations fail once an API server has refused them for so long; see
+        `KubernetesStore.limit_refusals`.
+        """
+        if isinstance(self._store, KubernetesStore):
+            self._store.limit_refusals(seconds)
 
     def read(self, key: str) -> Document:
         """The document at `key`; empty if there is none. Raises what the store raises."""

@@ -31,7 +31,7 @@ from kdist_trainer.agent.hang_detection import (
     read_or_empty,
 )
 from kdist_trainer.agent.node_loss import NodeLossDetector
-from kdist_trainer.agent.rendezvous_poller import PollResult
+from kdist_trainer.agent.rendezvous_poller import PollResult, warn_of
 from kdist_trainer.agent.survivors import Survivors
 from kdist_trainer.agent.telemetry import AgentTelemetry
 from kdist_trainer.agent.workers import WorkerProcesses
@@ -144,8 +144,7 @@ class WorkerMonitor:
             polled = self.latest_poll()
         except Exception as error:  # noqa: BLE001 - an unreachable store must not end the workers
             if self._unreachable_since is None:
-                message = f"the rendezvous cannot be read: {error}"
-                log.warn("rendezvous-unreachable", message=message)
+                warn_of(error)
                 self._unreachable_since = time.monotonic()
             return PollResult()
         self._unreachable_since = None

@@ -8,7 +8,9 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from kdist_trainer import log
 from kdist_trainer.agent.coordination import Document
+from kdist_trainer.rendezvous.kubernetes_store import StoreRefusedError
 from kdist_trainer.rendezvous.state import RendezvousStatus
 from kdist_trainer.threads import OnError, start_thread
 
@@ -25,6 +27,16 @@ class PollResult:
         )
     )
     document: Document = field(default_factory=dict)
+
+
+def warn_of(error: Exception) -> None:
+    """Log that the rendezvous cannot be read, or that the API server refuses it."""
+    reason = error.__cause__ or error  # torch's own message does not say why
+    if isinstance(reason, StoreRefusedError):
+        message = f"the workers go on, and no other group can form after this one: {reason}"
+        log.warn("rendezvous-refused", message=message)
+    else:
+        log.warn("rendezvous-unreachable", message=f"the rendezvous cannot be read: {reason}")
 
 
 class RendezvousPoller:

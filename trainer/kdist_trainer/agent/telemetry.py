@@ -59,6 +59,10 @@ class AgentTelemetry:
         """Have the metrics show the connections that the exchange has closed, by reason."""
         self._exporter.set_refused(refused)
 
+    def show_refusal(self, is_refused: Callable[[], bool]) -> None:
+        """Have `/status` show whether the API server refuses this agent the rendezvous."""
+        self._exporter.set_refusal(is_refused)
+
     def rendezvous_started(self) -> None:
         """The agent joins the next rendezvous round."""
         self._waiting_since = time.monotonic()

@@ -4,6 +4,7 @@ the run.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -25,6 +26,7 @@ from kdist_trainer.agent.exit_record import (
     stopped,
     success,
 )
+from kdist_trainer.agent.finish import FinishExchange
 from kdist_trainer.agent.generation import STOP, Generation
 from kdist_trainer.agent.hang_detection import gather_rank_states, resolve_root_cause
 from kdist_trainer.agent.restart_policy import RestartLedger
@@ -33,11 +35,14 @@ from kdist_trainer.agent.telemetry import AgentTelemetry
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.failure import Failure
 from kdist_trainer.rendezvous.handler import Rendezvous
+from kdist_trainer.rendezvous.kubernetes_store import StoreRefusedError
 from kdist_trainer.result import DONE
 from kdist_trainer.signals import StopSignals
 
 EARLIER_FAILURE_SECONDS = 0.3
 """How long a permanent failure waits for an earlier one of another node to be posted."""
+REFUSED_SECONDS = 2.0
+"""How long an API server may refuse what an agent has to tell the others at the end."""
 _POLL_SECONDS = 0.1
 
 
@@ -86,10 +91,12 @@ class TerminationPolicy:
             if local_rank not in result.kept:
                 self._telemetry.rank_failed(failure, result.exits.get(local_rank))
         cause = root_cause(result.failures.values())
+        is_end = self._is_done(result) if cause is None else cause.permanent
+        self._agent_store.limit_refusals(REFUSED_SECONDS if is_end else math.inf)
         try:
             cause = self._share_failures(generation, result, cause)
         except RuntimeError as error:
-            self._handle_lost_store(error, generation, result)
+            self._handle_lost_store(error, generation, result, cause)
         if self._stop.requested:
             self._end_stopped(result, cause)
         if cause is not None:
@@ -102,24 +109,29 @@ class TerminationPolicy:
             self._telemetry.state("restarting")
 
     def _handle_lost_store(
-        self, error: RuntimeError, generation: Generation, result: GroupResult
+        self,
+        error: RuntimeError,
+        generation: Generation,
+        result: GroupResult,
+        cause: Failure | None,
     ) -> None:
         """Raise `error` again unless this node can end without the store."""
+        is_refused = isinstance(error, StoreRefusedError)
+        if is_refused and cause is not None and cause.permanent and not self._stop.requested:
+            self._end_failed(cause)
         managed = self._settings.config.train is not None
-        succeeded = (
-            managed
-            and not result.failures
-            and bool(result.outcomes)
-            and self._all_done(generation, result)
-        )
+        succeeded = not result.failures and self._is_done(result)
+        if succeeded and not managed:
+            is_alone = is_refused and not self._stop.requested
+            succeeded = is_alone and self._wait_for_others(generation)
         if not (succeeded or self._stop.requested):
             raise error
         log.warn(
-            "rendezvous-unreachable",
+            "rendezvous-refused" if is_refused else "rendezvous-unreachable",
             message=f"the other nodes cannot be notified that this node ends: {error}",
         )
-        if succeeded:  # all ranks have passed a barrier, so the other nodes know
-            self._finish_now(None)
+        if succeeded:
+            self._finish_now(None)  # the other nodes know: all ranks have passed a barrier
 
     def _end_stopped(self, result: GroupResult, cause: Failure | None) -> NoReturn:
         """End this agent after a request to stop."""
@@ -258,10 +270,13 @@ class TerminationPolicy:
             )
         )
 
+    def _is_done(self, result: GroupResult) -> bool:
+        """Whether the workers of this node are done, as far as this node can tell."""
+        done = bool(result.outcomes) and all(each == DONE for each in result.outcomes.values())
+        return done and not (result.forced or result.kept)
+
     def _all_done(self, generation: Generation, result: GroupResult) -> bool:
-        if result.forced or result.kept:
-            return False
-        if any(outcome != DONE for outcome in result.outcomes.values()):
+        if not self._is_done(result):
             return False
         if self._settings.config.train is not None:
             return True
@@ -279,20 +294,30 @@ class TerminationPolicy:
 
     def _wait_for_others(self, generation: Generation) -> bool:
         """Wait for the other nodes' scripts; False if not all succeed, so that all restart."""
-        document = self._agent_store.mark_finished(generation.number)
-        while len(document.get("finished", [])) < len(generation.nodes):
-            self._end_if_over()
+        number, nodes = generation.number, generation.nodes
+        exchange = FinishExchange(self._rendezvous, self._settings.node, nodes)
+        read = self._agent_store.mark_finished
+        while not exchange.all_finished():
+            try:
+                document = read(number)
+                if len(document.get("finished", [])) >= len(nodes):
+                    return True
+                read = self._agent_store.generation
+                self._end_if_over()
+                has_lost_nodes = self._rendezvous.count_members() < len(nodes)
+            except StoreRefusedError:
+                document, has_lost_nodes = {}, exchange.has_lost_members()
+            except RendezvousError:
+                has_lost_nodes = False  # the next read waits until it can be known
             if self._stop.requested:
                 self.leave()
                 raise RunOutcome(
                     stopped("stopped on request, waiting for other nodes to finish", step=None)
                 )
-            has_lost_nodes = self._rendezvous.count_members() < len(generation.nodes)
             if document.get("failures") or "planned_stop" in document or has_lost_nodes:
                 log.warn("peers-not-finished", message="other nodes did not finish: all restart")
                 return False
             time.sleep(_POLL_SECONDS)
-            document = self._agent_store.generation(generation.number)
         return True
 
     def _finish_now(self, step: int | None) -> NoReturn:

@@ -124,6 +124,7 @@ class Exporter:
         self._receiver: Receiver | None = None
         self._server: BoundedServer | None = None
         self._refused: Callable[[], Mapping[str, int]] = dict
+        self._is_refused: Callable[[], bool] = bool
         self._agent_metrics.set_info({"run_id": run_id, **info})
 
     def start(self) -> None:
@@ -191,6 +192,10 @@ class Exporter:
     def set_refused(self, refused: Callable[[], Mapping[str, int]]) -> None:
         """Set what returns the connections that the exchange has closed, by reason."""
         self._refused = refused
+
+    def set_refusal(self, is_refused: Callable[[], bool]) -> None:
+        """Set what tells whether the API server refuses this agent the rendezvous."""
+        self._is_refused = is_refused
 
     def set_exit_record(self, record: Mapping[str, Any]) -> None:
         """Set the final state from the agent's exit record, and show the record in `/status`."""
@@ -287,6 +292,7 @@ class Exporter:
             "ranks": ranks,
             "peers": None if self._exit_record else self._peers(),
             "connections_refused": status.count_refused(self._all_refused()),
+            "rendezvous_refused": not self._exit_record and self._is_refused(),
             "pid": os.getpid(),
             "exit": self._exit_record,
         }

@@ -16,6 +16,8 @@
   and `age_seconds`, the time since the rendezvous was read. Null while this agent cannot tell.
 - `connections_refused`: the connections that the agent has closed since it started because there
   were too many, it had no resources for them, or they had a wrong token.
+- `rendezvous_refused`: whether the API server refuses this agent the rendezvous, which it has
+  served before: the job's ServiceAccount or a right of it is gone.
 
 All but the first group may be null.
 """

@@ -5,12 +5,14 @@ Requests are retried for `retry_seconds` after all that an API server does when 
 restarted or unreachable: refused and reset connections, time-outs, 429, 5xx. A rejection (401, 403,
 404) is permanent only after a while, since a new role takes a moment to apply everywhere, and never
 once a request has succeeded: then somebody is changing the cluster, and a retry may succeed.
+Who has nothing to do any more but to tell the others does not wait for that: `refused_seconds`.
 """
 
 from __future__ import annotations
 
 import http.client
 import json
+import math
 import os
 import ssl
 import threading
@@ -51,6 +53,10 @@ class ConflictError(Exception):
 
 class ApiUnavailableError(OSError):
     """The API server is unreachable or overloaded, and all retries are exhausted."""
+
+
+class ApiRefusedError(ApiUnavailableError):
+    """The API server answers and refuses (401, 403, 404), though it has served requests before."""
 
 
 class ApiRejectedError(RuntimeError):
@@ -138,6 +144,9 @@ class ConfigMap:
         self.server = server
         self.name = f"{namespace}/{name}"
         self.requests = 0
+        self.refused_seconds = math.inf
+        """For how long rejections are retried at most, once a request has succeeded."""
+        self._refused_since: float | None = None
         self._retry_seconds = retry_seconds
         self._path = f"/api/v1/namespaces/{namespace}/configmaps/{name}"
         self._connection: DeadlineConnection | DeadlineTlsConnection | None = None
@@ -145,11 +154,17 @@ class ConfigMap:
         self._served = False
         self._created_at = time.monotonic()
 
+    @property
+    def is_refused(self) -> bool:
+        """Whether the latest answer was a rejection, though there were others before."""
+        return self._refused_since is not None
+
     def read(self) -> Copy:
         """Read the ConfigMap.
 
         Raises:
-            ApiUnavailableError: If all retries are exhausted.
+            ApiUnavailableError: If all retries are exhausted; `ApiRefusedError` if the API server
+                has served requests before, and answers with a rejection now.
             ConfigError: If the API server has rejected the requests from the start.
             ApiRejectedError: If the request is invalid.
         """
@@ -183,6 +198,8 @@ class ConfigMap:
                 status, wait, reason = 0, 0.0, f"{type(error).__name__}: {error}"
             else:
                 reason = f"status {status}: {response[:200].decode(errors='replace')}"
+            if status not in _REJECTIONS:
+                self._refused_since = None
             if status in (200, 201):
                 self._served = True
                 return response
@@ -191,13 +208,24 @@ class ConfigMap:
             self._raise_if_permanent(status, reason)
             # A request to stop the agent shortens the time for retries.
             deadline = min(deadline, time.monotonic() + self._retry_seconds())
+            if status in _REJECTIONS and self._served:
+                self._refused_since = self._refused_since or time.monotonic()
+                deadline = min(deadline, self._refused_since + self.refused_seconds)
             pause = min(_MAX_PAUSE_SECONDS, pause * 2)
             pause_now = JITTER.uniform(pause / 2, pause) + min(wait, REQUEST_SECONDS)
             if time.monotonic() + pause_now > deadline:
-                raise ApiUnavailableError(
-                    f"the API server is unavailable for ConfigMap {self.name}: {reason}"
-                )
+                raise self._unavailable(status, reason)
             time.sleep(pause_now)
+
+    def _unavailable(self, status: int, reason: str) -> ApiUnavailableError:
+        if status in _REJECTIONS and self._served:
+            return ApiRefusedError(
+                f"the API server {_REJECTIONS[status]} ConfigMap {self.name} any more: was the "
+                f"job's ServiceAccount, Role or RoleBinding deleted? ({reason})"
+            )
+        return ApiUnavailableError(
+            f"the API server is unavailable for ConfigMap {self.name}: {reason}"
+        )
 
     def _raise_if_permanent(self, status: int, reason: str) -> None:
         """Raise if a retry cannot help."""

@@ -84,7 +84,8 @@ class Rendezvous(RendezvousBase):
         state.find_dead = lambda: self._disconnected() | self._silent()
         self._membership: RoundMembership | None = None
         self._nodes: dict[int, Node] = {}
-        self._exchange: ExchangeStore | None = None
+        self.exchange: ExchangeStore | None = None
+        """That of the latest round, once it is complete; None without one."""
         self._failed_exchanges = 0
         """Since the last one that succeeded."""
         self._place = 0, 1
@@ -110,7 +111,7 @@ class Rendezvous(RendezvousBase):
         """
         self._members = set()
         self._stop_relay()
-        self._exchange = None
+        self.exchange = None
         self._state_holder.end_gathering()
         time.sleep(JITTER.uniform(0, self.timings.pace))
         with own_store_in_each_round():
@@ -135,9 +136,9 @@ class Rendezvous(RendezvousBase):
         self._place = self.place()
         seconds = self.timings.connect_seconds(self._failed_exchanges)
         self._server.expect(host, self._nodes.keys(), seconds)
-        self._exchange = ExchangeStore(host, timeout_seconds=self._exchange_seconds)
-        self._exchange.while_waiting = self._check_connections
-        return self._exchange
+        self.exchange = ExchangeStore(host, timeout_seconds=self._exchange_seconds)
+        self.exchange.while_waiting = self.check_connections
+        return self.exchange
 
     @contextmanager
     def watching_departures(self) -> Iterator[None]:
@@ -158,8 +159,8 @@ class Rendezvous(RendezvousBase):
             if isinstance(store, FileStore):
                 store.while_waiting = None
         self._failed_exchanges = 0
-        if self._exchange is not None:
-            self._exchange.while_waiting = None
+        if self.exchange is not None:
+            self.exchange.while_waiting = None
         self._start_relay()
 
     def _check_departures(self) -> None:
@@ -169,7 +170,8 @@ class Rendezvous(RendezvousBase):
                     f"{left} other nodes have left the rendezvous round before it was complete"
                 )
 
-    def _check_connections(self) -> None:
+    def check_connections(self) -> None:
+        """Raise `DistStoreError` if another member of the round is lost or has left."""
         if self._membership is not None and (gone := self._membership.gone()):
             raise DistStoreError(
                 f"{len(gone)} other nodes of the rendezvous round were lost or left"
@@ -268,7 +270,7 @@ class Rendezvous(RendezvousBase):
 
     def _start_relay(self) -> None:
         """Start this agent's part of the relay, unless it runs or the round has no exchange."""
-        exchange, store = self._exchange, self._relayed
+        exchange, store = self.exchange, self._relayed
         if exchange is None or store is None or self._relay is not None:
             return
         rank, members = self._place

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
 from kdist_trainer.rendezvous.configmap_client import (
+    ApiRefusedError,
     ApiRejectedError,
     ApiUnavailableError,
     ConfigMap,
@@ -42,13 +43,18 @@ T = TypeVar("T")
 Values = dict[str, bytes]
 
 
+class StoreRefusedError(dist.DistStoreError):
+    """The API server answers, and refuses what it has served before."""
+
+
 class KubernetesStore(Store):
     """A `torch.distributed.Store` in `config_map`. Keys are str, values str or bytes; `get` returns
     bytes.
 
     `get` and `wait` raise `DistStoreError` if a key is not written within `timeout_seconds`. All
-    operations raise it if the API server is unavailable or the store is full, and `ConfigError` if
-    the API server has rejected the requests from the start.
+    operations raise it if the API server is unavailable or the store is full, `StoreRefusedError`
+    if it refuses what it has served before, and `ConfigError` if it has rejected the requests from
+    the start.
 
     Args:
         config_map: The client.
@@ -137,6 +143,10 @@ class KubernetesStore(Store):
     def has_extended_api(self) -> bool:
         """False: the store has none of torch's optional operations, such as queues."""
         return False
+
+    def limit_refusals(self, seconds: float) -> None:
+        """Have operations raise `StoreRefusedError` once the API server has refused for so long."""
+        self.config_map.refused_seconds = seconds
 
     def fetch(self, *, fresh_seconds: float = 0.0) -> Copy:
         """The ConfigMap as it was at most `fresh_seconds` ago."""
@@ -274,6 +284,8 @@ def _as_store_error(request: Callable[[], Copy]) -> Copy:
     """Make the request; its errors are raised as `DistStoreError`, which torch handles."""
     try:
         return request()
+    except ApiRefusedError as error:
+        raise StoreRefusedError(str(error)) from error
     except (ApiUnavailableError, ApiRejectedError) as error:
         raise dist.DistStoreError(str(error)) from error
 

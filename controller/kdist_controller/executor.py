@@ -13,6 +13,7 @@ from typing import Any, Final
 from kdist import backends, deploy
 from kdist.backends import RUNTIME
 from kdist.cluster import ApiError, Cluster, JobObjects
+from kdist.diagnose import KEY_MISSING
 from kdist.jobs import suspend
 from kdist.jobs.job import ClusterJob
 from kdist.manifest import RECLAIM_POLICY, Manifest
@@ -130,7 +131,7 @@ class Executor:
         objects = _objects(cluster, observed)
         problem = deploy.create_key(objects, action.job, action.placement, owner)
         if problem:
-            notice = Notice("ExchangeKeyMissing", problem, warning=True)
+            notice = Notice(KEY_MISSING, problem, warning=True)
             tell(cluster, resource, notice, identity=action.placement.run_id)
 
     def _apply_runtime(self, cluster: Cluster, observed: Observed, manifest: Manifest) -> None:

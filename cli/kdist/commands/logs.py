@@ -251,6 +251,8 @@ def _show(cluster: Cluster, name: str, request: LogRequest, chosen: _Selection) 
     if is_plain and _has_only_kept_log(cluster, snapshot):
         console.message(f"no pod of {name} is left: showing the log kept next to its checkpoints")
         return _show_kept(cluster, name, None, chosen)
+    if chosen.ranks and snapshot.gap:
+        console.warning(f"{snapshot.gap}: ranks of pods whose agents do not answer are not known")
     rank_filter = _rank_filter(chosen.ranks, snapshot) if chosen.ranks else None
     lines = logs.read(cluster, snapshot, request, notify=console.message)
     _print(lines, rank_filter, chosen.raw)

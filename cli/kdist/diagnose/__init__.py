@@ -4,10 +4,12 @@ Performs no I/O.
 Read `rule` first (the input and the result of a rule), then `ranking`: the rules in order, and the
 choice of the root cause. The rules are grouped by what they look at: `admission` (queues, rejected
 pods), `resource` (the TrainingJob), `scheduling`, `container_start`, `failures` (exit records,
-crashes) and `runtime`. Fetching the snapshot that they work on belongs to `kdist.jobs`.
+crashes), `runtime` and
+`exchange`. Fetching the snapshot that they work on belongs to `kdist.jobs`.
 """
 
+from kdist.diagnose.exchange import KEY_MISSING
 from kdist.diagnose.ranking import RULES, diagnose
 from kdist.diagnose.rule import Diagnosis
 
-__all__ = ["RULES", "Diagnosis", "diagnose"]
+__all__ = ["KEY_MISSING", "RULES", "Diagnosis", "diagnose"]

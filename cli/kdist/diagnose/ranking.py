@@ -12,6 +12,7 @@ from dataclasses import replace
 from kdist.diagnose import (
     admission,
     container_start,
+    exchange,
     failures,
     fetching,
     resource,
@@ -53,9 +54,12 @@ RULES: tuple[Rule, ...] = (
     runtime.find_starting,
     runtime.find_refused_connections,
     resource.find_outdated,
+    exchange.find_missing_key,
 )
 """From root causes to consequences."""
 
+_NOTES = ("exchange-key-missing",)
+"""They explain no trouble: they come after everything else, also where nothing else was found."""
 _ONLY_WHEN_ALONE = ("starting", "failed", "operator-absent")
 _FOLLOWS = ("peers-lost", "rendezvous", "hang", "collective-timeout")
 """Consequences of a lost pod for the others: not reported in addition to its cause."""
@@ -74,8 +78,8 @@ def diagnose(seen: Snapshot) -> Diagnosis:
     ):
         # a job that trains is fine; other findings are secondary
         found.insert(0, runtime.find_nothing_wrong(ctx))
-    if not found:
-        found = [runtime.find_nothing_wrong(ctx)]
+    if all(each.cause in _NOTES for each in found):
+        found.insert(0, runtime.find_nothing_wrong(ctx))
     first, *others = found
     known = (*_ONLY_WHEN_ALONE, *_FOLLOWS, first.cause)
     further = [each for each in others if each.cause not in known and not _repeats(first, each)]

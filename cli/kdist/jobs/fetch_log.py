@@ -1,8 +1,10 @@
-"""Reads from the logs of init containers how far they are that fetch data or weights."""
+"""Reads from the logs of containers how far they are: init containers that fetch data or weights,
+and trainings whose agents do not answer.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from typing import TYPE_CHECKING
 
@@ -15,7 +17,8 @@ if TYPE_CHECKING:
 
 MOST_LOGS = 4
 """Logs that are read for one snapshot: all nodes fetch the same."""
-_LINES = 20  # retries may stand between two reports of progress
+_LINES = 50  # others may stand between two reports of progress
+PROGRESS = "progress"
 
 
 Reading = Future[Event | None]
@@ -41,11 +44,26 @@ def _read_progress(cluster: Cluster, namespace: str, pod: Pod) -> Event | None:
     """
     if pod.init is None:
         return None
-    try:
-        lines = list(
-            cluster.logs(pod.name, namespace=namespace, container=pod.init.name, tail=_LINES)
-        )
-    except (KdistError, OSError):
-        return None  # it has ended meanwhile, or the user may not read logs
-    events = filter(None, map(parse, reversed(lines)))
+    events = _read_events(cluster, namespace, pod.name, pod.init.name)
     return next((event for event in events if FetchProgress.read(event) is not None), None)
+
+
+def read_training(cluster: Cluster, namespace: str, pods: Sequence[Pod]) -> Event:
+    """The newest event by which rank 0 tells its progress; empty if no log that is read has one."""
+    running = [pod for pod in pods if pod.running and not pod.lost][:MOST_LOGS]
+    found = (
+        event
+        for pod in running
+        for event in _read_events(cluster, namespace, pod.name, pod.container)
+        if event.get("event") == PROGRESS
+    )
+    return next(found, {})
+
+
+def _read_events(cluster: Cluster, namespace: str, pod: str, container: str) -> Iterator[Event]:
+    """The last events of a container, the newest first."""
+    try:
+        lines = list(cluster.logs(pod, namespace=namespace, container=container, tail=_LINES))
+    except (KdistError, OSError):
+        return  # it has ended meanwhile, or the user may not read logs
+    yield from filter(None, map(parse, reversed(lines)))

@@ -75,9 +75,7 @@ def list_snapshots(
         pods = _group_by_job(listed.result())
         resources = {_key(each): each for each in listed_resources.result()}
         each = pool.map(
-            lambda one: _summarize(
-                cluster, one, workloads, pods.get(_key(one), []), _find_owner(one, resources)
-            ),
+            lambda one: _summarize(cluster, one, workloads, pods.get(_key(one), []), resources),
             config_maps,
         )
         bare = _list_without_objects(resources, config_maps)
@@ -100,13 +98,6 @@ def _list_without_objects(
         for (namespace, name), document in resources.items()
         if (namespace, name) not in known
     ]
-
-
-def _find_owner(
-    config_map: Document, resources: Mapping[tuple[str, str], Document]
-) -> Document | None:
-    """The TrainingJob of a job, if it has one."""
-    return None if find_owning_resource(config_map) is None else resources.get(_key(config_map))
 
 
 def _group_by_job(pods: Iterable[Document]) -> dict[tuple[str, str], list[Any]]:
@@ -150,7 +141,7 @@ def _summarize(
     config_map: Document,
     workloads: dict[Any, Any],
     pods: Sequence[Any],
-    resource: Document | None,
+    resources: Mapping[tuple[str, str], Document],
 ) -> Snapshot:
     backend = find_backend(documents.annotation(config_map, BACKEND))
     namespace, name = _key(config_map)
@@ -160,6 +151,8 @@ def _summarize(
         (read_pod(pod) for pod in pods), key=lambda pod: (not pod.working, pod.index or 0)
     )[:1]
     reports = Agents(cluster, namespace=namespace, max_tunnels=0).poll(first)
+    owned = any(find_owning_resource(each) is not None for each in (config_map, workload))
+    resource = resources.get((namespace, name)) if owned else None
     return Snapshot(
         name, namespace, config_map, workload, state, pods, reports=reports, resource=resource
     )

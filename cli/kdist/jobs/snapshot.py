@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from http import HTTPStatus
@@ -19,7 +19,15 @@ from kdist.jobs.agents import Agents
 from kdist.jobs.events import Events, is_about
 from kdist.jobs.finalization import finalize
 from kdist.manifest import job_selector
-from kdist.status import BACKEND, Pod, Snapshot, documents, find_owning_resource, read_pod
+from kdist.status import (
+    BACKEND,
+    Pod,
+    Snapshot,
+    documents,
+    find_owning_resource,
+    knows_numbers,
+    read_pod,
+)
 from kdist.status.documents import Document
 
 if TYPE_CHECKING:
@@ -70,7 +78,7 @@ def fetch_snapshot(
         nodes = pool.submit(_find_nodes, cluster, pods)
         claims = pool.submit(_find_claims, cluster, namespace, pod_documents, pods)
         fetches = fetch_log.start_reading(pool, cluster, namespace, pods)
-        resource = _find_resource(cluster, name, namespace, config_map)
+        resource = _find_resource(cluster, name, namespace, config_map, workload_task)
         workload = workload_task.result()
         _check_exists(name, namespace, (workload, config_map, pod_documents, resource))
         admission = pool.submit(_find_admission, cluster, namespace, workload)
@@ -96,6 +104,9 @@ def fetch_snapshot(
             fetches=fetch_log.collect(fetches),
             accounts=accounts.result(),
             lack=agents.lack(),
+            progress={}
+            if statuses.result() or knows_numbers(resource)
+            else fetch_log.read_training(cluster, namespace, pods),
         )
 
 
@@ -130,11 +141,16 @@ def _find_config_map(cluster: Cluster, name: str, namespace: str) -> dict[str, A
     return or_none(lambda: cluster.get("v1", "ConfigMap", name, namespace))
 
 
-def _find_resource(cluster: Cluster, name: str, namespace: str, config_map: Document) -> Any:
-    """The job's TrainingJob; None if it has none."""
+def _find_resource(
+    cluster: Cluster, name: str, namespace: str, config_map: Document, workload: Future[Any]
+) -> Any:
+    """The job's TrainingJob; None if it has none. Whoever may change ConfigMaps may remove the
+    owner of the job's, so that of the workload counts too.
+    """
     from kdist.cluster import find_resource
 
     owned = not config_map or find_owning_resource(config_map) is not None
+    owned = owned or find_owning_resource(workload.result()) is not None
     return find_resource(cluster, name, namespace) if owned else None
 
 

@@ -25,6 +25,7 @@ from kdist.status.resource_state import (
     CONTROLLER_FIX,
     ResourceState,
     find_owning_resource,
+    knows_numbers,
     read_resource,
 )
 from kdist.status.snapshot import (
@@ -63,6 +64,7 @@ __all__ = [
     "WorkloadState",
     "container_of",
     "find_owning_resource",
+    "knows_numbers",
     "read_job",
     "read_pod",
     "read_resource",

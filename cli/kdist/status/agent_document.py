@@ -39,6 +39,7 @@ _FIELDS: Final = (
     "last_checkpoint_time",
     "connections_refused",
     "rendezvous_refused",
+    "exchange_key",
 )
 _RANK_FIELDS: Final = (
     "rank",

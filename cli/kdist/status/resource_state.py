@@ -107,6 +107,34 @@ def read_resource(document: Document) -> ResourceState:
     )
 
 
+def read_numbers(document: Document) -> dict[str, Any]:
+    """The training's numbers that the controller wrote last, as attributes of a `JobStatus`.
+    Without those that it has not written.
+    """
+    status = documents.mapping(document, "status")
+    found = {
+        "world_size": documents.integer(status, "worldSize"),
+        "step": documents.integer(status, "step"),
+        "target_steps": documents.integer(status, "targetSteps"),
+        "loss": _parse_loss(documents.text(status, "loss")),
+        "last_checkpoint_step": documents.integer(status, "lastCheckpoint", "step"),
+        "last_checkpoint_time": documents.moment(status, "lastCheckpoint", "time"),
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def knows_numbers(document: Document | None) -> bool:
+    """Whether the controller has written how far the training is."""
+    return documents.integer(document, "status", "step") is not None
+
+
+def _parse_loss(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
 _ENDS: Mapping[str, Literal["succeeded", "failed"]] = {"Complete": "succeeded", "Failed": "failed"}
 
 

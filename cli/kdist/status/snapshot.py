@@ -8,6 +8,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 from kdist.status import documents
 from kdist.status.agent_status import (
@@ -25,11 +26,12 @@ from kdist.status.job_status import (
     Evidence,
     JobStatus,
     Nodes,
+    PhaseDecision,
     WorkloadState,
     decide,
 )
 from kdist.status.pod import Pod, read_pod
-from kdist.status.resource_state import read_resource
+from kdist.status.resource_state import ResourceState, read_numbers, read_resource
 from kdist_trainer.untrusted_text import MalformedTextError, parse_json
 
 RUN_ID, BACKEND, RENDEZVOUS = "kdist.dev/run-id", "kdist.dev/backend", "kdist.dev/rendezvous"
@@ -55,6 +57,7 @@ def read_status(
     namespace: str = "",
     resource: Document | None = None,
     fetches: Mapping[str, object] | None = None,
+    progress: Document | None = None,
 ) -> JobStatus:
     """Derive the status of one job.
 
@@ -70,6 +73,7 @@ def read_status(
         namespace: namespace of the job.
         resource: the job's TrainingJob; None without one.
         fetches: the newest event of each init container that fetches, by pod.
+        progress: the newest event of the log that tells of the training; counts without reports.
     """
     now = time.time() if now is None else now
     namespace = namespace or documents.text(config_map, "metadata", "namespace")
@@ -81,14 +85,19 @@ def read_status(
     )
     current = newest_generation(known_reports)
     record = _find_record(workload, known_pods, current)
-    spec = documents.mapping(read_job(config_map) or resource, "spec")
-    nodes, asked = _read_nodes(spec, known_pods), documents.annotation(config_map, ASKED)
+    spec = documents.mapping(_find_job(config_map, resource), "spec")
+    nodes, asked = _read_nodes(spec, known_pods), _read_request(config_map, resource)
     queue = documents.label(workload, _QUEUE_LABEL) or documents.text(spec, "queue")
     ttl = documents.integer(spec, "ttlSecondsAfterFinished") if backend != "statefulset" else None
     known_resource = None if resource is None else read_resource(resource)
     read = (state, known_pods, known_reports, nodes, asked, queue, record, now, ttl, known_resource)
-    decision = decide(Evidence(*read))
+    decision = _add_report(decide(Evidence(*read)), known_resource)
     created = next(filter(None, map(_read_creation, (workload, config_map, resource))), None)
+    numbers = read_training(current, step=record.step if record else None)
+    restarts = _count_restarts(known_reports.values(), known_pods)
+    if not current:
+        numbers |= {**_read_progress(progress), **read_numbers(resource or {})}
+        restarts = max(restarts, documents.integer(resource, "status", "restarts") or 0)
     return JobStatus(
         name=name or documents.name(config_map) or documents.name(workload),
         namespace=namespace,
@@ -102,10 +111,10 @@ def read_status(
         fetch=find_slowest(known_pods),
         pods=tuple(_show_standby(known_pods, known_reports)),
         exit_record=record,
-        restarts=_count_restarts(known_reports.values(), known_pods),
+        restarts=restarts,
         resource=known_resource,
         **asdict(decision),
-        **read_training(current, step=record.step if record else None),
+        **numbers,
     )
 
 
@@ -122,11 +131,42 @@ def _read_placement(
 ) -> tuple[str, str]:
     """Backend and run id; empty while they are not decided."""
     status = documents.mapping(resource, "status")
-    run_id = documents.annotation(config_map, RUN_ID) or documents.text(status, "runId")
+    run_id = documents.text(status, "runId") or documents.annotation(config_map, RUN_ID)
     return (
-        documents.annotation(config_map, BACKEND) or documents.text(status, "backend"),
+        documents.text(status, "backend") or documents.annotation(config_map, BACKEND),
         run_id.replace(f"$({NAMESPACE_VARIABLE})", namespace),
     )
+
+
+def _read_progress(progress: Document | None) -> dict[str, Any]:
+    """Attributes of a `JobStatus` that an event of the log tells."""
+    found = {
+        "step": documents.integer(progress, "step"),
+        "target_steps": documents.integer(progress, "target"),
+        "loss": documents.number(progress, "loss"),
+        "learning_rate": documents.number(progress, "learning_rate"),
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _add_report(decision: PhaseDecision, resource: ResourceState | None) -> PhaseDecision:
+    """Where no agent answers from here, what the controller says, which they may answer."""
+    if decision.reason != "NoAnswer" or resource is None or not resource.phase:
+        return decision
+    said = ": ".join(filter(None, (resource.phase, resource.message)))
+    return replace(decision, message=f"{decision.message}; its TrainingJob says {said}")
+
+
+def _find_job(config_map: Document, resource: Document | None) -> Document:
+    """The job: its TrainingJob where it has one, whatever the ConfigMap contains."""
+    return read_job(config_map) if resource is None else resource
+
+
+def _read_request(config_map: Document, resource: Document | None) -> str:
+    """What the user requested last: `suspended`, or nothing."""
+    if resource is None:
+        return documents.annotation(config_map, ASKED)
+    return "suspended" if documents.at(resource, "spec", "suspend") is True else ""
 
 
 def read_job(config_map: Document) -> Document:
@@ -243,6 +283,7 @@ class Snapshot:
             document if one does not exist.
         lack: a sentence about the rights without which agents could not be asked; empty if there
             is nothing to say.
+        progress: the newest event of the training in the log, if no agent answers.
     """
 
     name: str
@@ -263,22 +304,27 @@ class Snapshot:
     fetches: Mapping[str, Document] = field(default_factory=dict)
     accounts: Mapping[str, Document] = field(default_factory=dict)
     lack: str = ""
+    progress: Document = field(default_factory=dict)
 
     @property
     def backend(self) -> str:
         """Name of the backend, as in job.yaml."""
-        return documents.annotation(self.config_map, BACKEND)
+        return self.status.backend
 
     @property
     def job(self) -> Document:
-        """The TrainingJob with every default."""
-        return read_job(self.config_map)
+        """The TrainingJob; with every default where only the ConfigMap has it."""
+        return _find_job(self.config_map, self.resource)
 
     @property
     def gap(self) -> str:
         """Why agents were not asked, or not reached; empty if all were."""
         slow = f"there was no time to query {self.skipped} of the {len(self.pods)} pods"
-        return "; ".join(part for part in (slow if self.skipped else "", self.lack) if part)
+        lack = self.lack
+        if lack and not self.reports and self.status.step is not None:
+            source = "the log" if self.progress else "the status of the TrainingJob"
+            lack += f"; step and loss are those in {source}"
+        return "; ".join(part for part in (slow if self.skipped else "", lack) if part)
 
     @cached_property
     def lost_nodes(self) -> list[str]:
@@ -300,6 +346,7 @@ class Snapshot:
             namespace=self.namespace,
             resource=self.resource,
             fetches=self.fetches,
+            progress=self.progress,
         )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kdist.diagnose import Diagnosis, diagnose
+from kdist.diagnose import KEY_MISSING, Diagnosis, diagnose
 from kdist.status import Phase, Snapshot, WorkloadState
 from tests.cli.diagnose.scenes import FAILED, asking, event, node, nodes, scene
 from tests.cli.status.objects import (
@@ -247,6 +247,30 @@ def test_agents_that_refuse_many_connections_are_named_beside_what_the_job_does(
     assert "agents have closed 18,963 connections" in also.sentence
     assert also.evidence == (f"pod/{FIRST}: 18,963 refused",)
     assert diagnose(scene([pod(0), pod(1)], reports={FIRST: quiet})).also == ()
+
+
+def test_a_missing_key_of_the_exchange_is_a_note_and_never_the_cause() -> None:
+    keyless, keyed = {**report(), "exchange_key": False}, {**report(), "exchange_key": True}
+    found = diagnose(scene([pod(0), pod(1)], reports={FIRST: keyless}))
+    assert found.cause == "none"
+    (also,) = found.also
+    assert also.cause == "exchange-key-missing"
+    assert also.evidence == (f"pod/{FIRST}: no key is mounted",)
+    assert "create secrets" in also.fix
+    assert diagnose(scene([pod(0), pod(1)], reports={FIRST: keyed})).also == ()
+
+    told = event(KEY_MISSING, "secret/digits-exchange-a could not be created", kind="TrainingJob")
+    found = diagnose(scene([pod(0), pod(1)], told, reports={FIRST: report()}))
+    assert [each.cause for each in found.also] == ["exchange-key-missing"]
+    assert "could not be created" in found.also[0].evidence[0]
+    assert diagnose(scene([pod(0), pod(1)], told, reports={FIRST: keyed})).also == ()
+
+    waits = scene([unscheduled(0, "0/3 nodes are available: 3 Insufficient cpu.")], told)
+    found = diagnose(waits)
+    assert found.cause == "unschedulable"
+    assert [each.cause for each in found.also] == ["exchange-key-missing"]
+    silent = diagnose(scene([pod(0), pod(1)], told))
+    assert silent.cause == "no-answer"
 
 
 def standing(*silences: float, **more: object) -> Diagnosis:

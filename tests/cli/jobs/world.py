@@ -119,6 +119,8 @@ class World:
         if lines is None:
             return refusal(400, "container is waiting to start: ContainerCreating", "BadRequest")
         lines = [line for line in lines if line.split()[0] >= asked.query.get("sinceTime", "")]
+        if asked.query.get("timestamps") != "true":
+            lines = [line.partition(" ")[2] for line in lines]
         return Reply(
             lines=lines[-int(asked.query["tailLines"]) :] if "tailLines" in asked.query else lines
         )

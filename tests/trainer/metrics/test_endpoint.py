@@ -316,6 +316,7 @@ def test_status_is_strict_json(exporter: Exporter, monkeypatch: pytest.MonkeyPat
         "peers",
         "connections_refused",
         "rendezvous_refused",
+        "exchange_key",
     }
 
 
@@ -328,6 +329,14 @@ def test_status_shows_the_agents_that_this_one_hears_until_its_work_is_over(
     assert json.loads(fetch(exporter.port, "/status")[1])["peers"] == peers
     exporter.set_exit_record({"outcome": "failed", "code": 201})
     assert json.loads(fetch(exporter.port, "/status")[1])["peers"] is None
+
+
+@pytest.mark.parametrize("has_key", [True, False, None])
+def test_status_shows_whether_the_key_of_the_exchange_is_there(
+    exporter: Exporter, has_key: bool | None
+) -> None:
+    exporter.set_key(lambda: has_key)
+    assert json.loads(fetch(exporter.port, "/status")[1])["exchange_key"] is has_key
 
 
 def test_status_shows_the_exit_record_of_an_agent_that_stays_alive(

@@ -122,6 +122,7 @@ class ElasticAgent(ElasticAgentBase):
         telemetry.show_peers(spec.rdzv_handler.peers)
         telemetry.show_refused(spec.rdzv_handler.refused)
         telemetry.show_refusal(fail_fast_store.is_refused)
+        telemetry.show_key(spec.rdzv_handler.has_key)
 
     @property
     def group_size(self) -> int:

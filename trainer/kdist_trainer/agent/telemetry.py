@@ -63,6 +63,10 @@ class AgentTelemetry:
         """Have `/status` show whether the API server refuses this agent the rendezvous."""
         self._exporter.set_refusal(is_refused)
 
+    def show_key(self, has_key: Callable[[], bool | None]) -> None:
+        """Have `/status` show whether the key of the exchange is mounted."""
+        self._exporter.set_key(has_key)
+
     def rendezvous_started(self) -> None:
         """The agent joins the next rendezvous round."""
         self._waiting_since = time.monotonic()

@@ -125,6 +125,7 @@ class Exporter:
         self._server: BoundedServer | None = None
         self._refused: Callable[[], Mapping[str, int]] = dict
         self._is_refused: Callable[[], bool] = bool
+        self._has_key: Callable[[], bool | None] = lambda: None
         self._agent_metrics.set_info({"run_id": run_id, **info})
 
     def start(self) -> None:
@@ -188,6 +189,10 @@ class Exporter:
     def set_peers(self, peers: Callable[[], dict[str, Any] | None]) -> None:
         """Set what returns the other agents for `/status`; it must not wait for the rendezvous."""
         self._peers = peers
+
+    def set_key(self, has_key: Callable[[], bool | None]) -> None:
+        """Set what tells whether the key of the exchange is mounted."""
+        self._has_key = has_key
 
     def set_refused(self, refused: Callable[[], Mapping[str, int]]) -> None:
         """Set what returns the connections that the exchange has closed, by reason."""
@@ -293,6 +298,7 @@ class Exporter:
             "peers": None if self._exit_record else self._peers(),
             "connections_refused": status.count_refused(self._all_refused()),
             "rendezvous_refused": not self._exit_record and self._is_refused(),
+            "exchange_key": None if self._exit_record else self._has_key(),
             "pid": os.getpid(),
             "exit": self._exit_record,
         }

@@ -18,6 +18,7 @@
   were too many, it had no resources for them, or they had a wrong token.
 - `rendezvous_refused`: whether the API server refuses this agent the rendezvous, which it has
   served before: the job's ServiceAccount or a right of it is gone.
+- `exchange_key`: whether the key of the job's exchange is mounted. Null where agents need none.
 
 All but the first group may be null.
 """

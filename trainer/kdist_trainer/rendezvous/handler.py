@@ -101,6 +101,12 @@ class Rendezvous(RendezvousBase):
         """
         return False
 
+    def has_key(self) -> bool | None:
+        """Whether the key of the exchange is mounted; None where agents need none."""
+        if self._exchange_seconds is None:
+            return None
+        return self._server.key.fingerprint() is not None
+
     def next_rendezvous(self) -> RendezvousInfo:
         """Join the next round; blocks until it is complete.
 

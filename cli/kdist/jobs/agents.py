@@ -201,6 +201,7 @@ class Agents:
 
     Attributes:
         skipped: number of agents that the last poll skipped for lack of time.
+        answered: number of agents that answered the last poll.
         unanswered: number of agents that did not answer the last poll.
     """
 
@@ -220,6 +221,7 @@ class Agents:
         self._max_tunnels = max_tunnels
         self._tunnels: dict[str, AgentClient] = {}
         self.skipped = 0
+        self.answered = 0
         self.unanswered = 0
         self._missing: list[Right] | None = None
 
@@ -229,8 +231,7 @@ class Agents:
         """
         running = [pod.name for pod in pods if pod.running]
         lost = {pod.name for pod in pods if pod.lost}
-        self.skipped = 0
-        self.unanswered = 0
+        self.skipped = self.answered = self.unanswered = 0
         if not running:
             return {}
         end = time.monotonic() + self._total_timeout
@@ -258,6 +259,7 @@ class Agents:
                 if status is not None:
                     self._tunnels[pod] = client
                     answers[pod] = status
+        self.answered = len(answers)
         self.unanswered = len(silent - answers.keys())
         return {pod: answers[pod] for pod in running if pod in answers}
 

@@ -82,10 +82,9 @@ def fetch_snapshot(
         workload = workload_task.result()
         _check_exists(name, namespace, (workload, config_map, pod_documents, resource))
         admission = pool.submit(_find_admission, cluster, namespace, workload)
-        wanted = controllers and not pod_documents and (workload or resource) is not None
-        deployments = pool.submit(_find_deployments, cluster) if wanted else None
-        holders = pod_documents if controllers else []
-        accounts = pool.submit(_find_accounts, cluster, namespace, holders)
+        bare = controllers and not pod_documents and (workload or resource) is not None
+        deployments = pool.submit(_find_deployments, cluster) if bare else None
+        accounts = pool.submit(_find_accounts, cluster, namespace, pod_documents, asked=controllers)
         return Snapshot(
             name,
             namespace,
@@ -104,9 +103,7 @@ def fetch_snapshot(
             fetches=fetch_log.collect(fetches),
             accounts=accounts.result(),
             lack=agents.lack(),
-            progress={}
-            if statuses.result() or knows_numbers(resource)
-            else fetch_log.read_training(cluster, namespace, pods),
+            progress=_read_progress(cluster, namespace, pods, resource, agents),
         )
 
 
@@ -152,6 +149,19 @@ def _find_resource(
     owned = not config_map or find_owning_resource(config_map) is not None
     owned = owned or find_owning_resource(workload.result()) is not None
     return find_resource(cluster, name, namespace) if owned else None
+
+
+def _read_progress(
+    cluster: Cluster,
+    namespace: str,
+    pods: Sequence[Pod],
+    resource: Document | None,
+    agents: Agents,
+) -> Document:
+    """What the log says of the training, if no agent does, nor the TrainingJob."""
+    if agents.answered or knows_numbers(resource):
+        return {}
+    return fetch_log.read_training(cluster, namespace, pods)
 
 
 def _list_events(cluster: Cluster, namespace: str, events: Events | None) -> list[dict[str, Any]]:
@@ -245,10 +255,13 @@ def _find_claim(cluster: Cluster, namespace: str, name: str) -> Any:
 
 
 def _find_accounts(
-    cluster: Cluster, namespace: str, pod_documents: Iterable[Document]
+    cluster: Cluster, namespace: str, pod_documents: Iterable[Document], *, asked: bool
 ) -> dict[str, Document]:
-    """The service accounts of the pods, without those that the user may not read."""
-    names = {documents.text(each, "spec", "serviceAccountName") for each in pod_documents}
+    """The service accounts of the pods, if they are `asked` for, without those that the user may
+    not read.
+    """
+    pods = pod_documents if asked else ()
+    names = {documents.text(each, "spec", "serviceAccountName") for each in pods}
     found = {}
     for name in sorted(names - {""}):
         account = _if_permitted(partial(_find_account, cluster, namespace, name), None)

@@ -107,7 +107,7 @@ def read_resource(document: Document) -> ResourceState:
     )
 
 
-def read_numbers(document: Document) -> dict[str, Any]:
+def read_numbers(document: Document | None) -> dict[str, Any]:
     """The training's numbers that the controller wrote last, as attributes of a `JobStatus`.
     Without those that it has not written.
     """
@@ -116,6 +116,7 @@ def read_numbers(document: Document) -> dict[str, Any]:
         "world_size": documents.integer(status, "worldSize"),
         "step": documents.integer(status, "step"),
         "target_steps": documents.integer(status, "targetSteps"),
+        "restarts": documents.integer(status, "restarts"),
         "loss": _parse_loss(documents.text(status, "loss")),
         "last_checkpoint_step": documents.integer(status, "lastCheckpoint", "step"),
         "last_checkpoint_time": documents.moment(status, "lastCheckpoint", "time"),

@@ -92,12 +92,8 @@ def read_status(
     known_resource = None if resource is None else read_resource(resource)
     read = (state, known_pods, known_reports, nodes, asked, queue, record, now, ttl, known_resource)
     decision = _add_report(decide(Evidence(*read)), known_resource)
-    created = next(filter(None, map(_read_creation, (workload, config_map, resource))), None)
-    numbers = read_training(current, step=record.step if record else None)
-    restarts = _count_restarts(known_reports.values(), known_pods)
-    if not current:
-        numbers |= {**_read_progress(progress), **read_numbers(resource or {})}
-        restarts = max(restarts, documents.integer(resource, "status", "restarts") or 0)
+    told = read_training(current, step=record.step if record else None)
+    counted = _count_restarts(known_reports.values(), known_pods)
     return JobStatus(
         name=name or documents.name(config_map) or documents.name(workload),
         namespace=namespace,
@@ -105,16 +101,14 @@ def read_status(
         nodes=nodes,
         run_id=run_id,
         queue=queue,
-        created=created,
-        age=None if created is None else max(0.0, now - created),
+        **_read_age(now, (workload, config_map, resource)),
         kept_alive=_are_kept_alive(known_pods, known_reports),
         fetch=find_slowest(known_pods),
         pods=tuple(_show_standby(known_pods, known_reports)),
         exit_record=record,
-        restarts=restarts,
         resource=known_resource,
+        **_complete(told | {"restarts": counted}, resource, progress, answered=bool(current)),
         **asdict(decision),
-        **numbers,
     )
 
 
@@ -136,6 +130,18 @@ def _read_placement(
         documents.text(status, "backend") or documents.annotation(config_map, BACKEND),
         run_id.replace(f"$({NAMESPACE_VARIABLE})", namespace),
     )
+
+
+def _complete(
+    found: dict[str, Any], resource: Document | None, progress: Document | None, *, answered: bool
+) -> dict[str, Any]:
+    """Attributes of a `JobStatus` by those who know best: the agents, else the controller, else the
+    log.
+    """
+    if answered:
+        return found
+    more = {**_read_progress(progress), **read_numbers(resource)}
+    return {**found, **more, "restarts": max(found["restarts"], more.get("restarts", 0))}
 
 
 def _read_progress(progress: Document | None) -> dict[str, Any]:
@@ -231,8 +237,11 @@ def _with_progress(pod: Pod, event: object) -> Pod:
     return replace(pod, init=replace(pod.init, progress=progress))
 
 
-def _read_creation(document: Document | None) -> float | None:
-    return documents.moment(document, "metadata", "creationTimestamp")
+def _read_age(now: float, made: Iterable[Document | None]) -> dict[str, Any]:
+    """When the first of these objects that exists was created, and how long ago."""
+    times = (documents.moment(each, "metadata", "creationTimestamp") for each in made)
+    created = next(filter(None, times), None)
+    return {"created": created, "age": None if created is None else max(0.0, now - created)}
 
 
 def _count_restarts(reports: Iterable[AgentStatus], pods: Sequence[Pod]) -> int:
@@ -242,7 +251,10 @@ def _count_restarts(reports: Iterable[AgentStatus], pods: Sequence[Pod]) -> int:
     newest = {pod.index: pod for pod in pods if pod.index is not None}  # pods are sorted by age
     replaced = sum(pod.index is not None and newest[pod.index] is not pod for pod in pods)
     return max(
-        [sum(pod.restarts for pod in pods) + replaced, *(report.restarts for report in reports)]
+        [
+            sum(pod.restarts for pod in pods) + replaced,
+            *(report.restarts for report in reports),
+        ]
     )
 
 

@@ -80,6 +80,8 @@ class Rendezvous(RendezvousBase):
         self._server = ExchangeServer(self.node.addr, key=state.key, nodes=lambda: node_counts()[1])
         self.refused = self._server.refused
         self._exchange_seconds = exchange_seconds
+        needed = exchange_seconds is not None
+        self.has_key = lambda: state.key.fingerprint() is not None if needed else None
         state.offer_host = self._server.offer
         state.find_dead = lambda: self._disconnected() | self._silent()
         self._membership: RoundMembership | None = None
@@ -100,12 +102,6 @@ class Rendezvous(RendezvousBase):
         shared one keeps the addresses of dead ranks.
         """
         return False
-
-    def has_key(self) -> bool | None:
-        """Whether the key of the exchange is mounted; None where agents need none."""
-        if self._exchange_seconds is None:
-            return None
-        return self._server.key.fingerprint() is not None
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Join the next round; blocks until it is complete.

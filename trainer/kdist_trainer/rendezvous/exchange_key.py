@@ -38,6 +38,10 @@ class ExchangeKey:
         """Tells whether two agents have the same key; None without a key."""
         return self._digest(("fingerprint",), _FINGERPRINT_DIGITS)
 
+    def is_there(self) -> bool | None:
+        """Whether there is a key."""
+        return self.fingerprint() is not None
+
     def _digest(self, fields: tuple[object, ...], digits: int) -> str | None:
         if not self._value:
             try:

@@ -80,8 +80,7 @@ class Rendezvous(RendezvousBase):
         self._server = ExchangeServer(self.node.addr, key=state.key, nodes=lambda: node_counts()[1])
         self.refused = self._server.refused
         self._exchange_seconds = exchange_seconds
-        needed = exchange_seconds is not None
-        self.has_key = lambda: state.key.fingerprint() is not None if needed else None
+        self.has_key = state.key.is_there if exchange_seconds is not None else lambda: None
         state.offer_host = self._server.offer
         state.find_dead = lambda: self._disconnected() | self._silent()
         self._membership: RoundMembership | None = None

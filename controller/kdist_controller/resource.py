@@ -24,7 +24,7 @@ _FOREIGN_KEYS: Final = (
 """Prefixes of labels and annotations by which tools know their own objects: a copy of them on the
 objects of a job would make these the tools' own.
 """
-MAX_VALUES: Final = 10_000
+MAX_VALUES: Final = 5_000
 """How many values a spec may have: parsed, an empty list takes fifty times its text."""
 OVERSIZED: Final = "oversized"
 """Key of a trimmed TrainingJob whose spec has more values and was left out."""

@@ -94,7 +94,7 @@ def test_a_trainingjob_with_more_values_than_any_job_is_refused_and_takes_no_mem
     document = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec}
     kept = trim(document)
     assert kept["spec"] == {}
-    with pytest.raises(InvalidJobError, match="the spec has more than 10000 values"):
+    with pytest.raises(InvalidJobError, match="the spec has more than 5000 values"):
         Resource(kept).read_job()
     honest = {**document, "spec": {"nodes": 2}}
     assert trim(honest)["spec"] == {"nodes": 2}

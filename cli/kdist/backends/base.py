@@ -245,7 +245,10 @@ def is_made_for(pod: Mapping[str, Any], name: str) -> bool:
         ("PyTorchJob", name),
     }
     owners = (pod.get("metadata") or {}).get("ownerReferences") or []
-    return any((each.get("kind"), each.get("name")) in made_by for each in owners)
+    return any(
+        each.get("controller") and (each.get("kind"), each.get("name")) in made_by
+        for each in owners
+    )
 
 
 def read_end(workload: Mapping[str, Any], succeeded: str, failed: str) -> WorkloadState:

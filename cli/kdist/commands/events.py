@@ -161,12 +161,12 @@ def _row(event: Mapping[str, Any]) -> tuple[str, ...]:
         seen = age(time.time() - datetime.fromisoformat(_last_seen(event)).timestamp())
     except ValueError:
         seen = "?"
-    message = " ".join(str(event.get("message") or "").split())
     times = f" (x{count})" if isinstance(count, int) and count > 1 else ""
-    return (
+    cells = (
         seen,
         str(event.get("type") or "-"),
         str(event.get("reason") or "-"),
         f"{str(about.get('kind') or '').lower()}/{about.get('name') or ''}",
-        f"{message}{times}",
+        f"{event.get('message') or ''}{times}",
     )
+    return tuple(" ".join(each.split()) for each in cells)  # one line, whatever is in it

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from kdist import backends
 from kdist.backends import Backend
 from kdist.jobs.agents import Agents
 from kdist.jobs.snapshot import find_backend, or_empty, or_none, thread_pool
@@ -101,11 +102,15 @@ def _list_without_objects(
 
 
 def _group_by_job(pods: Iterable[Document]) -> dict[tuple[str, str], list[Any]]:
-    """The pods by the namespace and the name of their job."""
+    """The pods by the namespace and the name of the job that has made them."""
     found: dict[tuple[str, str], list[Any]] = {}
     for pod in pods:
-        namespace = documents.text(pod, "metadata", "namespace")
-        found.setdefault((namespace, documents.label(pod, JOB_LABEL)), []).append(pod)
+        namespace, name = (
+            documents.text(pod, "metadata", "namespace"),
+            documents.label(pod, JOB_LABEL),
+        )
+        if backends.is_made_for(pod, name):
+            found.setdefault((namespace, name), []).append(pod)
     return found
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from http import HTTPStatus
@@ -72,14 +72,14 @@ def fetch_snapshot(
         events_task = pool.submit(_list_events, cluster, namespace, events)
         config_map = config_map_task.result() or {}
         backend = find_backend(documents.annotation(config_map, BACKEND))
-        workload_task = pool.submit(_find_workload, cluster, backend, name, namespace)
-        pods = [*map(read_pod, pod_documents := pods_task.result())]
+        workload = _find_workload(cluster, backend, name, namespace)
+        pod_documents = _select_pods(cluster, backend, workload, name, pods_task.result())
+        pods = [*map(read_pod, pod_documents)]
         statuses = pool.submit(agents.poll, pods)
         nodes = pool.submit(_find_nodes, cluster, pods)
         claims = pool.submit(_find_claims, cluster, namespace, pod_documents, pods)
         fetches = fetch_log.start_reading(pool, cluster, namespace, pods)
-        resource = _find_resource(cluster, name, namespace, config_map, workload_task)
-        workload = workload_task.result()
+        resource = _find_resource(cluster, name, namespace, config_map, workload)
         _check_exists(name, namespace, (workload, config_map, pod_documents, resource))
         admission = pool.submit(_find_admission, cluster, namespace, workload)
         bare = controllers and not pod_documents and (workload or resource) is not None
@@ -134,12 +134,36 @@ def _list_pods(cluster: Cluster, name: str, namespace: str) -> list[dict[str, An
     return cluster.list("v1", "Pod", namespace=namespace, selector=job_selector(name))
 
 
+def _select_pods(
+    cluster: Cluster,
+    backend: backends.Backend | None,
+    workload: Document | None,
+    name: str,
+    listed: Iterable[dict[str, Any]],
+) -> list[dict[str, Any]]:
+    """The pods that the job's workload has made; anybody may give the job's label to others."""
+    from kdist.cluster import find_makers
+
+    if workload is None or backend is None:
+        return [pod for pod in listed if backends.is_made_for(pod, name)]
+    makers = _if_permitted(lambda: find_makers(cluster, backend, workload), None)
+    if makers is None:  # what is between the workload and its pods may not be read
+        return [pod for pod in listed if backends.is_made_for(pod, name)]
+    return [pod for pod in listed if not makers.isdisjoint(_controllers(pod))]
+
+
+def _controllers(pod: Document) -> Iterator[str]:
+    for owner in documents.items(pod, "metadata", "ownerReferences"):
+        if owner.get("controller"):
+            yield documents.text(owner, "uid")
+
+
 def _find_config_map(cluster: Cluster, name: str, namespace: str) -> dict[str, Any] | None:
     return or_none(lambda: cluster.get("v1", "ConfigMap", name, namespace))
 
 
 def _find_resource(
-    cluster: Cluster, name: str, namespace: str, config_map: Document, workload: Future[Any]
+    cluster: Cluster, name: str, namespace: str, config_map: Document, workload: Document | None
 ) -> Any:
     """The job's TrainingJob; None if it has none. Whoever may change ConfigMaps may remove the
     owner of the job's, so that of the workload counts too.
@@ -147,7 +171,7 @@ def _find_resource(
     from kdist.cluster import find_resource
 
     owned = not config_map or find_owning_resource(config_map) is not None
-    owned = owned or find_owning_resource(workload.result()) is not None
+    owned = owned or find_owning_resource(workload or {}) is not None
     return find_resource(cluster, name, namespace) if owned else None
 
 

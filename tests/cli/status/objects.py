@@ -20,6 +20,10 @@ def at(seconds_ago: float) -> str:
     return (NOW - timedelta(seconds=seconds_ago)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+MAKER = "uid-workload"
+"""Uid of the workload that makes the pods."""
+
+
 def config_map(
     *,
     least: int = 2,
@@ -57,6 +61,7 @@ def workload(*, name: str = "digits", kind: str = "Job", age: float = 600, **spe
         "metadata": {
             "name": name,
             "namespace": "ml",
+            "uid": MAKER,
             "labels": {"kdist.dev/job": name},
             "creationTimestamp": at(age),
         },
@@ -91,6 +96,9 @@ def pod(
             "name": name or f"digits-{index}-abcde",
             "namespace": "ml",
             "uid": f"uid-{index}",
+            "ownerReferences": [
+                {"kind": "Job", "name": "digits", "uid": MAKER, "controller": True}
+            ],
             "labels": {
                 "kdist.dev/job": "digits",
                 "batch.kubernetes.io/job-completion-index": str(index),

@@ -45,6 +45,7 @@ def test_collectives_are_timed_where_there_are_any_and_nobody_says_no(
         print("kdist_trainer.instrumentation.collective_hooks" in sys.modules)
     """
     around = {
+        "KDIST_GENERATION": "1",
         "KDIST_METRICS_SOCKET": str(tmp_path / "nobody.sock"),
         "WORLD_SIZE": "2",
         **environment,

@@ -73,7 +73,7 @@ class Controller:
         self._cluster = cluster
         self._election = election
         self._settings = settings
-        self._queue = WorkQueue(share=max(1, settings.workers - 1))
+        self._queue = WorkQueue(share=_WORKERS - 1)  # of each namespace, so that others get a turn
         self._cache = Cache()
         self.metrics = Metrics(self._phases, lambda: len(self._queue))
         self._poller = AgentPoller(cluster, route, metrics=self.metrics, notify=self._queue.add)

@@ -19,7 +19,7 @@ from tests.cli.cluster.conftest import Serve, _hurry, serve
 from tests.cli.commands.test_status_commands import PROGRESS
 from tests.cli.conftest import Kdist
 from tests.cli.jobs.world import FIRST, World, lines
-from tests.cli.status.objects import Document, config_map
+from tests.cli.status.objects import MAKER, Document, config_map
 from tests.cli.status.test_resource_state import NUMBERS, forge, training_job
 
 __all__ = ["_hurry", "serve"]
@@ -116,6 +116,7 @@ def test_top_and_logs_of_a_rank_say_what_is_missing_and_which_role_shows_it(
     assert world.config_map is not None
     world.config_map["metadata"]["annotations"][OWNER_MARK] = mark("digits", "ConfigMap", "digits")
     job = {"apiVersion": "batch/v1", "kind": "Job", "name": "digits", "controller": True}
+    job["uid"] = MAKER
     for each in world.pods:
         each["metadata"]["ownerReferences"] = [job]
     top = kdist("top", "digits", "--once")

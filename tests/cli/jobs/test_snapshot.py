@@ -34,6 +34,22 @@ from tests.cli.status.objects import (
 )
 
 
+@pytest.mark.parametrize(
+    "owners", [[], [{"kind": "Job", "name": "digits", "uid": "another", "controller": True}]]
+)
+def test_a_pod_with_the_jobs_label_that_its_workload_has_not_made_counts_for_nothing(
+    world: World, serve: Serve, connect: Connect, owners: list[dict[str, Any]]
+) -> None:
+    foreign = pod(0, name="impostor", phase="Failed")
+    foreign["metadata"]["ownerReferences"] = owners
+    world.pods.append(foreign)
+    world.reports["impostor"] = report("failed", generation=9999)
+    seen = jobs.fetch_snapshot(connect(serve(world).url), "digits")
+    assert (seen.status.phase, str(seen.status.nodes)) == (Phase.RUNNING, "2/2")
+    assert "impostor" not in seen.reports
+    assert "impostor" not in {pod["metadata"]["name"] for pod in seen.pods}
+
+
 def test_a_snapshot_is_whole_and_takes_few_requests(
     world: World, serve: Serve, connect: Connect
 ) -> None:

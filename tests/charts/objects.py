@@ -179,7 +179,8 @@ def wildcard_in_rules(objects: list[Document]) -> Iterator[str]:
             document.get("rules", []) if document["kind"] in ("Role", "ClusterRole") else []
         ):
             verbs, resources = set(rule["verbs"]), set(rule["resources"])
-            if "*" in verbs | resources | set(rule["apiGroups"]) or "secrets" in resources:
+            reads = "secrets" in resources and verbs != {"create"}
+            if "*" in verbs | resources | set(rule["apiGroups"]) or reads:
                 yield name(document)
             if "pods" in resources and "create" in verbs:
                 makers.add((document["kind"], document["metadata"]["name"]))

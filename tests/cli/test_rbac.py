@@ -21,11 +21,13 @@ from tests.house.tree import ROOT
 __all__ = ["serve"]
 
 CORE = "/api/v1/namespaces/ml"
+JOB = "/apis/batch/v1/namespaces/ml/jobs/digits"
+"""Of the workload: its path, and the uid that the store gives it."""
 POD = {
     "metadata": {
         "name": "digits-0",
         "labels": {"kdist.dev/job": "digits", "batch.kubernetes.io/job-name": "digits"},
-        "ownerReferences": [{"kind": "Job", "name": "digits"}],
+        "ownerReferences": [{"kind": "Job", "name": "digits", "uid": JOB, "controller": True}],
     },
     "spec": {"containers": [{"name": "trainer"}]},
     "status": {

@@ -88,6 +88,8 @@ def scale(
     else:
         now = job.render_objects(target, suspended=state.suspended)
         now = immutable_fields.keep_immutable(target, now, workload)
+        sent = rbac.to_send(now)
+        rbac.require(target.cluster, (right for right in sent if right.verb != "create"))
         review.check(target, now, workload, notify=notify if dry_run else None)
         _resize(wanted, workload, suspended=state.suspended, notify=notify, dry_run=dry_run)
     if dry_run:

@@ -94,7 +94,7 @@ def folder(plane: ControlPlane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def place_pod(plane: ControlPlane) -> None:
     """A pod of the job that runs, as far as anybody can see."""
     job = plane.request("GET", f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs/digits")
-    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "digits"}
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "digits", "controller": True}
     owner["uid"] = job["metadata"]["uid"]
     labels = {"kdist.dev/job": "digits", "batch.kubernetes.io/job-completion-index": "0"}
     container = {"name": "trainer", "image": IMAGE}

@@ -353,8 +353,7 @@ EXPORTER = PanelRow(
             "cps",
             {
                 "{{server}}: {{reason}}": (
-                    "sum by (server, reason) "
-                    f"(rate(kdist_connections_refused_total{{}}[{RATE}])) > 0"
+                    f"sum by (server, reason) (rate(kdist_connections_refused_total{{}}[{RATE}]))"
                 )
             },
             minimum=0.0,

@@ -115,4 +115,4 @@ def command(context: click.Context, shell: str) -> None:
       kdist completion fish > ~/.config/fish/completions/kdist.fish
     """
     root = context.find_root().command
-    console.result(SHELLS[shell](root, {}, "kdist", "_KDIST_COMPLETE").source())
+    console.document(SHELLS[shell](root, {}, "kdist", "_KDIST_COMPLETE").source())

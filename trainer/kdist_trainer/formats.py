@@ -24,7 +24,7 @@ FORMATS: Final[Mapping[str, int]] = {
     "code.json": 1,
     "run.json": 1,
     "DONE": 1,
-    "state.json": 1,
+    "state.json": 2,
     "manifest.json": 2,
     "lock": 1,
     "events.jsonl": 1,

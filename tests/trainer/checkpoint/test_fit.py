@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from kdist_trainer.checkpoint.layout import CheckpointDirectory
+from kdist_trainer.checkpoint.state_json import UnloadableStateError
 from kdist_trainer.errors import CheckpointMismatchError
 from tests.trainer.checkpoint.states import (
     FINGERPRINT,
@@ -70,5 +71,5 @@ def test_another_model_is_refused_naming_what_differs(
 def test_a_value_that_could_not_be_read_back_is_refused_when_it_is_saved(tmp_path: Path) -> None:
     store = open_store(tmp_path / "checkpoints")
     load(store)
-    with pytest.raises(ValueError, match=r"scheduler\.rule is a builtin_function"):
+    with pytest.raises(UnloadableStateError, match=r"scheduler\.rule is a builtin_function"):
         store.save({**make_state(1), "scheduler": {"rule": min}}, position(1), step=1)

@@ -39,7 +39,6 @@ def moved(name: str) -> str:
 @pytest.mark.parametrize(
     ("function", "parameters"),
     [
-        (_nested_dict.flatten_state_dict, "state_dict"),
         (_traverse.set_element, "root_dict path value"),
         (_state_dict_utils._create_cpu_state_dict, "state_dict pin_memory"),
         (_state_dict_utils._copy_state_dict, "state_dict copy_state_dict non_blocking"),
@@ -64,12 +63,18 @@ def test_a_function_takes_the_arguments_that_it_is_given(
 
 
 def test_a_state_is_flattened_to_names_and_paths_and_set_by_them() -> None:
-    state = {"model": {"weight": 1}, "steps": [{"lr": 2}]}
+    state = {
+        "model": {"weight": 1, "scales": torch.ones(1)},
+        "steps": [{"lr": 2, "betas": (1, 2), "nothing": {}}, [torch.ones(1), [3]], 4],
+        "list": [1, [2]],
+        "empty": [],
+    }
     flat, paths = torch_internals.flatten(state)
-    assert flat["model.weight"] == 1, moved("flatten_state_dict")
-    assert paths["model.weight"] == ("model", "weight"), moved("flatten_state_dict")
+    expected = _nested_dict.flatten_state_dict(state)
+    assert (flat, paths) == expected, moved("flatten_state_dict")
+    assert paths["model.weight"] == ("model", "weight")
     torch_internals.set_value(state, paths["model.weight"], 3)
-    assert state["model"] == {"weight": 3}, moved("set_element")
+    assert state["model"]["weight"] == 3, moved("set_element")
 
 
 def test_a_copy_on_the_cpu_holds_the_values_and_none_of_the_memory() -> None:

@@ -19,10 +19,12 @@ from typing import Any
 
 import kdist_trainer
 from kdist_trainer.checkpoint import storage
+from kdist_trainer.checkpoint.state_json import decode, encode
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.digest import Digest, UnknownAlgorithmError
 from kdist_trainer.errors import CheckpointMismatchError
-from kdist_trainer.formats import FORMATS, stamp
+from kdist_trainer.formats import FIRST, FORMATS, check_format, stamp
+from kdist_trainer.formats import FORMAT as FORMAT_FIELD
 from kdist_trainer.object_store.path import ObjectPath
 from kdist_trainer.untrusted_text import parse_json
 
@@ -129,8 +131,26 @@ class Manifest:
 
 
 def write_state(state: Mapping[str, Any], job: Mapping[str, Any]) -> bytes:
-    """The content of `state.json`."""
-    return json.dumps(stamp(STATE, {"state": state, "job": job}), indent=1).encode() + b"\n"
+    """The content of `state.json`. Raises `UnloadableStateError` if JSON cannot hold the state."""
+    encoded, is_extended = encode(state, "state")
+    document = stamp(STATE, {"state": encoded, "job": job})
+    if not is_extended:
+        document[FORMAT_FIELD] = FIRST  # so that earlier versions read it
+    return json.dumps(document, indent=1).encode() + b"\n"
+
+
+def read_state_json(data: bytes) -> tuple[Any, Any]:
+    """The state and the job of a `state.json`.
+
+    Raises:
+        NewerFormatError: a newer version wrote it.
+        ValueError, KeyError, TypeError: it is no such document.
+    """
+    document = parse_json(data, max_bytes=MAX_BYTES, allow_nan=True, keep_surrogates=True)
+    check_format(STATE, document)
+    state = document["state"]
+    is_extended = document.get(FORMAT_FIELD, FIRST) != FIRST
+    return decode(state) if is_extended else state, document.get("job", {})
 
 
 def _unsupported(what: str) -> UnsupportedCheckpointError:

@@ -23,19 +23,19 @@ from torch.distributed.checkpoint.planner import ReadItem
 
 from kdist_trainer.checkpoint.group import CheckpointGroup
 from kdist_trainer.checkpoint.manifest import (
-    MAX_BYTES,
     STATE,
     DamagedCheckpointError,
     Manifest,
     UnsupportedCheckpointError,
     read_checked,
     read_manifest,
+    read_state_json,
 )
 from kdist_trainer.checkpoint.safe_unpickler import METADATA, read_metadata
 from kdist_trainer.checkpoint.storage import StoragePath
+from kdist_trainer.checkpoint.values import read_value
 from kdist_trainer.errors import CheckpointMismatchError
-from kdist_trainer.formats import NewerFormatError, check_format
-from kdist_trainer.untrusted_text import parse_json
+from kdist_trainer.formats import NewerFormatError
 
 _MAX_PROBLEMS = 3
 
@@ -114,7 +114,7 @@ class _Planner(DefaultLoadPlanner):
         super().set_up_planner(state_dict, metadata, is_coordinator)
 
     def load_bytes(self, read_item: ReadItem, value: Any) -> None:
-        self.original_state_dict[read_item.dest_index.fqn] = torch.load(value, weights_only=True)
+        self.original_state_dict[read_item.dest_index.fqn] = read_value(value)
 
 
 def load_metadata(folder: StoragePath, manifest: Manifest) -> Metadata:
@@ -155,14 +155,7 @@ def read_state(folder: StoragePath, *, framework: str = "") -> LoadedCheckpoint:
             f"checkpoint {folder}: {error}, or move the folder away to continue from an older one"
         ) from None
     try:
-        document = parse_json(
-            read_checked(folder, STATE, manifest),
-            max_bytes=MAX_BYTES,
-            allow_nan=True,
-            keep_surrogates=True,
-        )
-        check_format(STATE, document)
-        state, job = document["state"], document.get("job", {})
+        state, job = read_state_json(read_checked(folder, STATE, manifest))
     except NewerFormatError as error:
         raise UnsupportedCheckpointError(f"checkpoint {folder}: {error}") from None
     except (ValueError, KeyError, TypeError) as error:

@@ -9,7 +9,6 @@ from one save to the next.
 from __future__ import annotations
 
 import heapq
-from collections import Counter, OrderedDict
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -19,6 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from kdist_trainer.checkpoint import torch_internals
 from kdist_trainer.checkpoint.torch_internals import KeyPath
+from kdist_trainer.checkpoint.values import check_tensor, copy_value
 
 Paths = dict[str, KeyPath]
 """By flat name, the keys that lead to a value."""
@@ -48,11 +48,14 @@ class Stager:
             path of keys that leads to it.
 
         Raises:
-            ValueError: a checkpoint cannot hold a value of this type.
+            UnloadableStateError: a checkpoint cannot hold a value of this type.
         """
         if self._size == 0:
             return {}, {}
         flat, paths = torch_internals.flatten(state)
+        for name, value in flat.items():
+            if isinstance(value, Tensor):
+                check_tensor(value, name)
         share = {name: flat[name] for name in _share(flat, self._rank, self._size, first)}
         tensors = {name: value for name, value in share.items() if isinstance(value, Tensor)}
         layout = {name: (value.shape, value.dtype, value.device) for name, value in tensors.items()}
@@ -65,7 +68,9 @@ class Stager:
             if on_gpu:
                 torch.cuda.current_stream().synchronize()
             copies |= {
-                name: _copied(value, name) for name, value in share.items() if name not in tensors
+                name: copy_value(value, name)
+                for name, value in share.items()
+                if name not in tensors
             }
         return copies, {name: paths[name] for name in share}
 
@@ -90,19 +95,3 @@ def _share(flat: Mapping[str, Any], rank: int, size: int, first: Collection[str]
         owner[name] = lightest
         heapq.heappush(load, (assigned + nbytes, lightest))
     return [name for name in flat if owner[name] == rank]
-
-
-def _copied(value: Any, name: str) -> Any:
-    """A copy of a value of a type that the reader's `weights_only` accepts."""
-    if isinstance(value, Tensor):
-        return value.detach().to("cpu", copy=True)
-    if type(value) in (list, tuple):
-        return type(value)(_copied(one, name) for one in value)
-    if type(value) in (dict, OrderedDict, Counter):
-        return type(value)({key: _copied(one, name) for key, one in value.items()})
-    if value is None or type(value) in (bool, int, float, str, bytes):
-        return value
-    raise ValueError(
-        f"{name} is a {type(value).__name__}, which a checkpoint cannot hold: give "
-        "numbers, texts or tensors"
-    )

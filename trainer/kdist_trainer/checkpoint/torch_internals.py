@@ -14,12 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed._state_dict_utils import _copy_state_dict, _create_cpu_state_dict
-from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint._traverse import set_element
 from torch.distributed.checkpoint.filesystem import _StorageInfo as StorageInfo
 from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, TensorProperties
 from torch.distributed.checkpoint.state_dict import _get_fqns
 from torch.serialization import _get_layout as find_layout
+
+from kdist_trainer.checkpoint.state_json import UnloadableStateError
 
 __all__ = [
     "INDEX_GLOBALS",
@@ -60,12 +61,51 @@ INDEX_GLOBALS = {
 
 
 def flatten(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, KeyPath]]:
-    """Flatten a nested state as DCP does.
+    """Flatten a nested state as DCP does; but a dict whose keys are not all texts stays whole,
+    since DCP would make texts of them.
 
     Returns:
         The values by flat name, such as `model.fc.weight`, and the path of each.
+
+    Raises:
+        UnloadableStateError: Two values have the same flat name.
     """
-    return flatten_state_dict(dict(state))
+    flat: dict[str, Any] = {}
+    paths: dict[str, KeyPath] = {}
+
+    def visit(path: KeyPath, value: Any) -> None:
+        if isinstance(value, Mapping) and _has_texts(value):
+            for key, one in value.items():
+                visit((*path, key), one)
+        elif isinstance(value, list) and not _is_whole(value):
+            for number, one in enumerate(value):
+                visit((*path, number), one)
+        else:
+            name = ".".join(map(str, path))
+            if name in flat:
+                raise UnloadableStateError(
+                    f"two values of the state are called {name}, {paths[name]} and {path}: a "
+                    "checkpoint cannot tell them apart; use keys without a dot"
+                )
+            flat[name], paths[name] = value, path
+
+    for key, value in state.items():
+        visit((key,), value)
+    return flat, paths
+
+
+def _has_texts(mapping: Mapping[Any, Any]) -> bool:
+    return all(type(key) is str for key in mapping)
+
+
+def _is_whole(values: list[Any]) -> bool:
+    """Whether a list is one value: it contains neither tensors nor what is flattened."""
+    return not any(
+        isinstance(one, Tensor)
+        or (isinstance(one, Mapping) and _has_texts(one))
+        or (isinstance(one, list) and not _is_whole(one))
+        for one in values
+    )
 
 
 def set_value(state: dict[str, Any], path: KeyPath, value: Any) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kdist import backends, rbac
 from kdist.backends import RUNTIME
+from kdist.deploy import approval
 from kdist.deploy.admission import check_pod_admission
 from kdist.deploy.delete import find_leftovers
 from kdist.deploy.dependents import adopt, drop_owner
@@ -82,6 +83,9 @@ def send(
                 created.append(each)
             applied = provide_key(_objects(cluster, plan), plan, each.manifest, each.applied)
             yield each._replace(applied=applied)
+        if plan.workload is not None:
+            backend = plan.placement.backend
+            approval.record(_objects(cluster, plan), plan.workload, backend, plan.deferred)
         if plan.job.spec.suspend:  # as by `kdist suspend`, so that `kdist resume` starts it
             body = {"metadata": {"annotations": {ASKED: "suspended"}}}
             _objects(cluster, plan).change("v1", "ConfigMap", plan.job.metadata.name, body)

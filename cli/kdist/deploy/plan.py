@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kdist import backends, rbac, render
 from kdist.backends import Placement
+from kdist.deploy.approval import is_new, select_workload
 from kdist.errors import KdistError, NotFoundError
 from kdist.load.folder import CodeFolder, find_code
 from kdist.manifest import Manifest
@@ -38,7 +39,8 @@ class Plan:
 
     `config_map` is the job's ConfigMap on the cluster, None for a new job. `revived`: the job
     exists, but its workload is gone, for instance by its TTL. `folder`: what is sent of the code
-    folder of this machine.
+    folder of this machine. `workload`: as it is on the cluster, if it is. `deferred`: what says how
+    the pods will be after a restart, where the workload keeps those it has.
     """
 
     job: TrainingJob
@@ -48,6 +50,8 @@ class Plan:
     config_map: dict[str, Any] | None = None
     revived: bool = False
     folder: CodeFolder | None = None
+    workload: dict[str, Any] | None = None
+    deferred: tuple[Manifest, ...] = ()
 
     @property
     def exists(self) -> bool:
@@ -104,16 +108,24 @@ def make_plan(
         *render.warn(job, placement),
         *_describe_state(cluster, job.metadata.name, state, decided),
     ]
-    manifests = [_keep(each, backend, workload) for each in render.render(job, placement)]
+    rendered = render.render(job, placement)
+    manifests = [_keep(each, backend, workload) for each in rendered]
+    pods = select_workload(rendered, backend)
     # a finished workload stays for inspection until a restart creates it again
     if state is not None and state.finished:
-        manifests = [
-            each
-            for each in manifests
-            if each.kind not in (backends.get(backend).kind, "TrainingRuntime")
-        ]
-    revived = config_map is not None and workload is None
-    return Plan(job, placement, manifests, warnings, config_map, revived, folder)
+        manifests = [each for each in manifests if each.kind not in {one.kind for one in pods}]
+    stays = workload is not None and any(is_new(each, manifests) for each in pods)
+    return Plan(
+        job,
+        placement,
+        manifests,
+        warnings,
+        config_map,
+        revived=config_map is not None and workload is None,
+        folder=folder,
+        workload=workload,
+        deferred=tuple(pods) if stays else (),
+    )
 
 
 def _plan_alone(job: TrainingJob, *, take_over: bool, code: dict[str, bytes] | None) -> Plan:

@@ -15,25 +15,12 @@ from typing import Any, Final
 from kdist import deploy
 from kdist.backends import RUNTIME
 from kdist.cluster import ApiError, Applied, ForeignError, normalize
+from kdist.deploy import approval
 from kdist.errors import NotFoundError
 from kdist.jobs.job import ClusterJob, Document, is_workload
 from kdist.jobs.wait import Notify
 from kdist.manifest import OWNER, Manifest, mark
 
-_SIZES: Final = frozenset(
-    {
-        "completions",
-        "maxReplicas",
-        "minReplicas",
-        "numNodes",
-        "parallelism",
-        "replicas",
-        "selector",
-        "successPolicy",
-        "suspend",
-    }
-)
-"""Fields of a workload outside of its pods that commands change, or controllers set."""
 _POD_LABELS: Final = frozenset(
     {
         "batch.kubernetes.io/controller-uid",
@@ -89,10 +76,11 @@ def find_changes(
     target: ClusterJob, manifests: Iterable[Manifest], workload: Mapping[str, Any] | None
 ) -> Iterator[deploy.Difference]:
     """Each object that would be created or changed. ConfigMaps are left out: whoever could have
-    changed that of the job can change them all.
+    changed that of the job can change them all. So is what the user has applied since the workload
+    has its pods.
     """
     for each in manifests:
-        if each.kind == "ConfigMap":
+        if each.kind == "ConfigMap" or approval.is_recorded(workload, each):
             continue
         try:
             if is_workload(target, each):
@@ -162,8 +150,8 @@ def _strip(document: Mapping[str, Any], known: Mapping[str, set[str]]) -> Docume
         found = {key: value for key, value in _entries(document, kind).items() if key in keys}
         if found:
             metadata[kind] = found
-    whole = normalize(document)
-    return {**_without_sizes(whole), "metadata": metadata}
+    whole = approval.without_sizes(_without_generated(normalize(document)))
+    return {**whole, "metadata": metadata}
 
 
 def _entries(document: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
@@ -183,24 +171,17 @@ def _list_applied(document: Mapping[str, Any]) -> dict[str, set[str]]:
     return found
 
 
-def _without_sizes(value: Any) -> Any:
-    """A copy without the fields that commands change; pods are whole but for the labels that the
-    server adds.
-    """
+def _without_generated(value: Any) -> Any:
+    """A copy without the labels that the server adds to pods."""
     if isinstance(value, list):
-        return [_without_sizes(each) for each in value]
+        return [_without_generated(each) for each in value]
     if not isinstance(value, Mapping):
         return value
-    spec = value.get("spec")
-    if isinstance(spec, Mapping) and isinstance(spec.get("containers"), list):
-        return _without_generated(value)
-    return {key: _without_sizes(each) for key, each in value.items() if key not in _SIZES}
-
-
-def _without_generated(pod: Mapping[str, Any]) -> Document:
-    metadata = dict(pod.get("metadata") or {})
+    if not approval.is_pod(value):
+        return {key: _without_generated(each) for key, each in value.items()}
+    metadata = dict(value.get("metadata") or {})
     metadata.pop("creationTimestamp", None)  # which older servers write as null
     labels = {
-        key: value for key, value in _entries(pod, "labels").items() if key not in _POD_LABELS
+        key: text for key, text in _entries(value, "labels").items() if key not in _POD_LABELS
     }
-    return {**pod, "metadata": {**metadata, "labels": labels}}
+    return {**value, "metadata": {**metadata, "labels": labels}}

@@ -71,11 +71,7 @@ def test_nobody_is_asked_about_a_job_that_is_as_it_was_applied(
     assert scaled.exit_code == Code.OK or "cannot be scaled" in scaled.stderr, scaled.stderr
     again = kdist("scale", "digits", "--nodes", "2:4", "--no-wait")
     assert again.exit_code == Code.OK or "cannot be scaled" in again.stderr, again.stderr
-    words = ENDED["conditions"][0] if backend != "statefulset" else {}
-    store.objects[PLACES[backend]]["status"] = {"conditions": [words]}
-    if backend == "statefulset":
-        outcome = {"kdist.dev/outcome": '{"code": 1, "outcome": "failed"}'}
-        store.objects[PLACES[backend]]["metadata"]["annotations"] |= outcome
+    finish(store, backend)
     restarted = kdist("restart", "digits", "--no-wait")
     assert restarted.exit_code == Code.OK, restarted.stderr
 
@@ -154,3 +150,48 @@ def test_a_namespace_that_a_config_map_names_is_ignored_and_named(
     refused = kdist("scale", "digits", "--nodes", "3", "--no-wait")
     assert refused.exit_code == Code.ERROR
     assert "ConfigMap digits contains the job other" in refused.stderr
+
+
+@pytest.mark.parametrize("backend", PLACES)
+def test_a_restart_sends_what_was_applied_to_a_finished_job_without_asking(
+    api: Api, store: Store, file: Path, kdist: Kdist, backend: str
+) -> None:
+    options = ("--set", f"spec.backend={backend}")
+    assert kdist("apply", str(file), *options).exit_code == Code.OK
+    finish(store, backend)
+    mended = (*options, "--set", "spec.image=registry.example.com/mended:2")
+    assert kdist("apply", str(file), *mended).exit_code == Code.OK
+    finish(store, backend)
+    before = json.dumps(store.objects[CONFIG_MAP])
+    tamper(store, image="evil:1")
+    refused = kdist("restart", "digits", "--no-wait")
+    assert refused.exit_code == Code.USAGE
+    store.objects[CONFIG_MAP] = json.loads(before)
+    restarted = kdist("restart", "digits", "--no-wait")
+    assert restarted.exit_code == Code.OK, restarted.stderr
+    assert "mended:2" in json.dumps(store.objects)
+
+
+def test_what_was_applied_before_the_last_apply_is_asked_about_again(
+    api: Api, store: Store, file: Path, kdist: Kdist
+) -> None:
+    assert kdist("apply", str(file)).exit_code == Code.OK
+    finish(store, "job")
+    assert kdist("apply", str(file), "--set", "spec.image=first:1").exit_code == Code.OK
+    config_map = json.dumps(store.objects[CONFIG_MAP])
+    assert kdist("apply", str(file), "--set", "spec.image=second:2").exit_code == Code.OK
+    store.objects[CONFIG_MAP] = json.loads(config_map)
+    refused = kdist("restart", "digits", "--no-wait")
+    assert refused.exit_code == Code.USAGE
+    assert "+        image: first:1" in refused.stderr
+
+
+def finish(store: Store, backend: str) -> None:
+    """Let the workload have failed, as its controller writes it."""
+    workload = store.objects[PLACES[backend]]
+    words = ENDED["conditions"][0] if backend != "statefulset" else {}
+    workload["status"] = {"conditions": [words]}
+    if backend == "statefulset":
+        outcome = {"kdist.dev/outcome": '{"code": 1, "outcome": "failed"}'}
+        workload["metadata"]["annotations"] |= outcome
+        workload["spec"]["replicas"] = 0

@@ -48,6 +48,14 @@ def test_a_modules_own_tensors_can_be_replaced() -> None:
     assert module.weight is None, moved("nn.Module._parameters")
 
 
+def test_a_module_tells_its_buffers_that_no_state_dict_has() -> None:
+    module = nn.Module()
+    module.register_buffer("saved", torch.ones(1))
+    module.register_buffer("unsaved", torch.ones(1), persistent=False)
+    found = torch_internals.unsaved_buffers(module)
+    assert found == {"unsaved"}, moved("nn.Module._non_persistent_buffers_set")
+
+
 def test_a_tensor_counts_its_changes() -> None:
     tensor = torch.zeros(2)
     before = torch_internals.version_of(tensor)

@@ -37,6 +37,7 @@ __all__ = [
     "replace_rendezvous_store",
     "restart_group_names",
     "tree_map_only",
+    "unsaved_buffers",
     "version_of",
 ]
 
@@ -49,6 +50,11 @@ def own_buffers(module: nn.Module) -> dict[str, Tensor | None]:
 def own_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
     """Parameters of `module` itself, without those of its children; changes apply to the module."""
     return module._parameters
+
+
+def unsaved_buffers(module: nn.Module) -> set[str]:
+    """Names of the buffers of `module` itself that no state dict has."""
+    return module._non_persistent_buffers_set
 
 
 def version_of(tensor: Tensor) -> int:

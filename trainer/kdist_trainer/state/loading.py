@@ -1,0 +1,211 @@
+"""Loads a state into modules and optimizers: all of it, or nothing with every difference named."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from kdist_trainer.errors import CheckpointMismatchError
+from kdist_trainer.state.kinds import ValueKind, find_differences, kind_of
+from kdist_trainer.state.names import Names, Naming, buffer_slots, parameter_names, unwrapped
+from kdist_trainer.state.reading import OWN, name_of, read_module
+from kdist_trainer.torch_internals import own_buffers
+
+EXTRA: Final = "_extra_state"
+_MAX_PROBLEMS = 20
+
+
+class StateMismatchError(CheckpointMismatchError):
+    """A state is of another model or optimizer; nothing was loaded.
+
+    Args:
+        problems: The differences, each with the path of the value.
+    """
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        self.problems = list(problems)
+        rest = len(self.problems) - _MAX_PROBLEMS
+        super().__init__(
+            "the state is of another model or optimizer: "
+            f"{'; '.join(self.problems[:_MAX_PROBLEMS])}{f'; and {rest} more' if rest > 0 else ''}"
+        )
+
+
+def load_state(
+    module: nn.Module,
+    optimizer: Optimizer,
+    state: Mapping[str, Any],
+    *,
+    absent: Collection[str] = (),
+    made: Collection[str] = (),
+) -> None:
+    """Load what `read_state` has returned, all of it. No step is taken.
+
+    Args:
+        module: The module, which may be wrapped otherwise.
+        optimizer: Its optimizer.
+        state: The state. The optimizer's tensors become its own, without a copy.
+        absent: Names of the buffers that are to be None.
+        made: Names of the buffers that training has made: a new module does not have them, or has
+            them in another shape.
+
+    Raises:
+        StateMismatchError: If it is of another model or optimizer.
+    """
+    names = parameter_names(module)
+    problems = find_module_problems(module, state["model"], absent=absent, made=made)
+    problems += find_optimizer_problems(optimizer, names, state["optimizer"])
+    if problems:
+        raise StateMismatchError(problems)
+    load_module(module, state["model"], absent=absent, made=made)
+    load_optimizer(optimizer, names, state["optimizer"])
+
+
+def load_module(
+    module: nn.Module,
+    values: Mapping[str, Any],
+    *,
+    absent: Collection[str] = (),
+    made: Collection[str] = (),
+) -> None:
+    """Load what `read_module` has returned; see `load_state`."""
+    problems = find_module_problems(module, values, absent=absent, made=made)
+    if problems:
+        raise StateMismatchError(problems)
+    naming = Naming(module)
+    values = {unwrapped(name): value for name, value in values.items()}
+    _make_buffers(module, values, absent, made)
+    module.load_state_dict({name: values[naming.plain(name)] for name in module.state_dict()})
+
+
+def load_optimizer(optimizer: Optimizer, names: Names, saved: Mapping[str, Any]) -> None:
+    """Load what `read_optimizer` has returned: the states as they were saved, for the parameters
+    that had one, and all numbers of the groups; see `load_state`.
+    """
+    problems = find_optimizer_problems(optimizer, names, saved)
+    if problems:
+        raise StateMismatchError(problems)
+    parameters = named_parameters(optimizer, names)
+    numbers = {name: number for number, name in enumerate(parameters)}
+    groups = [
+        {**theirs, "params": [numbers[names[each]] for each in own["params"]]}
+        for own, theirs in zip(optimizer.param_groups, saved["param_groups"], strict=True)
+    ]
+    states = {unwrapped(name): value for name, value in saved["state"].items()}
+    optimizer.load_state_dict(
+        {
+            "state": {
+                numbers[name] if name in numbers else name.removeprefix(OWN): value
+                for name, value in states.items()
+            },
+            "param_groups": groups,
+        }
+    )
+    for name, value in states.items():
+        if name in parameters and isinstance(value, Mapping):
+            _keep_types(optimizer.state[parameters[name]], value)
+
+
+def named_parameters(optimizer: Optimizer, names: Names) -> dict[str, Tensor]:
+    """The optimizer's parameters by their names."""
+    return {
+        name_of(each, names): each for group in optimizer.param_groups for each in group["params"]
+    }
+
+
+def find_module_problems(
+    module: nn.Module,
+    values: Mapping[str, Any],
+    *,
+    absent: Collection[str] = (),
+    made: Collection[str] = (),
+) -> list[str]:
+    """Why these values cannot be loaded into a module; empty if they can."""
+    own = {name: _kind(name, value) for name, value in read_module(module).items()}
+    saved = {unwrapped(name): _kind(name, value) for name, value in values.items()}
+    slots = {one.name: one.tensor for one in buffer_slots(module)}
+    for name in list(own):
+        if name in absent and name in slots and name not in saved:
+            del own[name]  # it will be None
+    own |= {
+        name: kind
+        for name, kind in saved.items()
+        # it will be made
+        if kind.kind == "tensor" and (name in made or (name in slots and slots[name] is None))
+    }
+    return [f"model.{problem}" for problem in find_differences(own, saved)]
+
+
+def find_optimizer_problems(
+    optimizer: Optimizer, names: Names, saved: Mapping[str, Any]
+) -> list[str]:
+    """Why these values cannot be loaded into an optimizer; empty if they can."""
+    groups, theirs = optimizer.param_groups, saved["param_groups"]
+    if len(groups) != len(theirs):
+        return [f"optimizer.param_groups are {len(theirs)} groups instead of {len(groups)}"]
+    problems: list[str] = []
+    for number, (own, other) in enumerate(zip(groups, theirs, strict=True)):
+        path = f"optimizer.param_groups.{number}"
+        problems += [f"{path}.{key} is missing" for key in own if key not in other]
+        ours = {name_of(each, names) for each in own["params"]}
+        given = {unwrapped(name) for name in other.get("params", ())}
+        problems += [f"{path}.params: {name} is missing" for name in sorted(ours - given)]
+        problems += [f"{path}.params: {name} is not in the model" for name in sorted(given - ours)]
+    known = named_parameters(optimizer, names)
+    problems += [
+        f"optimizer.state.{name} is of no parameter of the optimizer"
+        for name in map(unwrapped, saved["state"])
+        if name not in known and not name.startswith(OWN)
+    ]
+    return problems
+
+
+def _kind(name: str, value: Any) -> ValueKind:
+    """What a value of a module is. Extra state may be anything, and change."""
+    is_extra = name.rpartition(".")[2] == EXTRA
+    return ValueKind("extra state") if is_extra else kind_of(value)
+
+
+def _keep_types(loaded: dict[str, Any], saved: Mapping[str, Any]) -> None:
+    """Undo what torch does to a state that it loads: it gives tensors the type of their parameter,
+    and takes texts apart.
+    """
+    for key, value in saved.items():
+        own = loaded.get(key)
+        if isinstance(value, Tensor) and isinstance(own, Tensor) and own.dtype != value.dtype:
+            loaded[key] = value.to(own.device)
+        elif isinstance(value, str | bytes):
+            loaded[key] = value
+
+
+def _make_buffers(
+    module: nn.Module, values: Mapping[str, Any], absent: Collection[str], made: Collection[str]
+) -> None:
+    """Give the module the buffers that the values have: some become None, some become tensors."""
+    device = next((one.device for one in module.parameters()), torch.device("cpu"))
+    missing = set(made)
+    for slot in buffer_slots(module):
+        missing.discard(slot.name)
+        own, value = slot.tensor, values.get(slot.name)
+        if value is None and slot.name in absent and slot.is_saved:
+            own_buffers(slot.owner)[slot.key] = None
+        elif isinstance(value, Tensor) and (
+            own is None or (slot.name in made and kind_of(own) != kind_of(value))
+        ):
+            own_buffers(slot.owner)[slot.key] = torch.empty_like(
+                value, device=device if own is None else own.device
+            )
+    if missing:
+        naming = Naming(module)
+        owners = {
+            naming.plain(f"{path}.x".lstrip(".")): one for path, one in module.named_modules()
+        }
+        for name in missing & values.keys():
+            path, dot, key = name.rpartition(".")
+            owner = owners.get(f"{path}{dot}x")
+            if owner is not None:
+                owner.register_buffer(key, torch.empty_like(values[name], device=device))

@@ -1,0 +1,94 @@
+"""The names of what a module holds, as it was written: without what wrappers add to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from torch import Tensor, nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+from kdist_trainer.torch_internals import own_buffers, unsaved_buffers
+
+Names = Mapping[Tensor, str]
+"""The name of each parameter."""
+
+_PARTS = ("_orig_mod", "_checkpoint_wrapped_module")
+"""How `torch.compile` and activation checkpointing call the module that they wrap."""
+_MODULE = "module"
+"""How DDP calls it: users call modules so too."""
+
+
+class Naming:
+    """Finds the names that a module had before it, or parts of it, were wrapped."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._prefixes: Sequence[str] = [
+            f"{path}.".lstrip(".")
+            for path, one in module.named_modules()
+            if isinstance(one, DistributedDataParallel | DataParallel)
+        ]
+
+    def plain(self, name: str) -> str:
+        """A name without what wrappers add to it."""
+        for prefix in reversed(self._prefixes):
+            rest = name.removeprefix(prefix)
+            if rest != name or not prefix:
+                first, _, inner = rest.partition(".")
+                name = f"{prefix}{inner}" if first == _MODULE else name
+        return unwrapped(name)
+
+
+def unwrapped(name: str) -> str:
+    """A name without what `torch.compile` and activation checkpointing add."""
+    if not any(part in name for part in _PARTS):
+        return name
+    return ".".join(part for part in name.split(".") if part not in _PARTS)
+
+
+def parameter_names(modules: nn.Module | Mapping[str, nn.Module]) -> dict[Tensor, str]:
+    """The name of each parameter; one that is tied has its first name.
+
+    Args:
+        modules: A module; or several by their names, which come first: `generator.fc.weight`.
+    """
+    if not isinstance(modules, nn.Module):
+        names: dict[Tensor, str] = {}
+        for key, module in modules.items():
+            for parameter, name in parameter_names(module).items():
+                names.setdefault(parameter, f"{key}.{name}")
+        return names
+    naming = Naming(modules)
+    return {one: naming.plain(name) for name, one in modules.named_parameters()}
+
+
+class BufferSlot(NamedTuple):
+    """Where a module keeps a buffer: the tensor in it may be replaced."""
+
+    owner: nn.Module
+    key: str
+    name: str
+    """Full name in the model."""
+
+    @property
+    def tensor(self) -> Tensor | None:
+        """The buffer, if there is one."""
+        return own_buffers(self.owner)[self.key]
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether a state dict has it."""
+        return self.key not in unsaved_buffers(self.owner)
+
+
+def buffer_slots(module: nn.Module) -> Iterator[BufferSlot]:
+    """The slots of all buffers, those that are None too."""
+    naming = Naming(module)
+    for path, owner in module.named_modules():
+        for key in own_buffers(owner):
+            yield BufferSlot(owner, key, naming.plain(f"{path}.{key}".lstrip(".")))
+
+
+def absent_buffers(module: nn.Module) -> list[str]:
+    """Names of the buffers that are None, and would be saved otherwise."""
+    return [one.name for one in buffer_slots(module) if one.is_saved and one.tensor is None]

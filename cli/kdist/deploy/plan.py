@@ -97,9 +97,9 @@ def make_plan(
     if config_map is not None and workload is not None:
         _check_restart(job, config_map)
     placement = Placement(
-        backend=backend,
-        rendezvous=_choose_rendezvous(cluster, job, decided),
-        run_id=_choose_run(cluster, job, decided),
+        backend,
+        _choose_rendezvous(cluster, job, decided),
+        _choose_run(cluster, job, decided),
         suspended=_is_suspended(job, backend, state),
         take_over=take_over,
         code=code,
@@ -115,17 +115,9 @@ def make_plan(
     if state is not None and state.finished:
         manifests = [each for each in manifests if each.kind not in {one.kind for one in pods}]
     stays = workload is not None and any(is_new(each, manifests) for each in pods)
-    return Plan(
-        job,
-        placement,
-        manifests,
-        warnings,
-        config_map,
-        revived=config_map is not None and workload is None,
-        folder=folder,
-        workload=workload,
-        deferred=tuple(pods) if stays else (),
-    )
+    plan = Plan(job, placement, manifests, warnings, config_map, folder=folder, workload=workload)
+    revived = config_map is not None and workload is None
+    return replace(plan, revived=revived, deferred=tuple(pods) if stays else ())
 
 
 def _plan_alone(job: TrainingJob, *, take_over: bool, code: dict[str, bytes] | None) -> Plan:

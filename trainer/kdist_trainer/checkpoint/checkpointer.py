@@ -24,9 +24,11 @@ from kdist_trainer.checkpoint.layout import Checkpoint, CheckpointDirectory
 from kdist_trainer.checkpoint.lock import Lock, LockLostError
 from kdist_trainer.checkpoint.manifest import Manifest, write_state
 from kdist_trainer.checkpoint.opening import FolderOpener, LockRequest
+from kdist_trainer.checkpoint.reader import LoadedCheckpoint
 from kdist_trainer.checkpoint.restore import Fallback, JobCheck, Restore
 from kdist_trainer.checkpoint.staging import Paths, Stager
 from kdist_trainer.checkpoint.storage import StoragePath
+from kdist_trainer.checkpoint.target import Template
 from kdist_trainer.checkpoint.writer import Writer
 from kdist_trainer.config import Checkpointing
 from kdist_trainer.errors import PeersLostError, StorageError
@@ -123,9 +125,15 @@ class CheckpointManager:
         """Checkpoints that `load` skipped, newest first."""
         return self._restore.fallbacks
 
+    def peek(self) -> LoadedCheckpoint | None:
+        """The newest checkpoint whose manifest and state verify, the same on every rank; its
+        tensors are not read. None if there is none.
+        """
+        return self._restore.peek()
+
     def load(
         self,
-        model_and_optimizer: dict[str, Any],
+        model_and_optimizer: dict[str, Any] | Template,
         *,
         fingerprint: str,
         check_job: JobCheck | None = None,
@@ -133,7 +141,8 @@ class CheckpointManager:
         """Fill the tensors in place from the newest checkpoint that verifies.
 
         Args:
-            model_and_optimizer: the nested state to fill.
+            model_and_optimizer: the nested state to fill, or what makes it of what a checkpoint
+                has.
             fingerprint: of the data; empty to accept any.
             check_job: called first, on every rank, with the job stored in the checkpoint.
 

@@ -18,7 +18,12 @@ from torch.distributed.checkpoint import state_dict_loader
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    Metadata,
+    StorageMeta,
+    TensorStorageMetadata,
+)
 from torch.distributed.checkpoint.planner import ReadItem
 
 from kdist_trainer.checkpoint.group import CheckpointGroup
@@ -36,6 +41,9 @@ from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.checkpoint.values import read_value
 from kdist_trainer.errors import CheckpointMismatchError
 from kdist_trainer.formats import NewerFormatError
+
+SavedIndex = Mapping[str, TensorStorageMetadata | BytesStorageMetadata]
+"""What a checkpoint has, by flat name: tensors with their sizes, and values."""
 
 _MAX_PROBLEMS = 3
 
@@ -122,6 +130,11 @@ def load_metadata(folder: StoragePath, manifest: Manifest) -> Metadata:
     return read_metadata(read_checked(folder, METADATA, manifest), manifest.files)
 
 
+def read_index(folder: StoragePath, manifest: Manifest) -> SavedIndex:
+    """What a checkpoint has, by flat name. Raises `DamagedCheckpointError` or `OSError`."""
+    return load_metadata(folder, manifest).state_dict_metadata
+
+
 def inspect(folder: StoragePath) -> LoadedCheckpoint:
     """Read a checkpoint's manifest, index and state, without running any code that is in it.
 
@@ -130,9 +143,13 @@ def inspect(folder: StoragePath) -> LoadedCheckpoint:
         UnsupportedCheckpointError: another version wrote it.
         OSError: the disk failed.
     """
+    return inspect_index(folder)[0]
+
+
+def inspect_index(folder: StoragePath) -> tuple[LoadedCheckpoint, SavedIndex]:
+    """Inspect a checkpoint; returns what it has too. Raises as `inspect` does."""
     found = read_state(folder)
-    load_metadata(folder, found.manifest)
-    return found
+    return found, read_index(folder, found.manifest)
 
 
 def read_state(folder: StoragePath, *, framework: str = "") -> LoadedCheckpoint:

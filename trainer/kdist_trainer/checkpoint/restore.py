@@ -21,14 +21,15 @@ import torch
 from torch import Tensor
 
 from kdist_trainer import log
-from kdist_trainer.checkpoint import commit, reader, torch_internals
+from kdist_trainer.checkpoint import commit, reader
 from kdist_trainer.checkpoint.group import CheckpointGroup, broadcast_state, send
 from kdist_trainer.checkpoint.layout import Checkpoint, CheckpointDirectory
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.checkpoint.lock import Lock
 from kdist_trainer.checkpoint.manifest import DamagedCheckpointError, Manifest, check_digests
-from kdist_trainer.checkpoint.reader import LoadedCheckpoint
+from kdist_trainer.checkpoint.reader import LoadedCheckpoint, SavedIndex
 from kdist_trainer.checkpoint.storage import StoragePath
+from kdist_trainer.checkpoint.target import Target, Template
 from kdist_trainer.errors import CheckpointMismatchError
 
 T = TypeVar("T")
@@ -88,12 +89,16 @@ class Restore:
         """Errors of a checkpoint after which an older one is tried."""
 
     def load(
-        self, tensors: dict[str, Any], *, fingerprint: str, check_job: JobCheck | None = None
+        self,
+        tensors: dict[str, Any] | Template,
+        *,
+        fingerprint: str,
+        check_job: JobCheck | None = None,
     ) -> LoadedCheckpoint | None:
         """Load the newest checkpoint that verifies into `tensors`, in place.
 
         Args:
-            tensors: the nested state to fill.
+            tensors: the nested state to fill, or what makes it.
             fingerprint: of the data; empty to accept any.
             check_job: called on every rank with the job stored in the checkpoint; may raise.
 
@@ -105,19 +110,45 @@ class Restore:
                 wrote it and this one cannot read it, or there are checkpoints and none can be read.
         """
         self._job_check = check_job
-        flat, paths = torch_internals.flatten(tensors)
         found = (
-            self._load_from_shared_folder(flat, fingerprint)
+            self._load_from_shared_folder(tensors, fingerprint)
             if self._shared
-            else self._load_from_local_folders(flat, fingerprint)
+            else self._load_from_local_folders(tensors, fingerprint)
         )
         if found is None:
             self._refuse_fresh_start()
-            return None
-        for name, value in flat.items():
-            if not isinstance(value, Tensor):
-                torch_internals.set_value(tensors, paths[name], value)
         return found
+
+    def peek(self) -> LoadedCheckpoint | None:
+        """The newest checkpoint whose manifest and state verify, the same on every rank."""
+        if self._shared:
+            return self._group.on_rank_zero(self._newest_state)
+        found = [one for one in self._group.on_all_ranks(self._newest_state) if one is not None]
+        return max(found, key=lambda one: (one.manifest.epoch, one.manifest.step), default=None)
+
+    def _newest_state(self) -> LoadedCheckpoint | None:
+        for one in self._candidates():
+            try:
+                return _with_retries(partial(reader.read_state, one.path))
+            except CheckpointMismatchError:
+                return None  # `load` raises it
+            except self._skipped:
+                continue
+        return None
+
+    def _make_target(
+        self, tensors: dict[str, Any] | Template, found: LoadedCheckpoint, index: SavedIndex
+    ) -> Target:
+        """Make the state to fill; every rank raises what any of them raises."""
+        if not callable(tensors):
+            return Target(tensors)
+        made: list[Target] = []
+
+        def make() -> None:
+            made.append(Target(tensors(found, index)))
+
+        self._group.on_all_ranks(make)
+        return made[0]
 
     def find(self, framework: str) -> LoadedCheckpoint | None:
         """Find the newest checkpoint whose files verify, in a shared folder.
@@ -158,21 +189,25 @@ class Restore:
         return found
 
     def _load_from_shared_folder(
-        self, flat: dict[str, Any], fingerprint: str
+        self, tensors: dict[str, Any] | Template, fingerprint: str
     ) -> LoadedCheckpoint | None:
         """Load from a folder that all ranks see: rank 0 chooses the checkpoint."""
-        whole = self._whole(flat)
+        given = None if callable(tensors) else Target(tensors)
+        whole = self._whole(given.flat) if given is not None else {}
+
+        def load(folder: StoragePath) -> LoadedCheckpoint:
+            target, names = given, whole
+            if target is None:
+                described = self._group.on_rank_zero(partial(reader.inspect_index, folder))
+                target = self._make_target(tensors, *described)
+                names = self._whole(target.flat)
+            found = self._load_one(folder, target.flat, names, fingerprint)
+            target.put_values()
+            return found
+
         for one in self._group.on_rank_zero(self._candidates):
             try:
-                return _with_retries(
-                    partial(
-                        self._load_one,
-                        self._directory.root / one.name,
-                        flat,
-                        whole,
-                        fingerprint,
-                    )
-                )
+                return _with_retries(partial(load, self._directory.root / one.name))
             except self._skipped as error:
                 self._record_fallbacks([_fallback(one, error)])
         return None
@@ -222,7 +257,7 @@ class Restore:
         return found
 
     def _load_from_local_folders(
-        self, flat: dict[str, Any], fingerprint: str
+        self, tensors: dict[str, Any] | Template, fingerprint: str
     ) -> LoadedCheckpoint | None:
         """Load from folders of the nodes' own: the rank with the newest checkpoint that verifies
         reads it for all.
@@ -242,7 +277,10 @@ class Restore:
             if chosen is None:
                 return None
             try:
-                self._group.on_all_ranks(partial(self._read, chosen, flat, fingerprint, source))
+                index = self._index(chosen, source) if callable(tensors) else {}
+                target = self._make_target(tensors, chosen, index)
+                read = partial(self._read, chosen, target.flat, fingerprint, source)
+                self._group.on_all_ranks(read)
             except (DamagedCheckpointError, OSError) as error:
                 bad.append(
                     _fallback(
@@ -253,8 +291,18 @@ class Restore:
                     )
                 )
             else:
-                broadcast_state(flat, self._group, source=source)
+                broadcast_state(target.flat, self._group, source=source)
+                target.put_values()
                 return chosen
+
+    def _index(self, chosen: LoadedCheckpoint, source: int) -> SavedIndex:
+        """The index of a checkpoint that rank `source` has in its folder."""
+        folder = self._directory.root / chosen.manifest.name
+
+        def read() -> SavedIndex:
+            return reader.read_index(folder, chosen.manifest) if self._group.rank == source else {}
+
+        return self._group.on_all_ranks(read)[source]
 
     def _read(
         self, chosen: LoadedCheckpoint, flat: dict[str, Any], fingerprint: str, source: int

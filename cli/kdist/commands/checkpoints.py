@@ -78,8 +78,9 @@ def command(
 ) -> int:
     r"""List a run's checkpoints, verify them, or export weights.
 
-    The list checks names and sizes against each checkpoint's manifest; `verify` reads every byte
-    and compares the digests; `export` verifies too, and writes the model's weights by their full
+    The list checks names and sizes against each checkpoint's manifest; `verify` reads every byte,
+    compares the digests, and reads what it holds as a training would, which may refuse what would
+    run code; `export` verifies too, and writes the model's weights by their full
     names as safetensors. NAME is a `kdist run` on this machine if there is one and neither -n nor
     --context is given. On a cluster the command runs in a pod of the job, or in a small helper pod
     that only reads.
@@ -94,7 +95,7 @@ def command(
 
     \b
     Exit codes:
-      0 listed and all valid, or exported   1 a checkpoint is damaged or of a newer version
+      0 listed and all valid, or exported   1 a checkpoint is damaged, unreadable or newer
       4 no such run
     """
     action, job = _read_words(words, file)
@@ -226,6 +227,15 @@ def _show(document: dict[str, Any], output: str) -> int:
                 hint="training skips damaged checkpoints",
             )
         )
+    unreadable = checkpoints.rejected(document, "unreadable")
+    if unreadable:
+        console.error(
+            KdistError(
+                f"{len(unreadable)} cannot be read: {', '.join(unreadable)}",
+                hint="every byte is as it was written, but no training can read them: resume from "
+                "another one, or read them with the version of kdist-trainer that wrote them",
+            )
+        )
     newer = checkpoints.rejected(document, "unsupported")
     if newer:
         console.error(
@@ -234,4 +244,4 @@ def _show(document: dict[str, Any], output: str) -> int:
                 hint="train with the version of kdist-trainer that wrote them",
             )
         )
-    return Code.ERROR if bad or newer else Code.OK
+    return Code.ERROR if bad or unreadable or newer else Code.OK

@@ -37,7 +37,9 @@ def entries(document: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
 
 
 def rejected(document: Mapping[str, Any], state: str) -> list[str]:
-    """Names of committed checkpoints that are `damaged`, or `unsupported` (of a newer version)."""
+    """Names of committed checkpoints that are `damaged`, `unreadable` (whole, but no training can
+    read them), or `unsupported` (of a newer version).
+    """
     return [
         str(one.get("name"))
         for one in entries(document)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from kdist_trainer.checkpoint.layout import CheckpointDirectory
+from kdist_trainer.checkpoint.lock import Lock
 from kdist_trainer.checkpoint.manifest import name_of, parse_name
 from tests.trainer.checkpoint.states import load, open_store, save
 
@@ -35,17 +36,30 @@ def test_what_a_later_group_committed_is_newer_whatever_its_step(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    "content", ["../../etc", "", "step-00000001-e1/../..", "step-00000009-e9", "\x00", "é" * 10]
+    "content",
+    [
+        "../../etc",
+        "",
+        "step-00000001-e1",
+        "step-00000001-e1/../..",
+        "step-00000009-e9",
+        "\x00",
+        "é" * 10,
+    ],
 )
-def test_a_latest_that_names_nothing_of_ours_is_not_followed(tmp_path: Path, content: str) -> None:
+def test_what_latest_says_decides_nothing(tmp_path: Path, content: str) -> None:
     (tmp_path / "step-00000001-e1").mkdir()
+    (tmp_path / "step-00000002-e1").mkdir()
     (tmp_path / "LATEST").write_text(content, encoding="utf-8")
-    assert CheckpointDirectory(tmp_path).latest() == tmp_path / "step-00000001-e1"
+    newest = Lock(tmp_path).find_newest()
+    assert newest is not None
+    assert newest.path == tmp_path / "step-00000002-e1"
 
 
 def test_a_folder_that_is_not_there_is_empty(tmp_path: Path) -> None:
     directory = CheckpointDirectory(tmp_path / "nowhere")
-    assert (directory.committed(), directory.latest(), directory.done()) == ([], None, None)
+    assert (directory.committed(), directory.named(), directory.done()) == ([], None, None)
+    assert Lock(tmp_path / "nowhere").find_newest() is None
 
 
 def test_names_read_back_what_they_were_made_of() -> None:

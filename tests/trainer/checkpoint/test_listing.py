@@ -5,18 +5,22 @@ fenced off and absent.
 from __future__ import annotations
 
 import json
+import pickle
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kdist_trainer.checkpoint import listing
+from kdist_trainer.checkpoint import listing, staging
 from kdist_trainer.checkpoint.__main__ import main
 from kdist_trainer.checkpoint.layout import CheckpointDirectory
 from kdist_trainer.checkpoint.ledger import RunLedger, StepLedger
-from tests.trainer.checkpoint.states import load, open_store, save
+from kdist_trainer.checkpoint.manifest import read_raw_manifest
+from kdist_trainer.digest import Digest
+from tests.trainer.checkpoint.states import load, make_state, open_store, position, save
 
 
 def asked(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, dict[str, Any]]:
@@ -71,6 +75,41 @@ def test_verify_reads_every_byte_and_names_the_file_that_changed(
         document["checkpoints"][0]["problem"] == f"{victim.name} was changed after it was written"
     )
     assert document["resumesFrom"] == "step-00000001-e1"
+
+
+@pytest.mark.parametrize("unsafe", [range(3), Path()], ids=["range", "Path"])
+def test_what_no_training_can_read_is_not_called_verified(
+    unsafe: object,
+    root: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = open_store(root, generation=2)
+    load(store)
+    monkeypatch.setattr(staging, "copy_value", lambda value, _: value)  # as it was once
+    store.save({**make_state(3), "scheduler": (unsafe,)}, position(3), step=3)
+    store.close()
+    code, document = asked(capsys, "verify", root)
+    assert code == 1
+    assert list(states(document).values()) == ["unreadable", "verified", "verified"]
+    problem = document["checkpoints"][0]["problem"]
+    assert problem.startswith("scheduler: its content cannot be read"), problem
+    assert type(unsafe).__name__ in problem
+    assert document["resumesFrom"] == "step-00000002-e1"
+
+
+def test_an_index_that_is_not_on_the_allow_list_is_unreadable(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = root / "step-00000002-e1"
+    data = pickle.dumps(Path("a"))
+    (folder / ".metadata").write_bytes(data)
+    manifest = read_raw_manifest(folder)
+    files = {**manifest.files, ".metadata": Digest.of(data)}
+    (folder / "manifest.json").write_bytes(replace(manifest, files=files).to_bytes())
+    document = asked(capsys, "verify", root)[1]
+    assert document["checkpoints"][0]["state"] == "unreadable"
+    assert "is not on the allow-list" in document["checkpoints"][0]["problem"]
 
 
 def test_one_checkpoint_can_be_verified_alone(

@@ -16,11 +16,14 @@ from kdist_trainer.checkpoint import storage
 from kdist_trainer.checkpoint.checkpointer import SaveResult
 from kdist_trainer.checkpoint.layout import CheckpointDirectory
 from kdist_trainer.checkpoint.ledger import RunLedger
+from kdist_trainer.checkpoint.lock import Lock
 from kdist_trainer.checkpoint.manifest import read_manifest
 from kdist_trainer.checkpoint.reader import inspect
 from kdist_trainer.checkpoint.storage import Operation
+from kdist_trainer.errors import CheckpointMismatchError
 from tests.trainer.checkpoint.states import (
     digest_of,
+    load,
     make_state,
     open_store,
     opened,
@@ -261,3 +264,30 @@ def test_what_the_script_saves_meanwhile_keeps_its_checksums(tmp_path: Path) -> 
     for path in (theirs, tmp_path / "later.pt"):
         with zipfile.ZipFile(path) as archive:
             assert archive.testzip() is None
+
+
+def test_a_step_that_goes_back_is_refused_with_the_reason(tmp_path: Path) -> None:
+    store = opened(tmp_path / "checkpoints")
+    assert save(store, 10).ok
+    with pytest.raises(CheckpointMismatchError, match="run is of step 10"):
+        save(store, 5)
+    assert save(store, 10).ok, "the same step once more changes nothing"
+    store.close()
+    later = open_store(tmp_path / "checkpoints", generation=2)
+    assert load(later) == 10
+    with pytest.raises(CheckpointMismatchError, match="step 9 is not saved"):
+        save(later, 9)
+    assert save(later, 11).ok
+
+
+def test_a_group_that_skips_a_damaged_checkpoint_saves_the_steps_before_it(tmp_path: Path) -> None:
+    root = tmp_path / "checkpoints"
+    store = opened(root)
+    assert save(store, 1).ok
+    assert save(store, 4).ok
+    next((root / "step-00000004-e1").glob("*.distcp")).write_bytes(b"")
+    assert load(store) == 1, "as a rollback does"
+    assert save(store, 3).ok
+    newest = Lock(root).find_newest()
+    assert newest is not None
+    assert newest.step == 3

@@ -63,7 +63,7 @@ def test_a_function_takes_the_arguments_that_it_is_given(
 
 
 def test_a_state_is_flattened_to_names_and_paths_and_set_by_them() -> None:
-    state = {
+    state: dict[str, Any] = {
         "model": {"weight": 1, "scales": torch.ones(1)},
         "steps": [{"lr": 2, "betas": (1, 2), "nothing": {}}, [torch.ones(1), [3]], 4],
         "list": [1, [2]],

@@ -23,6 +23,7 @@ from torch.utils.data import TensorDataset
 from kdist_trainer import config, worker
 from kdist_trainer.checkpoint.layout import CheckpointDirectory
 from kdist_trainer.checkpoint.ledger import RunLedger
+from kdist_trainer.checkpoint.lock import Lock
 from kdist_trainer.config import TrainConfig
 from kdist_trainer.liveness import Heartbeat
 from kdist_trainer.metrics.reporter import Reporter
@@ -311,12 +312,12 @@ def losses(folder: Path, *, generation: int = 1) -> dict[int, str]:
 
 def weights(folder: Path) -> dict[str, Tensor]:
     """The model in the newest checkpoint."""
-    newest = CheckpointDirectory(folder / "checkpoints").latest()
+    newest = Lock(folder / "checkpoints").find_newest()
     assert newest is not None, "there is no checkpoint"
     model = Small(WorkloadContext(_options(folder))).model()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that torch.distributed is not initialised here
-        load({"model": model.state_dict()}, checkpoint_id=newest, no_dist=True)
+        load({"model": model.state_dict()}, checkpoint_id=newest.path, no_dist=True)
     return model.state_dict()
 
 

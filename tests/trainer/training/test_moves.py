@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from kdist_trainer.checkpoint.layout import CheckpointDirectory
+from kdist_trainer.checkpoint.lock import Lock
 from tests.trainer.training.cells import OFFLOADED, STRATEGIES, document, layout
 from tests.trainer.training.tasks import train_here
 
@@ -44,13 +44,13 @@ def state_of(folder: Path) -> dict[str, Any]:
     """All that the newest checkpoint in `folder` holds, flat, tensors whole; and the position and
     small states next to.
     """
-    newest = CheckpointDirectory(folder / "checkpoints").latest()
+    newest = Lock(folder / "checkpoints").find_newest()
     assert newest is not None, "there is no checkpoint"
     buffer = io.BytesIO()
-    dcp_to_torch_save(newest, buffer)  # type: ignore[arg-type]  # torch.save's path, which may be a file
+    dcp_to_torch_save(newest.path, buffer)  # type: ignore[arg-type]  # torch.save's path, which may be a file
     buffer.seek(0)
     flat, _ = flatten_state_dict(torch.load(buffer, weights_only=True))
-    extra = json.loads((newest / "state.json").read_text())["state"]
+    extra = json.loads((newest.path / "state.json").read_text())["state"]
     return {**flat, **{name: extra[name] for name in ("step", "samples_seen", "extras")}}
 
 
@@ -80,9 +80,9 @@ def go_through(folder: Path, strategy: str, size: int, *, generation: int) -> No
         size,
         generation=generation,
     )
-    newest = CheckpointDirectory(folder / "checkpoints").latest()
+    newest = Lock(folder / "checkpoints").find_newest()
     assert newest is not None
-    assert newest.name == f"step-00000003-e{generation}"
+    assert newest.path.name == f"step-00000003-e{generation}"
 
 
 @pytest.fixture(scope="module")

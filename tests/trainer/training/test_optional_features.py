@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from kdist_trainer.checkpoint.layout import CheckpointDirectory
 from kdist_trainer.checkpoint.ledger import RunLedger
+from kdist_trainer.checkpoint.lock import Lock
 from kdist_trainer.training.ema import Ema
 from tests.trainer.training.cells import document, layout
 from tests.trainer.training.group import RankFailed
@@ -218,7 +218,8 @@ def model_names(folder: Path) -> list[str]:
     """Names of the weights in the newest checkpoint."""
     from torch.distributed.checkpoint.filesystem import FileSystemReader
 
-    newest = CheckpointDirectory(folder / "checkpoints").latest()
-    assert isinstance(newest, Path)
-    saved = FileSystemReader(newest).read_metadata().state_dict_metadata
+    newest = Lock(folder / "checkpoints").find_newest()
+    assert newest is not None
+    assert isinstance(newest.path, Path)
+    saved = FileSystemReader(newest.path).read_metadata().state_dict_metadata
     return [name for name in saved if name.startswith("model.")]

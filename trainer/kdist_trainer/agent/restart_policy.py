@@ -19,8 +19,8 @@ from kdist_trainer import log
 from kdist_trainer.agent.coordination import AgentStore, Document, failures_of
 from kdist_trainer.agent.exit_record import root_cause
 from kdist_trainer.agent.generation import FAILURE, JOIN, RESUME, START, Generation
-from kdist_trainer.checkpoint.layout import CheckpointDirectory
 from kdist_trainer.checkpoint.ledger import RunLedger
+from kdist_trainer.checkpoint.lock import Lock
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.failure import Failure
@@ -371,10 +371,10 @@ class RestartLedger:
         if self._checkpoints is None:
             return 0
         try:
-            newest = CheckpointDirectory(self._checkpoints).committed()
+            newest = Lock(self._checkpoints).find_newest()
         except OSError as error:
             message = f"the checkpoints could not be listed: {error}"
             log.warn("checkpoints-unreadable", message=message)
         else:
-            self._committed = newest[0].step if newest else 0
+            self._committed = newest.step if newest else 0
         return self._committed

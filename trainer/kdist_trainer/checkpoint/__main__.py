@@ -4,8 +4,8 @@ the machine of `kdist run`; JSON on stdout. The folder may be in an object store
 There are two exceptions: of `export --out -` the weights go to stdout and the JSON to stderr, and
 `logs --name NODE` prints text.
 
-Exit codes: 0 answered, 1 a checkpoint does not verify or does not exist, 2 usage, 74 the disk
-failed.
+Exit codes: 0 answered, 1 a checkpoint does not verify, cannot be read or does not exist, 2 usage,
+74 the disk failed.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     out.write(json.dumps(document, separators=(",", ":")) + "\n")
     states = {entry["state"] for entry in document.get("checkpoints", ())}
-    bad = not states.isdisjoint({"damaged", "unsupported"})
+    bad = not states.isdisjoint({"damaged", "unreadable", "unsupported"})
     return 1 if given.question == "verify" and bad else 0
 
 
@@ -75,7 +75,12 @@ def _answer(given: argparse.Namespace) -> dict[str, Any]:
         return {"folder": str(given.folder), "moved": str(target) if target else None}
     if given.question == "export":
         return _export(given)
-    return listing.describe(given.folder, verify=given.question == "verify", only=given.name)
+    if given.question == "verify":
+        # imported here as in `_export`
+        from kdist_trainer.checkpoint.reader import read_all_values
+
+        return listing.describe(given.folder, verify=True, read=read_all_values, only=given.name)
+    return listing.describe(given.folder, only=given.name)
 
 
 def _print_log(given: argparse.Namespace) -> int:
@@ -113,7 +118,8 @@ def _parser() -> argparse.ArgumentParser:
         "question",
         choices=["list", "verify", "ledger", "records", "aside", "export", "logs"],
         help=(
-            "list the checkpoints, verify every byte, show the run's ledger, copy the ledger and "
+            "list the checkpoints, verify every byte and whether a training could read "
+            "them, show the run's ledger, copy the ledger and "
             "DONE to a folder (records), archive the folder (aside), export the weights, or print "
             "the log of the node --name"
         ),

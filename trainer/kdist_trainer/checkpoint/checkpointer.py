@@ -31,7 +31,7 @@ from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.checkpoint.target import Template
 from kdist_trainer.checkpoint.writer import Writer
 from kdist_trainer.config import Checkpointing
-from kdist_trainer.errors import PeersLostError, StorageError
+from kdist_trainer.errors import CheckpointMismatchError, PeersLostError, StorageError
 
 __all__ = ["CheckpointManager", "Fallback", "Save", "SaveResult"]
 
@@ -157,10 +157,7 @@ class CheckpointManager:
             model_and_optimizer, fingerprint=fingerprint, check_job=check_job
         )
         if found is not None:
-            manifest = found.manifest
-            self.resumed = Checkpoint(
-                manifest.step, manifest.epoch, self.directory.root / manifest.name
-            )
+            self._follow(found.manifest)
         self._opener.set_base(self.resumed)
         return found.state if found is not None else None
 
@@ -193,10 +190,13 @@ class CheckpointManager:
             StorageError: a required save failed twice.
             PeersLostError: a required save failed because other ranks are gone.
             LockLostError: another group has locked the folder.
+            CheckpointMismatchError: there is a checkpoint of a later step.
+            UnloadableStateError: the state could not be given back.
         """
         started = time.monotonic()
         waited = self._background.busy
         self.wait()
+        self._refuse_earlier(step)
         staged, paths = self._stager.stage(tensors, first=first)
         must_succeed = required or final is not None
         request = CommitRequest(
@@ -277,6 +277,29 @@ class CheckpointManager:
             "and each holds a part of the model: "
             "use a volume that all nodes mount (ReadWriteMany), or strategy ddp"
         )
+
+    def _follow(self, manifest: Manifest) -> None:
+        """Note the checkpoint that what is saved from now on follows."""
+        path = self.directory.root / manifest.name
+        self.resumed = Checkpoint(manifest.step, manifest.epoch, path)
+        if self._writer.acknowledged is not None and self._writer.acknowledged.path != path:
+            self._writer.acknowledged = None  # it could not be read
+
+    def _refuse_earlier(self, step: int) -> None:
+        """Raise `CheckpointMismatchError` if there is a checkpoint of a later step: that one would
+        be resumed from.
+        """
+        acknowledged = self._writer.acknowledged
+        newest = max(
+            acknowledged.step if acknowledged is not None else -1,
+            self.resumed.step if self.resumed is not None else -1,
+        )
+        if step < newest:
+            raise CheckpointMismatchError(
+                f"the state of step {step} is not saved: the newest checkpoint of this run is of "
+                f"step {newest}, and a restart would resume from that one; count the steps on "
+                "from what resume() has returned, or start again with --fresh"
+            )
 
     def _describe(self, step: int, state: dict[str, Any]) -> Manifest:
         acknowledged = self._writer.acknowledged

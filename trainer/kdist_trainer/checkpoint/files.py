@@ -23,7 +23,6 @@ from safetensors import SafetensorError
 from kdist_trainer.checkpoint import storage
 from kdist_trainer.checkpoint.checkpointer import CheckpointManager
 from kdist_trainer.checkpoint.commit import CommitRequest, SaveResult
-from kdist_trainer.checkpoint.layout import Checkpoint
 from kdist_trainer.checkpoint.manifest import FILES, Manifest, write_state
 from kdist_trainer.digest import Digest
 from kdist_trainer.errors import PeersLostError, StorageError, classify
@@ -50,9 +49,7 @@ class FileCheckpointManager(CheckpointManager):
         """
         found = self._restore.find(framework)
         if found is not None:
-            manifest = found.manifest
-            folder = self.directory.root / manifest.name
-            self.resumed = Checkpoint(manifest.step, manifest.epoch, folder)
+            self._follow(found.manifest)
         self._opener.set_base(self.resumed)
         if found is None or self.resumed is None:
             return None
@@ -101,9 +98,11 @@ class FileCheckpointManager(CheckpointManager):
             StorageError: a required save failed twice. Otherwise a failure goes to `on_result`.
             PeersLostError: a required save failed because other ranks are gone.
             LockLostError: another group has locked the folder.
+            CheckpointMismatchError: there is a checkpoint of a later step.
         """
         started = time.monotonic()
         self.wait()
+        self._refuse_earlier(step)
         for _ in range(2 if required else 1):
             acknowledged = self._writer.acknowledged
             if acknowledged is not None and acknowledged.step == step:

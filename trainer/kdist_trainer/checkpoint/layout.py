@@ -4,7 +4,9 @@
 - `step-00001200-e3/files/`: in it, what a framework has written in its own format
 - `step-00001300-e3.tmp-9f2c-4/`: one being written, or left by a writer that died
 - `step-00001100-e2.damaged/`: one that did not verify, kept as evidence
-- `LATEST`: name of the newest committed checkpoint; `DONE`: the run has ended
+- `LATEST`: name of the checkpoint that was committed last, for people; nothing is decided by it:
+  `Lock.find_newest` says which is the newest
+- `DONE`: the run has ended
 - `lock/`, `ledger/`: who may write; what has happened
 
 In an object store nothing can be renamed, so a checkpoint is there as soon as its manifest is, and
@@ -124,16 +126,10 @@ class CheckpointDirectory:
             if path.is_file()
         ]
 
-    def latest(self) -> StoragePath | None:
-        """The checkpoint that LATEST names if it is there, else the newest committed one."""
-        named = self.named()
-        if named is not None and (self.root / named).is_dir():
-            return self.root / named
-        committed = self.committed()
-        return committed[0].path if committed else None
-
     def named(self) -> str | None:
-        """The checkpoint's name in LATEST; None if there is none."""
+        """The checkpoint's name in LATEST, which a crash may leave behind the newest one; None if
+        there is none.
+        """
         try:
             name = (self.root / "LATEST").read_text("ascii").strip()
         except (OSError, UnicodeDecodeError):

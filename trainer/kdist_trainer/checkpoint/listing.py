@@ -2,14 +2,15 @@
 
 A checkpoint whose manifest matches its files' names and sizes is *complete*; *verified* if every
 byte matches the digests too. Which one a training resumes from follows the rules of the restore:
-LATEST is a hint, the lock's fences decide.
+the lock's fences decide, and not LATEST. *Unreadable* is one whose bytes are as they were written,
+and which no training can read.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +34,21 @@ _MAX_STEPS = 20_000
 Entry = dict[str, Any]
 
 
-def describe(root: StoragePath, *, verify: bool = False, only: str = "") -> dict[str, Any]:
-    """Describe a folder: its checkpoints, newest first, LATEST, DONE, and which one a training
-    would resume from.
+ReadCheck = Callable[[StoragePath], object]
+"""Reads what a training would of a checkpoint; raises `DamagedCheckpointError` if it cannot."""
+
+
+def describe(
+    root: StoragePath, *, verify: bool = False, read: ReadCheck | None = None, only: str = ""
+) -> dict[str, Any]:
+    """Describe a folder: its checkpoints, newest first, which is the latest, DONE, and which one a
+    training would resume from.
 
     Args:
         root: the folder; a missing one is empty.
         verify: read every file of the committed checkpoints and compare its digest, which may take
             long.
+        read: with `verify`, called with each checkpoint whose bytes match.
         only: name of the one checkpoint to describe; empty for all.
 
     Raises:
@@ -48,9 +56,9 @@ def describe(root: StoragePath, *, verify: bool = False, only: str = "") -> dict
     """
     directory, lock = CheckpointDirectory(root), Lock(root)
     committed = directory.committed()
-    valid = {one.name for one in lock.valid(committed)}
+    valid = [one.name for one in lock.find_valid()]
     entries = [
-        _entry(one, verify=verify, valid=one.name in valid)
+        _entry(one, verify=verify, valid=one.name in valid, read=read)
         for one in committed
         if only in ("", one.name)
     ]
@@ -70,7 +78,7 @@ def describe(root: StoragePath, *, verify: bool = False, only: str = "") -> dict
         "folder": str(root),
         "exists": root.is_dir(),
         "runId": claim.run_id if claim else None,
-        "latest": directory.named(),
+        "latest": next(iter(valid), None),
         "resumesFrom": resumed if only == "" else None,
         "done": directory.done(),
         "time": round(time.time(), 3),
@@ -78,20 +86,24 @@ def describe(root: StoragePath, *, verify: bool = False, only: str = "") -> dict
     }
 
 
-def _entry(one: Checkpoint, *, verify: bool, valid: bool) -> Entry:
-    """Describe a committed checkpoint: complete, verified, damaged, unsupported (intact as far as
-    its manifest says, but of another version), or superseded (committed after its writer had lost
-    the lock).
+def _entry(one: Checkpoint, *, verify: bool, valid: bool, read: ReadCheck | None) -> Entry:
+    """Describe a committed checkpoint: complete, verified, damaged, unreadable, unsupported (intact
+    as far as its manifest says, but of another version), or superseded (committed after its writer
+    had lost the lock).
     """
-    entry = _bare(one)
+    entry, is_intact = _bare(one), False
     try:
         manifest = read_manifest(one.path)
         entry |= _facts(manifest)
         if verify:
             check_digests(one.path, manifest, manifest.files)
+            is_intact = True
+            if read is not None:
+                read(one.path)
         entry["state"] = "superseded" if not valid else "verified" if verify else "complete"
     except DamagedCheckpointError as error:
-        entry |= {"state": "damaged", "problem": str(error)}
+        state = "unreadable" if is_intact else "damaged"
+        entry |= {"state": state, "problem": str(error)}
     except UnsupportedCheckpointError as error:
         entry |= {"state": "unsupported" if valid else "superseded", "problem": str(error)}
     return entry
@@ -138,7 +150,7 @@ def choose(root: StoragePath, step: int | None) -> Checkpoint:
         CheckpointMismatchError: there is none.
         OSError: the disk failed.
     """
-    valid = Lock(root).valid(CheckpointDirectory(root).committed())
+    valid = Lock(root).find_valid()
     chosen = next((one for one in valid if step is None or one.step == step), None)
     if chosen is not None:
         return chosen

@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from kdist_trainer.checkpoint.layout import Checkpoint
+from kdist_trainer.checkpoint.layout import Checkpoint, CheckpointDirectory
 from kdist_trainer.checkpoint.lock_records import LockLostError, LockRecord, open_records
 from kdist_trainer.checkpoint.manifest import parse_name
 from kdist_trainer.checkpoint.storage import StoragePath
@@ -130,6 +130,19 @@ class Lock:
     def last(self) -> LockRecord | None:
         """The newest complete record: a crash may leave a higher one empty. Raises `OSError`."""
         return self._records.read()[1]
+
+    def find_valid(self) -> list[Checkpoint]:
+        """The checkpoints that a training may resume from, newest first. Whoever asks which one is
+        the newest asks here: what is on the disk besides does not count, nor what LATEST says.
+        Raises `OSError`.
+        """
+        return self.valid(CheckpointDirectory(self._root).committed())
+
+    def find_newest(self) -> Checkpoint | None:
+        """The newest of them, the one of the last group that has saved; whether it verifies is not
+        checked. Raises `OSError`.
+        """
+        return next(iter(self.find_valid()), None)
 
     def valid(self, checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
         """The checkpoints that were committed by a holder of the lock, in the given order. Raises

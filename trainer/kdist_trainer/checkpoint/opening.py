@@ -129,7 +129,7 @@ class FolderOpener:
         token = probe.write_token(self._directory.root)
         try:
             epoch = self._acquire(at_least=0)
-            newest = next(iter(self._lock.valid(self._directory.committed())), None)
+            newest = self._lock.find_newest()
             self._lock.set_base(newest)
         except BaseException:
             probe.remove_token(self._directory.root, token)

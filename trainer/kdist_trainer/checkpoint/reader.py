@@ -171,14 +171,7 @@ def read_state(folder: StoragePath, *, framework: str = "") -> LoadedCheckpoint:
         raise UnsupportedCheckpointError(
             f"checkpoint {folder}: {error}, or move the folder away to continue from an older one"
         ) from None
-    try:
-        state, job = read_state_json(read_checked(folder, STATE, manifest))
-    except NewerFormatError as error:
-        raise UnsupportedCheckpointError(f"checkpoint {folder}: {error}") from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise DamagedCheckpointError(f"{STATE} holds no state") from error
-    if not isinstance(state, dict) or not isinstance(job, dict):
-        raise DamagedCheckpointError(f"{STATE} holds no state")
+    state, job = _read_documents(folder, manifest)
     writer = state.get("framework", "")
     if writer != framework:
         raise CheckpointMismatchError(
@@ -187,6 +180,21 @@ def read_state(folder: StoragePath, *, framework: str = "") -> LoadedCheckpoint:
             "--fresh"
         )
     return LoadedCheckpoint(manifest, state, job)
+
+
+def _read_documents(
+    folder: StoragePath, manifest: Manifest
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The state and the job of a checkpoint. Raises as `read_state` does."""
+    try:
+        state, job = read_state_json(read_checked(folder, STATE, manifest))
+    except NewerFormatError as error:
+        raise UnsupportedCheckpointError(f"checkpoint {folder}: {error}") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise DamagedCheckpointError(f"{STATE} holds no state") from error
+    if not isinstance(state, dict) or not isinstance(job, dict):
+        raise DamagedCheckpointError(f"{STATE} holds no state")
+    return state, job
 
 
 def check_fit(
@@ -268,6 +276,27 @@ def load_tensors(
         raise DamagedCheckpointError(
             f"its content cannot be read: {type(root).__name__}: {root}"
         ) from None
+
+
+def read_all_values(folder: StoragePath) -> None:
+    """Read all of a checkpoint but the content of its tensors, as a training would: the state, the
+    index, and the values that are no tensors. Of one in a framework's format only the state.
+
+    Raises:
+        CheckpointMismatchError, DamagedCheckpointError: something cannot be read without running
+            code that is in it; the message says what.
+        OSError: the disk failed.
+    """
+    manifest = read_manifest(folder)
+    state, _ = _read_documents(folder, manifest)
+    if state.get("framework"):
+        return
+    saved = load_metadata(folder, manifest).state_dict_metadata
+    for name in [name for name, one in saved.items() if isinstance(one, BytesStorageMetadata)]:
+        try:
+            load_tensors(folder, manifest, {name: None}, None)
+        except DamagedCheckpointError as error:
+            raise DamagedCheckpointError(f"{name}: {error}") from None
 
 
 def load_full_tensors(

@@ -329,7 +329,7 @@ class Restore:
         return None
 
     def _candidates(self) -> list[Checkpoint]:
-        return self._lock.valid(self._directory.committed())
+        return self._lock.find_valid()
 
     def _record_fallbacks(self, fallbacks: list[Fallback]) -> None:
         """Count and log skipped checkpoints, and archive the damaged ones; unreadable ones stay."""

@@ -135,11 +135,13 @@ class RankBreakdown:
     """Seconds with a collective of each kind in flight."""
     checkpoint: float | None = None
     slow: bool = False
+    reported_seconds: float | None = None
+    """The time of a step that the rank reports, where its parts were not measured."""
 
     @property
     def step_seconds(self) -> float | None:
         """Mean time of a step."""
-        return sum(self.phases.values()) if self.phases else None
+        return sum(self.phases.values()) if self.phases else self.reported_seconds
 
     @property
     def collective_seconds(self) -> float | None:
@@ -224,14 +226,22 @@ def rank_breakdown(
         step=_number(status, "step", int),
         heartbeat_age=_number(status, "heartbeat_age", float),
         steps=increase.steps,
+        reported_seconds=_number(status, "step_seconds", float),
     )
     if increase.steps <= 0:
         return found
-    collectives = increase.collectives.items()
+    if not any(increase.phases.values()):  # a script, which measures none
+        measured = any(increase.collectives.values())
+        collectives = increase.collectives if measured else {}
+        return replace(
+            found,
+            collectives={name: total / increase.steps for name, total in collectives.items()},
+            checkpoint=increase.checkpoint / increase.steps if increase.checkpoint else None,
+        )
     return replace(
         found,
         phases={name: increase.phases.get(name, 0.0) / increase.steps for name in PHASES},
-        collectives={name: seconds / increase.steps for name, seconds in collectives},
+        collectives={name: each / increase.steps for name, each in increase.collectives.items()},
         checkpoint=increase.checkpoint / increase.steps,
     )
 

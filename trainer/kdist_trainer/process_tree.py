@@ -180,3 +180,24 @@ def _read_ps() -> list[Process]:
         if len(line) >= 3
     ]
     return [process for process in found if process.pid != ps.pid]
+
+
+def catches(pid: int, number: int) -> bool:
+    """Whether a process has a handler for a signal; False where the system does not tell."""
+    try:
+        status = Path("/proc", str(pid), "status").read_text()
+    except OSError:
+        return False
+    mask = next((line for line in status.splitlines() if line.startswith("SigCgt:")), "0:0")
+    return bool(int(mask.partition(":")[2], 16) >> (number - 1) & 1)
+
+
+def age_seconds() -> float:
+    """How long ago this process started; 0 where the system does not tell."""
+    try:
+        # the name of the program, which may contain anything, ends at the last parenthesis
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        started = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started)
+    except (OSError, ValueError, IndexError, AttributeError):
+        return 0.0

@@ -12,12 +12,10 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import faulthandler
 import importlib.abc
 import importlib.machinery
 import importlib.util
 import os
-import signal
 import sys
 import threading
 import time
@@ -115,11 +113,7 @@ def _prepare() -> None:
     if "KDIST_SCRATCH" in os.environ:
         scratch, local_rank = _scratch_and_local_rank()
         output.redirect(scratch, local_rank)
-        stacks = scratch / f"rank-{local_rank}.stacks"
-        try:
-            faulthandler.register(signal.SIGUSR2, file=stacks.open("w"), all_threads=True)
-        except OSError:  # the disk is full: to stderr
-            faulthandler.register(signal.SIGUSR2, all_threads=True)
+        fault_handler.register_stack_dump(scratch, local_rank)
         fault_handler.watch(scratch, local_rank)
     if "KDIST_GENERATION" in os.environ:  # an agent has started it
         _after_import("torch", _prepare_torch)

@@ -3,9 +3,11 @@ Performs no I/O.
 
 Read `rule` first (the input and the result of a rule), then `ranking`: the rules in order, and the
 choice of the root cause. The rules are grouped by what they look at: `admission` (queues, rejected
-pods), `resource` (the TrainingJob), `scheduling`, `container_start`, `failures` (exit records,
-crashes), `runtime` and
-`exchange`. Fetching the snapshot that they work on belongs to `kdist.jobs`.
+pods), `resource` (the TrainingJob), `scheduling`, `container_start`, `losses` (of pods and nodes),
+`failures` (exit records, crashes), `agents` (what they tell of themselves), `hangs`, `runtime`,
+`warnings` (what Kubernetes says and no other rule knows) and `exchange`.
+
+Fetching the snapshot that they work on belongs to `kdist.jobs`.
 """
 
 from kdist.diagnose.exchange import KEY_MISSING

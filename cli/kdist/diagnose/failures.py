@@ -5,6 +5,8 @@ of the workload.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Final
 
 from kdist.diagnose import scheduling
 from kdist.diagnose.fetching import advise_on_size
@@ -24,6 +26,8 @@ _NEED_A_TRACEBACK = (
 )  # others say all in their message
 # the latter is of a pod whose node lost track of it
 _HANDLED_ELSEWHERE = ("OOMKilled", "ContainerStatusUnknown")
+_KILLED = (137, 143)  # by SIGKILL or SIGTERM
+_NODE_RESTARTED = 255  # of a container whose node was restarted
 _FRESH = 1800.0  # seconds for which a failure is reported after the job has recovered
 
 
@@ -183,8 +187,20 @@ _CAUSES: dict[str, tuple[str, str]] = {
 def find_failure(ctx: DiagnosticContext) -> Diagnosis | None:
     """The cause of the exit record: the root cause over all ranks."""
     record = ctx.status.exit_record
-    if record is None or record.code in (0, 200):
+    if record is None or record.code in (0, 200) or record.cause == "node_lost":
         return None
+    return _explain_record(ctx, record)
+
+
+def find_lost_peers(ctx: DiagnosticContext) -> Diagnosis | None:
+    """An exit record says only that peers were lost, and nothing else was found."""
+    record = ctx.status.exit_record
+    if record is None or record.code in (0, 200) or record.cause != "node_lost":
+        return None
+    return _explain_record(ctx, record)
+
+
+def _explain_record(ctx: DiagnosticContext, record: ExitRecord) -> Diagnosis | None:
     if ctx.status.phase is not Phase.FAILED and not (record.permanent or ctx.stuck):
         return None
     words, fix = _CAUSES.get(record.cause, _CAUSES["unknown"])
@@ -260,6 +276,7 @@ def _is_current_instance(ctx: DiagnosticContext, record: ExitRecord) -> bool:
 
 def find_crash(ctx: DiagnosticContext) -> Diagnosis | None:
     """A container crashes repeatedly, or has ended, without an exit record."""
+    over = ctx.status.phase is Phase.FAILED
     for pod in ctx.pods:
         end = pod.ended or (pod.before if pod.reason == "CrashLoopBackOff" else None)
         if (
@@ -267,7 +284,8 @@ def find_crash(ctx: DiagnosticContext) -> Diagnosis | None:
             or end.code == 0
             or end.record
             or end.reason in _HANDLED_ELSEWHERE
-            or (not ctx.stuck and ctx.status.phase is not Phase.FAILED)
+            or (not ctx.stuck and not over)
+            or (not over and (pod.deleting or ctx.is_replaced(pod)))
         ):
             continue
         how = (
@@ -282,6 +300,10 @@ def find_crash(ctx: DiagnosticContext) -> Diagnosis | None:
             ctx.kubectl("describe", "pod", pod.name),
         )
         fix = "see its log; the image must start kdist's trainer"
+        if end.code in _KILLED or end.code == _NODE_RESTARTED:
+            fix = "it was ended from outside: see the events of the pod and of its node" + (
+                f" {pod.node}" if pod.node else ""
+            )
         return Diagnosis(
             "crash",
             sentence,
@@ -293,7 +315,7 @@ def find_crash(ctx: DiagnosticContext) -> Diagnosis | None:
     return None
 
 
-_EVICTIONS = {
+EVICTIONS: Final[Mapping[str, tuple[str, str]]] = {
     "Evicted": (
         "the node was short of resources",
         "request in spec.resources what the pod uses; keep big files off the node's disk",
@@ -315,13 +337,15 @@ _EVICTIONS = {
 
 
 def find_eviction(ctx: DiagnosticContext) -> Diagnosis | None:
-    """A pod was evicted from its node."""
-    if not ctx.stuck and ctx.status.phase is not Phase.FAILED:
+    """A pod was evicted from its node. One that was replaced since explains only the end."""
+    record, over = ctx.status.exit_record, ctx.status.phase is Phase.FAILED
+    if (not ctx.stuck and not over) or (record is not None and record.permanent):
         return None
     for pod in ctx.pods:
         reason = "Evicted" if pod.state == "Evicted" else pod.reason
-        if reason in _EVICTIONS and not pod.lost:
-            why, fix = _EVICTIONS[reason]
+        past = not over and ctx.is_replaced(pod)
+        if reason in EVICTIONS and not pod.lost and not past:
+            why, fix = EVICTIONS[reason]
             message = pod.message or documents.text(ctx.document(pod), "status", "message")
             fix = advise_on_size(message) or fix
             sentence = f"{pod.name} was evicted from node {pod.node or '?'}: {why}"

@@ -11,17 +11,21 @@ from dataclasses import replace
 
 from kdist.diagnose import (
     admission,
+    agents,
     container_start,
     exchange,
     failures,
     fetching,
+    hangs,
+    losses,
     resource,
     runtime,
     scheduling,
+    warnings,
 )
 from kdist.diagnose.rule import Diagnosis, DiagnosticContext, Rule
 from kdist.status import Phase, Snapshot
-from kdist.status.job_status import REFUSED
+from kdist.status.phase_decision import REFUSED
 
 RULES: tuple[Rule, ...] = (
     resource.find_refusal,
@@ -39,16 +43,22 @@ RULES: tuple[Rule, ...] = (
     fetching.find_fetch_trouble,
     failures.find_memory_trouble,
     container_start.find_start_trouble,
-    runtime.find_lost_node,
+    losses.find_lost_node,
+    warnings.find_refused_pod,
+    failures.find_eviction,
+    losses.find_lost_pod,
+    agents.find_full_disk,
     failures.find_failure,
     failures.find_crash,
-    failures.find_eviction,
     scheduling.find_unschedulable,
     failures.find_limit,
-    runtime.find_hang,
+    agents.find_restart,
+    failures.find_lost_peers,
+    hangs.find_hang,
     fetching.find_fetching,
     runtime.find_rendezvous,
     container_start.find_slow_pull,
+    warnings.find_warning,
     admission.find_idle_operator,
     runtime.find_no_answer,
     runtime.find_starting,
@@ -60,9 +70,12 @@ RULES: tuple[Rule, ...] = (
 
 _NOTES = ("exchange-key-missing",)
 """They explain no trouble: they come after everything else, also where nothing else was found."""
-_ONLY_WHEN_ALONE = ("starting", "failed", "operator-absent")
-_FOLLOWS = ("peers-lost", "rendezvous", "hang", "collective-timeout")
+_ONLY_WHEN_ALONE = ("starting", "failed", "operator-absent", "warning")
+_FOLLOWS = ("peers-lost", "rendezvous", "hang", "collective-timeout", "no-answer", "warning")
 """Consequences of a lost pod for the others: not reported in addition to its cause."""
+_LOSSES = ("node-lost", "pod-lost", "evicted", "pod-refused")
+_OF_A_LOSS = (*_LOSSES, "signal", "crash", "unknown", "exit", "storage-unavailable", "not-known")
+"""Not reported in addition to the loss of a pod or a node."""
 _OF_A_FETCH = ("data", "config", "storage", "unknown", "crash", "fetching")
 _OVER = ("done", "stopped", "suspended")
 
@@ -77,7 +90,10 @@ def diagnose(seen: Snapshot) -> Diagnosis:
         and not any(each.cause == "hang" for each in found)
     ):
         # a job that trains is fine; other findings are secondary
-        found.insert(0, runtime.find_nothing_wrong(ctx))
+        trains = runtime.find_nothing_wrong(ctx)
+        first_loss = bool(found) and found[0].cause in _LOSSES and not _has_enough(ctx)
+        if not first_loss and not (found and trains.severity != "fine"):
+            found.insert(0, trains)
     if all(each.cause in _NOTES for each in found):
         found.insert(0, runtime.find_nothing_wrong(ctx))
     first, *others = found
@@ -87,8 +103,15 @@ def diagnose(seen: Snapshot) -> Diagnosis:
     return replace(first, also=() if first.cause in _OVER else tuple(reversed(also.values())))
 
 
+def _has_enough(ctx: DiagnosticContext) -> bool:
+    """Whether the nodes that are left are enough to train."""
+    return ctx.status.nodes.ready >= ctx.status.nodes.min
+
+
 def _repeats(first: Diagnosis, other: Diagnosis) -> bool:
     """Whether both diagnoses describe the same problem."""
+    if first.cause in _LOSSES and other.cause in _OF_A_LOSS:
+        return True
     if first.cause.startswith("claim-") and other.cause == "unschedulable":
         return "persistentvolumeclaim" in " ".join(other.evidence).lower()
     if first.cause == fetching.FETCH:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
-from kdist.status import JobStatus, Phase, Pod, Snapshot, documents
+from kdist.status import JobStatus, Phase, Pod, Snapshot, documents, find_successor
 from kdist.status.documents import Document
 from kdist.units import seconds
 
@@ -44,7 +44,9 @@ Rule = Callable[["DiagnosticContext"], Diagnosis | None]
 
 
 class KubernetesEvent(NamedTuple):
-    """A Kubernetes event. `at` is the unix time of its latest occurrence, `times` their number."""
+    """A Kubernetes event. `at` is the unix time of its latest occurrence, `times` their number,
+    `warns` whether it is of type Warning.
+    """
 
     kind: str
     name: str
@@ -52,6 +54,7 @@ class KubernetesEvent(NamedTuple):
     message: str
     at: float
     times: int
+    warns: bool = False
 
     def __str__(self) -> str:
         often = f" ({self.times} times)" if self.times > 1 else ""
@@ -88,6 +91,10 @@ class DiagnosticContext:
     def document(self, pod: Pod) -> Document:
         """The pod's object."""
         return next((each for each in self.seen.pods if documents.name(each) == pod.name), {})
+
+    def is_replaced(self, pod: Pod) -> bool:
+        """Whether another pod has taken its place since: what it says is of the past."""
+        return find_successor(pod, self.pods) is not None
 
     @property
     def waiting(self) -> list[Pod]:
@@ -143,6 +150,7 @@ def _read_event(document: Document) -> KubernetesEvent:
         times=documents.integer(document, "count")
         or documents.integer(document, "series", "count")
         or 1,
+        warns=documents.text(document, "type") == "Warning",
     )
 
 

@@ -1,60 +1,18 @@
-"""Causes in a job whose containers run, or have run: lost nodes, rendezvous, hangs; also that
-nothing is wrong.
+"""Causes in a job whose containers run, or have run: its account, the rendezvous, agents that do
+not answer; also that nothing is wrong, or that nothing is known.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from kdist.agent_metrics import METRICS_PORT
-from kdist.diagnose.rule import Diagnosis, DiagnosticContext, clip, name_all, name_pods
-from kdist.status import Phase, Pod, RankStatus, documents
+from kdist.diagnose.rule import Diagnosis, DiagnosticContext, name_all
+from kdist.status import Phase, RankStatus, documents
 from kdist.units import count, number, seconds
 
-_SILENT = 30.0  # seconds without a heartbeat after which a rank that makes no steps is silent
-_SHORT, _STEPS = 5.0, 5.0  # for a rank that makes steps: seconds, and multiples of its step time
 _REFUSED = 100  # connections
-_MAX_LOCATIONS = 4  # groups of ranks that are named
-_HANG_SECONDS = 300  # the default of spec.hangTimeoutSeconds
-
-
-def find_lost_node(ctx: DiagnosticContext) -> Diagnosis | None:
-    """A node does not respond. Its pods are not replaced as long as it may come back."""
-    lost = [pod for pod in ctx.pods if pod.lost]
-    if not lost or ctx.status.phase.terminal:
-        return None
-    node, nodes = lost[0].node, sorted({pod.node for pod in lost})
-    left = ctx.status.nodes.ready
-    since = _silent_since(ctx, node)
-    enough = left >= ctx.status.nodes.min
-    consequence = (
-        f"the job continues with {left}"
-        if enough
-        else f"it needs {ctx.status.nodes.min} nodes and has {left}"
-    )
-    named = (
-        f"node {node} does not answer"
-        if len(nodes) == 1
-        else f"the nodes {name_all(nodes)} do not answer"
-    )
-    fix = (
-        f"Kubernetes does not replace a pod on a node that may come back: `{ctx.kdist('recover')}` "
-        "does, once it is certain that the node is gone; or bring the node back, or delete it if "
-        "it is gone for good"
-    )
-    if not enough and (most := ctx.status.nodes.max) > 1:
-        fix += f"; with nodes {{min: {left or 1}, max: {most}}} the others would continue"
-    return Diagnosis(
-        "node-lost",
-        (
-            f"{named}{f' since {seconds(ctx.now - since)}' if since else ''}; "
-            f"{name_pods(lost)} {_are(lost)} on it, {consequence}"
-        ),
-        "waiting" if enough else "blocked",
-        tuple(_evidence_of_loss(ctx, lost)),
-        fix,
-        (ctx.kdist("recover"), f"kubectl delete node {node}"),
-    )
+_RECENT = 60.0  # seconds for which a collective or a heartbeat shows that ranks train
 
 
 def find_lost_account(ctx: DiagnosticContext) -> Diagnosis | None:
@@ -101,132 +59,6 @@ def find_lost_account(ctx: DiagnosticContext) -> Diagnosis | None:
 
 def _is_refused(report: object) -> bool:
     return documents.at(report, "rendezvous_refused") is True
-
-
-def _are(pods: list[Pod]) -> str:
-    return "is" if len(pods) == 1 else "are"
-
-
-def _silent_since(ctx: DiagnosticContext, node: str) -> float | None:
-    return documents.moment(
-        documents.condition(ctx.seen.nodes.get(node), "Ready"), "lastTransitionTime"
-    )
-
-
-def _evidence_of_loss(ctx: DiagnosticContext, lost: list[Pod]) -> list[str]:
-    found = []
-    for name in dict.fromkeys(pod.node for pod in lost):
-        ready = documents.condition(ctx.seen.nodes.get(name), "Ready")
-        if ready:
-            message = clip(documents.text(ready, "message"))
-            found.append(
-                f"node/{name}: Ready is {documents.text(ready, 'status')}: "
-                f"{documents.text(ready, 'reason')}: {message}"
-            )
-    found += [
-        str(event)
-        for event in list(
-            ctx.events_of("Pod", [pod.name for pod in lost], "NodeNotReady", "TaintManagerEviction")
-        )[:2]
-    ]
-    return found or [
-        f"pod/{pod.name}: no longer ready, though its container was" for pod in lost[:3]
-    ]
-
-
-def find_hang(ctx: DiagnosticContext) -> Diagnosis | None:
-    """Ranks hang, as detected by their agents or seen in their heartbeats."""
-    hung = ctx.status.reason == "Hang"
-    silent = [rank for rank in ctx.status.ranks if _is_silent(rank)]
-    if ctx.status.phase not in (Phase.RUNNING, Phase.RECOVERING) or not (hung or silent):
-        return None
-    if not silent:
-        rest = "their agents have written the stacks to the log and start them again"
-        fix = "the stacks in the log name the line"
-        return Diagnosis(
-            "hang", f"ranks hang; {rest}", "waiting", fix=fix, commands=(ctx.kdist("logs"),)
-        )
-    places = _group_by_location(silent)
-    others = [rank for rank in ctx.status.ranks if rank not in silent and rank.silence is not None]
-    since = min(rank.silence or 0.0 for rank in silent)
-    what = f"{_name_ranks(silent)} made no progress" if others else "no step has finished"
-    steps = [rank.step_seconds for rank in ctx.status.ranks if rank.step_seconds]
-    usual = f", where a step usually takes {seconds(max(steps))}" if steps else ""
-    words = "; ".join(f"{_name_ranks(ranks)} {_in(ranks, place)}" for place, ranks in places)
-    evidence = [
-        (
-            f"{_name_ranks(ranks)} in {place}: silent for "
-            f"{seconds(max(each.silence or 0.0 for each in ranks))}"
-        )
-        for place, ranks in places
-    ]
-    outlook, fix = _outlook(ctx, silent, hung=hung)
-    first = places[0][1][0]
-    return Diagnosis(
-        "hang",
-        f"{what} for {seconds(since)}{usual}: {words}; {outlook}",
-        "waiting",
-        tuple(evidence),
-        fix,
-        (ctx.kdist("logs", "--rank", str(first.rank), "--tail", "100"), ctx.kdist("top")),
-    )
-
-
-def _is_silent(rank: RankStatus) -> bool:
-    """Whether its last heartbeat is too old: by a few step times, or, if it makes no steps, by
-    `_SILENT`.
-    """
-    if rank.silence is None:
-        return False
-    stepping = rank.phase in ("step", "data", "sync") and rank.step_seconds
-    return rank.silence > (
-        max(_SHORT, _STEPS * (rank.step_seconds or 0.0)) if stepping else _SILENT
-    )
-
-
-def _group_by_location(silent: Sequence[RankStatus]) -> list[tuple[str, list[RankStatus]]]:
-    """The ranks by collective or phase, those in no collective first: the others wait for them."""
-    found: dict[str, list[RankStatus]] = {}
-    for rank in sorted(silent, key=lambda each: (bool(each.collective), each.step or 0, each.rank)):
-        found.setdefault(rank.collective or f"phase {rank.phase or '?'}", []).append(rank)
-    return list(found.items())[:_MAX_LOCATIONS]
-
-
-def _name_ranks(ranks: Sequence[RankStatus]) -> str:
-    return f"rank{'' if len(ranks) == 1 else 's'} {name_all([str(each.rank) for each in ranks])}"
-
-
-def _in(ranks: Sequence[RankStatus], place: str) -> str:
-    verb = "" if len(ranks) > 1 else "s"
-    return (
-        f"wait{verb} in {place}"
-        if ranks[0].collective
-        else f"hang{verb} in {place}, in no collective"
-    )
-
-
-def _outlook(
-    ctx: DiagnosticContext, silent: Sequence[RankStatus], *, hung: bool
-) -> tuple[str, str]:
-    """When stacks will be written, and the fix."""
-    if hung:
-        return (
-            "their agents have written the stacks to the log and start them again",
-            "the stacks in the log name the line",
-        )
-    limit = documents.integer(ctx.seen.job, "spec", "hangTimeoutSeconds") or _HANG_SECONDS
-    left = limit - max(each.silence or 0.0 for each in silent)
-    when = f"in {seconds(left)} at the earliest" if left > 0 else "soon"
-    return (
-        (
-            f"{when} (spec.hangTimeoutSeconds: {limit}) the agents write the stacks to the "
-            "log and start the ranks again"
-        ),
-        (
-            "wait for the stacks, which name the line; a lower spec.hangTimeoutSeconds writes "
-            "them sooner"
-        ),
-    )
 
 
 def find_rendezvous(ctx: DiagnosticContext) -> Diagnosis | None:
@@ -376,8 +208,12 @@ def find_starting(ctx: DiagnosticContext) -> Diagnosis | None:
 
 
 def find_nothing_wrong(ctx: DiagnosticContext) -> Diagnosis:
-    """The job trains: report its pace."""
+    """The job trains: report its pace. Without a step or a collective that was seen of late, that
+    it trains is not known.
+    """
     status = ctx.status
+    if (unknown := _find_unknown(ctx)) is not None:
+        return unknown
     parts = (
         [f"step {status.step:,}" + (f" of {status.target_steps:,}" if status.target_steps else "")]
         if status.step is not None
@@ -387,6 +223,8 @@ def find_nothing_wrong(ctx: DiagnosticContext) -> Diagnosis:
     parts += [f"{seconds(max(times))} each"] if times else []
     parts += [f"{number(round(status.throughput))} samples/s"] if status.throughput else []
     parts += [f"loss {number(status.loss)}"] if status.loss is not None else []
+    if status.step is None and (quiet := _seen_ago(status.ranks)) is not None:
+        parts.append(f"it reports no steps; a collective was seen {seconds(quiet)} ago")
     parts += [f"{status.nodes} nodes"]
     smaller = (
         f"; {status.message}"
@@ -395,3 +233,47 @@ def find_nothing_wrong(ctx: DiagnosticContext) -> Diagnosis:
     )
     sentence = f"nothing is wrong: {status.name} trains ({', '.join(parts)}){smaller}"
     return Diagnosis("none", sentence, "fine", commands=(ctx.kdist("status", "-w"),))
+
+
+def _seen_ago(ranks: Iterable[RankStatus]) -> float | None:
+    """Seconds since the last sign of any rank; None if there was none."""
+    return min((rank.quiet for rank in ranks if rank.quiet is not None), default=None)
+
+
+def _find_unknown(ctx: DiagnosticContext) -> Diagnosis | None:
+    """Agents answer, and nothing shows that their ranks train: no step and no collective, or none
+    of late.
+    """
+    ranks = [rank for rank in ctx.status.ranks if rank.active]
+    if not ranks or ctx.status.reason == "Finishing":
+        return None
+    quiet = _seen_ago(ranks)
+    beating = any(rank.silence is not None and rank.silence < _RECENT for rank in ranks)
+    if beating or (quiet is not None and quiet < _RECENT):
+        return None
+    told = ctx.status.step is not None
+    if quiet is None and told:
+        return None  # agents of a version that does not tell how old it is
+    if quiet is not None:
+        what = f"the last step or collective that was seen began or ended {seconds(quiet)} ago"
+    else:
+        what = "they report no steps, and have entered no collective"
+    where = [f"rank {rank.rank} is at {rank.line}" for rank in ranks if rank.line][:4]
+    also = f"; {', '.join(where)}" if where else ""
+    place = ("--rank", str(ranks[0].rank), "--tail", "20")
+    return Diagnosis(
+        "not-known",
+        f"whether {ctx.name} trains is not known: {count(len(ranks), 'rank')} "
+        f"{'runs' if len(ranks) == 1 else 'run'}, and {what}{also}",
+        "waiting",
+        tuple(_show_place(rank) for rank in ranks[:8]),
+        "see what it prints; with `kdist_trainer.Reporter` a script tells its steps "
+        "(docs/how-to/migrating.md)",
+        (ctx.kdist("logs", *place), ctx.kdist("status", "-w")),
+    )
+
+
+def _show_place(rank: RankStatus) -> str:
+    where = f"at {rank.line}" if rank.line else "where it stands is not known"
+    since = f" for {seconds(rank.line_seconds)}" if rank.line and rank.line_seconds else ""
+    return f"rank {rank.rank}: {where}{since}"

@@ -1,17 +1,17 @@
 """Status of a job on a cluster, in words that do not depend on the kind of its workload: documents
 in, a `JobStatus` out.
 
-`snapshot` holds the documents of a job and derives the status from them; `job_status` decides the
-phase, `fetching` says what pods fetch before they train. `pod`, `init_container`, `agent_status`
-and `exit_record` each read one kind of document, with the access functions of `documents`, because
-documents of a cluster may be incomplete or invalid. `step_history` collects steps over time, for
-live views.
+`snapshot` holds the documents of a job and derives the status from them, `phase_decision` decides
+the phase, `fetching` says what pods fetch before they train. `pod`, `init_container`,
+`agent_status` and `exit_record` each read one kind of document, with the access functions of
+`documents`, because documents of a cluster may be incomplete or invalid. `step_history` collects
+steps over time, for live views.
 
 Fetching documents is `kdist.jobs`, explaining a phase is `kdist.diagnose`, and showing it is
 `kdist.views`. Read `snapshot` first.
 """
 
-from kdist.status.agent_status import AgentStatus, RankStatus
+from kdist.status.agent_status import AgentStatus, LastFailure, RankStatus
 from kdist.status.exit_record import ExitRecord
 from kdist.status.init_container import (
     FETCHER,
@@ -20,7 +20,7 @@ from kdist.status.init_container import (
     InitContainer,
 )
 from kdist.status.job_status import JobStatus, Nodes, Phase, WorkloadState
-from kdist.status.pod import Pod, container_of, read_pod
+from kdist.status.pod import Pod, container_of, find_successor, read_index, read_pod
 from kdist.status.resource_state import (
     CONTROLLER_FIX,
     ResourceState,
@@ -55,6 +55,7 @@ __all__ = [
     "FetchProgress",
     "InitContainer",
     "JobStatus",
+    "LastFailure",
     "Nodes",
     "Phase",
     "Pod",
@@ -64,7 +65,9 @@ __all__ = [
     "WorkloadState",
     "container_of",
     "find_owning_resource",
+    "find_successor",
     "knows_numbers",
+    "read_index",
     "read_job",
     "read_pod",
     "read_resource",

@@ -40,6 +40,7 @@ _FIELDS: Final = (
     "connections_refused",
     "rendezvous_refused",
     "exchange_key",
+    "waiting_for",
 )
 _RANK_FIELDS: Final = (
     "rank",
@@ -51,7 +52,13 @@ _RANK_FIELDS: Final = (
     "phase",
     "heartbeat_age",
     "collective",
+    "ended",
+    "quiet_seconds",
+    "collective_seconds",
+    "line",
+    "line_seconds",
 )
+_FAILURE_FIELDS: Final = ("cause", "rank", "node", "step", "time", "primary")
 _EXIT_FIELDS: Final = (
     "code",
     "cause",
@@ -73,6 +80,7 @@ def read_agent_document(document: object) -> dict[str, Any]:
     _add(found, document, "wall_seconds", _read_seconds)
     _add(found, document, "exit", _read_exit)
     _add(found, document, "peers", _read_peers)
+    _add(found, document, "last_failure", _read_failure)
     if isinstance(documents.at(document, "ranks"), list):
         ranks = documents.items(document, "ranks")[:RANKS]
         found["ranks"] = [_scalars(each, _RANK_FIELDS) for each in ranks]
@@ -119,6 +127,11 @@ def _read_exit(document: Mapping[Any, Any]) -> dict[str, Any]:
     }
     message = documents.text(document, "message")[: _LINES * _WORD]
     return {**_scalars(document, _EXIT_FIELDS), "message": message, **lines}
+
+
+def _read_failure(document: Mapping[Any, Any]) -> dict[str, Any]:
+    texts = {name: documents.text(document, name)[: _LINES * _WORD] for name in ("message", "full")}
+    return {**_scalars(document, _FAILURE_FIELDS), **texts}
 
 
 def _read_peers(document: Mapping[Any, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from kdist.status.exit_record import ExitRecord
 RUNNING_STATES = ("running", "checkpointing")
 JOINING_STATES = ("pending", "rendezvous", "initializing")
 STANDBY_STATE = "standby"
+_TRAINING_STATES = (*RUNNING_STATES, "initializing", "hung")
 FINISHED_STATES = ("succeeded", "failed")
 
 _T = TypeVar("_T")
@@ -31,6 +32,14 @@ class RankStatus:
         silence: seconds since its last heartbeat.
         collective: the collective that it is in, such as `all_reduce(float32[1024]) #17`; empty if
             it is in none.
+        waiting: seconds that it has been in the collective.
+        quiet: seconds since it sent a heartbeat, or a collective of it began or ended; None if
+            neither was seen, or its agent does not tell.
+        line: where its main thread stood when nothing had been seen of it for a while, such as
+            `train.py:24 in step`; empty if that is unknown.
+        line_seconds: for how long it has stood there at least.
+        active: whether it trains: one that has exited, or whose group has ended, says nothing about
+            the present.
     """
 
     rank: int
@@ -43,6 +52,31 @@ class RankStatus:
     all_reduce_seconds: float | None = None
     silence: float | None = None
     collective: str = ""
+    waiting: float | None = None
+    quiet: float | None = None
+    line: str = ""
+    line_seconds: float | None = None
+    active: bool = True
+
+
+@dataclass(frozen=True)
+class LastFailure:
+    """What ended the latest worker group of an agent.
+
+    Attributes:
+        time: unix seconds.
+        primary: whether it happened by itself, and followed from no other failure.
+        full: a sentence about folders that had no room then; empty if all had.
+    """
+
+    cause: str
+    message: str = ""
+    rank: int | None = None
+    node: str = ""
+    step: int | None = None
+    time: float | None = None
+    primary: bool = True
+    full: str = ""
 
 
 @dataclass(frozen=True)
@@ -64,7 +98,7 @@ class PeerStatus:
 class AgentStatus:
     """Report of one agent. Unknown numbers are None; a loss may be NaN. `peers` is None where the
     agent cannot tell, or is of a version that does not report it. `refused`: the API server
-    refuses it the rendezvous.
+    refuses it the rendezvous. `waiting_for`: what it waits for before it tries again.
     """
 
     pod: str
@@ -86,6 +120,8 @@ class AgentStatus:
     exit: ExitRecord | None = None
     peers: PeerStatus | None = None
     refused: bool = False
+    last_failure: LastFailure | None = None
+    waiting_for: str = ""
 
     @property
     def finished(self) -> bool:
@@ -114,10 +150,12 @@ class AgentStatus:
             lost_steps=documents.integer(document, "lost_steps") or 0,
             checkpoint_step=documents.integer(document, "last_checkpoint_step"),
             checkpoint_time=documents.number(document, "last_checkpoint_time"),
-            ranks=tuple(_ranks(pod, document)),
+            ranks=tuple(_ranks(pod, document, active=state in _TRAINING_STATES)),
             exit=ExitRecord.read(documents.at(document, "exit")),
             peers=_read_peers(documents.mapping(document, "peers")),
             refused=documents.at(document, "rendezvous_refused") is True,
+            last_failure=_read_failure(documents.mapping(document, "last_failure")),
+            waiting_for=documents.text(document, "waiting_for"),
         )
 
 
@@ -132,7 +170,23 @@ def _read_peers(document: object) -> PeerStatus | None:
     )
 
 
-def _ranks(pod: str, document: object) -> list[RankStatus]:
+def _read_failure(document: object) -> LastFailure | None:
+    cause = documents.text(document, "cause")
+    if not cause:
+        return None
+    return LastFailure(
+        cause=cause,
+        message=documents.text(document, "message"),
+        rank=documents.integer(document, "rank"),
+        node=documents.text(document, "node"),
+        step=documents.integer(document, "step"),
+        time=documents.number(document, "time"),
+        primary=documents.at(document, "primary") is not False,
+        full=documents.text(document, "full"),
+    )
+
+
+def _ranks(pod: str, document: object, *, active: bool) -> list[RankStatus]:
     found = []
     for each in documents.items(document, "ranks"):
         rank = documents.integer(each, "rank")
@@ -150,9 +204,22 @@ def _ranks(pod: str, document: object) -> list[RankStatus]:
                 all_reduce_seconds=documents.number(each, "all_reduce_seconds"),
                 silence=documents.number(each, "heartbeat_age"),
                 collective=documents.text(each, "collective"),
+                waiting=documents.number(each, "collective_seconds"),
+                quiet=documents.number(each, "quiet_seconds"),
+                line=documents.text(each, "line"),
+                line_seconds=documents.number(each, "line_seconds"),
+                active=active and not _has_ended(each),
             )
         )
     return found
+
+
+def _has_ended(rank: object) -> bool:
+    """Whether a rank has exited. An agent of a version that does not tell shows the last phase of
+    such a rank for ever.
+    """
+    ended = documents.at(rank, "ended")
+    return ended is True or (ended is None and documents.text(rank, "phase") == "exit")
 
 
 def read_reports(documents: Mapping[str, object], *, run_id: str) -> dict[str, AgentStatus]:
@@ -226,7 +293,17 @@ def read_training(current: Sequence[AgentStatus], *, step: int | None = None) ->
         # The shortest time is the transfer; the longer ones include waiting for slower ranks.
         "all_reduce_seconds": min(all_reduces, default=None),
         "ranks": tuple(ranks),
+        "last_failure": _newest_failure(current),
+        "waiting_for": next((report.waiting_for for report in current if report.waiting_for), ""),
     }
+
+
+def _newest_failure(current: Sequence[AgentStatus]) -> LastFailure | None:
+    """The failure that ended the latest group: one that happened by itself, before those that only
+    followed from it.
+    """
+    found = [report.last_failure for report in current if report.last_failure is not None]
+    return max(found, key=lambda each: (each.primary, each.time or 0.0), default=None)
 
 
 def _first(values: Iterable[_T | None]) -> _T | None:

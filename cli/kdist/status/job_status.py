@@ -1,37 +1,20 @@
-"""The status of a job, independent of its workload kind: phase, reason, nodes and pods. The phase
-is decided from the strongest evidence down: the workload's end, the user's requests, agents, pods.
-"""
+"""The status of a job, independent of its workload kind: phase, reason, nodes and pods."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, Literal
 
-from kdist.status.agent_status import (
-    JOINING_STATES,
-    RUNNING_STATES,
-    AgentStatus,
-    RankStatus,
-    newest_generation,
-)
-from kdist.status.exit_record import STOPPED, ExitRecord
-from kdist.status.fetching import (
-    describe_fetching,
-    explain_permanent_failure,
-    find_permanent_failure,
-)
+from kdist.status.agent_status import LastFailure, RankStatus
+from kdist.status.exit_record import ExitRecord
 from kdist.status.init_container import FetchProgress
 from kdist.status.pod import Pod
 from kdist.status.resource_state import ResourceState
 from kdist.units import camel_case
 
 API_VERSION = "cli.kdist.dev/v1"
-REFUSED = "RendezvousRefused"
-# An agent may take this long to answer: it loads torch, perhaps from a slow disk.
-_STARTING_SECONDS = 90.0
 
 
 @dataclass(frozen=True)
@@ -108,6 +91,8 @@ class JobStatus:
         location: `cluster`, or `local` for a run on this machine.
         resource: state of the job's TrainingJob; None if it was applied without one.
         fetch: how far the node is that has most data or weights to fetch; None if none fetches.
+        last_failure: what ended the latest worker group, as its agents tell; None without one.
+        waiting_for: what an agent waits for before it tries again; empty if for nothing.
     """
 
     name: str
@@ -141,6 +126,8 @@ class JobStatus:
     location: Literal["cluster", "local"] = "cluster"
     resource: ResourceState | None = None
     fetch: FetchProgress | None = None
+    last_failure: LastFailure | None = None
+    waiting_for: str = ""
 
     def to_document(self) -> dict[str, Any]:
         """Return the status for programs: names in camelCase; fields are only ever added."""
@@ -158,243 +145,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return str(value) if isinstance(value, Phase) else value
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """Inputs of the phase decision.
-
-    Attributes:
-        state: state of the workload; None if it does not exist.
-        pods: pods of the job.
-        reports: status of each agent that answers, by pod.
-        nodes: nodes of the job.
-        asked: what the user requested last, such as `suspended`; empty if it is to run.
-        queue: name of the queue that admits the job; empty without one.
-        record: the exit record that explains the end; None without one.
-        now: unix seconds.
-        ttl: seconds after which the cluster deletes a finished workload; None if never.
-        resource: state of its TrainingJob; None without one.
-    """
-
-    state: WorkloadState | None
-    pods: Sequence[Pod]
-    reports: Mapping[str, AgentStatus]
-    nodes: Nodes
-    asked: str
-    queue: str
-    record: ExitRecord | None
-    now: float
-    ttl: int | None = None
-    resource: ResourceState | None = None
-
-    @property
-    def working(self) -> list[Pod]:
-        return [pod for pod in self.pods if pod.working]
-
-    @property
-    def alive(self) -> list[Pod]:
-        return [pod for pod in self.pods if not pod.over]
-
-
-@dataclass(frozen=True)
-class PhaseDecision:
-    """A phase, with a reason and a message where there is something to add."""
-
-    phase: Phase
-    reason: str = ""
-    message: str = ""
-
-
-def decide(evidence: Evidence) -> PhaseDecision:
-    """Decide the phase from the strongest evidence there is."""
-    return _decide_finished(evidence) or _decide_suspended(evidence) or _decide_active(evidence)
-
-
-def _decide_finished(evidence: Evidence) -> PhaseDecision | None:
-    """Decide the phase of a job that has ended, according to its workload or to agents that stay
-    alive after the training; None if it has not.
-    """
-    state, record = evidence.state, evidence.record
-    if state is None:
-        return None if evidence.alive else _decide_without_workload(evidence)
-    if state.finished == "succeeded":
-        return PhaseDecision(Phase.SUCCEEDED, state.reason, state.message)
-    if state.finished == "failed":
-        if _all_stopped(evidence):
-            return PhaseDecision(Phase.STOPPED, "Stopped", "stopped on request, its state is saved")
-        if record and record.permanent:
-            return PhaseDecision(
-                Phase.FAILED, record.cause or state.reason, record.message or state.message
-            )
-        return PhaseDecision(
-            Phase.FAILED, state.reason or (record.cause if record else ""), state.message
-        )
-    if pod := find_permanent_failure(evidence.alive):
-        return PhaseDecision(Phase.FAILED, *explain_permanent_failure(pod))
-    finished = [report for report in evidence.reports.values() if report.finished]
-    failed = [report for report in finished if report.state == "failed"]
-    if failed:
-        found = next((report.exit for report in failed if report.exit), record)
-        return PhaseDecision(
-            Phase.FAILED, found.cause if found else "", found.message if found else ""
-        )
-    if finished and len(finished) == len(evidence.working):
-        return PhaseDecision(Phase.SUCCEEDED, "KeptAlive", "done; its pods wait to be deleted")
-    return None
-
-
-def _decide_without_workload(evidence: Evidence) -> PhaseDecision:
-    if evidence.resource is None:
-        return PhaseDecision(Phase.UNKNOWN, "NoWorkload", _explain_missing(evidence.ttl))
-    phase, reason, message = evidence.resource.explain(evidence.now)
-    known = Phase(phase) if phase in set(Phase) else Phase.PENDING
-    return PhaseDecision(known, reason, message)
-
-
-def _explain_missing(ttl: int | None) -> str:
-    expired = (
-        "" if ttl is None else f", or expired {ttl:,} s after its end (ttlSecondsAfterFinished)"
-    )
-    return f"its workload does not exist: it was rejected or deleted{expired}; its run stays"
-
-
-def _all_stopped(evidence: Evidence) -> bool:
-    """Whether every pod ended with the code of a request to stop."""
-    codes = [pod.ended.code for pod in evidence.pods if pod.ended]
-    return (
-        bool(codes) and len(codes) == len(evidence.pods) and all(code == STOPPED for code in codes)
-    )
-
-
-def _decide_suspended(evidence: Evidence) -> PhaseDecision | None:
-    """Decide the phase of a job that is suspended, on request or by its queue; None if it is
-    not.
-    """
-    if evidence.state is None or not (evidence.state.suspended or evidence.asked):
-        return None
-    if not evidence.state.suspended and evidence.alive:
-        return None
-    if evidence.alive:
-        return PhaseDecision(
-            Phase.RUNNING if evidence.working else Phase.SUSPENDED,
-            "Suspending",
-            "its pods save and end",
-        )
-    if evidence.asked:
-        return PhaseDecision(Phase.SUSPENDED, "Suspended", "suspended on request")
-    if evidence.queue:
-        return PhaseDecision(
-            Phase.QUEUED,
-            evidence.state.reason or "Queued",
-            evidence.state.message or f"waits in the queue {evidence.queue}",
-        )
-    return (
-        PhaseDecision(Phase.SUSPENDED, "Suspended", evidence.state.message)
-        if evidence.state.suspended
-        else None
-    )
-
-
-def _decide_active(evidence: Evidence) -> PhaseDecision:
-    """Decide the phase of a job that runs or is starting."""
-    working = evidence.working
-    reports = newest_generation(
-        {pod.name: evidence.reports[pod.name] for pod in working if pod.name in evidence.reports}
-    )
-    if any(report.state in RUNNING_STATES for report in reports):
-        return _running(evidence, len(working))
-    if any(report.state == "hung" for report in reports):
-        return PhaseDecision(Phase.RECOVERING, "Hang", "ranks hang and are stopped")
-    if any(report.state == "restarting" for report in reports):
-        return PhaseDecision(
-            Phase.RECOVERING,
-            "Restarting",
-            "the ranks of a failed group are stopped, then a new group forms",
-        )
-    again = _has_history(evidence)
-    if any(report.state in JOINING_STATES for report in reports):
-        return _joining(reports, evidence.nodes, evidence.alive, again=again)
-    if any(report.state == "succeeded" for report in reports):
-        return PhaseDecision(Phase.RUNNING, "Finishing", "the training is done, its pods end")
-    if working:
-        return _unanswered(evidence, working, again=again)
-    if any(pod.lost for pod in evidence.pods):
-        return PhaseDecision(Phase.RECOVERING, "NodeLost", "none of its nodes responds")
-    return _not_running(evidence, again=again)
-
-
-def _running(evidence: Evidence, working: int) -> PhaseDecision:
-    if any(report.refused for report in evidence.reports.values()):
-        return PhaseDecision(Phase.RUNNING, REFUSED, "the API server refuses its agents")
-    if any(pod.lost for pod in evidence.pods):
-        return PhaseDecision(
-            Phase.RUNNING, "NodeLost", f"continues with {working} nodes: one does not respond"
-        )
-    if working < evidence.nodes.max:
-        return PhaseDecision(
-            Phase.RUNNING, "Smaller", f"runs on {working} of at most {evidence.nodes.max} nodes"
-        )
-    return PhaseDecision(Phase.RUNNING)
-
-
-def _has_history(evidence: Evidence) -> bool:
-    """Whether the job has run before."""
-    if any(
-        report.generation > 1 or report.restarts or report.step or report.checkpoint_step
-        for report in evidence.reports.values()
-    ):
-        return True
-    failed = bool(evidence.state and evidence.state.failed)
-    return failed or any(
-        pod.restarts or pod.ended or pod.before or (pod.lost and pod.started)
-        for pod in evidence.pods
-    )
-
-
-def _joining(
-    reports: Sequence[AgentStatus], nodes: Nodes, pods: Sequence[Pod], *, again: bool
-) -> PhaseDecision:
-    joined = sum(report.state == "rendezvous" for report in reports)
-    phase = Phase.RECOVERING if again else Phase.STARTING
-    if joined:
-        words = [f"{joined} of {nodes.max} nodes joined, {nodes.min} needed"]
-        words += filter(None, [describe_fetching(pods)])
-        return PhaseDecision(phase, "Rendezvous", "; ".join(words))
-    return PhaseDecision(phase, "Initializing", "the ranks start and load the workload")
-
-
-def _unanswered(evidence: Evidence, working: Sequence[Pod], *, again: bool) -> PhaseDecision:
-    """Decide the phase where containers run but no agent answers: it loads, or is unreachable."""
-    ages = [evidence.now - pod.started for pod in working if pod.started is not None]
-    if not ages or max(ages) < _STARTING_SECONDS:
-        return PhaseDecision(
-            Phase.RECOVERING if again else Phase.STARTING, "Loading", "the agents load torch"
-        )
-    if len(working) < evidence.nodes.min:
-        message = f"{len(working)} of {evidence.nodes.min} needed nodes run"
-        return PhaseDecision(Phase.RECOVERING if again else Phase.PENDING, "TooFewNodes", message)
-    return PhaseDecision(
-        Phase.RUNNING, "NoAnswer", "its pods run, but their agents cannot be reached from here"
-    )
-
-
-def _not_running(evidence: Evidence, *, again: bool) -> PhaseDecision:
-    alive = evidence.alive
-    if not alive:
-        message = "its pods are not created yet"
-        return PhaseDecision(
-            Phase.RECOVERING if again else Phase.PENDING,
-            (evidence.state and evidence.state.reason) or "NoPods",
-            message,
-        )
-    if not any(pod.troubled for pod in alive) and (fetching := describe_fetching(alive)):
-        return PhaseDecision(Phase.RECOVERING if again else Phase.STARTING, "Fetching", fetching)
-    worst = next((pod for pod in alive if pod.troubled), alive[0])
-    if again:
-        return PhaseDecision(Phase.RECOVERING, worst.state, worst.message)
-    return PhaseDecision(
-        Phase.STARTING if worst.scheduled and not worst.troubled else Phase.PENDING,
-        worst.state,
-        worst.message,
-    )

@@ -5,7 +5,7 @@ container before it, in the words of kubectl.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from kdist.status import documents
@@ -97,6 +97,26 @@ class Pod:
         return self.init is not None and self.init.fetches and self.init.running
 
 
+def find_successor(pod: Pod, pods: Iterable[Pod]) -> Pod | None:
+    """The newest pod that has taken the place of `pod`; None if it is the newest of its index."""
+    if pod.index is None:
+        return None
+    later = [
+        each
+        for each in pods
+        if each.index == pod.index
+        and each.name != pod.name
+        and (each.created or 0.0) > (pod.created or 0.0)
+    ]
+    return max(later, key=lambda each: each.created or 0.0, default=None)
+
+
+def read_index(name: str) -> int | None:
+    """The index that the name of a pod ends with; None if it has none."""
+    found = _INDEX_IN_NAME.search(name)
+    return int(found[1][:9]) if found else None
+
+
 def read_pod(document: Document, *, lost_nodes: Collection[str] = (), answers: bool = False) -> Pod:
     """Read a pod from its object.
 
@@ -162,8 +182,7 @@ def _read_index(document: Document) -> int | None:
     for key in _INDEX_LABELS:
         if (found := documents.label(document, key)).isdecimal():
             return int(found[:9])
-    in_name = _INDEX_IN_NAME.search(documents.name(document))
-    return int(in_name[1][:9]) if in_name else None
+    return read_index(documents.name(document))
 
 
 def _is_abandoned(document: Document) -> bool:

@@ -22,15 +22,9 @@ from kdist.status.documents import Document
 from kdist.status.exit_record import DONE, PEERS_LOST, STOPPED, ExitRecord
 from kdist.status.fetching import find_permanent_failure, find_slowest
 from kdist.status.init_container import FetchProgress
-from kdist.status.job_status import (
-    Evidence,
-    JobStatus,
-    Nodes,
-    PhaseDecision,
-    WorkloadState,
-    decide,
-)
-from kdist.status.pod import Pod, read_pod
+from kdist.status.job_status import JobStatus, Nodes, WorkloadState
+from kdist.status.phase_decision import Evidence, PhaseDecision, decide
+from kdist.status.pod import Pod, find_successor, read_pod
 from kdist.status.resource_state import ResourceState, read_numbers, read_resource
 from kdist_trainer.untrusted_text import MalformedTextError, parse_json
 
@@ -262,13 +256,19 @@ def _find_record(
     workload: Document | None, pods: Sequence[Pod], current: Sequence[AgentStatus]
 ) -> ExitRecord | None:
     """Find the most informative record: of what ended the job, then of what ended a node, and last
-    of nodes that only lost their peers.
+    of nodes that only lost their peers. What a pod left that was replaced since explains nothing
+    that is so now, unless it ends the job.
     """
     reported = [
         ExitRecord.parse(documents.annotation(workload, OUTCOME)),
         *(report.exit for report in current),
     ]
-    found = [record for record in (*reported, *(pod.record for pod in pods)) if record is not None]
+    left = [
+        pod.record
+        for pod in pods
+        if pod.record and (pod.record.permanent or find_successor(pod, pods) is None)
+    ]
+    found = [record for record in (*reported, *left) if record is not None]
     return min(found, key=_rank_record, default=None)
 
 

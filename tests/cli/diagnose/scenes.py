@@ -9,6 +9,7 @@ from typing import Any
 from kdist.status import Snapshot, WorkloadState
 from tests.cli.status.objects import NOW, Document, at, config_map, pod, workload
 
+_NORMAL = ("Scheduled", "Pulling", "Pulled", "Created", "Started", "Killing", "SuccessfulCreate")
 ACTIVE = WorkloadState(active=2)
 FAILED = WorkloadState(
     failed=1,
@@ -55,7 +56,7 @@ def event(
         "message": message,
         "lastTimestamp": at(ago),
         "count": count,
-        "type": "Warning",
+        "type": "Normal" if reason in _NORMAL else "Warning",
     }
 
 

@@ -369,7 +369,7 @@ def test_a_diagnosis_is_plain_for_programs() -> None:
 
 
 def test_the_operators_own_object_is_never_needed() -> None:
-    seen = scene([pod(0)], over=workload(kind="PyTorchJob"), reports={FIRST: report()})
+    seen = scene([pod(0), pod(1)], over=workload(kind="PyTorchJob"), reports={FIRST: report()})
     assert diagnose(seen).cause == "none"
 
 

@@ -178,7 +178,7 @@ def test_what_is_refused_is_counted_and_shown(exporter: Exporter) -> None:
         socket.create_connection(("127.0.0.1", exporter.port), timeout=60)
         for _ in range(bounds.STRANGERS + 60)
     ]
-    exporter.set_refused(lambda: {"token": 5, "timeout": 7})
+    exporter.sources.refused = lambda: {"token": 5, "timeout": 7}
     document = json.loads(fetch(exporter.port, "/status")[1])
     samples = read(fetch(exporter.port, "/metrics")[1])
     for connection in idle:
@@ -317,6 +317,8 @@ def test_status_is_strict_json(exporter: Exporter, monkeypatch: pytest.MonkeyPat
         "connections_refused",
         "rendezvous_refused",
         "exchange_key",
+        "last_failure",
+        "waiting_for",
     }
 
 
@@ -325,7 +327,7 @@ def test_status_shows_the_agents_that_this_one_hears_until_its_work_is_over(
 ) -> None:
     peers = {"heard": ["10.0.0.1"], "silent": [], "age_seconds": 0.5}
     assert json.loads(fetch(exporter.port, "/status")[1])["peers"] is None
-    exporter.set_peers(lambda: peers)
+    exporter.sources.peers = lambda: peers
     assert json.loads(fetch(exporter.port, "/status")[1])["peers"] == peers
     exporter.set_exit_record({"outcome": "failed", "code": 201})
     assert json.loads(fetch(exporter.port, "/status")[1])["peers"] is None
@@ -335,7 +337,7 @@ def test_status_shows_the_agents_that_this_one_hears_until_its_work_is_over(
 def test_status_shows_whether_the_key_of_the_exchange_is_there(
     exporter: Exporter, has_key: bool | None
 ) -> None:
-    exporter.set_key(lambda: has_key)
+    exporter.sources.has_key = lambda: has_key
     assert json.loads(fetch(exporter.port, "/status")[1])["exchange_key"] is has_key
 
 

@@ -36,6 +36,7 @@ from kdist_trainer.agent.final_save import save_kept_state
 from kdist_trainer.agent.generation import Generation
 from kdist_trainer.agent.hang_detection import Watchdog
 from kdist_trainer.agent.monitor import WorkerMonitor
+from kdist_trainer.agent.rank_activity import RankActivity
 from kdist_trainer.agent.rendezvous_poller import PollResult, RendezvousPoller
 from kdist_trainer.agent.restart_policy import RestartLedger
 from kdist_trainer.agent.settings import Settings
@@ -250,13 +251,15 @@ class ElasticAgent(ElasticAgentBase):
         since the restart budget would otherwise be exhausted in seconds.
         """
         if seconds := self._ledger.storage_backoff_seconds():
-            log.warn(
-                "storage-unavailable",
-                message=f"checkpoint volume is not writable; retrying in {seconds} s",
-            )
-            time.sleep(seconds)
+            name = "storage-unavailable"
+            message = self._telemetry.find_full() or "the checkpoint volume is not writable"
         elif seconds := self._ledger.failure_backoff_seconds():
-            log.warn("backing-off", message=f"the same failure again; retrying in {seconds} s")
+            name, message = "backing-off", "the same failure again"
+        else:
+            return
+        message += f"; retrying in {seconds} s"
+        log.warn(name, message=message)
+        with self._telemetry.waiting_for(message):
             time.sleep(seconds)
 
     def _rendezvous_failure(self, message: str) -> dict[str, Any]:
@@ -302,7 +305,7 @@ class ElasticAgent(ElasticAgentBase):
             is_group_rank_0=group.group_rank == 0,
         )
         self._start_processes(ranks)
-        handler = self._rendezvous_handler
+        handler, activity = self._rendezvous_handler, self._follow(len(ranks))
         try:
             with RendezvousPoller(
                 lambda: PollResult(
@@ -325,7 +328,7 @@ class ElasticAgent(ElasticAgentBase):
                     has_silent_members=handler.has_silent_members,
                     telemetry=self._telemetry,
                     stop=self._stop,
-                    mark_alive=partial(self._tend, watchdog),
+                    mark_alive=partial(self._tend, watchdog, activity),
                 ).run()
         finally:
             self._alive_at = None
@@ -333,6 +336,13 @@ class ElasticAgent(ElasticAgentBase):
             watchdog.close()
             if unkillable:
                 raise RunOutcome(self._unkillable([ranks[local] for local in unkillable]))
+
+    def _follow(self, procs: int) -> RankActivity:
+        """What follows the workers of the new group, and shows it in `/status`."""
+        pids = {local_rank: self._workers.pid(local_rank) for local_rank in range(procs)}
+        activity = RankActivity(self._settings.scratch, pids)
+        self._telemetry.show_activity(activity.entries)
+        return activity
 
     def _end_workers(self) -> list[int]:
         """Kill the workers that are not kept; returns those that survive it."""
@@ -375,9 +385,12 @@ class ElasticAgent(ElasticAgentBase):
                 self._telemetry.rank_started(ranks[worker.local_rank], worker.id)
         group.state = WorkerState.HEALTHY
 
-    def _tend(self, watchdog: Watchdog) -> None:
-        """On each pass of the monitor: mark the agent alive, and look after the standby."""
+    def _tend(self, watchdog: Watchdog, activity: RankActivity) -> None:
+        """On each pass of the monitor: mark the agent alive, follow the ranks, and look after the
+        standby.
+        """
         self._mark_alive()
+        activity.observe(watchdog.snapshots, living=self._workers.living)
         self._early.tend(watchdog.snapshots)
 
     def _mark_alive(self) -> None:

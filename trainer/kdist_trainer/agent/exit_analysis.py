@@ -226,6 +226,7 @@ def reset_files(scratch: Path, local_ranks: int) -> None:
         preallocated.reserve(result.path_of(scratch, local_rank))
         stacks_path(scratch, local_rank).unlink(missing_ok=True)
         fault_handler.path_of(scratch, local_rank).unlink(missing_ok=True)
+        fault_handler.look_path(scratch, local_rank).unlink(missing_ok=True)
 
 
 _ROOT = Path("/sys/fs/cgroup")

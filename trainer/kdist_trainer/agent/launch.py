@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from kdist_trainer import descriptors, liveness, log, process_tree
 from kdist_trainer.agent import forkserver, script_processes
 from kdist_trainer.agent.exit_record import failed, read_done, stopped, success, write_record
+from kdist_trainer.agent.full_folders import SHARED_MEMORY
 from kdist_trainer.agent.kept_log import KeptLog, LogCopy, NullKeptLog, place_of, read_secrets
 from kdist_trainer.agent.log_relay import LogRelay
 from kdist_trainer.agent.settings import (
@@ -31,6 +32,7 @@ from kdist_trainer.agent.settings import (
     name_interfaces,
     prepare_scratch,
 )
+from kdist_trainer.agent.shim import STARTED_AT
 from kdist_trainer.agent.telemetry import AgentTelemetry
 from kdist_trainer.config import Cause, Exit, TrainConfig
 from kdist_trainer.errors import CheckpointMismatchError, KdistTrainerError, classify
@@ -197,7 +199,7 @@ def launch(settings: Settings) -> int:
     Raises:
         OSError: If the agent cannot start.
     """
-    started_at = time.monotonic()
+    started_at = _read_start()
     descriptors.raise_limit()
     descriptors.reserve()
     log.bind(job=settings.config.name, node=settings.node)
@@ -232,6 +234,11 @@ def launch(settings: Settings) -> int:
             relay,
             max_restarts=settings.config.max_restarts,
             managed=settings.config.train is not None,
+            folders=(
+                ("checkpoints", settings.checkpoints),
+                ("scratch", settings.scratch),
+                ("shared memory", SHARED_MEMORY),
+            ),
         )
         record = _run_to_record(settings, procs, telemetry, stop, predecessors, health)
         script_processes.close_forkserver()
@@ -240,6 +247,14 @@ def launch(settings: Settings) -> int:
     clean_temp(settings.scratch)
     del pipe
     return code
+
+
+def _read_start() -> float:
+    """The monotonic time at which this agent was started, before it imported anything."""
+    asked = os.environ.pop(STARTED_AT, "")
+    with suppress(ValueError):
+        return float(asked)
+    return time.monotonic() - process_tree.age_seconds()
 
 
 def _start_forkservers(settings: Settings) -> Any:

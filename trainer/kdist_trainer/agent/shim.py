@@ -14,6 +14,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
@@ -23,6 +24,8 @@ from kdist_trainer.untrusted_text import parse_object
 
 SPAWNER = "KDIST_SPAWNER"
 """The variable with the number of the descriptor on which the spawner receives requests."""
+STARTED_AT = "KDIST_STARTED_AT"
+"""The variable with the monotonic time at which an agent was asked for, before what it imports."""
 _STOPPED = 200  # Exit.STOPPED, whose module takes half a second to import
 
 
@@ -71,7 +74,7 @@ def request_agent(arguments: list[str]) -> socket.socket | None:
     ours, theirs = socket.socketpair()
     request = {
         "arguments": arguments,
-        "environment": dict(os.environ),
+        "environment": {**os.environ, STARTED_AT: repr(time.monotonic())},
         "directory": str(Path.cwd()),
     }
     try:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from kdist_trainer import log
 from kdist_trainer.agent.exit_analysis import signal_name
+from kdist_trainer.agent.full_folders import describe_full
 from kdist_trainer.agent.generation import FAILURE, Generation
 from kdist_trainer.failure import Failure
 
@@ -15,6 +17,9 @@ if TYPE_CHECKING:
     from kdist_trainer.agent.log_relay import LogRelay
     from kdist_trainer.metrics.exporter import Exporter
     from kdist_trainer.rendezvous.state import Peers
+
+
+_SHOWN = 500  # characters of a message that `/status` shows
 
 
 class AgentTelemetry:
@@ -25,15 +30,23 @@ class AgentTelemetry:
         relay: The relay of the workers' output, which prefixes lines with ranks.
         max_restarts: The job's limit of restarts without progress.
         managed: Whether the workers run a managed training, not a script.
+        folders: The folders that the training writes to, each with its use.
     """
 
     def __init__(
-        self, exporter: Exporter, relay: LogRelay, *, max_restarts: int, managed: bool = True
+        self,
+        exporter: Exporter,
+        relay: LogRelay,
+        *,
+        max_restarts: int,
+        managed: bool = True,
+        folders: Sequence[tuple[str, object]] = (),
     ) -> None:
         self._exporter = exporter
         self._relay = relay
         self._max_restarts = max_restarts
         self._managed = managed
+        self._folders = folders
         self._waiting_since: float | None = time.monotonic()
 
     def state(self, state: str) -> None:
@@ -53,19 +66,32 @@ class AgentTelemetry:
                 "age_seconds": round(time.monotonic() - known.read_at, 3),
             }
 
-        self._exporter.set_peers(read)
+        self._exporter.sources.peers = read
 
     def show_refused(self, refused: Callable[[], Mapping[str, int]]) -> None:
         """Have the metrics show the connections that the exchange has closed, by reason."""
-        self._exporter.set_refused(refused)
+        self._exporter.sources.refused = refused
 
     def show_refusal(self, is_refused: Callable[[], bool]) -> None:
         """Have `/status` show whether the API server refuses this agent the rendezvous."""
-        self._exporter.set_refusal(is_refused)
+        self._exporter.sources.is_refused = is_refused
 
     def show_key(self, has_key: Callable[[], bool | None]) -> None:
         """Have `/status` show whether the key of the exchange is mounted."""
-        self._exporter.set_key(has_key)
+        self._exporter.sources.has_key = has_key
+
+    def show_activity(self, activity: Callable[[], Mapping[int, Mapping[str, Any]]]) -> None:
+        """Have `/status` show what the ranks of a new group do."""
+        self._exporter.sources.activity = activity
+
+    @contextmanager
+    def waiting_for(self, message: str) -> Iterator[None]:
+        """Have `/status` show what the agent waits for, as long as it does."""
+        self._exporter.sources.waiting_for = message
+        try:
+            yield
+        finally:
+            self._exporter.sources.waiting_for = ""
 
     def rendezvous_started(self) -> None:
         """The agent joins the next rendezvous round."""
@@ -152,10 +178,29 @@ class AgentTelemetry:
             primary=failure.primary,
         )
 
-    def group_failed(self, cause: str) -> None:
+    def group_failed(self, failure: Failure) -> None:
         """A failure ended the group; whether it restarts is decided later."""
         self.state("restarting")
-        self._exporter.add_restart(cause)
+        self._exporter.add_restart(failure.cause)
+        full = self.find_full()
+        if full:
+            log.error("disk-full", message=full)
+        self._exporter.sources.last_failure = {
+            "cause": failure.cause.value,
+            "message": failure.message[:_SHOWN],
+            "rank": failure.rank,
+            "node": failure.node,
+            "step": failure.step,
+            "time": round(failure.time, 3),
+            "primary": failure.primary,
+            "full": full or None,
+        }
+
+    def find_full(self) -> str:
+        """A sentence about the folders without room that the training writes to; empty if all have
+        room.
+        """
+        return describe_full(self._folders)
 
     def hang(self, failure: Failure, *, phase: str, stacks: str) -> None:
         """A rank hangs in `phase`; `stacks` is the path of its stacks."""

@@ -100,7 +100,7 @@ class TerminationPolicy:
         if self._stop.requested:
             self._end_stopped(result, cause)
         if cause is not None:
-            self._telemetry.group_failed(cause.cause)
+            self._telemetry.group_failed(cause)
         elif self._all_done(generation, result):
             self._finish(generation)
         else:
@@ -229,6 +229,8 @@ class TerminationPolicy:
                 f"the same failure {generation.repeats} times in a row without progress: "
                 f"{generation.message}"
             )
+        if full := self._telemetry.find_full():
+            message = f"{message}; {full}"
         document = self._agent_store.generation(generation.number - 1)
         last = root_cause(failures_of(document))
         failure = Failure.of_node(

@@ -6,6 +6,7 @@ They go to a file that the agent reads. Where the user has enabled faulthandler
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
 import re
@@ -15,6 +16,10 @@ from pathlib import Path
 from kdist_trainer.errors import is_user_code
 from kdist_trainer.failure import TRACEBACK_LINES
 
+LOOK: int | None = signal.SIGRTMIN + 7 if hasattr(signal, "SIGRTMIN") else None
+"""The signal on which a rank writes where its main thread stands, and goes on. It is a real-time
+one, since scripts have uses of their own for SIGUSR1 and SIGUSR2. None where the system has none.
+"""
 SIGNALS = (signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.SIGILL)
 """The signals that faulthandler writes the stacks for."""
 _MAX_BYTES = 1 << 16
@@ -37,6 +42,31 @@ def register_stack_dump(scratch: Path, local_rank: int) -> None:
         )
     except OSError:
         faulthandler.register(signal.SIGUSR2, all_threads=True)
+    if LOOK is not None:
+        # the agent empties the file, so what is written is appended
+        with contextlib.suppress(OSError):
+            faulthandler.register(
+                LOOK, file=look_path(scratch, local_rank).open("a"), all_threads=False
+            )
+
+
+def look_path(scratch: Path, local_rank: int) -> Path:
+    """The file for the stack of a rank's main thread, which is written on `LOOK`."""
+    return scratch / f"rank-{local_rank}.look"
+
+
+def read_line(scratch: Path, local_rank: int) -> str:
+    """The line at which a rank's main thread stood at the last look, such as `train.py:24 in step`:
+    the innermost of the user's own code, else of any. Empty if there is none.
+    """
+    try:
+        with look_path(scratch, local_rank).open(encoding="utf-8", errors="replace") as left:
+            text = left.read(_MAX_BYTES)
+    except OSError:
+        return ""
+    found = [frame for line in text.splitlines() if (frame := _FRAME.fullmatch(line))]
+    chosen = next((frame for frame in found if is_user_code(frame[1])), found[0] if found else None)
+    return "" if chosen is None else f"{Path(chosen[1]).name}:{chosen[2]} in {chosen[3]}"
 
 
 def path_of(scratch: Path, local_rank: int) -> Path:

@@ -36,6 +36,7 @@ from kdist_trainer.metrics.persistence import (
     read_counters,
 )
 from kdist_trainer.metrics.receiver import Receiver
+from kdist_trainer.metrics.status_sources import StatusSources
 from kdist_trainer.metrics.wall_time import WallTimeBreakdown
 from kdist_trainer.metrics.wire import GAUGES, SLOTS, MalformedRecordError, unpack
 from kdist_trainer.object_store.path import ObjectPath
@@ -118,14 +119,11 @@ class Exporter:
         )
         self._failed_at: float | None = None
         self._exit_record: dict[str, Any] | None = None
-        self._peers: Callable[[], dict[str, Any] | None] = lambda: None
+        self.sources = StatusSources()
         self._scrape_seconds = 0.0
         self._exposition = Exposition(job, self._read)
         self._receiver: Receiver | None = None
         self._server: BoundedServer | None = None
-        self._refused: Callable[[], Mapping[str, int]] = dict
-        self._is_refused: Callable[[], bool] = bool
-        self._has_key: Callable[[], bool | None] = lambda: None
         self._agent_metrics.set_info({"run_id": run_id, **info})
 
     def start(self) -> None:
@@ -185,22 +183,6 @@ class Exporter:
             self._drain()  # records sent so far belong to the previous state
             self._state = state
             self._wall_time.enter(state, now=time.monotonic())
-
-    def set_peers(self, peers: Callable[[], dict[str, Any] | None]) -> None:
-        """Set what returns the other agents for `/status`; it must not wait for the rendezvous."""
-        self._peers = peers
-
-    def set_key(self, has_key: Callable[[], bool | None]) -> None:
-        """Set what tells whether the key of the exchange is mounted."""
-        self._has_key = has_key
-
-    def set_refused(self, refused: Callable[[], Mapping[str, int]]) -> None:
-        """Set what returns the connections that the exchange has closed, by reason."""
-        self._refused = refused
-
-    def set_refusal(self, is_refused: Callable[[], bool]) -> None:
-        """Set what tells whether the API server refuses this agent the rendezvous."""
-        self._is_refused = is_refused
 
     def set_exit_record(self, record: Mapping[str, Any]) -> None:
         """Set the final state from the agent's exit record, and show the record in `/status`."""
@@ -279,8 +261,11 @@ class Exporter:
             self._drain()
             snapshot = self._rank_metrics.snapshot()
             wall = self._wall_time.read(now, phase=self._current_phase())
-            ranks = status.rank_entries(snapshot, self.socket_path.parent, now=now)
-            rate = self._throughput.rate(self._rank_metrics.total(_SAMPLES), now=now)
+            folder, activity = self.socket_path.parent, self.sources.activity()
+            ranks = status.rank_entries(snapshot, folder, now=now, activity=activity)
+            samples = self._rank_metrics.total(_SAMPLES)
+            # a script may report none, and train all the same
+            rate = self._throughput.rate(samples, now=now) if self._managed or samples else None
             group = status.group_fields(snapshot, self._agent_metrics)
         return {
             FORMAT: FORMATS["/status"],
@@ -295,10 +280,8 @@ class Exporter:
             "wall_seconds": wall,
             "nodes": self._nodes().model_dump() if self._nodes else None,
             "ranks": ranks,
-            "peers": None if self._exit_record else self._peers(),
             "connections_refused": status.count_refused(self._all_refused()),
-            "rendezvous_refused": not self._exit_record and self._is_refused(),
-            "exchange_key": None if self._exit_record else self._has_key(),
+            **self.sources.fields(ended=self._exit_record is not None),
             "pid": os.getpid(),
             "exit": self._exit_record,
         }
@@ -362,7 +345,7 @@ class Exporter:
     def _all_refused(self) -> dict[str, Mapping[str, int]]:
         """The connections that were closed, by reason, of each server of this agent."""
         own = self._server.refused if self._server is not None else {}
-        return {_SERVER: own, EXCHANGE: self._refused()}
+        return {_SERVER: own, EXCHANGE: self.sources.refused()}
 
     def _current_phase(self) -> Phase | None:
         """The phase of the first local rank, if its heartbeat is of this generation."""

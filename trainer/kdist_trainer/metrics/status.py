@@ -19,6 +19,9 @@
 - `rendezvous_refused`: whether the API server refuses this agent the rendezvous, which it has
   served before: the job's ServiceAccount or a right of it is gone.
 - `exchange_key`: whether the key of the job's exchange is mounted. Null where agents need none.
+- `last_failure`: what ended the latest worker group of this agent: `cause`, `message`, `rank`,
+  `node`, `step`, `time` (Unix time), `primary`. It stays until the next one.
+- `waiting_for`: what the agent waits for before it tries again, in a sentence.
 
 All but the first group may be null.
 """
@@ -111,17 +114,28 @@ def group_fields(snapshot: MetricsSnapshot, agent: AgentMetrics) -> dict[str, An
     }
 
 
-def rank_entries(snapshot: MetricsSnapshot, scratch: Path, *, now: float) -> list[dict[str, Any]]:
+def rank_entries(
+    snapshot: MetricsSnapshot,
+    scratch: Path,
+    *,
+    now: float,
+    activity: Mapping[int, Mapping[str, Any]] | None = None,
+) -> list[dict[str, Any]]:
     """One entry per local rank.
 
     `phase`, `heartbeat_age` and `collective` (such as `all_reduce(float32[1024]) #17`) come from
-    the rank's heartbeat. `busy_seconds` and `all_reduce_seconds` are means per step of this
-    generation: time without waiting for peers, and time with an all-reduce in flight.
+    the rank's heartbeat; a script has a phase only if it reports. `busy_seconds` and
+    `all_reduce_seconds` are means per step of this generation: time without waiting for peers, and
+    time with an all-reduce in flight. From the agent: `ended`, whether the rank has exited;
+    `quiet_seconds`, the time since it has sent a heartbeat, or a collective of it began or ended;
+    `collective_seconds`, the time that it has been in its collective; `line` and `line_seconds`,
+    where its main thread stands and for how long, of a rank that is quiet and in no collective.
 
     Args:
         snapshot: The reported values.
         scratch: Folder with the heartbeat files.
         now: Monotonic time in seconds.
+        activity: What the agent knows of each local rank.
     """
     found = []
     for local_rank, rank in enumerate(snapshot.local_ranks):
@@ -137,6 +151,11 @@ def rank_entries(snapshot: MetricsSnapshot, scratch: Path, *, now: float) -> lis
             "phase": None,
             "heartbeat_age": None,
             "collective": None,
+            "ended": None,
+            "quiet_seconds": None,
+            "collective_seconds": None,
+            "line": None,
+            "line_seconds": None,
         }
         if record := snapshot.current.get(rank):
             step, seconds = (
@@ -146,27 +165,33 @@ def rank_entries(snapshot: MetricsSnapshot, scratch: Path, *, now: float) -> lis
             steps = record.counters[_STEPS]
             entry["step"] = None if step is None else int(step)
             entry["step_seconds"] = log.plain(seconds)
-            entry["busy_seconds"] = (
-                sum(record.counters[slot] for slot in _BUSY) / steps if steps else None
-            )
+            busy = sum(record.counters[slot] for slot in _BUSY)
+            # a script measures none of its phases
+            entry["busy_seconds"] = busy / steps if steps and busy else None
             entry["all_reduce_seconds"] = (
                 record.counters[_ALL_REDUCE] / steps
                 if steps and record.counters[_ALL_REDUCE]
                 else None
             )
-        if beat := read_heartbeat(scratch, local_rank):
-            entry["phase"] = str(beat.phase)
+        if beat := _read_file(scratch, local_rank):
             entry["collective"] = beat.collective
-            entry["heartbeat_age"] = round(max(0.0, now - beat.time_ns / 1e9), 3)
-        found.append(entry)
+            if beat.count:
+                entry["phase"] = str(beat.phase)
+                entry["heartbeat_age"] = round(max(0.0, now - beat.time_ns / 1e9), 3)
+        found.append({**entry, **(activity or {}).get(local_rank, {})})
     return found
 
 
 def read_heartbeat(scratch: Path, local_rank: int) -> RankSnapshot | None:
     """Read the latest heartbeat of a local rank; None if there is none."""
+    beat = _read_file(scratch, local_rank)
+    return beat if beat is not None and beat.count else None
+
+
+def _read_file(scratch: Path, local_rank: int) -> RankSnapshot | None:
+    """What the rank has written, of a script perhaps collectives without heartbeats."""
     try:
         with contextlib.closing(Heartbeat(scratch / f"rank-{local_rank}.heartbeat")) as heartbeat:
-            beat = heartbeat.read()
+            return heartbeat.read()
     except (OSError, ValueError):
         return None
-    return beat if beat.count else None

@@ -73,7 +73,8 @@ def record_interval(ctx: TrainContext, result: IntervalResult) -> None:
     ctx.sync_interval = choose_sync_interval(result.step_seconds, ctx.settings.sync_every_steps)
     ctx.stats.loss = result.losses[-1]
     ctx.stats.grad_norm = result.grad_norm
-    ctx.stats.learning_rate = ctx.optimizer.param_groups[0]["lr"]
+    if (learning_rate := result.records[-1].learning_rate) is not None:
+        ctx.stats.learning_rate = float(learning_rate)
     ctx.device_stats.sample()
     ctx.stats.tokens = ctx.stats.samples * ctx.workload.tokens_per_sample
     for record, loss in zip(result.records, result.losses, strict=True):

@@ -66,12 +66,15 @@ class StopFlag:
 
 
 class StepRecord(NamedTuple):
-    """One step: number, positions of its first and last sample, and this rank's seconds."""
+    """One step: number, positions of its first and last sample, this rank's seconds, and the
+    learning rate that it was taken with, which may be a tensor.
+    """
 
     step: int
     first: int
     last: int
     seconds: float
+    learning_rate: float | Tensor | None = None
 
 
 class SyncPayload(NamedTuple):

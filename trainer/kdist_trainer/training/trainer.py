@@ -97,6 +97,9 @@ def train_step(ctx: TrainContext) -> bool:
     if update.skip_reason and record_refused_update(ctx, update.skip_reason):
         return False
     ctx.ema.update()
+    learning_rate = ctx.optimizer.param_groups[0]["lr"]  # of this step, not of the next one
+    if isinstance(learning_rate, Tensor):
+        learning_rate = learning_rate.clone()  # the scheduler changes it in place
     ctx.lr_scheduler.step()
     step_timer.record_phase(StepPhase.OPTIMIZER)
     if update.skipped:
@@ -108,7 +111,8 @@ def train_step(ctx: TrainContext) -> bool:
     first = state.samples_seen
     state.step += 1
     state.samples_seen += batch.samples
-    ctx.step_records.append(StepRecord(state.step, first, state.samples_seen - 1, seconds))
+    last = state.samples_seen - 1
+    ctx.step_records.append(StepRecord(state.step, first, last, seconds, learning_rate))
     ctx.stats.add_step(seconds, batch.own_samples * ctx.strategy.is_counted, state.step)
     ctx.reporter.send()
     ctx.profiler.after_step()

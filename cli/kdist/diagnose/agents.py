@@ -1,0 +1,69 @@
+"""What agents tell of themselves: the failure that ended their worker group, a full disk, what they
+wait for before they try again.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kdist.diagnose.rule import Diagnosis, DiagnosticContext, clip
+from kdist.status import LastFailure, Phase
+
+FOLLOWS: Final = ("node_lost", "collective_timeout", "rendezvous")
+"""Causes that tell only that something else was lost."""
+
+
+def find_full_disk(ctx: DiagnosticContext) -> Diagnosis | None:
+    """A folder that the training writes to had no room when its group ended."""
+    failure = ctx.status.last_failure
+    if failure is None or not failure.full or ctx.status.phase.terminal:
+        return None
+    first = failure.full.partition("; storage: ")[0]
+    what, _, advice = first.removeprefix("storage: ").partition(": ")
+    lines = [f"the group failed {ctx.ago(failure.time)}".rstrip() + f": {failure.cause}"]
+    lines += [clip(failure.message, 300)] if failure.message else []
+    lines += [ctx.status.waiting_for] if ctx.status.waiting_for else []
+    return Diagnosis(
+        "storage",
+        f"storage: {what}; committed checkpoints are safe",
+        "blocked" if ctx.stuck else "waiting",
+        tuple(lines),
+        f"{advice}; then the training goes on by itself while restarts are left",
+        (ctx.kdist("status", "-w"), ctx.kdist("logs", "--tail", "20")),
+    )
+
+
+def find_restart(ctx: DiagnosticContext) -> Diagnosis | None:
+    """A failure has ended the worker group, and a new one forms."""
+    failure = ctx.status.last_failure
+    if failure is None or ctx.status.phase is not Phase.RECOVERING:
+        return None
+    follows = failure.cause in FOLLOWS or not failure.primary
+    where = _where(failure)
+    if follows:
+        sentence = f"{where} lost its peers, and which pod or node was lost is not known"
+    else:
+        sentence = f"{where} failed: {failure.cause}: {clip(failure.message, 300)}"
+    ago = ctx.ago(failure.time)
+    wait = ctx.status.waiting_for
+    state = wait or ctx.status.message or "a new group forms"
+    return Diagnosis(
+        "peers-lost" if follows else failure.cause.replace("_", "-"),
+        f"{sentence}{f' ({ago})' if ago else ''}; the group starts again: {state}",
+        "waiting",
+        (clip(failure.message),) if follows and failure.message else (),
+        "see the log of that rank if it fails again"
+        if not follows
+        else "see the events and the nodes",
+        (
+            ctx.kdist("logs", *(["--rank", str(failure.rank)] if failure.rank is not None else [])),
+            ctx.kdist("events"),
+        ),
+    )
+
+
+def _where(failure: LastFailure) -> str:
+    parts = [f"rank {failure.rank}" if failure.rank is not None else "an agent"]
+    parts += [f"on {failure.node}"] if failure.node else []
+    parts += [f"at step {failure.step}"] if failure.step is not None else []
+    return " ".join(parts)

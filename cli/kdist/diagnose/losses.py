@@ -1,0 +1,296 @@
+"""Pods and nodes that were lost: the cause of what the others do then, which wait, restart or meet
+at the rendezvous.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from kdist.diagnose.agents import FOLLOWS
+from kdist.diagnose.failures import EVICTIONS
+from kdist.diagnose.rule import Diagnosis, DiagnosticContext, clip, name_all, name_pods
+from kdist.status import Phase, Pod, documents, find_successor, read_index
+from kdist.units import seconds
+
+_OUTAGE: Final = 120.0
+"""Seconds for which a loss explains what the others do, if its successor does not run for another
+reason."""
+_NODE_RESTARTED: Final = 255
+"""The exit code of a container whose node was restarted, with the reason `Unknown`."""
+_NODE_REASONS: Final = ("NodeLost", "Shutdown", "NodeShutdown", "Terminated")
+_NEW: Final = 20.0  # seconds that a pod is younger than the first one, if it came later
+_LOADS: Final = 90.0  # seconds that an agent may take to answer
+
+
+class _Loss(NamedTuple):
+    """One pod that was lost: what happened to it, its evidence, and when (unix time) if known."""
+
+    pod: str
+    place: int | None
+    what: str
+    evidence: str
+    at: float | None = None
+
+
+def find_lost_node(ctx: DiagnosticContext) -> Diagnosis | None:
+    """A node does not respond. Its pods are not replaced as long as it may come back."""
+    lost = [pod for pod in ctx.pods if pod.lost]
+    if not lost or ctx.status.phase.terminal:
+        return None
+    node, nodes = lost[0].node, sorted({pod.node for pod in lost})
+    left = ctx.status.nodes.ready
+    since = _silent_since(ctx, node)
+    enough = left >= ctx.status.nodes.min
+    consequence = (
+        f"the job continues with {left}"
+        if enough
+        else f"it needs {ctx.status.nodes.min} nodes and has {left}"
+    )
+    named = (
+        f"node {node} does not answer"
+        if len(nodes) == 1
+        else f"the nodes {name_all(nodes)} do not answer"
+    )
+    fix = (
+        f"Kubernetes does not replace a pod on a node that may come back: `{ctx.kdist('recover')}` "
+        "does, once it is certain that the node is gone; or bring the node back, or delete it if "
+        "it is gone for good"
+    )
+    if not enough and (most := ctx.status.nodes.max) > 1:
+        fix += f"; with nodes {{min: {left or 1}, max: {most}}} the others would continue"
+    return Diagnosis(
+        "node-lost",
+        (
+            f"{named}{f' since {seconds(ctx.now - since)}' if since else ''}; "
+            f"{name_pods(lost)} {_are(lost)} on it, {consequence}"
+        ),
+        "waiting" if enough else "blocked",
+        tuple(_evidence_of_loss(ctx, lost)),
+        fix,
+        (ctx.kdist("recover"), f"kubectl delete node {node}"),
+    )
+
+
+def _are(pods: list[Pod]) -> str:
+    return "is" if len(pods) == 1 else "are"
+
+
+def _silent_since(ctx: DiagnosticContext, node: str) -> float | None:
+    return documents.moment(
+        documents.condition(ctx.seen.nodes.get(node), "Ready"), "lastTransitionTime"
+    )
+
+
+def _evidence_of_loss(ctx: DiagnosticContext, lost: list[Pod]) -> list[str]:
+    found = []
+    for name in dict.fromkeys(pod.node for pod in lost):
+        ready = documents.condition(ctx.seen.nodes.get(name), "Ready")
+        if ready:
+            message = clip(documents.text(ready, "message"))
+            found.append(
+                f"node/{name}: Ready is {documents.text(ready, 'status')}: "
+                f"{documents.text(ready, 'reason')}: {message}"
+            )
+    found += [
+        str(event)
+        for event in list(
+            ctx.events_of("Pod", [pod.name for pod in lost], "NodeNotReady", "TaintManagerEviction")
+        )[:2]
+    ]
+    return found or [
+        f"pod/{pod.name}: no longer ready, though its container was" for pod in lost[:3]
+    ]
+
+
+def find_lost_pod(ctx: DiagnosticContext) -> Diagnosis | None:
+    """A pod was deleted, ended with its node, or does not answer. What its peers do then follows
+    from it.
+    """
+    status, record = ctx.status, ctx.status.exit_record
+    if (
+        status.phase not in (Phase.RUNNING, Phase.RECOVERING)
+        or status.reason in ("Suspending", "Finishing")
+        or status.location == "local"
+        or (record is not None and record.permanent)
+    ):
+        return None
+    found = [loss for loss in _find_losses(ctx) if not _came_before(ctx, loss)]
+    if not found:
+        return None
+    shown = list({loss.pod: loss for loss in reversed(found)}.values())
+    words = "; ".join(loss.what for loss in shown[:3])
+    if len(shown) > 3:
+        words += f"; {len(shown) - 3} more pods"
+    ready, least = status.nodes.ready, status.nodes.min
+    later = "the job continues with " if ready >= least else f"it needs {least} nodes and has "
+    state = "the others meet at the rendezvous" if ctx.stuck else f"{later}{ready}"
+    return Diagnosis(
+        "pod-lost",
+        f"{words}; {_describe_successors(ctx, shown)}; {state}",
+        "waiting",
+        tuple(dict.fromkeys(loss.evidence for loss in shown if loss.evidence))[:8],
+        "nothing, if the new pod starts: the training continues from what the others have kept, or "
+        "from its last checkpoint",
+        (ctx.kdist("events"), ctx.kdist("status", "-w")),
+    )
+
+
+def _came_before(ctx: DiagnosticContext, loss: _Loss) -> bool:
+    """Whether a failure of its own has ended the group since."""
+    failure = ctx.status.last_failure
+    if failure is None or failure.time is None or loss.at is None:
+        return False
+    by_itself = failure.primary and failure.cause not in FOLLOWS
+    return by_itself and failure.time > loss.at
+
+
+def _find_losses(ctx: DiagnosticContext) -> Iterator[_Loss]:
+    yield from (loss for pod in ctx.pods if (loss := _read_loss(ctx, pod)) is not None)
+    yield from _find_deleted(ctx)
+    yield from _find_silent(ctx)
+
+
+def _read_loss(ctx: DiagnosticContext, pod: Pod) -> _Loss | None:
+    """What the pod itself says: it is being deleted, or its container ended with its node."""
+    if pod.lost:
+        return None  # of the node that does not respond
+    if pod.deleting:
+        why = EVICTIONS.get(pod.reason, ("",))[0]
+        what = f"pod {pod.name} is being deleted" + (f": {why}" if why else "")
+        return _Loss(pod.name, pod.index, what, f"pod/{pod.name}: {pod.state}")
+    end = pod.ended or pod.before
+    of_node = (
+        end is not None
+        and not end.record
+        and (
+            end.reason == "ContainerStatusUnknown"
+            or (end.code == _NODE_RESTARTED and end.reason in ("Unknown", "Error", ""))
+        )
+    )
+    if not (of_node or (pod.over and pod.reason in _NODE_REASONS)):
+        return None
+    at = end.at if end else None
+    if not _is_present(ctx, pod, at):
+        return None
+    node = f" {pod.node}" if pod.node else ""
+    what = f"pod {pod.name} ended with its node{node}, which was restarted or shut down"
+    said = pod.message or (f"{end.reason}, exit code {end.code}" if end else pod.reason)
+    return _Loss(pod.name, pod.index, what, f"pod/{pod.name}: {clip(said)}", at)
+
+
+def _is_present(ctx: DiagnosticContext, pod: Pod, at: float | None) -> bool:
+    """Whether the loss of a pod may explain what is so now: its place is not filled, or it was only
+    just lost.
+    """
+    successor = find_successor(pod, ctx.pods) or (pod if not pod.over else None)
+    if successor is None or (at is not None and ctx.now - at < _OUTAGE):
+        return True
+    if not successor.running:
+        return not successor.troubled
+    return successor.started is not None and ctx.now - successor.started < _OUTAGE
+
+
+def _trains(ctx: DiagnosticContext, pod: Pod) -> bool:
+    state = documents.text(ctx.seen.reports.get(pod.name), "state")
+    return pod.working and state in ("running", "checkpointing", "initializing")
+
+
+def _find_deleted(ctx: DiagnosticContext) -> Iterator[_Loss]:
+    """Pods that exist no longer: told by the events of their end, or by a place without a pod, or
+    with a new one.
+    """
+    here = {pod.name for pod in ctx.pods}
+    places = {pod.index for pod in ctx.pods if not pod.over}
+    first = min((pod.created for pod in ctx.pods if pod.created), default=ctx.now)
+    for index in range(ctx.status.nodes.max):
+        newest = max(
+            (pod for pod in ctx.pods if pod.index == index and not pod.over),
+            key=lambda pod: pod.created or 0.0,
+            default=None,
+        )
+        if newest is not None and (
+            _trains(ctx, newest) or newest.deleting or newest.lost or newest.troubled
+        ):
+            continue
+        gone = next(
+            (
+                event
+                for event in ctx.events
+                if event.kind == "Pod"
+                and event.reason in ("Killing", "Preempted", "TaintManagerEviction", "Evicted")
+                and read_index(event.name) == index
+                and (event.name not in here or (newest and event.at < (newest.created or 0.0)))
+                and ctx.now - event.at < _OUTAGE + _LOADS
+            ),
+            None,
+        )
+        if gone is not None:
+            what = f"pod {gone.name} was deleted {ctx.ago(gone.at)}".rstrip()
+            yield _Loss(gone.name, index, what, str(gone), gone.at)
+        elif index not in places and (
+            any(pod.index == index or pod.troubled for pod in ctx.pods) or not ctx.pods
+        ):
+            continue  # its end is in the pod that is over, or the others tell more
+        elif index not in places:
+            yield _Loss(f"#{index}", index, f"the pod of index {index} exists no longer", "")
+        elif newest is not None and ctx.stuck and _is_new(ctx, newest, first):
+            what = (
+                f"pod {newest.name} is new, made {ctx.ago(newest.created)}: the one before it is "
+                "gone, and what ended it is not known"
+            )
+            evidence = f"pod/{newest.name}: {newest.state}"
+            yield _Loss(newest.name, index, what, evidence, newest.created)
+
+
+def _is_new(ctx: DiagnosticContext, pod: Pod, first: float) -> bool:
+    """Whether a pod has come after the others, made at `first`, and has only just started."""
+    just = pod.started is None or ctx.now - pod.started < _OUTAGE
+    return (pod.created or 0.0) - first > _NEW and just
+
+
+def _find_silent(ctx: DiagnosticContext) -> Iterator[_Loss]:
+    """Pods that run as far as Kubernetes knows, and whose agents do not answer while others do."""
+    answering = {name for name, report in ctx.seen.reports.items() if report}
+    if not answering or ctx.seen.skipped or ctx.seen.lack:
+        return
+    peers = [documents.mapping(report, "peers") for report in ctx.seen.reports.values()]
+    silent = {each for peer in peers for each in documents.texts(peer, "silent")}
+    heard = {each for peer in peers for each in documents.texts(peer, "heard")}
+    for pod in ctx.pods:
+        loads = pod.started is None or ctx.now - pod.started < _LOADS
+        if not pod.working or pod.deleting or pod.name in answering or loads:
+            continue
+        address = documents.text(ctx.document(pod), "status", "podIP")
+        # others still train: that it cannot be asked from here is no loss
+        if address not in silent and (address in heard or not ctx.stuck):
+            continue
+        node = f" on node {pod.node}" if pod.node else ""
+        yield _Loss(
+            pod.name,
+            pod.index,
+            f"pod {pod.name}{node} does not answer, though Kubernetes has it as running: its node, "
+            "the network to it or its agent is lost",
+            f"pod/{pod.name}: {pod.state}, no answer of its agent",
+        )
+
+
+def _describe_successors(ctx: DiagnosticContext, losses: list[_Loss]) -> str:
+    """What is in the place of the pods that were lost."""
+    lost = {loss.pod for loss in losses}
+    indexes = {loss.place for loss in losses}
+    new = [
+        pod
+        for pod in ctx.pods
+        if pod.index in indexes
+        and not pod.over
+        and not pod.deleting
+        and (pod.name not in lost or not _is_silent(ctx, pod))
+    ]
+    if not new:
+        return "there is no new pod in its place yet"
+    return "in its place: " + name_all([f"{pod.name} ({pod.state})" for pod in new])
+
+
+def _is_silent(ctx: DiagnosticContext, pod: Pod) -> bool:
+    return pod.working and not ctx.seen.reports.get(pod.name)

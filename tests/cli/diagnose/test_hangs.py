@@ -1,0 +1,78 @@
+"""A script that reports no steps trains only if that was seen: else who waits where, and who does
+not, or that it is not known.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kdist.diagnose import Diagnosis, diagnose
+from tests.cli.diagnose.scenes import scene
+from tests.cli.status.objects import Document, pod, report
+
+FIRST, SECOND = "digits-0-abcde", "digits-1-abcde"
+SUM = "all_reduce(float32[1]) #1"
+
+
+def script_rank(rank: int, **more: Any) -> Document:
+    """The report of a script's agent, which knows only what `more` says of its rank."""
+    told = report(ranks=(rank,))
+    told |= dict.fromkeys(("step", "target_steps", "loss", "learning_rate", "samples_per_second"))
+    told |= dict.fromkeys(("last_checkpoint_step", "last_checkpoint_time"))
+    fields = ("step", "step_seconds", "busy_seconds", "all_reduce_seconds", "phase")
+    told["ranks"] = [
+        {"rank": rank, "local_rank": 0, **dict.fromkeys((*fields, "heartbeat_age")), **more}
+    ]
+    return told
+
+
+def look(first: dict[str, Any], second: dict[str, Any]) -> Diagnosis:
+    reports = {FIRST: script_rank(0, **first), SECOND: script_rank(1, **second)}
+    return diagnose(scene([pod(0), pod(1)], reports=reports))
+
+
+WAITS = {"collective": SUM, "collective_seconds": 125.0, "quiet_seconds": 125.0}
+STANDS = {"line": "faulty.py:24 in <module>", "line_seconds": 110.0}
+
+
+def test_a_script_that_hangs_names_who_waits_in_what_and_where_the_other_stands() -> None:
+    found = look(STANDS, WAITS)
+    assert (found.cause, found.severity) == ("hang", "waiting")
+    assert found.sentence.startswith(
+        "rank 0 has been at faulty.py:24 in <module> for 1:50, while rank 1 has waited in "
+        f"{SUM} for 2:05"
+    )
+    assert found.commands[0] == "kdist logs digits -n ml --rank 0 --tail 100"
+
+
+def test_where_a_rank_stands_is_said_to_be_unknown() -> None:
+    found = look({}, WAITS)
+    assert "rank 0 is in no collective, and where it stands is not known" in found.sentence
+
+
+def test_ranks_in_one_collective_and_in_different_ones_are_told_apart() -> None:
+    assert "all ranks are in it" in look(WAITS, WAITS).sentence
+    other = look({**WAITS, "collective": "broadcast(float32[1]) #1"}, WAITS)
+    assert "in different collectives" in other.sentence
+
+
+def test_what_agents_that_do_not_answer_know_is_not_known() -> None:
+    seen = scene([pod(0), pod(1)], reports={FIRST: script_rank(0, **WAITS)})
+    found = diagnose(seen)
+    assert "what 1 other ranks do is not known" in found.sentence
+
+
+def test_a_script_of_which_nothing_was_seen_is_not_said_to_train() -> None:
+    found = look(STANDS, {})
+    assert (found.cause, found.severity) == ("not-known", "waiting")
+    assert "rank 0 is at faulty.py:24 in <module>" in found.sentence
+    assert "have entered no collective" in found.sentence
+    late = look({"quiet_seconds": 90.0}, {"quiet_seconds": 200.0})
+    assert late.cause == "not-known"
+    assert "began or ended 1:30 ago" in late.sentence
+
+
+def test_a_script_whose_collectives_are_seen_trains() -> None:
+    found = look({"quiet_seconds": 0.2}, {"quiet_seconds": 3.0})
+    assert found.cause == "none"
+    assert "it reports no steps; a collective was seen 0.2 s ago" in found.sentence

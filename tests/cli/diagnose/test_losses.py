@@ -1,0 +1,228 @@
+"""During an outage the loss of a pod or a node is named, or that nothing is known: never what its
+peers do, or what a pod left that was replaced.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kdist.diagnose import Diagnosis, diagnose
+from kdist.status import Snapshot
+from tests.cli.diagnose.scenes import creating, event, node, nodes, scene
+from tests.cli.status.objects import (
+    NOW,
+    Document,
+    at,
+    ended_pod,
+    lost_pod,
+    pod,
+    record,
+    report,
+)
+
+FIRST, OLD, NEW = "digits-0-abcde", "digits-1-abcde", "digits-1-fghij"
+PEERS = record(201, "node_lost", message="Connection closed by peer", primary=False, rank=0)
+CONSEQUENCES = (
+    "hang",
+    "crash",
+    "rendezvous",
+    "peers-lost",
+    "starting",
+    "none",
+    "collective-timeout",
+)
+
+
+def made(found: Document, seconds_ago: float) -> Document:
+    found["metadata"]["creationTimestamp"] = at(seconds_ago)
+    return found
+
+
+def new_pod(seconds_ago: float = 10) -> Document:
+    return made(creating(1, name=NEW), seconds_ago)
+
+
+def deleting(index: int, **status: Any) -> Document:
+    found = pod(index, **status)
+    found["metadata"]["deletionTimestamp"] = at(-25)
+    return found
+
+
+def evicting() -> Document:
+    found = deleting(1)
+    found["status"]["conditions"].append(
+        {
+            "type": "DisruptionTarget",
+            "status": "True",
+            "reason": "EvictionByEvictionAPI",
+            "message": "Eviction API: evicting",
+        }
+    )
+    return found
+
+
+def waiting(state: str = "rendezvous", **more: Any) -> dict[str, Document]:
+    """The report of the survivor, whose rank has ended in phase exit and is silent since."""
+    first = report(state, **more)
+    first["ranks"][0] |= {"phase": "exit", "heartbeat_age": 55.0, "ended": True}
+    return {FIRST: first}
+
+
+def killing(seconds_ago: float = 12) -> Document:
+    return event("Killing", "Stopping container trainer", name=OLD, ago=seconds_ago)
+
+
+OUTAGES: dict[str, tuple[Snapshot, list[str]]] = {
+    "a pod is being deleted while all train": (
+        scene([pod(0), deleting(1)], reports={FIRST: report(), OLD: report(ranks=(1,))}),
+        [f"pod {OLD} is being deleted", "needs 2 nodes and has 1"],
+    ),
+    "a drain": (
+        scene([pod(0), evicting()], reports=waiting("restarting")),
+        ["is being drained"],
+    ),
+    "a pod was deleted and its successor starts": (
+        scene([pod(0), new_pod()], killing(), reports=waiting()),
+        [f"pod {OLD} was deleted 12 s ago", f"{NEW} (ContainerCreating)"],
+    ),
+    "a pod was deleted by force and there is none yet": (
+        scene([pod(0)], killing(2), reports={FIRST: report()}),
+        [f"pod {OLD} was deleted", "no new pod"],
+    ),
+    "nothing tells what ended the pod before": (
+        scene([pod(0), new_pod()], reports=waiting()),
+        [f"pod {NEW} is new", "not known"],
+    ),
+    "a node came back, its pod is over and replaced": (
+        scene([pod(0), ended_pod(1, 255, "Unknown"), new_pod()], reports=waiting()),
+        [f"pod {OLD} ended with its node worker-1", NEW],
+    ),
+    "a node came back, and its container starts again": (
+        scene(
+            [
+                pod(0),
+                pod(
+                    1,
+                    containerStatuses=[
+                        {
+                            "name": "trainer",
+                            "ready": False,
+                            "restartCount": 1,
+                            "state": {"running": {"startedAt": at(8)}},
+                            "lastState": {
+                                "terminated": {
+                                    "exitCode": 255,
+                                    "reason": "Unknown",
+                                    "finishedAt": at(9),
+                                }
+                            },
+                        }
+                    ],
+                ),
+            ],
+            reports=waiting(),
+        ),
+        [f"pod {OLD} ended with its node"],
+    ),
+    "a node is off, and Kubernetes has not noticed": (
+        scene(
+            [pod(0), pod(1, node="worker-2")],
+            reports=waiting(peers={"heard": [], "silent": ["10.0.0.2"], "age_seconds": 1.0}),
+        ),
+        [f"pod {OLD} on node worker-2 does not answer"],
+    ),
+    "a node is off": (
+        scene(
+            [pod(0), lost_pod(1)],
+            nodes=nodes(node("worker-2", ready="Unknown")),
+            reports=waiting(),
+        ),
+        ["node worker-2 does not answer"],
+    ),
+    "a pod was evicted and is replaced": (
+        scene(
+            [
+                pod(0),
+                pod(1, phase="Failed", reason="Evicted", message="low on memory"),
+                new_pod(),
+            ],
+            killing(15),
+            reports=waiting(),
+        ),
+        [f"pod {OLD} was deleted"],
+    ),
+    "the pod that was replaced left the record of a peer": (
+        scene([pod(0), ended_pod(1, 201, record=PEERS), new_pod()], killing(), reports=waiting()),
+        [f"pod {OLD} was deleted"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OUTAGES)
+def test_a_look_during_an_outage_names_the_event(name: str) -> None:
+    seen, words = OUTAGES[name]
+    found = diagnose(seen)
+    assert found.cause in ("pod-lost", "node-lost", "evicted"), found.sentence
+    told = " ".join([found.sentence, *found.evidence])
+    assert [word for word in words if word not in told] == [], told
+    assert [each.cause for each in found.also if each.cause in CONSEQUENCES] == []
+    assert "phase exit" not in told
+    assert "the image must start" not in found.fix
+
+
+def test_a_rank_that_has_ended_is_no_evidence_of_a_hang_by_an_agent_of_any_version() -> None:
+    for told in ({"ended": True}, {}):
+        first = report()
+        first["ranks"][0] |= {"phase": "exit", "heartbeat_age": 55.0, **told}
+        reports = {FIRST: first, OLD: report(ranks=(1,))}
+        assert diagnose(scene([pod(0), pod(1)], reports=reports)).cause != "hang"
+
+
+def failed_again(cause: str, **more: Any) -> Diagnosis:
+    """The job of which a pod was replaced, and which a failure ended again after that."""
+    failure = {"cause": cause, "rank": 0, "message": "killed by SIGKILL", "primary": True, **more}
+    reports = waiting("restarting", last_failure={"time": NOW.timestamp() - 3, **failure})
+    seen = scene([pod(0), ended_pod(1, 255, "Unknown"), new_pod()], reports=reports)
+    return diagnose(seen)
+
+
+def test_a_later_failure_of_its_own_comes_before_an_earlier_loss() -> None:
+    found = failed_again("signal")
+    assert (found.cause, found.severity) == ("signal", "waiting")
+    assert found.sentence.startswith("rank 0 failed: signal: killed by SIGKILL (3.0 s ago)")
+    assert failed_again("node_lost", primary=False).cause == "pod-lost"
+
+
+def test_a_restart_whose_peers_were_lost_for_an_unknown_reason_says_that_it_is_not_known() -> None:
+    failure = {"cause": "node_lost", "rank": 0, "primary": False, "time": NOW.timestamp() - 3}
+    reports = waiting("restarting", last_failure=failure) | {OLD: report("restarting", ranks=(1,))}
+    found = diagnose(scene([pod(0), pod(1)], reports=reports))
+    assert found.cause == "peers-lost"
+    assert "which pod or node was lost is not known" in found.sentence
+
+
+def test_a_loss_of_an_hour_ago_explains_nothing() -> None:
+    over = made(ended_pod(1, 255, "Unknown", ago=3600), 7200)
+    running = made(pod(1, name=NEW), 3500)
+    reports = waiting("restarting") | {NEW: report("restarting", ranks=(1,))}
+    found = diagnose(scene([pod(0), over, running], reports=reports))
+    assert found.cause == "starting"
+
+
+def test_a_full_disk_is_blocked_with_the_folder_and_what_is_to_be_freed() -> None:
+    full = "storage: /ckpt (checkpoints) has 0 bytes free of 4.0 MiB: delete old checkpoints"
+    failure = {
+        "cause": "storage",
+        "message": "OSError: No space left on device",
+        "time": NOW.timestamp() - 9,
+        "full": full,
+    }
+    reports = waiting("restarting", last_failure=failure, waiting_for=f"{full}; retrying in 4 s")
+    reports[OLD] = report("restarting", ranks=(1,))
+    found = diagnose(scene([pod(0), pod(1)], reports=reports))
+    assert (found.cause, found.severity) == ("storage", "blocked")
+    assert "/ckpt (checkpoints) has 0 bytes free of 4.0 MiB" in found.sentence
+    assert found.fix.startswith("delete old checkpoints")
+    assert any("retrying in 4 s" in line for line in found.evidence)

@@ -1,0 +1,28 @@
+"""A folder without room is named, with what is left of it and what helps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kdist_trainer.agent.full_folders import describe_full
+from tests.small_disk import fill, small_disk
+
+
+@pytest.fixture(name="disk")
+def make_disk(tmp_path: Path) -> Iterator[Path]:
+    yield from small_disk(tmp_path / "disk", mib=4)
+
+
+def test_only_a_folder_without_room_is_named(disk: Path, tmp_path: Path) -> None:
+    folders = [("checkpoints", disk), ("scratch", tmp_path), ("shared memory", tmp_path / "none")]
+    assert describe_full(folders) == ""
+    assert describe_full([("checkpoints", "s3://bucket/run")]) == ""
+    fill(disk)
+    found = describe_full(folders)
+    assert found.startswith(
+        f"storage: {disk} (checkpoints) has 0 bytes free of 4.0 MiB: delete old"
+    )
+    assert str(tmp_path / "none") not in found

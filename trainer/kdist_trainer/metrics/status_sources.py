@@ -1,0 +1,43 @@
+"""What the agent tells of itself in `/status`, in addition to its ranks: each field has a function
+that returns its present value and waits for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass
+class StatusSources:
+    """The functions, which the agent sets.
+
+    Attributes:
+        peers: The other agents; None while this one cannot tell.
+        refused: The connections that the exchange has closed, by reason.
+        is_refused: Whether the API server refuses this agent the rendezvous.
+        has_key: Whether the key of the exchange is mounted; None where agents need none.
+        activity: What the ranks do, by local rank.
+        last_failure: The failure that ended the latest worker group; None without one.
+        waiting_for: What the agent waits for before it tries again, in a sentence; empty if for
+            nothing.
+    """
+
+    peers: Callable[[], dict[str, Any] | None] = lambda: None
+    refused: Callable[[], Mapping[str, int]] = dict
+    is_refused: Callable[[], bool] = bool
+    has_key: Callable[[], bool | None] = lambda: None
+    activity: Callable[[], Mapping[int, Mapping[str, Any]]] = dict
+    last_failure: Mapping[str, Any] | None = None
+    waiting_for: str = ""
+
+    def fields(self, *, ended: bool) -> dict[str, Any]:
+        """Fields of `/status`; `ended` is whether the agent's work is over."""
+        return {
+            "peers": None if ended else self.peers(),
+            "rendezvous_refused": not ended and self.is_refused(),
+            "exchange_key": None if ended else self.has_key(),
+            "last_failure": None if self.last_failure is None else dict(self.last_failure),
+            "waiting_for": None if ended else self.waiting_for or None,
+        }

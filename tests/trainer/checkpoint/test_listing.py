@@ -87,14 +87,16 @@ def test_what_no_training_can_read_is_not_called_verified(
     store = open_store(root, generation=2)
     load(store)
     monkeypatch.setattr(staging, "copy_value", lambda value, _: value)  # as it was once
-    store.save({**make_state(3), "scheduler": (unsafe,)}, position(3), step=3)
+    state = {**make_state(3), "scheduler": (unsafe,)}
+    store.loadable.accept(state)
+    store.save(state, position(3), step=3)
     store.close()
     code, document = asked(capsys, "verify", root)
     assert code == 1
     assert list(states(document).values()) == ["unreadable", "verified", "verified"]
     problem = document["checkpoints"][0]["problem"]
     assert problem.startswith("scheduler: its content cannot be read"), problem
-    assert type(unsafe).__name__ in problem
+    assert f"{type(unsafe).__name__}, which is not on the allow-list" in problem
     assert document["resumesFrom"] == "step-00000002-e1"
 
 

@@ -11,6 +11,7 @@ import platform
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,14 @@ from kdist_trainer.checkpoint.background import BackgroundTask
 from kdist_trainer.checkpoint.commit import CommitRequest, SaveResult
 from kdist_trainer.checkpoint.group import CheckpointGroup, RankInfo
 from kdist_trainer.checkpoint.layout import Checkpoint, CheckpointDirectory
+from kdist_trainer.checkpoint.loadable import Description, LoadableCheck
 from kdist_trainer.checkpoint.lock import Lock, LockLostError
 from kdist_trainer.checkpoint.manifest import Manifest, write_state
 from kdist_trainer.checkpoint.opening import FolderOpener, LockRequest
 from kdist_trainer.checkpoint.reader import LoadedCheckpoint
 from kdist_trainer.checkpoint.restore import Fallback, JobCheck, Restore
 from kdist_trainer.checkpoint.staging import Paths, Stager
+from kdist_trainer.checkpoint.state_json import UnloadableStateError
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.checkpoint.target import Template
 from kdist_trainer.checkpoint.writer import Writer
@@ -117,6 +120,8 @@ class CheckpointManager:
         self._stager = Stager(
             rank=rank, size=size if self.shared else int(self._group.is_rank_zero)
         )
+        self.loadable = LoadableCheck()
+        """Whoever builds what a new process has sets its `prove`."""
         self._saves = 0
         self._background = BackgroundTask[SaveResult]()
 
@@ -198,6 +203,7 @@ class CheckpointManager:
         self.wait()
         self._refuse_earlier(step)
         staged, paths = self._stager.stage(tensors, first=first)
+        described = self.loadable.check(tensors)
         must_succeed = required or final is not None
         request = CommitRequest(
             manifest=self._describe(step, state),
@@ -207,9 +213,10 @@ class CheckpointManager:
             visible_seconds=None if self._blocking or must_succeed else time.monotonic() - started,
             before_commit=before_commit,
         )
-        self._start(request, staged, paths)
+        start = partial(self._start, request, staged, paths, described)
+        start()
         if must_succeed:
-            self._retry_save(request, staged, paths)
+            self._retry_save(start)
         elif self._blocking:
             self.wait()
         if final is not None:
@@ -325,14 +332,20 @@ class CheckpointManager:
             },
         )
 
-    def _start(self, request: CommitRequest, staged: dict[str, Any], paths: Paths) -> None:
+    def _start(
+        self,
+        request: CommitRequest,
+        staged: dict[str, Any],
+        paths: Paths,
+        described: Description | None,
+    ) -> None:
         """Start one attempt in a folder of its own: files that failed are not written again."""
         self._saves += 1
         temporary = self.directory.new_folder(
             request.manifest.name, f"{self._folder.name}-{self._saves}"
         )
         attempt = replace(request, temporary=temporary)
-        self._background.start(lambda: self._writer.write(attempt, staged, paths))
+        self._background.start(lambda: self._writer.write(attempt, staged, paths, described))
 
     def _collect(self) -> SaveResult:
         result = self._background.collect()
@@ -340,16 +353,20 @@ class CheckpointManager:
             self.on_result(result)
         if result.cause == "superseded":
             raise LockLostError(result.error)
+        if result.cause == "unloadable":
+            raise UnloadableStateError(result.error.partition(": ")[2])
+        if result.ok:
+            self.loadable.confirm()
         return result
 
-    def _retry_save(self, request: CommitRequest, staged: dict[str, Any], paths: Paths) -> None:
+    def _retry_save(self, start: Callable[[], None]) -> None:
         """Wait for the current attempt and make a second one if the disk failed.
 
         Raises `StorageError` if that fails too, and `PeersLostError` when other ranks are gone.
         """
         result = self._collect()
         if not (result.ok or result.secondary):
-            self._start(request, staged, paths)
+            start()
             result = self._collect()
         if not result.ok:
             problem = PeersLostError if result.secondary else StorageError

@@ -28,6 +28,7 @@ from kdist_trainer.checkpoint.manifest import (
     UnsupportedCheckpointError,
     read_raw_manifest,
 )
+from kdist_trainer.checkpoint.state_json import UnloadableStateError
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.digest import Digest
 from kdist_trainer.metrics.step_stats import StepStats
@@ -58,7 +59,7 @@ class SaveResult:
 
     step: int
     ok: bool
-    cause: str = ""  # "", enospc, eio, timeout, superseded or other
+    cause: str = ""  # "", enospc, eio, timeout, superseded, unloadable or other
     error: str = ""
     visible_seconds: float = 0.0
     total_seconds: float = 0.0
@@ -72,7 +73,7 @@ class SaveResult:
         """Count it in the metrics of a rank."""
         stats.add_checkpoint(
             "save",
-            cause=None if self.ok else self.cause,
+            cause=None if self.ok else "other" if self.cause == "unloadable" else self.cause,
             visible=self.visible_seconds,
             total=self.total_seconds,
             nbytes=self.nbytes,
@@ -177,6 +178,8 @@ def cause_of(error: BaseException) -> str:
     """The cause of a failed save, as the metrics count it."""
     if isinstance(error, LockLostError):
         return "superseded"
+    if isinstance(error, UnloadableStateError):
+        return "unloadable"
     if isinstance(error, TimeoutError):
         return "timeout"
     number = error.errno if isinstance(error, OSError) else None

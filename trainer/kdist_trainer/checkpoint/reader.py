@@ -291,12 +291,23 @@ def read_all_values(folder: StoragePath) -> None:
     state, _ = _read_documents(folder, manifest)
     if state.get("framework"):
         return
-    saved = load_metadata(folder, manifest).state_dict_metadata
-    for name in [name for name, one in saved.items() if isinstance(one, BytesStorageMetadata)]:
-        try:
-            load_tensors(folder, manifest, {name: None}, None)
-        except DamagedCheckpointError as error:
-            raise DamagedCheckpointError(f"{name}: {error}") from None
+    read_values(folder, manifest, read_index(folder, manifest))
+
+
+def read_values(folder: StoragePath, manifest: Manifest, index: SavedIndex) -> None:
+    """Read the values of a checkpoint that are no tensors. Raises `DamagedCheckpointError`, which
+    names the first that cannot be read, or `OSError`.
+    """
+    names = [name for name, one in index.items() if isinstance(one, BytesStorageMetadata)]
+    try:
+        load_tensors(folder, manifest, dict.fromkeys(names), None)
+    except DamagedCheckpointError:
+        for name in names:
+            try:
+                load_tensors(folder, manifest, {name: None}, None)
+            except DamagedCheckpointError as error:
+                raise DamagedCheckpointError(f"{name}: {error}") from None
+        raise
 
 
 def load_full_tensors(

@@ -6,14 +6,28 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from kdist_trainer.checkpoint import torch_internals
 from kdist_trainer.checkpoint.reader import LoadedCheckpoint, SavedIndex
+from kdist_trainer.state import ValueKind
 
 Template = Callable[[LoadedCheckpoint, SavedIndex], dict[str, Any]]
 """Makes the nested state to fill: for each checkpoint that is tried, on every rank. Raises
 `CheckpointMismatchError` if it cannot.
 """
+
+
+def describe_index(index: SavedIndex) -> dict[str, ValueKind]:
+    """What a checkpoint holds by flat name, as `state.template` takes it."""
+    return {
+        name: ValueKind(
+            "tensor", list(entry.size), str(entry.properties.dtype).removeprefix("torch.")
+        )
+        if isinstance(entry, TensorStorageMetadata)
+        else ValueKind("value")
+        for name, entry in index.items()
+    }
 
 
 class Target:

@@ -9,6 +9,8 @@ has to be allowed where it is read.
 from __future__ import annotations
 
 import math
+import pickle
+import re
 from collections import Counter, OrderedDict
 from typing import IO, Any, Final
 
@@ -24,6 +26,7 @@ _KEPT: Final = frozenset(
 )
 _MAPPINGS: Final = (dict, OrderedDict, Counter)
 _MOST_DEPTH: Final = 100
+_REFUSED: Final = re.compile(r"GLOBAL (\S+) was not an allowed global")
 _ARRAY: Final = "numpy.ndarray"
 """The first of the four values that stand for an array."""
 _EMPTY_BYTES: Final = "bytes()"
@@ -140,7 +143,17 @@ def read_value(stream: IO[bytes]) -> Any:
     Raises:
         Exception: what `torch.load` raises; it cannot be read.
     """
-    return _restore(torch.load(stream, weights_only=True))
+    try:
+        value = torch.load(stream, weights_only=True)
+    except pickle.UnpicklingError as error:
+        # torch's own text is an advice to run what is in the file
+        found = _REFUSED.search(str(error))
+        raise ValueError(
+            f"it refers to {found[1]:.100}, which is not on the allow-list"
+            if found
+            else f"it is no plain value ({str(error).rpartition('error: ')[2]:.200})"
+        ) from None
+    return _restore(value)
 
 
 def _restore(value: Any) -> Any:

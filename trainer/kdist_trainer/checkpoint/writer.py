@@ -33,6 +33,7 @@ from kdist_trainer.checkpoint.commit import (
 from kdist_trainer.checkpoint.group import CheckpointGroup
 from kdist_trainer.checkpoint.layout import CheckpointDirectory
 from kdist_trainer.checkpoint.ledger import RunLedger
+from kdist_trainer.checkpoint.loadable import Description, check_saved
 from kdist_trainer.checkpoint.lock import Lock, LockLostError
 from kdist_trainer.checkpoint.staging import Paths
 from kdist_trainer.checkpoint.storage import StoragePath
@@ -181,18 +182,26 @@ class Writer:
         # a folder on a disk is cleaned when it is locked
         self._is_cleaned = isinstance(directory.root, Path)
 
-    def write(self, request: CommitRequest, staged: dict[str, Any], paths: Paths) -> SaveResult:
+    def write(
+        self,
+        request: CommitRequest,
+        staged: dict[str, Any],
+        paths: Paths,
+        described: Description | None = None,
+    ) -> SaveResult:
         """Write and commit a checkpoint, unless this worker group has already committed its step.
 
         Args:
             request: what to commit besides the tensors.
             staged: this rank's copies by flat name.
             paths: the path of keys of each.
+            described: what must be found when it is read back, before it is committed; None if
+                a checkpoint of this shape was read back before.
 
         Returns:
             The result, as of `commit`.
         """
-        return self.commit(request, lambda: self._write_tensors(request, staged, paths))
+        return self.commit(request, lambda: self._write_tensors(request, staged, paths, described))
 
     def commit(self, request: CommitRequest, content: Content) -> SaveResult:
         """Commit a checkpoint of what `content` writes, unless this worker group has already
@@ -234,10 +243,14 @@ class Writer:
         return agreed
 
     def _write_tensors(
-        self, request: CommitRequest, staged: dict[str, Any], paths: Paths
+        self,
+        request: CommitRequest,
+        staged: dict[str, Any],
+        paths: Paths,
+        described: Description | None,
     ) -> dict[str, Digest]:
-        """Have DCP write every rank's share; returns the digests of all files, computed by their
-        writers.
+        """Have DCP write every rank's share, and read it back; returns the digests of all files,
+        computed by their writers.
         """
         alone = self._group.size == 1 or not self._shared
         if alone and not self._group.is_rank_zero:
@@ -252,9 +265,15 @@ class Writer:
                 process_group=self._group.process_group,
                 no_dist=alone,
             )
-        own = writer.fs.digests
+        own = (writer.fs.digests, described)
         shares = [own] if alone else self._group.gather(own)
-        return {name: digest for share in shares for name, digest in share.items()}
+        digests = {name: digest for share, _ in shares for name, digest in share.items()}
+        expected = [one for _, one in shares]
+        if self._group.is_rank_zero and any(one is not None for one in expected):
+            # not under its name yet
+            manifest = replace(request.manifest, files=digests)
+            check_saved(request.temporary, manifest, expected)
+        return digests
 
     def _commit(self, request: CommitRequest, digests: dict[str, Digest]) -> SaveResult:
         manifest = commit_checkpoint(self._directory, self._lock, request, digests)

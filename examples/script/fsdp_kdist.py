@@ -58,13 +58,13 @@ def main() -> None:
         Reporter() as reporter,
         Checkpointer(model=model, optimizer=optimizer, every_steps=20) as checkpointer,
     ):
-        done = checkpointer.resume()
+        checkpointer.resume()
         step = 0
         for epoch in range(arguments.epochs):
             sampler.set_epoch(epoch)
             for images, labels in loader:
                 step += 1
-                if step <= done:
+                if checkpointer.skips(step):
                     continue  # done before the restart
                 optimizer.zero_grad()
                 loss = cross_entropy(model(images.to(device)), labels.to(device))

@@ -1,16 +1,18 @@
-"""Random numbers that need no saved generator state.
+"""Random numbers: derived in the managed loop, so that no generator's state need be saved; in
+scripts the states of the generators.
 
-Every draw inside a step follows from (seed, stream, step, shard, chunk). A resumed training seeds
-its generators with the same numbers as an uninterrupted one, at any world size, so no generator's
-state is ever part of a checkpoint. `torch.manual_seed` is not used: it also visits every device and
-takes 100 us.
+Every draw inside a step of the managed loop follows from (seed, stream, step, shard, chunk). A
+resumed training seeds its generators with the same numbers as an uninterrupted one, at any world
+size, so no generator's state is ever part of its checkpoints. `torch.manual_seed` is not used: it
+also visits every device and takes 100 us. A script draws as it likes: `read_generators` and
+`restore_generators` are what its `Checkpointer` keeps of them.
 """
 
 from __future__ import annotations
 
 import pickle
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -71,6 +73,44 @@ class GeneratorStates(NamedTuple):
         torch.set_rng_state(self.torch)
         np.random.set_state(self.numpy)
         random.setstate(self.python)
+
+
+def read_generators() -> dict[str, Any]:
+    """The states of every generator of this process that a script draws from without naming it:
+    torch's of the CPU and of each CUDA device that is in use, NumPy's and Python's. Plain values
+    and tensors, which a checkpoint can hold.
+    """
+    name, keys, *position = np.random.get_state()
+    states: dict[str, Any] = {
+        "cpu": torch.get_rng_state(),
+        # as a tensor, because a checkpoint holds no array
+        "numpy": (str(name), torch.from_numpy(np.array(keys, np.int64)), *position),
+        "python": random.getstate(),
+    }
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        states["cuda"] = {
+            "current": torch.cuda.current_device(),
+            "states": torch.cuda.get_rng_state_all(),
+        }
+    return states
+
+
+def restore_generators(states: Mapping[str, Any]) -> None:
+    """Have the generators continue from states that `read_generators` gave, perhaps in another
+    process. The state of the device that was the current one goes to the one that is it now; that
+    of a device which is not here goes nowhere.
+    """
+    torch.set_rng_state(states["cpu"])
+    name, keys, *position = states["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), *position))
+    version, numbers, following = states["python"]
+    random.setstate((version, tuple(numbers), following))
+    found = states.get("cuda")
+    if found is None or not torch.cuda.is_available():
+        return
+    for device, state in enumerate(found["states"][: torch.cuda.device_count()]):
+        torch.cuda.set_rng_state(state, device)
+    torch.cuda.set_rng_state(found["states"][found["current"]])
 
 
 class Generators:

@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from torch.distributed import _state_dict_utils
 from torch.distributed.checkpoint import _nested_dict, _traverse
 from torch.distributed.checkpoint import state_dict as dcp_state_dict
@@ -85,11 +84,6 @@ def test_a_copy_on_the_cpu_holds_the_values_and_none_of_the_memory() -> None:
     expected = torch.arange(6.0).view(2, 3)
     assert torch.equal(copies["weight"], expected), moved("_copy_state_dict")
     assert copies["weight"].data_ptr() == buffers["weight"].data_ptr(), moved("_copy_state_dict")
-
-
-def test_a_buffers_name_is_that_of_the_state() -> None:
-    names = torch_internals.full_names(nn.BatchNorm1d(2), "running_mean")
-    assert names == {"running_mean"}, moved("_get_fqns")
 
 
 @pytest.mark.parametrize(("module", "name"), sorted(torch_internals.INDEX_GLOBALS))

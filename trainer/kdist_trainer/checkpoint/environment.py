@@ -14,8 +14,10 @@ from kdist_trainer import log
 from kdist_trainer.checkpoint.checkpointer import CheckpointManager
 from kdist_trainer.checkpoint.location import open_location
 from kdist_trainer.config import Checkpointing, TrainConfig
+from kdist_trainer.errors import ConfigError
 
 Manager = TypeVar("Manager", bound=CheckpointManager)
+_open: list[tuple[int, CheckpointManager]] = []  # the process, and what has its checkpoints open
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ def open_manager(kind: type[Manager], config: Checkpointing) -> Manager | None:
         None, with a line in the log, outside kdist and in a job without a checkpoint folder.
 
     Raises:
+        ConfigError: this process has the folder open already.
         CheckpointMismatchError: the folder belongs to another run.
         StorageError: the folder cannot be written.
     """
@@ -58,10 +61,24 @@ def open_manager(kind: type[Manager], config: Checkpointing) -> Manager | None:
                 message=("not started by kdist, or without a checkpoint folder: nothing is saved"),
             )
         return None
+    if any(process == os.getpid() for process, _ in _open):
+        raise ConfigError(
+            "this process has the checkpoints of its job open already, and a second Checkpointer "
+            "would lock out the first one: give one Checkpointer all modules and optimizers by "
+            "name (model={'a': …, 'b': …}, optimizer={'a': …, 'b': …}), or close() the first one"
+        )
     job: dict[str, Any] = {}
     with suppress(OSError, ValueError, KeyError):
         job = TrainConfig.read(Path(os.environ["KDIST_CONFIG"])).to_job()
     take_over = "KDIST_TAKE_OVER" in os.environ
-    return kind(
+    manager = kind(
         open_location(root), world=world, run_id=run_id, config=config, job=job, take_over=take_over
     )
+    _open.append((os.getpid(), manager))
+    return manager
+
+
+def close_manager(manager: CheckpointManager) -> None:
+    """Close what `open_manager` has opened."""
+    manager.close()
+    _open[:] = [one for one in _open if one[1] is not manager]

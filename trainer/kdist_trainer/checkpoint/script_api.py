@@ -14,76 +14,115 @@ rank 0, because DDP sends rank 0's to all ranks before each forward pass.
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Literal
 
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
-from kdist_trainer import log
-from kdist_trainer.checkpoint import torch_internals
 from kdist_trainer.checkpoint.agreement import SaveAgreement
 from kdist_trainer.checkpoint.checkpointer import CheckpointManager, SaveResult
-from kdist_trainer.checkpoint.environment import ScriptWorld, open_manager
+from kdist_trainer.checkpoint.environment import ScriptWorld, close_manager, open_manager
 from kdist_trainer.checkpoint.group import CheckpointGroup
+from kdist_trainer.checkpoint.rank_parts import StatefulObject
+from kdist_trainer.checkpoint.script_objects import Keeper, ScriptObjects
+from kdist_trainer.checkpoint.script_state import ScriptState
 from kdist_trainer.config import Checkpointing, Every
 from kdist_trainer.metrics.reporter import Reporter
 
 
 class Checkpointer:
-    """Saves and restores model, optimizer, scheduler and `state`, a dict of JSON values.
+    """Saves and restores all that a training of a script is: modules, optimizers, schedulers and
+    scalers, the objects of `stateful`, `state` and `shared_state`, and each rank's generators of
+    random numbers.
 
     SIGTERM sets `stop_requested` on all ranks at the same step, with the state saved; a second
-    SIGTERM ends the process at once.
+    SIGTERM ends the process at once. A process has one `Checkpointer` at a time.
     """
 
     def __init__(
         self,
         *,
-        model: nn.Module,
-        optimizer: Optimizer,
-        scheduler: LRScheduler | None = None,
+        model: nn.Module | Mapping[str, nn.Module],
+        optimizer: Optimizer | Mapping[str, Optimizer],
+        scheduler: Keeper | Mapping[str, Keeper] | None = None,
+        scaler: Keeper | Mapping[str, Keeper] | None = None,
+        stateful: Mapping[str, StatefulObject] | None = None,
         every_seconds: int = 300,
         every_steps: int | None = None,
         mode: Literal["async", "blocking"] = "async",
         keep: int = 3,
     ) -> None:
-        """Lock the job's checkpoint folder.
+        """Lock the job's checkpoint folder, and read `state` and `shared_state` of the newest
+        checkpoint in it.
 
         Args:
-            model: the model, which may be wrapped by DDP or FSDP.
-            optimizer: its optimizer.
-            scheduler: its learning rate scheduler, if any.
+            model: the module, which may be wrapped by DDP or `fully_shard`, or several by name.
+            optimizer: the optimizer, or several by name.
+            scheduler: the learning rate scheduler, if any, or several by name.
+            scaler: the `GradScaler`, if any, or several by name.
+            stateful: by name, what else has `state_dict` and `load_state_dict`, of each rank its
+                own, such as torchdata's `StatefulDataLoader`.
             every_seconds: time between two saves of `maybe_save`.
             every_steps: number of steps between two saves of `maybe_save`, in addition.
             mode: `async` writes while the script continues, `blocking` before `save` returns.
             keep: number of checkpoints to keep.
 
         Raises:
+            ConfigError: an object cannot be saved, or this process has an open `Checkpointer`.
             CheckpointMismatchError: the folder belongs to another run.
             StorageError: the folder cannot be written.
         """
-        self.state: dict[str, Any] = {}
-        self._model = model
-        self._optimizer = optimizer
-        self._scheduler = scheduler
+        self._objects = ScriptObjects(
+            model=model, optimizer=optimizer, scheduler=scheduler, scaler=scaler
+        )
         self._every_steps = every_steps
+        self._script = ScriptState(self._objects, stateful or {})
         self._store = open_manager(
             CheckpointManager,
             Checkpointing(every=Every(seconds=every_seconds), mode=mode, keep=keep),
         )
+        self._group: CheckpointGroup | None = None
         self._agreement: SaveAgreement | None = None
         self._reporter = Reporter()
         self._stats = self._reporter.stats
+        self._newest = 0
         if self._store is not None:
-            self._agreement = SaveAgreement(
-                CheckpointGroup(ScriptWorld.current()), every_seconds=every_seconds
-            )
+            self._group = CheckpointGroup(ScriptWorld.current())
+            self._agreement = SaveAgreement(self._group, every_seconds=every_seconds)
             self._store.on_result = self._report
             self._stats.checkpoint_interval = every_seconds
+            self._newest = self._script.show(self._store.peek(), self._group)
             self._agreement.listen()
+
+    @property
+    def state(self) -> dict[Any, Any]:
+        """This rank's own values: numbers, texts, and dicts, lists and tuples of these. Those of
+        the newest checkpoint are here before `resume`.
+        """
+        return self._script.part.state
+
+    @state.setter
+    def state(self, values: Mapping[Any, Any]) -> None:
+        self._script.part.state = dict(values)
+
+    @property
+    def shared_state(self) -> dict[Any, Any]:
+        """Values that all ranks have in common, of the same kinds; those of rank 0 are saved."""
+        return self._script.shared_state
+
+    @shared_state.setter
+    def shared_state(self, values: Mapping[Any, Any]) -> None:
+        self._script.shared_state = dict(values)
+
+    @property
+    def saved_states(self) -> list[dict[Any, Any]]:
+        """`state` of every rank of the newest checkpoint, by rank: where the number of ranks has
+        changed, a script divides them anew.
+        """
+        return self._script.saved_states
 
     @property
     def stop_requested(self) -> bool:
@@ -91,7 +130,9 @@ class Checkpointer:
         return self._agreement is not None and self._agreement.stopping
 
     def resume(self) -> int:
-        """Restore everything from the newest checkpoint that verifies.
+        """Restore everything from the newest checkpoint that verifies. The saved numbers of
+        optimizers and schedulers win over those of the script; where these were edited, the log
+        says so. `Reporter` counts on from the step.
 
         Returns:
             Its step; 0 if there is none.
@@ -100,34 +141,39 @@ class Checkpointer:
             CheckpointMismatchError: it is of another model, or there are checkpoints and none can
                 be read.
         """
-        if self._store is None:
+        if self._store is None or self._group is None:
             return 0
-        fresh = not self._optimizer.state
-        tensors = self._tensors()
-        state = self._store.load(tensors, fingerprint="")
+        found = self._script.load(self._store, self._group)
         for fallback in self._store.fallbacks:
             self._stats.add_fallback(fallback.cause)
-        if state is None:
-            if fresh:
-                # `_tensors` has had the optimizer take an empty step
-                self._optimizer.state.clear()
+        self._newest = found or 0
+        if found is None:
             return 0
-        set_state_dict(
-            self._model,
-            self._optimizer,
-            model_state_dict=tensors["model"],
-            optim_state_dict=tensors["optimizer"],
-        )
-        if self._scheduler is not None:
-            self._scheduler.load_state_dict(tensors["scheduler"][0])
-        self.state = state["state"]
         self._stats.add_checkpoint("restore")
-        log.event(
-            "resumed",
-            step=state["step"],
-            checkpoint=self._store.resumed.name if self._store.resumed else None,
-        )
-        return int(state["step"])
+        self._stats.last_step = found
+        return found
+
+    def skips(self, step: int) -> bool:
+        """Whether a step was done before the resume. Use it where a loop begins again and skips
+        what is done: at the last skipped step the generators of random numbers continue as saved,
+        whatever the loader has drawn since `resume`.
+
+            for step, batch in enumerate(loader, 1):
+                if checkpointer.skips(step):
+                    continue
+
+        Args:
+            step: number of the step, counted from 1.
+        """
+        if step == self._script.resumed_step:
+            self.restore_generators()
+        return step <= self._script.resumed_step
+
+    def restore_generators(self) -> None:
+        """Have the generators of random numbers continue as they were saved, as `resume` and
+        `skips` do: for a loop that goes on elsewhere. Nothing happens if nothing was resumed.
+        """
+        self._script.part.restore_generators()
 
     def save(self, step: int, *, required: bool = False) -> None:
         """Save now.
@@ -136,14 +182,12 @@ class Checkpointer:
             step: number of completed steps.
             required: whether to wait and raise `StorageError` on a failure, which otherwise is only
                 logged.
+
+        Raises:
+            ValueError: the step is before one that is saved.
+            UnloadableStateError: a checkpoint cannot hold a value.
         """
-        if self._store is None or self._agreement is None:
-            return
-        self._agreement.saved()
-        state = {"step": step, "state": self.state}
-        self._store.save(
-            self._tensors(), state, step=step, required=required, first=_buffers(self._model)
-        )
+        self._save(step, required=required)
 
     def maybe_save(self, step: int) -> bool:
         """Save if a save is due, or if a stop was requested on any rank. Call it after every step.
@@ -153,14 +197,19 @@ class Checkpointer:
 
         Returns:
             Whether it saved.
+
+        Raises:
+            ValueError: the step is before one that is saved.
+            UnloadableStateError: a checkpoint cannot hold a value.
         """
         if self._store is None or self._agreement is None or self._agreement.stopping:
             return False
+        self._check_step(step)
         self._store.poll()
         due = self._every_steps is not None and step % self._every_steps == 0
         due |= self._agreement.poll()
         if due or self._agreement.stopping:
-            self.save(step, required=self._agreement.stopping)
+            self._save(step, required=self._agreement.stopping)
         return due or self._agreement.stopping
 
     def finish(self, step: int, **outcome: Any) -> None:
@@ -170,17 +219,12 @@ class Checkpointer:
             step: number of completed steps.
             outcome: values to store with the result, as JSON.
         """
-        if self._store is not None:
-            document = {"outcome": "done", **outcome}
-            state = {"step": step, "state": self.state}
-            self._store.save(
-                self._tensors(), state, step=step, final=document, first=_buffers(self._model)
-            )
+        self._save(step, final={"outcome": "done", **outcome})
 
     def close(self) -> None:
         """Wait for the save in progress and release the folder; before `destroy_process_group`."""
         if self._store is not None:
-            self._store.close()
+            close_manager(self._store)
 
     def __enter__(self) -> Checkpointer:
         return self
@@ -194,24 +238,30 @@ class Checkpointer:
         if error is None:
             self.close()
 
+    def _save(
+        self, step: int, *, required: bool = False, final: dict[str, Any] | None = None
+    ) -> None:
+        if self._store is None or self._agreement is None or self._group is None:
+            return
+        step = self._check_step(step)
+        self._agreement.saved()
+        tensors, state = self._script.read(step, self._group)
+        first = self._objects.of_rank_zero()
+        self._store.save(tensors, state, step=step, required=required, final=final, first=first)
+        self._newest = step
+
+    def _check_step(self, step: int) -> int:
+        """Raises `ValueError` if a checkpoint of a later step exists: it would stay the newest."""
+        step = operator.index(step)
+        if step < self._newest:
+            raise ValueError(
+                f"Checkpointer: step {step} comes after step {self._newest}, which is saved: a "
+                "resume would continue from that one. Call resume() before the loop and count on "
+                "from the step that it returns, over all epochs; or start again with --fresh"
+            )
+        return step
+
     def _report(self, result: SaveResult) -> None:
         """Send the result of a save to the agent: the script may have no `Reporter` of its own."""
         result.add_to(self._stats)
         self._reporter.flush()
-
-    def _tensors(self) -> dict[str, Any]:
-        model, optimizer = get_state_dict(self._model, self._optimizer)
-        tensors: dict[str, Any] = {"model": model, "optimizer": optimizer}
-        if self._scheduler is not None:
-            # in a tuple, because a dict would be flattened, and its keys need not be strings
-            tensors["scheduler"] = (self._scheduler.state_dict(),)
-        return tensors
-
-
-def _buffers(model: nn.Module) -> set[str]:
-    """Flat names of the buffers in the state, which differ between ranks; DDP uses rank 0's."""
-    return {
-        f"model.{full}"
-        for name, _ in model.named_buffers()
-        for full in torch_internals.full_names(model, name)
-    }

@@ -12,12 +12,11 @@ from dataclasses import fields
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed._state_dict_utils import _copy_state_dict, _create_cpu_state_dict
 from torch.distributed.checkpoint._traverse import set_element
 from torch.distributed.checkpoint.filesystem import _StorageInfo as StorageInfo
 from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, TensorProperties
-from torch.distributed.checkpoint.state_dict import _get_fqns
 from torch.serialization import _get_layout as find_layout
 
 from kdist_trainer.checkpoint.state_json import UnloadableStateError
@@ -31,7 +30,6 @@ __all__ = [
     "copy_to_cpu",
     "find_layout",
     "flatten",
-    "full_names",
     "set_properties",
     "set_value",
 ]
@@ -111,11 +109,6 @@ def _is_whole(values: list[Any]) -> bool:
 def set_value(state: dict[str, Any], path: KeyPath, value: Any) -> None:
     """Set the value at `path` of a nested state."""
     set_element(state, path, value)
-
-
-def full_names(model: nn.Module, name: str) -> set[str]:
-    """Names that DCP gives a parameter or buffer: `name` without the prefixes of wrappers."""
-    return _get_fqns(model, name)
 
 
 def allocate_on_cpu(tensors: dict[str, Tensor], *, pin_memory: bool) -> dict[str, Any]:

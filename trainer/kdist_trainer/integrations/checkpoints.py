@@ -7,7 +7,7 @@ import time
 from kdist_trainer import log
 from kdist_trainer.checkpoint.agreement import SaveAgreement
 from kdist_trainer.checkpoint.commit import SaveResult
-from kdist_trainer.checkpoint.environment import ScriptWorld, open_manager
+from kdist_trainer.checkpoint.environment import ScriptWorld, close_manager, open_manager
 from kdist_trainer.checkpoint.files import FileCheckpointManager, WriteFiles
 from kdist_trainer.checkpoint.group import CheckpointGroup
 from kdist_trainer.config import Checkpointing, Every
@@ -156,7 +156,7 @@ class FrameworkCheckpoints:
     def close(self) -> None:
         """Wait for the commit in progress and release the folder and SIGTERM."""
         if self._manager is not None and self._agreement is not None:
-            self._manager.close()
+            close_manager(self._manager)
             self._agreement.unlisten()
             self._reporter.begin(Phase.EXIT)  # what follows reports no steps
             self._manager = self._agreement = self.group = None

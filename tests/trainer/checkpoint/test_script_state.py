@@ -1,0 +1,472 @@
+"""All that a script's training is comes back: modules and optimizers, groups and layers that change
+in mid-run, scalers, NumPy's numbers, objects and generators of each rank.
+
+A training is interrupted twice and compared, bit by bit, with one that is not.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from kdist_trainer import Checkpointer, Reporter
+from kdist_trainer.checkpoint.state_json import UnloadableStateError
+from kdist_trainer.errors import CheckpointMismatchError, ConfigError
+from kdist_trainer.metrics.reporter import shared_stats
+from tests.trainer.checkpoint.ranks import Rank, run_ranks
+
+STEPS = 9
+EVERY = 2
+STOPS = (5, 7, STEPS)
+
+
+class Sampler:
+    """What has a position of its own, in types that JSON does not know."""
+
+    def __init__(self) -> None:
+        self.position = 0
+
+    def draw(self) -> int:
+        self.position += 1
+        return self.position
+
+    def state_dict(self) -> dict[Any, Any]:
+        return {"position": torch.tensor(self.position), 7: (1, "a"), "array": np.arange(3)}
+
+    def load_state_dict(self, saved: dict[Any, Any]) -> None:
+        assert saved[7] == (1, "a")
+        assert saved["array"].tolist() == [0, 1, 2]
+        self.position = int(saved["position"])
+
+
+class Training:
+    """A script's objects; `step` does one step."""
+
+    extra: dict[str, Any]
+    number = 0
+    checkpointer: Checkpointer
+
+    def do(self, number: int, checkpointer: Checkpointer) -> None:
+        """Do the step of this number."""
+        self.number, self.checkpointer = number, checkpointer
+        self.step()
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        random.seed(0)
+        np.random.seed(0)
+        self.model: Any = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+        self.optimizer: Any = torch.optim.AdamW(self.model.parameters(), lr=0.1)
+        self.extra = {}
+
+    def step(self) -> None:
+        self.optimizer.zero_grad()
+        self.model(torch.randn(8, 4)).square().mean().backward()
+        self.optimizer.step()
+
+    def tensors(self) -> list[Tensor]:
+        modules = self.model.values() if isinstance(self.model, dict) else [self.model]
+        return [value for module in modules for value in module.state_dict().values()]
+
+
+class TwoPlayers(Training):
+    """A generator and a discriminator, each with its optimizer, dropout and running means."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 2)
+        self.model = {"generator": nn.Sequential(*layers), "critic": nn.Linear(2, 1)}
+        self.optimizer = {
+            "generator": torch.optim.AdamW(self.model["generator"].parameters(), lr=0.01),
+            "critic": torch.optim.SGD(self.model["critic"].parameters(), lr=0.1, momentum=0.9),
+        }
+        decay = torch.optim.lr_scheduler.ExponentialLR(self.optimizer["generator"], 0.9)
+        self.extra = {"scheduler": {"decay": decay}}
+
+    def step(self) -> None:
+        fake = self.model["generator"](torch.randn(8, 3))
+        score = self.model["critic"](fake).square().mean()
+        for one in self.optimizer.values():
+            one.zero_grad()
+        score.backward()
+        for one in self.optimizer.values():
+            one.step()
+        self.extra["scheduler"]["decay"].step()
+
+
+class Unfreezing(Training):
+    """A layer that gets gradients, and a group of its own, in the third step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model[0].requires_grad_(requires_grad=False)
+        self.optimizer = torch.optim.AdamW(self.model[1].parameters(), lr=0.1)
+
+    def step(self) -> None:
+        if self.number == 3:
+            self.model[0].requires_grad_(requires_grad=True)
+            self.optimizer.add_param_group({"params": self.model[0].parameters(), "lr": 0.3})
+        super().step()
+
+
+class Unused(Training):
+    """A layer without gradients, which the optimizer has no state of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model.add_module("unused", nn.Linear(2, 2))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
+
+    def step(self) -> None:
+        self.optimizer.zero_grad()
+        self.model[1](self.model[0](torch.randn(8, 4))).square().mean().backward()
+        self.optimizer.step()
+
+
+class Schedules(Training):
+    """NumPy's numbers in the keys of a schedule and in its rates; a scaler."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        milestones = torch.optim.lr_scheduler.MultiStepLR(self.optimizer, np.arange(2, 8, 2))
+        cosine = torch.optim.lr_scheduler.LambdaLR(
+            self.optimizer, lambda step: 0.5 * (1 + np.cos(np.pi * step / 8))
+        )
+        self.extra = {
+            "scheduler": {"milestones": milestones, "cosine": cosine},
+            "scaler": torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2),
+        }
+
+    def step(self) -> None:
+        scaler = self.extra["scaler"]
+        self.optimizer.zero_grad()
+        scaler.scale(self.model(torch.randn(8, 4)).square().mean()).backward()
+        scaler.step(self.optimizer)
+        scaler.update()
+        for one in self.extra["scheduler"].values():
+            one.step()
+
+
+class Drawing(Training):
+    """Numbers of all three generators, an object with a position, typed keys, a late buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model.register_buffer("mean", None)
+        self.sampler = Sampler()
+        self.extra = {"stateful": {"sampler": self.sampler}}
+
+    def step(self) -> None:
+        assert self.checkpointer.state.get(self.number - 1, (0,)) == (self.sampler.position,)
+        scale = random.random() + np.random.rand() + 0.1 * self.sampler.draw()
+        self.optimizer.zero_grad()
+        out = self.model[1](self.model[0](torch.randn(8, 4)))
+        (out * scale).square().mean().backward()
+        self.optimizer.step()
+        if self.number >= 3:
+            before = torch.zeros(2) if self.model.mean is None else self.model.mean
+            self.model.mean = 0.9 * before + out.detach().mean(0)
+        self.checkpointer.state[self.number] = (self.sampler.position,)
+        self.checkpointer.shared_state["last"] = {"step": np.int64(self.number)}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Has the next `Checkpointer` find its job's checkpoints in a folder of this name."""
+    former = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setenv("KDIST_RUN_ID", "run-1")
+
+    def choose(name: str) -> None:
+        monkeypatch.setenv("KDIST_CHECKPOINTS", str(tmp_path / name))
+
+    choose("checkpoints")
+    yield choose
+    signal.signal(signal.SIGTERM, former)
+
+
+def checkpointer_of(one: Training) -> Checkpointer:
+    return Checkpointer(
+        model=one.model,
+        optimizer=one.optimizer,
+        every_steps=EVERY,
+        mode="blocking",
+        **one.extra,
+    )
+
+
+def train(kind: type[Training], last: int) -> Training:
+    one = kind()
+    with checkpointer_of(one) as checkpointer:
+        for step in range(checkpointer.resume() + 1, last + 1):
+            one.do(step, checkpointer)
+            checkpointer.maybe_save(step)
+    return one
+
+
+@pytest.mark.parametrize(
+    "kind", [TwoPlayers, Unfreezing, Unused, Schedules, Drawing], ids=lambda one: one.__name__
+)
+def test_a_training_that_is_interrupted_twice_ends_as_one_that_is_not(
+    kind: type[Training], folder: Callable[[str], None]
+) -> None:
+    folder("whole")
+    whole = train(kind, STEPS)
+    folder("interrupted")
+    for stop in STOPS:
+        resumed = train(kind, stop)
+    found = [torch.equal(*pair) for pair in zip(resumed.tensors(), whole.tensors(), strict=True)]
+    assert all(found), found
+
+
+def test_the_states_are_there_before_resume_and_keep_their_types(
+    folder: Callable[[str], None],
+) -> None:
+    train(Drawing, 4)
+    with checkpointer_of(Drawing()) as checkpointer:
+        assert checkpointer.state == {1: (1,), 2: (2,), 3: (3,), 4: (4,)}
+        assert checkpointer.shared_state == {"last": {"step": 4}}
+        assert checkpointer.saved_states == [checkpointer.state]
+        assert checkpointer.resume() == 4
+
+
+@pytest.mark.parametrize(
+    ("values", "path"),
+    [({"a": [object()]}, "Checkpointer.state['a'][0]"), ({(object,): 1}, "Checkpointer.state")],
+)
+def test_what_a_state_cannot_hold_is_refused_with_its_path(
+    values: dict[Any, Any], path: str, folder: Callable[[str], None]
+) -> None:
+    checkpointer = checkpointer_of(Training())
+    checkpointer.state = values
+    with pytest.raises(UnloadableStateError) as refused:
+        checkpointer.save(1)
+    assert path in str(refused.value)
+    checkpointer.close()
+
+
+def test_edits_of_the_script_lose_and_are_told(
+    folder: Callable[[str], None], capfd: pytest.CaptureFixture[str]
+) -> None:
+    def build(rate: float, length: int) -> Training:
+        one = Training()
+        one.optimizer = torch.optim.AdamW(one.model.parameters(), lr=rate, weight_decay=rate)
+        cosine = torch.optim.lr_scheduler.CosineAnnealingLR(one.optimizer, T_max=length)
+        one.extra = {"scheduler": cosine}
+        return one
+
+    def resume(one: Training) -> float:
+        with checkpointer_of(one) as checkpointer:
+            for step in range(checkpointer.resume() + 1, 3):
+                one.do(step, checkpointer)
+                one.extra["scheduler"].step()
+                checkpointer.maybe_save(step)
+        return float(one.optimizer.param_groups[0]["lr"])
+
+    saved = resume(build(0.1, 8))
+    assert resume(build(0.1, 8)) == saved
+    assert "settings-edited" not in capfd.readouterr().err, "nothing was edited"
+    edited = build(0.01, 16)
+    assert resume(edited) == saved
+    assert edited.extra["scheduler"].T_max == 8
+    said = capfd.readouterr().err
+    for part in (
+        "optimizer.param_groups[0].lr was 0.1 and is 0.01",
+        "weight_decay was 0.1 and is 0.01",
+        "scheduler.T_max was 8 and is 16",
+        "The saved values win",
+    ):
+        assert part in said
+
+
+def refusal(work: Callable[[], Any], kind: type[Exception]) -> str:
+    with pytest.raises(kind) as refused:
+        work()
+    return str(refused.value)
+
+
+def test_other_classes_objects_and_groups_are_refused_with_what_to_do(
+    folder: Callable[[str], None],
+) -> None:
+    def resume(change: Callable[[Training], None], kind: type[Training]) -> str:
+        one = kind()
+        change(one)
+        checkpointer = checkpointer_of(one)
+        said = refusal(checkpointer.resume, CheckpointMismatchError)
+        checkpointer.close()
+        return said
+
+    train(Drawing, 2)
+    assert "it has no 'other'" in resume(
+        lambda one: one.extra.update(stateful={"other": Sampler()}), Drawing
+    )
+
+    def take_sgd(one: Training) -> None:
+        one.optimizer = torch.optim.SGD(one.model.parameters(), lr=0.1)
+
+    assert "optimizer was AdamW and is SGD" in resume(take_sgd, Drawing)
+
+    def add_early(one: Training) -> None:
+        one.model.append(nn.Linear(2, 2))
+        one.optimizer.add_param_group({"params": one.model[2].parameters()})
+
+    assert "only after Checkpointer.resume()" in resume(add_early, Drawing)
+    folder("groups")
+    train(Unfreezing, 4)
+
+    def lack_a_layer(one: Training) -> None:
+        one.model = nn.Sequential(nn.Identity(), one.model[1])
+
+    assert "0.weight is not in the model" in resume(lack_a_layer, Unfreezing)
+
+
+def test_steps_that_go_back_are_refused_with_the_reason(folder: Callable[[str], None]) -> None:
+    train(Training, 4)
+    one = Training()
+    with checkpointer_of(one) as checkpointer:
+        for save in (checkpointer.save, checkpointer.maybe_save, checkpointer.finish):
+            said = refusal(lambda save=save: save(3), ValueError)  # type: ignore[misc]
+            assert "step 3 comes after step 4, which is saved" in said
+        assert checkpointer.resume() == 4
+        checkpointer.save(np.int64(6))  # type: ignore[arg-type]  # what len() of arrays gives
+        assert "step 5 comes after step 6" in refusal(lambda: checkpointer.save(5), ValueError)
+
+
+def test_a_second_checkpointer_is_refused_until_the_first_is_closed(
+    folder: Callable[[str], None],
+) -> None:
+    with checkpointer_of(Training()):
+        assert "give one Checkpointer all modules and optimizers by name" in refusal(
+            lambda: checkpointer_of(Training()), ConfigError
+        )
+    checkpointer_of(Training()).close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({"model": {"a b": nn.Linear(1, 1)}}, "names are identifiers"),
+        ({"model": {"forward": nn.Linear(1, 1)}}, "exists"),
+        ({"optimizer": {}}, "at least one optimizer"),
+        ({"optimizer": {"state": torch.optim.SGD([torch.zeros(1)])}}, "choose another name"),
+        ({"optimizer": torch.optim.SGD([torch.zeros(2)])}, "is in no module of model="),
+        ({"model": "model"}, "not of torch's Module"),
+    ],
+)
+def test_arguments_that_no_checkpoint_can_hold_are_refused(
+    arguments: dict[str, Any], reason: str
+) -> None:
+    module = nn.Linear(1, 1)
+    given = {"model": module, "optimizer": torch.optim.SGD(module.parameters()), **arguments}
+    assert reason in refusal(lambda: Checkpointer(**given), ConfigError)
+
+
+def skip_and_train(loader: Any, last: int) -> list[float]:
+    """A loop that begins its loader again and skips what is done; the numbers that it has drawn."""
+    one = Training()
+    drawn = []
+    with checkpointer_of(one) as checkpointer:
+        checkpointer.resume()
+        for step, (batch,) in enumerate(loader(), 1):
+            if checkpointer.skips(step):
+                continue
+            if step > last:
+                break
+            drawn.append(float(batch.sum()) + float(torch.rand(1)))
+            one.do(step, checkpointer)
+            checkpointer.maybe_save(step)
+    return drawn
+
+
+def test_a_loop_that_skips_what_is_done_goes_on_with_the_generators_as_they_were(
+    folder: Callable[[str], None],
+) -> None:
+    class Noisy(torch.utils.data.Dataset[tuple[Tensor]]):
+        def __getitem__(self, index: int) -> tuple[Tensor]:
+            return (index + torch.rand(2),)
+
+        def __len__(self) -> int:
+            return 10
+
+    def loader() -> Any:
+        return torch.utils.data.DataLoader(Noisy(), batch_size=1)
+
+    folder("whole")
+    whole = skip_and_train(loader, 8)
+    folder("interrupted")
+    skip_and_train(loader, 5)
+    assert skip_and_train(loader, 8) == whole[4:], "the batch of a skipped step draws numbers too"
+
+
+def test_reporter_counts_on_from_the_resumed_step(
+    folder: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("KDIST_METRICS_SOCKET", str(tmp_path / "nobody"))
+    train(Training, 4)
+    reporter = Reporter()
+    reporter.stats.last_step = None
+    with checkpointer_of(Training()) as checkpointer:
+        done = checkpointer.resume()
+    reporter.step(samples=1)
+    assert (done, shared_stats().last_step) == (4, 5)
+    reporter.close()
+
+
+def keep_cursors(rank: Rank, root: Path, last: int) -> tuple[int, Any, Any, int, float]:
+    """(resumed step, state, shared state, number of saved states, a number drawn then)."""
+    os.environ |= {"KDIST_CHECKPOINTS": str(root), "KDIST_RUN_ID": "run-1"}
+    os.environ["KDIST_GENERATION"] = str(rank.generation)
+    one = Training()
+    torch.manual_seed(rank.rank)
+    sampler = Sampler()
+    one.extra = {"stateful": {"sampler": sampler}}
+    with checkpointer_of(one) as checkpointer:
+        seen = dict(checkpointer.state)
+        done = checkpointer.resume()
+        assert checkpointer.state == seen
+        found = (
+            done,
+            seen,
+            dict(checkpointer.shared_state),
+            len(checkpointer.saved_states),
+            float(torch.rand(1)),
+        )
+        for step in range(done + 1, last + 1):
+            sampler.draw()
+            checkpointer.state["row"] = (rank.rank, step)
+            checkpointer.shared_state["best"] = (rank.rank, step)
+            checkpointer.maybe_save(step)
+    return found
+
+
+@pytest.mark.processes
+def test_each_rank_has_its_own_state_and_a_change_of_their_number_is_told_by_name(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "checkpoints"
+    run_ranks(3, keep_cursors, tmp_path, root, 2)
+    capfd.readouterr()
+    same = run_ranks(3, keep_cursors, tmp_path, root, 2, generation=2)
+    assert [one[:4] for one in same] == [
+        (2, {"row": (rank, 2)}, {"best": (0, 2)}, 3) for rank in range(3)
+    ]
+    assert len({one[4] for one in same}) == 3, "each rank goes on with its own numbers"
+    assert "rank-parts-changed" not in capfd.readouterr().err
+    fewer = run_ranks(2, keep_cursors, tmp_path, root, 4, generation=3)
+    assert [one[:4] for one in fewer] == [
+        (2, {"row": (rank, 2)}, {"best": (0, 2)}, 3) for rank in range(2)
+    ]
+    assert [one[4] for one in fewer] == [one[4] for one in same[:2]]
+    said = capfd.readouterr().err
+    assert "rank 2: state['row'], stateful['sampler'], random numbers" in said
+    more = run_ranks(3, keep_cursors, tmp_path, root, 4, generation=4)
+    assert [one[1] for one in more] == [{"row": (0, 4)}, {"row": (1, 4)}, {}]
+    assert "New: rank 2, with an empty Checkpointer.state" in capfd.readouterr().err

@@ -24,10 +24,13 @@ from tests.draw import read_seed
 from tests.house.tree import ROOT
 
 from .test_in_place import describe, wait_for_step
+from .test_listeners import describe as describe_varied
 from .training_run import TrainingRun
 
 SECONDS = float(os.environ.get("KDIST_FLOOD_SECONDS", "600"))
 NODES, EPOCHS = 2, 12
+PLACES: dict[str, Any] = {"nodes": NODES, "procsPerNode": 1}
+PAUSE = 0.1  # seconds that a step of the long flood takes at least
 MEMORY = 96 << 20
 """The most bytes by which an agent may grow: what the kernel and Python keep of many clients."""
 
@@ -119,9 +122,9 @@ class Peak:
         )
 
 
-def train_flooded(home: Path, weights: str) -> Peak:
+def train_flooded(home: Path, document: dict[str, Any], weights: str) -> Peak:
     """Run the training under a flood from its fifth step to its end."""
-    with TrainingRun(home, job("flooded")) as run:
+    with TrainingRun(home, document) as run:
         wait_for_step(run, 5)
         peak = Peak(run)
         targets = sorted({at for pid in peak.pids.values() for at in listening(pid)})
@@ -161,7 +164,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_a_flooded_training_ends_with_its_weights_and_its_agents_do_not_grow(
     tmp_path: Path, weights: str
 ) -> None:
-    peak = train_flooded(tmp_path / "flooded", weights)
+    peak = train_flooded(tmp_path / "flooded", job("flooded"), weights)
     print(f"{peak}\n  {peak.refused:.0f} connections refused")  # noqa: T201 - what a reader asks for
     check(peak)
 
@@ -231,11 +234,15 @@ def test_a_script_that_uses_up_its_descriptors_ends_as_it_would(tmp_path: Path) 
 @pytest.mark.chaos
 @pytest.mark.wide
 @pytest.mark.processes
-@pytest.mark.timeout(SECONDS + 600)
-def test_ten_minutes_of_floods_end_no_training(tmp_path: Path, weights: str) -> None:
-    end, number = time.monotonic() + SECONDS, 0
-    while time.monotonic() < end:
-        number += 1
-        peak = train_flooded(tmp_path / f"flooded-{number}", weights)
-        print(f"{number}:\n{peak}\n  {peak.refused:.0f} connections refused")  # noqa: T201
-        check(peak)
+@pytest.mark.timeout(4 * SECONDS + 600)
+def test_a_training_that_is_flooded_for_ten_minutes_ends_with_its_weights(tmp_path: Path) -> None:
+    steps = round(SECONDS / PAUSE)
+    with TrainingRun(tmp_path / "quiet", describe_varied("quiet", steps=steps, **PLACES)) as run:
+        assert run.wait(SECONDS + 300) == 0, run.output()
+    flooded = describe_varied("flooded", steps=steps, pause=PAUSE, **PLACES)
+    began = time.monotonic()
+    peak = train_flooded(tmp_path / "flooded", flooded, run.done()["weights"])
+    seconds = time.monotonic() - began
+    print(f"{seconds:.0f} s\n{peak}\n  {peak.refused:.0f} connections refused")  # noqa: T201
+    check(peak)
+    assert seconds >= SECONDS

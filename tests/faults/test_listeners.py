@@ -170,8 +170,12 @@ class Flood:
 
 
 def train(home: Path, *, steps: int, seconds: float, flooded: bool) -> tuple[str, Flood]:
-    """Train, losing a rank at first and when `seconds` are over; returns the weights' hash."""
-    with TrainingRun(home, describe("flooded", steps=steps, nodes=1, procsPerNode=2)) as run:
+    """Train, under a flood for so many seconds at least and losing a rank at first; returns the
+    weights' hash.
+    """
+    pause = max(0.005, seconds / steps) if flooded else 0.0
+    places = {"nodes": 1, "procsPerNode": 2}
+    with TrainingRun(home, describe("flooded", steps=steps, pause=pause, **places)) as run:
         flood = Flood(run)
         with flood.running() if flooded else nullcontext():
             began = time.monotonic()
@@ -179,9 +183,9 @@ def train(home: Path, *, steps: int, seconds: float, flooded: bool) -> tuple[str
             if flooded:
                 kill(lost.pid)
                 wait_for_steps(run, after=lost.beat.step + 1)
-            while flooded and time.monotonic() - began < seconds and run.process.poll() is None:
+            while flooded and time.monotonic() - began < seconds and not run.has_ended():
                 time.sleep(0.1)  # what is waited for is the length of the flood
-            assert run.wait(max(300, 3 * seconds)) == 0, run.output()
+            assert run.wait(max(300, 3 * seconds, steps / 10)) == 0, run.output()
         weights: str = run.done()["weights"]
     return weights, flood
 
@@ -209,7 +213,7 @@ def check_flood(home: Path, seconds: float, capsys: pytest.CaptureFixture[str]) 
     flood cost.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    steps = max(400, round(40 * seconds))
+    steps = max(400, round(10 * seconds))
     calm, _ = train(home / "calm", steps=steps, seconds=0, flooded=False)
     weights, flood = train(home / "flooded", steps=steps, seconds=seconds, flooded=True)
     with capsys.disabled():

@@ -78,8 +78,8 @@ def test_a_training_is_reached_by_forwarded_ports_the_proxy_and_probes_and_by_no
     assert bool(pod["spec"].get("hostNetwork")) is of_the_node
 
     assert json.loads(forwarded(namespace, name, "/status", tmp_path / "status"))["job"] == "digits"
-    assert "kdist_step " in forwarded(namespace, name, "/metrics", tmp_path / "metrics")
-    assert "kdist_step " in namespace.read_metrics(name)
+    assert "kdist_last_step{" in forwarded(namespace, name, "/metrics", tmp_path / "metrics")
+    assert "kdist_last_step{" in namespace.read_metrics(name)
     line = ("exec", name, "--", "python", "-c", _LISTENING)
     listening = json.loads(namespace.kubectl(*line))
     assert METRICS in {port for _, port in listening}, listening

@@ -265,3 +265,33 @@ def test_one_delete_takes_what_an_orphaning_delete_has_left_and_the_job_applied_
     assert done.exit_code == Code.OK, done.stderr
     assert time.monotonic() - began < 60 / 2, "nothing waits for its time-out"
     assert kubernetes.names() == {("PersistentVolumeClaim", "digits-checkpoints")}
+
+
+def test_pods_that_nothing_owns_stay_unless_a_user_says_that_they_are_the_jobs(
+    kubernetes: Kubernetes, stepper: Stepper, file: Path, kdist: Kdist
+) -> None:
+    kubernetes.put("TrainingJob", yaml.safe_load(file.read_text()))
+    stepper.settle()
+    kubernetes.remove("TrainingJob", "digits")
+    labels = {"kdist.dev/job": "digits"}
+    kubernetes.put("ConfigMap", {"metadata": {"name": "web"}})
+    uid = (kubernetes.find("ConfigMap", "web") or {})["metadata"]["uid"]
+    theirs = [{"apiVersion": "v1", "kind": "ConfigMap", "name": "web", "uid": uid}]
+    for name, owners in (("left-0", None), ("left-1", None), ("web-0", theirs)):
+        metadata = {"name": name, "labels": labels, "ownerReferences": owners}
+        kubernetes.put("Pod", {"metadata": metadata, "status": {"phase": "Succeeded"}})
+    done = kdist("delete", "digits", "-n", "ml", "--ignore-not-found", "--timeout", "20s")
+    assert done.exit_code == Code.OK, done.stderr
+    assert "left-0, left-1: no workload owns these pods" in done.stderr
+    assert "`kdist delete digits --orphans -n ml` deletes them" in done.stderr
+    pods = {name for kind, name in kubernetes.names() if kind == "Pod"}
+    assert pods == {"left-0", "left-1", "web-0"}
+    tried = kdist("delete", "digits", "-n", "ml", "--orphans", "--dry-run", "client")
+    assert tried.stdout.splitlines() == [
+        "pod/left-0 deleted (client dry run)",
+        "pod/left-1 deleted (client dry run)",
+    ]
+    done = kdist("delete", "digits", "-n", "ml", "--orphans", "--timeout", "20s")
+    assert done.exit_code == Code.OK, done.stderr
+    assert done.stdout.splitlines() == ["pod/left-0 deleted", "pod/left-1 deleted"]
+    assert {name for kind, name in kubernetes.names() if kind == "Pod"} == {"web-0"}

@@ -29,7 +29,7 @@ from kdist.cluster.concurrency import ABSENT, guard, retry_on_conflict
 from kdist.cluster.objects import Objects
 from kdist.cluster.transport import ApiResponse
 from kdist.errors import KdistError
-from kdist.manifest import TRAINING_JOB, Manifest, find_owner
+from kdist.manifest import JOB_LABEL, TRAINING_JOB, Manifest, find_owner
 from kdist.ownership import ForeignError, JobOwner
 
 Document = dict[str, Any]
@@ -203,6 +203,36 @@ class JobObjects:
 
         try:
             return self._with(api_version, kind, name, known, send)
+        except ApiNotFoundError:
+            return False
+
+    def remove_ownerless(
+        self, name: str, *, uid: str, grace: int | None = None, dry_run: bool = False
+    ) -> bool:
+        """Delete a pod that bears the job's label and that nothing owns, which a user has said to
+        be the job's; False if it does not exist any more. Others are refused.
+
+        Args:
+            name: of the pod.
+            uid: of the pod that was shown to the user.
+            grace: grace period in seconds, instead of that in its spec.
+            dry_run: let the server check it, and delete nothing.
+        """
+
+        def send(before: Mapping[str, Any]) -> bool:
+            metadata = before["metadata"]
+            if metadata.get("uid") != uid:
+                return False
+            labels = metadata.get("labels") or {}
+            if metadata.get("ownerReferences") or labels.get(JOB_LABEL) != self.owner.name:
+                raise self._refuse("Pod", f"{name}, which has an owner or another label,")
+            place = self.owner.namespace
+            return self._cluster.send_delete(
+                *_POD, name, namespace=place, grace=grace, dry_run=dry_run, only=before
+            )
+
+        try:
+            return self._with(*_POD, name, None, send)
         except ApiNotFoundError:
             return False
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -13,13 +13,16 @@ from kdist.errors import Code, JobNotFoundError, NotFoundError, UsageError
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
+    from kdist.jobs.deletion import Deletion
     from kdist.local.job import LocalJob
+    from kdist.status.documents import Document
 
 
 class _DeleteOptions(NamedTuple):
     """The options that apply to every deletion."""
 
     purge: bool
+    orphans: bool
     wait: bool
     grace_period: int | None
     dry_run: str
@@ -52,6 +55,12 @@ class _DeleteOptions(NamedTuple):
     "--purge",
     is_flag=True,
     help="Delete the checkpoints too: the volume claim if kdist created it, or those of the run.",
+)
+@click.option(
+    "--orphans",
+    is_flag=True,
+    help="Delete too the pods that the job's label names and nothing owns, as `kubectl delete "
+    "--cascade=orphan` of its workload leaves them.",
 )
 @click.option(
     "--wait/--no-wait",
@@ -214,25 +223,26 @@ def _delete(cluster: Cluster, name: str, chosen: _DeleteOptions) -> bool:
         console.warning(
             f"{each.title} stays: it does not belong to job {name}: {describe_owner(each.document)}"
         )
-    if strays := plan.list_strays():
-        away = f"kubectl delete pod {' '.join(strays)} -n {cluster.namespace}"
-        console.warning(
-            f"{', '.join(strays)}: no workload owns these pods, though their label names {name}: "
-            f"they stay; `{away}` deletes them"
-        )
-    if not plan.objects:
+    strays = plan.list_strays()
+    if strays and not chosen.orphans:
+        _warn_of_strays(cluster, name, strays)
+        strays = []
+    if not plan.objects and not strays:
         return False
     wait = chosen.wait and plan.owns_pods
     grace_period = chosen.grace_period if plan.owns_pods else None
     pods = plan.pods_to_wait_for() if wait and chosen.dry_run == "none" else []
     seconds = (
-        deletion.default_timeout(pods, grace_period) if chosen.timeout is None else chosen.timeout
+        deletion.default_timeout([*pods, *strays], grace_period)
+        if chosen.timeout is None
+        else chosen.timeout
     )
-    if pods:
+    if waited := [*pods, *(strays if chosen.wait and chosen.dry_run == "none" else [])]:
         console.message(
-            f"waiting up to {seconds:.0f} s for {len(pods)} pods of {name} to save and end "
+            f"waiting up to {seconds:.0f} s for {len(waited)} pods of {name} to save and end "
             "(Ctrl-C stops waiting)"
         )
+    _delete_strays(plan, strays, chosen, seconds)
     if chosen.dry_run == "client":
         deleted = iter(plan.objects)
     else:
@@ -250,3 +260,32 @@ def _delete(cluster: Cluster, name: str, chosen: _DeleteOptions) -> bool:
     if plan.bucket:
         console.message(f"{plan.bucket} is kept: kdist never deletes checkpoints in a bucket")
     return True
+
+
+def _warn_of_strays(cluster: Cluster, name: str, strays: Sequence[Document]) -> None:
+    """Tell which pods stay because nothing proves that they are the job's."""
+    names = ", ".join(each["metadata"]["name"] for each in strays)
+    console.warning(
+        f"{names}: no workload owns these pods, though their label names {name}: they stay; "
+        f"`kdist delete {name} --orphans -n {cluster.namespace}` deletes them"
+    )
+
+
+def _delete_strays(
+    plan: Deletion, strays: Sequence[Document], chosen: _DeleteOptions, seconds: float
+) -> None:
+    """Delete the pods that nothing owns, before the objects that they need to save."""
+    if not strays:
+        return
+    if chosen.dry_run == "client":
+        deleted = iter([each["metadata"]["name"] for each in strays])
+    else:
+        deleted = plan.remove_strays(
+            strays,
+            grace=chosen.grace_period,
+            timeout=seconds if chosen.wait else None,
+            dry_run=chosen.dry_run == "server",
+        )
+    for each in deleted:
+        if chosen.output == "table":
+            console.result(f"pod/{each} deleted{chosen.note}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -293,13 +293,26 @@ def find_pods(cluster: Cluster, name: str) -> list[dict[str, Any]]:
 
 
 def wait_for_pods(
-    cluster: Cluster, name: str, *, timeout: float, active_only: bool = False
+    cluster: Cluster,
+    name: str,
+    *,
+    timeout: float,
+    active_only: bool = False,
+    uids: Collection[str] | None = None,
 ) -> None:
     """Return when no pod of the job is left, or, with `active_only`, none that has not ended.
-    Raises `KdistError` with code TIMEOUT that names the remaining pods.
+    With `uids` those pods are meant. Raises `KdistError` with code TIMEOUT that names the
+    remaining pods.
     """
+
+    def find() -> list[dict[str, Any]]:
+        if uids is None:
+            return find_pods(cluster, name)
+        found = cluster.list("v1", "Pod", selector=job_selector(name))
+        return [pod for pod in found if pod["metadata"]["uid"] in uids]
+
     end = time.monotonic() + timeout
-    while left := [pod for pod in find_pods(cluster, name) if not active_only or is_active(pod)]:
+    while left := [pod for pod in find() if not active_only or is_active(pod)]:
         if time.monotonic() >= end:
             break
         time.sleep(_POLL_SECONDS)

@@ -71,13 +71,42 @@ class Deletion:
             if text(pod, "status", "phase") not in ("Succeeded", "Failed")
         ]
 
-    def list_strays(self) -> list[str]:
-        """Names of pods that bear the job's label and have no owner: somebody made them, or deleted
-        the workload with `--cascade=orphan`. They stay.
+    def list_strays(self) -> list[Document]:
+        """Pods that bear the job's label and have no owner, by name: somebody made them, or deleted
+        the workload with `--cascade=orphan`. They stay unless a user says that they are the job's.
         """
         selector = job_selector(self.name)
         pods = or_empty(lambda: self.cluster.list("v1", "Pod", selector=selector))
-        return sorted(name(pod) for pod in pods if not items(pod, "metadata", "ownerReferences"))
+        return sorted(
+            (pod for pod in pods if not items(pod, "metadata", "ownerReferences")), key=name
+        )
+
+    def remove_strays(
+        self,
+        strays: Sequence[Document],
+        *,
+        grace: int | None = None,
+        timeout: float | None = None,
+        dry_run: bool = False,
+    ) -> Iterator[str]:
+        """Delete these pods, before what they need to save; the arguments are those of `run`.
+
+        Yields:
+            The name of each as it is deleted.
+
+        Raises:
+            KdistError: rights are missing (FORBIDDEN), or pods do not end in time (TIMEOUT).
+        """
+        if not dry_run:
+            rbac.require(self.cluster, [Right("delete", "v1", "Pod")])
+        own = JobObjects(self.cluster, JobOwner(self.cluster.namespace, self.name))
+        for pod in strays:
+            uid = text(pod, "metadata", "uid")
+            own.remove_ownerless(name(pod), uid=uid, grace=grace, dry_run=dry_run)
+            yield name(pod)
+        if timeout is not None and not dry_run:
+            uids = {text(pod, "metadata", "uid") for pod in strays}
+            delete.wait_for_pods(self.cluster, self.name, timeout=timeout, uids=uids)
 
     def run(
         self, *, grace: int | None = None, timeout: float | None = None, dry_run: bool = False

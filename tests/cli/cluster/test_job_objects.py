@@ -140,3 +140,23 @@ def test_only_the_very_object_that_was_checked_is_changed(
     assert not door.remove("v1", "ConfigMap", "digits", uid="first")
     assert "data" not in store.objects[path]
     assert door.remove("v1", "ConfigMap", "digits", uid="second")
+
+
+def test_a_pod_that_nothing_owns_is_deleted_only_as_the_one_that_was_shown(
+    store: Store, connect_as: Any
+) -> None:
+    path, door = "/api/v1/namespaces/ml/pods/left", connect_as()
+    pod: Document = {"apiVersion": "v1", "kind": "Pod"}
+    metadata = {"name": "left", "uid": "left", "labels": {"kdist.dev/job": "digits"}}
+    owners = [{"kind": "Job", "name": "x", "uid": "1"}]
+    theirs: list[Document] = [{"ownerReferences": owners}, {"labels": {"kdist.dev/job": "mnist"}}]
+    for other in theirs:
+        store.put(path, {**pod, "metadata": {**metadata, **other}})
+        with pytest.raises(ForeignError, match="not an object of job digits"):
+            door.remove_ownerless("left", uid="left")
+    store.put(path, {**pod, "metadata": metadata})
+    assert not door.remove_ownerless("left", uid="another")
+    assert not door.remove_ownerless("gone", uid="left")
+    assert path in store.objects
+    assert door.remove_ownerless("left", uid="left")
+    assert path not in store.objects

@@ -121,8 +121,8 @@ def test_trainingjobs_as_large_as_the_server_takes_end_no_controller_and_hold_up
     tenants.system.kubectl("rollout", "status", "deployment", "--timeout=120s")
     again = seconds_until_made(tenants, document, "again")
     report(
-        f"the workload of a neighbour's job: {calm:.1f} s before, {crowded:.1f} s beside, "
-        f"{again:.1f} s beside and after a replica was killed; MiB at most: {used} before, "
+        f"the workload of a neighbour's job: {calm:.1f} s before, {crowded:.1f} s with them, "
+        f"{again:.1f} s with them after a replica was killed; MiB at most: {used} before, "
         f"{memory(tenants)} after; {messages[0]}\n"
     )
     assert {name: count for name, count in restarts(tenants).items() if name in before} == {
@@ -151,7 +151,7 @@ def test_jobs_whose_objects_the_server_refuses_hold_up_no_other_namespace(
     measured = [seconds_until_made(tenants, document, f"crowded-{number}") for number in range(5)]
     told = tenants.b.get("trainingjob", "refused-0")["status"]["conditions"]
     report(
-        f"the workload of a neighbour's job: {calm:.1f} s before, beside "
+        f"the workload of a neighbour's job: {calm:.1f} s before, with them "
         f"{', '.join(f'{each:.1f}' for each in measured)} s; a refused one says: {told}\n"
     )
     assert max(measured) < SECONDS + calm

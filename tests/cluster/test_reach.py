@@ -71,10 +71,11 @@ def test_a_training_is_reached_by_forwarded_ports_the_proxy_and_probes_and_by_no
     train = {"steps": 1_000_000, "evaluate": "never"}
     namespace.apply(calm(nodes=1, checkpoints=None, train=train, **template))
     namespace.kdist("wait", "digits", "--for=first-step", "--timeout=4m")
+    ready = ("--for=condition=Ready", "--timeout=60s")
+    namespace.kubectl("wait", "pod", "-l", "kdist.dev/job=digits", *ready)
     (pod,) = namespace.pods("digits")
     name = pod["metadata"]["name"]
-    (container,) = pod["status"]["containerStatuses"]
-    assert (container["ready"], container["restartCount"]) == (True, 0), container
+    assert [each["restartCount"] for each in pod["status"]["containerStatuses"]] == [0]
     assert bool(pod["spec"].get("hostNetwork")) is of_the_node
 
     assert json.loads(forwarded(namespace, name, "/status", tmp_path / "status"))["job"] == "digits"

@@ -58,3 +58,4 @@ def test_a_job_without_its_serviceaccount_is_suspended_and_deleted_at_once(
     namespace.kdist(command, "digits", timeout=SECONDS)
     namespace.until("its pods are gone", lambda: not namespace.pods("digits"), SECONDS)
     tell(capsys, command, time.monotonic() - began)
+    assert bool(namespace.get("job", "digits")) is (command == "suspend")

@@ -93,6 +93,7 @@ class Checkpointer:
             self._group = CheckpointGroup(ScriptWorld.current())
             self._agreement = SaveAgreement(self._group, every_seconds=every_seconds)
             self._store.on_result = self._report
+            self._store.loadable.prove = self._script.find_problems
             self._stats.checkpoint_interval = every_seconds
             self._newest = self._script.show(self._store.peek(), self._group)
             self._agreement.listen()

@@ -11,13 +11,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol, TypeVar
 
 from torch import Tensor, nn
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.optim import Optimizer
 
 from kdist_trainer import state
 from kdist_trainer.checkpoint.param_groups import add_groups, name_groups
-from kdist_trainer.checkpoint.reader import SavedIndex
 from kdist_trainer.errors import ConfigError
 
 ALONE: Final = ""
@@ -125,13 +123,12 @@ class ScriptObjects:
             ],
         }
 
-    def template(self, notes: Mapping[str, Any], index: SavedIndex) -> dict[str, Any]:
-        """A state of the saved shape to be filled. Groups that the training has added are added,
-        and parameters that it has unfrozen or frozen are so again.
+    def prepare(self, notes: Mapping[str, Any]) -> None:
+        """Before a state is loaded: groups that the training has added are added, and parameters
+        that it has unfrozen or frozen are so again.
 
         Args:
             notes: what `describe` gave; empty in checkpoints of earlier versions.
-            index: what the checkpoint has.
 
         Raises:
             CheckpointMismatchError: the groups of an optimizer cannot be those that were saved.
@@ -144,7 +141,16 @@ class ScriptObjects:
                 groups = notes["groups"][name]
                 self._added[name] = add_groups(optimizer, groups, names, title=_title(name))
         self._freeze(notes)
-        kinds = {name: _kind_of(entry) for name, entry in index.items()}
+
+    def template(
+        self, notes: Mapping[str, Any], kinds: Mapping[str, state.ValueKind]
+    ) -> dict[str, Any]:
+        """A state of the saved shape to be filled. Nothing changes.
+
+        Args:
+            notes: what `describe` gave.
+            kinds: what the checkpoint has.
+        """
         buffers = self._buffer_names(notes)
         found: dict[str, Any] = {}
 
@@ -172,15 +178,13 @@ class ScriptObjects:
         Raises:
             CheckpointMismatchError: it is of another model or optimizer.
         """
+        problems = self.find_problems(notes, saved)
+        if problems:
+            raise state.StateMismatchError(problems)
+        self._added.clear()
         names = self.names()
         optimizers = _flat(self.optimizers, saved["optimizer"])
         buffers = self._buffer_names(notes)
-        problems = state.find_module_problems(self._module, saved["model"], **buffers)
-        for name, each in self.optimizers.items():
-            found = state.find_optimizer_problems(each, names, optimizers[name])
-            problems += [f"{_title(name)}: {one}" for one in found]
-        if problems:
-            raise state.StateMismatchError(problems)
         state.load_module(self._module, saved["model"], **buffers)
         for name, each in self.optimizers.items():
             state.load_optimizer(each, names, optimizers[name])
@@ -188,6 +192,17 @@ class ScriptObjects:
             for name, (own,) in _flat(keepers, saved.get(kind)).items():
                 if own:  # a scaler that was disabled has no state
                     keepers[name].load_state_dict(own)
+
+    def find_problems(self, notes: Mapping[str, Any], saved: Mapping[str, Any]) -> list[str]:
+        """Why a state cannot be loaded; empty if it can."""
+        names = self.names()
+        optimizers = _flat(self.optimizers, saved["optimizer"])
+        buffers = self._buffer_names(notes)
+        problems = state.find_module_problems(self._module, saved["model"], **buffers)
+        for name, each in self.optimizers.items():
+            found = state.find_optimizer_problems(each, names, optimizers[name])
+            problems += [f"{_title(name)}: {one}" for one in found]
+        return problems
 
     def _buffers(self) -> dict[str, state.ValueKind]:
         parameters = set(state.parameter_names(self._module).values())
@@ -252,11 +267,3 @@ def _flat(objects: Mapping[str, Any], nested: Any) -> dict[str, Any]:
     if not objects:
         return {}
     return {ALONE: nested} if ALONE in objects else dict(nested)
-
-
-def _kind_of(entry: Any) -> state.ValueKind:
-    """What a value in a checkpoint is."""
-    if not isinstance(entry, TensorStorageMetadata):
-        return state.ValueKind("bytes")
-    dtype = str(entry.properties.dtype).removeprefix("torch.")
-    return state.ValueKind("tensor", list(entry.size), dtype)

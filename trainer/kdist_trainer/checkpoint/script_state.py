@@ -24,6 +24,8 @@ from kdist_trainer.checkpoint.script_settings import (
     read_settings,
 )
 from kdist_trainer.checkpoint.state_json import encode
+from kdist_trainer.checkpoint.target import describe_index
+from kdist_trainer.state import ValueKind, describe
 
 _PARTS: Final = "ranks"
 """Name of the value that has what is no JSON of the parts of all ranks."""
@@ -96,8 +98,9 @@ class ScriptState:
         def make(found: LoadedCheckpoint, index: SavedIndex) -> dict[str, Any]:
             notes = found.state.get("script", {})
             check_classes(notes.get("classes", {}), name_classes(self._objects))
+            self._objects.prepare(notes)
             filled.clear()
-            filled.update(self._objects.template(notes, index))
+            filled.update(self._objects.template(notes, describe_index(index)))
             if _PARTS in index:
                 filled[_PARTS] = None
             return filled
@@ -120,6 +123,19 @@ class ScriptState:
             checkpoint=store.resumed.name if store.resumed else None,
         )
         return self.resumed_step
+
+    def find_problems(self, state: Mapping[str, Any], kinds: Mapping[str, ValueKind]) -> list[str]:
+        """Why `load` could not load a state that `read` gave, by what it asks for; empty if it can.
+
+        Args:
+            state: the nested state.
+            kinds: what is in it.
+        """
+        notes = self._objects.describe()
+        asked = describe({**self._objects.template(notes, kinds), _PARTS: None})
+        missing = [f"{name} is missing" for name in asked if name not in kinds]
+        unasked = [f"{name} would not be asked for" for name in kinds if name not in asked]
+        return [*missing, *unasked, *self._objects.find_problems(notes, state)]
 
     def _show_all(self, saved: Mapping[str, Any], parts: list[Part]) -> None:
         self.saved_states = [dict(part.state) for part in parts]

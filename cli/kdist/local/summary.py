@@ -14,7 +14,7 @@ from kdist.errors import Code, KdistError
 from kdist.events import parse
 from kdist.local.runner import RunEnded
 from kdist.status import FETCHER
-from kdist.units import number, seconds, size
+from kdist.units import count, number, seconds, size
 
 _FIRST_EVENT = b'"rendezvous-started"'
 _FETCHED_EVENT = b'"data-ready"'
@@ -97,6 +97,8 @@ def _rows(report: Report) -> Iterator[tuple[str, str]]:
         yield "damaged checkpoints", f"{checkpoints['fellBack']}, skipped"
     if report["loss"] is not None:
         yield "final loss", number(report["loss"])
+    if report.get("nonFiniteLoss"):
+        yield "loss", _nonfinite(report)
     for name, value in report["metrics"].items():
         yield (
             f"test {name}",
@@ -110,6 +112,12 @@ def _rows(report: Report) -> Iterator[tuple[str, str]]:
     yield "folder", str(report["folder"])
 
 
+def _nonfinite(report: Report) -> str:
+    found = report["nonFiniteLoss"]
+    times = f"NaN or infinite in {count(found['steps'], 'reported step')}"
+    return f"{times}, and is {found['last']} at the end" if found["last"] else times
+
+
 def conclude(ended: RunEnded, again: str) -> str | KdistError:
     """The final message, or the error. `again` are the arguments of `kdist run`."""
     report, kind = ended.report, ended.outcome.kind
@@ -120,6 +128,8 @@ def conclude(ended: RunEnded, again: str) -> str | KdistError:
             f"{report['job']} is done already. Next: kdist run --fresh {again}   trains it "
             "again and archives this run"
         )
+    if kind == "done" and report.get("nonFiniteLoss"):
+        return f"{report['job']} is done, but its loss was {_nonfinite(report)}."
     if kind == "done":
         return f"{report['job']} is done."
     if kind == "failed":

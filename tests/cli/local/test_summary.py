@@ -46,6 +46,14 @@ def ended(kind: Kind, code: int, **fields: Any) -> RunEnded:
     return RunEnded(Outcome(kind, code, "node-0"), make_report(**fields), signal.SIGINT)
 
 
+def test_a_loss_that_was_not_finite_is_said_where_a_run_is_called_done() -> None:
+    for last, end in (("nan", ", and is nan at the end"), (None, "")):
+        said = f"NaN or infinite in 9 reported steps{end}"
+        one = ended("done", 0, loss=None, nonFiniteLoss={"steps": 9, "last": last})
+        assert ("loss", said) in summary.summary_rows(one.report)
+        assert summary.conclude(one, "train.py") == f"digits is done, but its loss was {said}."
+
+
 def test_the_table_holds_what_the_run_cost_and_what_came_of_it() -> None:
     assert summary.summary_rows(make_report()) == [
         ("outcome", "done"),

@@ -22,6 +22,7 @@ from kdist_trainer import Checkpointer, Reporter
 from kdist_trainer.checkpoint.state_json import UnloadableStateError
 from kdist_trainer.errors import CheckpointMismatchError, ConfigError
 from kdist_trainer.metrics.reporter import shared_stats
+from kdist_trainer.state import describe
 from tests.trainer.checkpoint.ranks import Rank, run_ranks
 
 STEPS = 9
@@ -470,3 +471,21 @@ def test_each_rank_has_its_own_state_and_a_change_of_their_number_is_told_by_nam
     more = run_ranks(3, keep_cursors, tmp_path, root, 4, generation=4)
     assert [one[1] for one in more] == [{"row": (0, 4)}, {"row": (1, 4)}, {}]
     assert "New: rank 2, with an empty Checkpointer.state" in capfd.readouterr().err
+
+
+def test_what_a_resume_would_not_ask_for_is_found_before_it_counts(
+    folder: Callable[[str], None],
+) -> None:
+    one = Unused()
+    with checkpointer_of(one) as checkpointer:
+        one.do(1, checkpointer)
+        script = checkpointer._script
+        state = {**one_state(checkpointer), "ranks": None}
+        assert script.find_problems(state, describe(state)) == []
+        state["model"]["ghost"] = torch.zeros(1)
+        problems = script.find_problems(state, describe(state))
+        assert any("model.ghost" in one for one in problems), problems
+
+
+def one_state(checkpointer: Checkpointer) -> dict[str, Any]:
+    return checkpointer._objects.read()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import socket
@@ -154,6 +155,18 @@ def test_a_script_reports_steps_heartbeats_and_progress(
     lines = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
     assert [line["event"] for line in lines][:2] == ["first-step", "progress"]
     assert (lines[1]["step"], lines[1]["target"], lines[1]["loss"]) == (1, 9, 2.0)
+
+
+def test_a_loss_that_is_not_finite_is_said_at_once_and_once(
+    path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    reporter = Reporter(StepStats(rank=1))
+    for step, loss in enumerate((1.0, math.nan, math.nan, 1.0, math.inf, math.inf), start=10):
+        reporter.step(step=step, loss=loss)
+    reporter.close()
+    lines = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
+    said = [(one["step"], one["loss"]) for one in lines if one["event"] == "loss-not-finite"]
+    assert said == [(11, "nan"), (14, "inf")]
 
 
 def test_an_evaluation_is_reported_with_its_loss_its_time_and_a_heartbeat(

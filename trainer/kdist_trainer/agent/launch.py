@@ -141,13 +141,12 @@ def end(
     Returns:
         The exit code.
     """
+    record = {**record, **(exporter.nonfinite_loss() if exporter is not None else {})}
     write_record(record, settings.scratch, settings.termination_message)
     code = Exit(record["code"])
     if code not in (Exit.DONE, Exit.STOPPED):
-        fields = {
-            name: record.get(name)
-            for name in ("cause", "code", "rank", "step", "traceback", "message")
-        }
+        names = ("cause", "code", "rank", "step", "traceback", "message")
+        fields = {name: record.get(name) for name in names}
         log.error("failed", node=record.get("node") or settings.node, **fields)
     keep_alive = settings.on_finish == KEEP_ALIVE and not code.retryable
     if exporter is None and keep_alive:

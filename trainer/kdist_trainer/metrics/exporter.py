@@ -184,6 +184,12 @@ class Exporter:
             self._state = state
             self._wall_time.enter(state, now=time.monotonic())
 
+    def nonfinite_loss(self) -> dict[str, Any]:
+        """What the exit record says of a script's loss that was NaN or infinite. The managed loop
+        says it itself.
+        """
+        return {} if self._managed else status.nonfinite_loss(self._snapshot()[0])
+
     def set_exit_record(self, record: Mapping[str, Any]) -> None:
         """Set the final state from the agent's exit record, and show the record in `/status`."""
         self.set_state("succeeded" if record.get("outcome") in ("done", "stopped") else "failed")

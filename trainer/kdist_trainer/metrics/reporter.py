@@ -99,6 +99,7 @@ class Reporter:
         self._next_connect = 0.0
         self._next_send = -math.inf
         self._script: _Script | None = None
+        self._loss_is_finite = True
         if self._path is not None:
             atexit.register(self.close)
 
@@ -161,7 +162,8 @@ class Reporter:
             samples: Samples that this rank consumed in the step.
             learning_rate: Learning rate of the step.
             grad_norm: Norm of the gradient.
-            step: Number of the step; by default counted from 1.
+            step: Number of the step; by default counted from 1, or on from the step that a
+                `Checkpointer` has resumed.
             target_steps: Total number of steps.
         """
         if self._path is None:
@@ -227,8 +229,25 @@ class Reporter:
                 setattr(stats, name, float(value))
                 if not math.isfinite(value):
                     stats.add_nonfinite("loss" if name == "loss" else "grad")
+                if name == "loss":
+                    self._watch_loss(float(value))
         if learning_rate is not None:
             stats.learning_rate = float(learning_rate)
+
+    def _watch_loss(self, loss: float) -> None:
+        """Say at once that the loss is NaN or infinite, and only once until it is finite again."""
+        is_finite = math.isfinite(loss)
+        if self._loss_is_finite and not is_finite:
+            log.warn(
+                "loss-not-finite",
+                step=int(self.stats.last_step or 0),
+                loss=str(loss),
+                message=(
+                    "the script trains on; lower the learning rate, clip gradients or look at the "
+                    "data of this step"
+                ),
+            )
+        self._loss_is_finite = is_finite
 
     def __enter__(self) -> Reporter:
         return self

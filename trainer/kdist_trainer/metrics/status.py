@@ -47,6 +47,7 @@ _WINDOW_SECONDS = 10.0
 _SPACING_SECONDS = 0.5
 _PHASE = SLOTS["kdist_step_phase_seconds_total"].start
 _STEPS = SLOTS["kdist_steps_total"].start
+_NONFINITE_LOSS = SLOTS["kdist_nonfinite_total"].start
 _ALL_REDUCE = SLOTS["kdist_collective_seconds_total"].start
 _BUSY = tuple(
     _PHASE + phase
@@ -100,6 +101,15 @@ def training_fields(snapshot: MetricsSnapshot) -> dict[str, Any]:
         field: int(value) if field in integers and value is not None else log.plain(value)
         for field, value in values.items()
     }
+
+
+def nonfinite_loss(snapshot: MetricsSnapshot) -> dict[str, Any]:
+    """What an exit record says of a loss that was NaN or infinite; empty if none was."""
+    steps = max((int(one[_NONFINITE_LOSS]) for one in snapshot.by_rank.values()), default=0)
+    if not steps:
+        return {}
+    last = snapshot.gauges[GAUGES["kdist_loss"]] if 0 in snapshot.local_ranks else None
+    return {"nonfinite_loss": {"steps": steps, "last": log.plain(last)}}
 
 
 def group_fields(snapshot: MetricsSnapshot, agent: AgentMetrics) -> dict[str, Any]:

@@ -20,12 +20,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kdist_trainer.config import Optimizer
+from kdist_trainer.config import Optimizer, Schedule
 from kdist_trainer.data.loader import fetcher
 from kdist_trainer.data.sampler import WeightedOrder
-from kdist_trainer.errors import DataError
+from kdist_trainer.errors import ConfigError, DataError
 from kdist_trainer.rng import FETCH, STEP, WEIGHTS, Generators, derive
 from kdist_trainer.stream import Stream, StreamSamples
+from kdist_trainer.training import supported
 from kdist_trainer.workload import Samples, Workload, WorkloadContext
 
 _CPU = torch.device("cpu")
@@ -80,6 +81,7 @@ class _Checks:
     def all(self) -> list[Callable[[], Iterator[str]]]:
         return [
             self._model_is_reproducible,
+            self._optimizer_and_scheduler_are_supported,
             self._samples_are_reproducible,
             self._weights_are_valid,
             self._can_be_pickled,
@@ -108,6 +110,24 @@ class _Checks:
                 "model(): two calls with the same seed return different weights: "
                 f"{', '.join(different[:5])}"
             )
+
+    def _optimizer_and_scheduler_are_supported(self) -> Iterator[str]:
+        model = self._make_model()
+        if problem := supported.find_parameter_problem(model):
+            yield problem
+            return
+        optimizer = self.workload.optimizer(model, Optimizer())
+        if problem := supported.find_optimizer_problem(optimizer):
+            yield problem
+            return
+        scheduler = self.workload.scheduler(optimizer, Schedule(), steps=self._steps)
+        if problem := supported.find_scheduler_problem(scheduler):
+            yield problem
+        elif scheduler is not None:
+            try:
+                supported.check_end(scheduler, steps=self._steps)
+            except ConfigError as error:
+                yield f"scheduler(): {error}"
 
     def _samples_are_reproducible(self) -> Iterator[str]:
         other = self._kind(self._context)
@@ -172,6 +192,8 @@ class _Checks:
 
     def _gradients_are_finite(self) -> Iterator[str]:
         model = self._make_model().train()
+        if supported.find_parameter_problem(model):
+            return  # said before
         loss, _ = self._compute_loss(model, self._indices)
         loss.backward()  # type: ignore[no-untyped-call]
         named = [
@@ -234,7 +256,11 @@ class _Checks:
 
     def _loss_decreases(self) -> Iterator[str]:
         model = self._make_model().train()
+        if supported.find_parameter_problem(model):
+            return  # said before
         optimizer = self.workload.optimizer(model, Optimizer())
+        if supported.find_optimizer_problem(optimizer):
+            return
         loss, count = self._compute_loss(model.eval(), self._indices)
         before = float(loss.detach())
         model.train()

@@ -8,6 +8,7 @@ restores the state of a model that every rank holds whole.
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -167,7 +168,7 @@ class Ddp(Replicated):
         with warnings.catch_warnings(), assigned_buckets(assigned) if assigned else nullcontext():
             # its successor, forward_sync_buffers, would still broadcast the buffers once here
             warnings.simplefilter("ignore", FutureWarning)
-            self._wrapped = DistributedDataParallel(
+            self._wrapped = _Wrapper(
                 model,
                 device_ids=devices,
                 bucket_cap_mb=self._bucket_mib,
@@ -199,6 +200,39 @@ class Ddp(Replicated):
         """
         del self._wrapped
         self.replica_group = None
+
+
+class _Wrapper(DistributedDataParallel):
+    """torch's wrapper, with its complaint about parameters without gradient in kdist's words."""
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """Run the model. Raises `ConfigError` if the backward pass before did not reach all
+        parameters.
+        """
+        try:
+            return super().forward(*inputs, **named)  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            if "Expected to have finished reduction" not in str(error):
+                raise
+            found = _INDICES.search(str(error))
+            indices = [int(one) for one in found[1].split()] if found else []
+            raise ConfigError(_describe_unused(self.module, indices)) from None
+
+
+_INDICES = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
+_MOST_NAMES = 5
+
+
+def _describe_unused(model: nn.Module, indices: Sequence[int]) -> str:
+    trained = [name for name, one in model.named_parameters() if one.requires_grad]
+    names = [trained[one] for one in indices if one < len(trained)]
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    which = ", ".join(names[:_MOST_NAMES]) + more if names else "some of the model's parameters"
+    return (
+        f"no gradient reaches {which}, and the ranks average the gradients of all parameters: "
+        "remove these, set requires_grad = False, or let the loss depend on them in every batch "
+        "(add 0 * parameter.sum())"
+    )
 
 
 class Averaging:

@@ -215,7 +215,7 @@ def make_training_state(
         strategy=model.strategy,
         module=model.module,
         optimizer=optimizer,
-        scheduler=workload.scheduler(optimizer, train.schedule, steps=data.steps.count()),
+        scheduler=lr_scheduler.make(workload, optimizer, train.schedule, steps=data.steps.count()),
         ema=model.ema,
         extras=extras,
         state=state,

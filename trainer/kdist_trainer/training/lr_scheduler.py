@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from kdist_trainer.workload import LrSchedule
+from kdist_trainer.config import Schedule
+from kdist_trainer.training.supported import check_end, check_scheduler
+from kdist_trainer.workload import LrSchedule, Workload
 
 
 class LrScheduler(Protocol):
@@ -31,8 +34,13 @@ class WorkloadLrScheduler:
         """Set the learning rates of the next step."""
         self._scheduler.step()
 
-    def seek(self, step: int, *, steps: int) -> None:
-        """Do nothing: a checkpoint restores the position."""
+    def seek(self, step: int, *, steps: int) -> None:  # noqa: ARG002 - a checkpoint restores it
+        """Check that there are rates up to the last step.
+
+        Raises:
+            ConfigError: If there are not.
+        """
+        check_end(self._scheduler, steps=steps)
 
 
 class ConstantLr:
@@ -43,6 +51,17 @@ class ConstantLr:
 
     def seek(self, step: int, *, steps: int) -> None:
         """Do nothing."""
+
+
+def make(
+    workload: Workload, optimizer: Optimizer, settings: Schedule, *, steps: int
+) -> LRScheduler | None:
+    """The workload's scheduler of a run of `steps` steps. Raises `ConfigError` if the training loop
+    cannot use it.
+    """
+    scheduler = workload.scheduler(optimizer, settings, steps=steps)
+    check_scheduler(scheduler, workload)
+    return scheduler
 
 
 def wrap(scheduler: LRScheduler | None) -> LrScheduler:

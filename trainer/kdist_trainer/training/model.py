@@ -22,6 +22,7 @@ from kdist_trainer.parallel.pipeline import Pipeline
 from kdist_trainer.precision import Precision
 from kdist_trainer.training.ema import Ema, NullEma
 from kdist_trainer.training.kept_state import Handover, KeptState
+from kdist_trainer.training.supported import check_model
 from kdist_trainer.workload import Workload
 from kdist_trainer.world import World
 
@@ -51,10 +52,12 @@ def cast_model(train: Training, workload: Workload, device: torch.device) -> Bui
     """Make the workload's model in the job's precision, on the CPU, with activation checkpointing.
 
     Raises:
-        ConfigError: If the workload names no blocks and activation checkpointing needs them.
+        ConfigError: If the workload names no blocks and activation checkpointing needs them, or if
+            there is nothing to train.
     """
     arithmetic = precision.build(train.precision, device, clip=train.clip_grad_norm)
     module = arithmetic.cast(workload.model())
+    check_model(module, workload, strategy=train.strategy)
     if train.activation_checkpointing == "blocks":
         checkpoint_activations(workload.blocks(module), workload)
     return BuiltModule(module, arithmetic)

@@ -6,14 +6,19 @@ from torch import nn
 from torch.optim import Optimizer
 
 from kdist_trainer.config import Training
+from kdist_trainer.training.supported import check_optimizer
 from kdist_trainer.workload import Workload
 
 
 def make_optimizer(train: Training, workload: Workload, module: nn.Module) -> Optimizer:
     """The workload's optimizer. Its parameter groups record their initial learning rate, since a
     schedule may be added or changed later.
+
+    Raises:
+        ConfigError: If the training loop cannot use it.
     """
     optimizer = workload.optimizer(module, train.optimizer)
+    check_optimizer(optimizer, workload)
     for group in optimizer.param_groups:
         group.setdefault("initial_lr", group["lr"])
     return optimizer

@@ -1,0 +1,214 @@
+"""What the loop cannot train with is said in kdist's own words before the first step, by a training
+and by `check_workload`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
+from torch.optim.lr_scheduler import (
+    CosineAnnealingLR,
+    ExponentialLR,
+    LinearLR,
+    LRScheduler,
+    MultiStepLR,
+    OneCycleLR,
+    ReduceLROnPlateau,
+    SequentialLR,
+    StepLR,
+)
+
+from kdist_trainer import config
+from kdist_trainer.errors import CheckpointMismatchError, ConfigError
+from kdist_trainer.testing import check_workload
+from kdist_trainer.training.supported import (
+    check_end,
+    check_model,
+    check_saved_scheduler,
+    describe_scheduler,
+)
+from kdist_trainer.workload import Workload, WorkloadContext, build_scheduler
+from tests.trainer.training.group import RankFailed
+from tests.trainer.training.tasks import Small, describe, train_here
+
+
+class SecondOrder(Small):
+    """Its optimizer calls the loss itself."""
+
+    def optimizer(self, model: nn.Module, settings: config.Optimizer) -> Optimizer:
+        return torch.optim.LBFGS(model.parameters(), lr=settings.learning_rate)
+
+
+class Plateau(Small):
+    """Its scheduler needs a measured value."""
+
+    def scheduler(
+        self,
+        optimizer: Optimizer,
+        settings: config.Schedule,  # noqa: ARG002 - the interface
+        *,
+        steps: int,  # noqa: ARG002
+    ) -> LRScheduler:
+        return cast(LRScheduler, ReduceLROnPlateau(optimizer))
+
+
+class Frozen(Small):
+    """Nothing is trained."""
+
+    def model(self) -> nn.Module:
+        return super().model().requires_grad_(False)
+
+
+class Ends(Small):
+    """Its scheduler ends before the run."""
+
+    def scheduler(
+        self,
+        optimizer: Optimizer,
+        settings: config.Schedule,  # noqa: ARG002 - the interface
+        *,
+        steps: int,
+    ) -> LRScheduler:
+        return OneCycleLR(optimizer, max_lr=0.1, total_steps=steps - 1)
+
+
+class WithoutAux(nn.Sequential):
+    """A model whose last part is not called."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        for name, module in self.named_children():
+            inputs = inputs if name == "aux" else module(inputs)
+        return inputs
+
+
+class UnusedPart(Small):
+    """A part of its model reaches no loss."""
+
+    def model(self) -> nn.Module:
+        model = WithoutAux(*super().model().children())
+        model.add_module("aux", nn.Linear(2, 2))
+        return model
+
+
+class SparseWords(Small):
+    """An embedding with sparse gradients."""
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Embedding(8, 4, sparse=True), nn.Flatten(), nn.Linear(64, 3))
+
+
+KINDS: list[tuple[type[Workload], str, str]] = [
+    (SecondOrder, "ddp", r"SecondOrder\.optimizer\(\): LBFGS\.step\(\) computes the loss again"),
+    (Plateau, "ddp", r"Plateau\.scheduler\(\): ReduceLROnPlateau\.step\(\) needs a measured value"),
+    (Frozen, "ddp", r"Frozen\.model\(\): all 6 parameters are frozen"),
+    (Ends, "ddp", "OneCycleLR has rates for 9 steps, and the run ends at step 10"),
+    (UnusedPart, "ddp", "no gradient reaches aux.weight, aux.bias, and the ranks average"),
+    (SparseWords, "fsdp", "strategy fsdp splits gradients between ranks, and those of 0 are"),
+]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("kind", "strategy", "printed"), KINDS, ids=[kind.__name__ for kind, _, _ in KINDS]
+)
+def test_a_training_says_what_it_cannot_train_with_and_what_to_do(
+    kind: type[Workload], strategy: str, printed: str, tmp_path: Path
+) -> None:
+    document = describe(
+        workload=f"{kind.__module__}:{kind.__name__}", strategy=strategy, epochs=None, steps=10
+    )
+    with pytest.raises(RankFailed, match=f"ConfigError: .*{printed}"):
+        train_here(document, tmp_path / "run", 2 if kind is UnusedPart else 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "printed"),
+    [
+        (SecondOrder, r"optimizer\(\): LBFGS\.step\(\) computes the loss again"),
+        (Plateau, r"scheduler\(\): ReduceLROnPlateau\.step\(\) needs a measured value"),
+        (Frozen, r"model\(\): all 6 parameters are frozen"),
+        (Ends, r"scheduler\(\): OneCycleLR has rates for 19 steps"),
+    ],
+)
+def test_check_workload_says_so_too(kind: type[Workload], printed: str) -> None:
+    with pytest.raises(AssertionError, match=printed):
+        check_workload(kind)
+
+
+def optimizer() -> Optimizer:
+    return SGD(nn.Linear(2, 2).parameters(), lr=0.1)
+
+
+def test_sparse_gradients_are_refused_where_gradients_are_split_alone() -> None:
+    workload = SparseWords(WorkloadContext())
+    check_model(workload.model(), workload, strategy="ddp")
+    for strategy in ("fsdp", "hsdp", "tensor", "pipeline"):
+        with pytest.raises(ConfigError, match=r"nn\.Embedding\(sparse=False\), or strategy ddp"):
+            check_model(workload.model(), workload, strategy=strategy)
+
+
+def saved(scheduler: LRScheduler) -> tuple[Any, str]:
+    return scheduler.state_dict(), describe_scheduler(scheduler)
+
+
+def test_another_class_of_scheduler_is_refused_by_name() -> None:
+    before = saved(StepLR(optimizer(), 3))
+    check_saved_scheduler(StepLR(optimizer(), 3), before)
+    with pytest.raises(CheckpointMismatchError, match=r"StepLR, and the job's is .*ExponentialLR"):
+        check_saved_scheduler(ExponentialLR(optimizer(), 0.9), before)
+    check_saved_scheduler(ExponentialLR(optimizer(), 0.9), before[:1])  # it does not say its class
+
+
+def one_cycle(steps: int) -> LRScheduler:
+    return OneCycleLR(optimizer(), max_lr=0.1, total_steps=steps)
+
+
+def chained(steps: int) -> LRScheduler:
+    parameters = optimizer()
+    parts = [LinearLR(parameters, total_iters=5), CosineAnnealingLR(parameters, T_max=steps - 5)]
+    return SequentialLR(parameters, parts, milestones=[5])
+
+
+def halves(steps: int) -> LRScheduler:
+    return MultiStepLR(optimizer(), [steps // 2, steps])
+
+
+@pytest.mark.parametrize(
+    ("make", "printed"),
+    [
+        (one_cycle, "OneCycleLR is bound to the length of the run: its total_steps was 20 when"),
+        (
+            chained,
+            r"its _schedulers\[1\]\.T_max was 15 when the checkpoint was saved and is 25 now",
+        ),
+        (halves, r"its milestones was \[10, 20\] .* and is \[15, 30\] now"),
+    ],
+    ids=["OneCycleLR", "SequentialLR", "MultiStepLR"],
+)
+def test_an_end_that_moves_is_refused_where_the_scheduler_is_bound_to_it(
+    make: Any, printed: str
+) -> None:
+    check_saved_scheduler(make(20), saved(make(20)))
+    with pytest.raises(CheckpointMismatchError, match=printed):
+        check_saved_scheduler(make(30), saved(make(20)))
+
+
+def test_the_jobs_own_schedule_follows_an_end_that_moves() -> None:
+    settings = config.Schedule(name="cosine")
+    before = build_scheduler(optimizer(), settings, steps=20)
+    after = build_scheduler(optimizer(), settings, steps=30)
+    assert before is not None
+    assert after is not None
+    check_saved_scheduler(after, saved(before))
+
+
+def test_rates_must_last_to_the_end() -> None:
+    check_end(one_cycle(20), steps=20)
+    with pytest.raises(ConfigError, match=r"set train\.steps: 20"):
+        check_end(one_cycle(20), steps=21)
+    check_end(StepLR(optimizer(), 3), steps=1000)

@@ -1,0 +1,207 @@
+"""What the training loop cannot train with, said in kdist's own words before the first step:
+optimizers, schedulers, models and the ends of runs.
+
+torch finds most of it later, and advises settings that a job does not have.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from torch import nn
+from torch.optim import LBFGS, Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from kdist_trainer.errors import CheckpointMismatchError, ConfigError
+from kdist_trainer.workload import LrSchedule, Workload
+
+_LENGTHS: Final = (
+    "total_steps",
+    "T_max",
+    "total_iters",
+    "milestones",
+    "num_training_steps",
+    "num_steps",
+    "max_steps",
+)
+"""How schedulers call what follows from the length of a run."""
+_MOST_NAMES: Final = 5
+
+
+def find_optimizer_problem(optimizer: object) -> str | None:
+    """Why the training loop cannot use an optimizer; None if it can."""
+    kind = type(optimizer).__name__
+    if not isinstance(optimizer, Optimizer):
+        return (
+            f"optimizer(): returns a {kind}, and the loop takes one torch.optim.Optimizer: combine "
+            "several in one class of your own"
+        )
+    if isinstance(optimizer, LBFGS) or _needs_arguments(optimizer.step):
+        return (
+            f"optimizer(): {kind}.step() computes the loss again (it needs a closure), and the "
+            "loop computes it once for each step: use an optimizer whose step() takes no "
+            "arguments, such as AdamW or SGD"
+        )
+    return None
+
+
+def find_scheduler_problem(scheduler: object) -> str | None:
+    """Why the training loop cannot use a scheduler; None if it can."""
+    kind = type(scheduler).__name__
+    if scheduler is None:
+        return None
+    if isinstance(scheduler, ReduceLROnPlateau) or (
+        isinstance(scheduler, LRScheduler) and _needs_arguments(scheduler.step)
+    ):
+        return (
+            f"scheduler(): {kind}.step() needs a measured value, and the loop calls it after each "
+            "step without one: use a scheduler that follows from the step, train.schedule, or "
+            "train.earlyStop"
+        )
+    if not isinstance(scheduler, LRScheduler):
+        return f"scheduler(): returns a {kind}, and the loop takes a torch LRScheduler or None"
+    return None
+
+
+def find_parameter_problem(model: nn.Module) -> str | None:
+    """Why a model has nothing to train; None if it has."""
+    parameters = dict(model.named_parameters())
+    if not parameters:
+        return "model(): the model has no parameters, so that there is nothing to train"
+    if not any(one.requires_grad for one in parameters.values()):
+        return (
+            f"model(): all {len(parameters)} parameters are frozen (requires_grad is False), so "
+            "that there is nothing to train: leave at least one with requires_grad = True"
+        )
+    return None
+
+
+def find_sparse(model: nn.Module) -> list[str]:
+    """Names of the embeddings whose gradients are sparse."""
+    return [
+        name
+        for name, one in model.named_modules()
+        if isinstance(one, nn.Embedding | nn.EmbeddingBag) and one.sparse
+    ]
+
+
+def check_model(model: nn.Module, workload: Workload, *, strategy: str) -> None:
+    """Raise `ConfigError` if a strategy cannot train a model."""
+    problem = find_parameter_problem(model)
+    sparse = find_sparse(model)
+    if problem is None and sparse and strategy not in ("ddp", "data_parallel"):
+        problem = (
+            f"train.strategy {strategy} splits gradients between ranks, and those of "
+            f"{_join(sparse)} are sparse: use nn.Embedding(sparse=False), or strategy ddp"
+        )
+    _raise(problem, workload)
+
+
+def check_optimizer(optimizer: object, workload: Workload) -> None:
+    """Raise `ConfigError` if the training loop cannot use an optimizer."""
+    _raise(find_optimizer_problem(optimizer), workload)
+
+
+def check_scheduler(scheduler: object, workload: Workload) -> None:
+    """Raise `ConfigError` if the training loop cannot use a scheduler."""
+    _raise(find_scheduler_problem(scheduler), workload)
+
+
+def check_end(scheduler: LRScheduler, *, steps: int) -> None:
+    """Raise `ConfigError` if a scheduler cannot be stepped to the end of the run."""
+    for part in _parts(scheduler):
+        total = getattr(part, "total_steps", None)
+        if isinstance(total, int) and total < steps:
+            raise ConfigError(
+                f"{type(part).__name__} has rates for {total} steps, and the run ends at step "
+                f"{steps}: make it in scheduler() with total_steps=steps, which the loop gives, "
+                f"or set train.steps: {total}"
+            )
+
+
+def describe_scheduler(scheduler: LRScheduler | None) -> str:
+    """The class of a scheduler, as a checkpoint names it."""
+    if scheduler is None:
+        return ""
+    kind = type(scheduler)
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def check_saved_scheduler(scheduler: LRScheduler, saved: Sequence[Any]) -> None:
+    """Check that the state of a scheduler can be loaded into the job's present one.
+
+    Args:
+        scheduler: As the job makes it, before anything is loaded.
+        saved: What the checkpoint has: the state, and in newer ones the class.
+
+    Raises:
+        CheckpointMismatchError: It is of another class, or of a run of another length.
+    """
+    state, kind = saved[0], saved[1] if len(saved) > 1 else ""
+    now = describe_scheduler(scheduler)
+    if kind and kind != now:
+        raise CheckpointMismatchError(
+            f"the checkpoint has the state of the scheduler {kind}, and the job's is {now} now: "
+            "their states do not mix; go back to the former one, start again with --fresh, or "
+            "begin a new run with these weights (train.init)"
+        )
+    if isinstance(scheduler, LrSchedule) or not isinstance(state, Mapping):
+        return  # it follows from the step alone
+    for path, before, after in _moved(state, scheduler.state_dict()):
+        raise CheckpointMismatchError(
+            f"the scheduler {type(scheduler).__name__} is bound to the length of the run: its "
+            f"{path} was {before} when the checkpoint was saved and is {after} now, and the rates "
+            "of both do not fit together; set train.steps or train.epochs as before, use "
+            "train.schedule, which can be edited, or begin a new run with these weights "
+            "(train.init)"
+        )
+
+
+def _moved(saved: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """What follows from the length of the run and differs, with its path."""
+    for key, after in own.items():
+        before = saved.get(key)
+        if key.lstrip("_") in _LENGTHS:
+            if key in saved and _values(before) != _values(after):
+                yield key, _values(before), _values(after)
+        elif key == "_schedulers" and isinstance(before, list) and isinstance(after, list):
+            for number, (one, other) in enumerate(zip(before, after, strict=False)):
+                if isinstance(one, Mapping) and isinstance(other, Mapping):
+                    for path, first, second in _moved(one, other):
+                        yield f"{key}[{number}].{path}", first, second
+
+
+def _values(value: Any) -> Any:
+    return sorted(value) if isinstance(value, Mapping | list | tuple) else value
+
+
+def _parts(scheduler: Any) -> Iterator[Any]:
+    """A scheduler, and those that it chains."""
+    yield scheduler
+    for one in getattr(scheduler, "_schedulers", ()):
+        if isinstance(one, LRScheduler):
+            yield from _parts(one)
+
+
+def _needs_arguments(function: Any) -> bool:
+    """Whether a method cannot be called without arguments."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    return any(
+        one.default is one.empty and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
+        for one in parameters
+    )
+
+
+def _join(names: Sequence[str]) -> str:
+    more = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+def _raise(problem: str | None, workload: Workload) -> None:
+    if problem is not None:
+        raise ConfigError(f"{type(workload).__name__}.{problem}" if "(): " in problem else problem)

@@ -19,6 +19,7 @@ import click
 
 from kdist import columns, terminal_text
 from kdist.errors import InvalidJobError, KdistError, Problem
+from kdist_trainer.json_text import encode_json
 
 if TYPE_CHECKING:
     from kdist.drawing import Drawing
@@ -82,9 +83,7 @@ def emit(value: Any, *, output: str, name: str = "") -> None:
         UsageError: the JSONPath template cannot be read.
     """
     if output == "json":
-        import json
-
-        text = json.dumps(value, indent=2, ensure_ascii=False)
+        text = encode_json(value, indent=2, ensure_ascii=False)
         document(terminal_text.visible_json(text))
     elif output == "yaml":
         from kdist.yaml_text import to_yaml

@@ -4,12 +4,12 @@ text between the braces. Pure.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable
 from typing import Any
 
 from kdist.errors import UsageError
+from kdist_trainer.json_text import encode_json
 
 _STEP = re.compile(
     r"""\.?(?P<word>[A-Za-z_][\w-]*|\*)|\[(?P<index>-?\d+)\]|\[\*\]|\[(?P<quote>['"])(?P<key>(?:(?!(?P=quote)).)*)(?P=quote)\]"""
@@ -78,7 +78,7 @@ def _items(value: Any) -> Iterable[Any]:
 
 
 def _show(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return value if isinstance(value, str) else encode_json(value, ensure_ascii=False)
 
 
 def _unescape(text: str) -> str:

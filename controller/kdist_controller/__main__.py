@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import os
 import signal
@@ -26,6 +25,7 @@ from kdist_controller.election import Election
 from kdist_controller.endpoint import serve
 from kdist_controller.executor import FIELD_MANAGER
 from kdist_trainer import descriptors
+from kdist_trainer.json_text import encode_json
 from kdist_trainer.serving.addresses import LOOPBACK, own_addresses, with_loopback
 
 LEASE: Final = "kdist-controller"
@@ -106,7 +106,7 @@ class _JsonLines(logging.Formatter):
         }
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
-        return visible_json(json.dumps(line, ensure_ascii=False))
+        return visible_json(encode_json(line, ensure_ascii=False))
 
 
 def _parser() -> argparse.ArgumentParser:

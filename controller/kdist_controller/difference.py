@@ -4,12 +4,12 @@ from, in words.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from kdist.backends import Backend
 from kdist.spec import TrainingJob
+from kdist_trainer.json_text import encode_json
 
 _LIVE: Final = ("nodes", "replicas", "suspend", "restartedAt")
 """Fields of the spec that take effect without new pods, or are no part of them."""
@@ -79,5 +79,5 @@ def _compare(before: Any, after: Any, path: str) -> Iterator[str]:
 def _show(value: Any) -> str:
     if value is None:
         return "none"
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    text = value if isinstance(value, str) else encode_json(value, ensure_ascii=False)
     return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 1]}…"

@@ -6,7 +6,6 @@ only if its digest is one that the TrainingJob's status has, which only the cont
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -16,6 +15,7 @@ from kdist.spec import TrainingJob
 from kdist.status import BACKEND, RENDEZVOUS, RUN_ID, documents
 from kdist.status.documents import Document
 from kdist_controller.resource import Resource
+from kdist_trainer.json_text import encode_json
 from kdist_trainer.untrusted_text import MalformedTextError, parse_json
 
 _LIVE: Final = ("nodes", "replicas", "suspend")
@@ -43,7 +43,7 @@ class Record:
         """Its text with the number of nodes of another job."""
         document = parse_json(self.text)
         document["spec"]["nodes"] = job.to_document()["spec"]["nodes"]
-        return json.dumps(document, ensure_ascii=False, indent=2) + "\n"
+        return encode_json(document, ensure_ascii=False, indent=2) + "\n"
 
 
 def digest_text(text: str) -> str:
@@ -53,7 +53,7 @@ def digest_text(text: str) -> str:
     if not isinstance(spec, dict):
         raise MalformedTextError("it has no spec")
     kept = {name: value for name, value in spec.items() if name not in _LIVE}
-    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:32]
+    return hashlib.sha256(encode_json(kept, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def read_record(resource: Resource, config_map: Document, *, wanted: str) -> Record:
@@ -87,7 +87,7 @@ def read_record(resource: Resource, config_map: Document, *, wanted: str) -> Rec
 
 
 def _show(text: str) -> str:
-    return json.dumps(text[:64])
+    return encode_json(text[:64])
 
 
 def correct(resource: Resource, config_map: Document, wanted: TrainingJob | None) -> Document:
@@ -102,5 +102,5 @@ def correct(resource: Resource, config_map: Document, wanted: TrainingJob | None
     }
     metadata["annotations"] = {**documents.mapping(metadata, "annotations"), **decided}
     document = {} if wanted is None else wanted.to_document()
-    data = {**documents.mapping(config_map, "data"), "job.json": json.dumps(document)}
+    data = {**documents.mapping(config_map, "data"), "job.json": encode_json(document)}
     return {**config_map, "metadata": metadata, "data": data}

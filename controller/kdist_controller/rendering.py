@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Final
@@ -13,6 +12,7 @@ from kdist.manifest import Manifest
 from kdist.ownership import ObjectKey
 from kdist.spec import TrainingJob
 from kdist_controller.record import digest_text
+from kdist_trainer.json_text import encode_json
 from kdist_trainer.untrusted_text import parse_json
 
 _FIXED: Final = ("template", "successPolicy")
@@ -71,7 +71,7 @@ def _differing(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
 
 
 def _write(job: TrainingJob) -> str:
-    return json.dumps(job.to_document(), ensure_ascii=False)
+    return encode_json(job.to_document(), ensure_ascii=False)
 
 
 @lru_cache(maxsize=4096)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
@@ -13,6 +12,7 @@ from kdist.ownership import JobOwner
 from kdist.spec import API_VERSION, KIND, TrainingJob
 from kdist.status import documents
 from kdist.status.documents import Document
+from kdist_trainer.json_text import encode_json
 
 _FOREIGN_KEYS: Final = (
     "argocd.argoproj.io/",
@@ -132,7 +132,7 @@ class Resource:
             "spec": self.document.get("spec") or {},
         }
         try:
-            text = json.dumps(job, ensure_ascii=False)
+            text = encode_json(job, ensure_ascii=False)
         except ValueError as error:  # too deep
             raise InvalidJobError(self.key.name, (), next_command="") from error
         read = _read if len(text) <= _MAX_CACHED else _read.__wrapped__

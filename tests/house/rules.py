@@ -102,6 +102,36 @@ def one_reader(source: str) -> Iterator[str]:
             yield f"{node.lineno}: {ast.unparse(node)}; parse_json and parse_yaml read text"
 
 
+_WRITERS = {"json.dumps", "json.dump", "json.JSONEncoder"}
+
+
+def one_writer(source: str) -> Iterator[str]:
+    """JSON has no NaN: `kdist_trainer.json_text` writes it, or `json.dumps` that refuses NaN."""
+    tree = ast.parse(source)
+    strict = {
+        id(node.func)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and any(
+            each.arg == "allow_nan"
+            and isinstance(each.value, ast.Constant)
+            and each.value.value is False
+            for each in node.keywords
+        )
+    }
+    for node in ast.walk(tree):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.ImportFrom) else []
+        if isinstance(node, ast.ImportFrom) and node.module == "json":
+            if found := {f"json.{name}" for name in names} & _WRITERS:
+                yield f"{node.lineno}: imports {', '.join(sorted(found))}"
+        elif (
+            isinstance(node, ast.Attribute)
+            and ast.unparse(node) in _WRITERS
+            and id(node) not in strict
+        ):
+            yield f"{node.lineno}: {ast.unparse(node)}; encode_json writes JSON"
+
+
 def no_dangerous_calls(source: str) -> Iterator[str]:
     """Nothing in a file that was read may be executed, and no shell reads a string of ours."""
     for node in ast.walk(ast.parse(source)):

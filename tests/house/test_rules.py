@@ -82,6 +82,7 @@ EVERYWHERE: dict[Rule, Sequence[Path]] = {
     rules.no_print: PRODUCT,
     rules.one_style: [path for path in PRODUCT if path.is_relative_to(ROOT / "cli")],
     rules.one_reader: [path for path in PRODUCT if not path.is_relative_to(ROOT / "tools")],
+    rules.one_writer: [path for path in PRODUCT if not path.is_relative_to(ROOT / "tools")],
     rules.no_bare_threads: PRODUCT,
     rules.no_second_listener: PRODUCT,
     rules.no_second_store: PRODUCT,
@@ -106,6 +107,10 @@ BAD = [
     (rules.no_print, "from rich.console import Console\nConsole()\n"),
     (rules.one_style, "import click\nclick.style('x', fg='red')\n"),
     (rules.one_style, "x = '\\x1b[31m'\n"),
+    (rules.one_writer, "import json\njson.dumps(x)\n"),
+    (rules.one_writer, "import json\nwrite = json.dump\n"),
+    (rules.one_writer, "from json import dumps\n"),
+    (rules.one_writer, "import json\njson.dumps(x, allow_nan=True)\n"),
     (rules.one_reader, "import json\njson.loads('1')\n"),
     (rules.one_reader, "import json\nread = json.load\n"),
     (rules.one_reader, "from json import loads\n"),
@@ -158,6 +163,7 @@ GOOD = [
     (rules.no_print, "console.table(rows)\n"),
     (rules.one_style, "console.style('x', 'red')\n"),
     (rules.one_reader, "json.dumps(x)\nparse_json(y)\nimport yaml\nyaml.dump(z)\n"),
+    (rules.one_writer, "encode_json(x)\njson.dumps(x, allow_nan=False)\n"),
     (
         rules.no_dangerous_calls,
         (

@@ -14,7 +14,6 @@ per packet:
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import socket
@@ -26,6 +25,7 @@ from typing import Any
 
 from kdist_trainer import group_abort, log
 from kdist_trainer.descriptors import spend
+from kdist_trainer.json_text import encode_json
 from kdist_trainer.metrics.reporter import short_address
 from kdist_trainer.threads import OnError, start_thread
 from kdist_trainer.untrusted_text import MalformedTextError, parse_json, parse_object
@@ -143,7 +143,7 @@ class GroupControl:
     def _send(self, **message: Any) -> None:
         # if the agent is dead, the parent-death pipe ends this rank
         with contextlib.suppress(OSError):
-            self._socket.send(json.dumps(message).encode())
+            self._socket.send(encode_json(message).encode())
 
 
 @dataclass
@@ -251,7 +251,7 @@ class ControlServer:
 
     def _send(self, local_rank: int, **message: Any) -> None:
         with contextlib.suppress(OSError):  # it is dead, which its exit will show
-            self.ranks[local_rank].connection.send(json.dumps(message).encode())
+            self.ranks[local_rank].connection.send(encode_json(message).encode())
 
     def _forget(self, local_rank: int) -> None:
         rank = self.ranks.pop(local_rank, None)

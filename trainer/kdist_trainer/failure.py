@@ -9,7 +9,6 @@ secondary and decides nothing.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import time
 import traceback as tracebacks
@@ -21,6 +20,7 @@ from typing import Any
 from kdist_trainer import preallocated
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.errors import classify, find_place
+from kdist_trainer.json_text import encode_json
 from kdist_trainer.liveness import RankSnapshot
 from kdist_trainer.untrusted_text import parse_json
 
@@ -143,7 +143,7 @@ class Failure:
 
     def to_json(self) -> str:
         """The failure as JSON, for `from_json`."""
-        return json.dumps(self.to_document(), ensure_ascii=False)
+        return encode_json(self.to_document(), ensure_ascii=False)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Failure:

@@ -9,12 +9,13 @@ is a sentence for people. Logging never raises.
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
+
+from kdist_trainer.json_text import encode_json
 
 MAX_LINE = 4096
 """The most bytes of a line with its newline: PIPE_BUF, which Linux writes to a pipe atomically."""
@@ -121,7 +122,7 @@ def _write(level: str, name: str, fields: Mapping[str, Any]) -> None:
 
 
 def _encode(line: Mapping[str, Any]) -> bytes:
-    return json.dumps(line, separators=(",", ":")).encode() + b"\n"
+    return encode_json(line, separators=(",", ":")).encode() + b"\n"
 
 
 def plain(value: Any) -> Any:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from kdist_trainer import preallocated
+from kdist_trainer.json_text import encode_json
 from kdist_trainer.untrusted_text import parse_json
 
 DONE, STOPPED = "done", "stopped"
@@ -18,7 +18,7 @@ def path_of(scratch: Path, local_rank: int) -> Path:
 
 def write_result(outcome: str, *, scratch: Path, local_rank: int) -> None:
     """Write the outcome `done` or `stopped`, also on a full disk. Raises `OSError`."""
-    preallocated.write(path_of(scratch, local_rank), json.dumps({"outcome": outcome}).encode())
+    preallocated.write(path_of(scratch, local_rank), encode_json({"outcome": outcome}).encode())
 
 
 def read_result(scratch: Path, local_rank: int) -> str | None:

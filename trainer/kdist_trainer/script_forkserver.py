@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
-import json
 import multiprocessing
 import os
 import signal
@@ -30,6 +29,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kdist_trainer import process_tree
+from kdist_trainer.json_text import encode_json
 from kdist_trainer.untrusted_text import parse_json
 
 DESCRIPTOR = "KDIST_FORKSERVER"
@@ -100,7 +100,7 @@ def _serve_one(requests: socket.socket) -> bool:
             _become_rank(request, streams)
             return True
         with contextlib.suppress(OSError):  # the agent no longer waits
-            connection.sendall(json.dumps(answer).encode())
+            connection.sendall(encode_json(answer).encode())
     for stream in streams:
         os.close(stream)
     return False

@@ -124,7 +124,7 @@ def parse_model(
     """
     document = parse_json(text, max_bytes=max_bytes, max_depth=max_depth)
     # from JSON again: a strict model takes a list for a tuple only there
-    return model.model_validate_json(json.dumps(document))
+    return model.model_validate_json(json.dumps(document, allow_nan=False))
 
 
 def _is_deeper(data: bytes, limit: int) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,7 @@ from kdist import load
 from kdist.errors import UsageError
 from kdist.spec import TrainingJob
 from kdist.units import size
+from kdist_trainer.json_text import encode_json
 
 _LONGEST_NAME = 45  # with the suffix of 4096 nodes, a pod's name of a JobSet has 63 characters
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
@@ -89,4 +89,4 @@ def make_job(
     spec["script"] = {"module": "kdist_trainer.bench", "args": bench.arguments()}
     spec["maxRestarts"] = 0  # a restart would distort the measurement
     document |= {"metadata": metadata, "spec": spec}
-    return load.load_text(json.dumps(document), source="kdist bench", overrides=overrides or [])
+    return load.load_text(encode_json(document), source="kdist bench", overrides=overrides or [])

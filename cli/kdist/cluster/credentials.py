@@ -4,7 +4,6 @@ client.
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 import sys
@@ -19,6 +18,7 @@ from typing import Any, NamedTuple, Protocol
 
 from kdist.errors import Code, KdistError
 from kdist.threads import OnError, start_thread
+from kdist_trainer.json_text import encode_json
 from kdist_trainer.untrusted_text import parse_json
 
 EARLY_SECONDS = 10.0
@@ -160,7 +160,7 @@ class Plugin:
             **({"cluster": self._cluster} if self._cluster is not None else {}),
         }
         request = {"apiVersion": self._version, "kind": "ExecCredential", "spec": spec}
-        env = {**os.environ, **self._env, "KUBERNETES_EXEC_INFO": json.dumps(request)}
+        env = {**os.environ, **self._env, "KUBERNETES_EXEC_INFO": encode_json(request)}
         stdin = None if interactive else subprocess.DEVNULL
         try:
             process = subprocess.Popen(

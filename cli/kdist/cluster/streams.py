@@ -7,7 +7,6 @@ a command running with its standard input open while its output is read line by 
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import socket
@@ -26,6 +25,7 @@ from kdist.cluster.raw_terminal import raw_terminal
 from kdist.cluster.transport import Transport, deadline
 from kdist.errors import Code, KdistError
 from kdist.threads import OnError, start_thread
+from kdist_trainer.json_text import encode_json
 from kdist_trainer.untrusted_text import parse_json
 
 STDIN, STDOUT, STDERR, ERROR, RESIZE = range(5)
@@ -150,7 +150,7 @@ def execute(
                 )
             if terminal is not None and (size := terminal.changed_size()):
                 client.write(
-                    RESIZE, json.dumps({"Width": size.columns, "Height": size.lines}).encode()
+                    RESIZE, encode_json({"Width": size.columns, "Height": size.lines}).encode()
                 )
             ready, _, _ = select.select(
                 [client.fileno(), *([0] if listening else [])], [], [], _POLL_SECONDS

@@ -7,7 +7,6 @@ connection without lost or repeated lines.
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -18,6 +17,7 @@ from kdist.cluster import resources, retry
 from kdist.cluster.api_errors import ApiError, ApiNotFoundError, explain
 from kdist.cluster.transport import ApiRequest, Transport, deadline, reason
 from kdist.errors import Code, KdistError
+from kdist_trainer.json_text import encode_json
 from kdist_trainer.untrusted_text import parse_json
 
 MOST_LINE_BYTES = 4 << 20
@@ -239,7 +239,7 @@ def _events(transport: Transport, request: ApiRequest) -> Iterator[tuple[str, Do
             if status >= 500:
                 raise ConnectionError(str(document.get("message")))
             access = transport.access
-            body = json.dumps(document).encode()
+            body = encode_json(document).encode()
             raise explain(
                 status, body, what=request.what, namespace=access.namespace, context=access.context
             )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ import click
 from kdist import console
 from kdist.commands import options, targets
 from kdist.errors import Code, KdistError, UsageError
+from kdist_trainer.json_text import encode_json
 
 if TYPE_CHECKING:
     from kdist.bench import BenchSpec, Result
@@ -193,7 +193,7 @@ def _make_job(
     base = load.load_file(file) if file is not None else None
     changes = [f"spec.image={image}"] if image is not None else []
     changes += (
-        [f"spec.nodes={json.dumps({'min': nodes, 'max': nodes})}"] if nodes is not None else []
+        [f"spec.nodes={encode_json({'min': nodes, 'max': nodes})}"] if nodes is not None else []
     )
     changes += [f"spec.procsPerNode={procs}"] if procs is not None else []
     folder = Path.cwd() if file in (None, "-") else Path(str(file)).absolute().parent
@@ -275,7 +275,7 @@ def _show(result: Result, *, output: str, out: Path | None) -> None:
 
         text = html.render_result(result)
     elif output == "json":
-        text = json.dumps(result.to_document(), indent=2) + "\n"
+        text = encode_json(result.to_document(), indent=2) + "\n"
     else:
         raise UsageError("--out takes -o json or -o html")
     if out is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -23,6 +22,7 @@ from kdist.commands.options import (
 from kdist.commands.targets import connect, find_job, find_local
 from kdist.errors import Code, UsageError
 from kdist.terminal_text import keep_colors
+from kdist_trainer.json_text import encode_json
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
@@ -230,7 +230,7 @@ def _print_entries(entries: Iterable[Entry], chosen: _Selection) -> None:
         if not (is_wanted is None or is_wanted(entry)):
             continue
         if chosen.raw and entry.event is not None:
-            console.result(f"[{entry.node}] {json.dumps(entry.event, ensure_ascii=False)}")
+            console.result(f"[{entry.node}] {encode_json(entry.event, ensure_ascii=False)}")
         else:
             console.result(events.format_line(entry))
 

@@ -10,6 +10,7 @@ import click
 from kdist import console
 from kdist.commands import options, targets
 from kdist.errors import NotFoundError
+from kdist_trainer.json_text import encode_json
 
 
 @click.command()
@@ -59,9 +60,8 @@ def command(
     if out is None and output == "json":
         console.emit(report, output="json")
         return
-    import json
 
-    text = html.render_report(report) if output == "html" else json.dumps(report, indent=2) + "\n"
+    text = html.render_report(report) if output == "html" else encode_json(report, indent=2) + "\n"
     if out is None:
         console.document(text.rstrip("\n"))
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -17,6 +16,7 @@ import click
 from kdist import console
 from kdist.commands import options
 from kdist.errors import Code, KdistError, UsageError
+from kdist_trainer.json_text import encode_json
 
 if TYPE_CHECKING:
     from kdist.events import Entry
@@ -219,7 +219,7 @@ def _read_job(
                 hint="for example --nodes 2, or --nodes 1:4 for an elastic job",
             )
         limits = {"min": int(minimum), "max": int(maximum or minimum)}
-        overrides.append(OptionOverride(f"spec.nodes={json.dumps(limits)}", f"--nodes {nodes}"))
+        overrides.append(OptionOverride(f"spec.nodes={encode_json(limits)}", f"--nodes {nodes}"))
         overrides.append(OptionOverride("spec.replicas=null", f"--nodes {nodes}"))
     if procs_per_node is not None:
         overrides.append(
@@ -231,7 +231,7 @@ def _read_job(
         if not Path(file).is_file():
             raise load.missing(file)
         return load.load_text(
-            json.dumps(_job_of_script(file, args)),
+            encode_json(_job_of_script(file, args)),
             source=file,
             overrides=overrides,
             use="here",

@@ -4,7 +4,6 @@ chart accept.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +17,7 @@ from kdist.dashboards.model import (
     Variable,
 )
 from kdist.html.colors import STATUS
+from kdist_trainer.json_text import encode_json
 
 _SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 _SCHEMA = 39
@@ -25,7 +25,7 @@ _SCHEMA = 39
 
 def to_json(dashboard: Dashboard) -> str:
     """The dashboard's file, ending in a newline."""
-    return json.dumps(to_document(dashboard), indent=2, ensure_ascii=False) + "\n"
+    return encode_json(to_document(dashboard), indent=2, ensure_ascii=False) + "\n"
 
 
 def to_document(dashboard: Dashboard) -> dict[str, Any]:

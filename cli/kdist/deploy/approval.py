@@ -8,13 +8,13 @@ with it the pods, can write them there; the job's ConfigMap is open to more.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from kdist import backends
 from kdist.backends import RUNTIME
 from kdist.manifest import Manifest
+from kdist_trainer.json_text import encode_json
 
 if TYPE_CHECKING:
     from kdist.cluster import JobObjects
@@ -86,5 +86,5 @@ def is_pod(value: Mapping[str, Any]) -> bool:
 
 
 def _digest(manifest: Manifest) -> str:
-    text = json.dumps(without_sizes(manifest.document), sort_keys=True)
+    text = encode_json(without_sizes(manifest.document), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -7,7 +7,6 @@ deletes a volume claim.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +21,7 @@ from kdist.errors import Code, KdistError, NotFoundError
 from kdist.manifest import Manifest, find_owner, job_selector, sort
 from kdist.status import BACKEND
 from kdist.status.documents import annotation
+from kdist_trainer.json_text import encode_json
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster, JobObjects
@@ -55,7 +55,7 @@ def find_leftovers(cluster: Cluster, plan: Plan) -> list[Manifest]:
     if not left:
         return []
     pods = [pod for pod in cluster.list("v1", "Pod", selector=job_selector(name)) if is_active(pod)]
-    sent = json.dumps([each.document for each in plan.manifests])
+    sent = encode_json([each.document for each in plan.manifests])
     unused = [
         each
         for each in left

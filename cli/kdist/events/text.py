@@ -9,7 +9,6 @@ other printed text the prefix `[node-0] `.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -18,6 +17,7 @@ from kdist.events.log import Entry
 from kdist.events.parser import Event
 from kdist.terminal_text import keep_colors
 from kdist.units import count, is_number, number, of_total, rate, seconds, size
+from kdist_trainer.json_text import encode_json
 
 # Other events are shown only for rank 0, which logs them for all ranks.
 _SHOWN_FOR_EVERY_RANK = {"worker-failed", "hang", "failed", "checkpoint-failed"}
@@ -214,7 +214,7 @@ def describe_event(event: Event) -> str:
         except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError):
             pass
     fields = [
-        f"{name}={json.dumps(value, ensure_ascii=False)}"
+        f"{name}={encode_json(value, ensure_ascii=False)}"
         for name, value in event.items()
         if name not in _ENVELOPE
     ]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from kdist.jobs.job import ClusterJob, is_workload
 from kdist.manifest import Manifest
+from kdist_trainer.json_text import encode_json
 from kdist_trainer.untrusted_text import parse_json
 
 
@@ -39,7 +39,7 @@ def keep_immutable(
             document = target.backend.keep(document, workload)
             if len(mounted) == 1:
                 (name,) = mounted
-                text = re.sub(rf'"{prefix}[0-9a-f]+"', f'"{name}"', json.dumps(document))
+                text = re.sub(rf'"{prefix}[0-9a-f]+"', f'"{name}"', encode_json(document))
                 document = parse_json(text)
         elif one.kind == "ConfigMap" and one.name.startswith(prefix):
             continue

@@ -7,7 +7,6 @@ when all of its agents serve; the pipe closes without a report when the run ends
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import signal
@@ -20,6 +19,7 @@ from pathlib import Path
 
 from kdist.errors import KdistError
 from kdist.local import run_dir
+from kdist_trainer.json_text import encode_json
 from kdist_trainer.untrusted_text import MalformedTextError, parse_json
 
 LOG = "run.log"
@@ -150,7 +150,7 @@ class LauncherLink:
         if self._descriptor is not None:
             with suppress(OSError):  # the launcher has been interrupted
                 report = {"job": job, "log": str(self._log)}
-                os.write(self._descriptor, json.dumps(report).encode() + b"\n")
+                os.write(self._descriptor, encode_json(report).encode() + b"\n")
             self.close()
 
     def close(self) -> None:

@@ -5,7 +5,6 @@ all runs share; the program itself finds what is complete there.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -22,6 +21,7 @@ from kdist.local.run_dir import RunFolder, open_private
 from kdist.local.supervisor import KILL_SECONDS, Outcome, SignalQueue
 from kdist.spec import Exit, FetchSource, TrainingJob, count_bytes, list_sources
 from kdist.status import FETCHER, FetchProgress, documents
+from kdist_trainer.json_text import encode_json
 
 CACHE_VARIABLE = "KDIST_CACHE"
 PREFIX = FETCHER
@@ -44,7 +44,7 @@ def folder_of(source: FetchSource) -> Path:
     """The folder of the cache that a source is fetched to, the same for every job; its files are in
     `files`.
     """
-    key = json.dumps([source.url, source.endpoint, source.region])
+    key = encode_json([source.url, source.endpoint, source.region])
     kind = ["weights"] if source.is_weights and source.scheme == "hf" else []
     name = sha256("\0".join([key, *kind]).encode()).hexdigest()[:16]
     return find_cache() / "data" / name

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import re
 import secrets
@@ -33,6 +32,7 @@ from typing import Any, BinaryIO, cast
 
 from kdist.errors import KdistError
 from kdist_trainer.formats import NewerFormatError, check_format, stamp
+from kdist_trainer.json_text import encode_json
 from kdist_trainer.untrusted_text import MAX_BYTES, MalformedTextError, parse_json
 
 HOME_VARIABLE = "KDIST_HOME"
@@ -68,7 +68,7 @@ def make_private(folder: Path) -> None:
 
 def write_json(path: Path, document: object) -> None:
     """Replace `path` atomically, so that a reader never sees a partial document."""
-    _write(path, json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+    _write(path, encode_json(document, indent=2, ensure_ascii=False) + "\n")
 
 
 def _write(path: Path, text: str) -> None:

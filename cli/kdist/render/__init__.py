@@ -10,7 +10,6 @@ JSON. What differs between workload kinds is in `kdist.backends`; sending object
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -30,6 +29,7 @@ from kdist.render.pod_security import violations
 from kdist.render.templates import TEMPLATES, Fragment, as_json, read_template, render_template
 from kdist.spec import TrainingJob
 from kdist_trainer.formats import stamp
+from kdist_trainer.json_text import encode_json
 from kdist_trainer.untrusted_text import parse_json
 
 __all__ = [
@@ -63,7 +63,7 @@ def render(job: TrainingJob, placement: Placement | None = None) -> list[Manifes
     values["code"] = code
     if code is not None:  # where the commands find it again, whatever the workload mounts
         where = {"name": f"{job.metadata.name}-code-{code['digest']}", "items": code["items"]}
-        values["code_json"] = json.dumps(stamp("code.json", where), ensure_ascii=False) + "\n"
+        values["code_json"] = encode_json(stamp("code.json", where), ensure_ascii=False) + "\n"
     values["version"] = digest_version(job, code["digest"] if code is not None else "")
     values |= backend.values(job, placement)
     values["pod"] = Fragment("pod", read_pod(job, values))

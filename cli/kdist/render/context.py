@@ -6,7 +6,6 @@ template, with `spec.podTemplate` merged into it last.
 
 from __future__ import annotations
 
-import json
 import re
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping
@@ -25,6 +24,7 @@ from kdist.render.pod_overlay import merge_overlay
 from kdist.render.templates import TracedValue, read_template, trace_value
 from kdist.spec import INIT_MOUNT, TrainingJob, list_sources
 from kdist.status import FETCHER
+from kdist_trainer.json_text import encode_json
 
 _STEPS: Final = {1024: ("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), 1000: ("k", "M", "G", "T", "P", "E")}
 
@@ -180,7 +180,7 @@ def digest_version(job: TrainingJob, code: str) -> str:
     """
     if job.spec.code is not None and job.spec.code.config_map is not None:
         items = [[each.key, each.path] for each in job.spec.code.items]
-        code = json.dumps([job.spec.code.config_map, items]) if items else job.spec.code.config_map
+        code = encode_json([job.spec.code.config_map, items]) if items else job.spec.code.config_map
     spec = job.model_dump(mode="json", by_alias=True)["spec"]
     settings = {name: value for name, value in spec.items() if name not in _NOT_IN_PODS}
     if spec["checkpoints"] is not None:
@@ -189,7 +189,7 @@ def digest_version(job: TrainingJob, code: str) -> str:
 
 
 def _write(document: dict[str, Any]) -> str:
-    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+    return encode_json(document, indent=2, ensure_ascii=False) + "\n"
 
 
 def _metadata(job: TrainingJob) -> Callable[..., dict[str, Any]]:

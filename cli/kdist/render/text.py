@@ -4,7 +4,6 @@ line comes from. Deterministic.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar
@@ -14,6 +13,7 @@ import yaml
 from kdist.manifest import Manifest
 from kdist.terminal_text import visible, visible_json
 from kdist.yaml_text import needs_escapes
+from kdist_trainer.json_text import encode_json
 
 Path = tuple[str | int, ...]
 
@@ -28,7 +28,7 @@ def to_json(manifests: Iterable[Manifest]) -> str:
     """Manifests as one JSON document, a List, for `kubectl apply --server-side -f -`."""
     items = [each.document for each in manifests]
     return visible_json(
-        json.dumps(
+        encode_json(
             {"apiVersion": "v1", "kind": "List", "items": items}, indent=2, ensure_ascii=False
         )
     )

@@ -7,7 +7,6 @@ here, so they always match the models.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from functools import cache, cached_property
@@ -16,6 +15,7 @@ from typing import Any, Final
 
 from kdist.spec.models import PATTERN_MESSAGES
 from kdist.spec.training_job import TrainingJob
+from kdist_trainer.json_text import encode_json
 
 SCHEMA_ID: Final = "https://kdist.dev/schemas/v1alpha1/job.schema.json"
 
@@ -187,7 +187,7 @@ def look_up(dotted: str) -> Field | None:
 
 def schema_text() -> str:
     """The JSON Schema as the text of a file."""
-    return json.dumps(schema(), indent=2, ensure_ascii=False) + "\n"
+    return encode_json(schema(), indent=2, ensure_ascii=False) + "\n"
 
 
 def describe_type(form: dict[str, Any]) -> str:
@@ -309,7 +309,7 @@ def default_words(field: Field) -> str:
     return (
         "none"
         if field.default is None
-        else json.dumps(_without_none(field.default), ensure_ascii=False)
+        else encode_json(_without_none(field.default), ensure_ascii=False)
     )
 
 

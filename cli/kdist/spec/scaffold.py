@@ -4,12 +4,12 @@ description from the model.
 
 from __future__ import annotations
 
-import json
 from textwrap import wrap
 from typing import Any, Final
 
 from kdist.spec import reference
 from kdist.spec.training_job import API_VERSION, KIND
+from kdist_trainer.json_text import encode_json
 
 _WIDTH = 100
 
@@ -134,4 +134,4 @@ def _flow(value: Any) -> str:
         and value[0].isalpha()
     ):
         return value
-    return json.dumps(value)
+    return encode_json(value)

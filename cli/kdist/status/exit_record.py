@@ -6,7 +6,6 @@ is the end of the container's log, or empty.
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 from kdist.events import parse
 from kdist.status import documents
 from kdist_trainer.formats import NewerFormatError, check_format
+from kdist_trainer.json_text import encode_json
 from kdist_trainer.untrusted_text import MalformedTextError, parse_first_value, parse_json
 
 DONE, STOPPED, PEERS_LOST = 0, 200, 201
@@ -79,7 +79,7 @@ class ExitRecord:
 
     def to_text(self) -> str:
         """Return the record as JSON, for an annotation."""
-        return json.dumps(self.to_document(), ensure_ascii=False)
+        return encode_json(self.to_document(), ensure_ascii=False)
 
     @classmethod
     def parse(cls, text: object) -> ExitRecord | None:

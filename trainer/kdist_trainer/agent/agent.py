@@ -8,7 +8,6 @@ exit record that all agents share.
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from contextlib import suppress
@@ -46,6 +45,7 @@ from kdist_trainer.agent.termination import TerminationPolicy
 from kdist_trainer.agent.workers import WorkerProcesses
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.failure import Failure
+from kdist_trainer.json_text import encode_json
 from kdist_trainer.rendezvous import endpoint
 from kdist_trainer.rendezvous.handler import Rendezvous
 from kdist_trainer.rendezvous.state import SpareNodeError
@@ -272,7 +272,7 @@ class ElasticAgent(ElasticAgentBase):
         """The next generation, on which the agent with group rank 0 decides now."""
         group: Any = self.get_worker_group()  # torch declares None what it sets later
         store, rank = group.store, group.group_rank
-        store.set(f"{_AGENT_KEY}{rank}", json.dumps([self._settings.node, self._instance_id]))
+        store.set(f"{_AGENT_KEY}{rank}", encode_json([self._settings.node, self._instance_id]))
         if rank == 0:
             agents = dict(
                 parse_json(store.get(f"{_AGENT_KEY}{other}"))

@@ -7,7 +7,6 @@ changed by compare-and-set, so any number of agents may write at once.
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from kdist_trainer.agent.exit_record import root_cause
 from kdist_trainer.failure import Failure
+from kdist_trainer.json_text import encode_json
 from kdist_trainer.rendezvous.kubernetes_store import KubernetesStore
 from kdist_trainer.untrusted_text import parse_json
 
@@ -68,12 +68,12 @@ class AgentStore:
         full = self._prefix + key
         for _ in range(_ATTEMPTS):
             document, before = self._read(full)
-            as_read = json.dumps(document)
+            as_read = encode_json(document)
             edit(document)
-            if json.dumps(document) == as_read:
+            if encode_json(document) == as_read:
                 return document
             # The store returns the value and not its writer, so two writers need different values.
-            after = json.dumps(
+            after = encode_json(
                 {**document, _WRITER: uuid.uuid4().hex}, separators=(",", ":")
             ).encode()
             if self._store.compare_set(full, before.decode(), after.decode()) == after:
@@ -208,4 +208,4 @@ def _select(failures: list[Failure]) -> list[Failure]:
 
 def failures_of(document: Document) -> list[Failure]:
     """The failures in a generation's document."""
-    return [Failure.from_json(json.dumps(failure)) for failure in document.get("failures", [])]
+    return [Failure.from_json(encode_json(failure)) for failure in document.get("failures", [])]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +14,7 @@ from kdist_trainer.config.changes import compare_done
 from kdist_trainer.errors import CheckpointMismatchError
 from kdist_trainer.failure import Failure
 from kdist_trainer.formats import stamp
+from kdist_trainer.json_text import encode_json
 
 RECORD = "exit.json"
 TERMINATION_BYTES = 4096
@@ -84,7 +84,7 @@ def write_record(
     record = stamp(RECORD, record)
     with suppress(OSError):
         fresh.write_bytes(
-            json.dumps(record, indent=2, ensure_ascii=False).encode(errors="replace") + b"\n"
+            encode_json(record, indent=2, ensure_ascii=False).encode(errors="replace") + b"\n"
         )
         fresh.replace(scratch / RECORD)
     if termination_message is not None:
@@ -110,7 +110,7 @@ def shorten(record: dict[str, Any], limit: int = TERMINATION_BYTES) -> bytes:
             short["collectives"] = [line[:length] for line in record["collectives"][:most]]
         lines = [line[:length] for line in record.get("traceback") or []]
         while True:
-            text = json.dumps({**short, "traceback": lines}, ensure_ascii=False).encode(
+            text = encode_json({**short, "traceback": lines}, ensure_ascii=False).encode(
                 errors="replace"
             )
             if len(text) <= limit:
@@ -118,7 +118,7 @@ def shorten(record: dict[str, Any], limit: int = TERMINATION_BYTES) -> bytes:
             if not lines:
                 break
             lines = lines[1:]
-    return json.dumps({"code": record["code"]}).encode()
+    return encode_json({"code": record["code"]}).encode()
 
 
 def read_done(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 
+from kdist_trainer.json_text import encode_json
 from kdist_trainer.untrusted_text import parse_json
 
 START, RESUME, JOIN, FAILURE = "start", "resume", "join", "failure"
@@ -48,7 +48,7 @@ class Generation:
     kept_step: int | None = None
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self))
+        return encode_json(asdict(self))
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Generation:

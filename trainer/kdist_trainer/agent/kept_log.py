@@ -10,7 +10,6 @@ also where an event has them as JSON.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import threading
@@ -25,6 +24,7 @@ from kdist_trainer import log
 from kdist_trainer.checkpoint import storage
 from kdist_trainer.checkpoint.kept_logs import LOGS, LogSegment, list_segments
 from kdist_trainer.checkpoint.storage import StoragePath
+from kdist_trainer.json_text import encode_json
 from kdist_trainer.object_store.growing import GrowingObject
 from kdist_trainer.object_store.path import ObjectPath
 from kdist_trainer.threads import OnError, start_thread
@@ -221,7 +221,7 @@ def _find_any(secrets: Collection[bytes]) -> re.Pattern[bytes] | None:
     """A pattern of the secrets' lines, the longest first: one may be part of another."""
     lines = {line.strip() for secret in secrets for line in secret.splitlines()}
     long = {line for line in lines if len(line) >= _SHORTEST_SECRET}
-    long |= {json.dumps(os.fsdecode(line))[1:-1].encode() for line in long}
+    long |= {encode_json(os.fsdecode(line))[1:-1].encode() for line in long}
     forms = sorted(long, key=len, reverse=True)
     return re.compile(b"|".join(map(re.escape, forms))) if forms else None
 

@@ -6,7 +6,6 @@ With `--on-finish keep-alive` it stays alive until SIGTERM.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import sys
@@ -37,6 +36,7 @@ from kdist_trainer.agent.telemetry import AgentTelemetry
 from kdist_trainer.config import Cause, Exit, TrainConfig
 from kdist_trainer.errors import CheckpointMismatchError, KdistTrainerError, classify
 from kdist_trainer.failure import Failure, describe
+from kdist_trainer.json_text import encode_json
 from kdist_trainer.metrics.exporter import SCRIPT, Exporter
 from kdist_trainer.metrics.persistence import counters_path
 from kdist_trainer.object_store.path import ObjectPath
@@ -102,7 +102,7 @@ def start_exporter(
         "run_id": settings.run_id,
     }
     fresh = settings.scratch / "agent.json.new"
-    fresh.write_text(json.dumps(document))
+    fresh.write_text(encode_json(document))
     fresh.replace(settings.scratch / "agent.json")
     return exporter
 

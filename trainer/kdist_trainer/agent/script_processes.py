@@ -7,7 +7,6 @@ The ranks are children of the agent either way, so nothing else here needs to kn
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import socket
@@ -22,6 +21,7 @@ from kdist_trainer import log, process_tree
 from kdist_trainer.agent.exit_analysis import signal_name
 from kdist_trainer.agent.settings import Settings
 from kdist_trainer.config import START_VARIABLES
+from kdist_trainer.json_text import encode_json
 from kdist_trainer.script_forkserver import DESCRIPTOR, GO, READY
 from kdist_trainer.untrusted_text import parse_json
 
@@ -192,7 +192,7 @@ class ScriptForkserver:
             with theirs:
                 socket.send_fds(requests, [b"fork"], [theirs.fileno(), 0, 1, 2])
             ours.settimeout(_FORK_SECONDS)
-            ours.sendall(json.dumps(request).encode() + b"\n")
+            ours.sendall(encode_json(request).encode() + b"\n")
             answer = parse_json(ours.recv(4096) or b'{"error": "it has exited"}')
             if "error" in answer:
                 raise ForkserverError(f"the fork failed: {answer['error']}")

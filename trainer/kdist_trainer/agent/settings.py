@@ -6,7 +6,6 @@ environment of its workers.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -21,6 +20,7 @@ from pathlib import Path
 from kdist_trainer import log
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.config import METRICS_PORT, NODES, Nodes, TrainConfig
+from kdist_trainer.json_text import encode_json
 from kdist_trainer.rendezvous.endpoint import FILE, RendezvousEndpoint, parse
 
 
@@ -173,7 +173,7 @@ class Settings:
             "KDIST_SCRATCH": str(self.scratch),
             "KDIST_METRICS_SOCKET": str(self.socket),
             "KDIST_PARENT_PIPE": str(self.own_pipe),
-            "KDIST_DATA": json.dumps(self.data),
+            "KDIST_DATA": encode_json(self.data),
             "KDIST_ENTRYPOINT": self.entrypoint,
         }
         if self.take_over:

@@ -9,7 +9,6 @@ start at once.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -20,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from kdist_trainer.json_text import encode_json
 from kdist_trainer.untrusted_text import parse_object
 
 SPAWNER = "KDIST_SPAWNER"
@@ -80,7 +80,7 @@ def request_agent(arguments: list[str]) -> socket.socket | None:
     try:
         with socket.socket(fileno=int(descriptor)) as spawner, theirs:
             socket.send_fds(spawner, [b"fork"], [theirs.fileno(), 1, 2])
-        ours.sendall(json.dumps(request).encode() + b"\n")
+        ours.sendall(encode_json(request).encode() + b"\n")
     except OSError:
         ours.close()
         return None

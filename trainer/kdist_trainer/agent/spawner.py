@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import gc
 import importlib
-import json
 import os
 import selectors
 import signal
@@ -28,6 +27,7 @@ from kdist_trainer import liveness, process_tree
 from kdist_trainer.agent import forkserver, preload_modules
 from kdist_trainer.agent.shim import SPAWNER
 from kdist_trainer.config import TrainConfig
+from kdist_trainer.json_text import encode_json
 from kdist_trainer.untrusted_text import MalformedTextError, parse_json
 
 _ORPHAN_SECONDS = 2.0
@@ -160,7 +160,7 @@ def run_as_agent(request: dict[str, Any]) -> NoReturn:
 
 def _send(connection: socket.socket, **message: int) -> None:
     with suppress(OSError):  # the shim has ended
-        connection.sendall(json.dumps(message).encode() + b"\n")
+        connection.sendall(encode_json(message).encode() + b"\n")
 
 
 def main(config_path: Path, parent_pipe: Path) -> NoReturn:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from kdist_trainer.checkpoint import kept_logs, listing
 from kdist_trainer.checkpoint.location import open_location
 from kdist_trainer.checkpoint.manifest import DamagedCheckpointError
 from kdist_trainer.errors import KdistTrainerError
+from kdist_trainer.json_text import encode_json
 from kdist_trainer.object_store.errors import ObjectStoreError
 
 _DISK = 74
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     out: TextIO = (
         sys.stderr if given.question == "export" and given.out == Path("-") else sys.stdout
     )
-    out.write(json.dumps(document, separators=(",", ":")) + "\n")
+    out.write(encode_json(document, separators=(",", ":")) + "\n")
     states = {entry["state"] for entry in document.get("checkpoints", ())}
     bad = not states.isdisjoint({"damaged", "unreadable", "unsupported"})
     return 1 if given.question == "verify" and bad else 0
@@ -86,7 +86,7 @@ def _answer(given: argparse.Namespace) -> dict[str, Any]:
 def _print_log(given: argparse.Namespace) -> int:
     """Print what is kept of one node's log, or without a node a description of all as JSON."""
     if not given.name:
-        sys.stdout.write(json.dumps(kept_logs.describe(given.folder)) + "\n")
+        sys.stdout.write(encode_json(kept_logs.describe(given.folder)) + "\n")
         return 0
     for piece in kept_logs.read(given.folder, given.name, generation=given.generation):
         sys.stdout.buffer.write(piece)

@@ -6,7 +6,6 @@ Saves run in a background thread, one at a time, while training continues.
 from __future__ import annotations
 
 import hashlib
-import json
 import platform
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -35,6 +34,7 @@ from kdist_trainer.checkpoint.target import Template
 from kdist_trainer.checkpoint.writer import Writer
 from kdist_trainer.config import Checkpointing
 from kdist_trainer.errors import CheckpointMismatchError, PeersLostError, StorageError
+from kdist_trainer.json_text import encode_json
 
 __all__ = ["CheckpointManager", "Fallback", "Save", "SaveResult"]
 
@@ -100,7 +100,7 @@ class CheckpointManager:
         self._blocking = config.mode == "blocking"
         self._job = dict(job)
         self._config_digest = hashlib.sha256(
-            json.dumps(self._job, sort_keys=True).encode()
+            encode_json(self._job, sort_keys=True).encode()
         ).hexdigest()
         request = LockRequest(run_id, world.generation, take_over)
         self._opener = FolderOpener(self.directory, self._lock, self._group, request)

@@ -8,7 +8,6 @@ writer holds the whole model in memory, which a pod that trains may not have to 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,6 +33,7 @@ from kdist_trainer.checkpoint.manifest import (
 from kdist_trainer.checkpoint.reader import load_full_tensors, load_metadata
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.errors import CheckpointMismatchError
+from kdist_trainer.json_text import encode_json
 
 _TYPES = {
     torch.float64: "F64",
@@ -110,7 +110,7 @@ class Export:
                 "shape": list(entry.size),
                 "data_offsets": [begin, end],
             }
-        text = json.dumps(document, separators=(",", ":")).encode()
+        text = encode_json(document, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)
         return len(text).to_bytes(8, "little") + text
 

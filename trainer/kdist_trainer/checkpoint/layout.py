@@ -18,7 +18,6 @@ the manifest names the folder of the files:
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +35,7 @@ from kdist_trainer.checkpoint.manifest import (
 )
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.formats import NewerFormatError, stamp, take_format
+from kdist_trainer.json_text import encode_json
 from kdist_trainer.object_store.path import ObjectPath
 from kdist_trainer.untrusted_text import MalformedTextError, parse_json
 
@@ -167,7 +167,7 @@ class CheckpointDirectory:
         """Write DONE, atomically: the run has ended. Raises `OSError`."""
         storage.make_folder(self.root, durable=True)
         storage.replace(
-            self.root / "DONE", json.dumps(stamp("DONE", document), indent=2).encode() + b"\n"
+            self.root / "DONE", encode_json(stamp("DONE", document), indent=2).encode() + b"\n"
         )
 
     def remove_done(self) -> None:

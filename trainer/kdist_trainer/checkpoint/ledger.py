@@ -7,7 +7,6 @@ are appended.
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 import time
@@ -17,6 +16,7 @@ from typing import Any
 from kdist_trainer.checkpoint.ledger_files import LineFile, open_lines, read_lines, read_tail
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.formats import check_format, stamp
+from kdist_trainer.json_text import encode_json
 from kdist_trainer.object_store.path import ObjectPath
 
 FOLDER = "ledger"
@@ -49,7 +49,7 @@ class StepLedger:
         """Append one line per document in one write; in an object store they are kept until the
         next sync. Raises `OSError`.
         """
-        data = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines).encode()
+        data = "".join(encode_json(line, separators=(",", ":")) + "\n" for line in lines).encode()
         self._lines.append(data)
 
     def sync(self) -> None:
@@ -74,7 +74,7 @@ class RunLedger:
         """Append an event with the current time (Unix seconds) in one write, and sync it. Raises
         `OSError`.
         """
-        line = json.dumps(
+        line = encode_json(
             stamp(EVENTS, {"time": round(time.time(), 3), "event": event, **fields}),
             separators=(",", ":"),
             default=str,

@@ -8,7 +8,6 @@ and which no training can read.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,6 +27,7 @@ from kdist_trainer.checkpoint.manifest import (
 )
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.errors import CheckpointMismatchError
+from kdist_trainer.json_text import encode_json
 
 _MAX_STEPS = 20_000
 
@@ -215,7 +215,7 @@ def copy_records(root: StoragePath, folder: Path) -> dict[str, Any]:
     ledger = RunLedger(root)
     done = CheckpointDirectory(root).read_done()
     for name, lines in ((EVENTS, ledger.events()), (STEPS, ledger.read_steps())):
-        text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
+        text = "".join(encode_json(line, separators=(",", ":")) + "\n" for line in lines)
         storage.make_folder(folder / FOLDER, durable=True)
         storage.replace(folder / FOLDER / name, text.encode())
     copy = CheckpointDirectory(folder)

@@ -8,7 +8,6 @@ it still is what was read: of several that change it at once, one succeeds.
 
 from __future__ import annotations
 
-import json
 import re
 from abc import ABC, abstractmethod
 from contextlib import suppress
@@ -21,6 +20,7 @@ from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.errors import CheckpointMismatchError, KdistTrainerError
 from kdist_trainer.formats import NewerFormatError, stamp, take_format
+from kdist_trainer.json_text import encode_json
 from kdist_trainer.object_store.client import Tag
 from kdist_trainer.object_store.errors import ObjectChangedError
 from kdist_trainer.object_store.path import ObjectPath
@@ -56,7 +56,7 @@ class LockRecord:
 
     def to_bytes(self) -> bytes:
         """The record as it is written."""
-        return json.dumps(stamp("lock", asdict(self))).encode() + b"\n"
+        return encode_json(stamp("lock", asdict(self))).encode() + b"\n"
 
     @classmethod
     def from_bytes(cls, data: bytes) -> LockRecord | None:

@@ -8,7 +8,6 @@ whoever can write the folder can write the manifest too, so files must be unpick
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import stat
@@ -25,6 +24,7 @@ from kdist_trainer.digest import Digest, UnknownAlgorithmError
 from kdist_trainer.errors import CheckpointMismatchError
 from kdist_trainer.formats import FIRST, FORMATS, check_format, stamp
 from kdist_trainer.formats import FORMAT as FORMAT_FIELD
+from kdist_trainer.json_text import encode_json
 from kdist_trainer.object_store.path import ObjectPath
 from kdist_trainer.untrusted_text import parse_json
 
@@ -105,7 +105,9 @@ class Manifest:
         body = {"format": FORMAT, **asdict(self), "files": files}
         if not self.folder:  # unknown to earlier versions, and nowhere needed but in object stores
             del body["folder"]
-        return json.dumps({"manifest": body, "sha256": _digest_of(body)}, indent=1).encode() + b"\n"
+        return (
+            encode_json({"manifest": body, "sha256": _digest_of(body)}, indent=1).encode() + b"\n"
+        )
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Manifest:
@@ -136,7 +138,7 @@ def write_state(state: Mapping[str, Any], job: Mapping[str, Any]) -> bytes:
     document = stamp(STATE, {"state": encoded, "job": job})
     if not is_extended:
         document[FORMAT_FIELD] = FIRST  # so that earlier versions read it
-    return json.dumps(document, indent=1).encode() + b"\n"
+    return encode_json(document, indent=1).encode() + b"\n"
 
 
 def read_state_json(data: bytes) -> tuple[Any, Any]:
@@ -162,7 +164,7 @@ def _unsupported(what: str) -> UnsupportedCheckpointError:
 
 def _digest_of(body: dict[str, Any]) -> str:
     return hashlib.sha256(
-        json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
+        encode_json(body, sort_keys=True, separators=(",", ":")).encode()
     ).hexdigest()
 
 

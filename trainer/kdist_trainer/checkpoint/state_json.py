@@ -2,11 +2,12 @@
 types. Free of torch.
 
 A tuple is written as `{"$tuple": [...]}`, a dict with other keys than texts as `{"$items": [[key,
-value], ...]}`.
+value], ...]}`, a number that is not finite, which JSON does not have, as `{"$float": "nan"}`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -14,6 +15,7 @@ from kdist_trainer.errors import CheckpointMismatchError
 
 _TUPLE: Final = "$tuple"
 _ITEMS: Final = "$items"
+_FLOAT: Final = "$float"
 _MOST_DEPTH: Final = 40  # two levels of JSON each
 
 
@@ -45,6 +47,9 @@ class _Encoder:
         self.extended = False
 
     def encode(self, value: Any, path: str, depth: int) -> Any:
+        if isinstance(value, float) and not math.isfinite(value):
+            self.extended = True
+            return {_FLOAT: str(float(value))}
         if value is None or type(value) in (bool, int, float, str):
             return value
         if depth > _MOST_DEPTH:
@@ -71,7 +76,7 @@ class _Encoder:
             (key, self.encode(one, f"{path}[{key!r:.80}]", depth + 1)) for key, one in value.items()
         ]
         texts = {str(key): one for key, one in pairs if isinstance(key, str)}
-        if len(texts) == len(pairs) and not (texts.keys() & {_TUPLE, _ITEMS}):
+        if len(texts) == len(pairs) and not (texts.keys() & {_TUPLE, _ITEMS, _FLOAT}):
             return texts
         self.extended = True
         return {
@@ -111,6 +116,8 @@ def decode(value: Any) -> Any:
         return value
     if value.keys() == {_TUPLE}:
         return tuple(decode(one) for one in value[_TUPLE])
+    if value.keys() == {_FLOAT}:
+        return float(value[_FLOAT])
     if value.keys() == {_ITEMS}:
         return {decode(key): decode(one) for key, one in value[_ITEMS]}
     return {key: decode(one) for key, one in value.items()}

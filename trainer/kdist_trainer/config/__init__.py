@@ -15,7 +15,6 @@ models. The arguments of one agent (folders, addresses) are in `kdist_trainer.ag
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -53,6 +52,7 @@ from kdist_trainer.config.training import (
     Training,
 )
 from kdist_trainer.formats import take_format
+from kdist_trainer.json_text import encode_json
 from kdist_trainer.untrusted_text import parse_json, parse_model, parse_object
 
 __all__ = [
@@ -242,7 +242,7 @@ class TrainConfig(ConfigModel):
         document = take_format("train.json", parse_object(path.read_bytes()))
         if nodes.exists():
             document["nodes"] = take_format(NODES, parse_json(nodes.read_bytes()))
-        return parse_model(cls, json.dumps(document))
+        return parse_model(cls, encode_json(document))
 
     def to_json(self) -> str:
         """The text of `train.json`, with all defaults, keys in the order of declaration."""

@@ -6,11 +6,12 @@ Checkpoints and DONE contain the document {"train": …} or {"script": …} of t
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
+
+from kdist_trainer.json_text import encode_json
 
 Document = Mapping[str, Any]
 _MAX_VALUE_LENGTH = 80
@@ -218,7 +219,7 @@ def _shown(value: Any) -> str:
         if value is None
         else value
         if isinstance(value, str)
-        else json.dumps(value, ensure_ascii=False)
+        else encode_json(value, ensure_ascii=False)
     )
     return text if len(text) <= _MAX_VALUE_LENGTH else f"{text[: _MAX_VALUE_LENGTH - 1]}…"
 

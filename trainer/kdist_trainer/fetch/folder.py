@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import os
 import shutil
 import threading
@@ -20,6 +19,7 @@ from typing import Any, Final
 from kdist_trainer.errors import DataError
 from kdist_trainer.fetch.request import FetchRequest
 from kdist_trainer.fetch.source import RemoteFile
+from kdist_trainer.json_text import encode_json
 from kdist_trainer.untrusted_text import parse_json
 
 STATE: Final = "fetch.json"
@@ -173,7 +173,7 @@ class FetchFolder:
             "files": {name: asdict(one) for name, one in self._known.items()}
         }
         fresh = self._folder / f"{STATE}.new"
-        fresh.write_text(json.dumps(document))
+        fresh.write_text(encode_json(document))
         fresh.replace(self._folder / STATE)
 
     def _remove_others(self, kept: dict[str, KnownFile]) -> None:

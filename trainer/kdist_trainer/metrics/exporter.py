@@ -4,7 +4,6 @@ both at the Prometheus endpoint.
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 import time
@@ -18,6 +17,7 @@ from prometheus_client.exposition import choose_encoder, generate_latest
 from kdist_trainer import log
 from kdist_trainer.config import Nodes
 from kdist_trainer.formats import FORMAT, FORMATS
+from kdist_trainer.json_text import encode_json
 from kdist_trainer.liveness import Phase
 from kdist_trainer.metrics import declarations, status
 from kdist_trainer.metrics.aggregation import ACCEPTED, AgentMetrics, MetricsSnapshot, RankMetrics
@@ -383,5 +383,5 @@ class Exporter:
 
     def _status(self, _: str) -> HttpResponse:
         return HttpResponse(
-            HTTPStatus.OK, json.dumps(self.status()).encode() + b"\n", "application/json"
+            HTTPStatus.OK, encode_json(self.status()).encode() + b"\n", "application/json"
         )

@@ -10,7 +10,6 @@ or fails costs only that guarantee: a background thread writes, and a scrape wai
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import os
 import threading
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from kdist_trainer import log
+from kdist_trainer.json_text import encode_json
 from kdist_trainer.metrics.aggregation import MetricsSnapshot
 from kdist_trainer.metrics.declarations import AGENT_METRICS, Kind
 from kdist_trainer.metrics.step_stats import WALL_CATEGORIES
@@ -124,12 +124,12 @@ def write_counters(path: Path | ObjectPath, state: CounterState, *, run_id: str)
         },
     }
     if isinstance(path, ObjectPath):
-        path.write_bytes(json.dumps(document).encode())
+        path.write_bytes(encode_json(document).encode())
         return
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     fresh = path.with_suffix(".new")
     fresh.touch(mode=0o600)
-    fresh.write_text(json.dumps(document))
+    fresh.write_text(encode_json(document))
     fresh.replace(path)
 
 

@@ -7,12 +7,12 @@ Exit codes: 0 answered, 2 usage, 74 the disk failed.
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from kdist_trainer.json_text import encode_json
 from kdist_trainer.profiling import requests
 
 _DISK = 74
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         sys.stderr.write(f"{error.filename or root}: {error.strerror or error}\n")
         return _DISK
-    sys.stdout.write(json.dumps(document, separators=(",", ":")) + "\n")
+    sys.stdout.write(encode_json(document, separators=(",", ":")) + "\n")
     return 0
 
 

@@ -7,7 +7,6 @@ rank a trace and, written last, its summary.
 
 from __future__ import annotations
 
-import json
 import secrets
 import shutil
 from contextlib import suppress
@@ -15,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from kdist_trainer.json_text import encode_json
 from kdist_trainer.untrusted_text import MalformedTextError, parse_json
 
 MAX_STEPS = 1000
@@ -142,5 +142,5 @@ def read(path: Path) -> dict[str, Any]:
 
 def _write(path: Path, document: dict[str, Any]) -> None:
     temporary = path.with_name(f"{path.name}.new")
-    temporary.write_text(json.dumps(document))
+    temporary.write_text(encode_json(document))
     temporary.replace(path)

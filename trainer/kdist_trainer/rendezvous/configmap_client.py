@@ -11,7 +11,6 @@ Who has nothing to do any more but to tell the others does not wait for that: `r
 from __future__ import annotations
 
 import http.client
-import json
 import math
 import os
 import ssl
@@ -26,6 +25,7 @@ from typing import Any
 from kdist_trainer.deadline_http import DeadlineConnection, DeadlineTlsConnection
 from kdist_trainer.descriptors import spend
 from kdist_trainer.errors import ConfigError
+from kdist_trainer.json_text import encode_json
 from kdist_trainer.rendezvous.timings import JITTER
 from kdist_trainer.untrusted_text import parse_json
 
@@ -120,7 +120,7 @@ class Copy:
 
     def to_json(self) -> bytes:
         """The copy as `from_json` reads it, in another process."""
-        return json.dumps({**self.document, "binaryData": _encode(self.values)}).encode()
+        return encode_json({**self.document, "binaryData": _encode(self.values)}).encode()
 
     @classmethod
     def from_json(cls, text: bytes) -> Copy:
@@ -181,7 +181,7 @@ class ConfigMap:
         """
         requested_at = time.monotonic()
         document = {**copy.document, "binaryData": _encode(values)}
-        return _parse(self._request("PUT", json.dumps(document).encode()), requested_at)
+        return _parse(self._request("PUT", encode_json(document).encode()), requested_at)
 
     def close(self) -> None:
         """Close the connection; the next request opens a new one."""

@@ -13,7 +13,6 @@ The server is not torch's TCPStore. Of many clients that connect to one at the s
 from __future__ import annotations
 
 import hmac
-import json
 import secrets
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -21,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from kdist_trainer import log
+from kdist_trainer.json_text import encode_json
 from kdist_trainer.rendezvous.exchange_key import TOKEN_DIGITS, ExchangeKey
 from kdist_trainer.rendezvous.join_requests import JOIN, JoinRequests
 from kdist_trainer.rendezvous.membership import (
@@ -135,7 +135,7 @@ class _Exchange:
         self._waits: dict[str, list[_Wait]] = {}
 
     def set(self, values: dict[str, str]) -> None:
-        encoded = {key: json.dumps(value).encode() for key, value in values.items()}
+        encoded = {key: encode_json(value).encode() for key, value in values.items()}
         for key, value in encoded.items():
             self._bytes += len(value) - len(self._values.get(key, b""))
             if self._bytes > MAX_VALUES_BYTES:

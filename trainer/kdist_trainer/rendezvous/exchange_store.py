@@ -6,7 +6,6 @@ frames for each host that has exited.
 
 from __future__ import annotations
 
-import json
 import socket
 import threading
 import time
@@ -18,6 +17,7 @@ from typing import Any
 from torch.distributed import DistNetworkError, DistStoreError
 from torch.distributed.distributed_c10d import Store
 
+from kdist_trainer.json_text import encode_json
 from kdist_trainer.rendezvous.exchange import MAX_VALUES_BYTES, ExchangeHost
 from kdist_trainer.untrusted_text import parse_json
 
@@ -111,7 +111,7 @@ class ExchangeStore(Store):
         return [str(value).encode("latin-1") for value in found]
 
     def _request(self, request: dict[str, Any], seconds: float = 0.0) -> list[str | None]:
-        line = json.dumps(request).encode() + b"\n"
+        line = encode_json(request).encode() + b"\n"
         with self._lock:
             try:
                 self._socket.settimeout(seconds + _RESPONSE_SECONDS)

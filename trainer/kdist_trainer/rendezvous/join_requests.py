@@ -7,7 +7,6 @@ without a line says that the gatherer joins nobody any more.
 
 from __future__ import annotations
 
-import json
 import select
 import socket
 import threading
@@ -15,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import astuple
 from typing import TYPE_CHECKING, Any
 
+from kdist_trainer.json_text import encode_json
 from kdist_trainer.rendezvous.torch_internals import Node
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class JoinRequest:
         self.host = host
         self._socket = socket.create_connection((host.address, host.port), _CONNECT_SECONDS)
         try:
-            self._socket.sendall(host.opening + json.dumps({JOIN: astuple(node)}).encode() + b"\n")
+            self._socket.sendall(host.opening + encode_json({JOIN: astuple(node)}).encode() + b"\n")
         except BaseException:
             self.close()
             raise

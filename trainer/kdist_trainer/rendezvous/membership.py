@@ -15,7 +15,6 @@ All lines are JSON.
 
 from __future__ import annotations
 
-import json
 import socket
 import threading
 import time
@@ -24,6 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from kdist_trainer.json_text import encode_json
 from kdist_trainer.threads import OnError, start_thread
 from kdist_trainer.untrusted_text import parse_json
 
@@ -138,7 +138,7 @@ class MemberConnections:
         silences = [[rank, member.silence] for rank, member in self._members.items()]
         late = [pair for pair in silences if pair[1] > INTERVAL_SECONDS]
         news = [sorted(self._disconnected), sorted(self._left), late, self._second]
-        line = json.dumps(news).encode() + b"\n"
+        line = encode_json(news).encode() + b"\n"
         for member in self._members.values():
             member.connection.offer(line)
 
@@ -163,7 +163,7 @@ class MemberConnection:
         self._on_second = on_second
         self._second: list[Any] | None = None
         self._announcement = b""
-        self._request = host.opening + json.dumps({MEMBER: rank}).encode() + b"\n"
+        self._request = host.opening + encode_json({MEMBER: rank}).encode() + b"\n"
         self._disconnected: dict[int, float] = {}
         self._left: set[int] = set()
         self._silences: dict[int, float] = {}
@@ -211,7 +211,7 @@ class MemberConnection:
 
     def announce(self, second: Sequence[Any]) -> None:
         """Tell the members the fields of the second host."""
-        self._announcement = json.dumps(second).encode() + b"\n"
+        self._announcement = encode_json(second).encode() + b"\n"
         connection = self._socket
         if connection is not None:
             with suppress(OSError):

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import select
 import signal
@@ -23,6 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kdist_trainer.checkpoint.location import open_location
+from kdist_trainer.json_text import encode_json
 from kdist_trainer.tensorboard.mirror import mirror
 
 NEEDED_BYTES = 192 * 2**20
@@ -143,7 +143,7 @@ def free_bytes(cgroup: Path = _CGROUP) -> int | None:
 
 def print_line(document: dict[str, object]) -> None:
     """Write a document to stdout as one line of JSON."""
-    os.write(1, json.dumps(document).encode() + b"\n")
+    os.write(1, encode_json(document).encode() + b"\n")
 
 
 def wait_for_disconnect() -> None:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict
 
-from kdist_trainer.parallel.ddp import Buckets, Ddp, allocate_state, find_layout, named_state
+from kdist_trainer.parallel.ddp import Buckets, Ddp
+from kdist_trainer.state import parameter_names, read_module, read_optimizer
 from kdist_trainer.world import World
 from tests.trainer.training.group import run_group
 
@@ -75,7 +76,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 @pytest.mark.parametrize("make_model", [plain, tied, frozen])
 @pytest.mark.parametrize("make_optimizer", [adamw_in_groups, momentum, stateless])
-def test_the_fast_way_to_the_state_gives_what_torch_gives(
+def test_the_state_has_the_names_and_values_that_torch_gives(
     make_model: Callable[[], nn.Module],
     make_optimizer: Callable[[nn.Module], torch.optim.Optimizer],
 ) -> None:
@@ -83,71 +84,13 @@ def test_the_fast_way_to_the_state_gives_what_torch_gives(
     optimizer = make_optimizer(model)
     train(model, optimizer)
     expected_model, expected = get_state_dict(model, optimizer)
-    ours, theirs = flat(named_state(model, optimizer)), flat(expected)
+    ours, theirs = flat(read_optimizer(optimizer, parameter_names(model))), flat(expected)
     assert ours.keys() == theirs.keys()
     for name, value in theirs.items():
         assert (
             torch.equal(ours[name], value) if isinstance(value, Tensor) else ours[name] == value
         ), name
-    assert model.state_dict().keys() == expected_model.keys()
-
-
-def rmsprop_of_images(model: nn.Module) -> torch.optim.Optimizer:
-    for each in model.parameters():
-        if each.ndim == 4:
-            each.data = each.data.contiguous(memory_format=torch.channels_last)
-    return torch.optim.RMSprop(model.parameters())
-
-
-def convolution() -> nn.Sequential:
-    return nn.Sequential(nn.Unflatten(1, (3, 1, 1)), nn.Conv2d(3, 4, 3, padding=1))
-
-
-@pytest.mark.parametrize(
-    ("make_model", "make_optimizer"),
-    [
-        (plain, adamw_in_groups),
-        (tied, momentum),
-        (frozen, adamw_in_groups),
-        (plain, stateless),
-        (convolution, rmsprop_of_images),
-    ],
-)
-def test_the_state_of_an_optimizer_is_allocated_as_another_rank_has_it(
-    make_model: Callable[[], nn.Module],
-    make_optimizer: Callable[[nn.Module], torch.optim.Optimizer],
-) -> None:
-    sender, receiver = make_model(), make_model()
-    sending, receiving = make_optimizer(sender), make_optimizer(receiver)
-    train(sender, sending)
-    layout = find_layout(sender, sending)
-    assert layout is not None
-    allocate_state(receiver, receiving, layout)
-    sent, received = flat(named_state(sender, sending)), flat(named_state(receiver, receiving))
-    assert received.keys() == sent.keys()
-    for name, value in sent.items():
-        if isinstance(value, Tensor):
-            own = received[name]
-            assert (own.shape, own.dtype, own.stride()) == (
-                value.shape,
-                value.dtype,
-                value.stride(),
-            ), name
-            own.copy_(value)
-    receiver.load_state_dict(sender.state_dict())
-    for model, optimizer in ((sender, sending), (receiver, receiving)):
-        torch.manual_seed(0)
-        train(model, optimizer)
-    for theirs, ours in zip(sender.parameters(), receiver.parameters(), strict=True):
-        assert torch.equal(theirs, ours)
-
-
-def test_an_optimizers_state_that_is_no_tensor_and_no_number_is_made_by_itself() -> None:
-    model = plain()
-    optimizer = momentum(model)
-    train(model, optimizer)
-    optimizer.state[next(model.parameters())]["history"] = [1.0]
-    assert find_layout(model, optimizer) is None
+    assert read_module(model).keys() == expected_model.keys()
 
 
 class Crossed(nn.Module):

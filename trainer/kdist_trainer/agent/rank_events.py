@@ -44,6 +44,7 @@ NAMES: Final = frozenset(
         "profile-failed",
         "progress",
         "rank-parts-changed",
+        "recovery-restarts",
         "resumed",
         "rolled-back",
         "settings-edited",

@@ -34,6 +34,7 @@ from kdist_trainer.checkpoint.reader import load_full_tensors, load_metadata
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.errors import CheckpointMismatchError
 from kdist_trainer.json_text import encode_json
+from kdist_trainer.state import EXTRA
 
 _TYPES = {
     torch.float64: "F64",
@@ -170,7 +171,11 @@ def prepare(root: StoragePath, *, step: int | None = None, average: bool = False
     entries = {
         name: entry for name, entry in known.items() if isinstance(entry, TensorStorageMetadata)
     }
-    weights = {name.removeprefix(_MODEL): name for name in entries if name.startswith(_MODEL)}
+    weights = {
+        name.removeprefix(_MODEL): name
+        for name in entries
+        if name.startswith(_MODEL) and EXTRA not in name.split(".")
+    }
     if not weights:
         raise CheckpointMismatchError(
             f"{found.path} holds no weights under the name `model`: only the managed "

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
+
+from kdist_trainer.state import ValueKind
 
 
 class Strategy(Protocol):
@@ -53,14 +55,42 @@ class Strategy(Protocol):
         ...
 
     def state_dict(self, optimizer: Optimizer) -> dict[str, Any]:
-        """The state for a checkpoint: {"model": ..., "optimizer": ...}, tensors by full name.
-        Collective if sharded.
+        """The state for a checkpoint: {"model": ..., "optimizer": ...}, tensors by full name, with
+        the optimizer's states that exist. Collective if sharded.
         """
         ...
 
-    def load_state_dict(self, state: dict[str, Any], optimizer: Optimizer) -> None:
-        """Load the values of `state`, which `state_dict` returned and a checkpoint has filled.
-        Collective if sharded.
+    def template(
+        self,
+        saved: Mapping[str, ValueKind],
+        optimizer: Optimizer,
+        *,
+        absent: Collection[str] = (),
+        made: Collection[str] = (),
+    ) -> dict[str, Any]:
+        """A state as `state_dict` returns it, of the shape that was saved: a checkpoint fills it,
+        and `load_state_dict` loads it. Collective if sharded.
+
+        Args:
+            saved: What the whole checkpoint holds, by flat name.
+            optimizer: The optimizer.
+            absent: Names of the buffers that are to be None.
+            made: Names of the buffers that training has made.
+        """
+        ...
+
+    def load_state_dict(
+        self,
+        values: dict[str, Any],
+        optimizer: Optimizer,
+        *,
+        absent: Collection[str] = (),
+        made: Collection[str] = (),
+    ) -> None:
+        """Load all of a state that `state_dict` or `template` returned. Collective if sharded.
+
+        Raises:
+            StateMismatchError: If it is of another model or optimizer; nothing is loaded then.
         """
         ...
 

@@ -1,60 +1,51 @@
-"""Synchronizes a model's buffers: state such as running means, which no optimizer updates and each
-rank computes from its own samples.
+"""Keeps one model on all ranks, and what a step may have to give up: buffers such as running means,
+and all else that a forward pass changes and no optimizer does, such as the frozen weights of a mean
+teacher, or extra state.
 
-After every step all ranks take over the buffers of the first model replica, so that a checkpoint,
-an evaluation and the hash of the weights see one model. Buffers that training does not change, such
-as masks, are not sent.
+What changes is found by value, after each pass of the warm-up. After every step all ranks take over
+the buffers of the first model replica, and what else differs between ranks, so that a checkpoint,
+an evaluation and the hash of the weights see one model. A copy from after the last finished step is
+put back where a step is skipped or given up. What seems constant is not sent and not copied: a
+digest of it is compared before it counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn import SyncBatchNorm
+from torch.optim import Optimizer
 
 from kdist_trainer import log
-from kdist_trainer.torch_internals import BatchNorm, RunningNorm, own_buffers, version_of
-from kdist_trainer.world import to_local
+from kdist_trainer.parallel.norm_modes import NormModes
+from kdist_trainer.parallel.slots import (
+    ExtraSlot,
+    FlatCopy,
+    Snapshot,
+    TensorSlot,
+    extra_slots,
+    flatten,
+    tensor_slots,
+)
+from kdist_trainer.state import (
+    BufferSlot,
+    ValueKind,
+    absent_buffers,
+    digest_of,
+    kind_of,
+    read_module,
+)
+from kdist_trainer.torch_internals import RunningNorm, own_buffers
 
-
-class _Slot(NamedTuple):
-    """Where a module keeps a buffer: the tensor in it may be replaced."""
-
-    owner: nn.Module
-    key: str
-    name: str
-    """Full name in the model."""
-
-    @property
-    def tensor(self) -> Tensor | None:
-        return own_buffers(self.owner)[self.key]
-
-
-class _FlatBuffers(NamedTuple):
-    """Buffers of all types on one device, and a copy of their bytes in one tensor."""
-
-    slots: list[_Slot]
-    tensors: list[Tensor]
-    """The tensors that were in these slots when the bytes were copied."""
-    flat: Tensor
-    """The bytes: uint8, shape (sum of the tensors' bytes,)."""
-
-    @torch.no_grad()
-    def restore(self) -> None:
-        """Copy the bytes back into the tensors."""
-        sizes = [to_local(tensor).nbytes for tensor in self.tensors]
-        for tensor, part in zip(self.tensors, torch.split(self.flat, sizes), strict=True):
-            own = to_local(tensor)
-            own.copy_(part.view(own.dtype).view(own.shape))
+_NOTHING = digest_of(None)
 
 
 class Buffers:
-    """The buffers of one rank's module, and the ranks that hold the same ones."""
+    """What training changes besides the optimizer's weights, and the ranks that hold the same."""
 
     def __init__(
         self,
@@ -62,6 +53,7 @@ class Buffers:
         group: dist.ProcessGroup | None,
         *,
         keep_previous: bool = False,
+        with_parameters: bool = False,
     ) -> None:
         """Synchronize nothing yet.
 
@@ -69,203 +61,322 @@ class Buffers:
             module: The model as the workload built it.
             group: The ranks that hold the same part of each model replica, the first replica's
                 first; None for a single process.
-            keep_previous: Whether a step may be skipped or given up, so that the buffers of the
+            keep_previous: Whether a step may be skipped or given up, so that the values of the
                 step before must be kept.
+            with_parameters: Whether parameters are observed too: each rank holds them whole.
         """
         self._module = module
         self._group = group if group is not None and group.size() > 1 else None
         self._source = dist.get_global_rank(self._group, 0) if self._group is not None else 0
-        self._changing: set[str] = set()
-        """Names of the buffers that training was seen to change."""
-        self._synchronized: list[_Slot] = []
         self._keep_previous = keep_previous
-        self._previous: list[_FlatBuffers] = []
+        self._with_parameters = with_parameters
+        self._is_on_cpu = all(one.device.type == "cpu" for one in module.parameters())
+        self._owned: set[Tensor] = set()
+        """The parameters that the optimizer changes."""
+        self._first: dict[str, ValueKind] = self._saved_kinds()
+        """The buffers of a new model."""
+        self._made: set[str] = set()
+        self._changing: set[str] = set()
+        """Names of what training was seen to change."""
+        self._differing: set[str] = set()
+        """Those among them, besides buffers, that differ between ranks."""
+        self._synchronized: list[TensorSlot] = []
+        self._kept: list[TensorSlot] = []
+        """Changes in the same way on every rank: it is copied, but not sent."""
+        self._extras: list[ExtraSlot] = []
+        self._split: set[str] = set()
+        """Names of what not all ranks have, or in different kinds: each keeps its own."""
+        self._awaited: set[str] = set()
+        """Names of buffers that change, and are not there yet."""
+        self._previous: list[FlatCopy] = []
         """The values after the last finished step."""
-        self._latest: list[_FlatBuffers] | None = None
+        self._previous_kept: list[FlatCopy] = []
+        self._previous_extras: list[tuple[ExtraSlot, Any]] = []
+        self._latest: list[FlatCopy] | None = None
         """The values of the step in progress, once they are synchronized."""
-        self._constants: list[tuple[_Slot, int, int]] = []
-        """All other buffers, each with its tensor's identity and version."""
-        self._modes: list[tuple[nn.Module, bool]] = []
-        """Modes of the batch norms from before `use_running_stats`."""
-        self._norms = [
-            one
-            for one in module.modules()
-            if isinstance(one, BatchNorm) and not isinstance(one, SyncBatchNorm)
-        ]
+        self._constants: dict[str, str] = {}
+        """Digests of all else."""
+        self.norms = NormModes(module)
+
+    def exclude(self, optimizer: Optimizer) -> None:
+        """Leave what the optimizer changes to its steps."""
+        self._owned = {one for group in optimizer.param_groups for one in group["params"]}
 
     @contextmanager
-    def detect_changes(self, *, sends_values: bool = True) -> Iterator[None]:
-        """Observe which buffers change in training passes within the `with` block. Collective.
+    def detect_changes(self, *, sends_values: bool = True) -> Iterator[Callable[[], None]]:
+        """Observe what changes in training passes within the `with` block. Collective.
 
-        Afterwards they have their values from before.
+        Afterwards all is as it was before. The function that is yielded compares the values; it is
+        to be called after each pass, since what one pass changes the next one may change back.
 
         Args:
-            sends_values: Whether all ranks take over the values of the first replica then.
+            sends_values: Whether all ranks take over the buffers of the first replica then.
         """
-        before = [(slot, slot.tensor, _copy(slot.tensor)) for slot in self._slots()]
+        snapshot = Snapshot(self._module, with_parameters=self._with_parameters)
+        changed: set[str] = set()
+        last = self._digests(trained=self._is_on_cpu)
+
+        def compare() -> None:
+            nonlocal last
+            now = self._digests(trained=self._is_on_cpu)
+            changed.update(find_changed(last, now))
+            last = now
+
         try:
-            yield
+            yield compare
         finally:
-            changed = {
-                slot.name
-                for slot, tensor, copy in before
-                if not _is_same(slot.tensor, tensor, copy)
-            }
-            with torch.no_grad():
-                for slot, tensor, copy in before:
-                    own_buffers(slot.owner)[slot.key] = tensor
-                    if tensor is not None and copy is not None:
-                        tensor.copy_(copy)
+            compare()
+            snapshot.restore()
         if sends_values:
-            self._broadcast(self._slots())
-        self._select(self._union_over_ranks(changed))
+            self._broadcast(self._buffers())
+        self._add(changed, last)
 
     def track_constants(self) -> None:
-        """Take the present values of all other buffers as constants: the model was restored."""
+        """Take all else as constant from now on: the model was restored."""
         self._select(set())
+        self._constants = self._digests(besides=self._changing)
 
     def synchronize(self) -> bool:
-        """Give every rank the first replica's buffers; returns whether anything was sent.
+        """Give every rank the first replica's values; returns whether anything was sent.
         Collective: all ranks of the group or none.
         """
+        if self._awaited:
+            self._await()
+        if self._differing and self._extras and self._group is not None:
+            self._send_extras()
         if not self._synchronized or (self._group is None and not self._keep_previous):
             return False
         self._latest = self._broadcast(self._synchronized)
         return self._group is not None
 
     def accept(self) -> None:
-        """Make the synchronized values those of the finished step."""
+        """Make the present values those of the finished step."""
         if self._latest is not None:
             self._previous, self._latest = self._latest, None
+        if self._keep_previous and (self._kept or self._extras):
+            self._keep()
 
     def restore(self) -> None:
         """Restore the values of the last finished step. The present one is skipped, and a NaN of
         its samples would stay in a running mean; or it is given up since another rank has failed.
         """
         self._latest = None
-        for buffers in self._previous:
-            for slot, tensor in zip(buffers.slots, buffers.tensors, strict=True):
-                own_buffers(slot.owner)[slot.key] = tensor
-            buffers.restore()
-
-    def synchronize_late(self) -> None:
-        """Synchronize buffers that seemed constant until now, before the model is saved or
-        evaluated. Collective.
-        """
-        if self._group is None:
-            return
-        late = {
-            slot.name
-            for slot, identity, version in self._constants
-            if _identity(slot.tensor) != (identity, version)
-        }
-        if found := self._union_over_ranks(late):
-            log.warn(
-                "buffers-late",
-                message=f"{len(found)} buffers of the model ({min(found)}) changed for the first "
-                "time after the warm-up: ranks "
-                "synchronize them from now on, before that each had its own",
-            )
-            self._select(found)
-            self.synchronize()
-            self.accept()
+        for name in self._awaited:
+            self._remove(name)
+        for copied in (*self._previous, *self._previous_kept):
+            copied.restore()
+        for extra, value in self._previous_extras:
+            extra.write(value)
 
     @contextmanager
-    def running_stats(self) -> Iterator[None]:
-        """Within the `with` block, batch norms use their running statistics: one sample has no
-        variance, and none has no mean.
-        """
-        self.use_running_stats(True)
+    def preserved(self) -> Iterator[None]:
+        """Have what changes as it was when the `with` block ends: an evaluation leaves no trace."""
+        copies = flatten([*self._synchronized, *self._kept])
+        extras = [(one, one.read()) for one in self._extras]
         try:
             yield
         finally:
-            self.use_running_stats(False)
+            for copied in copies:
+                copied.restore()
+            for extra, value in extras:
+                extra.write(value)
 
-    def use_running_stats(self, on: bool) -> None:
-        """Set whether batch norms use their running statistics."""
-        if on and not self._modes:
-            self._modes = [(norm, norm.training) for norm in self._norms]
-            for norm in self._norms:
-                norm.training = False
-        elif not on:
-            for module, mode in self._modes:
-                module.training = mode
-            self._modes = []
+    def find_moved(self) -> list[str]:
+        """Names of what seemed constant and has changed since the constants were taken."""
+        now = self._digests(besides=self._changing)
+        before = {name: one for name, one in self._constants.items() if name not in self._changing}
+        return sorted(find_changed(before, now))
 
-    def state_dict(self) -> dict[str, Any]:
-        """The state for a checkpoint: which buffers change, even if the next warm-up does not show
-        it. Their values belong to the model.
+    def synchronize_late(self) -> None:
+        """Find what seemed constant until now and has changed, and what ranks hold in different
+        ways; from now on it is kept too. Before the model is saved or evaluated. Collective.
         """
-        return {"known": sorted(self._changing)}
+        if self._group is None and not self._keep_previous:
+            return
+        found = set[str]().union(*self._gather(self.find_moved()))
+        alike = found | {one.name for one in (*self._kept, *self._extras)} - self._differing
+        if not alike:
+            return
+        differing = self._find_differing(alike, self._digests())
+        if found or differing:
+            log.warn(
+                "buffers-late",
+                message=f"{len(found | differing)} values of the model "
+                f"({min(found | differing)}) changed for the first time after the warm-up: ranks "
+                "synchronize them from now on"
+                + (", before that each had its own" if differing else ""),
+            )
+        kinds = self._gather({one.name: kind_of(one.tensor) for one in self._slots()})
+        self._split |= {
+            name for name in found if any(one.get(name) != kinds[0].get(name) for one in kinds)
+        }
+        self._differing |= differing
+        self._select(found)
+        self._constants = self._digests(besides=self._changing)
+        self.synchronize()
+        self.accept()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state of `state_dict`, the same on every rank."""
+        self._made |= set(state.get("made", ()))
+        self._differing |= set(state.get("differing", ()))
         self._select(set(state["known"]))
 
-    def unsaved(self, known: Collection[str]) -> dict[str, Tensor]:
-        """The buffers among `known`, names of those that change, that no state dict has."""
-        saved = set(self._module.state_dict())
+    def state_dict(self) -> dict[str, Any]:
+        """The state for a checkpoint: what changes, even if the next warm-up does not show it, and
+        how the buffers differ from a new model's. Their values belong to the model.
+        """
+        return {
+            "known": sorted(self._changing),
+            "differing": sorted(self._differing),
+            "absent": absent_buffers(self._module),
+            "made": sorted(self.made()),
+        }
+
+    def made(self) -> set[str]:
+        """Names of the saved buffers that training has made, or made in another shape."""
+        now = self._saved_kinds()
+        return self._made | {
+            name
+            for name, kind in now.items()
+            if self._first.get(name, ValueKind("NoneType")) != kind
+        }
+
+    def unsaved(self) -> dict[str, Tensor]:
+        """The buffers that no state dict has."""
+        saved = read_module(self._module)
         return {
             slot.name: slot.tensor.detach()
-            for slot in self._slots()
-            if slot.name in known and slot.name not in saved and slot.tensor is not None
+            for slot in self._buffers()
+            if slot.name not in saved and slot.tensor is not None
         }
 
     @torch.no_grad()
     def load_unsaved(self, values: Mapping[str, Tensor]) -> None:
-        """Take over the values of `unsaved`, those of another rank."""
-        for slot in self._slots():
-            value = values.get(slot.name)
-            if value is None:
+        """Take over what `unsaved` has returned on another rank."""
+        saved = read_module(self._module)
+        for slot in self._buffers():
+            value, own = values.get(slot.name), slot.tensor
+            if slot.name in saved or value is own:
                 continue
-            own = slot.tensor
-            if own is not None and (own.shape, own.dtype) == (value.shape, value.dtype):
+            if own is not None and value is not None and kind_of(own) == kind_of(value):
                 own.copy_(value)
             else:
                 own_buffers(slot.owner)[slot.key] = value
 
-    def _slots(self) -> list[_Slot]:
-        slots: dict[int, _Slot] = {}
-        for path, owner in self._module.named_modules():
-            for key, tensor in own_buffers(owner).items():
-                slots.setdefault(
-                    id(owner if tensor is None else tensor),
-                    _Slot(owner, key, f"{path}.{key}".lstrip(".")),
-                )
-        return list(slots.values())
+    def _saved_kinds(self) -> dict[str, ValueKind]:
+        return {slot.name: kind_of(slot.tensor) for slot in self._buffers() if slot.is_saved}
+
+    def _buffers(self) -> list[BufferSlot]:
+        slots = tensor_slots(self._module, with_parameters=False)
+        return [slot for slot in slots if isinstance(slot, BufferSlot)]
+
+    def _slots(self) -> list[TensorSlot]:
+        return tensor_slots(self._module, with_parameters=self._with_parameters)
+
+    def _digests(self, *, besides: Collection[str] = (), trained: bool = False) -> dict[str, str]:
+        """The digests of all values but those that are named, and those that the optimizer changes
+        unless `trained`.
+        """
+        found = {
+            slot.name: digest_of(slot.tensor)
+            for slot in self._slots()
+            if slot.name not in besides
+            and (trained or slot.tensor not in self._owned)
+            and not (isinstance(slot, BufferSlot) and isinstance(slot.owner, RunningNorm))
+        }
+        extras = [one for one in extra_slots(self._module) if one.name not in besides]
+        return found | {one.name: digest_of(one.owner.get_extra_state()) for one in extras}
+
+    def _add(self, changed: set[str], digests: Mapping[str, str]) -> None:
+        """Add what changes on any rank, and what of it differs between ranks. Collective."""
+        changed = set[str]().union(*self._gather(changed))
+        self._differing |= self._find_differing(changed, digests)
+        self._select(changed)
+
+    def _find_differing(self, names: set[str], digests: Mapping[str, str]) -> set[str]:
+        """Which of these differ between the ranks. Collective."""
+        every = self._gather({name: digests.get(name) for name in names})
+        return {name for name in names if any(one[name] != every[0][name] for one in every)}
 
     def _select(self, changing: set[str]) -> None:
-        """Synchronize these buffers too, and the running statistics of norms, which a user may
-        freeze and unfreeze later.
+        """Keep these values too, and the running statistics of norms, which a user may freeze and
+        unfreeze later.
         """
-        self._changing |= changing
-        self._synchronized = [
+        self._changing |= changing - self._split
+        slots = self._slots()
+        chosen = [
             slot
-            for slot in self._slots()
-            if slot.name in self._changing or isinstance(slot.owner, RunningNorm)
+            for slot in slots
+            if slot.name in self._changing
+            or (isinstance(slot, BufferSlot) and isinstance(slot.owner, RunningNorm))
         ]
-        self._previous = _flatten(self._synchronized) if self._keep_previous else []
+        self._extras = [one for one in extra_slots(self._module) if one.name in self._changing]
+        there = {slot.name for slot in slots if slot.tensor is not None}
+        self._awaited = self._changing - there - {one.name for one in self._extras}
+        self._synchronized = [slot for slot in chosen if self._is_sent(slot)]
+        self._kept = [slot for slot in chosen if not self._is_sent(slot)]
+        self._previous = flatten(self._synchronized) if self._keep_previous else []
         self._latest = None
-        names = {slot.name for slot in self._synchronized}
-        self._constants = [
-            (slot, *_identity(slot.tensor)) for slot in self._slots() if slot.name not in names
-        ]
+        self._keep()
 
-    def _union_over_ranks(self, names: set[str]) -> set[str]:
-        """The names of all ranks, including those that hold other parts of the model, since one
-        rank saves them for all.
+    def _is_sent(self, slot: TensorSlot) -> bool:
+        return isinstance(slot, BufferSlot) or (
+            slot.name in self._differing and slot.tensor not in self._owned
+        )
+
+    def _keep(self) -> None:
+        """Copy what is not sent."""
+        if self._keep_previous:
+            self._previous_kept = flatten(self._kept)
+            self._previous_extras = [(one, one.read()) for one in self._extras]
+
+    def _await(self) -> None:
+        """Synchronize buffers that change once they are there, in the same kind on every rank.
+        Collective.
+        """
+        there = {
+            slot.name: kind_of(slot.tensor)
+            for slot in self._buffers()
+            if slot.name in self._awaited and slot.tensor is not None
+        }
+        every = self._gather(there)
+        if there and all(one == there for one in every):
+            self._select(set())
+
+    def _remove(self, name: str) -> None:
+        """Remove a buffer that the step which is given up has made."""
+        for slot in self._buffers():
+            if slot.name == name and slot.tensor is not None:
+                if name in self._first:
+                    own_buffers(slot.owner)[slot.key] = None
+                else:
+                    del own_buffers(slot.owner)[slot.key]
+
+    def _send_extras(self) -> None:
+        """Give every rank the first replica's extra state. Collective."""
+        differing = [one for one in self._extras if one.name in self._differing]
+        values = [[one.read() for one in differing]]
+        dist.broadcast_object_list(values, src=self._source, group=self._group)
+        if dist.get_rank() != self._source:
+            for one, value in zip(differing, values[0], strict=True):
+                one.write(value)
+
+    def _gather(self, own: Any) -> list[Any]:
+        """What all ranks have, including those that hold other parts of the model, since one rank
+        saves them for all. Collective.
         """
         if self._group is None:
-            return names
+            return [own]
         every: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(every, names)
-        return set().union(*every)
+        dist.all_gather_object(every, own)
+        return every
 
-    def _broadcast(self, slots: Sequence[_Slot]) -> list[_FlatBuffers]:
-        """Send the buffers in one broadcast per device; returns their values, if they are kept."""
+    def _broadcast(self, slots: Sequence[TensorSlot]) -> list[FlatCopy]:
+        """Send the tensors in one broadcast per device; returns their values, if they are kept."""
         if self._group is None and not self._keep_previous:
             return []
-        parts = _flatten(slots)
+        parts = flatten(slots)
         for part in parts if self._group is not None else ():
             dist.broadcast(part.flat, src=self._source, group=self._group)
             if dist.get_rank() != self._source:
@@ -273,36 +384,10 @@ class Buffers:
         return parts if self._keep_previous else []
 
 
-def _flatten(slots: Sequence[_Slot]) -> list[_FlatBuffers]:
-    """Copy the bytes of buffers into one tensor per device, the widest types first, so that every
-    part is aligned.
-    """
-    devices: dict[torch.device, list[tuple[_Slot, Tensor]]] = {}
-    for slot in slots:
-        tensor = slot.tensor
-        if tensor is not None and to_local(tensor).numel():
-            devices.setdefault(tensor.device, []).append((slot, tensor))
-    buffers = []
-    for pairs in devices.values():
-        pairs.sort(key=lambda pair: -pair[1].element_size())
-        flat = torch.cat([to_local(tensor).reshape(-1).view(torch.uint8) for _, tensor in pairs])
-        buffers.append(
-            _FlatBuffers([slot for slot, _ in pairs], [tensor for _, tensor in pairs], flat)
-        )
-    return buffers
-
-
-def _copy(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.detach().clone()
-
-
-def _is_same(now: Tensor | None, before: Tensor | None, copy: Tensor | None) -> bool:
-    """Whether a buffer still is the tensor that it was, with the values of `copy`."""
-    if now is None or before is None or copy is None:
-        return now is before
-    return now is before and torch.equal(to_local(now), to_local(copy))
-
-
-def _identity(tensor: Tensor | None) -> tuple[int, int]:
-    """Which tensor it is, and a number that every in-place operation increments."""
-    return (id(tensor), 0 if tensor is None else version_of(tensor))
+def find_changed(before: Mapping[str, str], now: Mapping[str, str]) -> set[str]:
+    """Names whose digests differ, or which are only in one of the two."""
+    return {
+        name
+        for name in before.keys() | now.keys()
+        if before.get(name, _NOTHING) != now.get(name, _NOTHING)
+    }

@@ -10,20 +10,20 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_state_dict
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from kdist_trainer import group_abort, log
+from kdist_trainer import group_abort, log, state
 from kdist_trainer.errors import ConfigError
 from kdist_trainer.instrumentation import collective_hooks
+from kdist_trainer.state import ValueKind
 from kdist_trainer.torch_internals import assigned_buckets
 from kdist_trainer.world import World
 
@@ -41,86 +41,37 @@ class Replicated:
         """Do nothing: weights are not gathered."""
 
     def state_dict(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Model and optimizer by full names. An optimizer without a state takes a step that changes
-        no weight, which creates it.
-        """
-        if not optimizer.state:
-            get_optimizer_state_dict(self.module, optimizer)
-        return {"model": self.module.state_dict(), "optimizer": named_state(self.module, optimizer)}
+        """Model and optimizer by full names, with the optimizer's states that exist."""
+        return state.read_state(self.module, optimizer)
 
-    def load_state_dict(self, state: dict[str, Any], optimizer: Optimizer) -> None:
+    def template(
+        self,
+        saved: Mapping[str, ValueKind],
+        optimizer: Optimizer,
+        *,
+        absent: Collection[str] = (),
+        made: Collection[str] = (),
+    ) -> dict[str, Any]:
+        """A state of the saved shape, to be filled and loaded."""
+        return state.template(self.module, optimizer, saved, absent=absent, made=made)
+
+    def load_state_dict(
+        self,
+        values: dict[str, Any],
+        optimizer: Optimizer,
+        *,
+        absent: Collection[str] = (),
+        made: Collection[str] = (),
+    ) -> None:
         """Load the values into module and optimizer."""
-        set_state_dict(
-            self.module,
-            optimizer,
-            model_state_dict=state["model"],
-            optim_state_dict=state["optimizer"],
-        )
+        state.load_state(self.module, optimizer, values, absent=absent, made=made)
 
     def full_state_dict(self) -> dict[str, Any]:
         """The module's own state, on the CPU."""
-        state = self.module.state_dict()
         return {
             name: value.detach().cpu() if isinstance(value, Tensor) else value
-            for name, value in state.items()
+            for name, value in state.read_module(self.module).items()
         }
-
-
-def named_state(module: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
-    """The optimizer's state with parameters by name: what torch's `get_optimizer_state_dict`
-    returns, but a hundred times faster, since training waits for it at every save.
-    """
-    names: dict[Tensor, str] = {parameter: name for name, parameter in module.named_parameters()}
-    groups = [
-        {
-            **{key: value for key, value in group.items() if key != "params"},
-            "params": [names[each] for each in group["params"]],
-        }
-        for group in optimizer.param_groups
-    ]
-    return {
-        "state": {names[each]: dict(state) for each, state in optimizer.state.items()},
-        "param_groups": groups,
-    }
-
-
-OptimizerLayout = dict[str, dict[str, tuple[torch.Size, torch.dtype] | float]]
-"""Shapes and types of an optimizer's state, by the names of parameter and value."""
-
-
-def find_layout(module: nn.Module, optimizer: Optimizer) -> OptimizerLayout | None:
-    """The layout of an optimizer's state; None if it has values that `allocate_state` cannot
-    make.
-    """
-    layout: OptimizerLayout = {}
-    for name, parameter in module.named_parameters():
-        for key, value in optimizer.state.get(parameter, {}).items():
-            if isinstance(value, Tensor) and value.device.type == "cpu":
-                layout.setdefault(name, {})[key] = (value.shape, value.dtype)
-            elif isinstance(value, (int, float)):
-                layout.setdefault(name, {})[key] = value
-            else:
-                return None
-    return layout
-
-
-def allocate_state(module: nn.Module, optimizer: Optimizer, layout: OptimizerLayout) -> None:
-    """Make the state of an optimizer that has none, to be filled by another rank's. It takes half
-    the time of a step that changes no weight, which computes what is overwritten then.
-    """
-    for name, parameter in module.named_parameters():
-        if name in layout:
-            optimizer.state[parameter] = {
-                key: _allocate(parameter, *found) if isinstance(found, tuple) else found
-                for key, found in layout[name].items()
-            }
-
-
-def _allocate(parameter: Tensor, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-    """Memory of this shape, laid out as the parameter is if it has the same one."""
-    if shape == parameter.shape:
-        return torch.empty_like(parameter, dtype=dtype, requires_grad=False)
-    return torch.empty(shape, dtype=dtype)
 
 
 Buckets = Sequence[Sequence[int]]

@@ -8,23 +8,25 @@ replicates across nodes: gathering stays on the fast links, and only gradients c
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
     get_optimizer_state_dict,
-    set_state_dict,
 )
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from kdist_trainer import state
 from kdist_trainer.errors import ConfigError
+from kdist_trainer.state import ValueKind
 from kdist_trainer.world import World
 
 
@@ -79,19 +81,40 @@ class Sharded:
 
     def state_dict(self, optimizer: Optimizer) -> dict[str, Any]:
         """Model and optimizer by full names, each tensor as this rank's shard of it."""
-        return {
-            "model": get_model_state_dict(self.module),
-            "optimizer": get_optimizer_state_dict(self.module, optimizer),
-        }
+        return state.read_state(self.module, optimizer)
 
-    def load_state_dict(self, state: dict[str, Any], optimizer: Optimizer) -> None:
+    def template(
+        self,
+        saved: Mapping[str, ValueKind],
+        optimizer: Optimizer,
+        *,
+        absent: Collection[str] = (),
+        made: Collection[str] = (),
+    ) -> dict[str, Any]:
+        """A state of the saved shape, each tensor as this rank's shard of it.
+
+        How an optimizer shards what has another shape than its parameter, only the optimizer knows:
+        it takes a step that changes no weight then.
+        """
+        found = state.template(self.module, optimizer, saved, absent=absent, made=made)
+        if not optimizer.state and any(
+            isinstance(value, Tensor) and value.ndim and not isinstance(value, DTensor)
+            for _, value in state.flatten(found["optimizer"]["state"]).values()
+        ):
+            get_optimizer_state_dict(self.module, optimizer)
+            return state.template(self.module, optimizer, saved, absent=absent, made=made)
+        return found
+
+    def load_state_dict(
+        self,
+        values: dict[str, Any],
+        optimizer: Optimizer,
+        *,
+        absent: Collection[str] = (),
+        made: Collection[str] = (),
+    ) -> None:
         """Load the values into module and optimizer."""
-        set_state_dict(
-            self.module,
-            optimizer,
-            model_state_dict=state["model"],
-            optim_state_dict=state["optimizer"],
-        )
+        state.load_state(self.module, optimizer, values, absent=absent, made=made)
 
     def full_state_dict(self) -> dict[str, Any]:
         """The whole model on rank 0, nothing on the others: only one of them should need memory for

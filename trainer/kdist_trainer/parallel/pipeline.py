@@ -7,7 +7,7 @@ of torch's pipeline schedules. Gradients are averaged over the replicas as with 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
@@ -15,7 +15,6 @@ from typing import Any, Final, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import set_state_dict
 from torch.optim import Optimizer
 
 from kdist_trainer.errors import ConfigError
@@ -332,20 +331,22 @@ class Pipeline(Replicated):
             for group in zip(*every, strict=True)
         ]
 
-    def load_state_dict(self, state: dict[str, Any], optimizer: Optimizer) -> None:
+    def load_state_dict(
+        self,
+        values: dict[str, Any],
+        optimizer: Optimizer,
+        *,
+        absent: Collection[str] = (),
+        made: Collection[str] = (),
+    ) -> None:
         """Load this stage's values into module and optimizer."""
         own = {name for name, _ in self.module.named_parameters()}
-        whole = state["optimizer"]
         groups = [
             {**group, "params": [name for name in group["params"] if name in own]}
-            for group in whole["param_groups"]
+            for group in values["optimizer"]["param_groups"]
         ]
-        set_state_dict(
-            self.module,
-            optimizer,
-            model_state_dict=state["model"],
-            optim_state_dict={"state": whole["state"], "param_groups": groups},
-        )
+        part = {**values, "optimizer": {**values["optimizer"], "param_groups": groups}}
+        super().load_state_dict(part, optimizer, absent=absent, made=made)
 
     def full_state_dict(self) -> dict[str, Any]:
         """The whole model on rank 0, nothing on the others."""

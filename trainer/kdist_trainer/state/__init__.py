@@ -8,8 +8,10 @@ the state is read as when it is loaded. Reading changes nothing; loading takes a
 an error that names every difference and changes nothing.
 """
 
+from kdist_trainer.state.digests import bytes_of, digest_of, digests_of
 from kdist_trainer.state.kinds import ValueKind, describe, find_differences, flatten, kind_of, put
 from kdist_trainer.state.loading import (
+    EXTRA,
     StateMismatchError,
     find_module_problems,
     find_optimizer_problems,
@@ -17,15 +19,21 @@ from kdist_trainer.state.loading import (
     load_optimizer,
     load_state,
 )
-from kdist_trainer.state.names import absent_buffers, parameter_names
+from kdist_trainer.state.names import BufferSlot, absent_buffers, buffer_slots, parameter_names
 from kdist_trainer.state.reading import read_module, read_optimizer, read_state
 from kdist_trainer.state.template import template
 
 __all__ = [
+    "EXTRA",
+    "BufferSlot",
     "StateMismatchError",
     "ValueKind",
     "absent_buffers",
+    "buffer_slots",
+    "bytes_of",
     "describe",
+    "digest_of",
+    "digests_of",
     "find_differences",
     "find_module_problems",
     "find_optimizer_problems",

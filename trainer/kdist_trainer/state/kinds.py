@@ -38,7 +38,8 @@ def describe(state: Mapping[str, Any]) -> dict[str, ValueKind]:
 
 def flatten(state: Mapping[str, Any]) -> dict[str, tuple[Path, Any]]:
     """The values of a nested state with their paths, by the flat names that checkpoints have. Dicts
-    are taken apart, and lists that hold tensors or dicts; a tuple is one value.
+    whose keys are texts are taken apart, and lists that hold tensors or such dicts; a tuple is one
+    value.
     """
     return {".".join(map(str, path)): (path, value) for path, value in _walk((), state)}
 
@@ -69,9 +70,9 @@ def put(state: dict[str, Any], path: Path, value: Any) -> None:
 
 
 def _walk(path: Path, value: Any) -> Iterator[tuple[Path, Any]]:
-    if isinstance(value, Mapping):
+    if _is_taken_apart(value):
         for key, one in value.items():
-            yield from _walk((*path, str(key)), one)
+            yield from _walk((*path, key), one)
     elif isinstance(value, list) and _has_parts(value):
         for index, one in enumerate(value):
             yield from _walk((*path, index), one)
@@ -79,9 +80,16 @@ def _walk(path: Path, value: Any) -> Iterator[tuple[Path, Any]]:
         yield path, value
 
 
+def _is_taken_apart(value: Any) -> bool:
+    """Whether a value is a dict whose keys are all texts: others would not keep their types."""
+    return isinstance(value, Mapping) and all(type(key) is str for key in value)
+
+
 def _has_parts(values: list[Any]) -> bool:
     """Whether a list is taken apart."""
     return any(
-        isinstance(one, Tensor | Mapping) or (isinstance(one, list) and _has_parts(one))
+        isinstance(one, Tensor)
+        or _is_taken_apart(one)
+        or (isinstance(one, list) and _has_parts(one))
         for one in values
     )

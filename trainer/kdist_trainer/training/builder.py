@@ -111,6 +111,7 @@ def assemble(
     data = plan_data(config, train, workload, world, model, prepared or kept)
     guard, early_stopping, extras = make_guards(train, model, kept)
     training = make_training_state(train, workload, world, model, data, extras, kept)
+    model.buffers.exclude(training.optimizer)
     state, step_timer, step_log = training.state, StepTimer(stats), make_step_log(train, runtime)
     loader = Loader(data.steps, workload, data.samples, settings=train.loader, seed=train.seed)
     return TrainContext(

@@ -7,7 +7,7 @@ states such as the loss scaler. `CheckpointManager` does the saving.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Protocol
 
@@ -17,11 +17,14 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from kdist_trainer.checkpoint.checkpointer import CheckpointManager, SaveResult
+from kdist_trainer.checkpoint.reader import LoadedCheckpoint, SavedIndex
+from kdist_trainer.checkpoint.target import describe_index
 from kdist_trainer.config import Every, Training
 from kdist_trainer.config.changes import Change, compare, explain_refusal
 from kdist_trainer.errors import CheckpointMismatchError
 from kdist_trainer.metrics.step_stats import StepStats
 from kdist_trainer.parallel.base import Strategy
+from kdist_trainer.state import ValueKind
 from kdist_trainer.training.ema import Ema, NullEma
 from kdist_trainer.training.step_log import StepLog
 from kdist_trainer.workload import apply_edits
@@ -85,7 +88,37 @@ class TrainingState:
 
     def tensors(self) -> dict[str, Any]:
         """All tensors by their full names, and the scheduler's state."""
-        tensors = self.strategy.state_dict(self.optimizer)
+        return self._complete(self.strategy.state_dict(self.optimizer))
+
+    def template(
+        self,
+        saved: Mapping[str, ValueKind],
+        *,
+        absent: Collection[str] = (),
+        made: Collection[str] = (),
+    ) -> dict[str, Any]:
+        """What `load` takes, of the shape that was saved and to be filled; see
+        `Strategy.template`.
+        """
+        strategy = self.strategy
+        return self._complete(strategy.template(saved, self.optimizer, absent=absent, made=made))
+
+    def load(
+        self,
+        tensors: dict[str, Any],
+        *,
+        absent: Collection[str] = (),
+        made: Collection[str] = (),
+    ) -> None:
+        """Load a template that was filled. Raises `StateMismatchError`."""
+        self.strategy.load_state_dict(tensors, self.optimizer, absent=absent, made=made)
+        for name, value in tensors.get("average", {}).items():
+            if value is not self.ema.tensors[name]:
+                to_local(self.ema.tensors[name]).copy_(to_local(value))
+        if self.scheduler is not None and tensors["scheduler"][0] is not None:
+            self.scheduler.load_state_dict(tensors["scheduler"][0])
+
+    def _complete(self, tensors: dict[str, Any]) -> dict[str, Any]:
         if self.ema.tensors:
             tensors["average"] = self.ema.tensors
         scheduler = None if self.scheduler is None else self.scheduler.state_dict()
@@ -155,22 +188,23 @@ class TrainerCheckpointing:
         if self.manager is None:
             return None
         training, state = self.training, self.training.state
-        no_state = not training.optimizer.state
-        tensors = training.tensors()
-        found = self.manager.load(
-            tensors, fingerprint=state.fingerprint, check_job=self._record_edits
-        )
+        tensors: dict[str, Any] = {}
+        buffers: dict[str, Any] = {}
+
+        def make(found: LoadedCheckpoint, index: SavedIndex) -> dict[str, Any]:
+            nonlocal tensors, buffers
+            saved = found.state.get("extras", {}).get("buffers", {})
+            buffers = {key: saved.get(key, ()) for key in ("absent", "made")}
+            tensors = training.template(describe_index(index), **buffers)
+            return tensors
+
+        found = self.manager.load(make, fingerprint=state.fingerprint, check_job=self._record_edits)
         for fallback in self.manager.fallbacks[self._counted_fallbacks :]:
             self._stats.add_fallback(fallback.cause)
         self._counted_fallbacks = len(self.manager.fallbacks)
         if found is None:
-            if no_state:
-                # `tensors` took a step, which changed no weight, to create the optimizer's state
-                training.optimizer.state.clear()
             return None
-        training.strategy.load_state_dict(tensors, training.optimizer)
-        if training.scheduler is not None and tensors["scheduler"][0] is not None:
-            training.scheduler.load_state_dict(tensors["scheduler"][0])
+        training.load(tensors, **buffers)
         saved = TrainState.from_json(found)
         state.step = saved.step
         state.samples_seen = saved.samples_seen

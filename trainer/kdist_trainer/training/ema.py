@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
+from kdist_trainer.state import parameter_names
 from kdist_trainer.world import to_local
 
 
@@ -21,7 +22,9 @@ class Ema:
 
     def __init__(self, module: nn.Module, decay: float) -> None:
         # Collected once: a sharded model replaces its parameters while it computes.
-        self._weights = dict(module.named_parameters())
+        self._weights: dict[str, Tensor] = {
+            name: weight for weight, name in parameter_names(module).items()
+        }
         self._step_weight = 1 - decay
         self._average = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
         self.tensors = {name: _widen(weight) for name, weight in self._weights.items()}

@@ -26,7 +26,7 @@ def measure(ctx: TrainContext) -> dict[str, float]:
     ctx.heartbeat.beat(Phase.EVALUATE, ctx.state.step)
     ctx.reporter.flush()
     ctx.buffers.synchronize_late()
-    with ctx.ema.swapped_in():
+    with ctx.ema.swapped_in(), ctx.buffers.preserved():
         metrics = evaluate(ctx)
     ctx.stats.add_wall(WallCategory.EVALUATION, ctx.step_timer.exclude())
     ctx.stats.evaluation_loss = metrics.get("loss", ctx.stats.evaluation_loss)

@@ -107,7 +107,7 @@ class GradientAccumulation(ForwardBackward):
         if not micro_batch.too_small:
             return self._differentiate(micro_batch, scale)
         # around the backward pass too: with activation checkpointing it computes blocks again
-        with self.buffers.running_stats():
+        with self.buffers.norms.running_stats():
             return self._differentiate(micro_batch, scale)
 
     def _differentiate(self, micro_batch: MicroBatch, scale: float) -> Tensor:
@@ -156,7 +156,7 @@ class PipelinePasses(ForwardBackward):
         try:
             return self.strategy.forward_backward(tasks, self.precision, hooks)
         finally:
-            self.buffers.use_running_stats(False)
+            self.buffers.norms.use_running_stats(False)
 
     def _loss_function(
         self, micro_batch: MicroBatch, scale: float
@@ -175,5 +175,5 @@ class PipelinePasses(ForwardBackward):
         whether batch norms use their running statistics.
         """
         seed = self.seed_of(micro_batch)
-        self.buffers.use_running_stats(micro_batch.too_small)
+        self.buffers.norms.use_running_stats(micro_batch.too_small)
         self.generators.seed(derive(seed, STEP, stage) if stage else seed)

@@ -36,8 +36,8 @@ class WarmUp(NamedTuple):
 
     buckets: Buckets
     """DDP's buckets, which it lays again after its first backward pass."""
-    buffers: list[str]
-    """Names of the buffers that training changes."""
+    buffers: dict[str, Any]
+    """What training changes besides weights."""
     has_numpy: bool
     """Whether the loss may draw from NumPy's generator."""
     has_python: bool
@@ -89,6 +89,8 @@ class KeptState:
         unrecorded: The finished steps whose losses are not in the ledger.
         lines: The lines of the step ledger since the last commit.
         warm_up: What the warm-up has shown; None if the next group needs one of its own.
+        moved: Names of what seemed constant and has changed: of this the last finished step's value
+            is not known, so that the newest checkpoint is restored.
     """
 
     module: nn.Module
@@ -105,6 +107,7 @@ class KeptState:
     unrecorded: Sequence[UnrecordedStep] = ()
     lines: list[dict[str, Any]] = field(default_factory=list)
     warm_up: WarmUp | None = None
+    moved: Sequence[str] = ()
 
     @property
     def state(self) -> TrainState:
@@ -128,6 +131,7 @@ class Handover(NamedTuple):
         leader_kept: Whether rank 0 was rank 0 of the former group too, so that the ledger is whole.
         kept: What this rank has kept of the training; None once it is in use again.
         warm_up: What the warm-up of a former group has shown; None if this one needs its own.
+        moved: Names of what seemed constant on a rank and has changed (see `KeptState`).
     """
 
     source: int | None = None
@@ -137,3 +141,4 @@ class Handover(NamedTuple):
     leader_kept: bool = False
     kept: KeptState | None = None
     warm_up: WarmUp | None = None
+    moved: tuple[str, ...] = ()

@@ -131,6 +131,7 @@ def build_model(
             built.module,
             strategy.replica_group,
             keep_previous=in_place or train.guards_gradients,
+            with_parameters=train.strategy in ("ddp", "data_parallel"),
         ),
     )
 

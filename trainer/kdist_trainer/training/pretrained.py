@@ -167,7 +167,6 @@ class Pretrained:
         """
         training, peers = self.training, CheckpointGroup(self.training.world)
         source = open_init(self.settings, self.mounts, self.fetched)
-        no_state = not training.optimizer.state
         tensors = training.strategy.state_dict(training.optimizer)
         own = {name: value for name, value in tensors["model"].items() if isinstance(value, Tensor)}
         available = peers.on_rank_zero(lambda: dict(source.shapes()))
@@ -177,9 +176,6 @@ class Pretrained:
         else:
             peers.on_all_ranks(partial(_read, wanted, source.fetch))
         training.strategy.load_state_dict(tensors, training.optimizer)
-        if no_state:
-            # `state_dict` took a step, which changed no weight, to create the optimizer's state
-            training.optimizer.state.clear()
         training.ema.reset()
         if training.world.is_rank_zero:
             log.event("pretrained-loaded", path=self.settings.source, weights=len(wanted))

@@ -16,15 +16,10 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor
-
 from kdist_trainer import group_abort, log
-from kdist_trainer.checkpoint import torch_internals
-from kdist_trainer.checkpoint.group import CheckpointGroup, broadcast_state
 from kdist_trainer.config import Training
-from kdist_trainer.errors import ConfigError
-from kdist_trainer.parallel.ddp import Ddp, allocate_state, find_layout
+from kdist_trainer.errors import ConfigError, PeersLostError
+from kdist_trainer.parallel.ddp import Ddp
 from kdist_trainer.rng import Generators
 from kdist_trainer.training import step_log
 from kdist_trainer.training.checkpointing import TrainState
@@ -37,6 +32,7 @@ from kdist_trainer.training.kept_state import (
     UnrecordedStep,
     WarmUp,
 )
+from kdist_trainer.training.transfer import describe_values, find_difference, receive_state
 from kdist_trainer.world import World
 
 
@@ -88,6 +84,7 @@ def keep(ctx: TrainContext) -> KeptState | None:
         ctx.strategy.release()
     if not ctx.is_consistent:
         return ctx.handover.kept
+    moved = ctx.buffers.find_moved()
     training = ctx.checkpointing.training
     training.state.extras = {name: part.state_dict() for name, part in training.extras.items()}
     return KeptState(
@@ -105,6 +102,7 @@ def keep(ctx: TrainContext) -> KeptState | None:
         unrecorded=unrecorded,
         lines=ctx.step_log.uncommitted(),
         warm_up=find_warm_up(ctx),
+        moved=moved,
     )
 
 
@@ -118,7 +116,7 @@ def find_warm_up(ctx: TrainContext) -> WarmUp | None:
     generators = ctx.forward_backward.generators
     return WarmUp(
         buckets=buckets,
-        buffers=ctx.buffers.state_dict()["known"],
+        buffers=ctx.buffers.state_dict(),
         has_numpy=generators.has_numpy,
         has_python=generators.has_python,
         flops_per_sample=ctx.device_stats.flops_per_sample,
@@ -150,18 +148,19 @@ class _Offer(NamedTuple):
     position: Position
     rank: int
     warm_up: WarmUp | None
+    moved: Sequence[str]
 
 
 def plan_handover(world: World, kept: KeptState | None) -> Handover:
     """Agree on the rank whose state all continue with. Collective after the first generation."""
     if world.generation == 1:
         return Handover()
-    own = _Offer(kept.position, kept.rank, kept.warm_up) if kept is not None else None
+    own = kept and _Offer(kept.position, kept.rank, kept.warm_up, kept.moved)
     offers: list[_Offer | None] = world.all_gather_object(own)
     made = [offer for offer in offers if offer is not None]
     if not made:
         return Handover()
-    newest, _, warm_up = max(made, key=lambda offer: offer.position)
+    newest, _, warm_up, _ = max(made, key=lambda offer: offer.position)
     positions = [offer.position if offer is not None else None for offer in offers]
     former = max(offer.position.generation for offer in made)
     first = offers[0]
@@ -173,6 +172,7 @@ def plan_handover(world: World, kept: KeptState | None) -> Handover:
         leader_kept=first is not None and (first.position.generation, first.rank) == (former, 0),
         kept=kept,
         warm_up=warm_up,
+        moved=tuple(sorted({name for offer in made for name in offer.moved})),
     )
 
 
@@ -182,7 +182,7 @@ def use_warm_up(ctx: TrainContext, known: WarmUp) -> None:
         ctx.world.device, numpy=known.has_numpy, python=known.has_python
     )
     ctx.device_stats.flops_per_sample = known.flops_per_sample
-    ctx.buffers.load_state_dict({"known": known.buffers})
+    ctx.buffers.load_state_dict(known.buffers)
 
 
 def take_over(ctx: TrainContext, source: int) -> tuple[TrainState, int | None]:
@@ -204,9 +204,15 @@ def take_over(ctx: TrainContext, source: int) -> tuple[TrainState, int | None]:
         restored = ctx.checkpointing.restore()
         if restored is not None:
             return restored, None
+    if ctx.handover.moved:
+        names = f"{len(ctx.handover.moved)} values of the model ({ctx.handover.moved[0]})"
+        return restart(ctx, f"{names} changed for the first time after the warm-up"), None
     record_losses(ctx, told, last=saved.step)
-    if not ctx.handover.complete:
-        receive_state(ctx, source, document)
+    problem = find_difference(ctx, source)
+    if problem is None and not ctx.handover.complete:
+        problem = receive_state(ctx, source, document)
+    if problem is not None:
+        return restart(ctx, problem), None
     # Nothing waits for other ranks from here on: what this rank holds is all of one step.
     ctx.checkpointing.continue_from(saved)
     ctx.target = target
@@ -245,78 +251,33 @@ def tell(ctx: TrainContext, source: int) -> _Told:
 
 
 def describe_kept(ctx: TrainContext, kept: KeptState) -> dict[str, Any]:
-    """What the rank whose state all continue with tells about it, besides tensors by name."""
-    known = kept.state.extras["buffers"]["known"]
+    """What the rank whose state all continue with tells about it, besides its values by name."""
     return {
         "state": kept.state.to_json(),
         "target": kept.target,
-        "has_optimizer_state": bool(kept.training.optimizer.state),
-        "optimizer_layout": (
-            find_layout(ctx.module, kept.training.optimizer) if not ctx.handover.complete else None
-        ),
-        "buffers": ctx.buffers.unsaved(known) if not ctx.handover.complete else {},
+        "values": None if ctx.handover.complete else describe_values(ctx),
         "refusals": kept.guard.refusals,
     }
 
 
-def receive_state(ctx: TrainContext, source: int, document: dict[str, Any]) -> None:
-    """Copy weights and optimizer from rank `source`, and what else no checkpoint holds. Collective.
+def restart(ctx: TrainContext, why: str) -> TrainState:
+    """Restore the newest checkpoint, since the state in memory cannot be trusted. Collective.
 
-    Args:
-        ctx: The training.
-        source: The rank that sends.
-        document: What `describe_kept` has returned there.
+    Raises:
+        PeersLostError: If there is none; the ranks begin again then, with a new model.
     """
-    optimizer = ctx.optimizer
-    had_state = bool(optimizer.state)
-    if not had_state and document["optimizer_layout"]:
-        allocate_state(ctx.module, optimizer, document["optimizer_layout"])
-    is_received = False
-    try:
-        receive_tensors(ctx, source)
-        is_received = True
-    finally:
-        # The state that is received into has been allocated, or created by a step that changes no
-        # weight.
-        if not (document["has_optimizer_state"] if is_received else had_state):
-            optimizer.state.clear()
-    if not ctx.handover.is_current:
-        ctx.buffers.load_unsaved(document["buffers"])
-        ctx.guard.refusals = document["refusals"]
-
-
-def receive_tensors(ctx: TrainContext, source: int) -> None:
-    """Copy weights and optimizer from rank `source`. Collective.
-
-    A rank that is a step behind receives them into memory of its own first: if the sender dies, it
-    still holds what it had.
-
-    Args:
-        ctx: The training.
-        source: The rank that sends.
-    """
-    training = ctx.checkpointing.training
-    tensors = training.tensors()
-    flat, paths = torch_internals.flatten(tensors)
-    is_current = ctx.handover.is_current
-    is_behind = ctx.handover.kept is not None and not is_current
-    received = {
-        name: value.detach().clone() if is_behind and isinstance(value, Tensor) else value
-        for name, value in flat.items()
-    }
-    group = CheckpointGroup(ctx.world, has_connections=False)
-    broadcast_state(received, group, source=source)
-    if is_current:
-        return
-    with torch.no_grad():
-        for name, value in received.items():
-            if not isinstance(value, Tensor):
-                torch_internals.set_value(tensors, paths[name], value)
-            elif is_behind:
-                flat[name].copy_(value)
-    training.strategy.load_state_dict(tensors, training.optimizer)
-    if training.scheduler is not None and tensors["scheduler"][0] is not None:
-        training.scheduler.load_state_dict(tensors["scheduler"][0])
+    moved, ctx.handover = ctx.handover.moved, Handover()
+    if ctx.world.is_rank_zero:
+        log.warn(
+            "recovery-restarts",
+            why=why,
+            message=f"the training continues from its newest checkpoint, not in place: {why}",
+        )
+    restored = ctx.checkpointing.restore()
+    if restored is None:
+        raise PeersLostError(f"the training begins again, it has no checkpoint: {why}")
+    ctx.buffers.load_state_dict({"known": moved})
+    return restored
 
 
 def record_losses(ctx: TrainContext, told: Sequence[_Told], *, last: int) -> None:

@@ -168,12 +168,14 @@ def warm_up(ctx: TrainContext) -> None:
     micro_batch = ctx.loader.first_micro_batch()
     passes.generators.seed(derive(ctx.state.seed, WEIGHTS))
     # a state that ranks have kept has buffers that are newer than those of rank 0, if that is new
-    with ctx.buffers.detect_changes(sends_values=not in_place):
+    with ctx.buffers.detect_changes(sends_values=not in_place) as compare:
         last_pass = partial(first_pass, ctx, micro_batch)
         if not in_place:
             last_pass()
+            compare()
             last_pass = partial(passes.warm_up, micro_batch)
         used = Generators.used_by(last_pass, ctx.world.device)
+        compare()
         if ctx.world.generation == 1:
             reject_mean(
                 ctx.workload,

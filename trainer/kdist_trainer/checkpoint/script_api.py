@@ -121,7 +121,7 @@ class Checkpointer:
     @property
     def saved_states(self) -> list[dict[Any, Any]]:
         """`state` of every rank of the newest checkpoint, by rank: where the number of ranks has
-        changed, a script divides them anew.
+        changed, a script divides them again.
         """
         return self._script.saved_states
 

@@ -111,7 +111,6 @@ def assemble(
     data = plan_data(config, train, workload, world, model, prepared or kept)
     guard, early_stopping, extras = make_guards(train, model, kept)
     training = make_training_state(train, workload, world, model, data, extras, kept)
-    model.buffers.exclude(training.optimizer)
     state, step_timer, step_log = training.state, StepTimer(stats), make_step_log(train, runtime)
     loader = Loader(data.steps, workload, data.samples, settings=train.loader, seed=train.seed)
     return TrainContext(
@@ -207,10 +206,12 @@ def make_training_state(
     environment = describe_environment(train, world)
     state = TrainState(train.seed, data.fingerprint, world.size, environment)
     if kept is not None:
+        model.buffers.exclude(kept.training.optimizer)
         return replace(
             kept.training, world=world, strategy=model.strategy, extras=extras, state=state
         )
     optimizer = make_optimizer(train, workload, model.module)
+    model.buffers.exclude(optimizer)
     return TrainingState(
         world=world,
         strategy=model.strategy,

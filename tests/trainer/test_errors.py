@@ -43,6 +43,8 @@ MEMORY = (Cause.OOM_HOST, 72, True)
 DEVICE = (Cause.OOM_DEVICE, 71, True)
 OWN = (Cause.USER_CODE, 70, True)
 SIGNAL = (Cause.SIGNAL, 201, True)
+LOADER = (Cause.LOADER, 201, True)
+ODD = (Cause.UNKNOWN, 207, True)
 FULL = (Cause.STORAGE, 203, True)
 SILENT = "Timed out waiting 3000ms for recv operation to complete"
 GONE = "NCCL error: remote process exited or there was a network error"
@@ -74,17 +76,17 @@ SAID = [
     (OSError(errno.ENOSPC, "No space left on device"), *FULL),
     (FileNotFoundError(errno.ENOENT, "No such file"), *OWN),
     (ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"), *LOST),
-    (RuntimeError("the database said: Connection refused"), *OWN),
+    (RuntimeError("the database said: Connection refused"), *ODD),
     (ValueError("gloo: Connection closed by peer"), *OWN),
     (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), *OWN),
-    (RuntimeError("DataLoader worker (pid 71) is killed by signal: Killed. "), *SIGNAL),
+    (RuntimeError("DataLoader worker (pid 71) is killed by signal: Killed. "), *LOADER),
     (of_spawn("RuntimeError: Connection closed by peer\nin gloo"), *LOST),
     (of_spawn("torch.distributed.DistStoreError: Timed out after 61 seconds"), *LOST),
     (of_spawn("OSError: [Errno 28] No space left on device: 'x'"), *FULL),
     (of_spawn("MemoryError"), *MEMORY),
     (of_spawn("KeyError: 'label'"), *OWN),
     (of_spawn("own.Odd: gloo Connection closed by peer"), *OWN),
-    (ProcessRaisedException("odd", 0, 1), *OWN),
+    (ProcessRaisedException("odd", 0, 1), *ODD),
     (ProcessExitedException(ABORTED, 0, 1, -6, "SIGABRT"), *SIGNAL),
     (ProcessExitedException("process 0 terminated with exit code 3", 0, 1, 3), *OWN),
     (ConfigError("no such workload"), Cause.CONFIG, 64, True),

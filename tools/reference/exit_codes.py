@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kdist.errors import Code
+from kdist_trainer.causes import TABLE, Row
 from kdist_trainer.config.exit_codes import Exit
 
 _CODES = {
@@ -32,7 +33,28 @@ _EXITS = {
     Exit.PEERS_LOST: "other nodes are lost or could not be reached",
     Exit.HANG: "a rank made no progress",
     Exit.STORAGE: "the checkpoint folder cannot be written or read",
+    Exit.DEVICE: "a GPU has failed, or is missing: uncorrectable memory, NVLink, an illegal access",
+    Exit.NODE: "the node cannot train: its driver, its limits, its network interface",
+    Exit.RETRY: "the script raised `kdist_trainer.Retry`",
+    Exit.UNKNOWN: "an error that is in no table: tried again once; alike a second time it is 70",
 }
+
+
+def _again(row: Row) -> str:
+    if not row.code.retryable and row.primary:
+        return "no"
+    return f"ends when {row.alike} are alike" if row.alike else "yes"
+
+
+def _causes() -> str:
+    """A line for each row of the table of causes."""
+    lines = []
+    for row in TABLE:
+        said = (row.example.splitlines() or [""])[0].replace("|", "\\|")
+        says = f"`{said}`" if said else ", ".join(f"`{name}`" for name in row.types)
+        whose = f"{row.fault}; of your own call yours" if row.users else str(row.fault)
+        lines.append(f"| `{row.name}` | {says} | `{row.cause}` | {whose} | {_again(row)} |\n")
+    return "".join(lines)
 
 
 def render() -> str:
@@ -56,4 +78,19 @@ permanent and start a pod again for the others.
 
 | code | name | meaning | a restart may help |
 |---|---|---|---|
-{agents}"""
+{agents}
+## Causes
+
+Where an error was raised decides first. In a collective, or in kdist's own frames, it is not \
+yours; what your own call raised is yours, with file and line, also in a process of a data \
+loader or of `torch.multiprocessing.spawn`. Then the table decides, by the error number of the \
+GPU or of the system where there is one, else by the words. What is in no table is `unknown`: it \
+is tried again once, and is final (70) if it comes back alike without progress in between. Equal \
+failures are those of one cause at one step with one message, whatever its numbers. A script \
+that wants to be tried again raises `kdist_trainer.Retry`. A rank that leaves with exit code 0 \
+while others wait for it in a collective is `early_exit`: all nodes name it, and the second time \
+ends the run.
+
+| signature | for instance | cause | whose fault | tried again |
+|---|---|---|---|---|
+{_causes()}"""

@@ -4,7 +4,8 @@
 `run_script` for a torchrun script); `training` is the loop of a managed training. At the top level
 are the entrypoints, the public API of workloads (`workload`, `stream`, `testing`), and what several
 packages need. For a script of your own: `Reporter` and `Checkpointer`, imported on first use, since
-an agent needs neither of them nor torch's checkpoints.
+an agent needs neither of them nor torch's checkpoints; and `Retry`, which it raises to be tried
+again.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kdist_trainer.checkpoint.script_api import Checkpointer
+    from kdist_trainer.errors import Retry
     from kdist_trainer.metrics.reporter import Reporter
 
 __version__ = "0.2.0.dev0"
-__all__ = ["Checkpointer", "Reporter", "__version__"]
+__all__ = ["Checkpointer", "Reporter", "Retry", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
@@ -31,4 +33,8 @@ def __getattr__(name: str) -> Any:
         from kdist_trainer.checkpoint.script_api import Checkpointer
 
         return Checkpointer
+    if name == "Retry":
+        from kdist_trainer.errors import Retry
+
+        return Retry
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -12,14 +12,16 @@ import contextlib
 import os
 import time
 import traceback as tracebacks
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from kdist_trainer import preallocated
+from kdist_trainer.causes.advice import fill
 from kdist_trainer.config import Cause, Exit
-from kdist_trainer.errors import classify, find_place
+from kdist_trainer.config.exit_codes import FAULTS, Fault, Rerun
+from kdist_trainer.errors import find, find_place
 from kdist_trainer.json_text import encode_json
 from kdist_trainer.liveness import RankSnapshot
 from kdist_trainer.untrusted_text import parse_json
@@ -47,6 +49,10 @@ class Failure:
         collective: The collective that the rank was in.
         collectives: What each rank of the group was in, as text; of the root cause only.
         place: The innermost line of the user's own code, in a traceback's form.
+        signature: The name of the row of the table of causes that recognizes it; "" if none does.
+        fault: Whose fault it is.
+        advice: What to do next, one sentence; "" if no row says it.
+        rerun: How the run may be started again.
     """
 
     cause: Cause
@@ -62,6 +68,14 @@ class Failure:
     collective: str | None = None
     collectives: tuple[str, ...] = ()
     place: str | None = None
+    signature: str = ""
+    fault: Fault = Fault.UNKNOWN
+    advice: str = ""
+    rerun: Rerun = Rerun.AGAIN
+
+    def __post_init__(self) -> None:
+        if self.fault is Fault.UNKNOWN:
+            object.__setattr__(self, "fault", FAULTS.get(self.cause, Fault.UNKNOWN))
 
     @property
     def permanent(self) -> bool:
@@ -137,7 +151,12 @@ class Failure:
 
     def to_document(self) -> dict[str, Any]:
         """The failure as plain values, as `from_json` reads them."""
-        plain = {"cause": self.cause.value, "code": int(self.code)}
+        plain = {
+            "cause": self.cause.value,
+            "code": int(self.code),
+            "fault": self.fault.value,
+            "rerun": self.rerun.value,
+        }
         lists = {"traceback": list(self.traceback), "collectives": list(self.collectives)}
         return {**asdict(self), **plain, **lists}
 
@@ -155,6 +174,8 @@ class Failure:
         try:
             fields: dict[str, Any] = parse_json(text)
             fields["cause"], fields["code"] = Cause(fields["cause"]), Exit(fields["code"])
+            fields["fault"] = Fault(fields.get("fault", Fault.UNKNOWN))
+            fields["rerun"] = Rerun(fields.get("rerun", Rerun.AGAIN))
             fields["traceback"] = tuple(fields.get("traceback", ()))
             fields["collectives"] = tuple(fields.get("collectives", ()))
             return cls(**fields)
@@ -162,19 +183,36 @@ class Failure:
             raise ValueError(f"not a failure: {error}") from error
 
 
-def describe(error: BaseException, **known: Any) -> Failure:
-    """A `Failure` for `error`, as of now; `known` are further fields of it."""
-    cause, code, primary = classify(error)
+def describe(
+    error: BaseException, *, methods: Callable[[str], str | None] | None = None, **known: Any
+) -> Failure:
+    """A `Failure` for `error`, as of now.
+
+    Args:
+        error: The error.
+        methods: Finds the place of a method of the user's workload, by its name.
+        known: Further fields.
+    """
+    found = find(error)
+    place = find_place(error)
+    if place is None and found.method and methods is not None:
+        place = methods(found.method)
+    if found.step is not None:
+        known["step"] = found.step
     lines = "".join(tracebacks.format_exception(error)).splitlines()
     return replace(
         Failure(
-            cause=cause,
-            code=code,
-            primary=primary,
+            cause=found.cause,
+            code=found.code,
+            primary=found.primary,
             message=f"{type(error).__name__}: {error}"[:_MESSAGE_LENGTH],
             time=time.time(),
             traceback=tuple(line[:_LINE_LENGTH] for line in lines[-TRACEBACK_LINES:]),
-            place=find_place(error),
+            place=place,
+            signature=found.signature,
+            fault=found.fault,
+            advice=fill(found.advice, error, place)[:_MESSAGE_LENGTH],
+            rerun=found.rerun,
         ),
         **known,
     )
@@ -193,6 +231,7 @@ def record(
     rank: int | None = None,
     step: int | None = None,
     collective: str | None = None,
+    methods: Callable[[str], str | None] | None = None,
 ) -> Failure:
     """Write `error` for the agent, also on a full disk; returns it as a `Failure`.
 
@@ -206,12 +245,14 @@ def record(
         rank: The global rank; RANK by default.
         step: The step that the rank was in.
         collective: The collective that the rank was in.
+        methods: Finds the place of a method of the user's workload, by its name.
     """
     environ = os.environ
     if rank is None and environ.get("RANK", "").isdigit():
         rank = int(environ["RANK"])
     failure = describe(
         error,
+        methods=methods,
         rank=rank,
         node=environ.get("KDIST_NODE", ""),
         generation=int(environ.get("KDIST_GENERATION", "0")),

@@ -9,11 +9,25 @@ from kdist_trainer.json_text import encode_json
 from kdist_trainer.untrusted_text import parse_json
 
 DONE, STOPPED = "done", "stopped"
+_MOST_BYTES = 4096
 
 
 def path_of(scratch: Path, local_rank: int) -> Path:
     """Where the rank leaves its result."""
     return scratch / f"rank-{local_rank}.result"
+
+
+def left_path(scratch: Path, local_rank: int) -> Path:
+    """Where the rank of a script leaves the line that ended it with exit code 0."""
+    return scratch / f"rank-{local_rank}.left"
+
+
+def read_left(scratch: Path, local_rank: int) -> str | None:
+    """The line, in a traceback's form; None if the script ran to its end, or it is not known."""
+    try:
+        return left_path(scratch, local_rank).read_bytes()[:_MOST_BYTES].decode() or None
+    except (OSError, ValueError):
+        return None
 
 
 def write_result(outcome: str, *, scratch: Path, local_rank: int) -> None:

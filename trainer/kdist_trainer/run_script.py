@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from kdist_trainer import failure, liveness, log, output, result
+from kdist_trainer.errors import find_place
 from kdist_trainer.instrumentation import fault_handler
 from kdist_trainer.threads import OnError, start_thread
 
@@ -96,7 +97,10 @@ def run(path: str, arguments: list[str], spec: importlib.machinery.ModuleSpec | 
         code = compile(Path(path).read_bytes(), absolute, "exec")
         exec(code, vars(module))  # noqa: S102 - running the user's script is the purpose
     except SystemExit as error:
-        return _exit_code(error)
+        ended_with = _exit_code(error)
+        if ended_with == 0:
+            _record_exit(error)
+        return ended_with
     except BaseException as error:  # noqa: BLE001 - reported as by Python, and to the agent
         error.__traceback__ = _of_script(error.__traceback__, absolute)
         failure.record(error)
@@ -229,6 +233,13 @@ def _end(code: int) -> NoReturn:
 def _exit_later(code: int) -> None:
     time.sleep(_END_SECONDS)
     os._exit(code)
+
+
+def _record_exit(error: SystemExit) -> None:
+    """Leave the line that ended the script early, if one of its own did."""
+    with contextlib.suppress(OSError, KeyError):
+        place = find_place(error)
+        result.left_path(*_scratch_and_local_rank()).write_text(place or "")
 
 
 def _record_success() -> None:

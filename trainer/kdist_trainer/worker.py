@@ -14,6 +14,7 @@ import os
 import traceback as tracebacks
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -31,7 +32,7 @@ from kdist_trainer.control import (
     WAITS_ONLY,
     GroupControl,
 )
-from kdist_trainer.errors import BandwidthError, ConfigError, PeersLostError, classify
+from kdist_trainer.errors import BandwidthError, ConfigError, PeersLostError, classify, is_user_code
 from kdist_trainer.instrumentation import fault_handler, flight_recorder
 from kdist_trainer.liveness import Heartbeat, NullHeartbeat, Phase
 from kdist_trainer.metrics.reporter import Reporter
@@ -345,4 +346,21 @@ def beat(heartbeat: Heartbeat | None, phase: Phase) -> None:
 def record(error: BaseException, heartbeat: Heartbeat | None, ctx: TrainContext | None) -> None:
     """Record the failure for the agent, with the step and the collective that this rank was in."""
     collective = heartbeat.read().collective if heartbeat is not None else None
-    failure.record(error, step=ctx.state.step if ctx is not None else None, collective=collective)
+    failure.record(
+        error,
+        step=ctx.state.step if ctx is not None else None,
+        collective=collective,
+        methods=partial(find_method, ctx.workload) if ctx is not None else None,
+    )
+
+
+def find_method(workload: Workload, name: str) -> str | None:
+    """The place of a method that the user has written, in a traceback's form; for `collate` that of
+    the samples if it is not overridden. None if it is in a library.
+    """
+    for each in (name, "dataset") if name == "collate" else (name,):
+        code = getattr(getattr(type(workload), each, None), "__code__", None)
+        if code is not None and is_user_code(code.co_filename):
+            where = f'File "{code.co_filename}", line {code.co_firstlineno}'
+            return f"{where}, in {type(workload).__name__}.{each}"
+    return None

@@ -86,7 +86,7 @@ class RunCommand(click.Command):
 @click.option(
     "--propagate-exit-code",
     is_flag=True,
-    help="Exit with the trainer's own code (64 to 75, 200 to 203) instead of 10.",
+    help="Exit with the trainer's own code (64 to 75, 200 to 207) instead of 10.",
 )
 def command(
     file: str,

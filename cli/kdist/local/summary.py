@@ -159,15 +159,19 @@ def _failed(ended: RunEnded, again: str) -> KdistError:
     )
     cause = failure.get("cause") or f"exit code {ended.outcome.code}"
     own = failure.get("place")
+    is_users = failure.get("fault") == "user"
     place = (
         [own]
         if own
         else [
             line.strip()
             for line in failure.get("traceback") or ()
-            if line.strip().startswith('File "')
+            if line.strip().startswith('File "') and not is_users
         ]
     )
+    if failure.get("rerun") == "blocking":
+        place = []  # kernels report late: the line is not to be trusted
+    advice = failure.get("advice")
     return KdistError(
         (
             f"{ended.report['job']} failed ({cause}){f', {where}' if where else ''}: "
@@ -175,6 +179,7 @@ def _failed(ended: RunEnded, again: str) -> KdistError:
         ),
         hint="; ".join(
             [
+                *([advice] if advice and advice != _fix(failure) else []),
                 *(failure.get("collectives") or ())[:8],
                 *place[-1:],
                 f"its log is {failure.get('log')}",
@@ -188,9 +193,20 @@ def _failed(ended: RunEnded, again: str) -> KdistError:
 _PLACE = re.compile(r'File "(?P<file>.+)", line (?P<line>\d+)')
 
 
-def _next_command(failure: Mapping[str, Any], again: str) -> str:
-    """The command that continues the run; after an error in the user's code, what to fix before."""
+def _fix(failure: Mapping[str, Any]) -> str:
+    """What to do before the run is started again."""
+    if failure.get("signature") == "missing-package":
+        return str(failure.get("advice")).rpartition(": ")[2]
     found = _PLACE.match(str(failure.get("place") or ""))
-    if failure.get("cause") != "user_code" or found is None:
-        return f"kdist run {again}"
-    return f"fix {found['file']}:{found['line']}, then kdist run {again}"
+    return "do what the hint says" if found is None else f"fix {found['file']}:{found['line']}"
+
+
+def _next_command(failure: Mapping[str, Any], again: str) -> str:
+    """The command that continues the run; after a failure that must repeat, what to do before."""
+    rerun = failure.get("rerun") or ("fixed" if failure.get("cause") == "user_code" else "again")
+    if rerun == "blocking":
+        return f"CUDA_LAUNCH_BLOCKING=1 kdist run {again}"
+    has_place = _PLACE.match(str(failure.get("place") or "")) is not None
+    if rerun == "fixed" and (has_place or failure.get("advice")):
+        return f"{_fix(failure)}, then kdist run {again}"
+    return f"kdist run {again}"

@@ -174,3 +174,36 @@ def test_after_an_error_in_the_users_code_the_advice_is_to_fix_its_line(
     reported = summary.conclude(ended("failed", 70, failure=failure), "--set a=1 job.yaml")
     assert isinstance(reported, KdistError)
     assert reported.next_command == expected
+
+
+@pytest.mark.parametrize(
+    ("known", "expected"),
+    [
+        (
+            {"rerun": "blocking", "cause": "user_code", "signature": "cuda-assert"},
+            "CUDA_LAUNCH_BLOCKING=1 kdist run job.yaml",
+        ),
+        ({"rerun": "again", "cause": "device"}, "kdist run job.yaml"),
+        (
+            {"rerun": "fixed", "cause": "user_code", "signature": "missing-package"}
+            | {"advice": "install it for /x/bin/python: /x/bin/python -m pip install timm"},
+            "/x/bin/python -m pip install timm, then kdist run job.yaml",
+        ),
+        (
+            {"rerun": "fixed", "cause": "oom_device", "place": None, "advice": "lower it"},
+            "do what the hint says, then kdist run job.yaml",
+        ),
+    ],
+)
+def test_the_next_command_never_repeats_unchanged_what_must_fail_again(
+    known: dict[str, Any], expected: str
+) -> None:
+    place = 'File "/src/model.py", line 12, in f'
+    failure = {"agent": "node-0", "advice": "look there", "place": place, **known}
+    reported = summary.conclude(ended("failed", 70, failure=failure), "job.yaml")
+    assert isinstance(reported, KdistError)
+    assert reported.next_command == expected
+    assert str(failure["advice"]) in str(reported.hint)
+    assert ("model.py" in str(reported.hint)) == (
+        known["rerun"] != "blocking" and known.get("place", place) is not None
+    ), "a kernel reports late: its line is not to be trusted"

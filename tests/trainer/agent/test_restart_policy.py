@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from torch._C._distributed_c10d import HashStore
 
-from kdist_trainer.agent import restart_policy
 from kdist_trainer.agent.coordination import AgentStore
 from kdist_trainer.agent.generation import Generation
+from kdist_trainer.agent.repetition import count_repeats
 from kdist_trainer.agent.restart_policy import RestartLedger, count_restarts
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.checkpoint.storage import StoragePath
@@ -313,9 +313,7 @@ def test_failures_that_differ_or_come_from_outside_are_chance_and_slow_down_from
         job.max_restarts = 10
         generation = job.open()
         assert generation.exhausted is False
-        assert generation.repeats == (
-            failure.message != "rank 1 was killed by SIGKILL" and failure.primary
-        )
+        assert generation.repeats == (failure.message != "rank 1 was killed by SIGKILL")
 
 
 def test_where_no_step_is_known_the_same_crash_is_one_after_about_the_same_time() -> None:
@@ -339,11 +337,11 @@ def test_where_no_step_is_known_the_same_crash_is_one_after_about_the_same_time(
     def last(lived: float) -> Failure:
         return replace(crashed(3, step=None), time=3000.0 + lived)
 
-    assert restart_policy.count_repeats(history(4, 5, 6), last(6)) == 3
-    assert restart_policy.count_repeats(history(4, 5, 600), last(600)) == 1, (
+    assert count_repeats(history(4, 5, 6), last(6)) == 3
+    assert count_repeats(history(4, 5, 600), last(600)) == 1, (
         "it got further: it may have checkpoints of its own"
     )
     saved = {"event": "commit", "step": 3}
     assert (
-        restart_policy.count_repeats([*history(4, 5), saved, *history(4, 5, 6)[4:]], last(6)) == 1
+        count_repeats([*history(4, 5), saved, *history(4, 5, 6)[4:]], last(6)) == 1
     )

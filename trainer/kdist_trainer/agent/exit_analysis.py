@@ -9,13 +9,15 @@ from __future__ import annotations
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kdist_trainer import failure, preallocated, result
 from kdist_trainer.agent.desync import RankState
+from kdist_trainer.causes.advice import shorten
 from kdist_trainer.config import Cause, Exit
+from kdist_trainer.config.exit_codes import CODES, Rerun
 from kdist_trainer.failure import Failure
 from kdist_trainer.instrumentation import fault_handler
 from kdist_trainer.instrumentation.fault_handler import stacks_path
@@ -43,6 +45,10 @@ class GroupResult:
     """
     rank_states: list[RankState] = field(default_factory=list)
     """The states of all ranks of this node, if one failed."""
+    early: dict[int, Failure] = field(default_factory=dict)
+    """What the ranks of a script that left by themselves with exit code 0 have done if others still
+    waited for them in a collective.
+    """
     kept: dict[int, int] = field(default_factory=dict)
     """The workers that have left the group and continue in the next one, each with the last step
     that it has finished, or -1.
@@ -97,6 +103,52 @@ def failures(context: ExitContext) -> dict[int, Failure]:
         for local_rank, code in context.exits.items()
         if local_rank not in succeeded
     }
+
+
+def early_exits(context: ExitContext) -> dict[int, Failure]:
+    """The failures that the ranks of a script have caused if others waited for them in a
+    collective when they left with exit code 0, by local rank.
+    """
+    if context.managed or context.terminated:
+        return {}
+    succeeded = outcomes(context)
+    return {
+        local_rank: _early_exit(context, local_rank)
+        for local_rank, code in context.exits.items()
+        if code == 0 and succeeded.get(local_rank) == DONE
+    }
+
+
+def _early_exit(context: ExitContext, local_rank: int) -> Failure:
+    rank, place = context.global_ranks[local_rank], result.read_left(context.scratch, local_rank)
+    where = f" at {shorten(place)}" if place else ""
+    left = Failure.of_rank(
+        Cause.EARLY_EXIT,
+        Exit.PEERS_LOST,
+        f"rank {rank} left with exit code 0{where} while other ranks waited for it in a collective",
+        rank=rank,
+        node=context.node,
+        generation=context.generation,
+        snapshot=context.snapshots[local_rank],
+        place=place,
+    )
+    advice = "let all ranks enter the same collectives, and leave after the last of them"
+    return replace(left, collective=None, signature="early-exit", advice=advice, rerun=Rerun.FIXED)
+
+
+def find_early_exit(early: dict[int, Failure], others: Iterable[Failure]) -> Failure | None:
+    """The early exit of a rank of this node that explains the failures of other ranks; None if one
+    of them happened by itself, or if none waited.
+    """
+    others = list(others)
+    if not early or not others:
+        return None
+    hung = [one.time for one in others if one.primary]
+    if any(one.primary and not (one.code is Exit.HANG and one.collective) for one in others):
+        return None
+    first = early[min(early)]
+    # before the hang that it explains; else later than what happened by itself and is not told yet
+    return replace(first, time=min(hung) - 1e-3 if hung else time.time())
 
 
 def secondary_failures(context: ExitContext, message: str) -> dict[int, Failure]:
@@ -158,18 +210,7 @@ def _failure_of(context: ExitContext, local_rank: int, code: int) -> Failure:
     )
 
 
-_EXIT_CODE_CAUSES = {
-    Exit.CONFIG: Cause.CONFIG,
-    Exit.DATA: Cause.DATA,
-    Exit.USER: Cause.USER_CODE,
-    Exit.DEVICE_OOM: Cause.OOM_DEVICE,
-    Exit.HOST_OOM: Cause.OOM_HOST,
-    Exit.MISMATCH: Cause.MISMATCH,
-    Exit.NONFINITE: Cause.NAN,
-    Exit.STORAGE: Cause.STORAGE,
-    Exit.PEERS_LOST: Cause.NODE_LOST,
-    Exit.HANG: Cause.COLLECTIVE_TIMEOUT,
-}
+_EXIT_CODE_CAUSES = {code: cause for cause, code in CODES.items()}
 """The cause that a managed rank's exit code stands for, if its failure could not be written."""
 
 
@@ -224,6 +265,7 @@ def reset_files(scratch: Path, local_ranks: int) -> None:
     for local_rank in range(local_ranks):
         preallocated.reserve(failure.path_of(scratch, local_rank))
         preallocated.reserve(result.path_of(scratch, local_rank))
+        result.left_path(scratch, local_rank).unlink(missing_ok=True)
         stacks_path(scratch, local_rank).unlink(missing_ok=True)
         fault_handler.path_of(scratch, local_rank).unlink(missing_ok=True)
         fault_handler.look_path(scratch, local_rank).unlink(missing_ok=True)

@@ -24,13 +24,14 @@ class Generation:
         cause: The cause of the failure that ended the previous generation.
         lost_steps: The steps since the last checkpoint, which are done again; 0 if a rank has kept
             the state.
-        exhausted: Whether the restarts exceed the job's limit, so that the run ends.
+        exhausted: Whether the run ends: the restarts exceed the limit, or one failure repeats.
         bounds: The minimum and the maximum number of nodes, as the agent with group rank 0 reads
             them: all ranks must use the same ones.
         message: The message of that failure.
         from_step: The step that the workers continue from: the newest one that a rank has kept or
             that is committed; 0 if there is none.
         repeats: How often in a row the same failure ended a group, unless it is transient.
+        over: Why the run ends, with the failure, if it is `exhausted`.
         kept_step: The step that the survivors have kept in memory, if any has.
     """
 
@@ -46,6 +47,7 @@ class Generation:
     from_step: int = 0
     repeats: int = 0
     kept_step: int | None = None
+    over: str = ""
 
     def to_json(self) -> str:
         return encode_json(asdict(self))

@@ -329,7 +329,12 @@ class WorkerMonitor:
 
     def _group_result(self, exits: dict[int, int]) -> GroupResult:
         context = self._exit_context(exits)
-        return GroupResult(exit_analysis.outcomes(context), exit_analysis.failures(context), exits)
+        return GroupResult(
+            exit_analysis.outcomes(context),
+            exit_analysis.failures(context),
+            exits,
+            early=exit_analysis.early_exits(context),
+        )
 
     def _failures(self, exits: dict[int, int]) -> dict[int, Failure]:
         return exit_analysis.failures(self._exit_context(exits)) if exits else {}

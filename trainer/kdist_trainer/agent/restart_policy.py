@@ -1,98 +1,27 @@
 """The restart policy: numbers the generations, records why each began, and counts restarts against
 the job's limit.
 
-A failure that repeats at the same step without progress ends the run early; external causes (a
-SIGKILL, a lost node, a full disk) never count as a repetition. Where no step is known, as for a
-script, failures count as the same if the worker groups lived for about as long. The agent with
+A failure that repeats without progress ends the run early (`repetition`). The agent with
 group rank 0 writes the record. It reads earlier generations from the run ledger in the checkpoint
 folder and from the agents' documents, so any agent may take over.
 """
 
 from __future__ import annotations
 
-import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 from kdist_trainer import log
 from kdist_trainer.agent.coordination import AgentStore, Document, failures_of
 from kdist_trainer.agent.exit_record import root_cause
 from kdist_trainer.agent.generation import FAILURE, JOIN, RESUME, START, Generation
+from kdist_trainer.agent.repetition import alike_limit, count_repeats, is_transient
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.checkpoint.lock import Lock
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.failure import Failure
-
-MAX_REPEATS = 3
-"""How often the same failure may end a group in a row before it counts as permanent."""
-_MAY_REPEAT = {Cause.SIGNAL, Cause.HANG, Cause.COLLECTIVE_TIMEOUT}
-_EXTERNAL = re.compile(r"SIG(KILL|TERM|INT|HUP)|forkserver|KeyboardInterrupt")
-_LIFETIME_RATIO = 2.0
-_LIFETIME_SLACK_SECONDS = 5.0
-
-Event = Mapping[str, Any]
-
-
-def is_transient(failure: Failure) -> bool:
-    """Whether a failure probably does not repeat after a restart."""
-    return failure.cause not in _MAY_REPEAT or bool(_EXTERNAL.search(failure.message))
-
-
-def count_repeats(events: Iterable[Event], failure: Failure) -> int:
-    """Count the consecutive groups, up to that of `failure`, that the same failure ended without
-    progress in between.
-
-    Args:
-        events: The run's events so far, in order, with or without that of `failure`.
-        failure: The latest failure.
-    """
-    started_at, earlier = _since_progress(events)
-    signature = _signature(failure.cause.value, failure.step, failure.message)
-    lifetimes = [failure.time - started_at.get(failure.generation, failure.time)]
-    for event in reversed(earlier):
-        number = event.get("generation", 0)
-        if number >= failure.generation:
-            continue
-        if (
-            _signature(event.get("cause"), event.get("step"), str(event.get("message")))
-            != signature
-        ):
-            break
-        lifetimes.append(event.get("time", 0.0) - started_at.get(number, 0.0))
-        longest = _LIFETIME_RATIO * min(lifetimes) + _LIFETIME_SLACK_SECONDS
-        if failure.step is None and max(lifetimes) > longest:
-            lifetimes.pop()
-            break
-    return len(lifetimes)
-
-
-def _since_progress(events: Iterable[Event]) -> tuple[dict[int, float], list[Event]]:
-    """The start times of the groups since the last progress, by number, and the failures that ended
-    them.
-    """
-    started_at: dict[int, float] = {}
-    failures: list[Event] = []
-    best = -1
-    for event in events:
-        name = event["event"]
-        if name == "generation":
-            if event.get("reason") not in ("failure", "join"):  # the run was restarted by hand
-                failures.clear()
-            started_at[event.get("generation", 0)] = event.get("time", 0.0)
-        elif name == "failure":
-            failures.append(event)
-        elif name == "commit" and isinstance(event.get("step"), int) and event["step"] > best:
-            best = event["step"]
-            failures.clear()
-    return started_at, failures
-
-
-def _signature(cause: object, step: object, message: str) -> tuple[object, object, str]:
-    """The properties that identify a repeated failure; numbers in the message do not count."""
-    return cause, step, re.sub(r"\d+", "#", message.partition("\n")[0])
-
 
 _KEPT_EVENTS = 1000
 _UNWRITTEN = "unwritten"
@@ -207,6 +136,7 @@ class RestartLedger:
             "cause": failure.cause.value,
             "rank": failure.rank,
             "node": failure.node,
+            **({"signature": failure.signature} if failure.signature else {}),
         }
         self.append_event(
             "failure",
@@ -219,7 +149,7 @@ class RestartLedger:
     def open_generation(
         self, agents: dict[str, str], *, world_size: int, bounds: tuple[int, int] = (0, 0)
     ) -> Generation:
-        """Open the next generation, unless the restart limit is reached.
+        """Open the next generation, unless the run is over.
 
         Args:
             agents: The instance ids of the agents, by node.
@@ -250,8 +180,7 @@ class RestartLedger:
         if failure:
             self.append_failure(failure)
         repeats = count_repeats(events, failure) if failure and not is_transient(failure) else 0
-        is_over = restarts > self._max_restarts or repeats >= MAX_REPEATS
-        exhausted = failure is not None and is_over
+        over = self._is_over(failure, restarts, repeats) if failure is not None else ""
         generation = Generation(
             number=last + 1,
             reason=reason,
@@ -259,19 +188,30 @@ class RestartLedger:
             restarts=restarts,
             cause=failure.cause.value if failure else None,
             lost_steps=max(0, reached - step) if failure and kept is None else 0,
-            exhausted=exhausted,
+            exhausted=bool(over),
+            over=over,
             bounds=bounds,
             message=failure.message if failure else "",
             from_step=step,
             repeats=repeats,
             kept_step=kept,
         )
-        if not exhausted:
+        if not over:
             # First: if the agent dies between the two writes, the next one must not take the run
             # for one that was restarted by hand.
             self._agent_store.open_generation(last + 1, agents)
             self.append_generation(generation, world_size)
         return generation
+
+    def _is_over(self, failure: Failure, restarts: int, repeats: int) -> str:
+        """Why the run ends with this failure; "" if it goes on."""
+        if 0 < alike_limit(failure) <= repeats:
+            times = f"the same failure {repeats} times in a row without progress"
+            return f"{times}: {failure.message}"
+        if restarts > self._max_restarts:
+            limit = f"restart limit reached: {self._max_restarts} restarts without progress"
+            return f"{limit}; the last failure: {failure.message}"
+        return ""
 
     def append_generation(self, generation: Generation, world_size: int) -> None:
         """Write that a generation of `world_size` ranks has begun."""
@@ -305,7 +245,8 @@ class RestartLedger:
             return 0
         events, transient = self._read(), is_transient(failure)
         times = count_repeats(events, failure)
-        if (times >= MAX_REPEATS and not transient) or count_restarts(events) >= self._max_restarts:
+        is_last = not transient and times >= alike_limit(failure)
+        if is_last or count_restarts(events) >= self._max_restarts:
             return 0
         return _backoff_seconds(times - transient)
 
@@ -340,7 +281,9 @@ class RestartLedger:
         lost_while_joining = failure is not None and lost and planned == JOIN
         if planned is not None and not (failure and failure.primary) and not lost_while_joining:
             return (JOIN if planned == JOIN else RESUME), None
-        if failure and failure.primary:
+        left_early = failure is not None and failure.cause is Cause.EARLY_EXIT
+        # what the ranks of a lost node did explains more than one that had left
+        if failure and failure.primary and not (left_early and lost):
             return FAILURE, failure
         if lost:
             return FAILURE, Failure(

@@ -139,6 +139,7 @@ class AgentTelemetry:
                 "restarts": generation.restarts,
                 "budget": self._max_restarts,
                 "cause": generation.cause,
+                "failure": generation.message[:500],
             }
             if not generation.from_step and not self._managed:
                 fields["message"] = (

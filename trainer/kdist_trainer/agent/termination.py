@@ -14,10 +14,9 @@ from typing import Any, NoReturn
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 
 from kdist_trainer import log
-from kdist_trainer.agent import restart_policy
-from kdist_trainer.agent.coordination import AgentStore, failures_of
+from kdist_trainer.agent.coordination import AgentStore, Document, failures_of
 from kdist_trainer.agent.desync import RankState, find_mismatch, format_collectives
-from kdist_trainer.agent.exit_analysis import GroupResult
+from kdist_trainer.agent.exit_analysis import GroupResult, find_early_exit
 from kdist_trainer.agent.exit_record import (
     RunOutcome,
     failed,
@@ -29,6 +28,7 @@ from kdist_trainer.agent.exit_record import (
 from kdist_trainer.agent.finish import FinishExchange
 from kdist_trainer.agent.generation import STOP, Generation
 from kdist_trainer.agent.hang_detection import gather_rank_states, resolve_root_cause
+from kdist_trainer.agent.repetition import final_failure
 from kdist_trainer.agent.restart_policy import RestartLedger
 from kdist_trainer.agent.settings import Settings
 from kdist_trainer.agent.telemetry import AgentTelemetry
@@ -90,7 +90,8 @@ class TerminationPolicy:
         for local_rank, failure in result.failures.items():
             if local_rank not in result.kept:
                 self._telemetry.rank_failed(failure, result.exits.get(local_rank))
-        cause = root_cause(result.failures.values())
+        early = find_early_exit(result.early, result.failures.values())
+        cause = early or root_cause(result.failures.values())
         is_end = self._is_done(result) if cause is None else cause.permanent
         self._agent_store.limit_refusals(REFUSED_SECONDS if is_end else math.inf)
         try:
@@ -102,7 +103,7 @@ class TerminationPolicy:
         if cause is not None:
             self._telemetry.group_failed(cause)
         elif self._all_done(generation, result):
-            self._finish(generation)
+            self._finish(generation, result)
         else:
             # the ranks were asked to stop: that is no failure
             self._agent_store.plan_stop(generation.number, STOP)
@@ -123,7 +124,7 @@ class TerminationPolicy:
         succeeded = not result.failures and self._is_done(result)
         if succeeded and not managed:
             is_alone = is_refused and not self._stop.requested
-            succeeded = is_alone and self._wait_for_others(generation)
+            succeeded = is_alone and self._wait_for_others(generation, result)
         if not (succeeded or self._stop.requested):
             raise error
         log.warn(
@@ -156,9 +157,10 @@ class TerminationPolicy:
         if (step := max(result.kept.values(), default=-1)) >= 0:
             self._agent_store.post_kept_step(generation.number, step)
         if result.failures:
-            self._agent_store.post_failures(
-                generation.number, list(result.failures.values()), rank_states=states
-            )
+            posted = list(result.failures.values())
+            if cause is not None and cause not in posted:
+                posted.append(cause)
+            self._agent_store.post_failures(generation.number, posted, rank_states=states)
         self._end_if_over()
         if cause is None:
             return None
@@ -205,30 +207,31 @@ class TerminationPolicy:
             time.sleep(_POLL_SECONDS)
 
     def _end_failed(self, failure: Failure) -> NoReturn:
+        self._end_with(failure, is_new=True)
+
+    def _end_with(self, failure: Failure, *, is_new: bool = False) -> NoReturn:
+        """End all agents with this failure; `is_new` if the ledger does not have it yet."""
         record = failed(failure)
         final = self._commit_result(record)
         if final == record:
-            self._ledger.append_failure(failure)
+            if is_new:
+                self._ledger.append_failure(failure)
             self._ledger.append_event(
                 "failed",
                 cause=failure.cause.value,
                 code=int(failure.code),
                 message=failure.message[:500],
+                signature=failure.signature,
+                fault=failure.fault.value,
+                advice=failure.advice[:500],
+                rerun=failure.rerun.value,
             )
         self._close()
         raise RunOutcome(final)
 
     def end_exhausted(self, generation: Generation) -> NoReturn:
         """End all agents because the restart budget is exhausted, or one failure repeats."""
-        message = (
-            f"restart limit reached: {self._settings.config.max_restarts} restarts without "
-            f"progress; the last failure: {generation.message}"
-        )
-        if generation.repeats >= restart_policy.MAX_REPEATS:
-            message = (
-                f"the same failure {generation.repeats} times in a row without progress: "
-                f"{generation.message}"
-            )
+        message = generation.over
         if full := self._telemetry.find_full():
             message = f"{message}; {full}"
         document = self._agent_store.generation(generation.number - 1)
@@ -238,22 +241,10 @@ class TerminationPolicy:
         )
         if last is not None:
             states = [state for node in document.get("rank_states", {}).values() for state in node]
-            failure = replace(
-                last,
-                cause=Cause.BUDGET,
-                code=Exit.BUDGET,
-                primary=True,
-                message=message,
-                collectives=format_collectives(states),
+            failure = final_failure(
+                last, message, repeats=generation.repeats, collectives=format_collectives(states)
             )
-        record = failed(failure)
-        final = self._commit_result(record)
-        if final == record:
-            self._ledger.append_event(
-                "failed", cause=Cause.BUDGET.value, code=int(Exit.BUDGET), message=message[:500]
-            )
-        self._close()
-        raise RunOutcome(final)
+        self._end_with(failure)
 
     def final_record(self) -> dict[str, Any]:
         """The exit record of a run whose rendezvous is closed."""
@@ -286,15 +277,15 @@ class TerminationPolicy:
         # from their peers only.
         return "planned_stop" not in self._agent_store.generation(generation.number)
 
-    def _finish(self, generation: Generation) -> None:
+    def _finish(self, generation: Generation, result: GroupResult) -> None:
         """End the run if all nodes are done. A managed training has passed a barrier; scripts may
         still run on other nodes.
         """
-        if self._settings.config.train is not None or self._wait_for_others(generation):
+        if self._settings.config.train is not None or self._wait_for_others(generation, result):
             self._finish_now(None)
         self._telemetry.state("restarting")
 
-    def _wait_for_others(self, generation: Generation) -> bool:
+    def _wait_for_others(self, generation: Generation, result: GroupResult) -> bool:
         """Wait for the other nodes' scripts; False if not all succeed, so that all restart."""
         number, nodes = generation.number, generation.nodes
         exchange = FinishExchange(self._rendezvous, self._settings.node, nodes)
@@ -317,10 +308,23 @@ class TerminationPolicy:
                     stopped("stopped on request, waiting for other nodes to finish", step=None)
                 )
             if document.get("failures") or "planned_stop" in document or has_lost_nodes:
-                log.warn("peers-not-finished", message="other nodes did not finish: all restart")
+                self._report_not_finished(result, document)
                 return False
             time.sleep(_POLL_SECONDS)
         return True
+
+    def _report_not_finished(self, result: GroupResult, document: Document) -> None:
+        """Say why other nodes did not finish; post it if this node's ranks left too early."""
+        message = "other nodes did not finish: all restart"
+        early = None
+        if "planned_stop" not in document:
+            early = find_early_exit(result.early, failures_of(document))
+        if early is not None:
+            message = f"{early.message}: all restart"
+            self._telemetry.rank_failed(early, 0)
+            with suppress(RuntimeError):  # the others know of their own failures
+                self._agent_store.post_failures(early.generation, [early])
+        log.warn("peers-not-finished", message=message)
 
     def _finish_now(self, step: int | None) -> NoReturn:
         done = self._read_done()

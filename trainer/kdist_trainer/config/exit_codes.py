@@ -23,6 +23,10 @@ class Exit(IntEnum):
     PEERS_LOST = 201
     HANG = 202
     STORAGE = 203
+    DEVICE = 204
+    NODE = 205
+    RETRY = 206
+    UNKNOWN = 207
 
     @property
     def retryable(self) -> bool:
@@ -50,4 +54,76 @@ class Cause(StrEnum):
     PREFLIGHT = "preflight"
     DATA = "data"
     BUDGET = "budget"
+    DEVICE = "device"
+    NODE = "node"
+    NETWORK = "network"
+    LOADER = "loader"
+    EARLY_EXIT = "early_exit"
+    RETRY = "retry"
     UNKNOWN = "unknown"
+
+
+class Fault(StrEnum):
+    """Whose fault a failure is: a bounded set."""
+
+    USER = "user"
+    DATA = "data"
+    DEVICE = "device"
+    NODE = "node"
+    NETWORK = "network"
+    STORAGE = "storage"
+    KDIST = "kdist"
+    UNKNOWN = "unknown"
+
+
+class Rerun(StrEnum):
+    """How a run may be started again after a failure."""
+
+    AGAIN = "again"
+    """As it was."""
+    FIXED = "fixed"
+    """After a change: unchanged it must fail again."""
+    BLOCKING = "blocking"
+    """With CUDA_LAUNCH_BLOCKING=1, which shows the line of a kernel that fails."""
+
+
+CODES = {
+    Cause.CONFIG: Exit.CONFIG,
+    Cause.DATA: Exit.DATA,
+    Cause.USER_CODE: Exit.USER,
+    Cause.OOM_DEVICE: Exit.DEVICE_OOM,
+    Cause.OOM_HOST: Exit.HOST_OOM,
+    Cause.MISMATCH: Exit.MISMATCH,
+    Cause.NAN: Exit.NONFINITE,
+    Cause.STORAGE: Exit.STORAGE,
+    Cause.NODE_LOST: Exit.PEERS_LOST,
+    Cause.COLLECTIVE_TIMEOUT: Exit.HANG,
+    Cause.DEVICE: Exit.DEVICE,
+    Cause.NODE: Exit.NODE,
+    Cause.RETRY: Exit.RETRY,
+    Cause.UNKNOWN: Exit.UNKNOWN,
+}
+"""The exit code of a rank that failed by a cause, and so the cause that its exit code stands for if
+its failure could not be written. Causes that are not here share a code with one of these.
+"""
+FAULTS = {
+    Cause.CONFIG: Fault.USER,
+    Cause.USER_CODE: Fault.USER,
+    Cause.OOM_DEVICE: Fault.USER,
+    Cause.OOM_HOST: Fault.USER,
+    Cause.COLLECTIVE_MISMATCH: Fault.USER,
+    Cause.EARLY_EXIT: Fault.USER,
+    Cause.NAN: Fault.USER,
+    Cause.RETRY: Fault.USER,
+    Cause.DATA: Fault.DATA,
+    Cause.MISMATCH: Fault.DATA,
+    Cause.DEVICE: Fault.DEVICE,
+    Cause.NODE: Fault.NODE,
+    Cause.PREEMPTED: Fault.NODE,
+    Cause.NETWORK: Fault.NETWORK,
+    Cause.NODE_LOST: Fault.NETWORK,
+    Cause.RENDEZVOUS: Fault.NETWORK,
+    Cause.PREFLIGHT: Fault.NETWORK,
+    Cause.STORAGE: Fault.STORAGE,
+}
+"""Whose fault a cause is where nothing says more; of the others it is unknown."""

@@ -1,0 +1,133 @@
+"""Causes of whole runs: whose fault a script's failure is, and how often it is tried."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trainer.agent.lab import Lab
+
+_FIRST_TIME = "import os\nagain = os.environ['TORCHELASTIC_RESTART_COUNT'] != '0'\n"
+
+
+def run(folder: Path, text: str) -> tuple[int, dict[str, Any], list[dict[str, Any]]]:
+    """Run a script on one node; returns the exit code, the exit record and the restarts."""
+    script = folder / "train.py"
+    script.write_text(text)
+    with Lab(folder, script={"path": str(script)}) as lab:
+        lab.start("node-0")
+        code = lab.end("node-0")
+        return code, lab.record("node-0"), lab.events("node-0", "restarting")
+
+
+@pytest.mark.processes
+def test_an_error_of_the_gpu_is_tried_again(tmp_path: Path) -> None:
+    text = (
+        "import torch\nerror = torch.AcceleratorError('CUDA error: uncorrectable ECC error')\n"
+        "error.error_code = 214\nif not again: raise error\n"
+    )
+    code, _, restarts = run(tmp_path, _FIRST_TIME + text)
+    assert code == 0
+    (restart,) = restarts
+    assert restart["cause"] == "device"
+    assert "uncorrectable ECC error" in restart["failure"], "all nodes name what it was"
+
+
+@pytest.mark.processes
+def test_an_error_in_no_table_is_tried_again_and_is_final_when_it_comes_back_alike(
+    tmp_path: Path,
+) -> None:
+    # a library raises it, for all that is known
+    text = "import tarfile\ntarfile.open(__file__)\n"
+    code, record, restarts = run(tmp_path, text)
+    assert [one["cause"] for one in restarts] == ["unknown"]
+    assert (code, record["cause"], record["fault"]) == (70, "unknown", "unknown")
+    assert record["message"].startswith("the same failure 2 times in a row without progress: ")
+    assert record["place"] == f'File "{tmp_path / "train.py"}", line 2, in <module>'
+
+
+@pytest.mark.processes
+def test_a_script_that_asks_to_be_tried_again_is(tmp_path: Path) -> None:
+    text = "import kdist_trainer\nif not again: raise kdist_trainer.Retry('the service is away')\n"
+    code, _, restarts = run(tmp_path, _FIRST_TIME + text)
+    assert (code, [one["cause"] for one in restarts]) == (0, ["retry"])
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("import socket\nsocket.create_connection(('127.0.0.1', 9), timeout=5)\n", 2),
+        ("import errno\nraise OSError(errno.EROFS, 'Read-only file system', '/data/x')\n", 2),
+        (
+            "import socket\na, b = socket.socket(), socket.socket()\na.bind(('127.0.0.1', 0))\n"
+            "b.bind(a.getsockname())\n",
+            4,
+        ),
+        (
+            "import torch\nfrom torch.utils.data import DataLoader\n"
+            "class Own:\n"
+            "    def __len__(self): return 4\n"
+            "    def __getitem__(self, index): return {}['label']\n"
+            "for batch in DataLoader(Own(), num_workers=1): pass\n",
+            5,
+        ),
+    ],
+    ids=["refused", "read-only", "port", "sample"],
+)
+def test_what_the_scripts_own_call_raised_is_its_own_at_once_with_its_line(
+    tmp_path: Path, text: str, line: int
+) -> None:
+    code, record, restarts = run(tmp_path, text)
+    assert (code, record["cause"], record["fault"], restarts) == (70, "user_code", "user", [])
+    assert record["place"].startswith(f'File "{tmp_path / "train.py"}", line {line}, in ')
+
+
+@pytest.mark.processes
+def test_a_process_of_a_loader_that_aborts_is_named_and_tried_again(tmp_path: Path) -> None:
+    text = (
+        "import torch\nfrom torch.utils.data import DataLoader\n"
+        "class Own:\n"
+        "    def __len__(self): return 4\n"
+        "    def __getitem__(self, index):\n"
+        "        if not again: os.abort()\n"
+        "        return index\n"
+        "for batch in DataLoader(Own(), num_workers=1): pass\n"
+    )
+    code, _, restarts = run(tmp_path, _FIRST_TIME + text)
+    assert (code, [one["cause"] for one in restarts]) == (0, ["loader"])
+
+
+@pytest.mark.processes
+def test_a_missing_package_names_the_python_and_the_command(tmp_path: Path) -> None:
+    code, record, restarts = run(tmp_path, "import no_such_package_of_anyone\n")
+    assert (code, record["signature"], restarts) == (70, "missing-package", [])
+    assert "no_such_package_of_anyone" in record["advice"].rpartition(": ")[2]
+    assert "/python" in record["advice"]
+
+
+@pytest.mark.processes
+def test_a_rank_that_leaves_while_others_wait_is_named_and_ends_the_run_when_it_does_so_again(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import sys\nimport torch\nimport torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "if dist.get_rank() == 1:\n"
+        "    sys.exit(0)\n"
+        "dist.all_reduce(torch.ones(1))\n"
+    )
+    with Lab(tmp_path, nodes={"min": 2, "max": 2}, script={"path": str(script)}) as lab:
+        for node in ("node-0", "node-1"):
+            lab.start(node)
+        assert [lab.end(node) for node in ("node-0", "node-1")] == [70, 70]
+        records = [lab.record(node) for node in ("node-0", "node-1")]
+        restarts = [lab.events(node, "restarting") for node in ("node-0", "node-1")]
+    for record in records:
+        assert (record["cause"], record["rank"]) == ("early_exit", 1)
+        assert record["place"] == f'File "{script}", line 6, in <module>'
+    assert [[one["cause"] for one in each] for each in restarts] == [["early_exit"]] * 2
+    assert all("rank 1 left with exit code 0" in each[0]["failure"] for each in restarts)

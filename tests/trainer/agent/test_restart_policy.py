@@ -342,6 +342,4 @@ def test_where_no_step_is_known_the_same_crash_is_one_after_about_the_same_time(
         "it got further: it may have checkpoints of its own"
     )
     saved = {"event": "commit", "step": 3}
-    assert (
-        count_repeats([*history(4, 5), saved, *history(4, 5, 6)[4:]], last(6)) == 1
-    )
+    assert count_repeats([*history(4, 5), saved, *history(4, 5, 6)[4:]], last(6)) == 1

@@ -105,6 +105,12 @@ def failures(context: ExitContext) -> dict[int, Failure]:
     }
 
 
+def group_result(context: ExitContext) -> GroupResult:
+    """The result of the workers that exited by themselves."""
+    found, early = failures(context), early_exits(context)
+    return GroupResult(outcomes(context), found, context.exits, early=early)
+
+
 def early_exits(context: ExitContext) -> dict[int, Failure]:
     """The failures that the ranks of a script have caused if others waited for them in a
     collective when they left with exit code 0, by local rank.

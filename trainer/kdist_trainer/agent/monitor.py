@@ -328,13 +328,7 @@ class WorkerMonitor:
         return GroupResult(outcomes=self._group_result(exits).outcomes, exits=exits, forced=True)
 
     def _group_result(self, exits: dict[int, int]) -> GroupResult:
-        context = self._exit_context(exits)
-        return GroupResult(
-            exit_analysis.outcomes(context),
-            exit_analysis.failures(context),
-            exits,
-            early=exit_analysis.early_exits(context),
-        )
+        return exit_analysis.group_result(self._exit_context(exits))
 
     def _failures(self, exits: dict[int, int]) -> dict[int, Failure]:
         return exit_analysis.failures(self._exit_context(exits)) if exits else {}

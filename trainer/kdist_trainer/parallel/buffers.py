@@ -28,6 +28,7 @@ from kdist_trainer.parallel.slots import (
     Snapshot,
     TensorSlot,
     extra_slots,
+    find_changed,
     flatten,
     tensor_slots,
 )
@@ -40,8 +41,6 @@ from kdist_trainer.state import (
     read_module,
 )
 from kdist_trainer.torch_internals import RunningNorm, own_buffers
-
-_NOTHING = digest_of(None)
 
 
 class Buffers:
@@ -199,13 +198,7 @@ class Buffers:
             return
         differing = self._find_differing(alike, self._digests())
         if found or differing:
-            log.warn(
-                "buffers-late",
-                message=f"{len(found | differing)} values of the model "
-                f"({min(found | differing)}) changed for the first time after the warm-up: ranks "
-                "synchronize them from now on"
-                + (", before that each had its own" if differing else ""),
-            )
+            report_late(found | differing, differ=bool(differing))
         kinds = self._gather({one.name: kind_of(one.tensor) for one in self._slots()})
         self._split |= {
             name for name in found if any(one.get(name) != kinds[0].get(name) for one in kinds)
@@ -250,6 +243,10 @@ class Buffers:
             for slot in self._buffers()
             if slot.name not in saved and slot.tensor is not None
         }
+
+    def moving_unsaved(self) -> list[str]:
+        """Names of the buffers that change, and that no checkpoint has."""
+        return sorted(self._changing & self.unsaved().keys())
 
     @torch.no_grad()
     def load_unsaved(self, values: Mapping[str, Tensor]) -> None:
@@ -384,10 +381,19 @@ class Buffers:
         return parts if self._keep_previous else []
 
 
-def find_changed(before: Mapping[str, str], now: Mapping[str, str]) -> set[str]:
-    """Names whose digests differ, or which are only in one of the two."""
-    return {
-        name
-        for name in before.keys() | now.keys()
-        if before.get(name, _NOTHING) != now.get(name, _NOTHING)
-    }
+def report_late(names: set[str], *, differ: bool) -> None:
+    """Log that values which seemed constant, or the same on every rank, are not."""
+    what = f"{len(names)} values of the model ({min(names)})"
+    before = ", before that each had its own" if differ else ""
+    log.warn(
+        "buffers-late",
+        message=f"{what} changed for the first time after the warm-up: ranks synchronize them "
+        f"from now on{before}",
+    )
+    if differ and dist.get_rank() == 0:
+        why = f"{what} were different on the ranks until they were synchronized"
+        log.event(
+            "not-reproducible",
+            why=why,
+            message=f"the training continues correctly, but is not bitwise identical: {why}",
+        )

@@ -5,16 +5,18 @@ copies of what is in them.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from kdist_trainer.state import BufferSlot, buffer_slots
+from kdist_trainer.state import BufferSlot, buffer_slots, digest_of
 from kdist_trainer.state.names import Naming
 from kdist_trainer.torch_internals import own_buffers
 from kdist_trainer.world import to_local
+
+_NOTHING = digest_of(None)
 
 
 class ParameterSlot(NamedTuple):
@@ -102,7 +104,7 @@ def flatten(slots: Sequence[TensorSlot]) -> list[FlatCopy]:
     copies = []
     for pairs in devices.values():
         pairs.sort(key=lambda pair: -pair[1].element_size())
-        own = [to_local(tensor.detach()) for _, tensor in pairs]
+        own = [to_local(tensor) for _, tensor in pairs]
         flat = torch.cat([one.reshape(-1).view(torch.uint8) for one in own])
         layouts = [(one.shape, one.dtype) for one in own]
         copies.append(
@@ -130,7 +132,7 @@ class Snapshot:
             if tensor is not None and saved is not None:
                 _put_back(slot, tensor, saved)
             elif isinstance(slot, BufferSlot):
-                own_buffers(slot.owner)[slot.key] = None
+                own_buffers(slot.owner)[slot.key] = tensor
         for extra, value in self._extras:
             extra.write(value)
 
@@ -153,4 +155,15 @@ def _put_back(slot: TensorSlot, tensor: Tensor, saved: Tensor) -> None:
 
 
 def _copy(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else to_local(tensor).to("cpu", copy=True)
+    if tensor is None or tensor.is_meta:
+        return None
+    return to_local(tensor).to("cpu", copy=True)
+
+
+def find_changed(before: Mapping[str, str], now: Mapping[str, str]) -> set[str]:
+    """Names whose digests differ, or which are only in one of the two."""
+    return {
+        name
+        for name in before.keys() | now.keys()
+        if before.get(name, _NOTHING) != now.get(name, _NOTHING)
+    }

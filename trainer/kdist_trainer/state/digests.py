@@ -35,7 +35,7 @@ def digests_of(state: Mapping[str, Any]) -> dict[str, str]:
 def bytes_of(tensor: Tensor) -> memoryview:
     """A tensor's bytes in the order of its elements; of a sharded one this rank's."""
     own = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    whole = own.detach().cpu().contiguous().reshape(-1)
+    whole = own.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
     return whole.view(torch.uint8).numpy().data
 
 
@@ -52,7 +52,12 @@ def _hash_on_device(tensor: Tensor) -> bytes:
 def _update(hasher: Hasher, value: Any) -> None:
     if isinstance(value, Tensor):
         hasher.update(f"{kind_of(value)};".encode())
-        hasher.update(_hash_on_device(value) if value.is_cuda else bytes_of(value))
+        if value.is_meta:
+            return
+        try:
+            hasher.update(_hash_on_device(value) if value.is_cuda else bytes_of(value))
+        except (RuntimeError, TypeError):  # a sparse or quantized tensor has other parts
+            hasher.update(_pickle(value))
     elif isinstance(value, Mapping):
         hasher.update(f"{type(value).__name__}{len(value)}{{".encode())
         for key, one in value.items():

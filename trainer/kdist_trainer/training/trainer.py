@@ -238,8 +238,14 @@ def log_resume(ctx: TrainContext, saved: TrainState | None) -> None:
             "continue it, or start again with --fresh",
         )
     before, now = saved.describe_writer(), ctx.state.describe_writer()
-    if before != now:
-        why = f"saved by {before}; resumed by {now}"
+    reasons = [f"saved by {before}; resumed by {now}"] if before != now else []
+    lost = ctx.buffers.moving_unsaved() if ctx.handover.source is None else []
+    if lost:
+        reasons.append(
+            f"{len(lost)} buffers of the model ({lost[0]}) are not persistent and begin again"
+        )
+    if reasons:
+        why = "; ".join(reasons)
         log.event(
             "not-reproducible",
             why=why,

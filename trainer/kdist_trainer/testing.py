@@ -115,7 +115,7 @@ class _Checks:
 
     def _optimizer_and_scheduler_are_supported(self) -> Iterator[str]:
         model = self._make_model()
-        if problem := supported.find_parameter_problem(model):
+        if problem := supported.find_model_problem(model):
             yield problem
             return
         optimizer = self.workload.optimizer(model, Optimizer())
@@ -194,7 +194,7 @@ class _Checks:
 
     def _gradients_are_finite(self) -> Iterator[str]:
         model = self._make_model().train()
-        if supported.find_parameter_problem(model):
+        if supported.find_model_problem(model):
             return  # said before
         loss, _ = self._compute_loss(model, self._indices)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -277,7 +277,7 @@ class _Checks:
 
     def _loss_decreases(self) -> Iterator[str]:
         model = self._make_model().train()
-        if supported.find_parameter_problem(model):
+        if supported.find_model_problem(model):
             return  # said before
         optimizer = self.workload.optimizer(model, Optimizer())
         if supported.find_optimizer_problem(optimizer):

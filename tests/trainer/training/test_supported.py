@@ -102,6 +102,20 @@ class SparseWords(Small):
         return nn.Sequential(nn.Embedding(8, 4, sparse=True), nn.Flatten(), nn.Linear(64, 3))
 
 
+class Undecided(nn.Linear):
+    """Gives extra state and takes none."""
+
+    def get_extra_state(self) -> Any:
+        return 1
+
+
+class OneWay(Small):
+    """What a part of its model saves cannot be given back."""
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(Undecided(16, 3))
+
+
 KINDS: list[tuple[type[Workload], str, str]] = [
     (SecondOrder, "ddp", r"SecondOrder\.optimizer\(\): LBFGS\.step\(\) computes the loss again"),
     (Plateau, "ddp", r"Plateau\.scheduler\(\): ReduceLROnPlateau\.step\(\) needs a measured value"),
@@ -142,6 +156,12 @@ def test_check_workload_says_so_too(kind: type[Workload], printed: str) -> None:
 
 def optimizer() -> Optimizer:
     return SGD(nn.Linear(2, 2).parameters(), lr=0.1)
+
+
+def test_extra_state_that_is_only_given_is_refused() -> None:
+    workload = OneWay(WorkloadContext())
+    with pytest.raises(ConfigError, match=r"0 \(Undecided\) has get_extra_state"):
+        check_model(workload.model(), workload, strategy="ddp")
 
 
 def test_sparse_gradients_are_refused_where_gradients_are_split_alone() -> None:

@@ -37,17 +37,17 @@ from kdist_trainer.object_store.path import ObjectPath
 from kdist_trainer.parallel.pipeline import Pipeline
 from kdist_trainer.rng import WEIGHTS, Generators, derive
 from kdist_trainer.tensorboard import TensorBoardWriter
-from kdist_trainer.training import loss_scale, lr_scheduler, regroup
+from kdist_trainer.training import loss_scale, lr_scheduler, new_process, regroup
 from kdist_trainer.training.checkpointing import (
     Stateful,
     TrainerCheckpointing,
     TrainingState,
     TrainState,
-    describe_environment,
     find_edits,
 )
 from kdist_trainer.training.context import TrainContext
 from kdist_trainer.training.early_stopping import EarlyStopping, NullEarlyStopping
+from kdist_trainer.training.environment import describe_environment
 from kdist_trainer.training.forward_backward import (
     ForwardBackward,
     GradientAccumulation,
@@ -212,16 +212,19 @@ def make_training_state(
         )
     optimizer = make_optimizer(train, workload, model.module)
     model.buffers.exclude(optimizer)
-    return TrainingState(
+    steps = data.steps.count()
+    training = TrainingState(
         world=world,
         strategy=model.strategy,
         module=model.module,
         optimizer=optimizer,
-        scheduler=lr_scheduler.make(workload, optimizer, train.schedule, steps=data.steps.count()),
+        scheduler=lr_scheduler.make(workload, optimizer, train.schedule, steps=steps),
         ema=model.ema,
         extras=extras,
         state=state,
     )
+    training.loading.build = partial(new_process.built, train, workload, training, steps=steps)
+    return training
 
 
 def make_guards(

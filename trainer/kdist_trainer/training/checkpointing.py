@@ -19,14 +19,16 @@ from torch.optim.lr_scheduler import LRScheduler
 from kdist_trainer.checkpoint.checkpointer import CheckpointManager, SaveResult
 from kdist_trainer.checkpoint.reader import LoadedCheckpoint, SavedIndex
 from kdist_trainer.checkpoint.target import describe_index
-from kdist_trainer.config import Every, Training
+from kdist_trainer.config import Every
 from kdist_trainer.config.changes import Change, compare, explain_refusal
 from kdist_trainer.errors import CheckpointMismatchError
 from kdist_trainer.metrics.step_stats import StepStats
 from kdist_trainer.parallel.base import Strategy
 from kdist_trainer.state import ValueKind
 from kdist_trainer.training.ema import Ema, NullEma
+from kdist_trainer.training.loading_check import LoadingCheck
 from kdist_trainer.training.step_log import StepLog
+from kdist_trainer.training.supported import check_saved_scheduler, describe_scheduler
 from kdist_trainer.workload import apply_edits
 from kdist_trainer.world import World, to_local
 
@@ -85,6 +87,8 @@ class TrainingState:
     extras: Mapping[str, Stateful]
     """Small states that are stored as JSON, such as the loss scaler's, by name."""
     state: TrainState
+    loading: LoadingCheck = field(default_factory=LoadingCheck)
+    """Proves that a new process could load the state; kept as long as the model."""
 
     def tensors(self) -> dict[str, Any]:
         """All tensors by their full names, and the scheduler's state."""
@@ -116,13 +120,15 @@ class TrainingState:
             if value is not self.ema.tensors[name]:
                 to_local(self.ema.tensors[name]).copy_(to_local(value))
         if self.scheduler is not None and tensors["scheduler"][0] is not None:
+            check_saved_scheduler(self.scheduler, tensors["scheduler"])
             self.scheduler.load_state_dict(tensors["scheduler"][0])
 
     def _complete(self, tensors: dict[str, Any]) -> dict[str, Any]:
         if self.ema.tensors:
             tensors["average"] = self.ema.tensors
         scheduler = None if self.scheduler is None else self.scheduler.state_dict()
-        tensors["scheduler"] = (scheduler,)  # a tuple is stored whole: its keys need not be strings
+        # a tuple is stored whole: its keys need not be strings
+        tensors["scheduler"] = (scheduler, describe_scheduler(self.scheduler))
         return tensors
 
 
@@ -173,8 +179,12 @@ class TrainerCheckpointing:
         self._started_step = -1
         """Step of the newest save that was started."""
         self._started_at = time.monotonic()
+        self._is_checked = False
+        """Whether the state has been proven to be loadable, or was loaded."""
         if manager is not None:
             manager.on_result = self._count
+            manager.loadable = training.loading.check
+            training.loading.observe(training, is_restoring=False)
 
     def restore(self) -> TrainState | None:
         """Restore the newest checkpoint that passes verification. Collective.
@@ -188,6 +198,7 @@ class TrainerCheckpointing:
         if self.manager is None:
             return None
         training, state = self.training, self.training.state
+        training.loading.observe(training, is_restoring=True)
         tensors: dict[str, Any] = {}
         buffers: dict[str, Any] = {}
 
@@ -205,6 +216,7 @@ class TrainerCheckpointing:
         if found is None:
             return None
         training.load(tensors, **buffers)
+        self.manager.loadable.accept(training.tensors())
         saved = TrainState.from_json(found)
         state.step = saved.step
         state.samples_seen = saved.samples_seen
@@ -317,8 +329,16 @@ class TrainerCheckpointing:
             self.manager.wait()
 
     def poll(self) -> None:
-        """Count a save that has completed, and update the metric of the save interval."""
+        """Count a save that has completed, and update the metric of the save interval. Called for
+        the first time, prove that the state can be loaded.
+
+        Raises:
+            UnloadableStateError: If it cannot.
+        """
         if self.manager is not None:
+            if not self._is_checked:  # after the first step, so that the optimizer has its state
+                self._is_checked = True
+                self.manager.loadable.check(self.training.tensors())
             self.manager.poll()
             self._stats.checkpoint_interval = self.interval_seconds()
 
@@ -377,22 +397,3 @@ def find_edits(
     if problem is not None:
         raise CheckpointMismatchError(problem)
     return changes
-
-
-def describe_environment(train: Training, world: World) -> str:
-    """What must be the same, besides the world size, for bitwise identical results; `ddp` is the
-    default and not named.
-    """
-    replicas = f" with {world.data_size} copies" if world.model_parallel > 1 else ""
-    strategy = "" if train.strategy == "ddp" else f"{train.strategy}{replicas}, "
-    return f"{strategy}{_describe_machine(world)}"
-
-
-def _describe_machine(world: World) -> str:
-    """The machine's part of the fingerprint."""
-    device = (
-        torch.cuda.get_device_name(world.device)
-        if world.device.type == "cuda"
-        else torch.backends.cpu.get_cpu_capability()
-    )
-    return f"torch {torch.__version__}, {torch.get_num_threads()} threads, {device}"

@@ -65,8 +65,18 @@ def find_scheduler_problem(scheduler: object) -> str | None:
     return None
 
 
-def find_parameter_problem(model: nn.Module) -> str | None:
-    """Why a model has nothing to train; None if it has."""
+def find_model_problem(model: nn.Module) -> str | None:
+    """Why the training loop cannot train a model, whatever the strategy; None if it can."""
+    for name, one in model.named_modules():
+        kind = type(one)
+        if (
+            kind.get_extra_state is not nn.Module.get_extra_state
+            and kind.set_extra_state is nn.Module.set_extra_state
+        ):
+            return (
+                f"model(): {name or 'the model'} ({kind.__name__}) has get_extra_state and no "
+                "set_extra_state, so that what it saves cannot be given back: write both"
+            )
     parameters = dict(model.named_parameters())
     if not parameters:
         return "model(): the model has no parameters, so that there is nothing to train"
@@ -89,7 +99,7 @@ def find_sparse(model: nn.Module) -> list[str]:
 
 def check_model(model: nn.Module, workload: Workload, *, strategy: str) -> None:
     """Raise `ConfigError` if a strategy cannot train a model."""
-    problem = find_parameter_problem(model)
+    problem = find_model_problem(model)
     sparse = find_sparse(model)
     if problem is None and sparse and strategy not in ("ddp", "data_parallel"):
         problem = (

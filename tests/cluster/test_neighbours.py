@@ -204,3 +204,21 @@ def test_a_pod_with_a_jobs_labels_and_a_status_of_its_own_neither_fails_nor_scal
     assert known["phase"] != "Failed", known
     assert "impostor" not in json.dumps(known), known
     assert tenants.a.get("pod", "digits-0-impostor"), "left alone"
+
+
+def test_a_job_whose_pods_the_server_refuses_names_the_refusal_in_its_conditions(
+    tenants: Tenants, job: Job, report: Report
+) -> None:
+    privileged = {"podTemplate": {"spec": {"hostNetwork": True}}}
+    tenants.create(ALICE, job(**IDLE, **privileged))
+    began = time.monotonic()
+
+    def named_refusal() -> str:
+        found = tenants.condition("digits", "Running")
+        message = str(found.get("message", ""))
+        return message if "hostNetwork" in message or "PodSecurity" in message else ""
+
+    message = tenants.a.until("the condition names the refusal", named_refusal, 120)
+    accepted = tenants.condition("digits", "Accepted")
+    report(f"after {time.monotonic() - began:.0f} s Running says: {message}; {accepted}\n")
+    assert tenants.condition("digits", "Running")["status"] == "False"

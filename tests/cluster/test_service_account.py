@@ -49,7 +49,7 @@ def test_a_job_without_its_serviceaccount_ends_with_the_outcome_of_its_training(
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("command", ["suspend", "delete"])
+@pytest.mark.parametrize("command", ["suspend", pytest.param("delete", marks=pytest.mark.wide)])
 def test_a_job_without_its_serviceaccount_is_suspended_and_deleted_at_once(
     command: str, namespace: Namespace, calm: Job, capsys: pytest.CaptureFixture[str]
 ) -> None:

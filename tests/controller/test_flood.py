@@ -29,6 +29,7 @@ SECONDS = float(os.environ.get("KDIST_FLOOD_SECONDS", "5"))
 KUBELET = "127.0.0.2"
 pytestmark = [
     pytest.mark.processes,
+    pytest.mark.sampled,
     pytest.mark.timeout(SECONDS + 90),
     pytest.mark.skipif(sys.platform != "linux", reason="127.0.0.2, and /proc tells what is used"),
 ]

@@ -23,6 +23,7 @@ from kdist_trainer.serving.connection import STRANGERS
 from tests.draw import read_seed
 from tests.house.tree import ROOT
 
+from .sockets import listeners
 from .test_in_place import describe, wait_for_step
 from .test_listeners import describe as describe_varied
 from .training_run import TrainingRun
@@ -229,6 +230,58 @@ def test_a_script_that_uses_up_its_descriptors_ends_as_it_would(tmp_path: Path) 
     (tmp_path / "src" / "greedy.py").write_text(SCRIPT)
     with TrainingRun(tmp_path, document) as run:
         assert run.wait() == 0, run.output()
+
+
+WORKING = """
+import time
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+end = time.monotonic() + 15
+working = torch.ones(1)
+number = 0
+while working.item():
+    number += 1
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    assert total.item() == dist.get_world_size()
+    working = torch.tensor([float(time.monotonic() < end)])
+    dist.broadcast(working, 0)
+    time.sleep(0.01)
+print("collectives", number, flush=True)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.chaos
+@pytest.mark.sampled
+@pytest.mark.processes
+def test_a_script_whose_store_is_flooded_ends_as_it_would(tmp_path: Path) -> None:
+    document = describe("script", nodes=1, procsPerNode=2)
+    del document["spec"]["train"]
+    document["spec"] |= {"script": {"path": "working.py"}, "code": "./src", "maxRestarts": 0}
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "working.py").write_text(WORKING)
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    with TrainingRun(tmp_path, document) as run:
+
+        def doors() -> list[str]:
+            found = [each for each in listeners(run.processes()) if each.port < first]
+            return [f"127.0.0.1:{each.port}" for each in found]
+
+        targets = run.wait_until(doors, "the store of the script")
+        (agent,) = run.agents().values()
+        before = most = use_of(agent)
+        with flooding(targets):
+            while not run.has_ended():
+                with suppress(OSError, KeyError):  # it is about to end
+                    most = Use(*map(max, most, use_of(agent)))
+                time.sleep(0.2)
+        print(f"{targets}: {before} -> {most}")  # noqa: T201 - what a reader asks for
+        assert run.wait() == 0, run.output()
+        assert "collectives" in run.output()
+    assert most.descriptors <= before.descriptors + 2 * STRANGERS + 20
 
 
 @pytest.mark.chaos

@@ -88,7 +88,8 @@ def command(name: str, folder: Path) -> list[str]:
     if name == TORCHFT:
         return [sys.executable, "-m", "bench.replica_groups"]
     if name == SCRIPT:
-        return [str(BIN / "kdist"), "run", "--nodes", "1", "--procs-per-node", "2", script]
+        ranks = ["--nodes", "1", "--procs-per-node", "2", "--set", "spec.maxRestarts=100"]
+        return [str(BIN / "kdist"), "run", *ranks, script]
     if name == PRELOADED:
         section: dict[str, Any] = {"script": {"path": script, "preload": "torch"}}
         return [str(BIN / "kdist"), "run", write_job(folder, {**LAYOUT, **section})]

@@ -80,7 +80,11 @@ class Executor:
             case DeleteObject():
                 return partial(self._delete, action)
             case ForgetEnd():
-                return lambda cluster, observed: deploy.forget_end(cluster, observed.owner)
+                return self._forget_end
+
+    def _forget_end(self, cluster: Cluster, observed: Observed) -> None:
+        deploy.forget_end(cluster, observed.owner)
+        deploy.request_start(cluster, observed.owner, observed.applied)
 
     def _write_status(
         self, cluster: Cluster, observed: Observed, status: Mapping[str, Any]
@@ -200,6 +204,8 @@ class Executor:
             self._cache.put(trim(objects.change("v1", "Pod", pod, body)))
 
     def _suspend(self, action: SuspendWorkload, cluster: Cluster, observed: Observed) -> None:
+        if not action.suspended:
+            deploy.request_start(cluster, observed.owner, observed.applied)
         if action.queued:
             suspend.set_active(_find_job(cluster, observed), active=not action.suspended)
         elif observed.backend is not None:

@@ -26,6 +26,7 @@ _EXAMPLE: dict[str, Any] = {
     "files_done": 1,
     "folder": "/fetch/files",
     "generation": 2,
+    "limit": 10,
     "loss": 0.25,
     "mean": 0.002,
     "message": "ValueError: bad input",
@@ -67,6 +68,7 @@ _SPECIAL: dict[str, dict[str, Any]] = {
     "data-stopped": {
         "message": "stopped while s3://bucket/speech was fetched: what has come is kept"
     },
+    "restarts-off": {"message": "if a rank or a node is lost, the script is not started again"},
     "job-edited": {"message": "train.lr is 0.2, was 0.1"},
     "past-end": {"message": "the checkpoint is past the last step: nothing is left to do"},
     "checkpoint-fallback": {"reason": "a checksum differs"},

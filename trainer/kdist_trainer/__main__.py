@@ -53,6 +53,7 @@ def _settings(given: argparse.Namespace, config: TrainConfig) -> Settings:
         checkpoints=_open_checkpoints(given.checkpoints),
         code=given.code and given.code.absolute(),
         data=dict(given.data),
+        gpus=given.gpus,
         init=given.init and given.init.absolute(),
         port=given.port,
         address=given.address,
@@ -116,6 +117,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--init", type=Path, help="folder with the weights that were fetched from train.init.url"
+    )
+    parser.add_argument(
+        "--gpus",
+        type=int,
+        default=0,
+        metavar="N",
+        help="GPUs that the job asks for on this node, without which it does not start",
     )
     _add_options(parser)
     return parser

@@ -57,6 +57,7 @@ _COLLECTIVE = struct.Struct("<QQ")  # number of the last collective, inside
 _TEXTS = struct.Struct("24s12s24s32s")
 _CALL = struct.Struct(f"<QQQ{_TEXTS.size}sQ")  # number, sequence, elements, texts, number again
 _OWNER_AT = 0
+_OPENED_AT = _OWNER_AT + _OWNER.size
 _BEAT_AT = 64  # each part is on its own cache line, since it may have its own writer thread
 _COLLECTIVE_AT = 128
 _BEAT_END = _BEAT_AT + _BEAT.size
@@ -111,6 +112,8 @@ class RankSnapshot:
         inside: Whether that collective has not returned yet.
         generation: The generation of the rank.
         pid: The process id of the rank.
+        has_checkpoints: Whether the rank has opened the job's checkpoints, so that it can continue
+            after a restart.
     """
 
     count: int
@@ -121,6 +124,7 @@ class RankSnapshot:
     inside: bool
     generation: int
     pid: int
+    has_checkpoints: bool = False
 
     @property
     def sequence(self) -> int:
@@ -174,6 +178,10 @@ class Heartbeat:
         self._map[_BEAT_AT:_BEAT_END] = _BEAT.pack(
             self._count, _NUMBER[phase], step, time.monotonic_ns(), self._count
         )
+
+    def mark_checkpoints(self) -> None:
+        """Record that the rank opens the job's checkpoints."""
+        _FLAG.pack_into(self._map, _OPENED_AT, 1)
 
     def enter(
         self,
@@ -245,6 +253,7 @@ class Heartbeat:
             inside=bool(inside),
             generation=generation,
             pid=pid,
+            has_checkpoints=bool(_FLAG.unpack_from(raw, _OPENED_AT)[0]),
         )
 
     def calls(self, most: int = _KEPT_CALLS) -> list[Call]:

@@ -96,12 +96,22 @@ class StreamSamples:
 
     def __getitem__(self, position: int) -> Any:
         shard, number = self.locate(position)
+        return self._reader(shard).read(number)
+
+    def seek(self, position: int) -> None:
+        """Move to a position, so that the next sample that is read is the only one: what reading
+        the samples before it draws at random is no part of a batch that is seeded after this.
+        """
+        shard, number = self.locate(position)
+        self._reader(shard).seek(number)
+
+    def _reader(self, shard: int) -> _Reader:
         if shard not in self._readers:
             own = self._files[shard :: self._shards]
             self._readers[shard] = _Reader(
                 self.stream, own, seed=derive(self._seed, ORDER, shard + 1)
             )
-        return self._readers[shard].read(number)
+        return self._readers[shard]
 
     def __getstate__(self) -> dict[str, Any]:
         """The state without open files: a loader process opens its own."""
@@ -140,16 +150,17 @@ class _Reader:
         self._pass_has_samples = True
 
     def read(self, number: int) -> Any:
-        if number != self._next:
-            self._seek(number)
+        self.seek(number)
         while (sample := next(self._samples, _END)) is _END:
             self._samples = self._stream.read(self._next_file())
         self._next += 1
         self._pass_has_samples = True
         return sample
 
-    def _seek(self, number: int) -> None:
+    def seek(self, number: int) -> None:
         """Move to sample `number`."""
+        if number == self._next:
+            return
         if number < self._next:
             self._next = 0
             self._pass = -1

@@ -26,8 +26,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import Store
 from torch.distributed.tensor import DTensor
 
-from kdist_trainer import group_abort
-from kdist_trainer.errors import ConfigError
+from kdist_trainer import devices, group_abort
+from kdist_trainer.errors import ConfigError, DeviceFaultError
 from kdist_trainer.hosted_store import HostedStore
 from kdist_trainer.torch_internals import (
     HashStore,
@@ -45,6 +45,7 @@ def to_local(tensor: Tensor) -> Tensor:
 
 _hosted: list[HostedStore] = []
 """The stores of this rank's groups."""
+_GPUS = "KDIST_GPUS"  # of the agent: how many the job asks for on this node
 _destroyed: list[object] = []
 _abandoned: list[tuple[float, object]] = []
 """Groups that were left broken, each with the monotonic time from which it may be released."""
@@ -86,6 +87,8 @@ class World:
 
         Raises:
             ConfigError: If the group's size is not a multiple of `model_parallel`.
+            DeviceFaultError: If GPUs that the job asks for are missing, or some ranks of the group
+                have GPUs and others have none.
             DistError: If the other ranks do not join within the timeout.
         """
         env = os.environ if environment is None else environment
@@ -93,7 +96,7 @@ class World:
             int(env.get("LOCAL_RANK", "0")),
             int(env.get("LOCAL_WORLD_SIZE", "1")),
         )
-        device = _device(local_rank, local_size)
+        device = _device(local_rank, local_size, env)
         world = cls(
             rank=int(env.get("RANK", "0")),
             size=int(env.get("WORLD_SIZE", "1")),
@@ -124,6 +127,7 @@ class World:
             store = HashStore() if alone else self._open_store(env)
             if not alone:
                 wait_for_ranks(store, self.size, self.timeout)
+                self._check_backend(store)
         for hosted in _hosted:
             # NCCL opens connections of its own to the store, of each group
             hosted.refuse_newcomers(admit_members=device is not None)
@@ -140,6 +144,18 @@ class World:
             return dist.group.WORLD
 
         group_abort.make_group(init, self.timeout, connects_later=device is not None)
+
+    def _check_backend(self, store: Store) -> None:
+        """Raise `DeviceFaultError` if another rank has another kind of device: NCCL and gloo would
+        wait for each other.
+        """
+        own = self.device.type
+        first = store.compare_set("kdist/device", "", own).decode()
+        if first != own:
+            raise DeviceFaultError(
+                f"rank {self.rank} would train on {own}, and other ranks of its group on {first}: "
+                "a node has fewer GPUs than ranks"
+            )
 
     def _open_store(self, env: Mapping[str, str]) -> TCPStore:
         """The store of the group, which rank 0 starts, unless torchrun's agent has."""
@@ -309,9 +325,15 @@ def uses_gpus(local_size: int) -> bool:
     return torch.cuda.is_available() and local_size <= torch.cuda.device_count()
 
 
-def _device(local_rank: int, local_size: int) -> torch.device:
-    """One GPU for each local rank, or the CPU."""
+def _device(local_rank: int, local_size: int, env: Mapping[str, str]) -> torch.device:
+    """One GPU for each local rank, or the CPU if the job asks for no GPUs. Raises
+    `DeviceFaultError` if it asks for some that are not there.
+    """
     if uses_gpus(local_size):
         torch.cuda.set_device(local_rank)
         return torch.device("cuda", local_rank)
+    if wanted := int(env.get(_GPUS, "0")):
+        found = devices.count_gpus() if torch.cuda.is_available() else 0
+        node = env.get("KDIST_NODE", "")
+        raise DeviceFaultError(devices.describe_missing(wanted, found, node=node))
     return torch.device("cpu")

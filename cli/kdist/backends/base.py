@@ -178,7 +178,7 @@ def backoff_limit(job: TrainingJob) -> int:
     """Retries of one node's pod before the workload itself fails: more than the job's own restart
     limit, which the agents enforce.
     """
-    return _RETRIES_PER_RESTART * (job.spec.max_restarts + 1)
+    return _RETRIES_PER_RESTART * (job.restart_limit + 1)
 
 
 def is_elastic(job: TrainingJob) -> bool:
@@ -221,10 +221,17 @@ def _storage_limits(job: TrainingJob) -> Iterator[str]:
             if checkpoints is None
             else "checkpoints.path is a folder of your own machine"
         )
-        yield (
-            f"{why}: a lost pod loses all training progress; set checkpoints {{claim: NAME}}, "
-            f"{{size: 10Gi}} or {{url: s3://BUCKET/PREFIX}}"
-        )
+        ways = "checkpoints {claim: NAME}, {size: 10Gi} or {url: s3://BUCKET/PREFIX}"
+        if job.spec.script is None:
+            yield f"{why}: a lost pod loses all training progress; set {ways}"
+        elif job.spec.max_restarts is None:
+            yield (
+                f"{why}: a failure or a lost pod ends the job, because its script cannot continue "
+                f"and its files are its own; a kdist_trainer.Checkpointer with {ways} "
+                "continues, maxRestarts starts it from its beginning"
+            )
+        elif job.spec.max_restarts:
+            yield f"{why}: after a failure or a lost pod the script starts from its beginning"
     elif nodes > 1 and checkpoints.access_mode in ("ReadWriteOnce", "ReadWriteOncePod"):
         holder = "node" if checkpoints.access_mode == "ReadWriteOnce" else "pod"
         yield (

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from kdist.spec import TrainingJob
 
 _HINT = "Ctrl-C saves and stops; twice exits without saving"
+_HINT_WITHOUT_SAVING = "Ctrl-C stops; twice exits at once"
 _JOB_SUFFIXES = (".yaml", ".yml", ".json")
 
 
@@ -102,6 +103,8 @@ def command(
 
     Every node becomes one agent process with its ranks; agents that die are restarted, and the
     training continues from its last checkpoint. Ctrl-C saves and stops; the same command resumes.
+    A script that opens no Checkpointer saves nothing: it is not started again when it fails,
+    unless --set spec.maxRestarts=N says so, and the same command starts it from its beginning.
     Checkpoints, logs and reports are in .kdist/NAME (or below $KDIST_HOME). Data and weights by
     URL are fetched first, into ~/.cache/kdist (or $KDIST_CACHE), which all runs share.
 
@@ -146,6 +149,7 @@ def command(
             lines_only=not live,
             command=() if file == "-" else again,
             launcher=launcher,
+            warnings=[missing] if missing else [],
         )
     return _finish(ended, shlex.join(again[1:]), output=output, propagate=propagate_exit_code)
 
@@ -291,7 +295,9 @@ def _live_display() -> Iterator[Display]:
 
         def draw(self, progress: Progress) -> None:
             if console.flush_messages():  # otherwise the terminal has not taken the last frame yet
-                view = live.from_progress(progress, hint=_HINT)
+                view = live.from_progress(
+                    progress, hint=_HINT if progress.saves else _HINT_WITHOUT_SAVING
+                )
                 drawing.update(live.render(view))
 
     with console.drawing() as drawing:

@@ -16,6 +16,7 @@ from kdist.deploy.apply import (
     find_result,
     forget_end,
     keep_runtime,
+    request_start,
     send,
 )
 from kdist.deploy.delete import find_objects, prune, remove
@@ -50,6 +51,7 @@ __all__ = [
     "prune",
     "prune_code",
     "remove",
+    "request_start",
     "send",
     "send_resource",
     "uses_resource",

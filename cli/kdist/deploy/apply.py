@@ -9,7 +9,9 @@ import re
 import time
 from base64 import b64decode
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,10 +30,13 @@ from kdist.status import ASKED, ExitRecord
 
 if TYPE_CHECKING:
     from kdist.cluster import ApiError, Applied, Cluster, JobObjects, JobOwner
+    from kdist.spec import TrainingJob
 
 _RUNTIME_SECONDS = 20.0  # for which a TrainJob is retried until Trainer knows its runtime
 # suffix of the key under which the agents store the run result, in the trainer's encoding
 _RESULT_KEY_SUFFIX = "_2frun_5fresult"
+# an annotation of the rendezvous, which the agents read
+_REQUESTED_AT = "kdist.dev/requested-at"
 _IMMUTABLE = ("immutable", "updates to statefulset spec", "cannot be changed", "cannot be updated")
 
 
@@ -132,6 +137,20 @@ def forget_end(cluster: Cluster, owner: JobOwner) -> None:
     if find_result(cluster, owner) is not None:
         objects = JobObjects(cluster, owner)
         objects.change("v1", "ConfigMap", f"{owner.name}-rendezvous", {"binaryData": None})
+
+
+def request_start(cluster: Cluster, owner: JobOwner, job: TrainingJob | None) -> None:
+    """Record that a user has the job start again. Agents never start a script that cannot continue
+    again by themselves, only for a request that is newer than what they have started.
+    """
+    from kdist.cluster import JobObjects
+
+    if job is None or job.spec.script is None or job.spec.max_restarts is not None:
+        return
+    now = datetime.now(UTC).isoformat(timespec="microseconds")
+    body = {"metadata": {"annotations": {_REQUESTED_AT: now}}}
+    with suppress(NotFoundError):  # the agents meet elsewhere
+        JobObjects(cluster, owner).change("v1", "ConfigMap", f"{owner.name}-rendezvous", body)
 
 
 def find_result(cluster: Cluster, owner: JobOwner) -> ExitRecord | None:

@@ -164,6 +164,10 @@ _CAUSES: dict[str, tuple[str, str]] = {
             "with equal sizes"
         ),
     ),
+    "device": (
+        "a GPU fails or is missing: {message}",
+        "see `nvidia-smi` on that node, and keep the job off it (`kubectl cordon`)",
+    ),
     "storage": (
         "the checkpoint storage failed: {message}",
         "free space, or repair the volume; committed checkpoints are safe",

@@ -28,6 +28,7 @@ _ENVELOPE = {"time", "event", "level", "job", "node", "rank", "generation", "mes
 
 def _rendezvous_completed(e: Event) -> str:
     nodes = f" on {count(e['nodes'], 'node')}" if "nodes" in e else ""
+    nodes += f" ({e['devices']})" if e.get("devices") else ""
     return (
         f"{count(e['world_size'], 'rank')}{nodes}, generation {e['generation']} "
         f"({e.get('reason', 'start')})"
@@ -177,10 +178,17 @@ SENTENCES: dict[str, Callable[[Event], str]] = {
     "restarting": lambda e: (
         f"starts again, restart {e['restarts']} of {e['budget']} ({e['cause']}){_first_line(e)}"
     ),
+    "restarts-off": lambda e: str(e["message"]),
+    "checkpoints-opened": lambda e: (
+        "the script has opened its checkpoints: it is started again from the newest one, "
+        f"up to {e['limit']} times without progress"
+    ),
     "joining": lambda e: (
         f"{count(e['waiting'], 'node')} waiting to join: saves, then forms the larger group"
     ),
-    "stopping": lambda e: f"saves and stops ({e['reason']})",
+    "stopping": lambda e: (
+        f"{'stops' if e.get('saves') is False else 'saves and stops'} ({e['reason']})"
+    ),
     "stopped": lambda e: f"stopped after step {e['step']}, state saved",
     "evaluated": _metrics,
     "done": lambda e: f"done after step {e['step']}",

@@ -136,6 +136,7 @@ class Situation:
 
     @property
     def max_restarts(self) -> int | None:
+        """The number that the job file names; None if it names none."""
         return documents.integer(self.config, "maxRestarts")
 
     @property
@@ -231,12 +232,18 @@ def _fatal_obstacles(situation: Situation) -> Iterator[str]:
             f"it has no checkpoint yet, so all {count(situation.step, 'step')} would be done again"
         )
     left = situation.restarts_left
-    if left is None:
+    if left is None and situation.is_script and situation.max_restarts is None:
+        yield (
+            "its script is not started again: no rank has opened a Checkpointer, and "
+            "spec.maxRestarts names no number"
+        )
+    elif left is None:
         yield "its agents do not say how many restarts are left"
     elif left < _LEAST_RESTARTS:
+        named = "" if situation.max_restarts is None else f": {situation.max_restarts}"
         yield (
-            f"only {count(left, 'restart')} of maxRestarts: {situation.max_restarts} "
-            f"{'is' if left == 1 else 'are'} left; the next checkpoint resets the count"
+            f"only {count(left, 'restart')} of maxRestarts"
+            f"{named} {'is' if left == 1 else 'are'} left; the next checkpoint resets the count"
         )
 
 

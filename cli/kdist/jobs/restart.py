@@ -66,6 +66,7 @@ def restart(
         _recreate(target, workload, manifests)
     else:
         deploy.forget_end(target.cluster, target.owner)
+        deploy.request_start(target.cluster, target.owner, target.job)
         suspend.resume_workload(target)
     target.record_request(None)
     done = f"{target.name} restarted" + (f"; its old checkpoints are in {moved}" if moved else "")
@@ -155,4 +156,5 @@ def _recreate(target: ClusterJob, workload: Document | None, manifests: list[Man
             next_command=target.command("status"),
         )
     deploy.forget_end(target.cluster, target.owner)
+    deploy.request_start(target.cluster, target.owner, target.job)
     job.apply_objects(target, manifests)

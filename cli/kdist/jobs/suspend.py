@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from kdist import events, rbac
+from kdist import deploy, events, rbac
 from kdist.errors import KdistError, NotFoundError
 from kdist.jobs import agents, resource, wait
 from kdist.jobs.job import ClusterJob, Document
@@ -214,6 +214,8 @@ def resume(
         return f"{target.name} is not suspended"
     _require(target, dry_run=dry_run)
     target.record_request(None, dry_run=dry_run)
+    if not (dry_run or target.is_resource):
+        deploy.request_start(target.cluster, target.owner, target.job)
     resume_workload(target, dry_run=dry_run)
     if dry_run:
         return f"{target.name} resumed (server dry run)"

@@ -43,6 +43,7 @@ def make_report(name: str, folder: RunFolder, outcome: Outcome) -> dict[str, Any
         "trainerExitCode": outcome.code,
         "failure": _failure(folder, outcome),
         "invocation": folder.invocation,
+        "warnings": list(folder.warnings),
         "wallSeconds": round((ended or started) - started, 3),
         **ledger,
         "nonFiniteLoss": _nonfinite_loss(folder),

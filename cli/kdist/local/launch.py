@@ -79,6 +79,7 @@ def plan_agents(
         *_code(job, base, problems),
         *_data(job, base, problems),
         *_weights(job),
+        *_gpus(job, devices),
     ]
     variables = {**environment, **_variables(job, environment, problems), "PYTHONUNBUFFERED": "1"}
     variables |= location.variables
@@ -148,6 +149,14 @@ def _share(devices: Sequence[str] | None, index: int, count: int) -> dict[str, s
         return {}
     each = len(devices) // count
     return {"CUDA_VISIBLE_DEVICES": ",".join(devices[index * each : (index + 1) * each])}
+
+
+def _gpus(job: TrainingJob, devices: Sequence[str] | None) -> list[str]:
+    """The GPUs without which an agent does not start: those that the job asks for, where the
+    machine seems to have as many.
+    """
+    wanted, nodes = job.spec.resources.gpu, job.spec.nodes.max + job.spec.nodes.standby
+    return ["--gpus", str(wanted)] if wanted and len(devices or ()) // nodes >= wanted else []
 
 
 def _code(job: TrainingJob, base: Path, problems: list[str]) -> list[str]:

@@ -77,6 +77,7 @@ class Progress:
         job: name of the job.
         nodes: state of each agent, by node.
         min_nodes: nodes without which no worker group starts.
+        saves: whether a stop saves: not that of a script which has opened no checkpoints.
         managed: whether kdist runs the training loop; a script may never report its steps.
         clock: monotonic seconds. All times are of this clock, except `saved_at`.
         step: last completed step, counted from 1.
@@ -114,12 +115,14 @@ class Progress:
     history: StepHistory = field(default_factory=StepHistory)
     bars: dict[str, Entry] = field(default_factory=dict)
     allow_rollback: bool = False
+    saves: bool = field(init=False)
     fetching: str = ""
     last_step_at: float = field(init=False)
     started_at: float = field(init=False)
 
     def __post_init__(self) -> None:
         self.started_at = self.clock()
+        self.saves = self.managed or self.saved_step is not None
         self.last_step_at = self.started_at
 
     def observe_event(self, name: str, event: Event) -> None:
@@ -130,6 +133,8 @@ class Progress:
         # After a retryable failure, the events that follow say what happens to the agent.
         if kind != "failed" or (_integer(event.get("code")) or 0) < _RETRYABLE:
             node.phase = _PHASES.get(kind, node.phase)
+            if kind == "stopping" and event.get("saves") is False:
+                node.phase = "stops"
         self.allow_rollback |= kind in ("rendezvous-completed", "resumed")
         if kind in _LOGGED_FOR_ALL_RANKS:
             for each in self.nodes.values():
@@ -148,7 +153,10 @@ class Progress:
             self.budget = _integer(event.get("budget"))
         elif kind == "training-started":
             self.last_step_at = self.clock()
+        elif kind == "checkpoints-opened":
+            self.saves = True
         elif kind == "checkpoint-committed":
+            self.saves = True
             self.saved_step = _integer(event.get("step"))
             self.saved_at = time.time()
         elif kind in ("progress", "resumed", "continued", "first-step", "done"):
@@ -221,6 +229,7 @@ class Progress:
         for phase, sentence in (
             ("agent restarts", "an agent ended and starts again"),
             ("saving, then stops", "the ranks save their state and stop"),
+            ("stops", "the ranks stop"),
             ("killed", "the agents are killed"),
             ("failed", "the other agents are stopped"),
         ):

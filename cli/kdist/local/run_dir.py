@@ -104,6 +104,8 @@ class RunFolder:
     run: dict[str, Any]
     moved: list[Path] = field(default_factory=list)
     moved_bucket: str | None = None
+    warnings: list[str] = field(default_factory=list)
+    """What its end report says of the invocation besides its results."""
     number: int = field(init=False)
 
     def __post_init__(self) -> None:

@@ -126,15 +126,17 @@ class RunSession:
         self._handle(Entry(node, {"time": stamp, "event": event, "level": "info", **fields}, ""))
 
     def _handle_signals(self, received: list[signal.Signals]) -> None:
+        saves = self.progress.saves
         while received:
             number = received.pop(0)
             if self.stopped_by is None:
                 self.stopped_by = number
-                reason = f"{number.name}; repeat it to exit now, without saving"
-                self.log_event("kdist", "stopping", reason=reason)
+                reason = f"{number.name}; repeat it to exit now" + ", without saving" * saves
+                how = {} if saves else {"saves": False}
+                self.log_event("kdist", "stopping", reason=reason, **how)
                 self.supervisor.stop()
             else:
-                message = f"{number.name} again: exits now, without saving"
+                message = f"{number.name} again: exits now" + ", without saving" * saves
                 self.log_event("kdist", "force-stopping", message=message)
                 self.supervisor.kill()
 
@@ -248,6 +250,7 @@ def run_job(
     lines_only: bool,
     command: Sequence[str] = (),
     launcher: LauncherLink | None = None,
+    warnings: Sequence[str] = (),
 ) -> RunEnded:
     """Run the job until it is done, has failed or was stopped.
 
@@ -261,6 +264,7 @@ def run_job(
             as lines.
         command: the arguments after `kdist` that continue this run.
         launcher: the process that waits until a detached run has begun; None for any other run.
+        warnings: what the end report says besides its results.
 
     Raises:
         KdistError: the job cannot be started.
@@ -273,6 +277,7 @@ def run_job(
         bucket=bucket and bucket.to_json(),
         script=script_of(job, base),
     )
+    folder.warnings += warnings
     try:
         if bucket is not None:
             if fresh:
@@ -366,7 +371,7 @@ def _make_session(
         supervisor=Supervisor(
             commands,
             grace_seconds=spec.termination_grace_period_seconds,
-            max_restarts=spec.max_restarts + 5,
+            max_restarts=job.restart_limit + 5,
             on_event=log_event,
         ),
         progress=Progress(

@@ -58,7 +58,8 @@ Report = Mapping[str, Any]
 
 def summary_rows(report: Report) -> list[tuple[str, str]]:
     """(name, value) of every known result."""
-    return list(_rows(report))
+    outcome, *results = _rows(report)
+    return [outcome, *(("warning", str(each)) for each in report["warnings"]), *results]
 
 
 def _rows(report: Report) -> Iterator[tuple[str, str]]:
@@ -104,6 +105,7 @@ def _rows(report: Report) -> Iterator[tuple[str, str]]:
             f"test {name}",
             f"{value:.2%}" if name == "accuracy" and isinstance(value, float) else number(value),
         )
+    yield from (("ran on", str(each)) for each in [report["devices"]] if each)
     yield (
         "wall time",
         seconds(report["wallSeconds"])

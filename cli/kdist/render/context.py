@@ -145,8 +145,7 @@ def collect(job: TrainingJob, placement: Placement | None) -> dict[str, Any]:
         ),
         "replaced_whole": "jobset" in backend.parts and not backends.is_elastic(job),
         "procs": TracedValue(str(job.spec.procs_per_node), "spec.procsPerNode"),
-        "backoff_limit": TracedValue(backends.backoff_limit(job), "spec.maxRestarts"),
-        "job_backoff_limit": TracedValue(100 * backends.backoff_limit(job), "spec.maxRestarts"),
+        **_limits(job),
         "permanent_codes": backends.list_permanent_codes(),
         "rendezvous": placement.rendezvous,
         "exchange_secret": name_exchange_secret(job, placement),
@@ -160,6 +159,14 @@ def collect(job: TrainingJob, placement: Placement | None) -> dict[str, Any]:
         "code_items": [] if not code_map else document["spec"]["code"].get("items", []),
         "guarded": min(job.spec.nodes.min, job.spec.nodes.max - 1),
     }
+
+
+def _limits(job: TrainingJob) -> dict[str, TracedValue]:
+    """How often agents, pods and Jobs may start again."""
+    pods = backends.backoff_limit(job)
+    limits = {"restart_limit": job.restart_limit, "backoff_limit": pods}
+    limits["job_backoff_limit"] = 100 * pods
+    return {name: TracedValue(limit, "spec.maxRestarts") for name, limit in limits.items()}
 
 
 def name_exchange_secret(job: TrainingJob, placement: Placement) -> str:

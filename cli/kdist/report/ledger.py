@@ -60,6 +60,7 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("generation", "step", "from_step", "kept_step", "last", "bytes", "rank"), int),
     **dict.fromkeys(("time", "seconds", "visible_seconds", "wait_seconds"), (int, float)),
     **dict.fromkeys(("event", "cause", "reason", "loss", "node", "message", "entrypoint"), str),
+    "devices": str,
     "metrics": dict,
 }
 
@@ -186,6 +187,9 @@ def build_report(
         "elapsedSeconds": round(elapsed, 3),
         "goodput": round(min(productive / elapsed, 1.0), 4) if elapsed > 0 and known else None,
         "checkpoints": _sum_checkpoints(commits, events),
+        "devices": next(
+            (each["devices"] for each in reversed(events) if each.get("devices")), None
+        ),
         "loss": _last_loss(steps),
         "metrics": dict(
             next(

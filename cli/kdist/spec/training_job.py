@@ -31,6 +31,7 @@ from kdist.spec.sources import list_sources
 from kdist.spec.validators import RUN, check, check_job
 from kdist.spec.violations import refuse
 from kdist_trainer.config import (
+    DEFAULT_RESTARTS,
     SECRET_VARIABLES,
     ConfigModel,
     Logs,
@@ -143,11 +144,13 @@ class Spec(ConfigModel):
     env: list[EnvVar] = Field(
         [], max_length=256, description="Environment variables of the training."
     )
-    max_restarts: int = Field(
-        10,
-        ge=0,
-        le=100_000,
-        description=("Restarts without progress before the job fails; progress resets the count."),
+    max_restarts: Annotated[int, Field(ge=0, le=100_000)] | None = Field(
+        None,
+        description=(
+            "Restarts without progress before the job fails; progress resets the count. Without a "
+            "number 10; a script of which no rank has opened a Checkpointer, or an integration "
+            "that resumes, then has none."
+        ),
     )
     standby: Literal["none", "warm"] = Field(
         "none",
@@ -244,6 +247,12 @@ class TrainingJob(ConfigModel):
     def _rules(self) -> TrainingJob:
         refuse(check_job(self))
         return self
+
+    @property
+    def restart_limit(self) -> int:
+        """Restarts without progress of a training that continues after one."""
+        named = self.spec.max_restarts
+        return DEFAULT_RESTARTS if named is None else named
 
     def with_replicas(self) -> TrainingJob:
         """The job as it is to run for now: `replicas`, if it is set, in place of `nodes.max`."""

@@ -41,6 +41,7 @@ _FIELDS: Final = (
     "rendezvous_refused",
     "exchange_key",
     "waiting_for",
+    "devices",
 )
 _RANK_FIELDS: Final = (
     "rank",

@@ -122,6 +122,7 @@ class AgentStatus:
     refused: bool = False
     last_failure: LastFailure | None = None
     waiting_for: str = ""
+    devices: str = ""
 
     @property
     def finished(self) -> bool:
@@ -156,6 +157,7 @@ class AgentStatus:
             refused=documents.at(document, "rendezvous_refused") is True,
             last_failure=_read_failure(documents.mapping(document, "last_failure")),
             waiting_for=documents.text(document, "waiting_for"),
+            devices=documents.text(document, "devices"),
         )
 
 
@@ -295,6 +297,7 @@ def read_training(current: Sequence[AgentStatus], *, step: int | None = None) ->
         "ranks": tuple(ranks),
         "last_failure": _newest_failure(current),
         "waiting_for": next((report.waiting_for for report in current if report.waiting_for), ""),
+        "devices": ", ".join(sorted({report.devices for report in current if report.devices})),
     }
 
 

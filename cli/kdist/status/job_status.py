@@ -84,9 +84,8 @@ class JobStatus:
         throughput: samples per second, of all ranks.
         lost_steps: steps that were repeated after restarts.
         last_checkpoint_time: unix seconds.
-        all_reduce_seconds: seconds per step.
-        created: unix seconds.
-        age: seconds.
+        devices: what the ranks of each node run on.
+        created: unix seconds; `age` is in seconds.
         kept_alive: whether pods stay alive after the training has ended.
         location: `cluster`, or `local` for a run on this machine.
         resource: state of the job's TrainingJob; None if it was applied without one.
@@ -105,6 +104,7 @@ class JobStatus:
     run_id: str = ""
     generation: int = 0
     world_size: int = 0
+    devices: str = ""
     step: int | None = None
     target_steps: int | None = None
     loss: float | None = None

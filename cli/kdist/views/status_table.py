@@ -37,6 +37,8 @@ def _rows(status: JobStatus) -> Iterator[tuple[str, str]]:
     yield "nodes", f"{status.nodes}{minimum}"
     if status.world_size:
         yield "ranks", f"{status.world_size}, generation {status.generation}"
+    if status.devices:
+        yield "on each node", status.devices
     if status.step is not None:
         target = (
             f"/{status.target_steps:,} ({status.step / status.target_steps:.0%})"

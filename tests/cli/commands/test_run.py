@@ -192,10 +192,11 @@ def test_the_second_signal_ends_a_job_that_does_not_stop(start: Start, tmp_path:
     run = start(write_script(tmp_path, DEAF))
     run.wait_until(lambda: "deaf now" in run.errors(), "script")
     run.process.send_signal(signal.SIGTERM)
-    run.wait_until(lambda: "saves and stops (SIGTERM" in run.errors(), "word of the stop")
+    run.wait_until(lambda: "stops (SIGTERM" in run.errors(), "word of the stop")
     run.process.send_signal(signal.SIGTERM)
     run.wait(11)
     assert "script was ended at once; nothing was saved yet" in run.errors()
+    assert "saves and stops" not in run.errors(), "it cannot save"
     assert processes_of(run.folder("script")) == []
 
 

@@ -37,6 +37,8 @@ def make_report(**fields: Any) -> dict[str, Any]:
         },
         "loss": 0.01234,
         "metrics": {"accuracy": 0.9778},
+        "devices": "2 x NVIDIA H100",
+        "warnings": [],
         "folder": "/home/me/.kdist/digits",
         **fields,
     }
@@ -66,6 +68,7 @@ def test_the_table_holds_what_the_run_cost_and_what_came_of_it() -> None:
         ("checkpoints", "7, last 1.2 MiB; the training waited 21 ms of 2.1 s"),
         ("final loss", "0.01234"),
         ("test accuracy", "97.78%"),
+        ("ran on", "2 x NVIDIA H100"),
         ("wall time", "1:01"),
         ("folder", "/home/me/.kdist/digits"),
     ]
@@ -87,6 +90,7 @@ def test_what_is_not_known_has_no_row() -> None:
         goodput=0.0,
         loss=None,
         metrics={},
+        devices=None,
     )
     expected = ["outcome", "restarts", "wall time", "folder"]
     assert [name for name, _ in summary.summary_rows(report)] == expected

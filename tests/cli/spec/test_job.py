@@ -43,7 +43,7 @@ def test_defaults_are_explicit_in_the_document(smallest: TrainingJob) -> None:
         "data": [],
         "checkpoints": None,
         "env": [],
-        "maxRestarts": 10,
+        "maxRestarts": None,
         "standby": "none",
         "queue": None,
         "rendezvous": "auto",

@@ -289,7 +289,8 @@ class Forks:
     def __init__(self, folder: Path) -> None:
         script = folder / "train.py"
         script.write_text(TRAINING)
-        self.lab = Lab(folder, procsPerNode=2, script={"path": str(script), "preload": FORKED})
+        section = {"path": str(script), "preload": FORKED}
+        self.lab = Lab(folder, procsPerNode=2, maxRestarts=10, script=section)
         self.script = str(script)
 
     def pids(self, generation: int) -> list[int]:

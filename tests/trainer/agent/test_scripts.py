@@ -162,7 +162,11 @@ def test_a_silent_node_is_left_behind_by_a_script_too_but_not_for_a_pause_of_its
     script = tmp_path / "train.py"
     script.write_text(UNEVEN)
     with Lab(
-        tmp_path, nodes={"min": 1, "max": 2}, hangTimeoutSeconds=3000, script={"path": str(script)}
+        tmp_path,
+        nodes={"min": 1, "max": 2},
+        hangTimeoutSeconds=3000,
+        maxRestarts=10,
+        script={"path": str(script)},
     ) as lab:
         lab.start("node-0", "node-1")
         notes = [tmp_path / f"ranks-1-{rank}" for rank in range(2)]
@@ -261,7 +265,7 @@ def test_a_script_that_leaves_by_os_exit_with_code_0_is_done_as_under_torchrun_a
 def test_a_script_that_crashes_alike_each_time_is_reported_so_and_ended(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("import ctypes\ndef fetch():\n    ctypes.string_at(1)\nfetch()\n")
-    with Lab(tmp_path, script={"path": str(script)}) as lab:
+    with Lab(tmp_path, maxRestarts=10, script={"path": str(script)}) as lab:
         lab.start("node-0")
         assert lab.end("node-0") == 75
         record, reported = lab.record("node-0"), lab.events("node-0", "restarting")

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from kdist_trainer import config
-from kdist_trainer.data.loader import Loader
+from kdist_trainer.data.loader import Loader, fetcher
 from kdist_trainer.data.sampler import (
     LARGE,
     ComputedWeightedOrder,
@@ -294,3 +294,36 @@ def test_a_stream_has_no_epochs(tmp_path: Path) -> None:
     refused = r"ConfigError: train.epochs: Streamed.dataset\('train'\) is a stream"
     with pytest.raises(RankFailed, match=refused):
         train_here(describe(workload=f"{Drawn.__module__}:Streamed"), tmp_path, 1)
+
+
+class Augmented(Stream):
+    """A file whose samples are changed at random as they are read."""
+
+    def files(self) -> list[str]:
+        return ["only"]
+
+    def read(self, file: str) -> Iterator[Tensor]:  # noqa: ARG002 - Stream's signature
+        for number in range(20):
+            yield torch.tensor([float(number)]) + torch.rand(1)
+
+
+def test_a_batch_is_drawn_alike_whatever_was_skipped_before_it() -> None:
+    """Two batches of three, one after the other, and the second by a rank that resumes there."""
+
+    def samples() -> StreamSamples:
+        return StreamSamples(Augmented(), batch=3, shards=1, seed=5)
+
+    read = fetcher(AsRead(WorkloadContext()), samples())
+    read(torch.tensor([0, 1, 2]), 1)
+    whole = read(torch.tensor([3, 4, 5]), 2)
+    resumed = fetcher(AsRead(WorkloadContext()), samples())(torch.tensor([3, 4, 5]), 2)
+    again = read(torch.tensor([3, 4, 5]), 2)
+    assert [part.tolist() for part in whole] == [part.tolist() for part in resumed]
+    assert [part.tolist() for part in whole] == [part.tolist() for part in again]
+
+
+class AsRead(Small):
+    """Takes samples as they are."""
+
+    def collate(self, samples: list[Tensor]) -> list[Tensor]:
+        return samples

@@ -39,6 +39,7 @@ from kdist_trainer.agent.rank_activity import RankActivity
 from kdist_trainer.agent.rendezvous_poller import PollResult, RendezvousPoller
 from kdist_trainer.agent.restart_policy import RestartLedger
 from kdist_trainer.agent.settings import Settings
+from kdist_trainer.agent.single_start import SingleStart
 from kdist_trainer.agent.survivors import Survivors
 from kdist_trainer.agent.telemetry import AgentTelemetry
 from kdist_trainer.agent.termination import TerminationPolicy
@@ -98,11 +99,14 @@ class ElasticAgent(ElasticAgentBase):
         self._fail_fast_store = fail_fast_store
         self._telemetry = telemetry
         self._stop = stop
+        telemetry.show_job(settings.config, procs=spec.local_world_size)
+        self._single_start = SingleStart(settings.config, fail_fast_store)
         self._ledger = RestartLedger(
             agent_store,
             checkpoints=settings.checkpoints,
-            max_restarts=settings.config.max_restarts,
-            is_script=settings.config.script is not None,
+            max_restarts=settings.config.restart_limit,
+            single_start=self._single_start,
+            devices=telemetry.devices,
         )
         self._termination = TerminationPolicy(
             settings,
@@ -120,10 +124,7 @@ class ElasticAgent(ElasticAgentBase):
         self._workers = WorkerProcesses(self._early.standby.pids)
         self._generation: Generation | None = None
         self._alive_at: float | None = None
-        telemetry.show_peers(spec.rdzv_handler.peers)
-        telemetry.show_refused(spec.rdzv_handler.refused)
-        telemetry.show_refusal(fail_fast_store.is_refused)
-        telemetry.show_key(spec.rdzv_handler.has_key)
+        telemetry.show_rendezvous(spec.rdzv_handler, fail_fast_store.is_refused)
 
     @property
     def group_size(self) -> int:
@@ -166,6 +167,7 @@ class ElasticAgent(ElasticAgentBase):
     def _next_generation(self) -> Generation:
         """Join the rendezvous and agree on the next generation. Raises `RunOutcome`."""
         self._alive_at = None
+        self._settings.require_gpus()
         with suppress(StopRequested), self._stop.interruptible():
             self._early.prepare(self._workers, self._count_running)
         self._telemetry.rendezvous_started()
@@ -386,12 +388,12 @@ class ElasticAgent(ElasticAgentBase):
         group.state = WorkerState.HEALTHY
 
     def _tend(self, watchdog: Watchdog, activity: RankActivity) -> None:
-        """On each pass of the monitor: mark the agent alive, follow the ranks, and look after the
-        standby.
-        """
+        """What is to be done on each pass of the monitor."""
         self._mark_alive()
         activity.observe(watchdog.snapshots, living=self._workers.living)
         self._early.tend(watchdog.snapshots)
+        if self._single_start.observe(watchdog.snapshots) and self._generation is not None:
+            self._telemetry.checkpoints_opened(self._generation)
 
     def _mark_alive(self) -> None:
         self._alive_at = time.monotonic()

@@ -26,6 +26,8 @@ Document = dict[str, Any]
 _ATTEMPTS = 1000
 _WRITER = "writer"
 _RUN_RESULT = "run_result"
+_CHECKPOINTS = "checkpoints"
+_REQUESTED_AT = "kdist.dev/requested-at"  # an annotation that kdist writes when a user starts a job
 _MAX_PRIMARY = 3
 _SECONDARY_LINES = 5
 
@@ -93,9 +95,33 @@ class AgentStore:
         """
         return self.read(f"generation/{number}")
 
-    def open_generation(self, number: int, agents: dict[str, str]) -> None:
+    def requested_at(self) -> str:
+        """When a user last asked for the job to start again, as kdist has written it; empty if
+        nobody has.
+        """
+        if not isinstance(self._store, KubernetesStore):
+            return ""  # the invocations of `kdist run` have a store each
+        annotations = self._store.fetch().document["metadata"].get("annotations") or {}
+        return str(annotations.get(_REQUESTED_AT, ""))
+
+    def mark_checkpoints(self) -> None:
+        """Record that a rank of the run has opened its checkpoints."""
+        self.change(_CHECKPOINTS, lambda document: document.update(opened=True))
+
+    def has_checkpoints(self) -> bool:
+        """Whether a rank of the run has opened its checkpoints."""
+        return bool(self.read(_CHECKPOINTS).get("opened"))
+
+    def open_generation(
+        self, number: int, agents: dict[str, str], *, requested_at: str | None = None
+    ) -> None:
         """Record that a generation has begun, with the instance ids of its agents by node: the id
         of a restarted agent differs from that of its predecessor.
+
+        Args:
+            number: The generation.
+            agents: The instance ids, by node.
+            requested_at: When a user last asked for the job to start again, if it matters.
 
         Raises:
             RuntimeError: If other agents have begun it, such as while this one was paused.
@@ -104,6 +130,8 @@ class AgentStore:
         def edit(document: Document) -> None:
             if document.setdefault("agents", agents) != agents:
                 raise RuntimeError(f"generation {number} was begun by other agents")
+            if requested_at is not None:
+                document["requested_at"] = requested_at
 
         self._change_generation(number, edit)
         self.change(

@@ -32,6 +32,7 @@ class Generation:
             that is committed; 0 if there is none.
         repeats: How often in a row the same failure ended a group, unless it is transient.
         over: Why the run ends, with the failure, if it is `exhausted`.
+        refusal: Why the workers are not started again, though restarts are left; empty if they are.
         kept_step: The step that the survivors have kept in memory, if any has.
     """
 
@@ -46,6 +47,7 @@ class Generation:
     message: str = ""
     from_step: int = 0
     repeats: int = 0
+    refusal: str = ""
     kept_step: int | None = None
     over: str = ""
 

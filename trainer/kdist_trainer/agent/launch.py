@@ -231,7 +231,7 @@ def launch(settings: Settings) -> int:
         telemetry = AgentTelemetry(
             exporter,
             relay,
-            max_restarts=settings.config.max_restarts,
+            max_restarts=settings.config.restart_limit,
             managed=settings.config.train is not None,
             folders=(
                 ("checkpoints", settings.checkpoints),
@@ -387,7 +387,7 @@ def _worker_spec(settings: Settings, procs: int, handler: RendezvousHandler) -> 
         args=(settings.entrypoint,)
         if script is None
         else (*script_processes.RUN_SCRIPT, *script.command),
-        max_restarts=settings.config.max_restarts,
+        max_restarts=settings.config.restart_limit,
         monitor_interval=_MONITOR_SECONDS,
     )
 

@@ -135,7 +135,9 @@ class WorkerMonitor:
         """Forward a request to stop to the workers, once."""
         if self.stop.requested_at is None or self._terminated_at is not None:
             return
-        log.event("stopping", reason="asked to stop")
+        opened = any(snapshot.has_checkpoints for snapshot in self.watchdog.snapshots)
+        managed = self.config.train is not None
+        log.event("stopping", reason="asked to stop", saves=managed or opened)
         self._terminate(STOP, since=self.stop.requested_at)
 
     def _read_poll(self) -> PollResult:

@@ -17,6 +17,7 @@ from kdist_trainer.agent.coordination import AgentStore, Document, failures_of
 from kdist_trainer.agent.exit_record import root_cause
 from kdist_trainer.agent.generation import FAILURE, JOIN, RESUME, START, Generation
 from kdist_trainer.agent.repetition import alike_limit, count_repeats, is_transient
+from kdist_trainer.agent.single_start import NoRule, SingleStart, judge
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.checkpoint.lock import Lock
 from kdist_trainer.checkpoint.storage import StoragePath
@@ -97,7 +98,8 @@ class RestartLedger:
         agent_store: The documents that agents share.
         checkpoints: The folder with the run ledger; None keeps the events in the store.
         max_restarts: The job's limit of restarts without progress.
-        is_script: Whether the workers run a script.
+        single_start: Whether a script may be started again; None if it may be.
+        devices: What the ranks of this node run on.
     """
 
     def __init__(
@@ -106,8 +108,11 @@ class RestartLedger:
         *,
         checkpoints: StoragePath | None,
         max_restarts: int,
-        is_script: bool = False,
+        single_start: SingleStart | None = None,
+        devices: str = "",
     ) -> None:
+        self._devices = devices
+        self.single_start = single_start or NoRule()
         self._agent_store = agent_store
         self._checkpoints = checkpoints
         self._committed = 0
@@ -115,7 +120,6 @@ class RestartLedger:
             StoreEventLog(agent_store) if checkpoints is None else RunLedger(checkpoints)
         )
         self._max_restarts = max_restarts
-        self._is_script = is_script
 
     def append_event(self, event: str, **fields: Any) -> bool:
         """Write an event; returns whether it was written. A disk error is logged only."""
@@ -168,6 +172,8 @@ class RestartLedger:
         document = self._agent_store.generation(last) if last else {}
         reason, failure = self._determine_reason(last, document, agents)
         committed, kept = self.committed_step(), document.get("kept_step")
+        rule = self.single_start.examine(document, committed=committed)
+        reason, failure, refusal = judge(document, last, rule=rule, reason=reason, failure=failure)
         step = committed if kept is None else max(committed, kept)
         restarts = 0
         if reason in (FAILURE, JOIN):
@@ -180,7 +186,7 @@ class RestartLedger:
         if failure:
             self.append_failure(failure)
         repeats = count_repeats(events, failure) if failure and not is_transient(failure) else 0
-        over = self._is_over(failure, restarts, repeats) if failure is not None else ""
+        over = self._is_over(failure, restarts, repeats, refusal) if failure is not None else ""
         generation = Generation(
             number=last + 1,
             reason=reason,
@@ -195,16 +201,19 @@ class RestartLedger:
             from_step=step,
             repeats=repeats,
             kept_step=kept,
+            refusal=refusal,
         )
         if not over:
             # First: if the agent dies between the two writes, the next one must not take the run
             # for one that was restarted by hand.
-            self._agent_store.open_generation(last + 1, agents)
+            self._agent_store.open_generation(last + 1, agents, requested_at=rule[0])
             self.append_generation(generation, world_size)
         return generation
 
-    def _is_over(self, failure: Failure, restarts: int, repeats: int) -> str:
+    def _is_over(self, failure: Failure, restarts: int, repeats: int, refusal: str) -> str:
         """Why the run ends with this failure; "" if it goes on."""
+        if refusal:
+            return f"{failure.message}; {refusal}"
         if 0 < alike_limit(failure) <= repeats:
             times = f"the same failure {repeats} times in a row without progress"
             return f"{times}: {failure.message}"
@@ -222,7 +231,8 @@ class RestartLedger:
             world_size=world_size,
             nodes=generation.nodes,
             from_step=generation.from_step,
-            **({"entrypoint": "script"} if self._is_script else {}),
+            **({"entrypoint": "script"} if self.single_start.is_script else {}),
+            **({"devices": self._devices} if self._devices else {}),
             **({} if generation.kept_step is None else {"kept_step": generation.kept_step}),
         )
         if not is_written and generation.reason == FAILURE:

@@ -63,6 +63,8 @@ def _stat(path: Path) -> tuple[int, int, int] | None:
 
 
 WORKER = "kdist_trainer.worker:main"
+GPUS = "KDIST_GPUS"
+"""The variable that tells ranks how many GPUs the job asks for on their node."""
 PIDS = "agents"
 """File in the scratch folder with the pids of this node's agents since one of them last joined the
 rendezvous.
@@ -88,6 +90,7 @@ class Settings:
             store.
         code: The folder of the user's modules.
         data: The folders of the data sets, by mount.
+        gpus: The GPUs that the job asks for on this node; 0 asks for none.
         init: The folder with the weights that were fetched from `train.init.url`.
         port: The port of metrics and status; 0 picks a free one.
         address: The address at which this node's ranks listen; None means the host's name.
@@ -111,6 +114,7 @@ class Settings:
     checkpoints: StoragePath | None = None
     code: Path | None = None
     data: dict[str, str] = field(default_factory=dict)
+    gpus: int = 0
     init: Path | None = None
     port: int = METRICS_PORT
     address: str | None = None
@@ -131,6 +135,13 @@ class Settings:
     def endpoint(self) -> RendezvousEndpoint:
         """The rendezvous endpoint. Raises `ConfigError`."""
         return parse(self.rendezvous)
+
+    def require_gpus(self) -> None:
+        """Raise `DeviceFaultError` if GPUs that the job asks for are missing on this node."""
+        from kdist_trainer import devices  # which imports torch
+
+        is_local = self.rendezvous.startswith(f"{FILE}:")
+        devices.require_gpus(self.gpus, node=self.node, is_only_machine=is_local)
 
     @property
     def rendezvous_run_id(self) -> str:
@@ -182,6 +193,8 @@ class Settings:
             variables["KDIST_CHECKPOINTS"] = str(self.checkpoints)
         if self.code is not None:
             variables["KDIST_CODE"] = str(self.code)
+        if self.gpus:
+            variables[GPUS] = str(self.gpus)
         if self.init is not None:
             variables["KDIST_INIT"] = str(self.init)
         return variables

@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any
 from kdist_trainer import log
 from kdist_trainer.agent.exit_analysis import signal_name
 from kdist_trainer.agent.full_folders import describe_full
-from kdist_trainer.agent.generation import FAILURE, Generation
+from kdist_trainer.agent.generation import FAILURE, START, Generation
+from kdist_trainer.agent.single_start import RULE
 from kdist_trainer.failure import Failure
 
 if TYPE_CHECKING:
     from kdist_trainer.agent.log_relay import LogRelay
+    from kdist_trainer.config import TrainConfig
     from kdist_trainer.metrics.exporter import Exporter
-    from kdist_trainer.rendezvous.state import Peers
+    from kdist_trainer.rendezvous.handler import Rendezvous
 
 
 _SHOWN = 500  # characters of a message that `/status` shows
@@ -28,7 +30,7 @@ class AgentTelemetry:
     Args:
         exporter: Serves the agent's metrics and status.
         relay: The relay of the workers' output, which prefixes lines with ranks.
-        max_restarts: The job's limit of restarts without progress.
+        max_restarts: The job's limit of restarts without progress, if it may restart.
         managed: Whether the workers run a managed training, not a script.
         folders: The folders that the training writes to, each with its use.
     """
@@ -45,19 +47,34 @@ class AgentTelemetry:
         self._exporter = exporter
         self._relay = relay
         self._max_restarts = max_restarts
+        self._single_start = False
         self._managed = managed
         self._folders = folders
+        self.devices = ""
+        """What the ranks of this node run on."""
         self._waiting_since: float | None = time.monotonic()
 
     def state(self, state: str) -> None:
         """Set the state of the agent, which `/status` shows."""
         self._exporter.set_state(state)
 
-    def show_peers(self, peers: Callable[[], Peers | None]) -> None:
-        """Have `/status` show the agents that `peers` returns."""
+    def show_job(self, config: TrainConfig, *, procs: int) -> None:
+        """Show what the ranks of this node, `procs` in number, run on, and whether they may restart
+        before one has opened the job's checkpoints.
+        """
+        from kdist_trainer import devices  # which imports torch
+
+        self.devices = devices.describe_devices(procs, config.train)
+        self._single_start = config.starts_once
+
+    def show_rendezvous(self, handler: Rendezvous, is_refused: Callable[[], bool]) -> None:
+        """Have `/status` and the metrics show the other agents, the connections that the exchange
+        has closed, whether the API server refuses this agent the rendezvous, and whether the key of
+        the exchange is mounted.
+        """
 
         def read() -> dict[str, Any] | None:
-            known = peers()
+            known = handler.peers()
             if known is None:
                 return None
             return {
@@ -68,17 +85,9 @@ class AgentTelemetry:
 
         self._exporter.sources.peers = read
 
-    def show_refused(self, refused: Callable[[], Mapping[str, int]]) -> None:
-        """Have the metrics show the connections that the exchange has closed, by reason."""
-        self._exporter.sources.refused = refused
-
-    def show_refusal(self, is_refused: Callable[[], bool]) -> None:
-        """Have `/status` show whether the API server refuses this agent the rendezvous."""
-        self._exporter.sources.is_refused = is_refused
-
-    def show_key(self, has_key: Callable[[], bool | None]) -> None:
-        """Have `/status` show whether the key of the exchange is mounted."""
-        self._exporter.sources.has_key = has_key
+        sources = self._exporter.sources
+        sources.refused, sources.is_refused = handler.refused, is_refused
+        sources.has_key = handler.has_key
 
     def show_activity(self, activity: Callable[[], Mapping[int, Mapping[str, Any]]]) -> None:
         """Have `/status` show what the ranks of a new group do."""
@@ -113,7 +122,12 @@ class AgentTelemetry:
         log.event("node-standby")
 
     def rendezvous_completed(
-        self, generation: Generation, *, world_size: int, ranks: list[int], is_group_rank_0: bool
+        self,
+        generation: Generation,
+        *,
+        world_size: int,
+        ranks: list[int],
+        is_group_rank_0: bool,
     ) -> None:
         """A rendezvous round is complete and its workers start.
 
@@ -124,13 +138,15 @@ class AgentTelemetry:
             is_group_rank_0: Whether this agent counts what concerns the whole group.
         """
         self.state("initializing")
+        self._exporter.sources.devices = self.devices
         self._relay.begin(ranks, generation=generation.number)
         self._exporter.set_group(
             generation=generation.number, world_size=world_size, local_ranks=ranks
         )
-        self._exporter.set_restarts_remaining(
-            max(0, self._max_restarts - generation.restarts), budget=self._max_restarts
-        )
+        if not self._single_start:
+            self._show_remaining(generation)
+        elif is_group_rank_0 and not generation.from_step and generation.reason == START:
+            log.event("restarts-off", message=RULE)
         if is_group_rank_0 and generation.lost_steps:
             self._exporter.add_lost_steps(generation.lost_steps)
         log.bind(generation=generation.number)
@@ -152,7 +168,18 @@ class AgentTelemetry:
             world_size=world_size,
             nodes=len(generation.nodes),
             reason=generation.reason,
+            **({"devices": self.devices} if self.devices else {}),
         )
+
+    def checkpoints_opened(self, generation: Generation) -> None:
+        """A script has opened the job's checkpoints, so that it may be started again."""
+        self._single_start = False
+        self._show_remaining(generation)
+        log.event("checkpoints-opened", limit=self._max_restarts)
+
+    def _show_remaining(self, generation: Generation) -> None:
+        remaining = max(0, self._max_restarts - generation.restarts)
+        self._exporter.set_restarts_remaining(remaining, budget=self._max_restarts)
 
     def rank_started(self, rank: int, pid: int) -> None:
         """A worker process has started."""

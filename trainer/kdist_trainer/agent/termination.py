@@ -31,6 +31,7 @@ from kdist_trainer.agent.hang_detection import gather_rank_states, resolve_root_
 from kdist_trainer.agent.repetition import final_failure
 from kdist_trainer.agent.restart_policy import RestartLedger
 from kdist_trainer.agent.settings import Settings
+from kdist_trainer.agent.single_start import end_refused
 from kdist_trainer.agent.telemetry import AgentTelemetry
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.failure import Failure
@@ -77,6 +78,7 @@ class TerminationPolicy:
         self._ledger = ledger
         self._stop = stop
         self._save_kept = save_kept
+        self._single_start = ledger.single_start
 
     def decide(self, generation: Generation, result: GroupResult) -> None:
         """Record the result of the worker group on this node and decide; returns if the agents
@@ -170,7 +172,22 @@ class TerminationPolicy:
             cause = self._resolve_root_cause(generation, states, cause)
         if cause.permanent:
             self._end_failed(cause)
+        self._end_if_started_once(generation, cause)
         return cause
+
+    def _end_if_started_once(self, generation: Generation, cause: Failure) -> None:
+        """End the run if its script is not started again."""
+        if self._stop.requested or not self._single_start.applies:
+            return
+        failure = self._single_start.find_end(
+            cause,
+            others=[node for node in generation.nodes if node != self._settings.node],
+            committed=self._ledger.committed_step(),
+            read=lambda: self._agent_store.generation(generation.number),
+            status=self._rendezvous.status,
+        )
+        if failure is not None and not self._stop.requested:
+            self._end_failed(failure)
 
     def _resolve_root_cause(
         self, generation: Generation, own_states: list[RankState], failure: Failure
@@ -239,7 +256,11 @@ class TerminationPolicy:
         failure = Failure.of_node(
             Cause.BUDGET, Exit.BUDGET, message, generation=generation.number - 1
         )
-        if last is not None:
+        if generation.refusal:
+            failure = end_refused(
+                generation, last if last is not None and last.primary else failure
+            )
+        elif last is not None:
             states = [state for node in document.get("rank_states", {}).values() for state in node]
             failure = final_failure(
                 last, message, repeats=generation.repeats, collectives=format_collectives(states)

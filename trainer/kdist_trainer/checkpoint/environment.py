@@ -15,6 +15,7 @@ from kdist_trainer.checkpoint.checkpointer import CheckpointManager
 from kdist_trainer.checkpoint.location import open_location
 from kdist_trainer.config import Checkpointing, TrainConfig
 from kdist_trainer.errors import ConfigError
+from kdist_trainer.liveness import Heartbeat
 
 Manager = TypeVar("Manager", bound=CheckpointManager)
 _open: list[tuple[int, CheckpointManager]] = []  # the process, and what has its checkpoints open
@@ -67,6 +68,7 @@ def open_manager(kind: type[Manager], config: Checkpointing) -> Manager | None:
             "would lock out the first one: give one Checkpointer all modules and optimizers by "
             "name (model={'a': …, 'b': …}, optimizer={'a': …, 'b': …}), or close() the first one"
         )
+    _tell_agent()
     job: dict[str, Any] = {}
     with suppress(OSError, ValueError, KeyError):
         job = TrainConfig.read(Path(os.environ["KDIST_CONFIG"])).to_job()
@@ -82,3 +84,14 @@ def close_manager(manager: CheckpointManager) -> None:
     """Close what `open_manager` has opened."""
     manager.close()
     _open[:] = [one for one in _open if one[1] is not manager]
+
+
+def _tell_agent() -> None:
+    """Tell the agent that this script continues after a restart: without it a failure ends the job.
+
+    Before the folder is opened, which may fail for a reason that a restart outlasts.
+    """
+    scratch, local_rank = os.environ.get("KDIST_SCRATCH"), os.environ.get("LOCAL_RANK", "0")
+    if scratch:
+        with suppress(OSError, ValueError):
+            Heartbeat.attach(Path(scratch, f"rank-{local_rank}.heartbeat")).mark_checkpoints()

@@ -19,7 +19,12 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import (
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from kdist_trainer.config.base import (
     METRICS_PORT,
@@ -59,6 +64,7 @@ __all__ = [
     "CHECKPOINTS_ENDPOINT",
     "CHECKPOINTS_REGION",
     "CREDENTIAL_VARIABLES",
+    "DEFAULT_RESTARTS",
     "METRICS_PORT",
     "NOT_FETCHED",
     "QUANTITY",
@@ -161,6 +167,8 @@ class Logs(ConfigModel):
         return 0 if self.keep == "none" else count_bytes(self.keep)
 
 
+DEFAULT_RESTARTS = 10
+"""Restarts without progress, where the job names no number."""
 NODES = "nodes.json"
 """Name of the file next to `train.json` that contains the job's `nodes` in a cluster: unlike the
 rest of the configuration, they may change during the run.
@@ -176,8 +184,12 @@ class TrainConfig(ConfigModel):
         "auto", description="Ranks per node; auto is one per GPU, or 1 without GPUs."
     )
     threads_per_rank: int = Field(1, ge=1, le=1024, description="CPU threads of each rank.")
-    max_restarts: int = Field(
-        10, ge=0, le=100_000, description="Restarts without progress before the job fails."
+    max_restarts: Annotated[int, Field(ge=0, le=100_000)] | None = Field(
+        None,
+        description=(
+            "Restarts without progress before the job fails; by default 10, and none for a script "
+            "of which no rank has opened the job's checkpoints."
+        ),
     )
     standby: Literal["none", "warm"] = Field(
         "none",
@@ -227,6 +239,25 @@ class TrainConfig(ConfigModel):
         if (self.train is None) == (self.script is None):
             raise ValueError("needs exactly one of train and script")
         return self
+
+    @model_serializer(mode="wrap")
+    def _keep_absent(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out a number of restarts that nobody has named, as earlier trainers expect."""
+        document: dict[str, Any] = serialize(self)
+        unnamed = ("max_restarts", "maxRestarts") if self.max_restarts is None else ()
+        return {name: value for name, value in document.items() if name not in unnamed}
+
+    @property
+    def restart_limit(self) -> int:
+        """The restarts without progress of a training that continues after one."""
+        return DEFAULT_RESTARTS if self.max_restarts is None else self.max_restarts
+
+    @property
+    def starts_once(self) -> bool:
+        """Whether a failure ends the job unless a rank has opened the job's checkpoints: a script
+        that cannot continue would start from its beginning, and overwrite its own files.
+        """
+        return self.script is not None and self.max_restarts is None
 
     @classmethod
     def read(cls, path: Path) -> TrainConfig:

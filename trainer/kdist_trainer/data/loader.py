@@ -70,7 +70,11 @@ def fetcher(workload: Workload, samples: Samples) -> Fetch:
     generators = Generators.all(torch.device("cpu"))
     fetch_all = getattr(samples, "fetch", None)
 
+    seek = samples.seek if isinstance(samples, StreamSamples) else None
+
     def fetch(indices: Tensor, seed: int) -> Any:
+        if seek is not None and len(indices):  # before: a resume reads what is skipped
+            seek(int(indices[0]))
         generators.seed(seed)
         if fetch_all is not None:
             return fetch_all(indices)

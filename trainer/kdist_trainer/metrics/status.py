@@ -16,6 +16,8 @@
   and `age_seconds`, the time since the rendezvous was read. Null while this agent cannot tell.
 - `connections_refused`: the connections that the agent has closed since it started because there
   were too many, it had no resources for them, or they had a wrong token.
+- `devices`: what the ranks of this node run on: `CPU`, or GPUs such as `8 x NVIDIA H100`; those
+  that a script may use.
 - `rendezvous_refused`: whether the API server refuses this agent the rendezvous, which it has
   served before: the job's ServiceAccount or a right of it is gone.
 - `exchange_key`: whether the key of the job's exchange is mounted. Null where agents need none.

@@ -22,6 +22,7 @@ class StatusSources:
         last_failure: The failure that ended the latest worker group; None without one.
         waiting_for: What the agent waits for before it tries again, in a sentence; empty if for
             nothing.
+        devices: What the ranks of this node run on; empty before it is known.
     """
 
     peers: Callable[[], dict[str, Any] | None] = lambda: None
@@ -31,6 +32,7 @@ class StatusSources:
     activity: Callable[[], Mapping[int, Mapping[str, Any]]] = dict
     last_failure: Mapping[str, Any] | None = None
     waiting_for: str = ""
+    devices: str = ""
 
     def fields(self, *, ended: bool) -> dict[str, Any]:
         """Fields of `/status`; `ended` is whether the agent's work is over."""
@@ -39,5 +41,6 @@ class StatusSources:
             "rendezvous_refused": not ended and self.is_refused(),
             "exchange_key": None if ended else self.has_key(),
             "last_failure": None if self.last_failure is None else dict(self.last_failure),
+            "devices": self.devices or None,
             "waiting_for": None if ended else self.waiting_for or None,
         }

@@ -153,8 +153,11 @@ def test_what_a_pass_moves_is_found_and_put_back(move: Callable[[Any], None], na
     assert values(model) == finished, "an evaluation has left a trace"
 
 
-def test_the_first_step_that_is_given_up_leaves_no_buffer_that_it_has_made() -> None:
-    for move in (by_making_one, by_registering_one):
+@pytest.mark.parametrize("move", [by_making_one, by_registering_one])
+def test_the_first_step_that_is_given_up_leaves_no_buffer_that_it_has_made(
+    move: Callable[[Any], None],
+) -> None:
+    for is_sent in (False, True):
         model = Holder(move)
         buffers = Buffers(model, None, keep_previous=True, with_parameters=True)
         with buffers.detect_changes():
@@ -162,8 +165,18 @@ def test_the_first_step_that_is_given_up_leaves_no_buffer_that_it_has_made() -> 
         buffers.track_constants()
         before = values(model)
         model(torch.randn(4, 2))
+        if is_sent:
+            buffers.synchronize()
         buffers.restore()
         assert values(model) == before
+        for _ in range(2):
+            model(torch.randn(4, 2))
+            buffers.synchronize()
+            buffers.accept()
+            finished = values(model)
+            model(torch.randn(4, 2))
+            buffers.restore()
+            assert values(model) == finished
 
 
 @pytest.mark.parametrize(("move", "name"), WAYS.items(), ids=[one.__name__ for one in WAYS])

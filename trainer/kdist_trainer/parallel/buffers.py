@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from kdist_trainer import log
+from kdist_trainer.parallel.late_changes import report_late
 from kdist_trainer.parallel.norm_modes import NormModes
 from kdist_trainer.parallel.slots import (
     ExtraSlot,
@@ -87,6 +87,8 @@ class Buffers:
         """Names of what not all ranks have, or in different kinds: each keeps its own."""
         self._awaited: set[str] = set()
         """Names of buffers that change, and are not there yet."""
+        self._new: set[str] = set()
+        """Names of those that the step in progress has made."""
         self._previous: list[FlatCopy] = []
         """The values after the last finished step."""
         self._previous_kept: list[FlatCopy] = []
@@ -152,6 +154,7 @@ class Buffers:
         """Make the present values those of the finished step."""
         if self._latest is not None:
             self._previous, self._latest = self._latest, None
+            self._new = set()
         if self._keep_previous and (self._kept or self._extras):
             self._keep()
 
@@ -160,7 +163,7 @@ class Buffers:
         its samples would stay in a running mean; or it is given up since another rank has failed.
         """
         self._latest = None
-        for name in self._awaited:
+        for name in self._awaited | self._new:
             self._remove(name)
         for copied in (*self._previous, *self._previous_kept):
             copied.restore()
@@ -339,7 +342,11 @@ class Buffers:
         }
         every = self._gather(there)
         if there and all(one == there for one in every):
+            before = self._previous, self._previous_kept, self._previous_extras
             self._select(set())
+            # the step is not finished: it may still be given up
+            self._previous, self._previous_kept, self._previous_extras = before
+            self._new |= there.keys()
 
     def _remove(self, name: str) -> None:
         """Remove a buffer that the step which is given up has made."""
@@ -379,21 +386,3 @@ class Buffers:
             if dist.get_rank() != self._source:
                 part.restore()
         return parts if self._keep_previous else []
-
-
-def report_late(names: set[str], *, differ: bool) -> None:
-    """Log that values which seemed constant, or the same on every rank, are not."""
-    what = f"{len(names)} values of the model ({min(names)})"
-    before = ", before that each had its own" if differ else ""
-    log.warn(
-        "buffers-late",
-        message=f"{what} changed for the first time after the warm-up: ranks synchronize them "
-        f"from now on{before}",
-    )
-    if differ and dist.get_rank() == 0:
-        why = f"{what} were different on the ranks until they were synchronized"
-        log.event(
-            "not-reproducible",
-            why=why,
-            message=f"the training continues correctly, but is not bitwise identical: {why}",
-        )

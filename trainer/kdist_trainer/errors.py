@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from kdist_trainer.causes.origin import Origin, frames_of, is_user_code
 from kdist_trainer.causes.search import Classification, judge, look_up
 from kdist_trainer.config import Cause, Exit
-from kdist_trainer.config.exit_codes import FAULTS, Fault
+from kdist_trainer.config.exit_codes import FAULTS, Fault, Rerun
 
 __all__ = ["classify", "find", "find_place", "is_user_code"]
 
@@ -96,7 +96,11 @@ def find(error: BaseException) -> Classification:
     for link in chain:
         if isinstance(link, KdistTrainerError):
             fault = FAULTS.get(link.cause, Fault.UNKNOWN)
-            return Classification(link.cause, link.code, link.primary, link.signature, fault)
+            is_final = link.primary and not link.code.retryable
+            rerun = Rerun.FIXED if is_final else Rerun.AGAIN
+            return Classification(
+                link.cause, link.code, link.primary, link.signature, fault, rerun=rerun
+            )
     origins = [Origin.of(link) for link in chain]
     for origin in origins:
         found = look_up(origin)

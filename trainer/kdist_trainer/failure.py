@@ -76,6 +76,8 @@ class Failure:
     def __post_init__(self) -> None:
         if self.fault is Fault.UNKNOWN:
             object.__setattr__(self, "fault", FAULTS.get(self.cause, Fault.UNKNOWN))
+        if self.permanent and self.rerun is Rerun.AGAIN and self.cause is not Cause.BUDGET:
+            object.__setattr__(self, "rerun", Rerun.FIXED)
 
     @property
     def permanent(self) -> bool:

@@ -199,8 +199,9 @@ def _fix(failure: Mapping[str, Any]) -> str:
     """What to do before the run is started again."""
     if failure.get("signature") == "missing-package":
         return str(failure.get("advice")).rpartition(": ")[2]
-    found = _PLACE.match(str(failure.get("place") or ""))
-    return "do what the hint says" if found is None else f"fix {found['file']}:{found['line']}"
+    if found := _PLACE.match(str(failure.get("place") or "")):
+        return f"fix {found['file']}:{found['line']}"
+    return f"do what the {'hint' if failure.get('advice') else 'message'} says"
 
 
 def _next_command(failure: Mapping[str, Any], again: str) -> str:
@@ -208,7 +209,6 @@ def _next_command(failure: Mapping[str, Any], again: str) -> str:
     rerun = failure.get("rerun") or ("fixed" if failure.get("cause") == "user_code" else "again")
     if rerun == "blocking":
         return f"CUDA_LAUNCH_BLOCKING=1 kdist run {again}"
-    has_place = _PLACE.match(str(failure.get("place") or "")) is not None
-    if rerun == "fixed" and (has_place or failure.get("advice")):
+    if rerun == "fixed":
         return f"{_fix(failure)}, then kdist run {again}"
     return f"kdist run {again}"

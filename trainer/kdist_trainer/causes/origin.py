@@ -29,8 +29,11 @@ _COLLECTIVE = re.compile(
     r"torch/distributed/(distributed_c10d|c10d_logger|rendezvous|device_mesh|nn/functional"
     r"|_functional_collectives)\.py$"
 )
-_LOAD = re.compile(r"load|restore|resume|receive|take_over|read_part|open_")
-_LOADERS = re.compile(r"kdist_trainer/(checkpoint|training)/")
+_LOAD = re.compile(
+    r"load(_state_dict|_tensors|_values|_full_tensors|_metadata|_unsaved)?|_load_\w+|restore|resume"
+    r"|restore_generators|receive_\w+|take_over|read_(state|values|all_values)"
+)
+_LOADERS = re.compile(r"kdist_trainer/(checkpoint|training|parallel)/(?!pretrained|pipeline_sch)")
 _FRAME = re.compile(r'^\s*File "(?P<file>.+)", line (?P<line>\d+), in (?P<name>.+)$', re.MULTILINE)
 _TRACEBACK = "Traceback (most recent call last):"
 _RAISES = {"RAISE_VARARGS", "RERAISE"}
@@ -209,6 +212,11 @@ class Origin:
         return self.where in (Where.USER, Where.LIBRARY, Where.NOWHERE)
 
     @property
+    def is_refused(self) -> bool:
+        """Whether kdist itself raised it, by a `raise` statement, for what the user's code gave."""
+        return self.own is not None and self.is_raised and self.frames[-1].file.startswith(_PACKAGE)
+
+    @property
     def is_raised(self) -> bool:
         """Whether the innermost frame raised it by a `raise` statement."""
         return bool(self.frames) and self.frames[-1].raises
@@ -217,7 +225,7 @@ class Origin:
     def load(self) -> Frame | None:
         """The frame of kdist's own that was loading or receiving the state; None if none was."""
         for one in reversed(self.below):
-            if _LOADERS.search(one.file) and _LOAD.search(one.name):
+            if _LOADERS.search(one.file) and _LOAD.fullmatch(one.name):
                 return one
         return None
 

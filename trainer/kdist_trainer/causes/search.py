@@ -133,10 +133,9 @@ def judge(origin: Origin) -> Classification:
 
 def _judge_own(origin: Origin, *, is_programs: bool) -> Classification:
     """What an error is that was raised in kdist's frames, or below them and not in the user's."""
-    if origin.own is not None and is_programs and origin.is_raised:
-        return users()  # kdist refuses what the user's call gave it
-    load = origin.load
-    if load is not None:
+    if is_programs and origin.is_refused:
+        return users()
+    if origin.load is not None and "OSError" not in origin.names:
         return Classification(
             Cause.MISMATCH,
             Exit.MISMATCH,

@@ -68,6 +68,9 @@ _SPECIAL: dict[str, dict[str, Any]] = {
     "data-stopped": {
         "message": "stopped while s3://bucket/speech was fetched: what has come is kept"
     },
+    "observer-failed": {
+        "message": "StepTimer does not see some collectives: ValueError: a tensor has no size"
+    },
     "restarts-off": {"message": "if a rank or a node is lost, the script is not started again"},
     "job-edited": {"message": "train.lr is 0.2, was 0.1"},
     "past-end": {"message": "the checkpoint is past the last step: nothing is left to do"},

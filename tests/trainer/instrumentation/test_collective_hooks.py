@@ -16,6 +16,9 @@ from torch.nn.parallel import DistributedDataParallel
 from kdist_trainer import group_abort
 from kdist_trainer.instrumentation import collective_hooks
 from kdist_trainer.instrumentation.collective_hooks import PostHook
+from kdist_trainer.instrumentation.step_timer import GlooAllReduceTimer
+from kdist_trainer.instrumentation.torch_internals import count_bytes
+from kdist_trainer.metrics.step_stats import StepStats
 from kdist_trainer.world import World
 from tests.trainer.training.group import run_group
 
@@ -146,3 +149,52 @@ def wait_for_a_late_peer() -> list[float]:
 @pytest.mark.processes
 def test_a_wait_for_a_late_peer_ends_with_its_message_and_closes_no_connection() -> None:
     assert run_group(wait_for_a_late_peer, 2) == [[1.0, 2.0, 2.0], [1.0, 1.0, 2.0]]
+
+
+class Broken:
+    """Fails in each of its calls, or only after what it observes."""
+
+    def __init__(self, *, late: bool) -> None:
+        self._late = late
+
+    def begin(self, op: str, tensors: Sequence[Tensor], group: ProcessGroup) -> PostHook | None:  # noqa: ARG002
+        if self._late:
+            return self._fail
+        raise ValueError("a tensor has no size")
+
+    def wait(self, wait: Callable[[], Any], awaited: Work | Tensor) -> Any:  # noqa: ARG002
+        if self._late:
+            wait()
+        raise ValueError("nothing to wait for")
+
+    def _fail(self, work: Work | None) -> None:  # noqa: ARG002
+        raise ValueError("too late")
+
+
+def train_sparse_under_observers() -> list[float]:
+    """The sum of sparse gradients, under hooks that fail and one that counts bytes."""
+    stats = StepStats(rank=0)
+    with World.from_environment(timeout_seconds=60) as world:
+        timer = GlooAllReduceTimer(stats)
+        for late in (False, True):
+            collective_hooks.register_launch_hook(Broken(late=late))
+            collective_hooks.register_wait_hook(Broken(late=late))
+        timer.start()
+        model = DistributedDataParallel(nn.Embedding(10, 2, sparse=True))
+        model(torch.tensor([world.rank, 3])).sum().backward()
+        (weight,) = model.parameters()
+        assert weight.grad is not None
+        found = weight.grad.to_dense()[:, 0].tolist()
+        return [float(value) for value in found]
+
+
+@pytest.mark.processes
+def test_observers_that_fail_end_no_training_also_not_one_with_sparse_gradients() -> None:
+    for found in run_group(train_sparse_under_observers, 2):
+        assert found == [0.5, 0.5, 0, 1.0, 0, 0, 0, 0, 0, 0]
+
+
+def test_a_sparse_tensor_has_the_bytes_of_its_indices_and_values() -> None:
+    sparse = torch.eye(3).to_sparse()
+    assert count_bytes([sparse]) == 2 * 3 * 8 + 3 * 4
+    assert count_bytes([torch.ones(3), torch.ones(2)]) == 20

@@ -36,6 +36,7 @@ NAMES: Final = frozenset(
         "ledger-write-failed",
         "loss-not-finite",
         "not-reproducible",
+        "observer-failed",
         "past-end",
         "preflight",
         "pretrained-loaded",

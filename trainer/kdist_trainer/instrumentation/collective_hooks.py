@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup, Work
 
-from kdist_trainer import group_abort
+from kdist_trainer import group_abort, log
 from kdist_trainer.instrumentation import torch_internals
 from kdist_trainer.instrumentation.torch_internals import COLLECTIVES, OPERATORS, WAITS
 
@@ -93,12 +93,47 @@ def all_reduce(tensor: Tensor, group: ProcessGroup) -> Work:
     Without the way through torch's dispatcher and a kernel in Python, which takes about 0.1 ms on a
     busy CPU: gradients are reduced several times in each step.
     """
-    post_hooks = [hook.begin("all_reduce", (tensor,), group) for hook in _launch_hooks]
+    post_hooks = _begin("all_reduce", (tensor,), group)
     work: Work = torch_internals.backend_of(group, tensor.device).allreduce([tensor])
-    for post_hook in post_hooks:
-        if post_hook is not None:
-            post_hook(work)
+    _finish(post_hooks, work)
     return work
+
+
+_failed: set[type] = set()
+"""The kinds of hooks whose failure was logged."""
+
+
+def _begin(op: str, tensors: Sequence[Tensor], group: ProcessGroup) -> list[PostHook]:
+    """Call the launch hooks; returns what to call after the launch. One that fails measures less,
+    and ends no training.
+    """
+    found = []
+    for hook in _launch_hooks:
+        try:
+            post_hook = hook.begin(op, tensors, group)
+        except Exception as error:  # noqa: BLE001 - an observer must never end a training
+            _report_failure(hook, error)
+            continue
+        if post_hook is not None:
+            found.append(post_hook)
+    return found
+
+
+def _finish(post_hooks: Sequence[PostHook], work: Work | None) -> None:
+    for post_hook in post_hooks:
+        try:
+            post_hook(work)
+        except Exception as error:  # noqa: BLE001 - as above
+            _report_failure(post_hook, error)
+
+
+def _report_failure(hook: object, error: Exception) -> None:
+    """Log that a hook has failed, once for each kind."""
+    if type(hook) not in _failed:
+        _failed.add(type(hook))
+        name = getattr(hook, "__qualname__", type(hook).__name__)
+        message = f"{name} does not see some collectives: {type(error).__name__}: {error}"
+        log.warn("observer-failed", message=message)
 
 
 def _kernel(operator: str) -> torch_internals.Kernel:
@@ -111,11 +146,10 @@ def _kernel(operator: str) -> torch_internals.Kernel:
         tensors = (amount,) if isinstance(amount, Tensor) else amount
         op = f"{name}_uneven" if torch_internals.is_uneven(operator, arguments) else name
         group = torch_internals.unbox_group(arguments[group_at])
-        post_hooks = [hook.begin(op, tensors, group) for hook in _launch_hooks]
+        post_hooks = _begin(op, tensors, group)
         result = torch_internals.call_original(original, keys, *arguments)
-        for post_hook in post_hooks:
-            if post_hook is not None:
-                post_hook(torch_internals.unbox_work(result))
+        if post_hooks:
+            _finish(post_hooks, torch_internals.unbox_work(result))
         return result
 
     return kernel
@@ -155,8 +189,36 @@ def unregister_wait_hook(hook: WaitHook) -> None:
 
 def _call(wait: Wait, awaited: Work | Tensor) -> Any:
     for hook in _wait_hooks:
-        wait = partial(hook.wait, wait, awaited)
+        wait = _Observed(hook, wait, awaited)
     return wait()
+
+
+class _Observed:
+    """A wait with a hook around it: an error of the wait is raised, one of the hook's is logged."""
+
+    __slots__ = ("_awaited", "_began", "_ended", "_hook", "_result", "_wait")
+
+    def __init__(self, hook: WaitHook, wait: Wait, awaited: Work | Tensor) -> None:
+        self._hook = hook
+        self._wait = wait
+        self._awaited = awaited
+        self._began = self._ended = False
+        self._result: Any = None
+
+    def __call__(self) -> Any:
+        try:
+            return self._hook.wait(self._run, self._awaited)
+        except Exception as error:
+            if self._began and not self._ended:
+                raise
+            _report_failure(self._hook, error)
+            return self._result if self._ended else self._wait()
+
+    def _run(self) -> Any:
+        self._began = True
+        self._result = self._wait()
+        self._ended = True
+        return self._result
 
 
 _ABORT_POLL = timedelta(milliseconds=50)

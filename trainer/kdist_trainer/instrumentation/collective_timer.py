@@ -22,7 +22,7 @@ from kdist_trainer.instrumentation import collective_hooks
 from kdist_trainer.instrumentation.collective_hooks import PostHook, on_completion
 from kdist_trainer.instrumentation.intervals import union_length
 from kdist_trainer.instrumentation.step_timer import StepTimer
-from kdist_trainer.instrumentation.torch_internals import storage_id
+from kdist_trainer.instrumentation.torch_internals import count_bytes, storage_id
 from kdist_trainer.metrics.step_stats import Op, StepPhase, StepStats
 
 KINDS: dict[str, Op] = {
@@ -39,7 +39,7 @@ def payload(kind: Op, tensors: Sequence[Tensor], group: ProcessGroup) -> int:
         tensors: the rank's part of what is gathered or scattered, all of what is reduced.
         group: the ranks that take part.
     """
-    return sum(tensor.nbytes for tensor in tensors) * (1 if kind is Op.ALL_REDUCE else group.size())
+    return count_bytes(tensors) * (1 if kind is Op.ALL_REDUCE else group.size())
 
 
 @dataclass(slots=True, eq=False)

@@ -22,6 +22,7 @@ from torch.distributed import ProcessGroup
 from kdist_trainer.instrumentation import collective_hooks
 from kdist_trainer.instrumentation.collective_hooks import PostHook, on_completion
 from kdist_trainer.instrumentation.intervals import union_length
+from kdist_trainer.instrumentation.torch_internals import count_bytes
 from kdist_trainer.liveness import Heartbeat
 from kdist_trainer.metrics.step_stats import StepPhase, StepStats
 
@@ -115,8 +116,7 @@ class GlooAllReduceTimer:
         with self._lock:
             step.spans.append(span)
             step.running += 1
-        for tensor in tensors:
-            step.nbytes += tensor.nbytes
+        step.nbytes += count_bytes(tensors)
 
         def ended(_: object) -> None:
             with self._lock:
@@ -176,7 +176,7 @@ class CudaAllReduceTimer:
         begin, end = self._event(), self._event()
         begin.record()
         self._open.append((begin, end))
-        self._bytes += sum(tensor.nbytes for tensor in tensors)
+        self._bytes += count_bytes(tensors)
         return lambda work: on_completion(work, lambda _: end.record())
 
     def start(self) -> None:

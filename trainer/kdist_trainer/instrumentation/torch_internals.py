@@ -149,4 +149,16 @@ def _differ(tensors: Sequence[Tensor]) -> bool:
 
 def storage_id(tensor: Tensor) -> int:
     """Which memory a tensor uses; defined also where `torch.compile` traces and there is none."""
-    return int(tensor.untyped_storage()._cdata)
+    return int(_dense(tensor)[-1].untyped_storage()._cdata)
+
+
+def count_bytes(tensors: Sequence[Tensor]) -> int:
+    """Bytes of tensors, of a sparse one those of its indices and its values."""
+    return sum(part.nbytes for tensor in tensors for part in _dense(tensor))
+
+
+def _dense(tensor: Tensor) -> tuple[Tensor, ...]:
+    """The tensors that hold what a tensor holds."""
+    if tensor.layout is torch.sparse_coo:
+        return tensor._indices(), tensor._values()
+    return (tensor,)

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from kdist_trainer.metrics import reporter
 from kdist_trainer.metrics.exporter import Exporter
-from kdist_trainer.metrics.reporter import Reporter, short_address
+from kdist_trainer.metrics.reporter import NoShortFolderError, Reporter, short_address
 from kdist_trainer.metrics.wire import pack
 from tests.trainer.metrics.scrape import (
     exporting,
@@ -163,3 +164,19 @@ def listening() -> set[str]:
         )
         found |= {row[1] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in mine}
     return found
+
+
+def test_a_long_tmpdir_is_not_used_and_without_a_short_folder_the_way_out_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = tmp_path / ("x" * 120)
+    long.mkdir()
+    monkeypatch.setenv("TMPDIR", str(long))
+    with short_address(long / "metrics.sock") as address:
+        assert len(address) <= 100
+    monkeypatch.setattr(reporter, "_SHORT_FOLDERS", (str(tmp_path / "none"),))
+    with (
+        pytest.raises(NoShortFolderError, match=f"TMPDIR is {long}.*set TMPDIR to a folder"),
+        short_address(long / "metrics.sock"),
+    ):
+        pass

@@ -21,6 +21,7 @@ from kdist_trainer import log
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.config import METRICS_PORT, NODES, Nodes, TrainConfig
 from kdist_trainer.json_text import encode_json
+from kdist_trainer.metrics.reporter import find_short_folder
 from kdist_trainer.rendezvous.endpoint import FILE, RendezvousEndpoint, parse
 
 
@@ -254,17 +255,19 @@ def prepare_scratch(settings: Settings) -> set[int]:
 _LONGEST_SOCKET = 100  # bytes in the address of a Unix socket: 108 on Linux, 104 on macOS
 # of the folder and the socket that multiprocessing makes below its temporary folder
 _NAMES_LENGTH = 40
+_PREFIX_LENGTH = len("/kdist-12345678")
 
 
 def make_tempdir(scratch: Path) -> Path:
     """Make an empty temporary folder for this agent and its workers: in `scratch`, unless socket
-    paths there would be too long.
+    paths there would be too long. Raises `NoShortFolderError` if they would be so everywhere.
     """
     folder = scratch / "tmp"
     if len(os.fsencode(folder)) + _NAMES_LENGTH <= _LONGEST_SOCKET:
         folder.mkdir()
         return folder
-    folder.symlink_to(tempfile.mkdtemp(prefix="kdist-"))
+    base = find_short_folder(_PREFIX_LENGTH + _NAMES_LENGTH)
+    folder.symlink_to(tempfile.mkdtemp(prefix="kdist-", dir=base))
     return folder.readlink()
 
 

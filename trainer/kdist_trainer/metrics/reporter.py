@@ -32,8 +32,36 @@ CLOSE_SECONDS = 1.0
 _FULL = {errno.EAGAIN, errno.EWOULDBLOCK, errno.ENOBUFS}
 # a Unix socket's address holds 108 bytes on Linux and 104 on macOS, the final zero included
 _MAX_ADDRESS_BYTES = 100
+_LINK_BYTES = len("/kdist-12345678/s/")
+_SHORT_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - in folders of random names
 _RECONNECT_SECONDS = 1.0
 _PROGRESS_SECONDS = 1.0
+
+
+class NoShortFolderError(OSError, ValueError):
+    """No folder is short enough for a socket; the message says what to do."""
+
+
+def find_short_folder(room: int) -> Path:
+    """The first folder for temporary files whose path leaves `room` bytes of a socket's address.
+
+    Raises:
+        NoShortFolderError: there is none.
+    """
+    # Not tempfile's own choice: in an agent that is a folder below a long path.
+    wanted = os.environ.get("TMPDIR", "")
+    for name in filter(None, (wanted, *_SHORT_FOLDERS)):
+        if len(os.fsencode(name)) + room <= _MAX_ADDRESS_BYTES and os.access(name, os.W_OK):
+            return Path(name)
+    what = (
+        f"TMPDIR is {wanted}, of {len(os.fsencode(wanted))} bytes" if wanted else "TMPDIR is empty"
+    )
+    raise NoShortFolderError(
+        "no folder for sockets: the address of a Unix socket has at most "
+        f"{_MAX_ADDRESS_BYTES} bytes, {what}, and {', '.join(_SHORT_FOLDERS)} cannot be written: "
+        "set TMPDIR to a folder that exists, can be written and has a path of at most "
+        f"{_MAX_ADDRESS_BYTES - room} bytes"
+    )
 
 
 @contextlib.contextmanager
@@ -44,8 +72,7 @@ def short_address(path: Path) -> Iterator[str]:
     if len(os.fsencode(path)) <= _MAX_ADDRESS_BYTES:
         yield str(path)
         return
-    # Not tempfile's own choice: in an agent that is a folder below the long path.
-    base = os.environ.get("TMPDIR", "/tmp")  # noqa: S108
+    base = find_short_folder(_LINK_BYTES + len(os.fsencode(path.name)))
     with tempfile.TemporaryDirectory(prefix="kdist-", dir=base) as folder:
         link = Path(folder, "s")
         link.symlink_to(path.parent.absolute())

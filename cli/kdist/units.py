@@ -119,7 +119,7 @@ def is_number(value: object) -> bool:
 
 def count(number: object, noun: str) -> str:
     """A number with its noun: `1 node`, `2 nodes`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    return f"{number} {noun}" if number in (1, "1") else f"{number} {noun}s"
 
 
 def ranges(numbers: Iterable[int]) -> str:

@@ -8,6 +8,7 @@ from typing import Final
 
 from kdist.diagnose.rule import Diagnosis, DiagnosticContext, clip
 from kdist.status import LastFailure, Phase
+from kdist.units import count
 
 FOLLOWS: Final = ("node_lost", "collective_timeout", "rendezvous")
 """Causes that tell only that something else was lost."""
@@ -30,6 +31,26 @@ def find_full_disk(ctx: DiagnosticContext) -> Diagnosis | None:
         tuple(lines),
         f"{advice}; then the training goes on by itself while restarts are left",
         (ctx.kdist("status", "-w"), ctx.kdist("logs", "--tail", "20")),
+    )
+
+
+def find_failed_saves(ctx: DiagnosticContext) -> Diagnosis | None:
+    """The training goes on, and its checkpoints cannot be saved."""
+    failed = ctx.status.failed_saves
+    if not failed or ctx.status.phase is not Phase.RUNNING:
+        return None
+    saved, step = ctx.status.last_checkpoint_step, ctx.status.step
+    since = f"since step {saved:,}" if saved is not None else "so far"
+    room, _, advice = ctx.status.checkpoint_room.removeprefix("storage: ").partition(": ")
+    why = f"storage: {room}" if room else "the log says why (checkpoint-failed)"
+    at = f" at step {step:,}" if step is not None else ""
+    return Diagnosis(
+        "storage",
+        f"{ctx.name} trains{at}, and {count(failed, 'checkpoint')} could not be saved {since}: "
+        f"{why}; a failure would lose the steps since then",
+        "blocked",
+        fix=advice or "free space, or repair the volume",
+        commands=(ctx.kdist("logs", "--tail", "50"), ctx.kdist("status", "-w")),
     )
 
 

@@ -118,7 +118,7 @@ def find_lost_pod(ctx: DiagnosticContext) -> Diagnosis | None:
     found = [loss for loss in _find_losses(ctx) if not _came_before(ctx, loss)]
     if not found:
         return None
-    shown = list({loss.pod: loss for loss in reversed(found)}.values())
+    shown = list({_place_of(loss): loss for loss in reversed(found)}.values())[::-1]
     words = "; ".join(loss.what for loss in shown[:3])
     if len(shown) > 3:
         words += f"; {len(shown) - 3} more pods"
@@ -136,6 +136,11 @@ def find_lost_pod(ctx: DiagnosticContext) -> Diagnosis | None:
     )
 
 
+def _place_of(loss: _Loss) -> int | str:
+    """What several losses have in common, of which the first is the present one."""
+    return loss.pod if loss.place is None else loss.place
+
+
 def _came_before(ctx: DiagnosticContext, loss: _Loss) -> bool:
     """Whether a failure of its own has ended the group since."""
     failure = ctx.status.last_failure
@@ -147,8 +152,8 @@ def _came_before(ctx: DiagnosticContext, loss: _Loss) -> bool:
 
 def _find_losses(ctx: DiagnosticContext) -> Iterator[_Loss]:
     yield from (loss for pod in ctx.pods if (loss := _read_loss(ctx, pod)) is not None)
-    yield from _find_deleted(ctx)
     yield from _find_silent(ctx)
+    yield from _find_deleted(ctx)
 
 
 def _read_loss(ctx: DiagnosticContext, pod: Pod) -> _Loss | None:
@@ -193,7 +198,7 @@ def _is_present(ctx: DiagnosticContext, pod: Pod, at: float | None) -> bool:
 
 def _trains(ctx: DiagnosticContext, pod: Pod) -> bool:
     state = documents.text(ctx.seen.reports.get(pod.name), "state")
-    return pod.working and state in ("running", "checkpointing", "initializing")
+    return pod.working and state in ("running", "checkpointing")
 
 
 def _find_deleted(ctx: DiagnosticContext) -> Iterator[_Loss]:
@@ -221,7 +226,7 @@ def _find_deleted(ctx: DiagnosticContext) -> Iterator[_Loss]:
                 and event.reason in ("Killing", "Preempted", "TaintManagerEviction", "Evicted")
                 and read_index(event.name) == index
                 and (event.name not in here or (newest and event.at < (newest.created or 0.0)))
-                and ctx.now - event.at < _OUTAGE + _LOADS
+                and ctx.now - event.at < _OUTAGE
             ),
             None,
         )

@@ -48,6 +48,7 @@ RULES: tuple[Rule, ...] = (
     failures.find_eviction,
     losses.find_lost_pod,
     agents.find_full_disk,
+    agents.find_failed_saves,
     failures.find_failure,
     failures.find_crash,
     scheduling.find_unschedulable,
@@ -92,7 +93,8 @@ def diagnose(seen: Snapshot) -> Diagnosis:
         # a job that trains is fine; other findings are secondary
         trains = runtime.find_nothing_wrong(ctx)
         first_loss = bool(found) and found[0].cause in _LOSSES and not _has_enough(ctx)
-        if not first_loss and not (found and trains.severity != "fine"):
+        unsaved = bool(found) and found[0].cause == "storage" and found[0].severity == "blocked"
+        if not (first_loss or unsaved) and not (found and trains.severity != "fine"):
             found.insert(0, trains)
     if all(each.cause in _NOTES for each in found):
         found.insert(0, runtime.find_nothing_wrong(ctx))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,8 @@ def make_report(name: str, folder: RunFolder, outcome: Outcome) -> dict[str, Any
     """
     events, steps = read_ledger(folder.checkpoints)
     invocations = [(each["started"], each["ended"]) for each in folder.run["invocations"]]
-    ledger = build_report(events, steps, invocations=invocations)
+    unsaved = outcome.kind in ("killed", "failed")
+    ledger = build_report(events, steps, invocations=invocations, unsaved=unsaved)
     ledger["metrics"] = (
         ledger["metrics"] or (folder.done() or {}).get("metrics") or {}
     )  # DONE is written before the ledger's line
@@ -95,6 +97,9 @@ def _failure(folder: RunFolder, outcome: Outcome) -> dict[str, Any] | None:
     record = run_dir.read_json(folder.root / outcome.node / "exit.json") or {
         "message": last_printed_line(log)
     }
+    failed_on = record.get("node")  # another node's agent may be the first to end
+    if isinstance(failed_on, str) and re.fullmatch(r"node-\d+", failed_on):
+        log = folder.log(failed_on)
     return {**record, "agent": outcome.node, "log": str(log)}
 
 

@@ -34,6 +34,7 @@ from kdist.local.supervisor import (
 )
 from kdist.local.trainer_tools import archive_bucket, copy_records
 from kdist.spec import Exit, TrainingJob
+from kdist.units import count
 
 _POLL_INTERVAL = 0.25  # seconds; a signal or the exit of an agent shortens it
 _FRAME_INTERVAL = 0.5  # seconds: the view shares the machine with the training
@@ -330,7 +331,7 @@ def _run_agents(
         session.log_event(
             "kdist",
             "run-started",
-            message=f"{run}: {len(commands)} agents, all files in {folder.root}",
+            message=f"{run}: {count(len(commands), 'agent')}, all files in {folder.root}",
         )
         for moved in filter(None, [*folder.moved, folder.moved_bucket]):
             session.log_event("kdist", "run-archived", message=f"the previous run is in {moved}")

@@ -69,6 +69,8 @@ def _rows(report: Report) -> Iterator[tuple[str, str]]:
         yield "steps", f"{steps['reached']:,}"
     if steps["reached"] and steps["lost"] is not None:
         yield "lost steps", f"{steps['lost']:,}"
+    if gaps := report.get("ledgerGaps"):
+        yield "ledger", _describe_gaps(gaps)
     if steps["samples"] is not None:
         yield "samples", number(steps["samples"])
     causes = ", ".join(f"{cause} {count}" for cause, count in restarts["byCause"].items())
@@ -114,6 +116,14 @@ def _rows(report: Report) -> Iterator[tuple[str, str]]:
     yield "folder", str(report["folder"])
 
 
+def _describe_gaps(gaps: Sequence[Sequence[int]]) -> str:
+    total = sum(last - first + 1 for first, last in gaps)
+    shown = [f"{first:,}-{last:,}" if last > first else f"{first:,}" for first, last in gaps[:3]]
+    more = " and more" if len(gaps) > 3 else ""
+    where = f"{', '.join(shown)}{more}"
+    return f"has no line of {count(f'{total:,}', 'step')} ({where}): times and goodput lack them"
+
+
 def _nonfinite(report: Report) -> str:
     found = report["nonFiniteLoss"]
     times = f"NaN or infinite in {count(found['steps'], 'reported step')}"
@@ -125,6 +135,9 @@ def conclude(ended: RunEnded, again: str) -> str | KdistError:
     report, kind = ended.report, ended.outcome.kind
     saved = report["steps"]["committed"]
     kept = f"step {saved:,} is saved" if saved else "nothing was saved yet"
+    if lost := report.get("lostAtTheEnd"):
+        after = " after it" if saved else ""
+        kept += f", the {count(f'{lost:,}', 'step')}{after} {'is' if lost == 1 else 'are'} lost"
     if ended.already:
         return (
             f"{report['job']} is done already. Next: kdist run --fresh {again}   trains it "

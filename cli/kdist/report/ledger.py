@@ -156,6 +156,7 @@ def build_report(
     steps: Sequence[Record],
     *,
     invocations: Sequence[tuple[float, float | None]],
+    unsaved: bool = False,
 ) -> dict[str, Any]:
     """The part of the end report that the ledger contains; None stands for what is not known, such
     as the steps of a script.
@@ -165,11 +166,16 @@ def build_report(
         steps: lines of steps.jsonl, in their order.
         invocations: Unix times at which each `kdist run` began and ended; None if it was killed or
             is still running.
+        unsaved: whether the run has ended without saving, so that the steps after the last
+            checkpoint are lost.
     """
     events = [valid_fields(event) for event in events]
     steps = [valid_fields(step) for step in steps]
     generations = read_generations(events, steps)
-    ends = [*(later.from_step for later in generations[1:]), inf][: len(generations)]
+    commits = list(_named(events, "commit"))
+    counted = _count_steps(generations, commits, steps)
+    last = counted["committed"] if unsaved else inf
+    ends = [*(later.from_step for later in generations[1:]), last][: len(generations)]
     for index in range(len(ends) - 2, -1, -1):
         # a later generation may have resumed from an even earlier step
         ends[index] = min(ends[index], ends[index + 1])
@@ -178,9 +184,13 @@ def build_report(
     )
     known = all(generation.observed for generation in generations)
     elapsed = _elapsed([*_times(events), *last_step_times(generations, events)], invocations)
-    commits = list(_named(events, "commit"))
+    lost = max(0, (counted["reached"] or 0) - counted["committed"]) if unsaved and known else 0
+    if lost:
+        counted["lost"] += lost
     return {
-        "steps": _count_steps(generations, commits, steps),
+        "steps": counted,
+        "lostAtTheEnd": lost,
+        "ledgerGaps": _find_gaps(generations, steps) if known else [],
         "restarts": _count_restarts(generations),
         "recoverySeconds": [round(seconds, 3) for seconds in _recoveries(generations, events)],
         "productiveSeconds": round(productive, 3) if known else None,
@@ -202,6 +212,17 @@ def build_report(
             )
         ),
     }
+
+
+def _find_gaps(generations: Sequence[Generation], steps: Sequence[Record]) -> list[list[int]]:
+    """The first and the last step of each gap: steps before the last one of which the ledger has no
+    line, such as those that a full disk has refused.
+    """
+    first = min((generation.from_step for generation in generations), default=0)
+    done = sorted({line["step"] for line in steps if line.get("step", 0) > first})
+    return [
+        [before + 1, after - 1] for before, after in pairwise([first, *done]) if after > before + 1
+    ]
 
 
 def _count_steps(

@@ -42,6 +42,8 @@ _FIELDS: Final = (
     "exchange_key",
     "waiting_for",
     "devices",
+    "failed_saves",
+    "checkpoint_room",
 )
 _RANK_FIELDS: Final = (
     "rank",

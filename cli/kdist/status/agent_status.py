@@ -99,6 +99,8 @@ class AgentStatus:
     """Report of one agent. Unknown numbers are None; a loss may be NaN. `peers` is None where the
     agent cannot tell, or is of a version that does not report it. `refused`: the API server
     refuses it the rendezvous. `waiting_for`: what it waits for before it tries again.
+    `failed_saves`: checkpoints that could not be saved since the last one, `checkpoint_room`: the
+    room of their folder then.
     """
 
     pod: str
@@ -123,6 +125,8 @@ class AgentStatus:
     last_failure: LastFailure | None = None
     waiting_for: str = ""
     devices: str = ""
+    failed_saves: int = 0
+    checkpoint_room: str = ""
 
     @property
     def finished(self) -> bool:
@@ -158,6 +162,8 @@ class AgentStatus:
             last_failure=_read_failure(documents.mapping(document, "last_failure")),
             waiting_for=documents.text(document, "waiting_for"),
             devices=documents.text(document, "devices"),
+            failed_saves=documents.integer(document, "failed_saves") or 0,
+            checkpoint_room=documents.text(document, "checkpoint_room"),
         )
 
 
@@ -296,6 +302,8 @@ def read_training(current: Sequence[AgentStatus], *, step: int | None = None) ->
         "all_reduce_seconds": min(all_reduces, default=None),
         "ranks": tuple(ranks),
         "last_failure": _newest_failure(current),
+        "failed_saves": max((report.failed_saves for report in current), default=0),
+        "checkpoint_room": _first(report.checkpoint_room or None for report in current) or "",
         "waiting_for": next((report.waiting_for for report in current if report.waiting_for), ""),
         "devices": ", ".join(sorted({report.devices for report in current if report.devices})),
     }

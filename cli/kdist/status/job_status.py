@@ -91,6 +91,8 @@ class JobStatus:
         resource: state of the job's TrainingJob; None if it was applied without one.
         fetch: how far the node is that has most data or weights to fetch; None if none fetches.
         last_failure: what ended the latest worker group, as its agents tell; None without one.
+        failed_saves: checkpoints that could not be saved since the last one that was.
+        checkpoint_room: the room of their folder, in a sentence, while there are any.
         waiting_for: what an agent waits for before it tries again; empty if for nothing.
     """
 
@@ -127,6 +129,8 @@ class JobStatus:
     resource: ResourceState | None = None
     fetch: FetchProgress | None = None
     last_failure: LastFailure | None = None
+    failed_saves: int = 0
+    checkpoint_room: str = ""
     waiting_for: str = ""
 
     def to_document(self) -> dict[str, Any]:

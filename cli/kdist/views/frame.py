@@ -164,7 +164,7 @@ def _render_state(view: JobView, width: int) -> list[Text]:
     parts = [f"{view.nodes} nodes"] if view.nodes else []
     parts += [count(view.world_size, "rank")] if view.world_size else []
     parts += [f"generation {view.generation}"] if view.generation else []
-    left = f" ({view.restarts_left} left)" if view.restarts_left is not None else ""
+    left = status_table.describe_left(view.restarts, view.restarts_left)
     parts.append(f"{count(view.restarts, 'restart')}{left}")
     saved = status_table.describe_checkpoint(view.checkpoint_step, view.checkpoint_age)
     parts.append(f"last checkpoint {saved}" if saved else "no checkpoint yet")

@@ -56,8 +56,7 @@ def _rows(status: JobStatus) -> Iterator[tuple[str, str]]:
         saved_at = status.last_checkpoint_time
         seconds_ago = None if saved_at is None else max(0.0, time.time() - saved_at)
         yield "last checkpoint", describe_checkpoint(status.last_checkpoint_step, seconds_ago)
-    left = f" ({status.restarts_left} left)" if status.restarts_left is not None else ""
-    yield "restarts", f"{status.restarts}{left}"
+    yield "restarts", f"{status.restarts}{describe_left(status.restarts, status.restarts_left)}"
     if status.lost_steps:
         yield "lost steps", f"{status.lost_steps:,}"
     if status.queue:
@@ -94,6 +93,15 @@ def _describe_resource(state: ResourceState) -> Iterator[tuple[str, str]]:
         yield "TrainingJob", "its last change has not taken effect yet"
     if state.outdated:
         yield "outdated", " ".join(state.outdated.split())[:300]
+
+
+def describe_left(restarts: int, left: int | None) -> str:
+    """How many more restarts a job may make before it has progressed; empty if unknown. A
+    checkpoint gives the whole budget back, so these and those that were made do not add up.
+    """
+    if left is None:
+        return ""
+    return f" ({left} more without progress)" if restarts else f" ({left} left)"
 
 
 def describe_checkpoint(step: int | None, seconds_ago: float | None) -> str:

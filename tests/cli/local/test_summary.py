@@ -113,6 +113,20 @@ def test_a_job_that_was_ended_at_once_does_not_claim_to_have_saved() -> None:
     )
 
 
+def test_a_job_that_was_ended_at_once_says_what_is_lost() -> None:
+    reported = summary.conclude(ended("killed", -9, lostAtTheEnd=1200), "job.yaml")
+    assert str(reported).startswith(
+        "digits was ended at once; step 350 is saved, the 1,200 steps after it are lost. Next: "
+    )
+
+
+def test_gaps_of_the_ledger_are_shown() -> None:
+    report = {**ended("done", 0).report, "ledgerGaps": [[2, 2], [7, 1008]]}
+    assert dict(summary.summary_rows(report))["ledger"] == (
+        "has no line of 1,003 steps (2, 7-1,008): times and goodput lack them"
+    )
+
+
 def test_a_stop_whose_save_failed_is_an_error() -> None:
     reported = summary.conclude(ended("stopped", 203), "job.yaml")
     assert isinstance(reported, KdistError)

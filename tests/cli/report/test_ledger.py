@@ -59,6 +59,23 @@ INTERRUPTED = (
 )
 
 
+def test_what_a_run_that_was_ended_at_once_has_not_saved_is_lost() -> None:
+    events, steps = INTERRUPTED[0][:6], INTERRUPTED[1]
+    ended = build_report(events, steps, invocations=[(100.0, 114.0)], unsaved=True)
+    assert (ended["lostAtTheEnd"], ended["steps"]["lost"]) == (6, 2 + 6)
+    kept = build_report(events, steps, invocations=[(100.0, 114.0)])
+    assert (kept["lostAtTheEnd"], kept["steps"]["lost"]) == (0, 2)
+    assert ended["productiveSeconds"] == 4.0 < kept["productiveSeconds"]
+
+
+def test_a_ledger_with_a_gap_says_which_steps_it_lacks() -> None:
+    events, steps = INTERRUPTED
+    assert build_report(events, steps, invocations=[(100.0, 114.0)])["ledgerGaps"] == []
+    torn = [line for line in steps if line["step"] not in (2, 7, 8)]
+    found = build_report(events, torn, invocations=[(100.0, 114.0)])
+    assert found["ledgerGaps"] == [[2, 2], [7, 8]]
+
+
 def test_steps_that_had_to_be_done_again_are_lost_and_others_are_not() -> None:
     report = build_report(*INTERRUPTED, invocations=[(100.0, 114.0)])
     assert report["steps"] == {"reached": 10, "committed": 10, "lost": 2, "samples": 80}

@@ -183,7 +183,7 @@ def test_the_age_of_the_last_checkpoint_is_shown(progress: Progress) -> None:
 
 def test_restarts_and_the_rest_of_the_budget_are_shown(progress: Progress) -> None:
     observe(progress, "restarting", restarts=2, budget=10)
-    assert "2 restarts (8 left)" in drawn(render(from_progress(progress)))
+    assert "2 restarts (8 more without progress)" in drawn(render(from_progress(progress)))
 
 
 def test_of_many_ranks_only_a_screenful_is_listed(clock: Clock) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kdist_trainer.agent.full_folders import describe_full
+from kdist_trainer.agent.full_folders import describe_full, describe_room
 from tests.small_disk import fill, small_disk
 
 
@@ -17,7 +17,7 @@ def make_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_only_a_folder_without_room_is_named(disk: Path, tmp_path: Path) -> None:
-    folders = [("checkpoints", disk), ("scratch", tmp_path), ("shared memory", tmp_path / "none")]
+    folders = [("checkpoints", disk), ("scratch", tmp_path)]
     assert describe_full(folders) == ""
     assert describe_full([("checkpoints", "s3://bucket/run")]) == ""
     fill(disk)
@@ -25,4 +25,14 @@ def test_only_a_folder_without_room_is_named(disk: Path, tmp_path: Path) -> None
     assert found.startswith(
         f"storage: {disk} (checkpoints) has 0 bytes free of 4.0 MiB: delete old"
     )
-    assert str(tmp_path / "none") not in found
+    assert f"; storage: {tmp_path} " not in found
+
+
+def test_a_folder_that_was_removed_is_named_and_the_room_of_any_other_one_on_request(
+    disk: Path,
+) -> None:
+    gone = disk / "gone"
+    assert describe_full([("checkpoints", gone)]) == (
+        f"storage: {gone} (checkpoints) does not exist: it was removed, or is not mounted"
+    )
+    assert "has 4.0 MiB free of 4.0 MiB" in describe_room("checkpoints", disk)

@@ -318,6 +318,9 @@ def test_status_is_strict_json(exporter: Exporter, monkeypatch: pytest.MonkeyPat
         "rendezvous_refused",
         "exchange_key",
         "last_failure",
+        "failed_saves",
+        "devices",
+        "checkpoint_room",
         "waiting_for",
     }
 

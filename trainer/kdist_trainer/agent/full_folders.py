@@ -14,7 +14,7 @@ _UNITS: Final = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 ADVICE: Final[Mapping[str, str]] = {
     "checkpoints": "delete old checkpoints or other files there, keep fewer "
-    "(checkpoints.keepLast), or use a larger volume",
+    "(spec.train.checkpoint.keep), or use a larger volume",
     "scratch": "delete other files there, it is the folder of this agent's own files",
     "shared memory": "lower train.loader.workers, or raise spec.resources.memory, of which "
     "/dev/shm is a part",
@@ -32,16 +32,26 @@ def describe_full(folders: Iterable[tuple[str, object]]) -> str:
     return "; ".join(filter(None, (_describe(use, folder) for use, folder in folders)))
 
 
-def _describe(use: str, folder: object) -> str:
+def describe_room(use: str, folder: object) -> str:
+    """A sentence about the room of a folder and what makes more; empty for one that is none."""
+    return _describe(use, folder, however=True)
+
+
+def _describe(use: str, folder: object, *, however: bool = False) -> str:
+    """The sentence if the folder is full, or `however` full it is."""
     if not isinstance(folder, Path):
         return ""
     try:
         found = os.statvfs(folder)
+    except FileNotFoundError:
+        if folder == SHARED_MEMORY:
+            return ""
+        return f"storage: {folder} ({use}) does not exist: it was removed, or is not mounted"
     except OSError:
         return ""
     free, total = found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
     no_files = found.f_files > 0 and found.f_favail == 0
-    if total == 0 or not (no_files or free < min(_LITTLE_BYTES, _LITTLE_SHARE * total)):
+    if total == 0 or not (however or no_files or free < min(_LITTLE_BYTES, _LITTLE_SHARE * total)):
         return ""
     left = "no room for another file" if no_files else f"{_show(free)} free of {_show(total)}"
     return f"storage: {folder} ({use}) has {left}: {ADVICE[use]}"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kdist_trainer import log
 from kdist_trainer.agent.exit_analysis import signal_name
-from kdist_trainer.agent.full_folders import describe_full
+from kdist_trainer.agent.full_folders import describe_full, describe_room
 from kdist_trainer.agent.generation import FAILURE, START, Generation
 from kdist_trainer.agent.single_start import RULE
 from kdist_trainer.failure import Failure
@@ -52,6 +52,7 @@ class AgentTelemetry:
         self._folders = folders
         self.devices = ""
         """What the ranks of this node run on."""
+        exporter.sources.room = self._find_room
         self._waiting_since: float | None = time.monotonic()
 
     def state(self, state: str) -> None:
@@ -223,6 +224,9 @@ class AgentTelemetry:
             "primary": failure.primary,
             "full": full or None,
         }
+
+    def _find_room(self) -> str:
+        return "".join(describe_room(use, each) for use, each in self._folders[:1])
 
     def find_full(self) -> str:
         """A sentence about the folders without room that the training writes to; empty if all have

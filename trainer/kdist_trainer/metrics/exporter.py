@@ -111,6 +111,7 @@ class Exporter:
         self._counters_path = counters_path
         self._counter_store: CounterStore | None = None
         self._throughput = status.Throughput()
+        self._failed_saves = status.FailedSaves()
         self._managed = info.get("framework") != SCRIPT
         self._wall_time = WallTimeBreakdown(
             time.monotonic() if started_at is None else started_at,
@@ -287,7 +288,9 @@ class Exporter:
             "nodes": self._nodes().model_dump() if self._nodes else None,
             "ranks": ranks,
             "connections_refused": status.count_refused(self._all_refused()),
-            **self.sources.fields(ended=self._exit_record is not None),
+            **self.sources.fields(
+                ended=self._exit_record is not None, failed_saves=self._failed_saves.count
+            ),
             "pid": os.getpid(),
             "exit": self._exit_record,
         }
@@ -312,6 +315,7 @@ class Exporter:
             return
         if record.gauges[_COMMITTED] is not None:
             self._agent_metrics.reset_restarts_remaining()
+        self._failed_saves.add(record.gauges[_COMMITTED], status.count_failures(record.counters))
         now = time.monotonic()
         self._throughput.add(self._rank_metrics.total(_SAMPLES), now=now)
         self._wall_time.report(

@@ -23,6 +23,8 @@
 - `exchange_key`: whether the key of the job's exchange is mounted. Null where agents need none.
 - `last_failure`: what ended the latest worker group of this agent: `cause`, `message`, `rank`,
   `node`, `step`, `time` (Unix time), `primary`. It stays until the next one.
+- `failed_saves`: checkpoints that could not be saved since the last one that was, on the agent that
+  runs rank 0; `checkpoint_room`: the room of their folder, while there are any.
 - `waiting_for`: what the agent waits for before it tries again, in a sentence.
 
 All but the first group may be null.
@@ -32,7 +34,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,7 @@ _SPACING_SECONDS = 0.5
 _PHASE = SLOTS["kdist_step_phase_seconds_total"].start
 _STEPS = SLOTS["kdist_steps_total"].start
 _NONFINITE_LOSS = SLOTS["kdist_nonfinite_total"].start
+_FAILURES = SLOTS["kdist_checkpoint_failures_total"]
 _ALL_REDUCE = SLOTS["kdist_collective_seconds_total"].start
 _BUSY = tuple(
     _PHASE + phase
@@ -60,6 +63,21 @@ _BUSY = tuple(
 def count_refused(refused: Mapping[str, Mapping[str, int]]) -> int:
     """The connections that an honest client would not have caused, of all servers of an agent."""
     return sum(reasons.get(reason, 0) for reasons in refused.values() for reason in _HOSTILE)
+
+
+class FailedSaves:
+    """Counts the saves that failed since the last checkpoint was committed."""
+
+    def __init__(self) -> None:
+        self._committed: float | None = None
+        self._before = 0.0
+        self.count = 0
+
+    def add(self, committed: float | None, failures: float) -> None:
+        """Take in the step of the last commit and all failures so far, as a rank reports them."""
+        if committed != self._committed or failures < self._before:
+            self._committed, self._before = committed, failures
+        self.count = int(failures - self._before)
 
 
 class Throughput:
@@ -85,6 +103,11 @@ class Throughput:
     def _forget(self, now: float) -> None:
         while len(self._points) > 1 and now - self._points[0][0] > _WINDOW_SECONDS:
             self._points.popleft()
+
+
+def count_failures(counters: Sequence[float]) -> float:
+    """All checkpoints that a rank could not save."""
+    return sum(counters[_FAILURES.start : _FAILURES.stop])
 
 
 def training_fields(snapshot: MetricsSnapshot) -> dict[str, Any]:

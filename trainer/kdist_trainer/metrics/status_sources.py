@@ -20,6 +20,7 @@ class StatusSources:
         has_key: Whether the key of the exchange is mounted; None where agents need none.
         activity: What the ranks do, by local rank.
         last_failure: The failure that ended the latest worker group; None without one.
+        room: The room of the folder of the checkpoints, in a sentence.
         waiting_for: What the agent waits for before it tries again, in a sentence; empty if for
             nothing.
         devices: What the ranks of this node run on; empty before it is known.
@@ -31,16 +32,21 @@ class StatusSources:
     has_key: Callable[[], bool | None] = lambda: None
     activity: Callable[[], Mapping[int, Mapping[str, Any]]] = dict
     last_failure: Mapping[str, Any] | None = None
+    room: Callable[[], str] = str
     waiting_for: str = ""
     devices: str = ""
 
-    def fields(self, *, ended: bool) -> dict[str, Any]:
-        """Fields of `/status`; `ended` is whether the agent's work is over."""
+    def fields(self, *, ended: bool, failed_saves: int) -> dict[str, Any]:
+        """Fields of `/status`; `ended` is whether the agent's work is over, `failed_saves` the
+        number of checkpoints that could not be saved since the last one.
+        """
         return {
             "peers": None if ended else self.peers(),
             "rendezvous_refused": not ended and self.is_refused(),
             "exchange_key": None if ended else self.has_key(),
             "last_failure": None if self.last_failure is None else dict(self.last_failure),
             "devices": self.devices or None,
+            "failed_saves": failed_saves,
+            "checkpoint_room": self.room() if failed_saves and not ended else None,
             "waiting_for": None if ended else self.waiting_for or None,
         }

@@ -232,3 +232,27 @@ def test_rates_must_last_to_the_end() -> None:
     with pytest.raises(ConfigError, match=r"set train\.steps: 20"):
         check_end(one_cycle(20), steps=21)
     check_end(StepLR(optimizer(), 3), steps=1000)
+
+
+class WithOneCycle(Small):
+    """Its scheduler is bound to the length of the run."""
+
+    def scheduler(
+        self,
+        optimizer: Optimizer,
+        settings: config.Schedule,  # noqa: ARG002 - the interface
+        *,
+        steps: int,
+    ) -> LRScheduler:
+        return OneCycleLR(optimizer, max_lr=0.1, total_steps=steps)
+
+
+@pytest.mark.processes
+def test_a_job_whose_end_was_moved_is_refused_before_it_trains(tmp_path: Path) -> None:
+    def document(steps: int, **section: Any) -> dict[str, Any]:
+        kind = f"{__name__}:{WithOneCycle.__name__}"
+        return describe(workload=kind, epochs=None, steps=steps, **section)
+
+    assert train_here(document(3), tmp_path / "run", 1) == ["done"]
+    with pytest.raises(RankFailed, match=r"its total_steps was 3 when .* and is 6 now"):
+        train_here(document(6), tmp_path / "run", 1, generation=2)

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from kdist_trainer.checkpoint.loadable import Description, LoadableCheck, fill
+from kdist_trainer.errors import find_place
 from kdist_trainer.parallel.ddp import Replicated
 from kdist_trainer.state import (
     StateMismatchError,
@@ -180,5 +181,8 @@ def _load(
     except StateMismatchError:
         return ()  # decided by what was noted, after the warm-up
     except Exception as error:  # noqa: BLE001 - of the user's own load_state_dict, set_extra_state …
-        return [f"loading it raises {type(error).__name__}: {error}"]
+        place = find_place(error)
+        return [
+            f"loading it raises {type(error).__name__}: {error}{f' ({place})' if place else ''}"
+        ]
     return ()

@@ -71,6 +71,9 @@ class LogTail:
         self.behind = False
         self._path = path
         self._clock = clock
+        self._older = path.with_name(path.name + ".1")  # what the agent wrote before it
+        first = self._older if from_start and self._older.exists() else path
+        self._file = first.stat().st_ino if first.exists() else 0
         self._offset = path.stat().st_size if path.exists() and not from_start else 0
         self._unfinished = b""
         self._last_growth = clock()
@@ -99,6 +102,25 @@ class LogTail:
     def _read_chunk(self) -> bytes:
         try:
             with self._path.open("rb") as log:
+                current = os.fstat(log.fileno()).st_ino
+                if self._file not in (0, current):
+                    if chunk := self._read_older():
+                        return chunk
+                    self._offset = 0
+                self._file = current
+                log.seek(self._offset)
+                chunk = log.read(_MAX_READ)
+        except FileNotFoundError:
+            return b""
+        self._offset += len(chunk)
+        return chunk
+
+    def _read_older(self) -> bytes:
+        """Read on in the file that was replaced; empty at its end, or if it is gone."""
+        try:
+            with self._older.open("rb") as log:
+                if os.fstat(log.fileno()).st_ino != self._file:
+                    return b""
                 log.seek(self._offset)
                 chunk = log.read(_MAX_READ)
         except FileNotFoundError:

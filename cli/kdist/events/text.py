@@ -178,6 +178,7 @@ SENTENCES: dict[str, Callable[[Event], str]] = {
     "restarting": lambda e: (
         f"starts again, restart {e['restarts']} of {e['budget']} ({e['cause']}){_first_line(e)}"
     ),
+    "log-rotated": lambda e: str(e["message"]),
     "observer-failed": lambda e: str(e["message"]),
     "restarts-off": lambda e: str(e["message"]),
     "checkpoints-opened": lambda e: (

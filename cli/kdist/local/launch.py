@@ -22,6 +22,7 @@ from kdist.local.run_dir import RunFolder
 from kdist.local.supervisor import AgentCommand
 from kdist.spec import TrainingJob
 
+_LOG_FILE = "KDIST_LOG_FILE"  # repeated from kdist_trainer.agent.log_file
 # By their own names: kdist's are registered on no index, so whoever registers them could run code.
 FOR_TRAINING = (
     "torch>=2.13",
@@ -111,6 +112,7 @@ def plan_agents(
         ]
         argv += ["--parent-pipe", str(folder.parent_pipe), *shared]
         mine = {**variables, supervisor.MARK: scratch, **_share(devices, index, count)}
+        mine[_LOG_FILE] = str(folder.log(node))
         commands.append(AgentCommand(node, argv, mine, base, folder.log(node)))
     return commands
 

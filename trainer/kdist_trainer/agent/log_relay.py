@@ -24,6 +24,7 @@ from typing import Self
 
 from kdist_trainer import log
 from kdist_trainer.agent.kept_log import LogCopy, NullKeptLog
+from kdist_trainer.agent.log_file import LogFile
 from kdist_trainer.agent.rank_events import RankEvents
 from kdist_trainer.agent.rank_lines import END_OF_STATE, RankLines
 from kdist_trainer.output import EARLY, EVENTS, STREAMS, pipe_path
@@ -194,6 +195,7 @@ class _Log:
 
     def __init__(self, copy: LogCopy) -> None:
         self._copy = copy
+        self._file = LogFile.from_environment()
         self._lines: deque[tuple[int, bytes]] = deque()
         self._bytes = 0
         self._dropped = 0
@@ -237,6 +239,8 @@ class _Log:
                 _write_whole(stream, data[start : start + _READ_BYTES])
                 with self._changed:
                     self._written_at = time.monotonic()
+            if self._file is not None:
+                self._file.rotate_if_long()
             with self._changed:
                 self._bytes -= len(data)
                 self._changed.notify_all()

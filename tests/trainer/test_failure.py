@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from kdist_trainer import failure
 from kdist_trainer.config import Cause, Exit
+from kdist_trainer.config.exit_codes import Fault, Rerun
 from kdist_trainer.errors import StorageError
 from kdist_trainer.failure import TRACEBACK_LINES, Failure
 from kdist_trainer.liveness import Call, Phase, RankSnapshot
@@ -67,3 +69,13 @@ def test_a_failure_of_a_rank_holds_its_step_and_the_collective_that_it_is_in() -
         Cause.HANG, Exit.HANG, "", rank=1, node="node-1", generation=2, snapshot=before
     )
     assert (found.step, found.collective) == (None, None)
+
+
+def test_what_ended_a_run_for_good_is_run_again_unchanged_only_if_a_machine_failed() -> None:
+    gpu = Failure(Cause.DEVICE, Exit.DEVICE, True, "CUDA error: uncorrectable ECC error")
+    assert (gpu.fault, gpu.rerun) == (Fault.DEVICE, Rerun.AGAIN)
+    assert replace(gpu, code=Exit.BUDGET).rerun is Rerun.AGAIN, "no restart was left"
+    own = Failure(Cause.COLLECTIVE_MISMATCH, Exit.USER, True, "rank 1 diverged")
+    assert (own.fault, own.rerun) == (Fault.USER, Rerun.FIXED)
+    slow = Failure(Cause.PREFLIGHT, Exit.CONFIG, True, "too slow")
+    assert slow.rerun is Rerun.FIXED, "the same machines would measure the same"

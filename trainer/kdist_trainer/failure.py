@@ -27,6 +27,8 @@ from kdist_trainer.liveness import RankSnapshot
 from kdist_trainer.untrusted_text import parse_json
 
 TRACEBACK_LINES = 40
+_MACHINES = {Fault.DEVICE, Fault.NODE, Fault.NETWORK, Fault.STORAGE, Fault.UNKNOWN}
+"""Faults that may be gone when a run is started again, also if they have ended it."""
 _LINE_LENGTH = 500
 _MESSAGE_LENGTH = 2000
 
@@ -76,7 +78,8 @@ class Failure:
     def __post_init__(self) -> None:
         if self.fault is Fault.UNKNOWN:
             object.__setattr__(self, "fault", FAULTS.get(self.cause, Fault.UNKNOWN))
-        if self.permanent and self.rerun is Rerun.AGAIN and self.cause is not Cause.BUDGET:
+        is_machines = self.fault in _MACHINES and self.cause is not Cause.PREFLIGHT
+        if self.permanent and self.rerun is Rerun.AGAIN and not is_machines:
             object.__setattr__(self, "rerun", Rerun.FIXED)
 
     @property

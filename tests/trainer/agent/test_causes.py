@@ -9,6 +9,7 @@ import pytest
 
 from tests.trainer.agent.lab import Lab
 
+TWO = {"min": 2, "max": 2}
 _FIRST_TIME = "import os\nagain = os.environ['TORCHELASTIC_RESTART_COUNT'] != '0'\n"
 
 
@@ -16,7 +17,7 @@ def run(folder: Path, text: str) -> tuple[int, dict[str, Any], list[dict[str, An
     """Run a script on one node; returns the exit code, the exit record and the restarts."""
     script = folder / "train.py"
     script.write_text(text)
-    with Lab(folder, script={"path": str(script)}) as lab:
+    with Lab(folder, maxRestarts=10, script={"path": str(script)}) as lab:
         lab.start("node-0")
         code = lab.end("node-0")
         return code, lab.record("node-0"), lab.events("node-0", "restarting")
@@ -120,7 +121,7 @@ def test_a_rank_that_leaves_while_others_wait_is_named_and_ends_the_run_when_it_
         "    sys.exit(0)\n"
         "dist.all_reduce(torch.ones(1))\n"
     )
-    with Lab(tmp_path, nodes={"min": 2, "max": 2}, script={"path": str(script)}) as lab:
+    with Lab(tmp_path, maxRestarts=10, nodes=TWO, script={"path": str(script)}) as lab:
         for node in ("node-0", "node-1"):
             lab.start(node)
         assert [lab.end(node) for node in ("node-0", "node-1")] == [70, 70]

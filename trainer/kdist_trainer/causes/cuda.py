@@ -16,8 +16,8 @@ _BLOCKING = (
     "is not to be trusted"
 )
 _GPU = (
-    "the GPU failed: it is tried again; if it comes back on the same node, take that node out of "
-    "use and look for Xid in its kernel log"
+    "the GPU failed: if it does so again on the same node, take that node out of use and look for "
+    "Xid in its kernel log"
 )
 _DRIVER = "repair the node's driver or its container toolkit, or give the job other nodes"
 _WHEEL = "install a torch that is built for this GPU and this driver (the image's CUDA version)"

@@ -8,8 +8,8 @@ from kdist_trainer.config.exit_codes import Cause, Rerun
 _TORCH = "torch/lib/libc10_cuda.so"
 _CUDA = "torch/lib/libtorch_cuda.so"
 _GPU = (
-    "the GPU failed: it is tried again; if it comes back on the same node, take that node out of "
-    "use and look for Xid in its kernel log"
+    "the GPU failed: if it does so again on the same node, take that node out of use and look for "
+    "Xid in its kernel log"
 )
 _DRIVER = "repair the node's driver or its container toolkit, or give the job other nodes"
 _LATE = (

@@ -30,7 +30,7 @@ _USERS_BASES = frozenset(
 """Types that Python raises for what a program does wrong."""
 _FIX = "fix {place}"
 _AGAIN = (
-    "this error is in no table: it is tried again once, and ends the run if it comes back alike; "
+    "this error is in no table of causes and may pass; if it comes back alike, see its traceback: "
     "the last line of your own code was {place}"
 )
 _LOAD = (

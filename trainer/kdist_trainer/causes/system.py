@@ -24,7 +24,7 @@ _MEMORY = (
     "raise spec.resources.memory, or lower train.microBatch or train.loader.workers; what is free "
     "decides, not the limit alone"
 )
-_HUB = "the hub or the way to it failed: it is tried again; fetch the files by spec.data instead"
+_HUB = "the hub or the way to it failed: try again later, or fetch the files by spec.data instead"
 HUBS = (
     "huggingface_hub",
     "transformers",

@@ -63,7 +63,8 @@ def describe(cell: Cell) -> dict[str, object]:
             "syncEverySteps": 3,
             "recovery": "restart" if cell.fault == "restart" else "auto",
             "checkpoint": {"every": {"steps": 4}},
-            "options": {**options, "pause": 0.02},
+            # after the save of step 4: what moves then is found by the recovery
+            "options": {**options, "pause": 0.02, "late": 24 // cell.ranks + 2},
         },
     )
 

@@ -17,7 +17,6 @@ from torch.utils.data import TensorDataset
 from kdist_trainer.workload import Workload
 
 WIDTH = 6
-FIRST_LATE_PASS = 6
 
 
 class Net(nn.Module):
@@ -27,9 +26,10 @@ class Net(nn.Module):
     flag: Tensor
     count: Tensor
 
-    def __init__(self, moves: str, *, compiled: bool) -> None:
+    def __init__(self, moves: str, *, compiled: bool, late: int) -> None:
         super().__init__()
         self.moves = moves
+        self.first_late_pass = late
         body = nn.Sequential(nn.Linear(WIDTH, 8), nn.Tanh(), nn.Linear(8, 4))
         self.teacher = copy.deepcopy(body).requires_grad_(False)
         self.body: Any = torch.compile(body, backend="eager") if compiled else body
@@ -78,18 +78,21 @@ class Net(nn.Module):
             self.scale = inputs.mean(0) if self.scale is None else self.scale * 0.9
         if moves in ("toggle", "everything"):
             self.flag.logical_not_()
-        if moves == "late" and self.passes >= FIRST_LATE_PASS:
+        if moves == "late" and self.passes >= self.first_late_pass:
             self.count.numpy()[...] += 1
-        if moves == "late" and self.passes == FIRST_LATE_PASS:
+        if moves == "late" and self.passes == self.first_late_pass:
             self.register_buffer("late", torch.tensor(0.5))
 
 
 class Moved(Workload):
-    """Options: see the file; `pause`, seconds of each step."""
+    """Options: see the file; `pause`, seconds of each loss; `late`, the pass from which on a count
+    and a new buffer move, for `moves: late`.
+    """
 
     def model(self) -> nn.Module:
-        compiled = self.context.options["compiled"]
-        net = Net(self.context.options["moves"], compiled=compiled == "part")
+        options = self.context.options
+        compiled, late = options["compiled"], options["late"]
+        net = Net(options["moves"], compiled=compiled == "part", late=late)
         whole: Any = torch.compile(net, backend="eager") if compiled == "whole" else net
         return whole  # type: ignore[no-any-return]
 

@@ -215,7 +215,7 @@ def test_a_flag_that_toggles_twice_is_found() -> None:
 
 @pytest.mark.processes
 def test_the_first_step_is_that_of_plain_torch_to_the_bit(tmp_path: Path) -> None:
-    options = {"moves": "everything", "states": "some", "compiled": "plain", "pause": 0}
+    options = {"moves": "everything", "states": "some", "compiled": "plain", "pause": 0, "late": 9}
     job = describe_job(
         workload="tests.faults.code.moved:Moved",
         options=options,

@@ -91,28 +91,12 @@ def plan_agents(
     for index in range(count):
         node = f"node-{index}"
         scratch = str(folder.node(node))
-        argv = [
-            sys.executable,
-            "-m",
-            "kdist_trainer",
-            "--config",
-            str(folder.root / "train.json"),
-            "--run-id",
-            folder.run_id,
-        ]
-        argv += [
-            "--node",
-            node,
-            "--scratch",
-            scratch,
-            "--rendezvous",
-            f"file:{folder.store}",
-            "--port",
-            "0",
-        ]
+        argv = [sys.executable, "-m", "kdist_trainer", "--config", str(folder.root / "train.json")]
+        argv += ["--run-id", folder.run_id, "--node", node, "--scratch", scratch]
+        argv += ["--rendezvous", f"file:{folder.store}", "--port", "0"]
         argv += ["--parent-pipe", str(folder.parent_pipe), *shared]
-        mine = {**variables, supervisor.MARK: scratch, **_share(devices, index, count)}
-        mine[_LOG_FILE] = str(folder.log(node))
+        mine = variables | {supervisor.MARK: scratch, _LOG_FILE: str(folder.log(node))}
+        mine |= _share(devices, index, count)
         commands.append(AgentCommand(node, argv, mine, base, folder.log(node)))
     return commands
 

@@ -142,6 +142,24 @@ class LateBuffer(Starting):
     layer = LateLayer
 
 
+class ExpandedLayer(nn.Linear):
+    """Has a buffer and a frozen parameter whose elements share memory."""
+
+    scale: Tensor
+
+    def __init__(self) -> None:
+        super().__init__(FEATURES, 24)
+        self.register_buffer("scale", torch.ones(1).expand(24))
+        self.shift = nn.Parameter(torch.zeros(1).expand(24), requires_grad=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs) * self.scale + self.shift
+
+
+class Expanded(Starting):
+    layer = ExpandedLayer
+
+
 class Caching(Small):
     """Keeps its model, and gives it to whoever asks."""
 
@@ -217,6 +235,7 @@ LOADABLE: list[type[Workload]] = [
     NumpyRates,
     ExtraState,
     LateBuffer,
+    Expanded,
     Caching,
 ]
 NOT_LOADABLE: dict[type[Workload], str] = {

@@ -77,11 +77,15 @@ def test_what_is_said_is_what_a_new_process_finds(kind: type[Workload], tmp_path
         assert NOT_LOADABLE[kind] in said[0]
 
 
-@pytest.mark.parametrize("kind", [Growing, StubbornScheduler], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    ("kind", "strategy"), [(Growing, "ddp"), (Growing, "fsdp"), (StubbornScheduler, "ddp")]
+)
 def test_a_state_that_cannot_be_loaded_ends_the_run_by_name(
-    kind: type[Workload], tmp_path: Path
+    kind: type[Workload], strategy: str, tmp_path: Path
 ) -> None:
+    document = document_of(kind, 20)
+    document["train"]["strategy"] = strategy
     with pytest.raises(RankFailed, match="UnloadableStateError") as caught:
-        run(train, document_of(kind, 20), tmp_path / "run", 1)
+        run(train, document, tmp_path / "run", 1)
     assert NOT_LOADABLE[kind] in str(caught.value)
     assert not list((tmp_path / "run/checkpoints").glob("step-*-e1"))

@@ -69,7 +69,9 @@ class LoadableCheck:
             if problems:
                 raise UnloadableStateError(
                     "a new process could not load this state, so that no checkpoint of it would "
-                    f"count: {_shorten(problems)}"
+                    f"count: {_shorten(problems)}. What training adds must be there before a state "
+                    "is loaded (made by model() and optimizer(), or before resume() in a script), "
+                    "or be left out of state_dict()"
                 )
             self._proven, self._is_read_back = shape, False
         return None if self._is_read_back else describe_saved(state)

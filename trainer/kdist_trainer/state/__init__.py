@@ -20,6 +20,7 @@ from kdist_trainer.state.loading import (
     load_state,
 )
 from kdist_trainer.state.names import BufferSlot, absent_buffers, buffer_slots, parameter_names
+from kdist_trainer.state.overlap import separate
 from kdist_trainer.state.reading import read_module, read_optimizer, read_state
 from kdist_trainer.state.template import template
 
@@ -47,5 +48,6 @@ __all__ = [
     "read_module",
     "read_optimizer",
     "read_state",
+    "separate",
     "template",
 ]

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from kdist_trainer.errors import CheckpointMismatchError
 from kdist_trainer.state.kinds import ValueKind, find_differences, kind_of
 from kdist_trainer.state.names import Names, Naming, buffer_slots, parameter_names, unwrapped
+from kdist_trainer.state.overlap import separate
 from kdist_trainer.state.reading import OWN, name_of, read_module
 from kdist_trainer.torch_internals import own_buffers
 
@@ -79,6 +80,7 @@ def load_module(
     naming = Naming(module)
     values = {unwrapped(name): value for name, value in values.items()}
     _make_buffers(module, values, absent, made)
+    separate(module)
     module.load_state_dict({name: values[naming.plain(name)] for name in module.state_dict()})
 
 

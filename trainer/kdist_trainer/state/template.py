@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from kdist_trainer.state.kinds import Path, ValueKind, flatten, kind_of, put
 from kdist_trainer.state.loading import EXTRA, named_parameters
 from kdist_trainer.state.names import absent_buffers, parameter_names
+from kdist_trainer.state.overlap import overlaps
 from kdist_trainer.state.reading import OWN, read_state
 
 _GROUPS: Final = "optimizer.param_groups."
@@ -75,7 +76,9 @@ def _model(
     """The module's part: buffers as they were saved, and extra state of the parts that it had."""
     device = next((one.device for one in module.parameters()), torch.device("cpu"))
     found = {
-        name: value
+        name: torch.empty(value.shape, dtype=value.dtype, device=value.device)
+        if isinstance(value, Tensor) and overlaps(value)
+        else value
         for name, value in own.items()
         if f"{_MODEL}{name}" in saved or name not in absent
     }

@@ -20,6 +20,7 @@ from kdist_trainer.parallel import Strategy
 from kdist_trainer.parallel.buffers import Buffers
 from kdist_trainer.parallel.pipeline import Pipeline
 from kdist_trainer.precision import Precision
+from kdist_trainer.state import separate
 from kdist_trainer.training.ema import Ema, NullEma
 from kdist_trainer.training.kept_state import Handover, KeptState
 from kdist_trainer.training.supported import check_model
@@ -58,6 +59,7 @@ def cast_model(train: Training, workload: Workload, device: torch.device) -> Bui
     arithmetic = precision.build(train.precision, device, clip=train.clip_grad_norm)
     module = arithmetic.cast(workload.model())
     check_model(module, workload, strategy=train.strategy)
+    separate(module)
     if train.activation_checkpointing == "blocks":
         checkpoint_activations(workload.blocks(module), workload)
     return BuiltModule(module, arithmetic)

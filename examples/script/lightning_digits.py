@@ -65,7 +65,9 @@ class Digits:
 class Classifier(lightning.LightningModule):
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
+        self.layers = nn.Sequential(
+            nn.Linear(64, 128), nn.ReLU(), nn.Dropout(0.1), nn.Linear(128, 10)
+        )
 
     def training_step(self, batch: Batch, _: int) -> torch.Tensor:
         loss = cross_entropy(self.layers(batch[0]), batch[1])

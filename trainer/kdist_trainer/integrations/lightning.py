@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from kdist_trainer.integrations import values
+from kdist_trainer import rng
+from kdist_trainer.integrations import generators, values
 from kdist_trainer.integrations.checkpoints import FrameworkCheckpoints
 from kdist_trainer.liveness import Phase
 from kdist_trainer.metrics.reporter import Reporter
@@ -56,6 +57,8 @@ class KdistCallback(Callback):
             keep=keep,
         )
         self._restored = ""
+        self._saved: dict[str, Any] = {}
+        """This rank's generators, as they were saved, and whether an epoch had just ended."""
         self._target_steps: int | None = None
         self._step = 0
         self._loss: Tensor | None = None
@@ -71,13 +74,19 @@ class KdistCallback(Callback):
             self._restored = str(Path(found[1], _FILE))
             # what `fit(ckpt_path=...)` calls: there is no public way to it from a hook
             trainer._checkpoint_connector.restore(self._restored)
+            folder = Path(found[1])
+            self._saved = generators.read(folder, trainer.global_rank, trainer.world_size)
+            if self._saved.get("epoch_ended"):
+                # the loader of the next epoch begins after this, and draws a number
+                rng.restore_generators(self._saved.pop("generators"))
 
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
         """Take SIGTERM back: Lightning's handler waits in a collective."""
         self._checkpoints.listen()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
-        """Take SIGTERM back, and find out how many steps there are.
+        """Take SIGTERM back, find out how many steps there are, and have the random numbers go on
+        where the epoch does, whatever its loader has drawn to begin again.
 
         Raises:
             ValueError: the script has had another checkpoint restored over kdist's.
@@ -88,6 +97,8 @@ class KdistCallback(Callback):
                 f"Trainer.fit(ckpt_path={str(trainer.ckpt_path)!r}) was restored over the newer "
                 f"checkpoint {self._restored}: leave ckpt_path out, KdistCallback resumes by itself"
             )
+        if "generators" in self._saved:
+            rng.restore_generators(self._saved.pop("generators"))
         steps = trainer.estimated_stepping_batches
         self._target_steps = int(steps) if 0 < steps < float("inf") else None
         self._step = trainer.global_step
@@ -144,6 +155,8 @@ class KdistCallback(Callback):
     def _save(self, trainer: Trainer) -> None:
         def write(folder: Path) -> None:
             trainer.save_checkpoint(folder / _FILE, weights_only=False)
+            ended = bool(trainer.is_last_batch)
+            generators.write(folder, trainer.global_rank, epoch_ended=ended)
 
         self._checkpoints.save(self._step, write)
 

@@ -34,6 +34,7 @@ RULES: tuple[Rule, ...] = (
     runtime.find_suspended,
     runtime.find_gone,
     runtime.find_lost_account,
+    runtime.find_lost_config_map,
     admission.find_queue,
     admission.find_rejection,
     scheduling.find_claim_trouble,
@@ -77,6 +78,8 @@ _FOLLOWS = ("peers-lost", "rendezvous", "hang", "collective-timeout", "no-answer
 _LOSSES = ("node-lost", "pod-lost", "evicted", "pod-refused")
 _OF_A_LOSS = (*_LOSSES, "signal", "crash", "unknown", "exit", "storage-unavailable", "not-known")
 """Not reported in addition to the loss of a pod or a node."""
+_AHEAD = ("storage", "configmap-gone")
+"""What a job that trains must be told first, where it blocks what comes next."""
 _OF_A_FETCH = ("data", "config", "storage", "unknown", "crash", "fetching")
 _OVER = ("done", "stopped", "suspended")
 
@@ -93,7 +96,7 @@ def diagnose(seen: Snapshot) -> Diagnosis:
         # a job that trains is fine; other findings are secondary
         trains = runtime.find_nothing_wrong(ctx)
         first_loss = bool(found) and found[0].cause in _LOSSES and not _has_enough(ctx)
-        unsaved = bool(found) and found[0].cause == "storage" and found[0].severity == "blocked"
+        unsaved = bool(found) and found[0].cause in _AHEAD and found[0].severity == "blocked"
         if not (first_loss or unsaved) and not (found and trains.severity != "fine"):
             found.insert(0, trains)
     if all(each.cause in _NOTES for each in found):

@@ -57,6 +57,24 @@ def find_lost_account(ctx: DiagnosticContext) -> Diagnosis | None:
     )
 
 
+def find_lost_config_map(ctx: DiagnosticContext) -> Diagnosis | None:
+    """The ConfigMap that holds the job was deleted while its pods exist."""
+    alive = [pod for pod in ctx.pods if not pod.over]
+    if ctx.seen.config_map or not alive or ctx.status.location == "local":
+        return None
+    evidence = [f"pod/{pod.name}: {pod.state}" for pod in alive[:4]]
+    return Diagnosis(
+        "configmap-gone",
+        f"ConfigMap {ctx.name} does not exist in namespace {ctx.namespace}: it was deleted while "
+        f"{count(len(alive), 'pod')} of the job run; they go on with what they have read, and a "
+        "new pod could not start",
+        "blocked",
+        (f"configmap/{ctx.name}: not found", *evidence),
+        "`kdist apply` with the job file creates it again; nothing is lost",
+        ("kdist apply JOB.yaml" + (f" -n {ctx.namespace}" if ctx.namespace else ""),),
+    )
+
+
 def _is_refused(report: object) -> bool:
     return documents.at(report, "rendezvous_refused") is True
 

@@ -4,6 +4,7 @@ peers do, or what a pod left that was replaced.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -209,6 +210,29 @@ def test_a_loss_of_an_hour_ago_explains_nothing() -> None:
     reports = waiting("restarting") | {NEW: report("restarting", ranks=(1,))}
     found = diagnose(scene([pod(0), over, running], reports=reports))
     assert found.cause == "starting"
+
+
+def test_a_config_map_that_was_deleted_is_named_before_what_the_job_does() -> None:
+    seen = scene([pod(0), pod(1)], reports={FIRST: report(), OLD: report(ranks=(1,))})
+    found = diagnose(replace(seen, config_map={}, workload=None, state=None))
+    assert (found.cause, found.severity) == ("configmap-gone", "blocked")
+    assert "ConfigMap digits does not exist in namespace ml" in found.sentence
+
+
+def test_checkpoints_that_cannot_be_saved_come_before_that_it_trains() -> None:
+    room = "storage: /ckpt (checkpoints) has 2.0 KiB free of 4.0 MiB: delete old checkpoints"
+    failing = report(failed_saves=3, checkpoint_room=room)
+    reports = {FIRST: failing, OLD: report(ranks=(1,))}
+    found = diagnose(scene([pod(0), pod(1)], reports=reports))
+    assert (found.cause, found.severity, found.fix) == (
+        "storage",
+        "blocked",
+        "delete old checkpoints",
+    )
+    assert found.sentence.startswith(
+        "digits trains at step 120, and 3 checkpoints could not be saved since step 100: "
+        "storage: /ckpt (checkpoints) has 2.0 KiB free of 4.0 MiB"
+    )
 
 
 def test_a_full_disk_is_blocked_with_the_folder_and_what_is_to_be_freed() -> None:

@@ -5,6 +5,7 @@ not answer; also that nothing is wrong, or that nothing is known.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 from kdist.agent_metrics import METRICS_PORT
 from kdist.diagnose.rule import Diagnosis, DiagnosticContext, name_all
@@ -46,15 +47,40 @@ def find_lost_account(ctx: DiagnosticContext) -> Diagnosis | None:
         )
     if not refused:
         return None
+    told = [documents.text(ctx.seen.reports[pod], "rendezvous_refusal") for pod in refused]
+    why, fix = _REFUSALS.get(next(filter(None, told), "")[:3], _REFUSALS[""])
     return Diagnosis(
         "account-gone",
-        f"the API server refuses the agents of {len(refused)} pods the rendezvous that it has "
-        "served before: their ServiceAccount, its Role or its RoleBinding is gone or has changed; "
-        "they train on to the end, and could not restart after a failure",
+        f"the API server refuses the agents of {count(len(refused), 'pod')} the rendezvous that it "
+        f"has served before: {why}; they train on to the end, and could not restart after a "
+        "failure",
         "waiting",
-        tuple(f"pod/{pod}: rendezvous_refused" for pod in refused[:8]),
-        "`kdist apply` with the job file creates them again",
+        tuple(
+            f"pod/{pod}: {how or 'rendezvous_refused'}"
+            for pod, how in list(zip(refused, told, strict=True))[:8]
+        ),
+        fix.format(restart=ctx.kdist("restart")),
     )
+
+
+_APPLY = "`kdist apply` with the job file creates {} again"
+_REFUSALS: Final = {
+    "401": (
+        "it does not accept their token (401): their ServiceAccount was deleted or made again, or "
+        "the token has expired",
+        f"{_APPLY.format('the ServiceAccount')}, then `{{restart}}` gives all pods new tokens",
+    ),
+    "403": (
+        "their right to its ConfigMap is gone (403): the Role or the RoleBinding of the job",
+        _APPLY.format("them"),
+    ),
+    "404": ("its ConfigMap was deleted (404)", _APPLY.format("it")),
+    "": (
+        "their ServiceAccount, its Role or its RoleBinding is gone or has changed",
+        _APPLY.format("them"),
+    ),
+}
+"""What a refusal means, and the fix, by the status that the API server answers with."""
 
 
 def find_lost_config_map(ctx: DiagnosticContext) -> Diagnosis | None:

@@ -39,6 +39,7 @@ _FIELDS: Final = (
     "last_checkpoint_time",
     "connections_refused",
     "rendezvous_refused",
+    "rendezvous_refusal",
     "exchange_key",
     "waiting_for",
     "devices",

@@ -212,6 +212,26 @@ def test_a_loss_of_an_hour_ago_explains_nothing() -> None:
     assert found.cause == "starting"
 
 
+@pytest.mark.parametrize(
+    ("refusal", "words", "fix"),
+    [
+        ("401: the API server does not accept the pod's token", "their token (401)", "restart"),
+        ("403: the API server does not permit", "the Role or the RoleBinding", "kdist apply"),
+        ("404: the API server does not have", "ConfigMap was deleted (404)", "kdist apply"),
+        (None, "ServiceAccount, its Role or its RoleBinding", "kdist apply"),
+    ],
+)
+def test_a_refusal_of_the_api_server_is_named_by_its_status(
+    refusal: str | None, words: str, fix: str
+) -> None:
+    refused: dict[str, Any] = {"rendezvous_refused": True, "rendezvous_refusal": refusal}
+    reports = {FIRST: report(**refused), OLD: report(ranks=(1,), **refused)}
+    found = diagnose(scene([pod(0), pod(1)], reports=reports))
+    assert found.cause == "account-gone"
+    assert words in found.sentence
+    assert fix in found.fix
+
+
 def test_a_config_map_that_was_deleted_is_named_before_what_the_job_does() -> None:
     seen = scene([pod(0), pod(1)], reports={FIRST: report(), OLD: report(ranks=(1,))})
     found = diagnose(replace(seen, config_map={}, workload=None, state=None))

@@ -316,6 +316,7 @@ def test_status_is_strict_json(exporter: Exporter, monkeypatch: pytest.MonkeyPat
         "peers",
         "connections_refused",
         "rendezvous_refused",
+        "rendezvous_refusal",
         "exchange_key",
         "last_failure",
         "failed_saves",

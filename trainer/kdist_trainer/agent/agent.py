@@ -124,7 +124,7 @@ class ElasticAgent(ElasticAgentBase):
         self._workers = WorkerProcesses(self._early.standby.pids)
         self._generation: Generation | None = None
         self._alive_at: float | None = None
-        telemetry.show_rendezvous(spec.rdzv_handler, fail_fast_store.is_refused)
+        telemetry.show_rendezvous(spec.rdzv_handler, fail_fast_store)
 
     @property
     def group_size(self) -> int:

@@ -46,6 +46,10 @@ class AgentStore:
         """
         return isinstance(self._store, KubernetesStore) and self._store.config_map.is_refused
 
+    def refusal(self) -> str:
+        """How the API server rejects what it has served before; empty if it does not."""
+        return self._store.config_map.refusal if isinstance(self._store, KubernetesStore) else ""
+
     def limit_refusals(self, seconds: float) -> None:
         """Have operations fail once an API server has refused them for so long; see
         `KubernetesStore.limit_refusals`.

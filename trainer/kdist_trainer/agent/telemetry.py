@@ -15,6 +15,7 @@ from kdist_trainer.agent.single_start import RULE
 from kdist_trainer.failure import Failure
 
 if TYPE_CHECKING:
+    from kdist_trainer.agent.coordination import AgentStore
     from kdist_trainer.agent.log_relay import LogRelay
     from kdist_trainer.config import TrainConfig
     from kdist_trainer.metrics.exporter import Exporter
@@ -68,10 +69,10 @@ class AgentTelemetry:
         self.devices = devices.describe_devices(procs, config.train)
         self._single_start = config.starts_once
 
-    def show_rendezvous(self, handler: Rendezvous, is_refused: Callable[[], bool]) -> None:
+    def show_rendezvous(self, handler: Rendezvous, store: AgentStore) -> None:
         """Have `/status` and the metrics show the other agents, the connections that the exchange
-        has closed, whether the API server refuses this agent the rendezvous, and whether the key of
-        the exchange is mounted.
+        has closed, whether and how the API server refuses this agent the rendezvous, and whether
+        the key of the exchange is mounted.
         """
 
         def read() -> dict[str, Any] | None:
@@ -87,7 +88,8 @@ class AgentTelemetry:
         self._exporter.sources.peers = read
 
         sources = self._exporter.sources
-        sources.refused, sources.is_refused = handler.refused, is_refused
+        sources.refused, sources.is_refused = handler.refused, store.is_refused
+        sources.refusal = store.refusal
         sources.has_key = handler.has_key
 
     def show_activity(self, activity: Callable[[], Mapping[int, Mapping[str, Any]]]) -> None:

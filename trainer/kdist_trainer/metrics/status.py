@@ -20,6 +20,8 @@
   that a script may use.
 - `rendezvous_refused`: whether the API server refuses this agent the rendezvous, which it has
   served before: the job's ServiceAccount or a right of it is gone.
+- `rendezvous_refusal`: how it refuses it, with the status: 401 for the token, 403 for a right, 404
+  for a ConfigMap that is gone.
 - `exchange_key`: whether the key of the job's exchange is mounted. Null where agents need none.
 - `last_failure`: what ended the latest worker group of this agent: `cause`, `message`, `rank`,
   `node`, `step`, `time` (Unix time), `primary`. It stays until the next one.

@@ -17,6 +17,7 @@ class StatusSources:
         peers: The other agents; None while this one cannot tell.
         refused: The connections that the exchange has closed, by reason.
         is_refused: Whether the API server refuses this agent the rendezvous.
+        refusal: How it refuses it, in a sentence; empty if it does not.
         has_key: Whether the key of the exchange is mounted; None where agents need none.
         activity: What the ranks do, by local rank.
         last_failure: The failure that ended the latest worker group; None without one.
@@ -29,6 +30,7 @@ class StatusSources:
     peers: Callable[[], dict[str, Any] | None] = lambda: None
     refused: Callable[[], Mapping[str, int]] = dict
     is_refused: Callable[[], bool] = bool
+    refusal: Callable[[], str] = str
     has_key: Callable[[], bool | None] = lambda: None
     activity: Callable[[], Mapping[int, Mapping[str, Any]]] = dict
     last_failure: Mapping[str, Any] | None = None
@@ -43,6 +45,7 @@ class StatusSources:
         return {
             "peers": None if ended else self.peers(),
             "rendezvous_refused": not ended and self.is_refused(),
+            "rendezvous_refusal": None if ended else self.refusal() or None,
             "exchange_key": None if ended else self.has_key(),
             "last_failure": None if self.last_failure is None else dict(self.last_failure),
             "devices": self.devices or None,

@@ -147,6 +147,7 @@ class ConfigMap:
         self.refused_seconds = math.inf
         """For how long rejections are retried at most, once a request has succeeded."""
         self._refused_since: float | None = None
+        self._refused_status = 0
         self._retry_seconds = retry_seconds
         self._path = f"/api/v1/namespaces/{namespace}/configmaps/{name}"
         self._connection: DeadlineConnection | DeadlineTlsConnection | None = None
@@ -158,6 +159,16 @@ class ConfigMap:
     def is_refused(self) -> bool:
         """Whether the latest answer was a rejection, though there were others before."""
         return self._refused_since is not None
+
+    @property
+    def refusal(self) -> str:
+        """How the API server rejects the requests, though it has served others before; empty if it
+        does not.
+        """
+        if self._refused_since is None:
+            return ""
+        status = self._refused_status
+        return f"{status}: the API server {_REJECTIONS[status]} ConfigMap {self.name}"
 
     def read(self) -> Copy:
         """Read the ConfigMap.
@@ -209,6 +220,7 @@ class ConfigMap:
             # A request to stop the agent shortens the time for retries.
             deadline = min(deadline, time.monotonic() + self._retry_seconds())
             if status in _REJECTIONS and self._served:
+                self._refused_status = status
                 self._refused_since = self._refused_since or time.monotonic()
                 deadline = min(deadline, self._refused_since + self.refused_seconds)
             pause = min(_MAX_PAUSE_SECONDS, pause * 2)

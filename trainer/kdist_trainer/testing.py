@@ -25,7 +25,7 @@ from kdist_trainer.data.loader import fetcher
 from kdist_trainer.data.sampler import WeightedOrder
 from kdist_trainer.errors import ConfigError, DataError
 from kdist_trainer.rng import FETCH, STEP, WEIGHTS, Generators, derive
-from kdist_trainer.state import digest_of
+from kdist_trainer.state import Attributes, describe_changed
 from kdist_trainer.stream import Stream, StreamSamples
 from kdist_trainer.training import supported
 from kdist_trainer.workload import Samples, Workload, WorkloadContext
@@ -218,21 +218,10 @@ class _Checks:
     def _state_is_kept(self) -> Iterator[str]:
         """Check that a pass changes nothing which no checkpoint and no other rank would get."""
         model = self._make_model().train()
-        modules = {name: one for name, one in model.named_modules() if _has_no_extra_state(one)}
-        before = {name: _plain_values(one) for name, one in modules.items()}
+        attributes = Attributes(model)
         self._compute_loss(model, self._indices)
-        for name, one in modules.items():
-            now = _plain_values(one)
-            changed = [
-                key for key, digest in now.items() if before[name].get(key, digest) != digest
-            ]
-            if changed:
-                where = f"{name or type(one).__name__}.{changed[0]}"
-                yield (
-                    f"model(): a pass changes {where}, a plain attribute, which is in no "
-                    "checkpoint and on no rank that is replaced: make it a buffer "
-                    "(register_buffer), or return it from get_extra_state()"
-                )
+        if changed := attributes.restore():
+            yield f"model(): a pass changes {describe_changed(changed)}"
 
     def _evaluation_returns_sums(self) -> Iterator[str]:
         test = self.workload.dataset("test")
@@ -327,16 +316,3 @@ def _equal(one: Any, other: Any) -> bool:
             and all(map(_equal, one, other))
         )
     return bool(one == other)
-
-
-def _has_no_extra_state(module: torch.nn.Module) -> bool:
-    return type(module).get_extra_state is torch.nn.Module.get_extra_state
-
-
-def _plain_values(module: torch.nn.Module) -> dict[str, str]:
-    """Digests of the numbers, texts and tensors among a module's plain attributes."""
-    return {
-        key: digest_of(value)
-        for key, value in vars(module).items()
-        if isinstance(value, (int, float, str, Tensor)) and key != "training"
-    }

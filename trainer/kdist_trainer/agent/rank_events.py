@@ -15,6 +15,7 @@ from kdist_trainer.untrusted_text import MalformedTextError, parse_object
 
 NAMES: Final = frozenset(
     {
+        "attributes-not-kept",
         "bench-begun",
         "bench-done",
         "bench-pairs",

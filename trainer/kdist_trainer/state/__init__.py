@@ -8,6 +8,7 @@ the state is read as when it is loaded. Reading changes nothing; loading takes a
 an error that names every difference and changes nothing.
 """
 
+from kdist_trainer.state.attributes import Attributes, describe_changed
 from kdist_trainer.state.digests import bytes_of, digest_of, digests_of
 from kdist_trainer.state.kinds import ValueKind, describe, find_differences, flatten, kind_of, put
 from kdist_trainer.state.loading import (
@@ -26,6 +27,7 @@ from kdist_trainer.state.template import template
 
 __all__ = [
     "EXTRA",
+    "Attributes",
     "BufferSlot",
     "StateMismatchError",
     "ValueKind",
@@ -33,6 +35,7 @@ __all__ = [
     "buffer_slots",
     "bytes_of",
     "describe",
+    "describe_changed",
     "digest_of",
     "digests_of",
     "find_differences",

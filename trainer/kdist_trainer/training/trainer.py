@@ -18,6 +18,7 @@ from kdist_trainer.instrumentation.device_stats import was_counting
 from kdist_trainer.liveness import Phase
 from kdist_trainer.metrics.step_stats import StepPhase, WallCategory
 from kdist_trainer.rng import WEIGHTS, Generators, derive
+from kdist_trainer.state import Attributes, describe_changed
 from kdist_trainer.training import regroup
 from kdist_trainer.training.checkpointing import TrainState
 from kdist_trainer.training.context import TrainContext
@@ -167,6 +168,7 @@ def warm_up(ctx: TrainContext) -> None:
     passes, in_place = ctx.forward_backward, ctx.handover.source is not None
     micro_batch = ctx.loader.first_micro_batch()
     passes.generators.seed(derive(ctx.state.seed, WEIGHTS))
+    attributes = Attributes(ctx.module)
     # a state that ranks have kept has buffers that are newer than those of rank 0, if that is new
     with ctx.buffers.detect_changes(sends_values=not in_place) as compare:
         last_pass = partial(first_pass, ctx, micro_batch)
@@ -188,6 +190,9 @@ def warm_up(ctx: TrainContext) -> None:
     if ":" not in ctx.settings.workload:  # a user's loss may draw from other generators later
         passes.generators = used
     ctx.optimizer.zero_grad()
+    changed = attributes.restore()
+    if changed and ctx.world.is_rank_zero:
+        log.warn("attributes-not-kept", message=f"a pass changes {describe_changed(changed)}")
 
 
 def first_pass(ctx: TrainContext, micro_batch: MicroBatch) -> None:

@@ -222,7 +222,7 @@ def test_what_ends_a_process_that_a_script_has_started_is_reported_from_an_excep
 ) -> None:
     script = tmp_path / "classic.py"
     script.write_text(SPAWNING)
-    with Lab(tmp_path, script={"path": str(script)}) as lab:
+    with Lab(tmp_path, maxRestarts=10, script={"path": str(script)}) as lab:
         lab.start("node-0")
         assert lab.end("node-0") == 70
         failures = lab.ledger("failure")

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from kdist.diagnose import scheduling
+from kdist.diagnose.cause_texts import CAUSES
 from kdist.diagnose.fetching import advise_on_size
 from kdist.diagnose.rule import Diagnosis, DiagnosticContext, Severity, clip, name_pods
 from kdist.status import ContainerTermination, ExitRecord, Phase, Pod, documents
@@ -110,84 +111,6 @@ def _host_memory(ctx: DiagnosticContext, record: ExitRecord) -> Diagnosis:
     )
 
 
-# cause of an exit record -> (sentence, fix), templates with `{where}`, `{message}`, `{collective}`.
-_CAUSES: dict[str, tuple[str, str]] = {
-    "user_code": (
-        "{where} raised {message}",
-        "fix the code, then apply and restart: it resumes from its last checkpoint",
-    ),
-    "config": (
-        "the job cannot be trained: {message}",
-        "change job.yaml, then apply and restart",
-    ),
-    "preflight": (
-        "the network between the ranks is slower than the job requires: {message}",
-        "give it other nodes (nodeSelector, tolerations), or lower "
-        "spec.preflight.allReduce.minBusBandwidth; "
-        "`kdist bench all_reduce -f JOB.yaml` measures by itself",
-    ),
-    "data": (
-        "the data cannot be used: {message}",
-        "fix the data or spec.data, then apply and restart",
-    ),
-    "mismatch": (
-        "the checkpoint or the data does not fit this job: {message}",
-        "do what the message says, or use another checkpoint folder",
-    ),
-    "nan": (
-        "the loss is not finite: {message}",
-        (
-            "lower the learning rate, use bf16 or fp32, check the data; train.onNonfinite: "
-            "skip drops such steps"
-        ),
-    ),
-    "oom_device": (
-        "{where} ran out of the GPU's memory: {message}",
-        "lower train.microBatch (the batch stays the same), or use bf16",
-    ),
-    "budget": (
-        "the job failed too often without progress: {message}",
-        "fix the last failure, or raise spec.maxRestarts",
-    ),
-    "hang": (
-        "{where} hung{collective}: {message}",
-        "see the stacks in its log; spec.hangTimeoutSeconds is the limit",
-    ),
-    "collective_timeout": (
-        "{where} waited too long for its peers{collective}: {message}",
-        "find the rank that is behind; spec.collectiveTimeoutSeconds is the limit",
-    ),
-    "collective_mismatch": (
-        "{where} diverged from its peers: {message}",
-        (
-            "fix the code: all ranks must enter the same collectives, in the same order, "
-            "with equal sizes"
-        ),
-    ),
-    "device": (
-        "a GPU fails or is missing: {message}",
-        "see `nvidia-smi` on that node, and keep the job off it (`kubectl cordon`)",
-    ),
-    "storage": (
-        "the checkpoint storage failed: {message}",
-        "free space, or repair the volume; committed checkpoints are safe",
-    ),
-    "rendezvous": (
-        "the rendezvous failed: {message}",
-        "check whether pods reach each other and the API server: `kdist doctor`",
-    ),
-    "node_lost": (
-        "{where} lost its peers: {message}",
-        "find the pod that was lost first: `kdist events`",
-    ),
-    "signal": (
-        "{where} was killed: {message}",
-        "something outside the training ended it: `kdist events`",
-    ),
-    "unknown": ("the agent failed: {message}", "see its log"),
-}
-
-
 def find_failure(ctx: DiagnosticContext) -> Diagnosis | None:
     """The cause of the exit record: the root cause over all ranks."""
     record = ctx.status.exit_record
@@ -207,7 +130,8 @@ def find_lost_peers(ctx: DiagnosticContext) -> Diagnosis | None:
 def _explain_record(ctx: DiagnosticContext, record: ExitRecord) -> Diagnosis | None:
     if ctx.status.phase is not Phase.FAILED and not (record.permanent or ctx.stuck):
         return None
-    words, fix = _CAUSES.get(record.cause, _CAUSES["unknown"])
+    words, fix = CAUSES.get(record.cause, CAUSES["unknown"])
+    fix = record.advice or fix
     collective = f" inside {record.collective}" if record.collective else ""
     sentence = words.format(
         where=_where(record),
@@ -238,7 +162,7 @@ def _explain_record(ctx: DiagnosticContext, record: ExitRecord) -> Diagnosis | N
 def _stable(record: ExitRecord) -> str:
     if record.cause == "node_lost":
         return "peers-lost"  # which node or pod was lost is another cause
-    return (record.cause if record.cause in _CAUSES else "unknown").replace("_", "-")
+    return (record.cause if record.cause in CAUSES else "unknown").replace("_", "-")
 
 
 def _where(record: ExitRecord) -> str:

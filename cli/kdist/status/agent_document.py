@@ -129,8 +129,11 @@ def _read_exit(document: Mapping[Any, Any]) -> dict[str, Any]:
         name: [each[:_LINE] for each in documents.texts(document, name)[-_LINES:]]
         for name in ("traceback", "collectives")
     }
-    message = documents.text(document, "message")[: _LINES * _WORD]
-    return {**_scalars(document, _EXIT_FIELDS), "message": message, **lines}
+    told = {
+        name: documents.text(document, name)[: _LINES * _WORD]
+        for name in ("message", "advice", "signature")
+    }
+    return {**_scalars(document, _EXIT_FIELDS), **told, **lines}
 
 
 def _read_failure(document: Mapping[Any, Any]) -> dict[str, Any]:

@@ -30,8 +30,11 @@ _KEYS = (
     "traceback",
     "collective",
     "collectives",
+    "signature",
+    "advice",
 )
 _MAX_TEXT = 1 << 16
+_MAX_NAME = 64
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,8 @@ class ExitRecord:
         time: unix seconds.
         collective: the collective that the rank was in.
         collectives: the last collective of each rank, one line each.
+        signature: the name of the trainer's row for such failures; empty if it has none.
+        advice: what to do next, in a sentence; empty if that row says nothing.
         whole: false if the record was truncated, or is from a log.
     """
 
@@ -62,6 +67,8 @@ class ExitRecord:
     traceback: tuple[str, ...] = ()
     collective: str = ""
     collectives: tuple[str, ...] = ()
+    signature: str = ""
+    advice: str = ""
     whole: bool = True
 
     @property
@@ -120,6 +127,8 @@ class ExitRecord:
             traceback=_lines(document, "traceback"),
             collective=documents.text(document, "collective"),
             collectives=_lines(document, "collectives"),
+            signature=documents.text(document, "signature")[:_MAX_NAME],
+            advice=documents.text(document, "advice"),
             whole=whole and documents.at(document, "whole") is not False,
         )
 

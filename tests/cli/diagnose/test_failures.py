@@ -376,3 +376,10 @@ def test_the_operators_own_object_is_never_needed() -> None:
 def test_a_job_that_failed_and_has_no_pod_left_is_sent_to_the_log_that_was_kept() -> None:
     assert diagnose(scene([], state=LATE)).commands[0] == "kdist logs digits -n ml"
     assert diagnose(scene([pod(0)], state=LATE)).commands[0].endswith("--previous")
+
+
+def test_the_advice_of_an_exit_record_comes_before_kdists_own_fix() -> None:
+    found = diagnose(failed(70, "user_code", LABEL, advice="install it with pip install einops"))
+    assert found.fix == "install it with pip install einops"
+    for cause in ("node", "loader", "early_exit", "device"):
+        assert diagnose(failed(70, cause, "it said so")).cause == cause.replace("_", "-")

@@ -47,6 +47,7 @@ def test_the_log_of_each_generation_is_kept_without_secrets(
         "script": {"path": "script.py"},
         "nodes": 2,
         "procsPerNode": 1,
+        "maxRestarts": 10,
     }
     spec["env"] = [{"name": "TOKEN", "secret": {"name": "hub", "key": "token"}}]
     document: dict[str, Any] = {"apiVersion": "kdist.dev/v1alpha1", "kind": "TrainingJob"}

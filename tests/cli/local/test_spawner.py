@@ -45,7 +45,8 @@ def test_a_killed_agent_is_forked_again_and_starts_by_itself_where_nobody_forks_
     start: Start, tmp_path: Path
 ) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
-    spec = {"nodes": 1, "procsPerNode": 1, "script": {"path": "script.py"}}
+    spec = {"nodes": 1, "maxRestarts": 10, "script": {"path": "script.py"}}
+    spec |= {"procsPerNode": 1}
     job = {
         "apiVersion": "kdist.dev/v1alpha1",
         "kind": "TrainingJob",

@@ -237,6 +237,9 @@ def test_a_config_map_that_was_deleted_is_named_before_what_the_job_does() -> No
     found = diagnose(replace(seen, config_map={}, workload=None, state=None))
     assert (found.cause, found.severity) == ("configmap-gone", "blocked")
     assert "ConfigMap digits does not exist in namespace ml" in found.sentence
+    refused = {FIRST: report(rendezvous_refused=True), OLD: report(ranks=(1,))}
+    again = diagnose(replace(seen, config_map={}, workload=None, state=None, reports=refused))
+    assert again.cause == "configmap-gone"
 
 
 def test_checkpoints_that_cannot_be_saved_come_before_that_it_trains() -> None:

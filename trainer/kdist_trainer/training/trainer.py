@@ -125,7 +125,11 @@ def setup(ctx: TrainContext) -> None:
     pretrained weights, and open the batches at that position. Collective.
     """
     if ctx.handover.warm_up is None:
+        attributes = Attributes(ctx.module)
         warm_up(ctx)
+        changed = attributes.restore()
+        if changed and ctx.world.is_rank_zero:
+            log.warn("attributes-not-kept", message=f"a pass changes {describe_changed(changed)}")
     else:
         regroup.use_warm_up(ctx, ctx.handover.warm_up)
     ctx.stats.add_wall(WallCategory.INIT, ctx.step_timer.exclude())
@@ -168,7 +172,6 @@ def warm_up(ctx: TrainContext) -> None:
     passes, in_place = ctx.forward_backward, ctx.handover.source is not None
     micro_batch = ctx.loader.first_micro_batch()
     passes.generators.seed(derive(ctx.state.seed, WEIGHTS))
-    attributes = Attributes(ctx.module)
     # a state that ranks have kept has buffers that are newer than those of rank 0, if that is new
     with ctx.buffers.detect_changes(sends_values=not in_place) as compare:
         last_pass = partial(first_pass, ctx, micro_batch)
@@ -190,9 +193,6 @@ def warm_up(ctx: TrainContext) -> None:
     if ":" not in ctx.settings.workload:  # a user's loss may draw from other generators later
         passes.generators = used
     ctx.optimizer.zero_grad()
-    changed = attributes.restore()
-    if changed and ctx.world.is_rank_zero:
-        log.warn("attributes-not-kept", message=f"a pass changes {describe_changed(changed)}")
 
 
 def first_pass(ctx: TrainContext, micro_batch: MicroBatch) -> None:

@@ -127,9 +127,7 @@ def setup(ctx: TrainContext) -> None:
     if ctx.handover.warm_up is None:
         attributes = Attributes(ctx.module)
         warm_up(ctx)
-        changed = attributes.restore()
-        if changed and ctx.world.is_rank_zero:
-            log.warn("attributes-not-kept", message=f"a pass changes {describe_changed(changed)}")
+        report_changed(ctx, attributes.restore())
     else:
         regroup.use_warm_up(ctx, ctx.handover.warm_up)
     ctx.stats.add_wall(WallCategory.INIT, ctx.step_timer.exclude())
@@ -193,6 +191,12 @@ def warm_up(ctx: TrainContext) -> None:
     if ":" not in ctx.settings.workload:  # a user's loss may draw from other generators later
         passes.generators = used
     ctx.optimizer.zero_grad()
+
+
+def report_changed(ctx: TrainContext, attributes: list[str]) -> None:
+    """Log the plain attributes that a pass has changed: nothing keeps them."""
+    if attributes and ctx.world.is_rank_zero:
+        log.warn("attributes-not-kept", message=f"a pass changes {describe_changed(attributes)}")
 
 
 def first_pass(ctx: TrainContext, micro_batch: MicroBatch) -> None:

@@ -65,12 +65,7 @@ def summary_rows(report: Report) -> list[tuple[str, str]]:
 def _rows(report: Report) -> Iterator[tuple[str, str]]:
     steps, restarts, checkpoints = report["steps"], report["restarts"], report["checkpoints"]
     yield "outcome", str(report["outcome"])
-    if steps["reached"]:  # a script may report no steps
-        yield "steps", f"{steps['reached']:,}"
-    if steps["reached"] and steps["lost"] is not None:
-        yield "lost steps", f"{steps['lost']:,}"
-    if gaps := report.get("ledgerGaps"):
-        yield "ledger", _describe_gaps(gaps)
+    yield from _step_rows(report)
     if steps["samples"] is not None:
         yield "samples", number(steps["samples"])
     causes = ", ".join(f"{cause} {count}" for cause, count in restarts["byCause"].items())
@@ -114,6 +109,16 @@ def _rows(report: Report) -> Iterator[tuple[str, str]]:
         + (f" (invocation {report['invocation']})" if report["invocation"] > 1 else ""),
     )
     yield "folder", str(report["folder"])
+
+
+def _step_rows(report: Report) -> Iterator[tuple[str, str]]:
+    steps = report["steps"]
+    if steps["reached"]:  # a script may report no steps
+        yield "steps", f"{steps['reached']:,}"
+    if steps["reached"] and steps["lost"] is not None:
+        yield "lost steps", f"{steps['lost']:,}"
+    if gaps := report.get("ledgerGaps"):
+        yield "ledger", _describe_gaps(gaps)
 
 
 def _describe_gaps(gaps: Sequence[Sequence[int]]) -> str:

@@ -247,6 +247,16 @@ class Buffers:
             if slot.name not in saved and slot.tensor is not None
         }
 
+    def remove_made(self, saved: Collection[str]) -> set[str]:
+        """Remove the buffers that training has made and a saved state lacks; returns the names of
+        all that it has made.
+        """
+        made = self.made()
+        for slot in self._buffers():
+            if slot.name in made - set(saved):
+                del own_buffers(slot.owner)[slot.key]
+        return made
+
     def moving_unsaved(self) -> list[str]:
         """Names of the buffers that change, and that no checkpoint has."""
         return sorted(self._changing & self.unsaved().keys())

@@ -43,10 +43,10 @@ from kdist_trainer.training.checkpointing import (
     TrainerCheckpointing,
     TrainingState,
     TrainState,
-    find_edits,
 )
 from kdist_trainer.training.context import TrainContext
 from kdist_trainer.training.early_stopping import EarlyStopping, NullEarlyStopping
+from kdist_trainer.training.edits import find_edits
 from kdist_trainer.training.environment import describe_environment
 from kdist_trainer.training.forward_backward import (
     ForwardBackward,

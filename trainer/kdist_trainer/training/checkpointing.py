@@ -20,8 +20,7 @@ from kdist_trainer.checkpoint.checkpointer import CheckpointManager, SaveResult
 from kdist_trainer.checkpoint.reader import LoadedCheckpoint, SavedIndex
 from kdist_trainer.checkpoint.target import describe_index
 from kdist_trainer.config import Every
-from kdist_trainer.config.changes import Change, compare, explain_refusal
-from kdist_trainer.errors import CheckpointMismatchError
+from kdist_trainer.config.changes import Change
 from kdist_trainer.metrics.step_stats import StepStats
 from kdist_trainer.parallel.base import Strategy
 from kdist_trainer.state import ValueKind
@@ -123,6 +122,11 @@ class TrainingState:
             check_saved_scheduler(self.scheduler, tensors["scheduler"])
             self.scheduler.load_state_dict(tensors["scheduler"][0])
 
+    def remove_made(self, saved: set[str]) -> set[str]:
+        """See `Buffers.remove_made`."""
+        own: Any = self.extras.get("buffers")
+        return set() if own is None else own.remove_made(saved)
+
     def _complete(self, tensors: dict[str, Any]) -> dict[str, Any]:
         if self.ema.tensors:
             tensors["average"] = self.ema.tensors
@@ -205,7 +209,9 @@ class TrainerCheckpointing:
         def make(found: LoadedCheckpoint, index: SavedIndex) -> dict[str, Any]:
             nonlocal tensors, buffers
             saved = found.state.get("extras", {}).get("buffers", {})
-            buffers = {key: saved.get(key, ()) for key in ("absent", "made")}
+            buffers = {key: set(saved.get(key, ())) for key in ("absent", "made")}
+            names = {one.removeprefix("model.") for one in index}
+            buffers["made"] |= training.remove_made(names | buffers["absent"])
             tensors = training.template(describe_index(index), **buffers)
             return tensors
 
@@ -377,23 +383,3 @@ class TrainerCheckpointing:
         if result.ok:
             self.committed_step = result.step
             self._step_log.forget(result.step)
-
-
-def find_edits(
-    settings: dict[str, Any], job: Mapping[str, Any], *, is_stream: bool
-) -> list[Change]:
-    """The fields that were edited since a checkpoint was written.
-
-    Args:
-        settings: The present `spec.train`.
-        job: The job that wrote the checkpoint.
-        is_stream: Whether the data set is a stream.
-
-    Raises:
-        CheckpointMismatchError: If a run with `settings` cannot continue from the checkpoint.
-    """
-    changes = compare(job["train"], settings, stream=is_stream) if "train" in job else []
-    problem = explain_refusal(changes)
-    if problem is not None:
-        raise CheckpointMismatchError(problem)
-    return changes

@@ -200,6 +200,15 @@ def test_what_begins_to_move_later_is_found_by_its_digest(
     assert buffers.state_dict()["known"] == ([] if owned else [name])
 
 
+def test_a_buffer_that_a_saved_state_lacks_is_removed_before_it_is_restored() -> None:
+    model = Holder(by_registering_one)
+    buffers = Buffers(model, None, keep_previous=True, with_parameters=True)
+    saved = set(read_module(model))
+    model(torch.randn(4, 2))
+    assert buffers.remove_made(saved | {"nothing"}) == {"made"}
+    assert set(read_module(model)) == saved
+
+
 def test_a_flag_that_toggles_twice_is_found() -> None:
     def toggle(model: Any) -> None:
         model.table.neg_()

@@ -93,10 +93,7 @@ def _rows(report: Report) -> Iterator[tuple[str, str]]:
         )
     if checkpoints["fellBack"]:
         yield "damaged checkpoints", f"{checkpoints['fellBack']}, skipped"
-    if report["loss"] is not None:
-        yield "final loss", number(report["loss"])
-    if report.get("nonFiniteLoss"):
-        yield "loss", _nonfinite(report)
+    yield from _losses(report)
     for name, value in report["metrics"].items():
         yield (
             f"test {name}",
@@ -127,6 +124,13 @@ def _describe_gaps(gaps: Sequence[Sequence[int]]) -> str:
     more = " and more" if len(gaps) > 3 else ""
     where = f"{', '.join(shown)}{more}"
     return f"has no line of {count(f'{total:,}', 'step')} ({where}): times and goodput lack them"
+
+
+def _losses(report: Report) -> Iterator[tuple[str, str]]:
+    if report["loss"] is not None:
+        yield "final loss", number(report["loss"])
+    if report.get("nonFiniteLoss"):
+        yield "loss", _nonfinite(report)
 
 
 def _nonfinite(report: Report) -> str:

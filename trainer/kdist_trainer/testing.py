@@ -25,7 +25,7 @@ from kdist_trainer.data.loader import fetcher
 from kdist_trainer.data.sampler import WeightedOrder
 from kdist_trainer.errors import ConfigError, DataError
 from kdist_trainer.rng import FETCH, STEP, WEIGHTS, Generators, derive
-from kdist_trainer.state import Attributes, describe_changed
+from kdist_trainer.state import Attributes, describe_changed, describe_changed_optimizer
 from kdist_trainer.stream import Stream, StreamSamples
 from kdist_trainer.training import supported
 from kdist_trainer.workload import Samples, Workload, WorkloadContext
@@ -222,6 +222,15 @@ class _Checks:
         self._compute_loss(model, self._indices)
         if changed := attributes.restore():
             yield f"model(): a pass changes {describe_changed(changed)}"
+        if supported.find_model_problem(model):
+            return  # said before
+        optimizer = self.workload.optimizer(model, Optimizer())
+        if supported.find_optimizer_problem(optimizer):
+            return
+        attributes = Attributes(optimizer)
+        optimizer.step()
+        if changed := attributes.find_changed():
+            yield f"optimizer(): a step changes {describe_changed_optimizer(changed)}"
 
     def _evaluation_returns_sums(self) -> Iterator[str]:
         test = self.workload.dataset("test")

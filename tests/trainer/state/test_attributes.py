@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from kdist_trainer import log
 from kdist_trainer.state import Attributes
-from tests.trainer.training.tasks import Small, describe, train_here
+from tests.trainer.training.group import run_group
+from tests.trainer.training.tasks import Small, describe, train
 
 
 class Counting(nn.Module):
@@ -41,29 +43,62 @@ class Kept(Counting):
 
 
 def test_attributes_that_a_pass_changes_are_named_and_put_back() -> None:
-    model = nn.Sequential(Counting(), Kept())
-    mean = model[0].mean
+    counting, kept = Counting(), Kept()
+    model = nn.Sequential(counting, kept)
+    mean = counting.mean
     attributes = Attributes(model)
     model(torch.ones(2))
     assert attributes.restore() == ["0.passes", "0.mean", "0.last"]
-    assert (model[0].passes, model[0].last, model[1].passes) == (0, "none", 1)
-    assert model[0].mean is mean
+    assert (counting.passes, counting.last, kept.passes) == (0, "none", 1)
+    assert counting.mean is mean
     assert torch.equal(mean, torch.zeros(2))
 
 
-class PassCounter(Small):
-    """Its model counts in attributes."""
+class Slowing(torch.optim.SGD):
+    """Counts its steps where no state has them."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=0.1)
+        self.steps = 0
+
+    def step(self, closure: Any = None) -> Any:
+        self.steps += 1
+        return super().step(closure)
+
+
+class SlowSteps(Small):
+    """Its model and its optimizer count in attributes."""
 
     def model(self) -> nn.Module:
         return nn.Sequential(Counting(), super().model())
 
+    def optimizer(self, model: nn.Module, optimizer: Any) -> torch.optim.Optimizer:  # noqa: ARG002 - the base's
+        return Slowing(model.parameters())
 
-def test_a_training_names_them_at_its_start(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    workload = f"{__name__}:PassCounter"
-    train_here(describe(workload=workload, epochs=1), tmp_path, 1)
-    lines = capfd.readouterr()
-    found = [line for line in (lines.out + lines.err).splitlines() if "attributes-not-kept" in line]
-    assert len(found) == 1
-    assert "a pass changes 0.passes and 2 more, a plain attribute" in found[0]
+
+def listen(folder: Path) -> list[str]:
+    """Train; what the training logs about attributes."""
+    lines: list[bytes] = []
+    log.write_to(lines.append)
+    train(describe(workload=f"{__name__}:SlowSteps", epochs=1), folder)
+    return [line.decode() for line in lines if b"attributes-not-kept" in line]
+
+
+def test_a_training_names_them_at_its_start(tmp_path: Path) -> None:
+    environment = {"KDIST_CHECKPOINTS": str(tmp_path / "checkpoints")}
+    (lines,) = run_group(listen, 1, tmp_path, environment=environment)
+    passes, steps = lines
+    assert "a pass changes 0.passes and 2 more, a plain attribute" in passes
+    assert "a step changes Slowing.steps, a plain attribute of the optimizer" in steps
+
+
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "SGD", "Adagrad", "RMSprop", "Adafactor"])
+def test_no_optimizer_of_torch_is_named(name: str) -> None:
+    weight = nn.Parameter(torch.ones(2, 2))
+    optimizer = getattr(torch.optim, name)([weight], lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    attributes = Attributes(optimizer)
+    weight.grad = torch.ones(2, 2)
+    optimizer.step()
+    scheduler.step()
+    assert attributes.find_changed() == []

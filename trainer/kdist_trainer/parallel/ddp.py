@@ -156,6 +156,11 @@ class Ddp(Replicated):
 class _Wrapper(DistributedDataParallel):
     """torch's wrapper, with its complaint about parameters without gradient in kdist's words."""
 
+    def __init__(self, module: nn.Module, **options: Any) -> None:
+        """Wrap a module, with torch's options."""
+        super().__init__(module, **options)
+        self._trained = [name for name, one in module.named_parameters() if one.requires_grad]
+
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Run the model. Raises `ConfigError` if the backward pass before did not reach all
         parameters.
@@ -167,18 +172,23 @@ class _Wrapper(DistributedDataParallel):
                 raise
             found = _INDICES.search(str(error))
             indices = [int(one) for one in found[1].split()] if found else []
-            raise ConfigError(_describe_unused(self.module, indices)) from None
+            names = [self._trained[one] for one in indices if one < len(self._trained)]
+            raise ConfigError(_describe_unused(self.module, names)) from None
 
 
 _INDICES = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
 _MOST_NAMES = 5
 
 
-def _describe_unused(model: nn.Module, indices: Sequence[int]) -> str:
-    trained = [name for name, one in model.named_parameters() if one.requires_grad]
-    names = [trained[one] for one in indices if one < len(trained)]
+def _describe_unused(model: nn.Module, names: Sequence[str]) -> str:
+    frozen = {name for name, one in model.named_parameters() if not one.requires_grad}
     more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
     which = ", ".join(names[:_MOST_NAMES]) + more if names else "some of the model's parameters"
+    if frozen.intersection(names):
+        return (
+            f"no gradient reaches {which} any more: with ddp requires_grad cannot change in "
+            "mid-run. To freeze parameters, set the learning rate of their group to 0"
+        )
     return (
         f"no gradient reaches {which}, and the ranks average the gradients of all parameters: "
         "remove these, set requires_grad = False, or let the loss depend on them in every batch "

@@ -8,7 +8,11 @@ the state is read as when it is loaded. Reading changes nothing; loading takes a
 an error that names every difference and changes nothing.
 """
 
-from kdist_trainer.state.attributes import Attributes, describe_changed
+from kdist_trainer.state.attributes import (
+    Attributes,
+    describe_changed,
+    describe_changed_optimizer,
+)
 from kdist_trainer.state.digests import bytes_of, digest_of, digests_of
 from kdist_trainer.state.kinds import ValueKind, describe, find_differences, flatten, kind_of, put
 from kdist_trainer.state.loading import (
@@ -20,6 +24,7 @@ from kdist_trainer.state.loading import (
     load_optimizer,
     load_state,
 )
+from kdist_trainer.state.modes import eval_mode
 from kdist_trainer.state.names import BufferSlot, absent_buffers, buffer_slots, parameter_names
 from kdist_trainer.state.overlap import separate
 from kdist_trainer.state.reading import read_module, read_optimizer, read_state
@@ -36,8 +41,10 @@ __all__ = [
     "bytes_of",
     "describe",
     "describe_changed",
+    "describe_changed_optimizer",
     "digest_of",
     "digests_of",
+    "eval_mode",
     "find_differences",
     "find_module_problems",
     "find_optimizer_problems",

@@ -1,48 +1,59 @@
-"""Plain attributes of modules: numbers, texts and tensors that no state has. What a pass changes
-there is not kept, so it has to be found and said.
+"""Plain attributes of modules and optimizers: numbers, texts and tensors that no state has. What a
+pass or a step changes there is not kept, so it has to be found and said.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from kdist_trainer.state.digests import digest_of
 
+_KINDS: Final = (int, float, str, Tensor)
+_TORCH_NOTES: Final = ("_opt_called", "_step_count", "_warned")
+"""What torch's schedulers and optimizers note about their warnings on an optimizer."""
+
 
 class _Attribute(NamedTuple):
-    owner: nn.Module
+    owner: object
     key: str
     name: str
     """Full name in the model."""
 
 
 class Attributes:
-    """The plain attributes of a model as they are when this is made. Modules with an extra state of
-    their own are left out: theirs is kept.
+    """The plain attributes of a model or of an optimizer as they are when this is made. Modules
+    with an extra state of their own are left out: theirs is kept.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, owner: nn.Module | Optimizer) -> None:
         """Note all values; tensors are copied."""
+        found = _find(owner) if isinstance(owner, nn.Module) else _find_in_optimizer(owner)
         self._before: dict[_Attribute, tuple[Any, Any]] = {
-            each: (value, _copy(value)) for each, value in _find(module)
+            each: (value, _copy(value)) for each, value in found
         }
+
+    def find_changed(self) -> list[str]:
+        """The full names of the attributes that have other values now."""
+        return [each.name for each, _ in self._changed()]
 
     def restore(self) -> list[str]:
         """Put back the values that are others now; returns the full names of these attributes."""
-        changed = []
-        for (owner, key, name), (value, copy) in self._before.items():
-            now = vars(owner).get(key)
-            if digest_of(now) == digest_of(copy):
-                continue
-            changed.append(name)
+        changed = list(self._changed())
+        for (owner, key, _), (value, copy) in changed:
             if isinstance(value, Tensor) and digest_of(value) != digest_of(copy):
                 value.detach().copy_(copy)
             vars(owner)[key] = value
-        return changed
+        return [each.name for each, _ in changed]
+
+    def _changed(self) -> Iterator[tuple[_Attribute, tuple[Any, Any]]]:
+        for each, (value, copy) in self._before.items():
+            if digest_of(vars(each.owner).get(each.key)) != digest_of(copy):
+                yield each, (value, copy)
 
 
 def _find(module: nn.Module) -> Iterator[tuple[_Attribute, Any]]:
@@ -50,8 +61,14 @@ def _find(module: nn.Module) -> Iterator[tuple[_Attribute, Any]]:
         if type(owner).get_extra_state is not nn.Module.get_extra_state:
             continue
         for key, value in vars(owner).items():
-            if isinstance(value, (int, float, str, Tensor)) and key != "training":
+            if isinstance(value, _KINDS) and key != "training":
                 yield _Attribute(owner, key, f"{path or type(owner).__name__}.{key}"), value
+
+
+def _find_in_optimizer(owner: Optimizer) -> Iterator[tuple[_Attribute, Any]]:
+    for key, value in vars(owner).items():
+        if isinstance(value, _KINDS) and not key.startswith(_TORCH_NOTES):
+            yield _Attribute(owner, key, f"{type(owner).__name__}.{key}"), value
 
 
 def _copy(value: Any) -> Any:
@@ -65,4 +82,13 @@ def describe_changed(names: list[str]) -> str:
     return (
         f"{names[0]}{more}, a plain attribute, which is in no checkpoint and on no rank that is "
         "replaced: make it a buffer (register_buffer), or return it from get_extra_state()"
+    )
+
+
+def describe_changed_optimizer(names: list[str]) -> str:
+    """What to do about attributes of an optimizer that a step changes, likewise."""
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return (
+        f"{names[0]}{more}, a plain attribute of the optimizer, which is in no checkpoint and "
+        "on no rank that is replaced: keep it in self.state or in param_groups"
     )

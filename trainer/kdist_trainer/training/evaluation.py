@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import nn
 
 from kdist_trainer import log
 from kdist_trainer.data.loader import fetcher
@@ -15,6 +14,7 @@ from kdist_trainer.errors import ConfigError
 from kdist_trainer.liveness import Phase
 from kdist_trainer.metrics.step_stats import WallCategory
 from kdist_trainer.rng import EVALUATE, Generators, derive
+from kdist_trainer.state import digests_of, eval_mode, read_module
 from kdist_trainer.stream import Stream
 from kdist_trainer.training.context import TrainContext
 
@@ -26,7 +26,7 @@ def measure(ctx: TrainContext) -> dict[str, float]:
     ctx.heartbeat.beat(Phase.EVALUATE, ctx.state.step)
     ctx.reporter.flush()
     ctx.buffers.synchronize_late()
-    with ctx.ema.swapped_in(), ctx.buffers.preserved():
+    with unchanged_if_left(ctx), ctx.ema.swapped_in(), ctx.buffers.preserved():
         metrics = evaluate(ctx)
     ctx.stats.add_wall(WallCategory.EVALUATION, ctx.step_timer.exclude())
     ctx.stats.evaluation_loss = metrics.get("loss", ctx.stats.evaluation_loss)
@@ -35,6 +35,31 @@ def measure(ctx: TrainContext) -> dict[str, float]:
     ctx.tensorboard.add_metrics(ctx.state.step, metrics)
     ctx.step_log.add_event("evaluated", step=ctx.state.step, metrics=metrics)
     return metrics
+
+
+@contextmanager
+def unchanged_if_left(ctx: TrainContext) -> Iterator[None]:
+    """Where an error ends the `with` block, the state is kept only if the model is as it was: a
+    workload may use other weights in its evaluation, and not come to put the own ones back.
+    """
+    # on a device it is not kept in any case, and its digest takes as long as a copy
+    before = read_digests(ctx) if ctx.world.device.type == "cpu" and ctx.world.size > 1 else None
+    try:
+        yield
+    except BaseException:
+        if before is not None and read_digests(ctx) != before:
+            ctx.is_consistent = False
+            log.warn(
+                "recovery-restarts",
+                message="the evaluation was left with other weights than it began with: the ranks "
+                "restart from the newest checkpoint",
+            )
+        raise
+
+
+def read_digests(ctx: TrainContext) -> dict[str, str]:
+    """The digests of all values of the model."""
+    return digests_of(read_module(ctx.module))
 
 
 def should_stop_early(ctx: TrainContext) -> bool:
@@ -79,7 +104,7 @@ def evaluate(ctx: TrainContext) -> dict[str, float]:
     fetch = fetcher(ctx.workload, samples)
     sums: dict[str, tuple[float, int]] = {}
     generators = Generators.all(world.device)
-    with in_eval_mode(ctx.module), torch.no_grad():
+    with eval_mode(ctx.module), torch.no_grad():
         for offset in range(0, longest if ctx.strategy.sharded else len(own), ctx.evaluation_batch):
             ctx.heartbeat.beat(Phase.EVALUATE, ctx.state.step)
             ctx.stop_flag.raise_if_leaving()
@@ -104,20 +129,6 @@ def evaluate(ctx: TrainContext) -> dict[str, float]:
     return ctx.workload.summarize(
         _means(world.all_gather_object(sums if ctx.strategy.is_counted else {}))
     )
-
-
-@contextmanager
-def in_eval_mode(module: nn.Module) -> Iterator[None]:
-    """Within the `with` block, the module is in eval mode; afterwards each submodule is in its
-    former mode, since users may have frozen some.
-    """
-    modes = [(submodule, submodule.training) for submodule in module.modules()]
-    module.eval()
-    try:
-        yield
-    finally:
-        for submodule, mode in modes:
-            submodule.training = mode
 
 
 def _means(every: list[dict[str, tuple[float, int]]]) -> dict[str, float]:

@@ -5,14 +5,15 @@ wrongly without any error.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from kdist_trainer.errors import ConfigError
+from kdist_trainer.state import eval_mode
 from kdist_trainer.workload import Workload
 
 _SAMPLES = 4
@@ -101,7 +102,7 @@ def reject_mean(
         pair = _select(batch, samples, list(range(few))), _select(batch, samples, [*range(few)] * 2)
     if not on_all_ranks(samples > 0 and pair is not None) or pair is None:
         return
-    with _eval_mode(module):
+    with eval_mode(module):
         try:
             single, double = (split(workload, workload.loss(module, one)) for one in pair)
         except Exception:  # noqa: BLE001 - a loss that only works in training is not checked
@@ -136,15 +137,3 @@ def _select(batch: Any, samples: int, indices: list[int]) -> Any:
         selected = [_select(value, samples, indices) for value in batch]
         return type(batch)(*selected) if hasattr(batch, "_fields") else type(batch)(selected)
     raise _NotIndexableError
-
-
-@contextmanager
-def _eval_mode(module: nn.Module) -> Iterator[None]:
-    """Run in eval mode without gradients; afterwards every submodule is in its former mode."""
-    modes = {part: part.training for part in module.modules()}
-    module.eval()
-    try:
-        yield
-    finally:
-        for part, training in modes.items():
-            part.training = training

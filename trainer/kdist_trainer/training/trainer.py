@@ -18,8 +18,7 @@ from kdist_trainer.instrumentation.device_stats import was_counting
 from kdist_trainer.liveness import Phase
 from kdist_trainer.metrics.step_stats import StepPhase, WallCategory
 from kdist_trainer.rng import WEIGHTS, Generators, derive
-from kdist_trainer.state import Attributes, describe_changed
-from kdist_trainer.training import regroup
+from kdist_trainer.training import kept_attributes, regroup
 from kdist_trainer.training.checkpointing import TrainState
 from kdist_trainer.training.context import TrainContext
 from kdist_trainer.training.evaluation import measure, should_stop_early
@@ -125,9 +124,8 @@ def setup(ctx: TrainContext) -> None:
     pretrained weights, and open the batches at that position. Collective.
     """
     if ctx.handover.warm_up is None:
-        attributes = Attributes(ctx.module)
-        warm_up(ctx)
-        report_changed(ctx, attributes.restore())
+        with kept_attributes.watch(ctx):
+            warm_up(ctx)
     else:
         regroup.use_warm_up(ctx, ctx.handover.warm_up)
     ctx.stats.add_wall(WallCategory.INIT, ctx.step_timer.exclude())
@@ -191,12 +189,6 @@ def warm_up(ctx: TrainContext) -> None:
     if ":" not in ctx.settings.workload:  # a user's loss may draw from other generators later
         passes.generators = used
     ctx.optimizer.zero_grad()
-
-
-def report_changed(ctx: TrainContext, attributes: list[str]) -> None:
-    """Log the plain attributes that a pass has changed: nothing keeps them."""
-    if attributes and ctx.world.is_rank_zero:
-        log.warn("attributes-not-kept", message=f"a pass changes {describe_changed(attributes)}")
 
 
 def first_pass(ctx: TrainContext, micro_batch: MicroBatch) -> None:

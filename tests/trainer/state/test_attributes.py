@@ -57,9 +57,7 @@ def test_attributes_that_a_pass_changes_are_named_and_put_back() -> None:
 class Slowing(torch.optim.SGD):
     """Counts its steps where no state has them."""
 
-    def __init__(self, parameters: Any) -> None:
-        super().__init__(parameters, lr=0.1)
-        self.steps = 0
+    steps = 0
 
     def step(self, closure: Any = None) -> Any:
         self.steps += 1
@@ -73,7 +71,7 @@ class SlowSteps(Small):
         return nn.Sequential(Counting(), super().model())
 
     def optimizer(self, model: nn.Module, optimizer: Any) -> torch.optim.Optimizer:  # noqa: ARG002 - the base's
-        return Slowing(model.parameters())
+        return Slowing(model.parameters(), lr=0.1)
 
 
 def listen(folder: Path) -> list[str]:

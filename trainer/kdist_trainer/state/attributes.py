@@ -5,6 +5,7 @@ pass or a step changes there is not kept, so it has to be found and said.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -52,7 +53,7 @@ class Attributes:
 
     def _changed(self) -> Iterator[tuple[_Attribute, tuple[Any, Any]]]:
         for each, (value, copy) in self._before.items():
-            if digest_of(vars(each.owner).get(each.key)) != digest_of(copy):
+            if digest_of(getattr(each.owner, each.key, None)) != digest_of(copy):
                 yield each, (value, copy)
 
 
@@ -60,15 +61,26 @@ def _find(module: nn.Module) -> Iterator[tuple[_Attribute, Any]]:
     for path, owner in module.named_modules():
         if type(owner).get_extra_state is not nn.Module.get_extra_state:
             continue
-        for key, value in vars(owner).items():
-            if isinstance(value, _KINDS) and key != "training":
+        for key, value in _values(owner, nn.Module):
+            if key != "training":
                 yield _Attribute(owner, key, f"{path or type(owner).__name__}.{key}"), value
 
 
 def _find_in_optimizer(owner: Optimizer) -> Iterator[tuple[_Attribute, Any]]:
-    for key, value in vars(owner).items():
-        if isinstance(value, _KINDS) and not key.startswith(_TORCH_NOTES):
+    for key, value in _values(owner, Optimizer):
+        if not key.startswith(_TORCH_NOTES):
             yield _Attribute(owner, key, f"{type(owner).__name__}.{key}"), value
+
+
+def _values(owner: object, base: type) -> Iterator[tuple[str, Any]]:
+    """The values of an object's attributes, and of those that it still has from a class of its
+    own: an assignment makes them its own.
+    """
+    kinds = [one for one in type(owner).__mro__ if one is not base and issubclass(one, base)]
+    for key in dict.fromkeys(chain(vars(owner), *(vars(one) for one in kinds))):
+        value = vars(owner).get(key, getattr(type(owner), key, None))
+        if isinstance(value, _KINDS) and not key.startswith("__"):
+            yield key, value
 
 
 def _copy(value: Any) -> Any:

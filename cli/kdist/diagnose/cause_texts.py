@@ -6,7 +6,7 @@ from __future__ import annotations
 CAUSES: dict[str, tuple[str, str]] = {
     "user_code": (
         "{where} raised {message}",
-        "fix the code, then apply and restart: it resumes from its last checkpoint",
+        "fix the code, then apply and restart: it resumes from its last checkpoint, if it has one",
     ),
     "config": (
         "the job cannot be trained: {message}",
@@ -93,5 +93,16 @@ CAUSES: dict[str, tuple[str, str]] = {
         "a server does not answer {where}: {message}",
         "check the network between the pods and that server",
     ),
+    "preempted": (
+        "{where} was asked to end: {message}",
+        "start it again, or have spec.maxRestarts do so; a Checkpointer keeps a script's work",
+    ),
     "unknown": ("the agent failed: {message}", "see its log"),
 }
+ENDED_BY_ITSELF = "{message}"
+"""The sentence of a rank that has ended with an exit code of its own, and raised nothing."""
+UNLOADABLE = (
+    "the state of this training could not be given back: {message}",
+    "change what the message names: a checkpoint must be able to give back all that it saves",
+)
+"""Sentence and fix of a state that is refused when it is saved."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from kdist.diagnose import scheduling
-from kdist.diagnose.cause_texts import CAUSES
+from kdist.diagnose.cause_texts import CAUSES, ENDED_BY_ITSELF, UNLOADABLE
 from kdist.diagnose.fetching import advise_on_size
 from kdist.diagnose.rule import Diagnosis, DiagnosticContext, Severity, clip, name_pods
 from kdist.status import ContainerTermination, ExitRecord, Phase, Pod, documents
@@ -130,7 +130,7 @@ def find_lost_peers(ctx: DiagnosticContext) -> Diagnosis | None:
 def _explain_record(ctx: DiagnosticContext, record: ExitRecord) -> Diagnosis | None:
     if ctx.status.phase is not Phase.FAILED and not (record.permanent or ctx.stuck):
         return None
-    words, fix = CAUSES.get(record.cause, CAUSES["unknown"])
+    words, fix = _texts(record)
     fix = record.advice or fix
     collective = f" inside {record.collective}" if record.collective else ""
     sentence = words.format(
@@ -144,7 +144,7 @@ def _explain_record(ctx: DiagnosticContext, record: ExitRecord) -> Diagnosis | N
             "the image has another trainer version than this kdist: rebuild the image, "
             "and set spec.image"
         )
-    if record.cause == "mismatch" and (found := re.search(r"; ([^;]+)$", record.message)):
+    if fix == CAUSES["mismatch"][1] and (found := re.search(r"; ([^;]+)$", record.message)):
         fix = found[1]
     commands = [
         ctx.kdist(
@@ -159,6 +159,18 @@ def _explain_record(ctx: DiagnosticContext, record: ExitRecord) -> Diagnosis | N
     return Diagnosis(_stable(record), sentence, severity, _evidence(record), fix, tuple(commands))
 
 
+def _texts(record: ExitRecord) -> tuple[str, str]:
+    """Sentence and fix. A cause that only a newer trainer knows is shown as it is."""
+    words, fix = CAUSES.get(record.cause, CAUSES["unknown"])
+    if record.cause not in CAUSES:
+        words = f"{{where}} ended ({record.cause or 'unknown'}): {{message}}"
+    if record.cause == "user_code" and re.match(r"rank \d+ (exited|left) with", record.message):
+        words = ENDED_BY_ITSELF
+    if record.cause == "mismatch" and "UnloadableStateError" in record.message:
+        return UNLOADABLE
+    return words, fix
+
+
 def _stable(record: ExitRecord) -> str:
     if record.cause == "node_lost":
         return "peers-lost"  # which node or pod was lost is another cause
@@ -167,8 +179,8 @@ def _stable(record: ExitRecord) -> str:
 
 def _where(record: ExitRecord) -> str:
     parts = [
-        f"rank {record.rank}" if record.rank is not None else "a rank",
-        f"on {record.node}" if record.node else "",
+        f"rank {record.rank}" if record.rank is not None else "" if record.node else "a rank",
+        f"on {record.node}" if record.node and record.rank is not None else record.node,
     ]
     parts.append(f"at step {record.step}" if record.step is not None else "")
     return " ".join(part for part in parts if part)

@@ -230,7 +230,10 @@ def find_success(ctx: DiagnosticContext) -> Diagnosis | None:
         if ctx.status.kept_alive
         else ""
     )
-    return Diagnosis("done", f"{ctx.name} is done{step}{kept_alive}", "fine")
+    record = ctx.status.exit_record
+    bad = record.nonfinite_steps if record is not None else 0
+    loss = f", but its loss was NaN or infinite in {count(bad, 'reported step')}" if bad else ""
+    return Diagnosis("done", f"{ctx.name} is done{step}{loss}{kept_alive}", "fine")
 
 
 def find_starting(ctx: DiagnosticContext) -> Diagnosis | None:

@@ -32,6 +32,7 @@ _KEYS = (
     "collectives",
     "signature",
     "advice",
+    "nonfinite_loss",
 )
 _MAX_TEXT = 1 << 16
 _MAX_NAME = 64
@@ -52,6 +53,7 @@ class ExitRecord:
         collectives: the last collective of each rank, one line each.
         signature: the name of the trainer's row for such failures; empty if it has none.
         advice: what to do next, in a sentence; empty if that row says nothing.
+        nonfinite_steps: in how many reported steps the loss of a script was NaN or infinite.
         whole: false if the record was truncated, or is from a log.
     """
 
@@ -69,6 +71,7 @@ class ExitRecord:
     collectives: tuple[str, ...] = ()
     signature: str = ""
     advice: str = ""
+    nonfinite_steps: int = 0
     whole: bool = True
 
     @property
@@ -78,8 +81,11 @@ class ExitRecord:
 
     def to_document(self) -> dict[str, Any]:
         """Return the record as plain values."""
+        fields = asdict(self)
+        steps = fields.pop("nonfinite_steps")
         return {
-            **asdict(self),
+            **fields,
+            **({"nonfinite_loss": {"steps": steps}} if steps else {}),
             "traceback": list(self.traceback),
             "collectives": list(self.collectives),
         }
@@ -129,6 +135,8 @@ class ExitRecord:
             collectives=_lines(document, "collectives"),
             signature=documents.text(document, "signature")[:_MAX_NAME],
             advice=documents.text(document, "advice"),
+            nonfinite_steps=documents.integer(documents.at(document, "nonfinite_loss"), "steps")
+            or 0,
             whole=whole and documents.at(document, "whole") is not False,
         )
 

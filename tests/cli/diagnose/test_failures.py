@@ -58,6 +58,8 @@ DEALT = "train.globalBatch: 3 samples cannot be dealt"
 UNKNOWN_KEY = "train.gradSpikeFactor Extra inputs are not permitted"
 FOREIGN = "another model or optimizer; give the job a folder of its own"
 SPENT = "restart limit reached: 10 restarts without progress; the last failure: SIGKILL"
+EXITED = "rank 1 exited with code 1"
+UNLOADABLE = "UnloadableStateError: state.fn is a function"
 IMPORT = "ImportError: no module\nlast line"
 LATE = WorkloadState(
     finished="failed", reason="DeadlineExceeded", message="Job was active too long"
@@ -80,7 +82,10 @@ CASES = [
     (failed(72, "oom_host", "killed"), "out-of-memory", ["spec.resources.memory"]),
     (failed(202, "hang", "no progress", **WAITS), "hang", ["all_reduce #17"]),
     (failed(203, "storage", "No space left on device"), "storage", ["No space left"]),
-    (failed(70, "unheard_of", "?"), "unknown", ["unheard_of"]),
+    (failed(70, "unheard_of", "?"), "unknown", ["unheard_of", "ended (unheard_of)"]),
+    (failed(75, "preempted", "asked to end", rank=None), "preempted", ["digits-1", "maxRestarts"]),
+    (failed(70, "user_code", EXITED), "user-code", [EXITED]),
+    (failed(73, "mismatch", UNLOADABLE), "mismatch", ["could not be given back"]),
     (failed_alone(ended_pod(0, 1, record=IMPORT)), "crash", ["exit code 1", "last line"]),
     (failed_alone(ended_pod(0, 137)), "crash", ["signal 9"]),
     (failed_alone(), "failed", ["exit code that is not retried"]),

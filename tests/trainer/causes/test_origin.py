@@ -31,7 +31,7 @@ def raised(error: BaseException, file: Path, function: str = "work", *, own: boo
     text = f"def {function}(step=7):\n    fail()\n"
     fail = run("<library>", "def fail():\n    raise error\n", "fail", error=error)
     work = run(file, text, function, fail=fail)
-    call = run("/home/u/train.py", OWN, "call") if own else None
+    call = run("/srv/job/train.py", OWN, "call") if own else None
     with pytest.raises(type(error)) as found:
         call(work) if callable(call) else work()  # type: ignore[operator]
     # this file is the user's too, for all that kdist knows
@@ -65,13 +65,13 @@ def test_in_kdists_other_frames_it_is_kdists_and_tried_again(own: bool) -> None:
 def test_what_kdist_refuses_of_a_call_is_the_callers() -> None:
     text = "def step(number):\n    raise TypeError('a step is a number')\n"
     step = run(PACKAGE / "metrics" / "x.py", text, "step")
-    call = run("/home/u/train.py", "def call(step):\n    step('x')\n", "call")
+    call = run("/srv/job/train.py", "def call(step):\n    step('x')\n", "call")
     with pytest.raises(TypeError) as found:
         call(step)  # type: ignore[operator]
     trace = found.value.__traceback__
     failure = describe(found.value.with_traceback(trace.tb_next if trace else None))
     assert (failure.cause, failure.permanent) == (Cause.USER_CODE, True)
-    assert failure.place == 'File "/home/u/train.py", line 2, in call'
+    assert failure.place == 'File "/srv/job/train.py", line 2, in call'
 
 
 class Samples:

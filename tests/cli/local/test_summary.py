@@ -14,6 +14,8 @@ from kdist.local import summary
 from kdist.local.runner import RunEnded
 from kdist.local.supervisor import Kind, Outcome
 
+INSTALL = "/x/bin/python -m pip install timm"
+
 
 def make_report(**fields: Any) -> dict[str, Any]:
     return {
@@ -204,8 +206,8 @@ def test_after_an_error_in_the_users_code_the_advice_is_to_fix_its_line(
         ({"rerun": "again", "cause": "device"}, "kdist run job.yaml"),
         (
             {"rerun": "fixed", "cause": "user_code", "signature": "missing-package"}
-            | {"advice": "install it for /x/bin/python: /x/bin/python -m pip install timm"},
-            "/x/bin/python -m pip install timm, then kdist run job.yaml",
+            | {"advice": f"install it for /x/bin/python: {INSTALL}"},
+            f"{INSTALL}, then kdist run job.yaml",
         ),
         (
             {"rerun": "fixed", "cause": "oom_device", "place": None, "advice": "lower it"},

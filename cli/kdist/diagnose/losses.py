@@ -237,6 +237,8 @@ def _find_deleted(ctx: DiagnosticContext) -> Iterator[_Loss]:
             any(pod.index == index or pod.troubled for pod in ctx.pods) or not ctx.pods
         ):
             continue  # its end is in the pod that is over, or the others tell more
+        elif index not in places and index >= ctx.status.nodes.min:
+            continue  # an elastic job may never have had it
         elif index not in places:
             yield _Loss(f"#{index}", index, f"the pod of index {index} exists no longer", "")
         elif newest is not None and ctx.stuck and _is_new(ctx, newest, first):

@@ -112,7 +112,7 @@ def test_a_foreign_pod_with_the_jobs_label_outlives_a_delete_that_hurries(
     )
     deleted = kdist("delete", "digits", "--grace-period", "0", "--purge")
     assert deleted.exit_code == Code.OK
-    assert "`kubectl delete pod notebook -n ml` deletes them" in deleted.stderr
+    assert "`kdist delete digits --orphans -n ml` deletes them" in deleted.stderr
     assert list(store.objects) == [path]
 
 

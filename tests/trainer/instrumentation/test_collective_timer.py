@@ -134,6 +134,7 @@ class OnDevice:
     """A tensor of sixteen bytes on a GPU that is not there."""
 
     is_cuda = True
+    layout = torch.strided
     nbytes = 16
 
 

@@ -114,6 +114,9 @@ class StoreOfADyingRank(Store):
     def add(self, key: str, amount: int) -> int:
         return self._store.add(key, amount)
 
+    def compare_set(self, key: str, expected: str, wanted: str) -> bytes:
+        return self._store.compare_set(key, expected, wanted)
+
     def wait(self, keys: list[str], *timeout: timedelta) -> None:
         if not keys[0].startswith("kdist/"):  # the address of another rank
             os.kill(os.getpid(), signal.SIGKILL)

@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kdist_trainer import Checkpointer, Reporter
+from kdist_trainer import Checkpointer, Reporter, log
 from kdist_trainer.checkpoint.state_json import UnloadableStateError
 from kdist_trainer.errors import CheckpointMismatchError, ConfigError
 from kdist_trainer.metrics.reporter import shared_stats
@@ -261,8 +261,10 @@ def test_reporter_counts_on_from_the_resumed_step(
     reporter.close()
 
 
-def keep_cursors(rank: Rank, root: Path, last: int) -> tuple[int, Any, Any, int, float]:
-    """(resumed step, state, shared state, number of saved states, a number drawn then)."""
+def keep_cursors(rank: Rank, root: Path, last: int) -> tuple[int, Any, Any, int, float, str]:
+    """(resumed step, state, shared state, number of saved states, a number drawn then, log)."""
+    lines: list[bytes] = []
+    log.write_to(lines.append)
     os.environ |= {"KDIST_CHECKPOINTS": str(root), "KDIST_RUN_ID": "run-1"}
     os.environ["KDIST_GENERATION"] = str(rank.generation)
     one = Training()
@@ -285,32 +287,30 @@ def keep_cursors(rank: Rank, root: Path, last: int) -> tuple[int, Any, Any, int,
             checkpointer.state["row"] = (rank.rank, step)
             checkpointer.shared_state["best"] = (rank.rank, step)
             checkpointer.maybe_save(step)
-    return found
+    return (*found, b"".join(lines).decode())
 
 
 @pytest.mark.processes
 def test_each_rank_has_its_own_state_and_a_change_of_their_number_is_told_by_name(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path,
 ) -> None:
     root = tmp_path / "checkpoints"
     run_ranks(3, keep_cursors, tmp_path, root, 2)
-    capfd.readouterr()
     same = run_ranks(3, keep_cursors, tmp_path, root, 2, generation=2)
     assert [one[:4] for one in same] == [
         (2, {"row": (rank, 2)}, {"best": (0, 2)}, 3) for rank in range(3)
     ]
     assert len({one[4] for one in same}) == 3, "each rank goes on with its own numbers"
-    assert "rank-parts-changed" not in capfd.readouterr().err
+    assert not any("rank-parts-changed" in one[5] for one in same)
     fewer = run_ranks(2, keep_cursors, tmp_path, root, 4, generation=3)
     assert [one[:4] for one in fewer] == [
         (2, {"row": (rank, 2)}, {"best": (0, 2)}, 3) for rank in range(2)
     ]
     assert [one[4] for one in fewer] == [one[4] for one in same[:2]]
-    said = capfd.readouterr().err
-    assert "rank 2: state['row'], stateful['sampler'], random numbers" in said
+    assert "rank 2: state['row'], stateful['sampler'], random numbers" in fewer[0][5]
     more = run_ranks(3, keep_cursors, tmp_path, root, 4, generation=4)
     assert [one[1] for one in more] == [{"row": (0, 4)}, {"row": (1, 4)}, {}]
-    assert "New: rank 2, with an empty Checkpointer.state" in capfd.readouterr().err
+    assert "New: rank 2, with an empty Checkpointer.state" in more[0][5]
 
 
 def test_what_a_resume_would_not_ask_for_is_found_before_it_counts(

@@ -49,6 +49,7 @@ def test_an_error_in_no_table_is_tried_again_and_is_final_when_it_comes_back_ali
     assert record["place"] == f'File "{tmp_path / "train.py"}", line 2, in <module>'
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 def test_a_script_that_asks_to_be_tried_again_is(tmp_path: Path) -> None:
     text = "import kdist_trainer\nif not again: raise kdist_trainer.Retry('the service is away')\n"
@@ -56,6 +57,7 @@ def test_a_script_that_asks_to_be_tried_again_is(tmp_path: Path) -> None:
     assert (code, [one["cause"] for one in restarts]) == (0, ["retry"])
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("text", "line"),
@@ -86,6 +88,7 @@ def test_what_the_scripts_own_call_raised_is_its_own_at_once_with_its_line(
     assert record["place"].startswith(f'File "{tmp_path / "train.py"}", line {line}, in ')
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 def test_a_process_of_a_loader_that_aborts_is_named_and_tried_again(tmp_path: Path) -> None:
     text = (
@@ -101,6 +104,7 @@ def test_a_process_of_a_loader_that_aborts_is_named_and_tried_again(tmp_path: Pa
     assert (code, [one["cause"] for one in restarts]) == (0, ["loader"])
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 def test_a_missing_package_names_the_python_and_the_command(tmp_path: Path) -> None:
     code, record, restarts = run(tmp_path, "import no_such_package_of_anyone\n")
@@ -109,6 +113,7 @@ def test_a_missing_package_names_the_python_and_the_command(tmp_path: Path) -> N
     assert "/python" in record["advice"]
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 def test_a_rank_that_leaves_while_others_wait_is_named_and_ends_the_run_when_it_does_so_again(
     tmp_path: Path,

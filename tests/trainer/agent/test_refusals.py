@@ -16,7 +16,7 @@ import pytest
 from tests.trainer.agent.lab import Lab, descendants, is_alive, kill
 from tests.trainer.rendezvous.api_server import ApiServer
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.sampled]
 
 AWAITED = """
 import os, pathlib, time

@@ -70,6 +70,7 @@ def test_a_killed_rank_ends_a_script_that_cannot_continue(tmp_path: Path) -> Non
         assert len(lab.ledger("failure")) == 1
 
 
+@pytest.mark.sampled
 def test_a_number_of_restarts_that_the_job_names_holds_for_it_too(tmp_path: Path) -> None:
     with begin(tmp_path, "node-0", maxRestarts=1) as lab:
         kill(started(lab, 0)[0], signal.SIGKILL)
@@ -89,6 +90,7 @@ def test_a_script_that_has_opened_its_checkpoints_is_started_again(tmp_path: Pat
         assert lab.end("node-0") == 0
 
 
+@pytest.mark.sampled
 def test_what_a_script_has_opened_outlives_its_agent(tmp_path: Path) -> None:
     with begin(tmp_path, "node-0", text=RESUMING + PLAIN) as lab:
         lab.wait(lambda: lab.events("node-0", "checkpoints-opened"), "that the agent knows")
@@ -107,6 +109,7 @@ def lose(lab: Lab, node: str) -> None:
     agent.wait()
 
 
+@pytest.mark.sampled
 def test_an_agent_that_replaces_a_lost_one_ends_with_the_loss(tmp_path: Path) -> None:
     with begin(tmp_path, "node-0") as lab:
         lose(lab, "node-0")
@@ -115,6 +118,7 @@ def test_an_agent_that_replaces_a_lost_one_ends_with_the_loss(tmp_path: Path) ->
         assert len(started(lab, 0)) == 1
 
 
+@pytest.mark.sampled
 def test_an_agent_that_replaces_an_evicted_one_ends_with_the_eviction(tmp_path: Path) -> None:
     with begin(tmp_path, "node-0") as lab:
         lab.agents["node-0"].terminate()
@@ -152,6 +156,7 @@ def test_the_other_nodes_of_a_lost_one_end_at_once_and_its_successor_as_they_do(
         assert [len(started(lab, rank)) for rank in range(2)] == [1, 1]
 
 
+@pytest.mark.sampled
 def test_in_a_cluster_only_a_users_request_starts_it_again(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(PLAIN)

@@ -202,6 +202,7 @@ CONTROLLER = PanelRow(
             },
             minimum=0.0,
             width=24,
+            optional=True,  # a release may have no controller
         ),
     ),
 )

@@ -7,7 +7,7 @@ of torch's pipeline schedules. Gradients are averaged over the replicas as with 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
@@ -27,6 +27,7 @@ from kdist_trainer.parallel.pipeline_schedule import (
     shapes,
 )
 from kdist_trainer.precision import Precision
+from kdist_trainer.state import ValueKind, read_module
 from kdist_trainer.torch_internals import own_buffers, own_parameters
 from kdist_trainer.world import World
 
@@ -192,7 +193,9 @@ class Pipeline(Replicated):
         stages = split_stages(model, blocks, world.model_parallel)
         own = stages[world.model_rank]
         self._names = [name for name, _ in model.named_parameters()]
+        whole = set(read_module(model))
         keep_stage(model, own, stages)
+        self._elsewhere = whole - set(read_module(model))
         self.module = model.to(world.device)
         self.stage = own.to(world.device)
         self.replica_group = mesh["data"].get_group()
@@ -331,6 +334,14 @@ class Pipeline(Replicated):
             for group in zip(*every, strict=True)
         ]
 
+    def template(
+        self, saved: Mapping[str, ValueKind], optimizer: Optimizer, **buffers: Collection[str]
+    ) -> dict[str, Any]:
+        """This stage's part: buffers of other stages are not made here."""
+        elsewhere = {f"model.{name}" for name in self._elsewhere}
+        own = {name: kind for name, kind in saved.items() if name not in elsewhere}
+        return super().template(own, optimizer, **buffers)
+
     def load_state_dict(
         self,
         values: dict[str, Any],
@@ -346,7 +357,7 @@ class Pipeline(Replicated):
             for group in values["optimizer"]["param_groups"]
         ]
         part = {**values, "optimizer": {**values["optimizer"], "param_groups": groups}}
-        super().load_state_dict(part, optimizer, absent=absent, made=made)
+        super().load_state_dict(part, optimizer, absent={*absent, *self._elsewhere}, made=made)
 
     def full_state_dict(self) -> dict[str, Any]:
         """The whole model on rank 0, nothing on the others."""

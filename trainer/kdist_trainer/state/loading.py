@@ -81,7 +81,10 @@ def load_module(
     values = {unwrapped(name): value for name, value in values.items()}
     _make_buffers(module, values, absent, made)
     separate(module)
-    module.load_state_dict({name: values[naming.plain(name)] for name in module.state_dict()})
+    whole = module.state_dict()  # with the versions of the parts: old ones are completed by torch
+    for name in whole:
+        whole[name] = values[naming.plain(name)]
+    module.load_state_dict(whole)
 
 
 def load_optimizer(optimizer: Optimizer, names: Names, saved: Mapping[str, Any]) -> None:

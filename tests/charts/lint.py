@@ -117,15 +117,11 @@ def rates_take_the_interval(dashboard: Document) -> Iterator[str]:
 
 
 def selectors_use_the_variables(dashboard: Document) -> Iterator[str]:
-    """target-job, target-instance: for metrics of kdist and of Prometheus itself, but not for
-    those of the controller, which no variable selects.
-    """
+    """target-job, target-instance: for metrics of kdist and of Prometheus itself."""
     for panel, expr in targets(dashboard):
         if re.search(r"\bkdist_\w+\b(?!\{)(?![\w,)])", re.sub(r"\bkdist_job\b", "", expr)):
             yield f"{panel['title']}: a selector without labels in {expr}"
         for metric, labels in _SELECTOR.findall(expr):
-            if metric.startswith("kdist_controller_") and 'job="kdist-controller"' in labels:
-                continue
             ours = metric.startswith("kdist_") or metric in ("up", "scrape_samples_scraped")
             if ours and not ('job=~"$job"' in labels and 'instance=~"$instance"' in labels):
                 yield f"{panel['title']}: {metric} is taken from everywhere"

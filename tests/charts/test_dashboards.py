@@ -14,7 +14,6 @@ import pytest
 
 from kdist.dashboards import DASHBOARDS
 from kdist.dashboards.grafana import positions, to_document, to_json
-from kdist_controller.metrics import Metrics
 from kdist_trainer.metrics.declarations import Kind
 from kdist_trainer.metrics.endpoint import CATALOGUE
 from tests.charts import lint
@@ -112,11 +111,6 @@ def test_every_metric_is_shown_or_is_a_detail() -> None:
     ]
     text = " ".join([*exprs, *(rule["expr"] for rule in read_rules())])
     used = set(re.findall(r"(?<!:)\bkdist_\w+", text)) - {"kdist_job"}
-    refused = "kdist_controller_connections_refused"
-    metrics = Metrics(list, lambda: 0)
-    metrics.show_refused(dict)
-    assert refused in {each.name for each in metrics.registry.collect()}
-    used -= {f"{refused}_total"}
     names = {metric.name: {metric.name} for metric in CATALOGUE}
     names |= {
         m.name: {f"{m.name}_{end}" for end in ("bucket", "sum", "count")}

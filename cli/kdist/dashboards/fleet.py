@@ -27,7 +27,6 @@ _BUSY_OF_RANK = (
 _WALL = "increase(kdist_wall_seconds_total{}[$__range])"
 _OBSERVED = 'increase(kdist_wall_seconds_total{category!="unobserved"}[$__range])'
 _PRODUCTIVE = 'increase(kdist_wall_seconds_total{category="productive_step"}[$__range])'
-_REFUSED = 'kdist_controller_connections_refused_total{job="kdist-controller"}'
 
 NOW = PanelRow(
     "Now",
@@ -190,28 +189,11 @@ TIME = PanelRow(
     ),
 )
 
-CONTROLLER = PanelRow(
-    "Controller",
-    (
-        lines(
-            "Refused connections",
-            "Closed by each of the controller's pods to stay within its bounds, per second",
-            "cps",
-            {
-                "{{pod}}: {{reason}}": f"sum by (pod, reason) (rate({_REFUSED}[{RATE}]))",
-            },
-            minimum=0.0,
-            width=24,
-            optional=True,  # a release may have no controller
-        ),
-    ),
-)
-
 FLEET = Dashboard(
     uid="kdist-fleet",
     title="kdist / Fleet",
     description="All training jobs: which run, which are stalled, and where machine time goes.",
-    rows=(NOW, TIME, CONTROLLER),
+    rows=(NOW, TIME),
     variables=(
         Variable("namespace", "Namespace", "kdist_job_info", all_value=".*"),
         Variable("job", "Job", "kdist_job_info"),

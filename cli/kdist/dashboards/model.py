@@ -176,11 +176,8 @@ class Dashboard:
 
 def _variables_of(metric: str) -> tuple[str, ...]:
     """The variables whose labels a metric has: Prometheus' own metrics lack the training, those of
-    cAdvisor also our scrape. The namespace of DCGM's metrics may be that of its exporter, and that
-    of the controller's is its own.
+    cAdvisor also our scrape. The namespace of DCGM's metrics may be that of its exporter.
     """
-    if metric.startswith("kdist_controller_"):
-        return ()
     if metric.startswith("kdist_"):
         return ("namespace", "kdist_job", "job", "instance")
     if metric.startswith("DCGM_"):

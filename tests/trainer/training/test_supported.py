@@ -95,6 +95,19 @@ class UnusedPart(Small):
         return model
 
 
+class FrozenLater(Small):
+    """Freezes its last layer in its fourth loss."""
+
+    losses = 0
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
+        self.losses += torch.is_grad_enabled()
+        if self.losses > 4:  # two of them are passes before the first step
+            *_, bias = model.parameters()
+            bias.requires_grad_(False)
+        return super().loss(model, batch)
+
+
 class SparseWords(Small):
     """An embedding with sparse gradients."""
 
@@ -122,6 +135,7 @@ KINDS: list[tuple[type[Workload], str, str]] = [
     (Frozen, "ddp", r"Frozen\.model\(\): all 6 parameters are frozen"),
     (Ends, "ddp", "OneCycleLR has rates for 9 steps, and the run ends at step 10"),
     (UnusedPart, "ddp", "no gradient reaches aux.weight, aux.bias, and the ranks average"),
+    (FrozenLater, "ddp", "no gradient reaches .*bias any more: with ddp requires_grad cannot"),
     (SparseWords, "fsdp", "strategy fsdp splits gradients between ranks, and those of 0 are"),
 ]
 
@@ -137,7 +151,7 @@ def test_a_training_says_what_it_cannot_train_with_and_what_to_do(
         workload=f"{kind.__module__}:{kind.__name__}", strategy=strategy, epochs=None, steps=10
     )
     with pytest.raises(RankFailed, match=f"ConfigError: .*{printed}"):
-        train_here(document, tmp_path / "run", 2 if kind is UnusedPart else 1)
+        train_here(document, tmp_path / "run", 2 if kind in (UnusedPart, FrozenLater) else 1)
 
 
 @pytest.mark.parametrize(

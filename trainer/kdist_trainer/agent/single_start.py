@@ -33,7 +33,7 @@ REFUSAL: Final = (
     "the script is not started again: no rank has opened a Checkpointer, and its files are its "
     "own; spec.maxRestarts: N starts it again"
 )
-ASKED_TO_END: Final = "a node was asked to end, as a pod is that is evicted or deleted"
+ASKED_TO_END: Final = "a node was asked to end, like a pod that is evicted or deleted"
 OTHERS_SECONDS: Final = 15.0
 """How long a node whose ranks have lost their peers waits to hear what has happened elsewhere."""
 _RETRY_SECONDS, _POLL_SECONDS = 5.0, 0.1

@@ -39,8 +39,8 @@ def measure(ctx: TrainContext) -> dict[str, float]:
 
 @contextmanager
 def unchanged_if_left(ctx: TrainContext) -> Iterator[None]:
-    """Where an error ends the `with` block, the state is kept only if the model is as it was: a
-    workload may use other weights in its evaluation, and not come to put the own ones back.
+    """If an error ends the `with` block, keep this rank's state only if the model is unchanged: a
+    workload may evaluate other weights, and the error may keep it from restoring its own.
     """
     # on a device it is not kept in any case, and its digest takes as long as a copy
     before = read_digests(ctx) if ctx.world.device.type == "cpu" and ctx.world.size > 1 else None

@@ -91,6 +91,8 @@ def _read_local(root: Path) -> dict[str, Any]:
         for began, fetched, up in summary.starts(root, active)
     ]
     report = goodput.build_goodput_report(events, steps, active=active, startups=startups)
+    ended = run_dir.read_json(root / "report.json") or {}
+    report["nonFiniteLoss"] = ended.get("nonFiniteLoss")
     return _document(root.name, report, source=str(root))
 
 
@@ -108,6 +110,8 @@ def _read_cluster(job: str | None, file: str | None, **cluster: Any) -> dict[str
     report = goodput.build_goodput_report(
         found.events, found.steps, active=found.intervals, startups=startups
     )
+    loss = found.nonfinite_loss
+    report["nonFiniteLoss"] = None if loss is None else loss.to_document()
     return _document(target.name, report, source=f"{target.namespace}/{target.name}")
 
 

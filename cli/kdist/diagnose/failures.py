@@ -152,10 +152,7 @@ def _explain_record(ctx: DiagnosticContext, record: ExitRecord) -> Diagnosis | N
         )
     ]
     if severity == "failed":
-        commands += [
-            "kdist apply JOB.yaml" + (f" -n {ctx.namespace}" if ctx.namespace else ""),
-            ctx.kdist("restart"),
-        ]
+        commands.append(ctx.start_again(record))
     return Diagnosis(_stable(record), sentence, severity, _evidence(record), fix, tuple(commands))
 
 
@@ -191,6 +188,8 @@ def _evidence(record: ExitRecord) -> tuple[str, ...]:
         f"exit record: cause {record.cause}, code {record.code}"
         + ("" if record.whole else ", cut short"),
     )
+    if record.nonfinite_loss is not None:
+        lines += (f"the loss was {record.nonfinite_loss}",)
     lines += tuple(record.collectives[:_SHOWN_RANKS])
     return (*lines, *_traceback(record)) if record.cause in _NEED_A_TRACEBACK else lines
 

@@ -37,10 +37,7 @@ def find_fetch_trouble(ctx: DiagnosticContext) -> Diagnosis | None:
     reason, fix = _explain(init, end)
     commands = [ctx.kdist("logs", "-c", init.name, "--pod", pod.name)]
     if failed:
-        commands += [
-            "kdist apply JOB.yaml" + (f" -n {ctx.namespace}" if ctx.namespace else ""),
-            ctx.kdist("restart"),
-        ]
+        commands.append(ctx.start_again(end.record))
     return Diagnosis(
         FETCH,
         f"{init.what} {words}: {reason}",

@@ -7,13 +7,27 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
-from kdist.status import JobStatus, Phase, Pod, Snapshot, documents, find_successor
+from kdist.status import (
+    AGAIN,
+    BLOCKING,
+    FIXED,
+    ExitRecord,
+    JobStatus,
+    Phase,
+    Pod,
+    Snapshot,
+    choose_rerun,
+    describe_change,
+    documents,
+    find_successor,
+)
 from kdist.status.documents import Document
 from kdist.units import seconds
 
 Severity = Literal["fine", "waiting", "blocked", "failed"]
 
 _LONGEST = 600  # characters of a message that is quoted
+_FIRST = "do what the fix says"
 _NAMED = 3  # pods that are named one by one
 
 
@@ -127,6 +141,19 @@ class DiagnosticContext:
     def kubectl(self, *args: str) -> str:
         """A kubectl command line in the job's namespace."""
         return " ".join(["kubectl", *args, *self._namespace_option])
+
+    def start_again(self, record: ExitRecord | None) -> str:
+        """The command that trains on after a failure; where it must repeat, as one without a record
+        may, with what to do before.
+        """
+        rerun, restart = choose_rerun(record) if record else FIXED, self.kdist("restart")
+        if rerun == AGAIN:
+            return restart
+        change = describe_change(record, installs=False, told="fix") if record else _FIRST
+        if rerun == BLOCKING:
+            change = "add CUDA_LAUNCH_BLOCKING=1 to spec.env"
+        apply = " ".join(["kdist", "apply", "JOB.yaml", *self._namespace_option])
+        return f"{change}, then {apply} && {restart}"
 
     @property
     def _namespace_option(self) -> list[str]:

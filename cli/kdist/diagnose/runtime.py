@@ -231,8 +231,8 @@ def find_success(ctx: DiagnosticContext) -> Diagnosis | None:
         else ""
     )
     record = ctx.status.exit_record
-    bad = record.nonfinite_steps if record is not None else 0
-    loss = f", but its loss was NaN or infinite in {count(bad, 'reported step')}" if bad else ""
+    bad = record.nonfinite_loss if record is not None else None
+    loss = f", but its loss was {bad}" if bad is not None else ""
     return Diagnosis("done", f"{ctx.name} is done{step}{loss}{kept_alive}", "fine")
 
 

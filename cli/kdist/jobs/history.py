@@ -14,8 +14,8 @@ from kdist.errors import NotFoundError
 from kdist.jobs import checkpoints
 from kdist.jobs.job import ClusterJob
 from kdist.jobs.wait import Notify
-from kdist.status import FETCHER
-from kdist.status.documents import condition, items, moment, name, text
+from kdist.status import FETCHER, OUTCOME, ExitRecord, NonfiniteLoss, read_pod
+from kdist.status.documents import annotation, condition, items, moment, name, text
 
 _PULLED = re.compile(r"Successfully pulled image .* in (?:(\d+)m)?([\d.]+)(ms|s)\b")
 
@@ -30,13 +30,14 @@ had fetched its data, in unix seconds.
 @dataclass(frozen=True)
 class History:
     """Arguments of `kdist.report.goodput`: the ledger's events and steps, the active intervals of
-    the job, and the startup of each pod.
+    the job, and the startup of each pod; and what the pods have told of a loss that is not finite.
     """
 
     events: Sequence[Mapping[str, Any]]
     steps: Sequence[Mapping[str, Any]]
     intervals: list[Interval]
     startups: list[Startup]
+    nonfinite_loss: NonfiniteLoss | None = None
 
 
 def read_history(target: ClusterJob, *, notify: Notify) -> History:
@@ -47,13 +48,26 @@ def read_history(target: ClusterJob, *, notify: Notify) -> History:
     pod_events = target.cluster.list("v1", "Event")
     startups = [_read_startup(pod, pod_events) for pod in pods]
     created = moment(target.config_map, "metadata", "creationTimestamp") or time.time()
+    workload = _find_workload(target)
     created_pods = [startup[0] for startup in startups]
     return History(
         events,
         list(ledger.get("steps", ())),
-        list(active_intervals(events, created, _find_end(target), created_pods)),
+        list(active_intervals(events, created, _find_end(target, workload), created_pods)),
         startups,
+        find_nonfinite_loss(pods, workload),
     )
+
+
+def find_nonfinite_loss(
+    pods: Sequence[Mapping[str, Any]], workload: Mapping[str, Any] | None
+) -> NonfiniteLoss | None:
+    """What the exit records of the pods, and the one that was kept of them, tell of a script's
+    loss.
+    """
+    kept = ExitRecord.parse(annotation(workload or {}, OUTCOME))
+    records = (kept, *(read_pod(pod).record for pod in pods))
+    return NonfiniteLoss.merge(each.nonfinite_loss for each in records if each is not None)
 
 
 def active_intervals(
@@ -90,13 +104,18 @@ def active_intervals(
     yield since, stopped if stopped is not None else ended
 
 
-def _find_end(target: ClusterJob) -> float | None:
+def _find_workload(target: ClusterJob) -> Mapping[str, Any] | None:
+    try:
+        return target.workload()
+    except NotFoundError:
+        return None
+
+
+def _find_end(target: ClusterJob, workload: Mapping[str, Any] | None) -> float | None:
     """When the workload ended, in unix seconds: now if it has not ended, None if it is unknown, so
     that the report ends with the last event.
     """
-    try:
-        workload = target.workload()
-    except NotFoundError:
+    if workload is None:
         return None
     ends = [
         moment(condition(workload, kind), "lastTransitionTime")

@@ -10,6 +10,7 @@ from functools import cached_property
 from kdist.diagnose import Diagnosis, diagnose
 from kdist.local.job import LocalJob
 from kdist.local.status import read_status
+from kdist.local.summary import describe_next
 from kdist.status import JobStatus, Phase, Snapshot
 
 
@@ -47,6 +48,8 @@ def diagnose_run(job: LocalJob) -> tuple[JobStatus, Diagnosis]:
     found = replace(found, evidence=evidence)
     if found.severity == "failed":
         fix = found.fix.replace("apply and restart", "run it again")
-        commands = (job.kdist("logs", "--tail", "20"), job.next_run)
+        record = status.exit_record
+        again = job.next_run if record is None else describe_next(record, job.next_run)
+        commands = (job.kdist("logs", "--tail", "20"), again)
         found = replace(found, fix=fix, commands=commands)
     return status, found

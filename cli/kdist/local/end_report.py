@@ -15,7 +15,7 @@ from kdist.local.run_dir import RunFolder
 from kdist.local.supervisor import Outcome
 from kdist.local.trainer_tools import copy_records
 from kdist.report.ledger import build_report, read_ledger, valid_fields
-from kdist.status import documents
+from kdist.status import NonfiniteLoss
 
 REPORT_VERSION = "cli.kdist.dev/v1"
 
@@ -48,7 +48,7 @@ def make_report(name: str, folder: RunFolder, outcome: Outcome) -> dict[str, Any
         "warnings": list(folder.warnings),
         "wallSeconds": round((ended or started) - started, 3),
         **ledger,
-        "nonFiniteLoss": _nonfinite_loss(folder),
+        "nonFiniteLoss": read_nonfinite_loss(folder),
         "folder": str(folder.root),
         "checkpointFolder": CheckpointLocation.of_run(folder.run).text,
     }
@@ -103,17 +103,13 @@ def _failure(folder: RunFolder, outcome: Outcome) -> dict[str, Any] | None:
     return {**record, "agent": outcome.node, "log": str(log)}
 
 
-def _nonfinite_loss(folder: RunFolder) -> dict[str, Any] | None:
+def read_nonfinite_loss(folder: RunFolder) -> dict[str, Any] | None:
     """How often a script has reported a loss that is NaN or infinite, and such a loss if it was the
     last one; None if none was.
     """
     records = [run_dir.read_json(path) for path in sorted(folder.root.glob("node-*/exit.json"))]
-    notes = [documents.at(one, "nonfinite_loss") for one in records]
-    steps = max((documents.integer(one, "steps") or 0 for one in notes), default=0)
-    if not steps:
-        return None
-    last = next((text for one in notes if (text := documents.text(one, "last"))), None)
-    return {"steps": steps, "last": last}
+    loss = NonfiniteLoss.gather(records)
+    return None if loss is None else loss.to_document()
 
 
 def read_saved_step(checkpoints: Path) -> tuple[int | None, float | None]:

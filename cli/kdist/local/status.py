@@ -17,7 +17,16 @@ from kdist.local.job import LocalJob, list_jobs
 from kdist.local.location import folder_of
 from kdist.report.ledger import build_report, read_ledger
 from kdist.spec import Exit
-from kdist.status import AgentStatus, ExitRecord, JobStatus, Nodes, Phase, Pod, documents
+from kdist.status import (
+    AgentStatus,
+    ExitRecord,
+    JobStatus,
+    Nodes,
+    NonfiniteLoss,
+    Phase,
+    Pod,
+    documents,
+)
 from kdist.status.agent_status import (
     JOINING_STATES,
     RUNNING_STATES,
@@ -220,11 +229,15 @@ def _time_of_checkpoint(checkpoints: Path, step: int | None) -> float | None:
 
 
 def _find_record(job: LocalJob) -> ExitRecord | None:
-    failure = _read_report(job).get("failure")
+    """Why it failed; of a run that is done, only what is to be said of its loss."""
+    report = _read_report(job)
+    failure, loss = report.get("failure"), report.get("nonFiniteLoss")
     if not isinstance(failure, Mapping):
-        return None
-    found = {"code": documents.integer(_read_report(job), "trainerExitCode"), **failure}
-    record = ExitRecord.read({**found, "node": found.get("node") or found.get("agent")})
+        loss = NonfiniteLoss.read({"nonfinite_loss": loss})
+        return None if loss is None else ExitRecord(DONE, outcome="done", nonfinite_loss=loss)
+    found = {"code": documents.integer(report, "trainerExitCode"), **failure}
+    found |= {"node": found.get("node") or found.get("agent"), "nonfinite_loss": loss}
+    record = ExitRecord.read(found)
     return None if record is None or record.code == DONE else record
 
 

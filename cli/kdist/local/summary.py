@@ -4,7 +4,6 @@ and the final message.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -13,7 +12,15 @@ from typing import Any
 from kdist.errors import Code, KdistError
 from kdist.events import parse
 from kdist.local.runner import RunEnded
-from kdist.status import FETCHER
+from kdist.status import (
+    BLOCKING,
+    FETCHER,
+    FIXED,
+    ExitRecord,
+    NonfiniteLoss,
+    choose_rerun,
+    describe_change,
+)
 from kdist.units import count, number, seconds, size
 
 _FIRST_EVENT = b'"rendezvous-started"'
@@ -134,9 +141,7 @@ def _losses(report: Report) -> Iterator[tuple[str, str]]:
 
 
 def _nonfinite(report: Report) -> str:
-    found = report["nonFiniteLoss"]
-    times = f"NaN or infinite in {count(found['steps'], 'reported step')}"
-    return f"{times}, and is {found['last']} at the end" if found["last"] else times
+    return str(NonfiniteLoss.read({"nonfinite_loss": report["nonFiniteLoss"]}))
 
 
 def conclude(ended: RunEnded, again: str) -> str | KdistError:
@@ -171,6 +176,8 @@ def conclude(ended: RunEnded, again: str) -> str | KdistError:
 
 def _failed(ended: RunEnded, again: str) -> KdistError:
     failure = ended.report["failure"] or {}
+    code = ended.outcome.code
+    record = ExitRecord.read({"code": code, **failure}) or ExitRecord(code)
     node = failure.get("node") or failure.get("agent") or ""
     where = " ".join(
         part
@@ -181,7 +188,7 @@ def _failed(ended: RunEnded, again: str) -> KdistError:
         )
         if part
     )
-    cause = failure.get("cause") or f"exit code {ended.outcome.code}"
+    cause = failure.get("cause") or f"exit code {code}"
     own = failure.get("place")
     is_users = failure.get("fault") == "user"
     place = (
@@ -193,7 +200,7 @@ def _failed(ended: RunEnded, again: str) -> KdistError:
             if line.strip().startswith('File "') and not is_users
         ]
     )
-    if failure.get("rerun") == "blocking":
+    if choose_rerun(record) == BLOCKING:
         place = []  # kernels report late: the line is not to be trusted
     advice = failure.get("advice")
     return KdistError(
@@ -203,34 +210,25 @@ def _failed(ended: RunEnded, again: str) -> KdistError:
         ),
         hint="; ".join(
             [
-                *([advice] if advice and advice != _fix(failure) else []),
+                *([advice] if advice and advice != _fix(record) else []),
                 *(failure.get("collectives") or ())[:8],
                 *place[-1:],
                 f"its log is {failure.get('log')}",
             ]
         ),
-        next_command=_next_command(failure, again),
+        next_command=describe_next(record, f"kdist run {again}"),
         code=Code.JOB_FAILED,
     )
 
 
-_PLACE = re.compile(r'File "(?P<file>.+)", line (?P<line>\d+)')
-
-
-def _fix(failure: Mapping[str, Any]) -> str:
+def _fix(record: ExitRecord) -> str:
     """What to do before the run is started again."""
-    if failure.get("signature") == "missing-package":
-        return str(failure.get("advice")).rpartition(": ")[2]
-    if found := _PLACE.match(str(failure.get("place") or "")):
-        return f"fix {found['file']}:{found['line']}"
-    return f"do what the {'hint' if failure.get('advice') else 'message'} says"
+    return describe_change(record, installs=True, told="hint" if record.advice else "message")
 
 
-def _next_command(failure: Mapping[str, Any], again: str) -> str:
+def describe_next(record: ExitRecord, command: str) -> str:
     """The command that continues the run; after a failure that must repeat, what to do before."""
-    rerun = failure.get("rerun") or ("fixed" if failure.get("cause") == "user_code" else "again")
-    if rerun == "blocking":
-        return f"CUDA_LAUNCH_BLOCKING=1 kdist run {again}"
-    if rerun == "fixed":
-        return f"{_fix(failure)}, then kdist run {again}"
-    return f"kdist run {again}"
+    rerun = choose_rerun(record)
+    if rerun == BLOCKING:
+        return f"CUDA_LAUNCH_BLOCKING=1 {command}"
+    return f"{_fix(record)}, then {command}" if rerun == FIXED else command

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from kdist.status import NonfiniteLoss
 from kdist.units import number, seconds
 
 LABELS = {
@@ -102,6 +103,8 @@ def summary(report: Report) -> str:
     ]
     if report.get("loss") is not None:
         parts.append(f"loss {number(report['loss'])}")
+    if (loss := NonfiniteLoss.read({"nonfinite_loss": report.get("nonFiniteLoss")})) is not None:
+        parts.append(f"loss {loss}")
     return " · ".join(parts)
 
 

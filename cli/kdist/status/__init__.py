@@ -3,8 +3,9 @@ in, a `JobStatus` out.
 
 `snapshot` holds the documents of a job and derives the status from them, `phase_decision` decides
 the phase, `fetching` says what pods fetch before they train. `pod`, `init_container`,
-`agent_status` and `exit_record` each read one kind of document, with the access functions of
-`documents`, because documents of a cluster may be incomplete or invalid. `step_history` collects
+`agent_status`, `exit_record` and `nonfinite_loss` each read one kind of document, with the access
+functions of `documents`, because documents of a cluster may be incomplete or invalid; `rerun` says
+how a run that failed is started again. `step_history` collects
 steps over time, for live views.
 
 Fetching documents is `kdist.jobs`, explaining a phase is `kdist.diagnose`, and showing it is
@@ -20,7 +21,9 @@ from kdist.status.init_container import (
     InitContainer,
 )
 from kdist.status.job_status import JobStatus, Nodes, Phase, WorkloadState
+from kdist.status.nonfinite_loss import NonfiniteLoss
 from kdist.status.pod import Pod, container_of, find_successor, read_index, read_pod
+from kdist.status.rerun import AGAIN, BLOCKING, FIXED, choose_rerun, describe_change
 from kdist.status.resource_state import (
     CONTROLLER_FIX,
     ResourceState,
@@ -41,10 +44,13 @@ from kdist.status.snapshot import (
 )
 
 __all__ = [
+    "AGAIN",
     "ASKED",
     "BACKEND",
+    "BLOCKING",
     "CONTROLLER_FIX",
     "FETCHER",
+    "FIXED",
     "NAMESPACE_VARIABLE",
     "OUTCOME",
     "RENDEZVOUS",
@@ -57,13 +63,16 @@ __all__ = [
     "JobStatus",
     "LastFailure",
     "Nodes",
+    "NonfiniteLoss",
     "Phase",
     "Pod",
     "RankStatus",
     "ResourceState",
     "Snapshot",
     "WorkloadState",
+    "choose_rerun",
     "container_of",
+    "describe_change",
     "find_owning_resource",
     "find_successor",
     "knows_numbers",

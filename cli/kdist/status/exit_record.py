@@ -12,6 +12,7 @@ from typing import Any
 
 from kdist.events import parse
 from kdist.status import documents
+from kdist.status.nonfinite_loss import NonfiniteLoss
 from kdist_trainer.formats import NewerFormatError, check_format
 from kdist_trainer.json_text import encode_json
 from kdist_trainer.untrusted_text import MalformedTextError, parse_first_value, parse_json
@@ -32,6 +33,8 @@ _KEYS = (
     "collectives",
     "signature",
     "advice",
+    "rerun",
+    "place",
     "nonfinite_loss",
 )
 _MAX_TEXT = 1 << 16
@@ -53,7 +56,9 @@ class ExitRecord:
         collectives: the last collective of each rank, one line each.
         signature: the name of the trainer's row for such failures; empty if it has none.
         advice: what to do next, in a sentence; empty if that row says nothing.
-        nonfinite_steps: in how many reported steps the loss of a script was NaN or infinite.
+        rerun: how the run may be started again: `again`, `fixed` or `blocking`; empty if not told.
+        place: the innermost line of the user's own code, in a traceback's form.
+        nonfinite_loss: how often the loss of a script was NaN or infinite; None if it never was.
         whole: false if the record was truncated, or is from a log.
     """
 
@@ -71,7 +76,9 @@ class ExitRecord:
     collectives: tuple[str, ...] = ()
     signature: str = ""
     advice: str = ""
-    nonfinite_steps: int = 0
+    rerun: str = ""
+    place: str = ""
+    nonfinite_loss: NonfiniteLoss | None = None
     whole: bool = True
 
     @property
@@ -82,10 +89,11 @@ class ExitRecord:
     def to_document(self) -> dict[str, Any]:
         """Return the record as plain values."""
         fields = asdict(self)
-        steps = fields.pop("nonfinite_steps")
+        del fields["nonfinite_loss"]
+        loss = self.nonfinite_loss
         return {
             **fields,
-            **({"nonfinite_loss": {"steps": steps}} if steps else {}),
+            **({"nonfinite_loss": loss.to_document()} if loss is not None else {}),
             "traceback": list(self.traceback),
             "collectives": list(self.collectives),
         }
@@ -135,8 +143,9 @@ class ExitRecord:
             collectives=_lines(document, "collectives"),
             signature=documents.text(document, "signature")[:_MAX_NAME],
             advice=documents.text(document, "advice"),
-            nonfinite_steps=documents.integer(documents.at(document, "nonfinite_loss"), "steps")
-            or 0,
+            rerun=documents.text(document, "rerun")[:_MAX_NAME],
+            place=documents.text(document, "place"),
+            nonfinite_loss=NonfiniteLoss.read(document),
             whole=whole and documents.at(document, "whole") is not False,
         )
 

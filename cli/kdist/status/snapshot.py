@@ -23,6 +23,7 @@ from kdist.status.exit_record import DONE, PEERS_LOST, STOPPED, ExitRecord
 from kdist.status.fetching import find_permanent_failure, find_slowest
 from kdist.status.init_container import FetchProgress
 from kdist.status.job_status import JobStatus, Nodes, WorkloadState
+from kdist.status.nonfinite_loss import NonfiniteLoss
 from kdist.status.phase_decision import Evidence, PhaseDecision, decide
 from kdist.status.pod import Pod, find_successor, read_pod
 from kdist.status.resource_state import ResourceState, read_numbers, read_resource
@@ -269,7 +270,9 @@ def _find_record(
         if pod.record and (pod.record.permanent or find_successor(pod, pods) is None)
     ]
     found = [record for record in (*reported, *left) if record is not None]
-    return min(found, key=_rank_record, default=None)
+    told = min(found, key=_rank_record, default=None)
+    loss = NonfiniteLoss.merge(record.nonfinite_loss for record in found)
+    return None if told is None else replace(told, nonfinite_loss=loss)
 
 
 def _rank_record(record: ExitRecord) -> tuple[int, float]:

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from kdist.jobs.history import _read_startup, active_intervals, pull_seconds
-from tests.cli.status.objects import RUNS, fetching_pod, terminated
+from kdist.jobs.history import (
+    _read_startup,
+    active_intervals,
+    find_nonfinite_loss,
+    pull_seconds,
+)
+from kdist.status import OUTCOME, ExitRecord, NonfiniteLoss
+from tests.cli.status.objects import RUNS, ended_pod, fetching_pod, record, terminated
 
 STOPPED = {"event": "stopped", "time": 50.0}
 RESUMED = {"event": "generation", "reason": "resume", "time": 90.0}
@@ -58,3 +64,15 @@ def test_a_pod_has_fetched_when_the_last_of_its_init_containers_has_that_fetches
     assert fetched is not None
     *_, running = _read_startup(fetching_pod(0, RUNS), [])
     assert running is None
+
+
+def test_a_loss_that_was_not_finite_is_found_in_the_pods_and_in_what_was_kept_of_them() -> None:
+    quiet = record(0, None, outcome="done")
+    told = {**quiet, "nonfinite_loss": {"steps": 9, "last": "nan"}}
+    pods = [ended_pod(0, 0, record=quiet), ended_pod(1, 0, record=told)]
+    assert find_nonfinite_loss(pods, None) == NonfiniteLoss(9, "nan")
+    assert find_nonfinite_loss(pods[:1], {}) is None
+    kept = ExitRecord.read(told)
+    assert kept is not None
+    workload = {"metadata": {"annotations": {OUTCOME: kept.to_text()}}}
+    assert find_nonfinite_loss([], workload) == NonfiniteLoss(9, "nan")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.conftest import Kdist
 from tests.cli.running import Start, write_script
 
 SCRIPT = """
@@ -20,7 +21,7 @@ with Reporter() as reporter:
 
 @pytest.mark.processes
 def test_a_script_whose_loss_is_nan_to_its_end_is_not_called_done_alone(
-    start: Start, tmp_path: Path
+    start: Start, tmp_path: Path, kdist: Kdist, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = start(write_script(tmp_path, SCRIPT, "train.py"))
     printed = run.wait(0) + run.errors()
@@ -29,3 +30,9 @@ def test_a_script_whose_loss_is_nan_to_its_end_is_not_called_done_alone(
     report = json.loads((run.folder("train") / "report.json").read_text())
     assert report["nonFiniteLoss"] == {"steps": 9, "last": "nan"}
     assert report["loss"] is None
+    monkeypatch.setenv("KDIST_HOME", str(run.home / "runs"))
+    found = "NaN or infinite in 9 reported steps, and is nan at the end"
+    assert f"loss {found}" in " ".join(kdist("report", "train").stdout.split())
+    assert f"done, but its loss was {found}" in " ".join(kdist("why", "train").stdout.split())
+    report = json.loads(kdist("report", "train", "-o", "json").stdout)
+    assert report["nonFiniteLoss"] == {"steps": 9, "last": "nan"}

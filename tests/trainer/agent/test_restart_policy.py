@@ -19,6 +19,7 @@ from kdist_trainer.agent.repetition import count_repeats
 from kdist_trainer.agent.restart_policy import RestartLedger, count_restarts
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.checkpoint.storage import StoragePath
+from kdist_trainer.checkpoint.training_time import UNSAVED_VARIABLE
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.failure import Failure
 from kdist_trainer.object_store.location import ObjectLocation
@@ -90,6 +91,59 @@ def test_generations_are_numbered_and_each_says_why_it_began(job: Job) -> None:
     assert (third.number, third.reason, third.restarts) == (3, "join", 1)
     job.agent_store.plan_stop(3, "stop")
     assert job.open().reason == "resume"
+
+
+def test_the_next_group_is_told_how_much_training_no_checkpoint_holds(job: Job) -> None:
+    assert job.open().environment[UNSAVED_VARIABLE] == "0.0"
+    now = time.time()
+    train(job, 1, began=now - 90)
+    job.agent_store.post_failures(1, [replace(killed(1), time=now - 50)])
+    second = job.open()
+    assert second.unsaved_seconds == pytest.approx(40, abs=0.1)
+    assert second.at_risk_seconds == 0, "the ranks begin again"
+    train(job, 2, began=now - 30)
+    job.agent_store.post_kept_step(2, 17)
+    job.agent_store.post_failures(2, [replace(killed(2), time=now - 10)])
+    third = job.open()
+    assert third.unsaved_seconds == pytest.approx(60, abs=0.1)
+    assert third.at_risk_seconds == pytest.approx(20, abs=0.1)
+    job.ledger().append_event("commit", step=20, seconds=0.5, time=now - 5)
+    train(job, 3, began=now - 4)
+    job.agent_store.post_failures(3, [replace(killed(3), time=now - 1)])
+    fourth = job.open()
+    assert float(fourth.environment[UNSAVED_VARIABLE]) == pytest.approx(3, abs=0.1)
+
+
+def train(job: Job, generation: int, *, began: float) -> None:
+    """The first step of a generation is finished a second after it began."""
+    job.ledger().append_event(
+        "first_step", generation=generation, step=1, seconds=1.0, time=began + 1
+    )
+
+
+def test_a_leader_that_has_another_disk_reads_the_clock_in_the_rendezvous_store(
+    tmp_path: Path,
+) -> None:
+    job = Job(tmp_path / "first")
+    job.open()
+    job.checkpoints = tmp_path / "second"
+    job.agent_store.post_failures(1, [replace(killed(1), time=time.time() + 30)])
+    second = job.open()
+    assert second.unsaved_seconds == pytest.approx(30, abs=5)
+    job.checkpoints = tmp_path / "third"
+    job.agent_store.post_failures(2, [replace(killed(2), time=time.time() + 30)])
+    assert job.open().unsaved_seconds == pytest.approx(60, abs=10)
+
+
+def test_a_commit_below_a_step_that_was_kept_and_lost_is_progress() -> None:
+    def group(from_step: int, kept: int | None = None) -> dict[str, Any]:
+        kept_step = {} if kept is None else {"kept_step": kept}
+        fields = {"event": "generation", "reason": "failure", "from_step": from_step}
+        return {**fields, **kept_step}
+
+    lost = [group(0), group(900, 900), group(0), group(0)]
+    assert count_restarts(lost) == 3
+    assert count_restarts([*lost, {"event": "commit", "step": 50}, group(50)]) == 1
 
 
 def test_a_group_is_numbered_while_the_bucket_with_the_ledger_fails(

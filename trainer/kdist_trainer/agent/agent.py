@@ -158,11 +158,7 @@ class ElasticAgent(ElasticAgentBase):
         """See base class."""
         if self._generation is None:
             return {}
-        return {
-            "KDIST_GENERATION": str(self._generation.number),
-            "KDIST_NODES": "{}:{}".format(*self._generation.bounds),
-            **self._survivors.environment,
-        }
+        return {**self._generation.environment, **self._survivors.environment}
 
     def _next_generation(self) -> Generation:
         """Join the rendezvous and agree on the next generation. Raises `RunOutcome`."""

@@ -7,6 +7,7 @@ changed by compare-and-set, so any number of agents may write at once.
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
@@ -117,7 +118,12 @@ class AgentStore:
         return bool(self.read(_CHECKPOINTS).get("opened"))
 
     def open_generation(
-        self, number: int, agents: dict[str, str], *, requested_at: str | None = None
+        self,
+        number: int,
+        agents: dict[str, str],
+        *,
+        requested_at: str | None = None,
+        unsaved_seconds: float = 0.0,
     ) -> None:
         """Record that a generation has begun, with the instance ids of its agents by node: the id
         of a restarted agent differs from that of its predecessor.
@@ -126,6 +132,7 @@ class AgentStore:
             number: The generation.
             agents: The instance ids, by node.
             requested_at: When a user last asked for the job to start again, if it matters.
+            unsaved_seconds: The training time before it that no checkpoint holds.
 
         Raises:
             RuntimeError: If other agents have begun it, such as while this one was paused.
@@ -136,6 +143,7 @@ class AgentStore:
                 raise RuntimeError(f"generation {number} was begun by other agents")
             if requested_at is not None:
                 document["requested_at"] = requested_at
+            document.setdefault("unsaved", [round(time.time(), 3), unsaved_seconds])
 
         self._change_generation(number, edit)
         self.change(

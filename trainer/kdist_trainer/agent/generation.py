@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
+from kdist_trainer.checkpoint.training_time import UNSAVED_VARIABLE
 from kdist_trainer.json_text import encode_json
 from kdist_trainer.untrusted_text import parse_json
 
@@ -34,6 +35,9 @@ class Generation:
         over: Why the run ends, with the failure, if it is `exhausted`.
         refusal: Why the workers are not started again, though restarts are left; empty if they are.
         kept_step: The step that the survivors have kept in memory, if any has.
+        unsaved_seconds: The training time since the state of the newest checkpoint, work that was
+            lost included: the clock of the saves goes on from it.
+        at_risk_seconds: The part of it that ranks have kept in memory.
     """
 
     number: int
@@ -50,6 +54,17 @@ class Generation:
     refusal: str = ""
     kept_step: int | None = None
     over: str = ""
+    unsaved_seconds: float = 0.0
+    at_risk_seconds: float = 0.0
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What its ranks are told of it."""
+        return {
+            "KDIST_GENERATION": str(self.number),
+            "KDIST_NODES": "{}:{}".format(*self.bounds),
+            UNSAVED_VARIABLE: str(self.unsaved_seconds),
+        }
 
     def to_json(self) -> str:
         return encode_json(asdict(self))

@@ -21,6 +21,7 @@ from kdist_trainer.agent.single_start import NoRule, SingleStart, judge
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.checkpoint.lock import Lock
 from kdist_trainer.checkpoint.storage import StoragePath
+from kdist_trainer.checkpoint.training_time import at_risk_seconds, unsaved_seconds
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.failure import Failure
 
@@ -66,12 +67,14 @@ def count_restarts(events: Iterable[dict[str, Any]], *, step: int = -1) -> int:
         step: The step that the next group continues from.
     """
     failures = 0
-    best = -1
+    best = committed = -1
     for event in events:
         if event["event"] == "generation":
             if event.get("from_step", -1) > best >= 0:
                 failures = 0
             best = max(best, event.get("from_step", -1))
+            if event.get("kept_step") is None:
+                committed = max(committed, event.get("from_step", -1))
             if event.get("reason") == FAILURE:
                 failures += 1
             elif event.get("reason") != JOIN:
@@ -79,10 +82,12 @@ def count_restarts(events: Iterable[dict[str, Any]], *, step: int = -1) -> int:
         elif (
             event["event"] == "commit"
             and isinstance(event.get("step"), int)
-            and event["step"] > best
+            and event["step"] > committed
         ):
+            # also below a step that ranks had kept, and that was lost with them
             failures = 0
-            best = event["step"]
+            committed = event["step"]
+            best = max(best, committed)
     return 0 if step > best >= 0 else failures
 
 
@@ -202,13 +207,30 @@ class RestartLedger:
             repeats=repeats,
             kept_step=kept,
             refusal=refusal,
+            **self._read_clock(last, document, events, reason=reason, failure=failure),
         )
         if not over:
-            # First: if the agent dies between the two writes, the next one must not take the run
-            # for one that was restarted by hand.
-            self._agent_store.open_generation(last + 1, agents, requested_at=rule[0])
-            self.append_generation(generation, world_size)
+            self._begin(generation, agents, world_size, requested_at=rule[0])
         return generation
+
+    def _begin(
+        self,
+        generation: Generation,
+        agents: dict[str, str],
+        world_size: int,
+        *,
+        requested_at: str | None,
+    ) -> None:
+        """Write that a generation has begun, to the store first: if the agent dies between the two
+        writes, the next one must not take the run for one that was restarted by hand.
+        """
+        self._agent_store.open_generation(
+            generation.number,
+            agents,
+            requested_at=requested_at,
+            unsaved_seconds=generation.unsaved_seconds,
+        )
+        self.append_generation(generation, world_size)
 
     def _is_over(self, failure: Failure, restarts: int, repeats: int, refusal: str) -> str:
         """Why the run ends with this failure; "" if it goes on."""
@@ -221,6 +243,35 @@ class RestartLedger:
             limit = f"restart limit reached: {self._max_restarts} restarts without progress"
             return f"{limit}; the last failure: {failure.message}"
         return ""
+
+    @staticmethod
+    def _read_clock(
+        last: int,
+        document: Document,
+        events: list[dict[str, Any]],
+        *,
+        reason: str,
+        failure: Failure | None,
+    ) -> dict[str, float]:
+        """The training time that no checkpoint holds, after the generation numbered `last`: by the
+        events, or by the store if they are on a disk that another node has.
+        """
+        kept, now = document.get("kept_step"), time.time()
+        if "unsaved" in document and not any(
+            one["event"] == "generation" and one.get("generation") == last for one in events
+        ):
+            began, before = document["unsaved"]
+            seconds = before + max(0.0, (failure.time if failure else now) - began)
+            return {"unsaved_seconds": seconds, "at_risk_seconds": 0.0 if kept is None else seconds}
+        ends: list[dict[str, Any]] = [
+            {"event": "generation", "reason": reason, "kept_step": kept, "time": now}
+        ]
+        if failure is not None:
+            ends.insert(0, {"event": "failure", "generation": last, "time": failure.time})
+        return {
+            "unsaved_seconds": round(unsaved_seconds([*events, *ends]), 3),
+            "at_risk_seconds": round(at_risk_seconds([*events, *ends]), 3),
+        }
 
     def append_generation(self, generation: Generation, world_size: int) -> None:
         """Write that a generation of `world_size` ranks has begun."""

@@ -9,5 +9,7 @@ stored. `location` opens a folder or a URL, `group` connects the ranks that take
 the folder. `listing`, `export` and `__main__` answer `kdist checkpoints`. All writing goes through
 `storage`, which knows disks and object stores. Read `layout` first.
 
-When a checkpoint is due is decided in `kdist_trainer.training`.
+`save_clock` says when a save is due by the time, and `training_time` how long a run has trained
+since its last commit; steps are counted in `kdist_trainer.training`, and `agreement` has the ranks
+of a script save together.
 """

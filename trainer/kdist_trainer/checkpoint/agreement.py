@@ -11,7 +11,10 @@ import time
 from types import FrameType
 from typing import Any
 
+from kdist_trainer import log
 from kdist_trainer.checkpoint.group import CheckpointGroup
+from kdist_trainer.checkpoint.ledger import RunLedger
+from kdist_trainer.checkpoint.save_clock import SaveClock
 
 _AGREE_SECONDS = 0.5
 _MAX_CALLS = 1000
@@ -23,23 +26,25 @@ class SaveAgreement:
     A second SIGTERM ends the process at once.
     """
 
-    def __init__(self, group: CheckpointGroup, *, every_seconds: float) -> None:
+    def __init__(self, group: CheckpointGroup, clock: SaveClock, ledger: RunLedger) -> None:
         """Agree on nothing yet; `listen` to be told by SIGTERM.
 
         Args:
             group: the ranks that save together.
-            every_seconds: time between two saves.
+            clock: says when a save is due.
+            ledger: receives when the first step was done: it is how long a run has trained.
         """
         self.stopping = False
         """Whether all ranks have agreed to stop."""
         self._group = group
-        self._every_seconds = every_seconds
+        self._clock = clock
+        self._ledger = ledger
         self.requested = False
         """Whether this rank was asked to stop."""
         self._calls = 0
         self._agree_at = 1
         self._agreed_calls = 0
-        self._agreed_time = self._saved_time = time.monotonic()
+        self._agreed_time = time.monotonic()
         self._former: Any = None
 
     def listen(self) -> None:
@@ -57,24 +62,23 @@ class SaveAgreement:
             signal.signal(signal.SIGTERM, self._former)
             self._former = None
 
-    def saved(self) -> None:
-        """Start the time until the next save again."""
-        self._saved_time = time.monotonic()
-
-    def poll(self) -> bool:
+    def poll(self, step: int) -> bool:
         """Exchange requests if it is time to; called by all ranks after every step.
+
+        Args:
+            step: the number of completed steps.
 
         Returns:
             Whether a save is due by rank 0's clock, the same on all ranks.
         """
+        if not self._calls and self._group.is_rank_zero:
+            self._record_first_step(step)
         self._calls += 1
         if self._calls < self._agree_at:
             return False
         now = time.monotonic()
         seconds_per_call = (now - self._agreed_time) / (self._calls - self._agreed_calls)
-        answers = self._group.gather(
-            (self.requested, now - self._saved_time >= self._every_seconds, seconds_per_call)
-        )
+        answers = self._group.gather((self.requested, self._clock.is_due(step), seconds_per_call))
         self.stopping = any(stop for stop, _, _ in answers)
         slowest = max(seconds for _, _, seconds in answers)
         self._agreed_time = now
@@ -83,6 +87,14 @@ class SaveAgreement:
             1, min(_MAX_CALLS, int(_AGREE_SECONDS / max(slowest, 1e-6)))
         )
         return answers[0][1]
+
+    def _record_first_step(self, step: int) -> None:
+        generation = int(os.environ.get("KDIST_GENERATION", "1"))
+        seconds = round(self._clock.trained, 3)
+        try:
+            self._ledger.append("first_step", generation=generation, step=step, seconds=seconds)
+        except OSError as error:
+            log.warn("ledger-write-failed", step=step, error=str(error))
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         if self.requested:

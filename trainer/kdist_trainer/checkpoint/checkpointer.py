@@ -175,6 +175,7 @@ class CheckpointManager:
         before_commit: Callable[[], None] | None = None,
         final: dict[str, Any] | None = None,
         required: bool = False,
+        blocking: bool = False,
         first: Collection[str] = (),
     ) -> Save:
         """Save a state as of `step`.
@@ -189,6 +190,7 @@ class CheckpointManager:
             before_commit: called on rank 0, on the writing thread, before the commit.
             final: wait as for `required`, then write this document to DONE: the run has ended.
             required: wait for the commit, and try twice.
+            blocking: wait for the commit, whatever the mode.
             first: flat names of tensors that differ between ranks and are saved from rank 0.
 
         Raises:
@@ -204,20 +206,20 @@ class CheckpointManager:
         self._refuse_earlier(step)
         staged, paths = self._stager.stage(tensors, first=first)
         described = self.loadable.check(tensors)
-        must_succeed = required or final is not None
+        must_succeed, waits = required or final is not None, blocking or self._blocking
         request = CommitRequest(
             manifest=self._describe(step, state),
             state=write_state(state, self._job),
             temporary=Path(),
             started=started,
-            visible_seconds=None if self._blocking or must_succeed else time.monotonic() - started,
+            visible_seconds=None if waits or must_succeed else time.monotonic() - started,
             before_commit=before_commit,
         )
         start = partial(self._start, request, staged, paths, described)
         start()
         if must_succeed:
             self._retry_save(start)
-        elif self._blocking:
+        elif waits:
             self.wait()
         if final is not None:
             self._write_done(
@@ -259,12 +261,12 @@ class CheckpointManager:
         except OSError as error:
             raise StorageError(f"cannot remove DONE from {self.directory.root}: {error}") from error
 
-    def abandon(self) -> None:
+    def abandon(self) -> SaveResult | None:
         """End the save in progress of a group whose connections are cut: it is committed, or it
-        fails since a rank does not respond. The lock stays: a later group takes it.
+        fails since a rank does not respond. The lock stays: a later group takes it. Returns the
+        result; None if there was no save.
         """
-        if self._background.pending:
-            self._background.collect()
+        return self._background.collect() if self._background.pending else None
 
     def close(self) -> None:
         """Wait for the save in progress and release the lock, so that any run may use the folder.

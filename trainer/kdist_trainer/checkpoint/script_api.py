@@ -26,7 +26,9 @@ from kdist_trainer.checkpoint.agreement import SaveAgreement
 from kdist_trainer.checkpoint.checkpointer import CheckpointManager, SaveResult
 from kdist_trainer.checkpoint.environment import ScriptWorld, close_manager, open_manager
 from kdist_trainer.checkpoint.group import CheckpointGroup
+from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.checkpoint.rank_parts import StatefulObject
+from kdist_trainer.checkpoint.save_clock import FixedInterval, SaveClock
 from kdist_trainer.checkpoint.script_objects import Keeper, ScriptObjects
 from kdist_trainer.checkpoint.script_state import ScriptState
 from kdist_trainer.config import Checkpointing, Every
@@ -89,14 +91,18 @@ class Checkpointer:
         self._reporter = Reporter()
         self._stats = self._reporter.stats
         self._newest = 0
+        self._clock = SaveClock.from_environment(FixedInterval(every_seconds))
         if self._store is not None:
             self._group = CheckpointGroup(ScriptWorld.current())
-            self._agreement = SaveAgreement(self._group, every_seconds=every_seconds)
+            self._agreement = SaveAgreement(
+                self._group, self._clock, RunLedger(self._store.directory.root)
+            )
             self._store.on_result = self._report
             self._store.loadable.prove = self._script.find_problems
             self._stats.checkpoint_interval = every_seconds
             self._newest = self._script.show(self._store.peek(), self._group)
             self._agreement.listen()
+            self._clock.start()
 
     @property
     def state(self) -> dict[Any, Any]:
@@ -148,8 +154,10 @@ class Checkpointer:
         for fallback in self._store.fallbacks:
             self._stats.add_fallback(fallback.cause)
         self._newest = found or 0
+        self._clock.start()
         if found is None:
             return 0
+        self._clock.restored(found)
         self._stats.add_checkpoint("restore")
         self._stats.last_step = found
         return found
@@ -208,7 +216,7 @@ class Checkpointer:
         self._check_step(step)
         self._store.poll()
         due = self._every_steps is not None and step % self._every_steps == 0
-        due |= self._agreement.poll()
+        due |= self._agreement.poll(step)
         if due or self._agreement.stopping:
             self._save(step, required=self._agreement.stopping)
         return due or self._agreement.stopping
@@ -245,10 +253,19 @@ class Checkpointer:
         if self._store is None or self._agreement is None or self._group is None:
             return
         step = self._check_step(step)
-        self._agreement.saved()
+        self._clock.save_started(step)
         tensors, state = self._script.read(step, self._group)
         first = self._objects.of_rank_zero()
-        self._store.save(tensors, state, step=step, required=required, final=final, first=first)
+        started = self._store.save(
+            tensors,
+            state,
+            step=step,
+            required=required,
+            final=final,
+            first=first,
+            blocking=self._clock.must_block,
+        )
+        self._clock.save_stalled(started.visible_seconds)
         self._newest = step
 
     def _check_step(self, step: int) -> int:
@@ -265,4 +282,5 @@ class Checkpointer:
     def _report(self, result: SaveResult) -> None:
         """Send the result of a save to the agent: the script may have no `Reporter` of its own."""
         result.add_to(self._stats)
+        self._clock.save_ended(result)
         self._reporter.flush()

@@ -10,6 +10,8 @@ from kdist_trainer.checkpoint.commit import SaveResult
 from kdist_trainer.checkpoint.environment import ScriptWorld, close_manager, open_manager
 from kdist_trainer.checkpoint.files import FileCheckpointManager, WriteFiles
 from kdist_trainer.checkpoint.group import CheckpointGroup
+from kdist_trainer.checkpoint.ledger import RunLedger
+from kdist_trainer.checkpoint.save_clock import FixedInterval, SaveClock
 from kdist_trainer.config import Checkpointing, Every
 from kdist_trainer.liveness import Phase
 from kdist_trainer.metrics.reporter import Reporter
@@ -44,7 +46,7 @@ class FrameworkCheckpoints:
         self._framework = framework
         self._reporter = reporter
         self._config = Checkpointing(every=Every(seconds=every_seconds), keep=keep)
-        self._every_seconds = every_seconds
+        self._clock = SaveClock.from_environment(FixedInterval(every_seconds))
         self._every_steps = every_steps
         self._manager: FileCheckpointManager | None = None
         self._agreement: SaveAgreement | None = None
@@ -85,9 +87,12 @@ class FrameworkCheckpoints:
             return False
         _trained.append(True)
         self.group = CheckpointGroup(ScriptWorld.current())
-        self._agreement = SaveAgreement(self.group, every_seconds=self._every_seconds)
+        self._agreement = SaveAgreement(
+            self.group, self._clock, RunLedger(self._manager.directory.root)
+        )
         self._manager.on_result = self._report
-        self._reporter.stats.checkpoint_interval = self._every_seconds
+        self._reporter.stats.checkpoint_interval = self._clock.interval.seconds()
+        self._clock.start()
         self.listen()
         return True
 
@@ -117,6 +122,8 @@ class FrameworkCheckpoints:
         step, folder = found
         stats.add_checkpoint("restore")
         stats.add_wall(WallCategory.CHECKPOINT_RESTORE, time.monotonic() - began)
+        self._clock.start()
+        self._clock.restored(step)
         log.event("resumed", step=step, checkpoint=folder.parent.name)
         return step, str(folder)
 
@@ -130,7 +137,7 @@ class FrameworkCheckpoints:
             return False
         self._manager.poll()
         due = self._every_steps is not None and step % self._every_steps == 0
-        due |= self._agreement.poll()
+        due |= self._agreement.poll(step)
         return due or self._agreement.stopping
 
     def save(self, step: int, write: WriteFiles) -> None:
@@ -147,11 +154,13 @@ class FrameworkCheckpoints:
         """
         if self._manager is None or self._agreement is None:
             return
-        self._agreement.saved()
+        self._clock.save_started(step)
         self._reporter.begin(Phase.SAVE)
+        began = time.monotonic()
         self._manager.save_files(
             write, framework=self._framework, step=step, required=self._agreement.stopping
         )
+        self._clock.save_stalled(time.monotonic() - began)
 
     def close(self) -> None:
         """Wait for the commit in progress and release the folder and SIGTERM."""
@@ -163,4 +172,5 @@ class FrameworkCheckpoints:
 
     def _report(self, result: SaveResult) -> None:
         result.add_to(self._reporter.stats)
+        self._clock.save_ended(result)
         self._reporter.flush()

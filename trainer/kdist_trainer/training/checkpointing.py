@@ -6,7 +6,6 @@ states such as the loss scaler. `CheckpointManager` does the saving.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Protocol
@@ -18,6 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from kdist_trainer.checkpoint.checkpointer import CheckpointManager, SaveResult
 from kdist_trainer.checkpoint.reader import LoadedCheckpoint, SavedIndex
+from kdist_trainer.checkpoint.save_clock import FixedInterval, SaveClock
 from kdist_trainer.checkpoint.target import describe_index
 from kdist_trainer.config import Every
 from kdist_trainer.config.changes import Change
@@ -150,6 +150,7 @@ class TrainerCheckpointing:
         step_log: StepLog,
         stats: StepStats,
         find_edits: Callable[[Mapping[str, Any]], list[Change]] = lambda _: [],
+        clock: SaveClock | None = None,
     ) -> None:
         """Make the checkpointing of a run.
 
@@ -162,8 +163,10 @@ class TrainerCheckpointing:
             stats: Counts saves and restores.
             find_edits: Returns what was edited since a checkpoint of the given job was written, or
                 raises `CheckpointMismatchError`.
+            clock: Says when a save is due by the time; by default a new one for `every`.
         """
         self.manager = manager
+        self.clock = clock or SaveClock(FixedInterval(every.seconds))
         self.training = training
         self.committed_step = -1
         """Step of the newest committed checkpoint; -1 if there is none."""
@@ -182,7 +185,6 @@ class TrainerCheckpointing:
         self._stats = stats
         self._started_step = -1
         """Step of the newest save that was started."""
-        self._started_at = time.monotonic()
         self._is_checked = False
         """Whether the state has been proven to be loadable, or was loaded."""
         if manager is not None:
@@ -238,6 +240,7 @@ class TrainerCheckpointing:
         apply_edits(training.optimizer, self._job_groups, edited, training.scheduler)
         self._started_step = saved.step
         self.committed_step = saved.step
+        self.clock.restored(saved.step)
         self._stats.add_checkpoint("restore")
         return saved
 
@@ -245,6 +248,11 @@ class TrainerCheckpointing:
         """Continue from a state in memory and not from a checkpoint."""
         if self.manager is not None and self.manager.resumed is not None:
             self._started_step = self.committed_step = self.manager.resumed.step
+
+    def continue_clock(self, document: Mapping[str, Any]) -> None:
+        """Go on with the clock of the rank whose state all continue with."""
+        self.clock.load(document)
+        self.clock.follow(self.committed_step)
 
     def continue_from(self, saved: TrainState) -> None:
         """Continue from a state that a rank has kept in memory, and whose tensors are here.
@@ -262,8 +270,10 @@ class TrainerCheckpointing:
 
     def abandon(self) -> None:
         """End the save in progress, whose connections are cut; not collective."""
-        if self.manager is not None:
-            self.manager.abandon()
+        self.clock.pause()
+        result = self.manager.abandon() if self.manager is not None else None
+        if result is not None:
+            self.clock.save_ended(result)
 
     def _record_edits(self, job: Mapping[str, Any]) -> None:
         self.changes = self._find_edits(job)
@@ -289,15 +299,8 @@ class TrainerCheckpointing:
         return self.next_due(step - 1) == step
 
     def is_due_by_clock(self) -> bool:
-        """Whether the save interval in seconds has passed on this rank's clock; rank 0's clock
-        decides.
-        """
-        seconds = self._every.seconds
-        return (
-            self.manager is not None
-            and seconds is not None
-            and time.monotonic() - self._started_at >= seconds
-        )
+        """Whether a save is due by this rank's clock; rank 0's clock decides."""
+        return self.manager is not None and self.clock.is_due(self.training.state.step)
 
     def save(self, *, required: bool = False, done: Mapping[str, Any] | None = None) -> None:
         """Save the current state; a failure is counted and training continues. Collective.
@@ -317,17 +320,19 @@ class TrainerCheckpointing:
             if self.committed_step == state.step:
                 return
         self._started_step = state.step
-        self._started_at = time.monotonic()
+        self.clock.save_started(state.step)
         state.extras = {name: part.state_dict() for name, part in training.extras.items()}
         self._step_log.flush()
-        self.manager.save(
+        started = self.manager.save(
             training.tensors(),
             state.to_json(),
             step=state.step,
             before_commit=self._step_log.sync,
             required=required,
             final=None if done is None else dict(done),
+            blocking=self.clock.must_block,
         )
+        self.clock.save_stalled(started.visible_seconds)
 
     def wait_for_pending(self) -> None:
         """Wait for the save in progress; afterwards every rank knows the same checkpoints."""
@@ -350,7 +355,7 @@ class TrainerCheckpointing:
 
     def interval_seconds(self) -> float | None:
         """Time between two saves; None while the duration of a step is unknown."""
-        seconds, steps = self._every.seconds, self._every.steps
+        seconds, steps = self.clock.interval.seconds(), self._every.steps
         step_seconds = self._stats.step_ewma
         by_steps = None if steps is None or step_seconds is None else steps * step_seconds
         return min((each for each in (seconds, by_steps) if each is not None), default=None)
@@ -380,6 +385,7 @@ class TrainerCheckpointing:
 
     def _count(self, result: SaveResult) -> None:
         result.add_to(self._stats)
+        self.clock.save_ended(result)
         if result.ok:
             self.committed_step = result.step
             self._step_log.forget(result.step)

@@ -60,7 +60,8 @@ def log_first_step(ctx: TrainContext) -> None:
     """Log the first step of this worker group, which ends the recovery time."""
     if ctx.world.is_rank_zero:
         log.event("first-step", step=ctx.state.step)
-        ctx.step_log.add_event("first_step", step=ctx.state.step)
+        seconds = round(ctx.checkpointing.clock.trained, 3)
+        ctx.step_log.add_event("first_step", step=ctx.state.step, seconds=seconds)
 
 
 def record_interval(ctx: TrainContext, result: IntervalResult) -> None:

@@ -91,6 +91,7 @@ class KeptState:
         warm_up: What the warm-up has shown; None if the next group needs one of its own.
         moved: Names of what seemed constant and has changed: of this the last finished step's value
             is not known, so that the newest checkpoint is restored.
+        clock: How much training no checkpoint holds; see `SaveClock.to_json`.
     """
 
     module: nn.Module
@@ -108,6 +109,7 @@ class KeptState:
     lines: list[dict[str, Any]] = field(default_factory=list)
     warm_up: WarmUp | None = None
     moved: Sequence[str] = ()
+    clock: dict[str, Any] = field(default_factory=dict)
 
     @property
     def state(self) -> TrainState:

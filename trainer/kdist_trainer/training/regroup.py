@@ -103,6 +103,7 @@ def keep(ctx: TrainContext) -> KeptState | None:
         lines=ctx.step_log.uncommitted(),
         warm_up=find_warm_up(ctx),
         moved=moved,
+        clock=ctx.checkpointing.clock.to_json(),
     )
 
 
@@ -215,6 +216,7 @@ def take_over(ctx: TrainContext, source: int) -> tuple[TrainState, int | None]:
         return restart(ctx, problem), None
     # Nothing waits for other ranks from here on: what this rank holds is all of one step.
     ctx.checkpointing.continue_from(saved)
+    ctx.checkpointing.continue_clock(document["clock"])
     ctx.target = target
     ctx.handover = ctx.handover._replace(kept=None)
     ctx.is_consistent = True
@@ -257,6 +259,7 @@ def describe_kept(ctx: TrainContext, kept: KeptState) -> dict[str, Any]:
         "target": kept.target,
         "values": None if ctx.handover.complete else describe_values(ctx),
         "refusals": kept.guard.refusals,
+        "clock": kept.clock,
     }
 
 

@@ -113,6 +113,7 @@ def train_step(ctx: TrainContext) -> bool:
     state.samples_seen += batch.samples
     last = state.samples_seen - 1
     ctx.step_records.append(StepRecord(state.step, first, last, seconds, learning_rate))
+    ctx.checkpointing.clock.add_step(seconds)
     ctx.stats.add_step(seconds, batch.own_samples * ctx.strategy.is_counted, state.step)
     ctx.reporter.send()
     ctx.profiler.after_step()
@@ -153,6 +154,7 @@ def setup(ctx: TrainContext) -> None:
     run_missed_evaluation(ctx)
     if ctx.state.step < ctx.target:
         ctx.checkpointing.reopen()
+    ctx.checkpointing.clock.start()
 
 
 def warm_up(ctx: TrainContext) -> None:

@@ -1,0 +1,258 @@
+"""When a save is due by the clock: `SaveClock`, for the training loop, scripts and frameworks.
+
+The clock counts training time since the state of the run's last commit. It goes on where a worker
+group is lost: otherwise a run that loses a rank more often than the interval would never save.
+Ranks that continue in place hand it over; at a start the agent reads it from the run's events.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple, Protocol
+
+from kdist_trainer.checkpoint.commit import SaveResult
+from kdist_trainer.checkpoint.training_time import UNSAVED_VARIABLE
+
+_FIRST_RETRY_SECONDS = 10.0
+_MAX_DOUBLINGS = 30
+
+
+class MeasuredSave(NamedTuple):
+    """What a save that was committed has cost on this rank.
+
+    Attributes:
+        step: The step that it is of.
+        stall: Seconds that the training stood still.
+        duration: Seconds from its start until it was durable.
+        steps_during: The steps that were finished meanwhile.
+        step_seconds_during: Their mean time; 0 if there were none.
+        step_seconds_outside: Mean time of the steps before it, since the save before; 0 if there
+            were none.
+        is_first: Whether it is the first one of this process.
+    """
+
+    step: int
+    stall: float
+    duration: float
+    steps_during: int
+    step_seconds_during: float
+    step_seconds_outside: float
+    is_first: bool
+
+
+class SaveInterval(Protocol):
+    """How much training may lie between two saves."""
+
+    def seconds(self) -> float | None:
+        """The interval now; None to save by the clock never."""
+        ...
+
+    def add_save(self, save: MeasuredSave) -> None:
+        """Take in a save that was committed; called on every rank."""
+        ...
+
+
+class FixedInterval:
+    """The interval that the user has set."""
+
+    def __init__(self, seconds: float | None) -> None:
+        self._seconds = seconds
+
+    def seconds(self) -> float | None:
+        """The interval; None if saves are not due by the clock."""
+        return self._seconds
+
+    def add_save(self, save: MeasuredSave) -> None:
+        """Do nothing."""
+
+
+class _Steps:
+    """Number and time of steps."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.seconds = 0.0
+
+    @property
+    def mean(self) -> float:
+        return self.seconds / self.count if self.count else 0.0
+
+
+class SaveClock:
+    """Says when a save is due. Each rank has one; rank 0's decides.
+
+    Not thread-safe: used on the thread of the training.
+    """
+
+    _saves_of_process = 0
+
+    def __init__(
+        self,
+        interval: SaveInterval,
+        *,
+        lost: float = 0.0,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Stand still until `start`.
+
+        Args:
+            interval: How much training may lie between two saves.
+            lost: Seconds of training since the last commit that are lost, and done again.
+            now: The time in seconds.
+        """
+        self.interval = interval
+        self.failures = 0
+        """The saves in a row that have failed, other than for a rank that was lost."""
+        self.cuts = 0
+        """The saves in a row that a lost rank has ended."""
+        self._now = now
+        self._lost = self._clamp(lost)
+        self._trained = 0.0
+        self._running_since: float | None = None
+        self._saved_at = 0.0
+        self._started: dict[int, float] = {}
+        self._last_step = -1
+        self._retry_at = 0.0
+        self._stall = 0.0
+        self._outside, self._during = _Steps(), _Steps()
+
+    @classmethod
+    def from_environment(cls, interval: SaveInterval) -> SaveClock:
+        """The clock of a rank that starts: it continues what the agent has read."""
+        lost = 0.0
+        with suppress(ValueError):
+            lost = float(os.environ.get(UNSAVED_VARIABLE, "0"))
+        return cls(interval, lost=lost)
+
+    @property
+    def at_risk(self) -> float:
+        """The training time that is in memory and in no checkpoint."""
+        return self._total() - self._saved_at
+
+    @property
+    def unsaved(self) -> float:
+        """The training time since the state of the last commit, work that was lost included."""
+        return self._lost + self.at_risk
+
+    @property
+    def trained(self) -> float:
+        """The training time of this worker group, in seconds."""
+        return self._total()
+
+    @property
+    def must_block(self) -> bool:
+        """Whether the next save must be committed before training goes on, since a lost rank has
+        ended the ones before.
+        """
+        return self.cuts >= 2
+
+    def start(self) -> None:
+        """Begin to count, or begin again."""
+        self._running_since = self._now()
+
+    def pause(self) -> None:
+        """Stop counting."""
+        self._trained = self._total()
+        self._running_since = None
+
+    def add_step(self, seconds: float) -> None:
+        """Take in the time of a step."""
+        steps = self._during if self._started else self._outside
+        steps.count += 1
+        steps.seconds += seconds
+
+    def is_due(self, step: int) -> bool:
+        """Whether `step` is to be saved: training has gone on since the last save, none is in
+        progress, and enough training is unsaved.
+        """
+        seconds = self.interval.seconds()
+        if seconds is None or self._started or step <= self._last_step:
+            return False
+        return self.unsaved >= seconds and self._total() >= self._retry_at
+
+    def restored(self, step: int) -> None:
+        """Continue from the checkpoint of `step`: what is newer is lost."""
+        self._lost = self._clamp(self.unsaved)
+        self._saved_at = self._total()
+        self._last_step = step
+        self._started.clear()
+
+    def follow(self, step: int) -> None:
+        """Continue from memory; the newest checkpoint is of `step`. It may be one whose save the
+        rank that handed the clock over has not seen to end.
+        """
+        self._last_step = step
+        if step in self._started:
+            self._commit(step)
+        self._started.clear()
+
+    def save_started(self, step: int) -> None:
+        """Take in that the state of `step` is copied now."""
+        self._started[step] = self._total()
+        self._last_step = step
+        self._during = _Steps()
+
+    def save_stalled(self, seconds: float) -> None:
+        """Take in how long the training has stood still for the save that was started."""
+        self._stall = seconds
+
+    def save_ended(self, result: SaveResult) -> None:
+        """Take in the result of a save."""
+        if result.ok:
+            measured = MeasuredSave(
+                step=result.step,
+                stall=self._stall,
+                duration=result.total_seconds,
+                steps_during=self._during.count,
+                step_seconds_during=self._during.mean,
+                step_seconds_outside=self._outside.mean,
+                is_first=SaveClock._saves_of_process == 0,
+            )
+            SaveClock._saves_of_process += 1
+            self._commit(result.step)
+            self._outside, self._during = _Steps(), _Steps()
+            self.interval.add_save(measured)
+        elif result.secondary:
+            self.cuts += 1
+        else:
+            self._started.pop(result.step, None)
+            self.failures += 1
+            pause = _FIRST_RETRY_SECONDS * 2 ** min(self.failures, _MAX_DOUBLINGS)
+            self._retry_at = self._total() + min(pause, self.interval.seconds() or pause)
+
+    def to_json(self) -> dict[str, Any]:
+        """What another rank needs to go on with this clock."""
+        total = self._total()
+        return {
+            "lost": self._lost,
+            "at_risk": self.at_risk,
+            "started": [[step, total - at] for step, at in self._started.items()],
+            "failures": self.failures,
+            "cuts": self.cuts,
+            "retry": max(0.0, self._retry_at - total),
+        }
+
+    def load(self, document: Mapping[str, Any]) -> None:
+        """Go on with the clock that `to_json` describes, from memory."""
+        total = self._total()
+        self._lost = self._clamp(document["lost"])
+        self._saved_at = total - document["at_risk"]
+        self._started = {step: total - ago for step, ago in document["started"]}
+        self.failures, self.cuts = document["failures"], document["cuts"]
+        self._retry_at = total + document["retry"]
+
+    def _commit(self, step: int) -> None:
+        self._saved_at = self._started.pop(step, self._total())
+        self._lost = 0.0
+        self._retry_at = 0.0
+        self.failures = self.cuts = 0
+
+    def _total(self) -> float:
+        since = self._running_since
+        return self._trained + (0.0 if since is None else self._now() - since)
+
+    def _clamp(self, seconds: float) -> float:
+        return max(0.0, min(seconds, self.interval.seconds() or 0.0))

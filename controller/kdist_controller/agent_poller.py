@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -67,6 +67,14 @@ class Inquiry:
     diagnosis: Diagnosis | None = None
     diagnosed_at: float = 0.0
     diagnosis_pause: float = _FIRST_SECONDS
+
+    def set_stuck(self, *, stuck: bool) -> None:
+        """Record whether the job progresses. What kept it from it at an earlier time explains
+        nothing now.
+        """
+        if stuck and not self.stuck:
+            self.diagnosis, self.diagnosed_at = None, 0.0
+        self.stuck = stuck
 
     def needs_diagnosis(self, now: float) -> bool:
         """Whether the job does not progress and was not diagnosed recently."""
@@ -159,7 +167,7 @@ class AgentPoller:
             found.pods = [pod for pod in observed.pods if documents.name(pod) in working]
             found.answers = {pod: answer for pod, answer in found.answers.items() if pod in working}
             found.silent = {pod: at for pod, at in found.silent.items() if pod in working}
-            found.stuck = stuck
+            found.set_stuck(stuck=stuck)
             fresh = shape != found.shape
             found.shape = shape
             found.everyone = found.everyone or ask_now
@@ -192,7 +200,7 @@ class AgentPoller:
             diagnosing = found.needs_diagnosis(time.monotonic())
             found.everyone = False
         turn = self._ask(key, pods, everyone=everyone)
-        diagnosis = self._diagnose(key, turn.answers) if diagnosing else None
+        diagnosis = self._diagnose(key, turn) if diagnosing else None
         now = time.monotonic()
         with self._lock:
             found = self._inquiries.get(key)
@@ -235,10 +243,10 @@ class AgentPoller:
                 break
         return turn
 
-    def _diagnose(self, key: JobKey, answers: Mapping[str, Document]) -> Diagnosis | None:
+    def _diagnose(self, key: JobKey, turn: _Turn) -> Diagnosis | None:
         cluster = self._cluster.within(key.namespace)
         try:
-            known = _KnownAgents(cluster, namespace=key.namespace, answers=answers)
+            known = _KnownAgents(cluster, namespace=key.namespace, turn=turn)
             return diagnose(fetch_snapshot(cluster, key.name, agents=known))
         except KdistError as error:
             _log.warning("cannot say why %s does not progress: %s", key, error)
@@ -276,15 +284,14 @@ def _runs_rank_0(answer: Document | None) -> bool:
 
 
 class _KnownAgents(Agents):
-    """Agents that have been asked already."""
+    """Agents that have been asked already; those that were not are not called silent."""
 
-    def __init__(
-        self, cluster: Cluster, *, namespace: str, answers: Mapping[str, Document]
-    ) -> None:
+    def __init__(self, cluster: Cluster, *, namespace: str, turn: _Turn) -> None:
         super().__init__(cluster, namespace=namespace)
-        self._answers = answers
+        self._turn = turn
 
     def poll(self, pods: Sequence[Pod]) -> dict[str, dict[str, Any]]:
-        return {
-            pod.name: dict(self._answers[pod.name]) for pod in pods if pod.name in self._answers
-        }
+        answers = self._turn.answers
+        asked = {*answers, *self._turn.silent}
+        self.skipped = sum(pod.working and pod.name not in asked for pod in pods)
+        return {pod.name: dict(answers[pod.name]) for pod in pods if pod.name in answers}

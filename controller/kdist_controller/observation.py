@@ -109,7 +109,9 @@ class Observed:
 
     @cached_property
     def snapshot(self) -> Snapshot:
-        """All of it in the form that status and diagnosis are read from."""
+        """All of it in the form that status and diagnosis are read from. Agents that have not
+        answered lately were perhaps not asked: usually only that of rank 0 is.
+        """
         return Snapshot(
             self.resource.key.name,
             self.resource.key.namespace,
@@ -121,6 +123,7 @@ class Observed:
             self.pods,
             reports=self.reports,
             nodes=self.nodes,
+            skipped=sum(documents.name(pod) not in self.reports for pod in self.pods),
             taken=self.now,
         )
 

@@ -9,6 +9,7 @@ import resource
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,23 @@ import pytest
 
 from kdist.agent_client import STATUS_BYTES, PodTransport
 from kdist.cluster import Cluster
-from kdist.status import documents
+from kdist.diagnose import Diagnosis, diagnose
+from kdist.status import documents, read_pod
 from kdist_controller import agent_poller
-from kdist_controller.agent_poller import INTERVAL_SECONDS, STUCK_SECONDS, AgentPoller, Inquiry
+from kdist_controller.agent_poller import (
+    INTERVAL_SECONDS,
+    STUCK_SECONDS,
+    AgentPoller,
+    Inquiry,
+    _KnownAgents,
+    _Turn,
+)
 from kdist_controller.metrics import Metrics
 from kdist_controller.observation import Observed
 from kdist_controller.resource import JobKey, Resource
 from tests import hostile, patience
+from tests.cli.diagnose.scenes import scene
+from tests.cli.status.objects import pod, report
 
 HOSTILE_PODS = 50
 GREEDY_BYTES = 20 << 20
@@ -88,6 +99,39 @@ def test_a_job_that_does_not_progress_is_diagnosed_less_and_less_often() -> None
 
 def test_a_job_that_progresses_is_not_diagnosed() -> None:
     assert diagnoses(Inquiry(), 3600) == []
+
+
+def test_a_diagnosis_is_of_the_time_in_which_the_job_does_not_progress() -> None:
+    found = Inquiry(stuck=True)
+    lost = Diagnosis("pod-lost", "pod digits-1 was deleted")
+    found.diagnosed(lost, 1000.0)
+    found.set_stuck(stuck=True)
+    known = [found.diagnosis]
+    for stuck in (False, True):
+        found.set_stuck(stuck=stuck)
+        known.append(found.diagnosis)
+    assert known == [lost, lost, None]
+    assert found.needs_diagnosis(1000.5)
+
+
+def test_an_agent_that_was_not_asked_is_not_called_silent(connection: Cluster) -> None:
+    pods = [pod(0), pod(1)]
+    first, second = map(documents.name, pods)
+    agents = [read_pod(each) for each in pods]
+    for turn, skipped in (
+        (_Turn({first: report("rendezvous")}), 1),
+        (_Turn({first: report("rendezvous")}, silent=[second]), 0),
+    ):
+        known = _KnownAgents(connection, namespace="ml", turn=turn)
+        assert list(known.poll(agents)) == [first]
+        assert known.skipped == skipped
+    metadata = {"namespace": "ml", "name": "digits", "uid": "1"}
+    resource = Resource({"metadata": metadata})
+    observed = Observed(resource, pods=pods, reports={first: report("rendezvous")})
+    assert observed.snapshot.skipped == 1
+    seen = scene(pods, reports={first: report("rendezvous")}, skipped=1)
+    assert diagnose(seen).cause == "rendezvous"
+    assert diagnose(replace(seen, skipped=0)).cause == "pod-lost"
 
 
 @pytest.mark.parametrize("behaviour", [hostile.drip_headers, hostile.stay_silent])

@@ -29,7 +29,7 @@ class Run:
 
     def __init__(self, home: Path, *args: str, stderr: Any = None) -> None:
         self.home = home
-        environment = {
+        self._environment = environment = {
             **os.environ,
             "KDIST_HOME": str(home / "runs"),
             "NO_COLOR": "1",
@@ -68,6 +68,19 @@ class Run:
             assert self.process.poll() is None, f"ended before {what}:\n{self.errors()}"
             assert time.monotonic() < end, f"no {what}:\n{self.errors()}"
             time.sleep(0.05)
+
+    def ask(self, *words: str) -> str:
+        """What another `kdist` prints, while it runs or after its end."""
+        asked = subprocess.run(
+            [sys.executable, "-m", "kdist", *words],
+            cwd=self.home,
+            env=self._environment,
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+        )
+        return asked.stdout
 
     def folder(self, name: str) -> Path:
         return self.home / "runs" / name

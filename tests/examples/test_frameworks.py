@@ -153,6 +153,7 @@ def test_a_frameworks_script_that_is_killed_twice_ends_as_one_that_nothing_inter
     generations = run.events("generation")
     assert [event["reason"] for event in generations] == ["start", "failure", "failure"]
     assert 0 < generations[1]["from_step"] < generations[2]["from_step"]
+    assert not run.events("separate-ranks")
     assert read_weights(run.output()) == expected
     assert_is_logged(seen, read_logged(script, run.home))
 

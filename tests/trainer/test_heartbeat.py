@@ -81,3 +81,12 @@ def test_readings_are_whole_while_the_rank_writes(tmp_path: Path) -> None:
         assert beat.count >= last
         last = beat.count
     assert agent.read().count == 300_000
+
+
+def test_a_rank_that_has_formed_a_group_has_done_so_for_good(tmp_path: Path) -> None:
+    agent, rank = Heartbeat.create(tmp_path / "beat"), Heartbeat(tmp_path / "beat")
+    assert agent.read().group is None
+    for group, known in ((False, False), (None, None), (False, False), (True, True), (None, True)):
+        rank.mark_group(group)
+        assert agent.read().group is known
+    assert agent.read().has_checkpoints is False

@@ -15,8 +15,9 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed import distributed_c10d
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import DataLoader, TensorDataset
 
 from kdist_trainer import torch_internals
@@ -121,6 +122,31 @@ def test_a_group_that_was_not_formed_leaves_no_trace_in_the_names_of_the_next_on
         assert name == "0", moved("distributed_c10d._world.group_count")
     finally:
         world.group_count = before
+
+
+def test_each_process_group_is_seen_whoever_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "_new_process_group_helper"
+    monkeypatch.setattr(distributed_c10d, name, getattr(distributed_c10d, name))
+    seen: list[int] = []
+    torch_internals.observe_groups(seen.append)
+    distributed_c10d.init_process_group(
+        "gloo", store=torch_internals.HashStore(), rank=0, world_size=1
+    )
+    try:
+        assert seen == [1], moved(name)
+        distributed_c10d.new_group([0])
+        init_device_mesh("cpu", (1,), mesh_dim_names=("one",))
+        assert seen[:2] == [1, 1], moved(name)
+    finally:
+        distributed_c10d.destroy_process_group()
+    distributed_c10d.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        assert seen[-1] == 2, moved(name)
+        before = len(seen)
+        distributed_c10d.new_group([1])
+        assert len(seen) == before, "it is no member of that one"
+    finally:
+        distributed_c10d.destroy_process_group()
 
 
 def test_batches_of_loader_processes_are_counted() -> None:

@@ -58,6 +58,7 @@ _TEXTS = struct.Struct("24s12s24s32s")
 _CALL = struct.Struct(f"<QQQ{_TEXTS.size}sQ")  # number, sequence, elements, texts, number again
 _OWNER_AT = 0
 _OPENED_AT = _OWNER_AT + _OWNER.size
+_GROUP_AT = _OPENED_AT + 8
 _BEAT_AT = 64  # each part is on its own cache line, since it may have its own writer thread
 _COLLECTIVE_AT = 128
 _BEAT_END = _BEAT_AT + _BEAT.size
@@ -68,6 +69,8 @@ _CALLS_AT = 256
 _KEPT_CALLS = 128
 _SIZE = _CALLS_AT + _KEPT_CALLS * _CALL.size
 _FLAG = struct.Struct("<Q")
+_GROUPS: dict[bool | None, int] = {None: 0, False: 1, True: 2}
+_GROUP_OF = {number: group for group, number in _GROUPS.items()}
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,7 @@ class RankSnapshot:
         pid: The process id of the rank.
         has_checkpoints: Whether the rank has opened the job's checkpoints, so that it can continue
             after a restart.
+        group: Whether the rank has formed a process group with others; None if that is not known.
     """
 
     count: int
@@ -125,6 +129,7 @@ class RankSnapshot:
     generation: int
     pid: int
     has_checkpoints: bool = False
+    group: bool | None = None
 
     @property
     def sequence(self) -> int:
@@ -182,6 +187,13 @@ class Heartbeat:
     def mark_checkpoints(self) -> None:
         """Record that the rank opens the job's checkpoints."""
         _FLAG.pack_into(self._map, _OPENED_AT, 1)
+
+    def mark_group(self, group: bool | None) -> None:
+        """Record whether the rank has formed a process group with others, which it has for good;
+        None if that cannot be known.
+        """
+        if _FLAG.unpack_from(self._map, _GROUP_AT)[0] != _GROUPS[True]:
+            _FLAG.pack_into(self._map, _GROUP_AT, _GROUPS[group])
 
     def enter(
         self,
@@ -254,6 +266,7 @@ class Heartbeat:
             generation=generation,
             pid=pid,
             has_checkpoints=bool(_FLAG.unpack_from(raw, _OPENED_AT)[0]),
+            group=_GROUP_OF.get(_FLAG.unpack_from(raw, _GROUP_AT)[0]),
         )
 
     def calls(self, most: int = _KEPT_CALLS) -> list[Call]:

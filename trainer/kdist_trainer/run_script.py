@@ -30,6 +30,8 @@ from kdist_trainer.errors import find_place
 from kdist_trainer.instrumentation import fault_handler
 from kdist_trainer.threads import OnError, start_thread
 
+_STARTS_INTERPRETERS = ("multiprocessing.popen_spawn_posix", "multiprocessing.popen_forkserver")
+"""Modules of a process that has started others which are not seen."""
 _END_SECONDS = 10.0
 """How long the threads and exit handlers of a failed script may take: its peers wait meanwhile."""
 
@@ -119,12 +121,14 @@ def _prepare() -> None:
         output.redirect(scratch, local_rank)
         fault_handler.register_stack_dump(scratch, local_rank)
         fault_handler.watch(scratch, local_rank)
+        _mark_group(False)
     if "KDIST_GENERATION" in os.environ:  # an agent has started it
         _after_import("torch", _prepare_torch)
 
 
 def _prepare_torch() -> None:
     _bind_store()
+    _observe_groups()
     is_timed = (
         "KDIST_METRICS_SOCKET" in os.environ
         and os.environ.get("KDIST_COLLECTIVE_TIMING", "on") == "on"
@@ -144,6 +148,25 @@ def _bind_store() -> None:
             "store-unbound",
             message=f"a store of torch listens at all addresses: {type(error).__name__}: {error}",
         )
+
+
+def _observe_groups() -> None:
+    """Have the agent know whether this rank has formed a process group with others."""
+    try:
+        from kdist_trainer import torch_internals
+
+        torch_internals.observe_groups(lambda size: _mark_group(True) if size > 1 else None)
+    except Exception:  # noqa: BLE001 - of a torch without distributed it is not known
+        _mark_group(None)
+
+
+def _mark_group(group: bool | None) -> None:
+    if "KDIST_SCRATCH" in os.environ:
+        scratch, local_rank = _scratch_and_local_rank()
+        with contextlib.suppress(OSError, ValueError):
+            path = scratch / f"rank-{local_rank}.heartbeat"
+            with contextlib.closing(liveness.Heartbeat(path)) as heartbeat:
+                heartbeat.mark_group(group)
 
 
 def _time_collectives() -> None:
@@ -222,6 +245,8 @@ def _end(code: int) -> NoReturn:
     try:
         threading._shutdown()  # type: ignore[attr-defined]  # waits for the script's own threads
         atexit._run_exitfuncs()
+        if any(name in sys.modules for name in _STARTS_INTERPRETERS):
+            _mark_group(None)
         if code == 0 and "KDIST_SCRATCH" in os.environ:
             _record_success()
         sys.stdout.flush()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import wraps
 from importlib import import_module
 from typing import Any
 
@@ -31,6 +32,7 @@ __all__ = [
     "assigned_buckets",
     "flatten_mesh",
     "found_overflows",
+    "observe_groups",
     "own_buffers",
     "own_parameters",
     "queued_batches",
@@ -79,6 +81,22 @@ def replace_rendezvous_store(open_store: Callable[..., TCPStore]) -> None:
     """Have `init_process_group` make its TCPStore by `open_store`, which gets torch's arguments."""
     # torch.distributed has a function of this name
     vars(import_module("torch.distributed.rendezvous")).update(TCPStore=open_store)
+
+
+def observe_groups(on_formed: Callable[[int], object]) -> None:
+    """Call `on_formed` with the number of its ranks after each process group that this process has
+    become a member of, whoever asked for it: a script, a framework, a device mesh.
+    """
+    original = distributed_c10d._new_process_group_helper
+
+    @wraps(original)
+    def create(*arguments: Any, **named: Any) -> Any:
+        made = original(*arguments, **named)
+        if isinstance(made[0], dist.ProcessGroup):
+            on_formed(made[0].size())
+        return made
+
+    vars(distributed_c10d).update({original.__name__: create})
 
 
 _ASSIGN_BUCKETS = "_compute_bucket_assignment_by_size"

@@ -129,6 +129,8 @@ def _show(report: dict[str, Any]) -> None:
     from kdist.report import text
 
     console.paragraph(f"{report['job']}: {text.headline(report)}")
+    for remark in text.remarks(report):
+        console.paragraph(remark)
     console.result("")
     console.table(text.totals(report), header=("CATEGORY", "TIME", "SHARE"))
     console.result("")

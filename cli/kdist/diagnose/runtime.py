@@ -9,7 +9,7 @@ from typing import Final
 
 from kdist.agent_metrics import METRICS_PORT
 from kdist.diagnose.rule import Diagnosis, DiagnosticContext, name_all
-from kdist.status import Phase, RankStatus, documents
+from kdist.status import Phase, RankStatus, documents, separate_ranks
 from kdist.units import count, number, seconds
 
 _REFUSED = 100  # connections
@@ -232,8 +232,12 @@ def find_success(ctx: DiagnosticContext) -> Diagnosis | None:
     )
     record = ctx.status.exit_record
     bad = record.nonfinite_loss if record is not None else None
-    loss = f", but its loss was {bad}" if bad is not None else ""
-    return Diagnosis("done", f"{ctx.name} is done{step}{loss}{kept_alive}", "fine")
+    remarks = f", but its loss was {bad}" if bad is not None else ""
+    ranks = record.separate_ranks if record is not None else 0
+    if ranks:
+        remarks += f", but {separate_ranks.describe(ranks)}"
+    fix = separate_ranks.FIX if ranks else ""
+    return Diagnosis("done", f"{ctx.name} is done{step}{remarks}{kept_alive}", "fine", fix=fix)
 
 
 def find_starting(ctx: DiagnosticContext) -> Diagnosis | None:
@@ -278,8 +282,19 @@ def find_nothing_wrong(ctx: DiagnosticContext) -> Diagnosis:
         if status.reason in ("Smaller", "NodeLost", "Suspending", "Finishing")
         else ""
     )
-    sentence = f"nothing is wrong: {status.name} trains ({', '.join(parts)}){smaller}"
-    return Diagnosis("none", sentence, "fine", commands=(ctx.kdist("status", "-w"),))
+    trains = f"{status.name} trains ({', '.join(parts)}){smaller}"
+    ranks = [rank for rank in status.ranks if rank.active]
+    if status.world_size > 1 and ranks and all(rank.group is False for rank in ranks):
+        return Diagnosis(
+            "separate-ranks",
+            f"{trains}, but {separate_ranks.describe(status.world_size)}",
+            "waiting",
+            fix=separate_ranks.FIX,
+            commands=(ctx.kdist("status", "-w"),),
+        )
+    return Diagnosis(
+        "none", f"nothing is wrong: {trains}", "fine", commands=(ctx.kdist("status", "-w"),)
+    )
 
 
 def _seen_ago(ranks: Iterable[RankStatus]) -> float | None:

@@ -229,12 +229,15 @@ def _time_of_checkpoint(checkpoints: Path, step: int | None) -> float | None:
 
 
 def _find_record(job: LocalJob) -> ExitRecord | None:
-    """Why it failed; of a run that is done, only what is to be said of its loss."""
+    """Why it failed; of a run that is done, only what is to be said of it."""
     report = _read_report(job)
     failure, loss = report.get("failure"), report.get("nonFiniteLoss")
     if not isinstance(failure, Mapping):
         loss = NonfiniteLoss.read({"nonfinite_loss": loss})
-        return None if loss is None else ExitRecord(DONE, outcome="done", nonfinite_loss=loss)
+        ranks = documents.integer(report, "separateRanks") or 0
+        if loss is None and not ranks:
+            return None
+        return ExitRecord(DONE, outcome="done", nonfinite_loss=loss, separate_ranks=ranks)
     found = {"code": documents.integer(report, "trainerExitCode"), **failure}
     found |= {"node": found.get("node") or found.get("agent"), "nonfinite_loss": loss}
     record = ExitRecord.read(found)

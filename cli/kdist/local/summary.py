@@ -20,6 +20,7 @@ from kdist.status import (
     NonfiniteLoss,
     choose_rerun,
     describe_change,
+    separate_ranks,
 )
 from kdist.units import count, number, seconds, size
 
@@ -138,6 +139,8 @@ def _losses(report: Report) -> Iterator[tuple[str, str]]:
         yield "final loss", number(report["loss"])
     if report.get("nonFiniteLoss"):
         yield "loss", _nonfinite(report)
+    if report.get("separateRanks"):
+        yield "process group", f"none of {report['separateRanks']} ranks has formed one"
 
 
 def _nonfinite(report: Report) -> str:
@@ -159,6 +162,9 @@ def conclude(ended: RunEnded, again: str) -> str | KdistError:
         )
     if kind == "done" and report.get("nonFiniteLoss"):
         return f"{report['job']} is done, but its loss was {_nonfinite(report)}."
+    if kind == "done" and (ranks := report.get("separateRanks")):
+        words = f"{report['job']} is done, but {separate_ranks.describe(ranks)}"
+        return f"{words}; {separate_ranks.FIX}"
     if kind == "done":
         return f"{report['job']} is done."
     if kind == "failed":

@@ -62,6 +62,7 @@ def render_report(report: Mapping[str, Any]) -> str:
     sections = [
         element("h1", name),
         element("p", text.summary(report), class_="soft"),
+        *(element("p", remark) for remark in text.remarks(report)),
         element("p", f"{goodput:.1%}" if goodput is not None else "-", class_="goodput"),
         element(
             "p",

@@ -20,6 +20,7 @@ from kdist_trainer.untrusted_text import MalformedTextError, parse_json
 
 Record = Mapping[str, Any]
 _LINE_BYTES: Final = 1 << 20
+_SEPARATE: Final = "separate-ranks"
 
 
 def read_ledger(checkpoints: Path) -> tuple[list[Record], list[Record]]:
@@ -57,7 +58,8 @@ def parse_lines(file: BinaryIO) -> Iterator[Record]:
 
 
 _TYPES: dict[str, type | tuple[type, ...]] = {
-    **dict.fromkeys(("generation", "step", "from_step", "kept_step", "last", "bytes", "rank"), int),
+    **dict.fromkeys(("generation", "step", "from_step", "kept_step", "last", "bytes"), int),
+    **dict.fromkeys(("rank", "ranks"), int),
     **dict.fromkeys(("time", "seconds", "visible_seconds", "wait_seconds"), (int, float)),
     **dict.fromkeys(("event", "cause", "reason", "loss", "node", "message", "entrypoint"), str),
     "devices": str,
@@ -200,18 +202,23 @@ def build_report(
         "devices": next(
             (each["devices"] for each in reversed(events) if each.get("devices")), None
         ),
+        "separateRanks": _count_separate(events),
         "loss": _last_loss(steps),
-        "metrics": dict(
-            next(
-                (
-                    event["metrics"]
-                    for event in reversed([*_named(events, "done")])
-                    if event.get("metrics")
-                ),
-                {},
-            )
-        ),
+        "metrics": dict(_last_metrics(events)),
     }
+
+
+def _last_metrics(events: Sequence[Record]) -> Mapping[str, Any]:
+    ends = [event for event in _named(events, "done") if event.get("metrics")]
+    return ends[-1]["metrics"] if ends else {}
+
+
+def _count_separate(events: Sequence[Record]) -> int | None:
+    """The ranks of a script that has ended without a process group since the last generation began;
+    None if it has formed one, or it is not known.
+    """
+    ends = (each for each in reversed(events) if each.get("event") in ("generation", _SEPARATE))
+    return next(ends, {}).get("ranks")
 
 
 def _find_gaps(generations: Sequence[Generation], steps: Sequence[Record]) -> list[list[int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from kdist.status import NonfiniteLoss
+from kdist.status import NonfiniteLoss, separate_ranks
 from kdist.units import number, seconds
 
 LABELS = {
@@ -91,6 +91,12 @@ def headline(report: Report) -> str:
         f"{f'goodput {goodput:.1%}' if goodput is not None else 'goodput unknown'} · "
         f"{summary(report)}"
     )
+
+
+def remarks(report: Report) -> list[str]:
+    """Sentences about what a reader would not expect of the run."""
+    ranks = report.get("separateRanks")
+    return [f"{separate_ranks.describe(ranks)}; {separate_ranks.FIX}"] if ranks else []
 
 
 def summary(report: Report) -> str:

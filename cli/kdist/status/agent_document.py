@@ -57,6 +57,7 @@ _RANK_FIELDS: Final = (
     "heartbeat_age",
     "collective",
     "ended",
+    "group",
     "quiet_seconds",
     "collective_seconds",
     "line",

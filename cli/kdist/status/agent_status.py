@@ -38,6 +38,8 @@ class RankStatus:
         line: where its main thread stood when nothing had been seen of it for a while, such as
             `train.py:24 in step`; empty if that is unknown.
         line_seconds: for how long it has stood there at least.
+        group: whether a rank of a script has formed a process group with others; None if that is
+            not known.
         active: whether it trains: one that has exited, or whose group has ended, says nothing about
             the present.
     """
@@ -56,6 +58,7 @@ class RankStatus:
     quiet: float | None = None
     line: str = ""
     line_seconds: float | None = None
+    group: bool | None = None
     active: bool = True
 
 
@@ -216,6 +219,7 @@ def _ranks(pod: str, document: object, *, active: bool) -> list[RankStatus]:
                 quiet=documents.number(each, "quiet_seconds"),
                 line=documents.text(each, "line"),
                 line_seconds=documents.number(each, "line_seconds"),
+                group=documents.boolean(each, "group"),
                 active=active and not _has_ended(each),
             )
         )

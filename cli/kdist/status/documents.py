@@ -80,6 +80,12 @@ def number(document: object, *path: str) -> float | None:
         return None
 
 
+def boolean(document: object, *path: str) -> bool | None:
+    """Return true or false at the path; None if there is neither."""
+    found = at(document, *path)
+    return found if isinstance(found, bool) else None
+
+
 def moment(document: object, *path: str) -> float | None:
     """Return the RFC 3339 time at the path as unix seconds; None if there is none."""
     found = text(document, *path)

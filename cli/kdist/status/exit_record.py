@@ -36,6 +36,7 @@ _KEYS = (
     "rerun",
     "place",
     "nonfinite_loss",
+    "separate_ranks",
 )
 _MAX_TEXT = 1 << 16
 _MAX_NAME = 64
@@ -59,6 +60,8 @@ class ExitRecord:
         rerun: how the run may be started again: `again`, `fixed` or `blocking`; empty if not told.
         place: the innermost line of the user's own code, in a traceback's form.
         nonfinite_loss: how often the loss of a script was NaN or infinite; None if it never was.
+        separate_ranks: the number of a script's ranks if none has formed a process group with
+            others, else 0.
         whole: false if the record was truncated, or is from a log.
     """
 
@@ -79,6 +82,7 @@ class ExitRecord:
     rerun: str = ""
     place: str = ""
     nonfinite_loss: NonfiniteLoss | None = None
+    separate_ranks: int = 0
     whole: bool = True
 
     @property
@@ -146,6 +150,7 @@ class ExitRecord:
             rerun=documents.text(document, "rerun")[:_MAX_NAME],
             place=documents.text(document, "place"),
             nonfinite_loss=NonfiniteLoss.read(document),
+            separate_ranks=documents.integer(document, "separate_ranks") or 0,
             whole=whole and documents.at(document, "whole") is not False,
         )
 

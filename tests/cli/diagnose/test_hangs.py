@@ -45,6 +45,15 @@ def test_a_script_that_hangs_names_who_waits_in_what_and_where_the_other_stands(
     assert found.commands[0] == "kdist logs digits -n ml --rank 0 --tail 100"
 
 
+def test_ranks_of_which_none_has_a_process_group_are_not_said_to_train_alone() -> None:
+    steps = {"step": 3, "phase": "step", "heartbeat_age": 0.2, "quiet_seconds": 0.2}
+    found = look({**steps, "group": False}, {**steps, "group": False})
+    assert (found.cause, found.severity) == ("separate-ranks", "waiting")
+    assert "none of its 2 ranks has formed a process group" in found.sentence
+    for other in (True, None):
+        assert look({**steps, "group": False}, {**steps, "group": other}).cause == "none"
+
+
 def test_where_a_rank_stands_is_said_to_be_unknown() -> None:
     found = look({}, WAITS)
     assert "rank 0 is in no collective, and where it stands is not known" in found.sentence

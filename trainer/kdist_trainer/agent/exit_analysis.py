@@ -53,6 +53,8 @@ class GroupResult:
     """The workers that have left the group and continue in the next one, each with the last step
     that it has finished, or -1.
     """
+    separate: bool = False
+    """Whether the ranks are done and none of them has formed a process group with others."""
 
 
 @dataclass
@@ -108,7 +110,20 @@ def failures(context: ExitContext) -> dict[int, Failure]:
 def group_result(context: ExitContext) -> GroupResult:
     """The result of the workers that exited by themselves."""
     found, early = failures(context), early_exits(context)
-    return GroupResult(outcomes(context), found, context.exits, early=early)
+    separate = _are_separate(context)
+    return GroupResult(outcomes(context), found, context.exits, early=early, separate=separate)
+
+
+def _are_separate(context: ExitContext) -> bool:
+    """Whether it is known of each rank of a script that it came to its end without a process group
+    of several ranks. Of one that has become another program it is not.
+    """
+    return not context.managed and all(
+        context.snapshots[local_rank].group is False
+        and context.exits.get(local_rank) == 0
+        and result.read_result(context.scratch, local_rank) == DONE
+        for local_rank in range(len(context.global_ranks))
+    )
 
 
 def early_exits(context: ExitContext) -> dict[int, Failure]:

@@ -47,14 +47,20 @@ def root_cause(failures: Iterable[Failure]) -> Failure | None:
     return ordered[0] if ordered else None
 
 
-def success(*, step: int | None) -> dict[str, Any]:
-    """The exit record of a completed run."""
+def success(*, step: int | None, separate_ranks: int = 0) -> dict[str, Any]:
+    """The exit record of a completed run.
+
+    Args:
+        step: The last step.
+        separate_ranks: The number of its ranks if none has formed a process group with others.
+    """
     return {
         "code": int(Exit.DONE),
         "cause": None,
         "outcome": "done",
         "message": "done",
         "step": step,
+        **({"separate_ranks": separate_ranks} if separate_ranks else {}),
     }
 
 

@@ -249,6 +249,7 @@ class WorkerMonitor:
 
     def _end_completed(self) -> GroupResult:
         """The result of a group whose workers have all exited without a failure."""
+        self.watchdog.poll()  # what they wrote last
         exits = self.workers.exits()
         if self.config.script is not None and self._terminated_at is None:
             for number, code in exits.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from kdist_trainer import log
 from kdist_trainer.agent.exit_analysis import signal_name
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from kdist_trainer.rendezvous.handler import Rendezvous
 
 
+SEPARATE: Final = (
+    "none of the ranks has formed a process group with the others: unless they exchange by other "
+    "means than torch.distributed, each has trained a model of its own"
+)
 _SHOWN = 500  # characters of a message that `/status` shows
 
 
@@ -54,6 +58,7 @@ class AgentTelemetry:
         self.devices = ""
         """What the ranks of this node run on."""
         exporter.sources.room = self._find_room
+        self._world_size = 1
         self._waiting_since: float | None = time.monotonic()
 
     def state(self, state: str) -> None:
@@ -140,6 +145,7 @@ class AgentTelemetry:
             ranks: The global ranks of this node, by local rank.
             is_group_rank_0: Whether this agent counts what concerns the whole group.
         """
+        self._world_size = world_size
         self.state("initializing")
         self._exporter.sources.devices = self.devices
         self._relay.begin(ranks, generation=generation.number)
@@ -208,6 +214,15 @@ class AgentTelemetry:
             message=failure.message,
             primary=failure.primary,
         )
+
+    def count_separate(self, *, is_known: bool) -> int:
+        """The number of ranks that are done and have never formed a process group, which is logged;
+        0 if there is one rank only, or if it is not known of this node's.
+        """
+        if not is_known or self._world_size == 1:
+            return 0
+        log.warn("separate-ranks", ranks=self._world_size, message=SEPARATE)
+        return self._world_size
 
     def group_failed(self, failure: Failure) -> None:
         """A failure ended the group; whether it restarts is decided later."""

@@ -134,7 +134,7 @@ class TerminationPolicy:
             message=f"the other nodes cannot be notified that this node ends: {error}",
         )
         if succeeded:
-            self._finish_now(None)  # the other nodes know: all ranks have passed a barrier
+            self._finish_now(None, result)  # the other nodes know: all ranks have passed a barrier
 
     def _end_stopped(self, result: GroupResult, cause: Failure | None) -> NoReturn:
         """End this agent after a request to stop."""
@@ -303,7 +303,7 @@ class TerminationPolicy:
         still run on other nodes.
         """
         if self._settings.config.train is not None or self._wait_for_others(generation, result):
-            self._finish_now(None)
+            self._finish_now(None, result)
         self._telemetry.state("restarting")
 
     def _wait_for_others(self, generation: Generation, result: GroupResult) -> bool:
@@ -347,9 +347,13 @@ class TerminationPolicy:
                 self._agent_store.post_failures(early.generation, [early])
         log.warn("peers-not-finished", message=message)
 
-    def _finish_now(self, step: int | None) -> NoReturn:
+    def _finish_now(self, step: int | None, result: GroupResult | None = None) -> NoReturn:
         done = self._read_done()
-        final = self._commit_result(success(step=step if done is None else done.get("step")))
+        step = step if done is None else done.get("step")
+        ranks = self._telemetry.count_separate(is_known=result is not None and result.separate)
+        final = self._commit_result(success(step=step, separate_ranks=ranks))
+        if ranks:
+            self._ledger.append_event("separate-ranks", ranks=ranks)
         self._close()
         raise RunOutcome(final)
 

@@ -151,6 +151,24 @@ def group_fields(snapshot: MetricsSnapshot, agent: AgentMetrics) -> dict[str, An
     }
 
 
+_FIELDS = (
+    "step",
+    "step_seconds",
+    "busy_seconds",
+    "all_reduce_seconds",
+    "phase",
+    "heartbeat_age",
+    "collective",
+    "group",
+    "ended",
+    "quiet_seconds",
+    "collective_seconds",
+    "line",
+    "line_seconds",
+)
+"""What is null in an entry until it is known."""
+
+
 def rank_entries(
     snapshot: MetricsSnapshot,
     scratch: Path,
@@ -161,7 +179,8 @@ def rank_entries(
     """One entry per local rank.
 
     `phase`, `heartbeat_age` and `collective` (such as `all_reduce(float32[1024]) #17`) come from
-    the rank's heartbeat; a script has a phase only if it reports. `busy_seconds` and
+    the rank's heartbeat; a script has a phase only if it reports. `group` is whether a rank of a
+    script has formed a process group with others, where that is known. `busy_seconds` and
     `all_reduce_seconds` are means per step of this generation: time without waiting for peers, and
     time with an all-reduce in flight. From the agent: `ended`, whether the rank has exited;
     `quiet_seconds`, the time since it has sent a heartbeat, or a collective of it began or ended;
@@ -176,24 +195,7 @@ def rank_entries(
     """
     found = []
     for local_rank, rank in enumerate(snapshot.local_ranks):
-        entry: dict[str, Any] = {
-            "rank": rank,
-            "local_rank": local_rank,
-            "step": None,
-            "step_seconds": None,
-        }
-        entry |= {
-            "busy_seconds": None,
-            "all_reduce_seconds": None,
-            "phase": None,
-            "heartbeat_age": None,
-            "collective": None,
-            "ended": None,
-            "quiet_seconds": None,
-            "collective_seconds": None,
-            "line": None,
-            "line_seconds": None,
-        }
+        entry: dict[str, Any] = {"rank": rank, "local_rank": local_rank, **dict.fromkeys(_FIELDS)}
         if record := snapshot.current.get(rank):
             step, seconds = (
                 record.gauges[GAUGES["kdist_last_step"]],
@@ -212,6 +214,7 @@ def rank_entries(
             )
         if beat := _read_file(scratch, local_rank):
             entry["collective"] = beat.collective
+            entry["group"] = beat.group
             if beat.count:
                 entry["phase"] = str(beat.phase)
                 entry["heartbeat_age"] = round(max(0.0, now - beat.time_ns / 1e9), 3)

@@ -9,12 +9,13 @@ from collections.abc import Mapping
 from typing import Final
 
 from kdist.diagnose import scheduling
-from kdist.diagnose.cause_texts import CAUSES, ENDED_BY_ITSELF, UNLOADABLE
 from kdist.diagnose.fetching import advise_on_size
 from kdist.diagnose.rule import Diagnosis, DiagnosticContext, Severity, clip, name_pods
 from kdist.status import ContainerTermination, ExitRecord, Phase, Pod, documents
 from kdist.units import size
+from kdist_trainer.causes.general import ENDED_BY_ITSELF, GENERAL, UNLOADABLE
 
+CAUSES: Final = {cause.value: words for cause, words in GENERAL.items()}
 _SHOWN_LINES = 12  # of a traceback
 _SHOWN_RANKS = 8  # groups of ranks that were in the same collective
 _NEED_A_TRACEBACK = (
@@ -144,7 +145,7 @@ def _explain_record(ctx: DiagnosticContext, record: ExitRecord) -> Diagnosis | N
             "the image has another trainer version than this kdist: rebuild the image, "
             "and set spec.image"
         )
-    if fix == CAUSES["mismatch"][1] and (found := re.search(r"; ([^;]+)$", record.message)):
+    if fix == CAUSES["mismatch"].advice and (found := re.search(r"; ([^;]+)$", record.message)):
         fix = found[1]
     commands = [
         ctx.kdist(

@@ -2,8 +2,9 @@
 may help, and what to do next. Each row names the line that its text is from.
 
 `cuda`, `gpu_libraries`, `collectives`, `system` and `code` hold the rows, `origin` says where an
-error was raised, `search` looks one up, and `advice` fills in what to do. `kdist_trainer.errors`
-classifies with it; records carry a row by its name.
+error was raised, `search` looks one up, and `advice` fills in what to do. `general` has the
+words where no row says more. `kdist_trainer.errors` classifies with it; records carry a row by its
+name.
 """
 
 from __future__ import annotations

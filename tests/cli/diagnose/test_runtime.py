@@ -1,18 +1,20 @@
-"""Every cause that a trainer may write has its sentence."""
+"""What is remarkable of a job that is done is said."""
 
 from __future__ import annotations
 
 from kdist.diagnose import diagnose
-from kdist.diagnose.cause_texts import CAUSES
 from kdist.status import WorkloadState
-from kdist_trainer.config.exit_codes import Cause
 from tests.cli.diagnose.scenes import FAILED, scene
 from tests.cli.status.objects import ended_pod, record
 
 
-def test_every_cause_of_the_trainer_has_a_sentence() -> None:
-    own_rules = {Cause.OOM_HOST}
-    assert {each.value for each in set(Cause) - own_rules} == set(CAUSES)
+def test_ranks_without_a_process_group_are_said_of_a_job_that_is_done() -> None:
+    ended = record(0, None, outcome="done", separate_ranks=2)
+    pods = [ended_pod(0, 0, record=ended), ended_pod(1, 0, record=ended)]
+    found = diagnose(scene(pods, state=WorkloadState(succeeded=2, finished="succeeded")))
+    assert found.cause == "done"
+    assert "none of its 2 ranks has formed a process group" in found.sentence
+    assert "init_process_group()" in found.fix
 
 
 def test_a_loss_that_was_not_finite_is_said_of_a_job_that_is_done() -> None:

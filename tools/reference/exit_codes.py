@@ -36,7 +36,8 @@ _EXITS = {
     Exit.DEVICE: "a GPU has failed, or is missing: uncorrectable memory, NVLink, an illegal access",
     Exit.NODE: "the node cannot train: its driver, its limits, its network interface",
     Exit.RETRY: "the script raised `kdist_trainer.Retry`",
-    Exit.UNKNOWN: "an error that is in no table: tried again once; alike a second time it is 70",
+    Exit.UNKNOWN: "an error that is in no table, or the agent's own: tried again once; alike a "
+    "second time it is 70",
 }
 
 

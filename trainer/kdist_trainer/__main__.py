@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from kdist_trainer.agent.exit_record import failed
 from kdist_trainer.agent.launch import end, launch
-from kdist_trainer.agent.settings import EXIT, ON_FINISH, WORKER, Settings
+from kdist_trainer.agent.settings import EXIT, ON_FINISH, WORKER, Settings, read_config
 from kdist_trainer.checkpoint.location import open_location
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.config import METRICS_PORT, NOT_FETCHED, Cause, Exit, Nodes, Script, TrainConfig
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run an agent; returns its exit code."""
     given = _parser().parse_args(arguments)
     try:
-        config = TrainConfig.read(given.config)
+        config = read_config(given.config, given.scratch)
         _check_init(given, config)
         return launch(_settings(given, config))
     except (ValueError, ImportError, OSError) as error:  # a ValidationError is a ValueError

@@ -23,6 +23,7 @@ import fcntl
 import os
 import re
 import secrets
+import shlex
 import shutil
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -30,7 +31,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from kdist.errors import KdistError
+from kdist.errors import Code, KdistError
 from kdist_trainer.formats import NewerFormatError, check_format, stamp
 from kdist_trainer.json_text import encode_json
 from kdist_trainer.untrusted_text import MAX_BYTES, MalformedTextError, parse_json
@@ -251,6 +252,20 @@ class RunFolder:
         """The DONE document of this run; None if it has not ended."""
         document = read_json(self.checkpoints / "DONE")
         return document if document and document.get("run_id", self.run_id) == self.run_id else None
+
+    def explain(self, error: OSError) -> Exception:
+        """The error of an invocation, or in its place that this folder was removed meanwhile."""
+        if (self.root / "run.json").exists():
+            return error
+        inside = self.checkpoints.is_relative_to(self.root)
+        lost = "its logs and records are gone" + (", and its checkpoints were in it" * inside)
+        words = [str(each) for each in self.run["invocations"][-1].get("command", ())]
+        return KdistError(
+            f"the run folder {self.root} was removed while the job ran: {lost}",
+            hint="its agents end; `kdist delete` removes a run that is over",
+            next_command=shlex.join(["kdist", *words]) if words else "",
+            code=Code.JOB_FAILED,
+        )
 
     def close(self) -> None:
         os.close(self.lock)

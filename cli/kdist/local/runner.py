@@ -338,6 +338,8 @@ def _run_agents(
         session.launcher = launcher
         outcome = session.fetch(plan_fetches(job, folder), signals) or session.run(signals)
         stopped_by = session.stopped_by
+    except OSError as error:
+        raise folder.explain(error) from error
     finally:
         report = write_report(
             job.metadata.name, folder, outcome, log_event=session.log_event if session else None

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from kdist_trainer.checkpoint.layout import CheckpointDirectory
+from kdist_trainer.config import Exit
 from tests.patience import soon
 from tests.trainer.agent.lab import Lab
 
@@ -134,3 +135,15 @@ def test_an_agent_whose_rank_does_not_die_forms_no_group_next_to_it_and_says_so(
         assert (record["cause"], record["rank"]) == ("hang", 0)
         assert "was killed and does not exit" in record["message"]
         assert [one["generation"] for one in lab.ledger("generation")] == [1]
+
+
+def test_an_error_of_the_agents_own_that_nobody_foresaw_has_the_code_for_the_unknown(
+    tmp_path: Path,
+) -> None:
+    with Lab(tmp_path, script={"path": "train.py"}) as lab:
+        lab.arguments = ["--code", str(tmp_path / "nowhere")]
+        lab.start("node-0")
+        assert lab.end("node-0") == Exit.UNKNOWN
+        record = lab.record("node-0")
+    assert record["cause"] == "unknown"
+    assert record["message"].startswith("the agent failed: FileNotFoundError: ")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kdist_trainer.agent.settings import Settings, prepare_scratch
+from kdist_trainer.agent.settings import Settings, prepare_scratch, read_config
 from kdist_trainer.config import TrainConfig
 
 
@@ -59,3 +59,20 @@ def test_ranks_are_told_where_the_weights_are_that_were_fetched(tmp_path: Path) 
 )
 def test_the_index_of_a_node_ends_its_name(tmp_path: Path, node: str, index: int) -> None:
     assert make_settings(tmp_path, node=node).index == index
+
+
+def test_the_job_is_kept_as_the_agent_has_read_it(tmp_path: Path) -> None:
+    settings = make_settings(tmp_path)
+    with pytest.raises(FileNotFoundError, match="it was removed, as was what this agent had kept"):
+        read_config(settings.config_path, settings.scratch)
+    settings.config_path.write_text(settings.config.to_json())
+    assert settings.environment()["KDIST_CONFIG"] == str(settings.config_path)
+    prepare_scratch(settings)
+    kept = Path(settings.environment()["KDIST_CONFIG"])
+    assert kept.parent == settings.scratch
+    settings.config_path.unlink()
+    assert TrainConfig.read(kept) == settings.config
+    assert read_config(settings.config_path, settings.scratch) == settings.config
+    other = settings.config.model_copy(update={"name": "other"})
+    settings.config_path.write_text(other.to_json())
+    assert read_config(settings.config_path, settings.scratch).name == "other", "the file decides"

@@ -11,6 +11,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
+from kdist_trainer.checkpoint.commit import SaveResult
 from kdist_trainer.metrics.declarations import RENDEZVOUS_DURATION, STATES, Kind
 from kdist_trainer.metrics.endpoint import CATALOGUE, label_names
 from kdist_trainer.metrics.reporter import Reporter
@@ -217,6 +218,16 @@ def test_usual_durations_fall_into_finite_buckets(scratch: Path) -> None:
     assert [value(samples, meeting, outcome="formed", le=bound) for bound in bounds] == [1, 2, 3]
     assert value(samples, save, op="save", mode="blocking", le="30.0") == 1
     assert value(samples, save, op="save", mode="total", le="600.0") == 1
+
+
+def test_a_state_that_cannot_be_loaded_is_counted_under_its_own_name(scratch: Path) -> None:
+    stats = StepStats(rank=0, generation=1)
+    SaveResult(step=1, ok=False, cause="unloadable").add_to(stats)
+    with exporting(scratch) as exporter:
+        exporter.set_group(generation=1, world_size=1, local_ranks=[0])
+        Reporter(stats).close()
+        samples = read(fetch(exporter.port, "/metrics")[1])
+    assert value(samples, "kdist_checkpoint_failures_total", op="save", cause="unloadable") == 1
 
 
 def test_the_page_of_metrics_is_generated_from_the_declarations() -> None:

@@ -34,6 +34,7 @@ from kdist_trainer.agent.settings import (
 from kdist_trainer.agent.shim import STARTED_AT
 from kdist_trainer.agent.telemetry import AgentTelemetry
 from kdist_trainer.config import Cause, Exit, TrainConfig
+from kdist_trainer.config.exit_codes import CODES
 from kdist_trainer.errors import CheckpointMismatchError, KdistTrainerError, classify
 from kdist_trainer.failure import Failure, describe
 from kdist_trainer.json_text import encode_json
@@ -292,16 +293,17 @@ def _run_to_record(
     try:
         return _run_agent(settings, procs, telemetry, stop, predecessors, health)
     except KdistTrainerError as error:
-        cause, reason, message = error.cause, error.code, str(error)
+        cause, code, message = error.cause, error.code, str(error)
     except StopRequested:
         return stopped("stopped before the rendezvous", step=None)
     except Exception as error:  # noqa: BLE001 - every error must get an exit record and an exit code
         with suppress(OSError):
             traceback.print_exc()
-        message = f"the agent failed: {type(error).__name__}: {error}"
-        full = classify(error)[0] is Cause.STORAGE
-        cause, reason = (Cause.STORAGE, Exit.STORAGE) if full else (Cause.UNKNOWN, Exit.PEERS_LOST)
-    return failed(Failure.of_node(cause, reason, message, node=settings.node))
+        is_storage = classify(error)[0] is Cause.STORAGE or not settings.scratch.exists()
+        cause, full = (Cause.STORAGE, telemetry.find_full()) if is_storage else (Cause.UNKNOWN, "")
+        message = f"{full and f'{full}; '}the agent failed: {type(error).__name__}: {error}"
+        code = CODES[cause]
+    return failed(Failure.of_node(cause, code, message, node=settings.node))
 
 
 def _setup_process(settings: Settings) -> liveness.ParentDeathPipe:
@@ -384,9 +386,7 @@ def _worker_spec(settings: Settings, procs: int, handler: RendezvousHandler) -> 
         local_world_size=procs,
         rdzv_handler=handler,
         entrypoint=run_worker if script is None else sys.executable,
-        args=(settings.entrypoint,)
-        if script is None
-        else (*script_processes.RUN_SCRIPT, *script.command),
+        args=(*script_processes.RUN_SCRIPT, *script.command) if script else (settings.entrypoint,),
         max_restarts=settings.config.restart_limit,
         monitor_interval=_MONITOR_SECONDS,
     )

@@ -70,6 +70,10 @@ PIDS = "agents"
 """File in the scratch folder with the pids of this node's agents since one of them last joined the
 rendezvous.
 """
+KEPT = "train.json"
+"""File in the scratch folder with the job as this node's agent has read it: ranks read this one,
+and a restarted agent, if the other one is gone.
+"""
 EXIT, KEEP_ALIVE = ON_FINISH = ("exit", "keep-alive")
 """What an agent does after the run: exit, or stay alive until SIGTERM, since a StatefulSet would
 restart it.
@@ -177,8 +181,9 @@ class Settings:
 
     def environment(self) -> dict[str, str]:
         """The variables that kdist adds to torchrun's in the environment of every worker."""
+        kept = self.scratch / KEPT
         variables = {
-            "KDIST_CONFIG": str(self.config_path),
+            "KDIST_CONFIG": str(kept if kept.exists() else self.config_path),
             "KDIST_JOB": self.config.name,
             "KDIST_RUN_ID": self.run_id,
             "KDIST_NODE": self.node,
@@ -249,7 +254,38 @@ def prepare_scratch(settings: Settings) -> set[int]:
         file.write(f"{os.getpid()}\n")
     for name in ("agent.json", "exit.json", "metrics.sock"):
         (scratch / name).unlink(missing_ok=True)
+    _keep_config(settings)
     return pids - {os.getpid()}
+
+
+def _keep_config(settings: Settings) -> None:
+    """Keep the job as it was read, so that nothing that happens to its file later ends the run."""
+    fresh = settings.scratch / f"{KEPT}.new"
+    try:
+        fresh.write_text(settings.config.to_json())
+        fresh.replace(settings.scratch / KEPT)
+    except OSError:  # a full disk: what an earlier agent has kept may be of another job
+        for stale in (fresh, settings.scratch / KEPT):
+            stale.unlink(missing_ok=True)
+
+
+def read_config(path: Path, scratch: Path) -> TrainConfig:
+    """Read the job; if its file is gone, what an agent of this node has kept of it.
+
+    Raises:
+        OSError: If neither is there, or it cannot be read.
+        ValueError: If it is not valid.
+    """
+    try:
+        return TrainConfig.read(path)
+    except FileNotFoundError as error:
+        try:
+            config = TrainConfig.read(scratch / KEPT)
+        except (OSError, ValueError):
+            gone = f"it was removed, as was what this agent had kept of it in {scratch}"
+            raise FileNotFoundError(error.errno, gone, str(path)) from None
+        log.warn("config-kept", message=f"{path} was removed: the agent goes on with what it kept")
+        return config
 
 
 _LONGEST_SOCKET = 100  # bytes in the address of a Unix socket: 108 on Linux, 104 on macOS

@@ -73,7 +73,7 @@ class SaveResult:
         """Count it in the metrics of a rank."""
         stats.add_checkpoint(
             "save",
-            cause=None if self.ok else "other" if self.cause == "unloadable" else self.cause,
+            cause=None if self.ok else self.cause,
             visible=self.visible_seconds,
             total=self.total_seconds,
             nbytes=self.nbytes,

@@ -80,7 +80,7 @@ _SAVE_SERIES = len(SAVE_BUCKETS) + 2
 _EWMA_WEIGHT = 0.1
 
 _FAILURES = (
-    *(("save", cause) for cause in ("enospc", "eio", "timeout", "other")),
+    *(("save", cause) for cause in ("enospc", "eio", "timeout", "unloadable", "other")),
     *(("restore", cause) for cause in ("corrupt", "mismatch", "eio", "timeout", "other")),
 )
 _FALLBACKS = (("corrupt",), ("eio",), ("other",))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
@@ -17,9 +16,11 @@ from typing import NamedTuple
 
 import pytest
 
+from kdist_trainer.config import Exit
 from tests.draw import read_commit
 
-from .training_run import TrainingRun, describe_job, kill
+from .forked_run import ForkedRun
+from .training_run import describe_job, kill, wait_for_step
 
 COMPILED = ("plain", "whole", "part")
 STATES = ("all", "some", "none")
@@ -77,7 +78,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Cell], 
     def find(cell: Cell) -> str:
         plain = cell._replace(compiled="plain", fault="inPlace")
         if plain not in found:
-            with TrainingRun(tmp_path_factory.mktemp("uninterrupted"), describe(plain)) as run:
+            with ForkedRun(tmp_path_factory.mktemp("uninterrupted"), describe(plain)) as run:
                 assert run.wait() == 0, run.output()
             found[plain] = run.done()["weights"]
         return found[plain]
@@ -97,30 +98,17 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Cell], 
 def test_a_fault_changes_nothing(
     cell: Cell, uninterrupted: Callable[[Cell], str], tmp_path: Path
 ) -> None:
-    with TrainingRun(tmp_path, describe(cell)) as run:
+    compiles = [] if cell.compiled == "plain" else ["functorch.compile"]
+    with ForkedRun(tmp_path, describe(cell), imports=compiles) as run:
         for step in (6, 15):
-            ranks = wait_for_step(run, step, cell)
+            ranks = wait_for_step(run, step, ranks=cell.ranks)
             if cell.fault == "stop":
-                run.process.send_signal(signal.SIGINT)
-                assert run.wait() == 130, run.output()
+                assert run.stop() == Exit.STOPPED, run.output()
                 run.start()
                 continue
             kill(ranks[1])
-            after = wait_for_step(run, step + 2, cell)
+            after = wait_for_step(run, step + 2, ranks=cell.ranks)
             if cell.fault == "inPlace":
                 assert after[0] == ranks[0], "the survivor has not kept its process"
         assert run.wait() == 0, run.output()
     assert run.done()["weights"] == uninterrupted(cell)
-
-
-def wait_for_step(run: TrainingRun, step: int, cell: Cell) -> dict[int, int]:
-    """The processes of all ranks once each is in `step` or further."""
-
-    def are_there() -> dict[int, int]:
-        found = [one for one in run.ranks() if one.beat.phase.name in ("STEP", "DATA")]
-        if len(found) < cell.ranks or min(one.beat.step for one in found) < step:
-            return {}
-        return {one.number: one.pid for one in found}
-
-    found: dict[int, int] = run.wait_until(are_there, f"step {step}", every=0.002)
-    return found

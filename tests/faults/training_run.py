@@ -16,12 +16,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import yaml
 
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.liveness import Heartbeat, RankSnapshot
+from tests.trainer.agent.lab import Agent
 from tests.trainer.checkpoint.exported import assert_done_tells_what_is_kept
 
 PATIENCE = 180.0  # seconds; a condition on a loaded machine of two cores
@@ -84,9 +85,9 @@ class TrainingRun:
         self.file = home / f"{self.name}.yaml"
         self.file.write_text(yaml.safe_dump(job))
         self.args = args
-        self.kdist: subprocess.Popen[bytes] | None = None
+        self.kdist: Agent | None = None
 
-    def start(self) -> TrainingRun:
+    def start(self) -> Self:
         environment = {**os.environ, "KDIST_HOME": str(self.home / ".kdist"), "NO_COLOR": "1"}
         command = [sys.executable, "-m", "kdist", "run", str(self.file), *self.args]
         with (self.home / "output").open("ab") as output:
@@ -100,7 +101,7 @@ class TrainingRun:
             )
         return self
 
-    def __enter__(self) -> TrainingRun:
+    def __enter__(self) -> Self:
         return self.start()
 
     def __exit__(self, *_: object) -> None:
@@ -110,7 +111,7 @@ class TrainingRun:
             self.kdist.wait()
 
     @property
-    def process(self) -> subprocess.Popen[bytes]:
+    def process(self) -> Agent:
         assert self.kdist, "not started"
         return self.kdist
 
@@ -236,3 +237,16 @@ def kill(pid: int) -> None:
     """SIGKILL; a process that is gone already is fine."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
+
+
+def wait_for_step(run: TrainingRun, step: int, *, ranks: int) -> dict[int, int]:
+    """The processes of all ranks of one node once each is in `step` or further."""
+
+    def are_there() -> dict[int, int]:
+        found = [one for one in run.ranks() if one.beat.phase.name in ("STEP", "DATA")]
+        if len(found) < ranks or min(one.beat.step for one in found) < step:
+            return {}
+        return {one.number: one.pid for one in found}
+
+    found: dict[int, int] = run.wait_until(are_there, f"step {step}", every=0.002)
+    return found

@@ -14,6 +14,7 @@ import gc
 import importlib
 import itertools
 import json
+import math
 import os
 import shutil
 import signal
@@ -53,12 +54,15 @@ class ForkedAgent:
             self.returncode = int(self._end.read_text())
         return self.returncode
 
-    def wait(self) -> int:
+    def wait(self, timeout: float | None = None) -> int:
+        end = math.inf if timeout is None else time.monotonic() + timeout
         while (code := self.poll()) is None:
+            if time.monotonic() > end:
+                raise subprocess.TimeoutExpired(f"agent {self.pid}", timeout or 0)
             time.sleep(0.01)
         return code
 
-    def send_signal(self, number: signal.Signals) -> None:
+    def send_signal(self, number: int) -> None:
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
@@ -71,13 +75,18 @@ class ForkedAgent:
 
 
 def fork_agent(
-    arguments: Sequence[str], *, environment: Mapping[str, str], log: int
+    arguments: Sequence[str],
+    *,
+    environment: Mapping[str, str],
+    log: int,
+    imports: Sequence[str] = (),
 ) -> ForkedAgent:
     """Start `python -m kdist_trainer ARGUMENTS` in the repository's root; the descriptor `log`
-    takes what it prints.
+    takes what it prints. It and all later ones have the modules `imports` too.
     """
     asking, ends = _server()
-    request = json.dumps({"arguments": list(arguments), "environment": dict(environment)}).encode()
+    words = {"arguments": list(arguments), "environment": dict(environment)}
+    request = json.dumps({**words, "imports": list(imports)}).encode()
     assert len(request) <= _LARGEST
     socket.send_fds(asking, [request], [log])
     answer = asking.recv(64)
@@ -123,11 +132,14 @@ def serve(requests: socket.socket, ends: Path) -> NoReturn:
         if not text:
             shutil.rmtree(ends)
             os._exit(0)
+        request = json.loads(text)
+        for module in request["imports"]:
+            importlib.import_module(module)
         # no end is met before its pid is known
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
         if (pid := os.fork()) == 0:
             requests.close()
-            _be_agent(json.loads(text), descriptors[0])
+            _be_agent(request, descriptors[0])
         numbers[pid] = number
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
         os.close(descriptors[0])

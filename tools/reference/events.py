@@ -74,6 +74,9 @@ _SPECIAL: dict[str, dict[str, Any]] = {
     },
     "restarts-off": {"message": "if a rank or a node is lost, the script is not started again"},
     "job-edited": {"message": "train.lr is 0.2, was 0.1"},
+    "replicas-differ": {
+        "message": "rank 1 holds other weights or optimizer states after step 7 than rank 0"
+    },
     "past-end": {"message": "the checkpoint is past the last step: nothing is left to do"},
     "checkpoint-fallback": {"reason": "a checksum differs"},
 }

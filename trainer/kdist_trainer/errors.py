@@ -84,6 +84,14 @@ class Retry(KdistTrainerError):  # noqa: N818 - what a script says, not what wen
     cause, code, signature = Cause.RETRY, Exit.RETRY, "retry"
 
 
+class ReplicasDifferError(KdistTrainerError):
+    """Ranks hold different values of one model: something that changes them is in no state. All
+    ranks start again from the newest checkpoint.
+    """
+
+    cause, code, signature = Cause.RETRY, Exit.RETRY, "replicas-differ"
+
+
 class PeersLostError(KdistTrainerError):
     """Other ranks were lost during a collective operation; their own nodes report the cause."""
 

@@ -32,7 +32,14 @@ from kdist_trainer.control import (
     WAITS_ONLY,
     GroupControl,
 )
-from kdist_trainer.errors import BandwidthError, ConfigError, PeersLostError, classify, is_user_code
+from kdist_trainer.errors import (
+    BandwidthError,
+    ConfigError,
+    PeersLostError,
+    ReplicasDifferError,
+    classify,
+    is_user_code,
+)
 from kdist_trainer.instrumentation import fault_handler, flight_recorder
 from kdist_trainer.liveness import Heartbeat, NullHeartbeat, Phase
 from kdist_trainer.metrics.reporter import Reporter
@@ -231,6 +238,8 @@ class ManagedRank:
         collective that timed out is a hang, whose cause the agents find from all ranks' exits.
         """
         assert self._control is not None  # noqa: S101 - the caller has checked it
+        if isinstance(error, ReplicasDifferError):
+            return False  # what this process holds must not go on
         cause, _, is_primary = classify(error)
         lost_peers = not is_primary and cause is not Cause.COLLECTIVE_TIMEOUT
         return self._control.asked_to_leave or lost_peers

@@ -13,7 +13,7 @@ from kdist.diagnose.fetching import advise_on_size
 from kdist.diagnose.rule import Diagnosis, DiagnosticContext, Severity, clip, name_pods
 from kdist.status import ContainerTermination, ExitRecord, Phase, Pod, documents
 from kdist.units import size
-from kdist_trainer.causes.general import ENDED_BY_ITSELF, GENERAL, UNLOADABLE
+from kdist_trainer.causes.general import ENDED_BY_ITSELF, GENERAL, PARTED, UNLOADABLE
 
 CAUSES: Final = {cause.value: words for cause, words in GENERAL.items()}
 _SHOWN_LINES = 12  # of a traceback
@@ -166,6 +166,8 @@ def _texts(record: ExitRecord) -> tuple[str, str]:
         words = ENDED_BY_ITSELF
     if record.cause == "mismatch" and "UnloadableStateError" in record.message:
         return UNLOADABLE
+    if record.signature == "replicas-differ":
+        return PARTED
     return words, fix
 
 

@@ -60,6 +60,7 @@ FOREIGN = "another model or optimizer; give the job a folder of its own"
 SPENT = "restart limit reached: 10 restarts without progress; the last failure: SIGKILL"
 EXITED = "rank 1 exited with code 1"
 UNLOADABLE = "UnloadableStateError: state.fn is a function"
+PARTED = "ReplicasDifferError: rank 1 holds other weights"
 IMPORT = "ImportError: no module\nlast line"
 LATE = WorkloadState(
     finished="failed", reason="DeadlineExceeded", message="Job was active too long"
@@ -86,6 +87,7 @@ CASES = [
     (failed(75, "preempted", "asked to end", rank=None), "preempted", ["digits-1", "maxRestarts"]),
     (failed(70, "user_code", EXITED), "user-code", [EXITED]),
     (failed(73, "mismatch", UNLOADABLE), "mismatch", ["could not be given back"]),
+    (failed(206, "retry", PARTED, signature="replicas-differ"), "retry", ["no longer held"]),
     (failed_alone(ended_pod(0, 1, record=IMPORT)), "crash", ["exit code 1", "last line"]),
     (failed_alone(ended_pod(0, 137)), "crash", ["signal 9"]),
     (failed_alone(), "failed", ["exit code that is not retried"]),

@@ -86,7 +86,7 @@ def test_nothing_of_the_users_is_tried_more_than_twice(judged: list[dict[str, An
     from kdist_trainer.agent.repetition import alike_limit
     from kdist_trainer.failure import Failure
 
-    asked_for = {"retry", "shm-full", "shm-bus-error"}
+    asked_for = {"retry", "replicas-differ", "shm-full", "shm-bus-error"}
     for row, one in of_rows(judged):
         if one["fault"] != Fault.USER or row.name in asked_for:
             continue

@@ -47,6 +47,7 @@ NAMES: Final = frozenset(
         "progress",
         "rank-parts-changed",
         "recovery-restarts",
+        "replicas-differ",
         "resumed",
         "rolled-back",
         "settings-edited",

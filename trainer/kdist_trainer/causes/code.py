@@ -20,6 +20,17 @@ CODE = (
         alike=0,
     ),
     Row(
+        "replicas-differ",
+        ANYWHERE,
+        Cause.RETRY,
+        "keep what a step changes in a state (the optimizer's in self.state or param_groups, the "
+        "model's in a buffer or get_extra_state()), or set train.recovery: restart",
+        "kdist_trainer/errors.py class ReplicasDifferError",
+        "rank 1 holds other weights or optimizer states after step 7 than rank 0",
+        types=("ReplicasDifferError",),
+        alike=0,
+    ),
+    Row(
         "interrupted",
         ANYWHERE,
         Cause.SIGNAL,

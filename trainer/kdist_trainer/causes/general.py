@@ -122,6 +122,11 @@ GENERAL: Final[dict[Cause, Words]] = {
 """Of `oom_host` a rule of the command line's says it, which sees the limits of the pods."""
 ENDED_BY_ITSELF: Final = "{message}"
 """The sentence of a rank that has ended with an exit code of its own, and raised nothing."""
+PARTED: Final = Words(
+    "the ranks no longer held the same model: {message}",
+    "keep what a step changes in a state, or set train.recovery: restart",
+)
+"""Of ranks that start again since their weights differ."""
 UNLOADABLE: Final = Words(
     "the state of this training could not be given back: {message}",
     "change what the message names: a checkpoint must be able to give back all that it saves",

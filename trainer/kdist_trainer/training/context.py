@@ -74,6 +74,12 @@ class TrainContext:
     """The last step of the run, once the position is known."""
     handover: Handover = field(default_factory=Handover)
     """How the ranks come by the former group's state."""
+    continues_in_place: bool = False
+    """Whether a rank of this group has brought its training from a former one, so that what it has
+    in plain attributes is on no new rank.
+    """
+    compared_step: int = -1
+    """The newest step after which the ranks have compared what they hold."""
     is_consistent: bool = False
     """Whether weights, optimizer and `state` belong together: not before they are restored."""
     first_step: int = 1

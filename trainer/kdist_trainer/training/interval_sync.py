@@ -13,6 +13,7 @@ from typing import NoReturn
 
 from kdist_trainer import log
 from kdist_trainer.errors import NonFiniteError
+from kdist_trainer.training import replicas
 from kdist_trainer.training.context import TrainContext
 from kdist_trainer.training.sync import IntervalResult, SyncPayload, choose_sync_interval
 
@@ -41,6 +42,7 @@ def sync_ranks(ctx: TrainContext) -> IntervalResult:
             stop=ctx.stop_flag.requested,
             save=ctx.checkpointing.is_due_by_clock(),
             profile=ctx.profiler.is_requested(),
+            digest=replicas.take_digest(ctx) if ctx.state.step == ctx.first_step else None,
         )
     )
     ctx.step_records.clear()
@@ -69,7 +71,11 @@ def record_interval(ctx: TrainContext, result: IntervalResult) -> None:
 
     Raises:
         NonFiniteError: If a loss is not finite and the job asks to stop then.
+        ReplicasDifferError: If ranks hold other values than they should.
     """
+    replicas.check(ctx, result)
+    if not result.records:
+        return
     ctx.step_log.add_steps(result.records, result.losses)
     ctx.sync_interval = choose_sync_interval(result.step_seconds, ctx.settings.sync_every_steps)
     ctx.stats.loss = result.losses[-1]
@@ -153,11 +159,12 @@ def flush_pending_losses(ctx: TrainContext, *, check_weights: bool = True) -> No
 
     Raises:
         NonFiniteError: If a loss or a weight is not finite and the job asks to stop then.
+        ReplicasDifferError: If ranks hold other values than they should.
     """
-    if ctx.step_records:
-        ctx.sync_exchange.post(
-            SyncPayload(tuple(ctx.step_records), tuple(ctx.losses), ctx.grad_norm)
-        )
+    digest = replicas.take_digest(ctx)
+    if ctx.step_records or digest is not None:
+        records, losses = tuple(ctx.step_records), tuple(ctx.losses)
+        ctx.sync_exchange.post(SyncPayload(records, losses, ctx.grad_norm, digest=digest))
         ctx.step_records.clear()
         ctx.losses.clear()
     while ctx.sync_exchange.pending:

@@ -26,7 +26,7 @@ from kdist_trainer.world import World
 REACT_WITHIN_SECONDS: Final = 2.0
 """How soon after a request all ranks should act on it."""
 
-_STOP, _SAVE, _PROFILE, _SECONDS, _NORM, _LOSSES = range(6)
+_STOP, _SAVE, _PROFILE, _SECONDS, _DIGEST, _NORM, _LOSSES = range(7)
 
 
 class StopFlag:
@@ -90,6 +90,10 @@ class SyncPayload(NamedTuple):
     stop: bool = False
     save: bool = False
     profile: bool = False
+    digest: int | None = None
+    """Of what all ranks should hold alike, of at most 48 bits; None to compare nothing. All ranks
+    post one or none does.
+    """
 
 
 class IntervalResult(NamedTuple):
@@ -109,6 +113,8 @@ class IntervalResult(NamedTuple):
     """Whether any rank has a profile request."""
     step_seconds: float = 0.0
     """Mean step time of the slowest rank; 0 if nothing was collected yet."""
+    digests: Sequence[int] = ()
+    """What all ranks have posted to be compared, by rank."""
 
 
 class _Posted(NamedTuple):
@@ -145,6 +151,7 @@ class SyncExchange:
         records = payload.records
         seconds = sum([record.seconds for record in records]) / max(1, len(records))
         flags = [float(payload.stop), float(payload.save), float(payload.profile), seconds]
+        flags.append(float(payload.digest or 0))
         post = self._post_from_cpu if self._stream is None else self._post_from_device
         self._posted.append(post(payload, flags))
 
@@ -229,6 +236,7 @@ class SyncExchange:
             save=bool(rows[0][_SAVE]),
             profile=any(row[_PROFILE] for row in rows),
             step_seconds=max(row[_SECONDS] for row in rows),
+            digests=() if payload.digest is None else [int(row[_DIGEST]) for row in rows],
         )
 
 

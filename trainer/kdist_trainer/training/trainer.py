@@ -132,6 +132,7 @@ def setup(ctx: TrainContext) -> None:
     ctx.stats.add_wall(WallCategory.INIT, ctx.step_timer.exclude())
     ctx.heartbeat.beat(Phase.RESTORE, ctx.state.step)
     source = ctx.handover.source
+    ctx.continues_in_place = source is not None
     saved: TrainState | None
     target: int | None = None
     if source is not None:

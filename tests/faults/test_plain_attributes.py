@@ -1,0 +1,59 @@
+"""An optimizer that counts in a plain attribute: ranks that go on in place hold different weights
+then. It is found before a checkpoint is of them, and all ranks start again from the one before.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from .forked_run import ForkedRun
+from .training_run import describe_job, kill, wait_for_step
+
+RANKS = 3
+EVERY = 8
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("period", [1, 5])
+def test_ranks_that_differ_after_a_recovery_in_place_start_again(
+    period: int, tmp_path: Path
+) -> None:
+    """With period 5 they differ some steps later, which only the comparison before a save shows."""
+    train = {
+        "workload": "counting:Counting",
+        "steps": 40,
+        "globalBatch": 12,
+        "microBatch": 4,
+        "virtualShards": RANKS,
+        "checkpoint": {"every": {"steps": EVERY}},
+        "options": {"period": period, "pause": 0.03},
+    }
+    code = str(Path(__file__).parent / "code")
+    job = describe_job(
+        "counting", nodes=1, procsPerNode=RANKS, maxRestarts=1000, code=code, train=train
+    )
+    with ForkedRun(tmp_path, job) as run:
+        run.wait_until(lambda: run.events("commit"), f"the checkpoint of step {EVERY}")
+        ranks = wait_for_step(run, EVERY + 2, ranks=RANKS)
+        kill(ranks[1])
+        assert run.wait() == 0, run.output()
+    log = run.log("node-0")
+    (continued,) = [one for one in log if one["event"] == "continued"]
+    (found,) = [one for one in log if one["event"] == "replicas-differ"]
+    assert found["ranks"] == [1]
+    # with the losses of the first step, else before the next save
+    before_save = (continued["step"] // EVERY + 1) * EVERY
+    assert found["step"] == (continued["step"] + 1 if period == 1 else before_save)
+    (said,) = [one for one in log if one["event"] == "not-reproducible"]
+    assert said["why"] in said["message"]
+    assert "rank 1 holds other weights" in said["why"]
+    # generation 2 went on in place and saved nothing; 3 began where the first one had saved
+    saves = [one for one in log if one["event"] == "checkpoint-committed"]
+    assert {one["generation"] for one in saves} == {1, 3}
+    (resumed,) = [one for one in log if one["event"] == "resumed"]
+    newest = max(one["step"] for one in saves if one["generation"] == 1)
+    assert (resumed["generation"], resumed["step"]) == (3, newest)
+    (failure,) = [one for one in run.events("failure") if one["generation"] == 2]
+    assert (failure["cause"], failure["signature"]) == ("retry", "replicas-differ")

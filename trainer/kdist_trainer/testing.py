@@ -119,7 +119,7 @@ class _Checks:
             yield problem
             return
         optimizer = self.workload.optimizer(model, Optimizer())
-        if problem := supported.find_optimizer_problem(optimizer):
+        if problem := supported.find_optimizer_problem(optimizer, model):
             yield problem
             return
         scheduler = self.workload.scheduler(optimizer, Schedule(), steps=self._steps)
@@ -210,7 +210,7 @@ class _Checks:
         nonfinite = [
             name
             for name, weight in named
-            if weight.grad is not None and not torch.isfinite(weight.grad).all()
+            if weight.grad is not None and not torch.isfinite(_values_of(weight.grad)).all()
         ]
         if nonfinite:
             yield f"loss(): the gradient of {', '.join(nonfinite[:5])} is not finite"
@@ -225,7 +225,7 @@ class _Checks:
         if supported.find_model_problem(model):
             return  # said before
         optimizer = self.workload.optimizer(model, Optimizer())
-        if supported.find_optimizer_problem(optimizer):
+        if supported.find_optimizer_problem(optimizer, model):
             return
         attributes = Attributes(optimizer)
         optimizer.step()
@@ -278,7 +278,7 @@ class _Checks:
         if supported.find_model_problem(model):
             return  # said before
         optimizer = self.workload.optimizer(model, Optimizer())
-        if supported.find_optimizer_problem(optimizer):
+        if supported.find_optimizer_problem(optimizer, model):
             return
         loss, count = self._compute_loss(model.eval(), self._indices)
         before = float(loss.detach())
@@ -306,6 +306,11 @@ def _matches(name: str, pattern: str) -> bool:
 def _samples(found: Samples | Stream | None) -> Samples | None:
     """The samples; a stream as the loop would read it with two samples a step."""
     return StreamSamples(found, batch=2, shards=1, seed=0) if isinstance(found, Stream) else found
+
+
+def _values_of(gradient: Tensor) -> Tensor:
+    """The numbers that a gradient has, which may be sparse."""
+    return gradient.coalesce().values() if gradient.is_sparse else gradient
 
 
 def _equal(one: Any, other: Any) -> bool:

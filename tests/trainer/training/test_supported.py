@@ -4,6 +4,8 @@ and by `check_workload`.
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,6 +24,7 @@ from torch.optim.lr_scheduler import (
     SequentialLR,
     StepLR,
 )
+from torch.utils.data import TensorDataset
 
 from kdist_trainer import config
 from kdist_trainer.errors import CheckpointMismatchError, ConfigError
@@ -31,8 +34,9 @@ from kdist_trainer.training.supported import (
     check_model,
     check_saved_scheduler,
     describe_scheduler,
+    find_optimizer_problem,
 )
-from kdist_trainer.workload import Workload, WorkloadContext, build_scheduler
+from kdist_trainer.workload import Split, Workload, WorkloadContext, build_scheduler
 from tests.trainer.training.group import RankFailed
 from tests.trainer.training.tasks import Small, describe, train_here
 
@@ -114,6 +118,17 @@ class SparseWords(Small):
     def model(self) -> nn.Module:
         return nn.Sequential(nn.Embedding(8, 4, sparse=True), nn.Flatten(), nn.Linear(64, 3))
 
+    def dataset(self, split: Split) -> TensorDataset:
+        numbers, *others = super().dataset(split).tensors
+        return TensorDataset(numbers.abs().long() % 8, *others)
+
+
+class SparseSgd(SparseWords):
+    """It is trained by SGD with the momentum of option `momentum`."""
+
+    def optimizer(self, model: nn.Module, settings: config.Optimizer) -> Optimizer:  # noqa: ARG002 - the interface
+        return SGD(model.parameters(), lr=0.01, momentum=self.context.options.get("momentum", 0.0))
+
 
 class Undecided(nn.Linear):
     """Gives extra state and takes none."""
@@ -136,13 +151,20 @@ KINDS: list[tuple[type[Workload], str, str]] = [
     (Ends, "ddp", "OneCycleLR has rates for 9 steps, and the run ends at step 10"),
     (UnusedPart, "ddp", "no gradient reaches aux.weight, aux.bias, and the ranks average"),
     (FrozenLater, "ddp", "no gradient reaches .*bias any more: with ddp requires_grad cannot"),
+    (
+        SparseWords,
+        "ddp",
+        "AdamW takes no sparse gradients, and those of 0.weight are",
+    ),
     (SparseWords, "fsdp", "strategy fsdp splits gradients between ranks, and those of 0 are"),
 ]
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("kind", "strategy", "printed"), KINDS, ids=[kind.__name__ for kind, _, _ in KINDS]
+    ("kind", "strategy", "printed"),
+    KINDS,
+    ids=[f"{kind.__name__}-{strategy}" for kind, strategy, _ in KINDS],
 )
 def test_a_training_says_what_it_cannot_train_with_and_what_to_do(
     kind: type[Workload], strategy: str, printed: str, tmp_path: Path
@@ -161,6 +183,7 @@ def test_a_training_says_what_it_cannot_train_with_and_what_to_do(
         (Plateau, r"scheduler\(\): ReduceLROnPlateau\.step\(\) needs a measured value"),
         (Frozen, r"model\(\): all 6 parameters are frozen"),
         (Ends, r"scheduler\(\): OneCycleLR has rates for 19 steps"),
+        (SparseWords, r"optimizer\(\): AdamW takes no sparse gradients, and those of 0.weight are"),
     ],
 )
 def test_check_workload_says_so_too(kind: type[Workload], printed: str) -> None:
@@ -184,6 +207,44 @@ def test_sparse_gradients_are_refused_where_gradients_are_split_alone() -> None:
     for strategy in ("fsdp", "hsdp", "tensor", "pipeline"):
         with pytest.raises(ConfigError, match=r"nn\.Embedding\(sparse=False\), or strategy ddp"):
             check_model(workload.model(), workload, strategy=strategy)
+
+
+def test_check_workload_passes_where_sparse_gradients_can_be_trained_and_saved() -> None:
+    check_workload(SparseSgd)
+    with pytest.raises(AssertionError, match=r"no checkpoint can hold it: use SGD or Adagrad"):
+        check_workload(SparseSgd, options={"momentum": 0.9})
+
+
+@pytest.mark.parametrize(
+    ("make", "printed"),
+    [
+        (lambda them: SGD(them, lr=0.1), None),
+        (lambda them: torch.optim.Adagrad(them), None),
+        (lambda them: torch.optim.SparseAdam(them), None),
+        (lambda them: SGD(them, lr=0.1, momentum=0.9), "no checkpoint can hold it"),
+        (lambda them: SGD(them, lr=0.1, weight_decay=0.1), "SGD takes no weight decay for weight"),
+        (lambda them: torch.optim.Adagrad(them, weight_decay=0.1), "Adagrad takes no weight decay"),
+        (lambda them: torch.optim.RMSprop(them), "RMSprop takes no sparse gradients"),
+    ],
+)
+def test_an_optimizer_is_refused_as_torch_or_a_checkpoint_would(
+    make: Callable[[Any], Optimizer], printed: str | None
+) -> None:
+    """What is said agrees with what a step and its state show."""
+    model = nn.Embedding(5, 2, sparse=True)
+    made = make(model.parameters())
+    found = find_optimizer_problem(made, model)
+    assert (found is None) == (printed is None)
+    assert printed is None or (found and printed in found)
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            model(torch.tensor([1, 3])).sum().backward()
+            made.step()
+        held = [one for state in made.state.values() for one in state.values()]
+        fits = not any(isinstance(one, Tensor) and one.is_sparse for one in held)
+    except RuntimeError:
+        fits = False
+    assert fits == (printed is None)
 
 
 def saved(scheduler: LRScheduler) -> tuple[Any, str]:

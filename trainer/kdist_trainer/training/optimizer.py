@@ -18,7 +18,7 @@ def make_optimizer(train: Training, workload: Workload, module: nn.Module) -> Op
         ConfigError: If the training loop cannot use it.
     """
     optimizer = workload.optimizer(module, train.optimizer)
-    check_optimizer(optimizer, workload)
+    check_optimizer(optimizer, workload, module)
     for group in optimizer.param_groups:
         group.setdefault("initial_lr", group["lr"])
     return optimizer

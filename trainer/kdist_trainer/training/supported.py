@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from torch import nn
-from torch.optim import LBFGS, Optimizer
+from torch.optim import LBFGS, SGD, Adagrad, Optimizer, SparseAdam
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from kdist_trainer.errors import CheckpointMismatchError, ConfigError
@@ -30,8 +30,8 @@ _LENGTHS: Final = (
 _MOST_NAMES: Final = 5
 
 
-def find_optimizer_problem(optimizer: object) -> str | None:
-    """Why the training loop cannot use an optimizer; None if it can."""
+def find_optimizer_problem(optimizer: object, model: nn.Module) -> str | None:
+    """Why the training loop cannot train a model with an optimizer; None if it can."""
     kind = type(optimizer).__name__
     if not isinstance(optimizer, Optimizer):
         return (
@@ -43,6 +43,39 @@ def find_optimizer_problem(optimizer: object) -> str | None:
             f"optimizer(): {kind}.step() computes the loss again (it needs a closure), and the "
             "loop computes it once for each step: use an optimizer whose step() takes no "
             "arguments, such as AdamW or SGD"
+        )
+    return _find_sparse_problem(optimizer, model)
+
+
+def _find_sparse_problem(optimizer: Optimizer, model: nn.Module) -> str | None:
+    """Why an optimizer cannot take the model's sparse gradients. One of the user's own is not
+    judged, unless it is derived from such an optimizer.
+    """
+    kind = type(optimizer).__name__
+    sparse = {
+        model.get_submodule(name).weight: f"{name}.weight".lstrip(".")
+        for name in find_sparse(model)
+    }
+    for group in optimizer.param_groups:
+        names = _join([sparse[one] for one in group["params"] if one in sparse])
+        if not names:
+            continue
+        if isinstance(optimizer, SGD) and group.get("momentum"):
+            problem = (
+                f"the momentum that {kind} keeps of {names} is a sparse tensor, as the gradients "
+                "are, and no checkpoint can hold it"
+            )
+        elif isinstance(optimizer, SGD | Adagrad) and group.get("weight_decay"):
+            problem = f"{kind} takes no weight decay for {names}, whose gradients are sparse"
+        elif type(optimizer).__module__.startswith("torch.optim.") and not isinstance(
+            optimizer, SGD | Adagrad | SparseAdam
+        ):
+            problem = f"{kind} takes no sparse gradients, and those of {names} are"
+        else:
+            continue
+        return (
+            f"optimizer(): {problem}: use SGD or Adagrad without momentum and weight decay, "
+            "SparseAdam, or nn.Embedding(sparse=False)"
         )
     return None
 
@@ -109,9 +142,9 @@ def check_model(model: nn.Module, workload: Workload, *, strategy: str) -> None:
     _raise(problem, workload)
 
 
-def check_optimizer(optimizer: object, workload: Workload) -> None:
-    """Raise `ConfigError` if the training loop cannot use an optimizer."""
-    _raise(find_optimizer_problem(optimizer), workload)
+def check_optimizer(optimizer: object, workload: Workload, model: nn.Module) -> None:
+    """Raise `ConfigError` if the training loop cannot train a model with an optimizer."""
+    _raise(find_optimizer_problem(optimizer, model), workload)
 
 
 def check_scheduler(scheduler: object, workload: Workload) -> None:

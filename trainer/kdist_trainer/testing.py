@@ -19,13 +19,24 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
+from kdist_trainer.checkpoint.loadable import fill
 from kdist_trainer.config import Optimizer, Schedule
 from kdist_trainer.data.loader import fetcher
 from kdist_trainer.data.sampler import WeightedOrder
-from kdist_trainer.errors import ConfigError, DataError
+from kdist_trainer.errors import ConfigError, DataError, find_place
+from kdist_trainer.parallel.buffers import Buffers
 from kdist_trainer.rng import FETCH, STEP, WEIGHTS, Generators, derive
-from kdist_trainer.state import Attributes, describe_changed, describe_changed_optimizer
+from kdist_trainer.state import (
+    Attributes,
+    describe,
+    describe_changed,
+    describe_changed_optimizer,
+    load_state,
+    read_state,
+    template,
+)
 from kdist_trainer.stream import Stream, StreamSamples
 from kdist_trainer.training import supported
 from kdist_trainer.workload import Samples, Workload, WorkloadContext
@@ -89,6 +100,7 @@ class _Checks:
             self._loss_is_a_sum,
             self._gradients_are_finite,
             self._state_is_kept,
+            self._state_can_be_loaded,
             self._evaluation_returns_sums,
             self._plan_names_modules,
             self._loss_decreases,
@@ -231,6 +243,36 @@ class _Checks:
         optimizer.step()
         if changed := attributes.find_changed():
             yield f"optimizer(): a step changes {describe_changed_optimizer(changed)}"
+
+    def _state_can_be_loaded(self) -> Iterator[str]:
+        """Check that a new process could load the state after a step, as a training does where each
+        rank holds it whole: strategies that shard find what raises at the first restart.
+        """
+        model = self._make_model().train()
+        if supported.find_model_problem(model):
+            return  # said before
+        buffers = Buffers(model, None)
+        optimizer = self.workload.optimizer(model, Optimizer())
+        if supported.find_optimizer_problem(optimizer, model):
+            return
+        self._compute_loss(model, self._indices)[0].backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        saved, changes = read_state(model, optimizer), buffers.state_dict()
+        fresh = self._make_model()
+        if any(map(is_lazy, fresh.parameters())):
+            return  # a training gives them their shape before it loads
+        other = self.workload.optimizer(fresh, Optimizer())
+        names = {"absent": changes["absent"], "made": changes["made"]}
+        try:
+            made = template(fresh, other, describe(saved), **names)
+            problems = fill(made, saved)
+            if not problems:
+                load_state(fresh, other, made, **names)
+        except Exception as error:  # noqa: BLE001 - of the user's own load_state_dict, set_extra_state …
+            place = find_place(error)
+            problems = [f"{type(error).__name__}: {error}{f' ({place})' if place else ''}"]
+        if problems:
+            yield f"model(), optimizer(): a new process could not load their state: {problems[0]}"
 
     def _evaluation_returns_sums(self) -> Iterator[str]:
         test = self.workload.dataset("test")

@@ -252,6 +252,19 @@ def test_states_keep_their_types_and_numbers_of_numpy_become_pythons() -> None:
     assert ours.param_groups[0]["lr"] == 0.1
 
 
+def test_states_keep_what_torch_would_take_apart_also_deep_inside() -> None:
+    model, other = nn.Linear(2, 2), nn.Linear(2, 2)
+    ours, theirs = torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.SGD(other.parameters())
+    kept = {
+        "history": np.arange(3),
+        "rounds": {1: (2, "a", b"b"), 2: [torch.ones(2, dtype=torch.int64), "c"]},
+        "seen": {"x"},
+    }
+    theirs.state[other.weight].update(kept)
+    state.load_state(model, ours, state.read_state(other, theirs))
+    assert state.digest_of(dict(ours.state[model.weight])) == state.digest_of(kept)
+
+
 def test_a_buffer_becomes_none_where_the_saved_one_was() -> None:
     model, other = plain(), plain()
     model.register_buffer("late", torch.ones(2))

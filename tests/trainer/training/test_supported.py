@@ -38,6 +38,13 @@ from kdist_trainer.training.supported import (
 )
 from kdist_trainer.workload import Split, Workload, WorkloadContext, build_scheduler
 from tests.trainer.training.group import RankFailed
+from tests.trainer.training.shapes import (
+    ExtraState,
+    ForgetfulOptimizer,
+    Growing,
+    OddNumbers,
+    UnsafeExtraState,
+)
 from tests.trainer.training.tasks import Small, describe, train_here
 
 
@@ -213,6 +220,14 @@ def test_check_workload_passes_where_sparse_gradients_can_be_trained_and_saved()
     check_workload(SparseSgd)
     with pytest.raises(AssertionError, match=r"no checkpoint can hold it: use SGD or Adagrad"):
         check_workload(SparseSgd, options={"momentum": 0.9})
+
+
+def test_check_workload_loads_the_state_of_a_step_as_a_new_process_would() -> None:
+    check_workload(ExtraState)
+    check_workload(OddNumbers)
+    for kind in (ForgetfulOptimizer, UnsafeExtraState, Growing):
+        with pytest.raises(AssertionError, match="a new process could not load their state: "):
+            check_workload(kind)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -104,7 +104,9 @@ def load_optimizer(optimizer: Optimizer, names: Names, saved: Mapping[str, Any])
     optimizer.load_state_dict(
         {
             "state": {
-                numbers[name] if name in numbers else name.removeprefix(OWN): value
+                numbers[name] if name in numbers else name.removeprefix(OWN): (
+                    _shield(value) if name in numbers else value
+                )
                 for name, value in states.items()
             },
             "param_groups": groups,
@@ -112,7 +114,7 @@ def load_optimizer(optimizer: Optimizer, names: Names, saved: Mapping[str, Any])
     )
     for name, value in states.items():
         if name in parameters and isinstance(value, Mapping):
-            _keep_types(optimizer.state[parameters[name]], value)
+            _unshield(optimizer.state[parameters[name]], value)
 
 
 def named_parameters(optimizer: Optimizer, names: Names) -> dict[str, Tensor]:
@@ -175,16 +177,40 @@ def _kind(name: str, value: Any) -> ValueKind:
     return ValueKind("extra state") if is_extra else kind_of(value)
 
 
-def _keep_types(loaded: dict[str, Any], saved: Mapping[str, Any]) -> None:
-    """Undo what torch does to a state that it loads: it gives tensors the type of their parameter,
-    and takes texts apart.
+class _Shielded:
+    """A value that torch would take apart, or cannot build again: a text, an array, a set."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def _shield(value: Any) -> Any:
+    """A value for torch's `load_state_dict`, which moves its tensors and must leave the rest."""
+    if isinstance(value, Mapping):
+        return {key: _shield(one) for key, one in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_shield(one) for one in value)
+    is_left = isinstance(value, Tensor) or not isinstance(value, Iterable)
+    return value if is_left else _Shielded(value)
+
+
+def _unshield(loaded: Any, saved: Any) -> Any:
+    """What torch has loaded, with the values and types that were saved: it gives tensors the type
+    of their parameter. What an optimizer's own method has made of them stays.
     """
-    for key, value in saved.items():
-        own = loaded.get(key)
-        if isinstance(value, Tensor) and isinstance(own, Tensor) and own.dtype != value.dtype:
-            loaded[key] = value.to(own.device)
-        elif isinstance(value, str | bytes):
-            loaded[key] = value
+    if isinstance(loaded, _Shielded):
+        return loaded.value
+    if isinstance(loaded, Tensor):
+        differs = isinstance(saved, Tensor) and saved.dtype != loaded.dtype
+        return saved.to(loaded.device) if differs else loaded
+    if isinstance(loaded, dict):
+        for key, one in loaded.items():
+            loaded[key] = _unshield(one, saved.get(key) if isinstance(saved, Mapping) else None)
+    elif type(loaded) in (list, tuple):
+        alike = type(saved) is type(loaded) and len(saved) == len(loaded)
+        others = saved if alike else [None] * len(loaded)
+        return type(loaded)(_unshield(*both) for both in zip(loaded, others, strict=True))
+    return loaded
 
 
 def _make_buffers(

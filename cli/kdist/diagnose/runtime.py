@@ -133,7 +133,11 @@ def find_rendezvous(ctx: DiagnosticContext) -> Diagnosis | None:
             "moment for more"
         )
     limit = documents.integer(ctx.seen.job, "spec", "rendezvousTimeoutSeconds")
-    fix = f"find out why the missing pods do not start; after {limit or '?'} s the job gives up"
+    end = f"; after {limit} s the job gives up" if limit else ""
+    fix = f"find out why the missing pods do not start{end}"
+    if not ctx.seen.reports:  # a run on this machine, whose status says how many have joined
+        sentence = f"the agents meet: {ctx.status.message}"
+        fix = f"wait a moment; if it stays so, see the log of the agent that is missing{end}"
     commands = (
         ctx.kdist("events"),
         *((ctx.kdist("logs", "--pod", missing[0].name),) if missing else ()),

@@ -4,10 +4,13 @@ report, and how it ended.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 from kdist.diagnose import Diagnosis, diagnose
+from kdist.local import run_dir
 from kdist.local.job import LocalJob
 from kdist.local.status import read_status
 from kdist.local.summary import describe_next
@@ -24,6 +27,11 @@ class _RunSnapshot(Snapshot):
     def status(self) -> JobStatus:
         """The status of the run."""
         return read_status(self.run)
+
+    @property
+    def job(self) -> Mapping[str, Any]:
+        """The settings of the run, where rules look for the limits of a job."""
+        return {"spec": run_dir.read_json(self.run.root / "train.json") or {}}
 
 
 def diagnose_run(job: LocalJob) -> tuple[JobStatus, Diagnosis]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,8 @@ from kdist.local.run_dir import RunFolder
 from kdist.local.supervisor import Outcome
 from kdist.local.trainer_tools import copy_records
 from kdist.report.ledger import build_report, read_ledger, valid_fields
-from kdist.status import NonfiniteLoss
+from kdist.status import NonfiniteLoss, documents
+from kdist.units import count
 
 REPORT_VERSION = "cli.kdist.dev/v1"
 
@@ -85,6 +86,15 @@ def write_report(
         for event, message in problems:
             log_event("kdist", event, message=message)
     return report
+
+
+def describe_lost(report: Mapping[str, Any]) -> str:
+    """The steps that a run lost at its end, to follow what was saved; empty if it lost none."""
+    lost = documents.integer(report, "lostAtTheEnd") or 0
+    if not lost:
+        return ""
+    after = " after it" if documents.integer(report, "steps", "committed") else ""
+    return f", the {count(f'{lost:,}', 'step')}{after} {'is' if lost == 1 else 'are'} lost"
 
 
 def _failure(folder: RunFolder, outcome: Outcome) -> dict[str, Any] | None:

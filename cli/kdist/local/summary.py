@@ -11,6 +11,7 @@ from typing import Any
 
 from kdist.errors import Code, KdistError
 from kdist.events import parse
+from kdist.local.end_report import describe_lost
 from kdist.local.runner import RunEnded
 from kdist.status import (
     BLOCKING,
@@ -152,9 +153,7 @@ def conclude(ended: RunEnded, again: str) -> str | KdistError:
     report, kind = ended.report, ended.outcome.kind
     saved = report["steps"]["committed"]
     kept = f"step {saved:,} is saved" if saved else "nothing was saved yet"
-    if lost := report.get("lostAtTheEnd"):
-        after = " after it" if saved else ""
-        kept += f", the {count(f'{lost:,}', 'step')}{after} {'is' if lost == 1 else 'are'} lost"
+    kept += describe_lost(report)
     if ended.already:
         return (
             f"{report['job']} is done already. Next: kdist run --fresh {again}   trains it "

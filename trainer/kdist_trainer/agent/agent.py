@@ -27,6 +27,7 @@ from torch.distributed.elastic.rendezvous.api import (
 
 from kdist_trainer import log
 from kdist_trainer.agent import exit_analysis
+from kdist_trainer.agent.backoff import back_off
 from kdist_trainer.agent.coordination import AgentStore
 from kdist_trainer.agent.early_workers import EarlyWorkers
 from kdist_trainer.agent.exit_analysis import GroupResult
@@ -175,7 +176,7 @@ class ElasticAgent(ElasticAgentBase):
             try:
                 with self._stop.interruptible():
                     if not backed_off:
-                        self._back_off()
+                        back_off(self._ledger, self._telemetry, self._stop)
                         backed_off = True
                     with self._rendezvous_handler.watching_departures():
                         self.join_rendezvous()
@@ -243,22 +244,6 @@ class ElasticAgent(ElasticAgentBase):
             survivors=self._survivors,
             stop=self._stop,
         )
-
-    def _back_off(self) -> None:
-        """Wait before the next generation if the disk refuses writes or the same failure repeats,
-        since the restart budget would otherwise be exhausted in seconds.
-        """
-        if seconds := self._ledger.storage_backoff_seconds():
-            name = "storage-unavailable"
-            message = self._telemetry.find_full() or "the checkpoint volume is not writable"
-        elif seconds := self._ledger.failure_backoff_seconds():
-            name, message = "backing-off", "the same failure again"
-        else:
-            return
-        message += f"; retrying in {seconds} s"
-        log.warn(name, message=message)
-        with self._telemetry.waiting_for(message):
-            time.sleep(seconds)
 
     def _rendezvous_failure(self, message: str) -> dict[str, Any]:
         """The exit record of an agent that cannot rendezvous."""

@@ -293,6 +293,16 @@ class RestartLedger:
         """The wait before the next group, in seconds, while the ledger cannot be written."""
         return _backoff_seconds(self._unwritten(self.committed_step()))
 
+    def has_failed_to_save(self) -> bool:
+        """Whether the storage ended the latest group, and restarts are left."""
+        failure = self._last_failure()
+        is_storage = failure is not None and failure.cause is Cause.STORAGE
+        return is_storage and count_restarts(self._read()) < self._max_restarts
+
+    def _last_failure(self) -> Failure | None:
+        last = self._agent_store.last_generation()
+        return root_cause(failures_of(self._agent_store.generation(last))) if last else None
+
     def failure_backoff_seconds(self) -> int:
         """The wait before the next group, in seconds, if the same failure ended the latest groups:
         two of them, or three if it may be transient.
@@ -300,8 +310,7 @@ class RestartLedger:
         There is none after lost nodes, since restarting their agents takes time by itself, and none
         if the next group is not started.
         """
-        last = self._agent_store.last_generation()
-        failure = root_cause(failures_of(self._agent_store.generation(last))) if last else None
+        failure = self._last_failure()
         if failure is None or failure.cause is Cause.NODE_LOST:
             return 0
         events, transient = self._read(), is_transient(failure)

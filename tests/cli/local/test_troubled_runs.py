@@ -1,0 +1,132 @@
+"""What `kdist run`, `why` and the end say of a script that hangs, a disk without room, and a run
+that is ended at once: with real processes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.cli.running import (
+    Run,
+    Start,
+    commits,
+    processes_of,
+    read_ledger,
+    write_job,
+    write_script,
+)
+from tests.small_disk import fill, small_disk
+
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.chaos,
+    pytest.mark.sampled,
+    pytest.mark.timeout(400),
+]
+
+HANGS = """
+import time
+
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+if dist.get_rank() == 0:
+    time.sleep(100_000)
+dist.all_reduce(torch.ones(1))
+"""
+
+
+@pytest.fixture(name="disk")
+def make_disk(tmp_path: Path) -> Iterator[Path]:
+    yield from small_disk(tmp_path / "disk", mib=12)
+
+
+def ask_until(run: Run, pattern: str, *words: str) -> re.Match[str]:
+    """What `kdist` answers once it matches."""
+    answers: list[re.Match[str]] = []
+
+    def is_said() -> bool:
+        found = re.search(pattern, " ".join(run.ask(*words).split()))
+        answers.extend([found] if found else [])
+        return found is not None
+
+    run.wait_until(is_said, f"{pattern} in the answer to {words}")
+    return answers[0]
+
+
+def rank_pids(folder: Path) -> list[int]:
+    lines = [line for log in folder.glob("node-*/log") for line in log.read_text().splitlines()]
+    return [json.loads(line)["pid"] for line in lines if '"event":"worker-started"' in line]
+
+
+def test_of_a_script_that_hangs_it_is_said_who_waits_in_what_and_at_which_line_the_other_stands(
+    start: Start, tmp_path: Path
+) -> None:
+    run = start("--nodes", "2", write_script(tmp_path, HANGS, "hangs.py"))
+    run.wait_until(lambda: "rendezvous-completed" in run.errors(), "the ranks")
+    line = 1 + HANGS[: HANGS.index("time.sleep")].count("\n")
+    told = ask_until(
+        run, r"rank 0 has been at .* while rank 1 has waited in \S+ #1", "why", "hangs"
+    )
+    assert f"hangs.py:{line} in <module>" in told[0]
+    assert "all_reduce(float32[1])" in told[0]
+    run.process.send_signal(signal.SIGINT)
+    run.wait(130)
+
+
+def test_a_training_whose_disk_is_full_waits_for_room_and_is_not_repeated_again_and_again(
+    start: Start, disk: Path, tmp_path: Path
+) -> None:
+    job = write_job(
+        tmp_path, nodes=1, steps=120, checkpoint=10, checkpoints={"path": str(disk / "kept")}
+    )
+    document = yaml.safe_load((tmp_path / job).read_text())
+    document["spec"]["train"]["checkpoint"]["keep"] = 1
+    (tmp_path / job).write_text(yaml.safe_dump(document))
+    run = start(job)
+    run.wait_until(lambda: (disk / "kept" / "LATEST").exists(), "a checkpoint")
+    ballast = fill(disk)
+    told = ask_until(run, r"storage: (\S+) \(checkpoints\) has (\S+ \w+) free of", "why", "digits")
+    assert told[1] == str(disk / "kept")
+    run.wait_until(lambda: "storage-unavailable" in run.errors(), "the pause")
+    told = ask_until(run, r"waits for room, retrying in (\d+) s", "why", "digits")
+    assert int(told[1]) >= 60
+    assert run.errors().count("rendezvous-completed") <= 2, "it is not repeated meanwhile"
+    ballast.unlink()
+    run.wait(0)
+    assert run.errors().count("rendezvous-completed") <= 3
+
+
+def test_a_run_that_is_ended_at_once_says_how_many_steps_are_lost(
+    start: Start, tmp_path: Path
+) -> None:
+    run = start(write_job(tmp_path, steps=100_000, checkpoint=30))
+    folder = run.folder("digits")
+
+    def has_unsaved_steps() -> bool:
+        steps = read_ledger(folder, "steps")
+        return bool(commits(folder)) and steps[-1]["step"] > commits(folder)[-1] + 1
+
+    run.wait_until(has_unsaved_steps, "steps after a checkpoint")
+    for pid in rank_pids(folder):
+        os.kill(pid, signal.SIGSTOP)  # so that none can save
+    run.process.send_signal(signal.SIGINT)
+    run.wait_until(lambda: "saves and stops" in run.errors(), "word of the stop")
+    run.process.send_signal(signal.SIGINT)
+    run.wait(130)
+    saved = commits(folder)[-1]
+    lost = json.loads((folder / "report.json").read_text())["lostAtTheEnd"]
+    assert lost > 0
+    words = f"step {saved:,} is saved, the {lost:,} steps after it are lost"
+    assert f"digits was ended at once; {words}" in run.errors()
+    assert words in " ".join(run.ask("why", "digits").split())
+    assert processes_of(folder) == []

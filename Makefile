@@ -11,8 +11,10 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # More arguments for pytest, as in `make test ARGS="-k lock -x"`.
 ARGS ?=
-# How many tests run side by side: those that kill processes wait more than they compute, and run after those that compute.
-JOBS ?= 2
+# How many tests run side by side on this machine: they wait more than they compute, so one more than there are cores.
+JOBS ?= 3
+# And against a cluster, whose nodes have room for the pods of so many.
+E2E_JOBS ?= 2
 # How many seeds the random kills of `make chaos` draw from.
 KDIST_SEEDS ?= 20
 
@@ -38,7 +40,7 @@ $(call pytest,$(1)) -o cache_dir=.kdist/tiers/$(1).cache $(2) || { [[ $$? == 1 &
   $(call pytest,$(1).again) -o cache_dir=.kdist/tiers/$(1).cache $(2) --last-failed --last-failed-no-failures none -n 0 -x; }
 endef
 
-.PHONY: help setup system demo test unit house processes chaos e2e acceptance compat lint format bench docs pictures lock clean
+.PHONY: help setup system demo test fast chaos e2e acceptance compat lint format bench docs pictures lock clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9]+):.*## /\1\t/' | expand -t 12
@@ -65,16 +67,12 @@ system: # What the tests need besides Python: installed on Debian as root, named
 demo: setup ## Train on this machine with two nodes, survive a worker failure
 	$(BIN)/python examples/demo.py
 
-test: setup system lint house unit processes ## Set up, check the style, run all fast tests (at most ten minutes after the set-up)
+test: setup system ## Set up, check the style, run all fast tests (at most ten minutes after the set-up)
+	+@$(MAKE) --no-print-directory -j2 lint fast # side by side: the types take one core a minute
 
-house: setup
-	$(call pytest,house) tests/house -n $(JOBS) $(ARGS)
-
-unit: setup
-	$(call patiently,unit,-m "not (processes or chaos or e2e or acceptance)" --ignore=tests/house -n $(JOBS) --dist=worksteal $(ARGS))
-
-processes: setup
-	$(call patiently,processes,$(REAL) $(SAMPLED) -m "processes and not (chaos or e2e or acceptance)" -n $(JOBS) --dist=worksteal $(ARGS))
+# In one go: those that kill processes wait while the others compute, and all are collected once.
+fast: setup
+	$(call patiently,fast,$(SAMPLED) -m "not (chaos or e2e or acceptance)" -n $(JOBS) --dist=worksteal $(ARGS))
 
 chaos: setup system ## Kill processes, crash nodes and fill disks; an interrupted run continues where it was stopped
 	export KDIST_SEEDS=$(KDIST_SEEDS); \
@@ -82,11 +80,11 @@ chaos: setup system ## Kill processes, crash nodes and fill disks; an interrupte
 
 e2e: setup system ## Test against a real Kubernetes: kind, started and kept here, or with KDIST_E2E=kubeconfig the cluster of your kubeconfig
 	@[[ "$${KDIST_E2E:-}" == kubeconfig ]] || tests/cluster/cluster all
-	$(call patiently,e2e,$(CLUSTER) $(SAMPLED) -m "e2e and not disruptive$(if $(NARROW), and not wide)" --dist=worksteal -n $(JOBS) $(ARGS))
+	$(call patiently,e2e,$(CLUSTER) $(SAMPLED) -m "e2e and not disruptive$(if $(NARROW), and not wide)" --dist=worksteal -n $(E2E_JOBS) $(ARGS))
 	$(if $(filter kubeconfig,$(KDIST_E2E)),,$(call patiently,disruptive,-o testpaths=tests/cluster -m "e2e and disruptive$(if $(NARROW), and not wide" -p tests.draw --draw=one,") -n 0 $(ARGS)))
 
 acceptance: setup system ## Install from a fresh clone and from the built wheels, and run the README's commands
-	$(call patiently,acceptance,-o testpaths=tests/acceptance -m acceptance $(ARGS))
+	$(call patiently,acceptance,-o testpaths=tests/acceptance -m acceptance -n $(JOBS) --dist=loadgroup $(ARGS))
 
 # The oldest torch that the trainer's package accepts.
 OLDEST := $(shell sed -n 's/.*"torch>=\([0-9.]*\)".*/\1.0/p' trainer/pyproject.toml)

@@ -1,7 +1,7 @@
 """Prints the table of the tiers that ran, from their JUnit reports; fails when one of those named
 ran no test or failed.
 
-Run as `python .ci/summary.py house unit …` after the tiers. A test that passed when it was tried
+Run as `python .ci/summary.py fast chaos …` after the tiers. A test that passed when it was tried
 again has passed, and is named.
 """
 

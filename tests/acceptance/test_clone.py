@@ -13,7 +13,11 @@ import pytest
 
 from tests.house.tree import ROOT
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(1800)]
+pytestmark = [
+    pytest.mark.acceptance,
+    pytest.mark.timeout(1800),
+    pytest.mark.xdist_group("clone"),  # one clone for both, in their order
+]
 
 
 @pytest.fixture(scope="module")

@@ -82,7 +82,7 @@ def test_ci_runs_one_drawn_disruptive_test_and_counts_it() -> None:
     assert "disruptive" in (ROOT / ".ci" / "run").read_text()
 
 
-@pytest.mark.parametrize("tier", ["processes", "chaos", "e2e"])
+@pytest.mark.parametrize("tier", ["fast", "chaos", "e2e"])
 def test_ci_runs_a_third_of_what_is_marked_sampled_and_make_runs_all(tier: str) -> None:
     def is_sampled(*settings: str) -> bool:
         printed = make("--dry-run", tier, *settings).stdout
@@ -92,6 +92,6 @@ def test_ci_runs_a_third_of_what_is_marked_sampled_and_make_runs_all(tier: str) 
     assert is_sampled("NARROW=1")
     assert not is_sampled("NARROW=")
     assert (
-        f"make {'test' if tier == 'processes' else tier} AGAIN=1 NARROW=1"
+        f"make {'test' if tier == 'fast' else tier} AGAIN=1 NARROW=1"
         in (ROOT / ".ci" / "run").read_text()
     )

@@ -123,7 +123,7 @@ def test_what_failed_is_tried_once_more_where_that_is_asked_for(
         f"exit {first}\nexit {then}\n"
     )
     python.chmod(0o755)
-    assert (make("processes", f"VENV={tmp_path}", f"AGAIN={again}").returncode == 0) == ends_well
+    assert (make("fast", f"VENV={tmp_path}", f"AGAIN={again}").returncode == 0) == ends_well
     calls = (tmp_path / "tries").read_text().splitlines()
     assert len(calls) == tries
     assert ["--last-failed --last-failed-no-failures none -n 0" in call for call in calls] == [
@@ -132,7 +132,7 @@ def test_what_failed_is_tried_once_more_where_that_is_asked_for(
     ][:tries]
 
 
-@pytest.mark.parametrize("tier", ["processes", "chaos", "e2e", "disruptive", "acceptance"])
+@pytest.mark.parametrize("tier", ["chaos", "e2e", "disruptive", "acceptance"])
 def test_a_tier_reads_every_folder_that_has_tests_of_it(tier: str, tmp_path: Path) -> None:
     (tmp_path / ".ready").touch()
     plan = make("--dry-run", "e2e" if tier == "disruptive" else tier, f"VENV={tmp_path}").stdout

@@ -46,9 +46,10 @@ from tests.patience import soon
 from tests.trainer.rendezvous.test_handler import meet
 nodes = int(sys.argv[3])
 node = meet(Path(sys.argv[1]), index=int(sys.argv[2]), high=nodes)
-print("joins", flush=True)
+print("is ready", flush=True)
+sys.stdin.readline()
 node.next_rendezvous()
-soon(lambda: [each for each in node._membership.connections if each._socket][nodes - 2:])
+assert soon(lambda: [each for each in node._membership.connections if each._socket][nodes - 2:], 60)
 print("is connected", flush=True)
 sys.stdin.readline()
 """
@@ -63,21 +64,27 @@ def server() -> Iterator[ExchangeServer]:
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Starts a program in a process of its own, and waits for its first line."""
+    """Starts a program in a process of its own, and waits for its first line; `wait=False` leaves
+    that to the caller.
+    """
     started = []
 
-    def run(program: str, *arguments: object) -> subprocess.Popen[str]:
+    def run(program: str, *arguments: object, wait: bool = True) -> subprocess.Popen[str]:
         command = [sys.executable, "-c", program, *map(str, arguments)]
         process = subprocess.Popen(command, cwd=ROOT, stdin=-1, stdout=-1, text=True)
         started.append(process)
-        assert process.stdout is not None
-        assert process.stdout.readline()
+        assert not wait or read_line(process)
         return process
 
     yield run
     for process in started:
         process.kill()
         process.communicate()
+
+
+def read_line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline()
 
 
 def offer(server: ExchangeServer) -> ExchangeHost:
@@ -114,8 +121,7 @@ def test_all_hear_of_a_process_that_falls_silent_and_when_it_is_heard_again(
 ) -> None:
     if stopped == "host":
         process = start(_HOST)
-        assert process.stdout is not None
-        port, token = process.stdout.readline().split()
+        port, token = read_line(process).split()
         host, silent = ExchangeHost(3, "127.0.0.1", int(port), token, 0), 0
     else:
         host, silent = offer(server), 2
@@ -210,17 +216,23 @@ def test_the_survivor_of_killed_agents_continues_without_waiting_for_missed_keep
     timings = replace(RendezvousTimings.for_nodes(nodes), keep_alive=600.0)
     monkeypatch.setattr(RendezvousTimings, "for_nodes", lambda *_, **__: timings)
     survivor = meet(tmp_path, index=index, high=nodes)
-    victims = [start(_AGENT, tmp_path, other, nodes) for other in {*range(nodes)} - {index}]
-    assert survivor.next_rendezvous().world_size == nodes
+    others = {*range(nodes)} - {index}
+    victims = [start(_AGENT, tmp_path, other, nodes, wait=False) for other in others]
+    # who joins waits five seconds for the others, which may take longer to import torch
+    assert [read_line(victim) for victim in victims] == ["is ready\n"] * len(victims)
     for victim in victims:
-        assert victim.stdout is not None
-        assert victim.stdout.readline() == "is connected\n"
+        assert victim.stdin is not None
+        victim.stdin.write("join\n")
+        victim.stdin.flush()
+    assert survivor.next_rendezvous().world_size == nodes
+    assert [read_line(victim) for victim in victims] == ["is connected\n"] * len(victims)
     members = survivor._membership
     assert members is not None
-    assert soon(lambda: [each for each in members.connections if each._socket][nodes - 2 :])
+    assert soon(lambda: [each for each in members.connections if each._socket][nodes - 2 :], 60)
     assert survivor.status().left == 0
     for victim in victims:
         victim.kill()
-    assert soon(lambda: survivor.status().left == nodes - 1)
+    # ten times sooner than a keep-alive is missed, and time for a busy machine to end processes
+    assert soon(lambda: survivor.status().left == nodes - 1, 60)
     assert survivor.next_rendezvous().world_size == 1
     survivor.leave()

@@ -33,11 +33,15 @@ class Namespace:
         self.environment = dict(environment)
 
     def create(self) -> None:
-        """Make the namespace, which admits restricted pods only."""
+        """Make the namespace, which admits restricted pods only, and wait until it takes pods: its
+        account and what webhooks know of it come a moment later.
+        """
         labels = {"pod-security.kubernetes.io/enforce": "restricted"}
         metadata = {"name": self.name, "labels": labels}
         document = {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}
         self.kubectl("create", "-f", "-", stdin=json.dumps(document))
+        pod = json.dumps(_reader("first", "none", self.environment["KDIST_IMAGE"], ""))
+        self.type_until_known("create", "--dry-run=server", "-f", "-", stdin=pod)
 
     def remove(self) -> None:
         """Delete it with all that is in it, without waiting."""
@@ -53,6 +57,25 @@ class Namespace:
     def type_kubectl(self, *args: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
         """The ended `kubectl -n NAMESPACE …`, whatever its code."""
         return self._type("kubectl", "-n", self.name, *args, stdin=stdin)
+
+    def type_until_known(self, *args: str, stdin: str) -> subprocess.CompletedProcess[str]:
+        """The same, typed again while something is not found: the server and its webhooks hear of
+        an object (a namespace, its account, a TrainJob's runtime) a moment after it was made.
+        """
+        answers: list[subprocess.CompletedProcess[str]] = []
+
+        def known() -> bool:
+            answers.append(self.type_kubectl(*args, stdin=stdin))
+            return answers[-1].returncode == 0 or "not found" not in answers[-1].stderr
+
+        assert self.wait_until(known, PATIENCE), answers[-1].stderr
+        return answers[-1]
+
+    def send(self, *args: str, stdin: str) -> str:
+        """What `kubectl ARGS -f -` prints, once all that these objects name is known."""
+        done = self.type_until_known(*args, "-f", "-", stdin=stdin)
+        assert done.returncode == 0, f"kubectl {' '.join(args)}: {done.stderr}"
+        return done.stdout
 
     def kdist(self, *args: str, code: int = 0, timeout: float = PATIENCE) -> str:
         """What `kdist ARGS` prints to stdout, in this namespace; it must end with this code and
@@ -172,7 +195,7 @@ class Namespace:
         return document
 
     def until(self, what: str, condition: Callable[[], T], seconds: float = PATIENCE) -> T:
-        """The first true answer of the condition, asked twice a second."""
+        """The first true answer of the condition, asked ten times a second, soon twice a second."""
         answer = self.wait_until(condition, seconds)
         if not answer:
             pytest.fail(f"waited {seconds:.0f} s in vain: {what}")
@@ -180,9 +203,10 @@ class Namespace:
 
     def wait_until(self, condition: Callable[[], T], seconds: float) -> T:
         """The same; after so many seconds the last answer, which is not true."""
-        end = time.monotonic() + seconds
+        end, pause = time.monotonic() + seconds, 0.1
         while not (answer := condition()) and time.monotonic() <= end:
-            time.sleep(0.5)
+            time.sleep(pause)
+            pause = min(0.5, 1.5 * pause)
         return answer
 
     def write(self, document: Mapping[str, Any], name: str = "job.yaml") -> str:

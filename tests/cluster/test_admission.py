@@ -24,7 +24,7 @@ PODS = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "res
 
 
 def send(namespace: Namespace, document: dict[str, Any]) -> None:
-    namespace.kubectl("apply", "--server-side", "-f", "-", stdin=json.dumps(document))
+    namespace.send("apply", "--server-side", stdin=json.dumps(document))
 
 
 def only_in(namespace: Namespace) -> dict[str, Any]:
@@ -142,7 +142,7 @@ def test_pod_security_that_refuses_is_named_with_what_it_complains_of(
     for kind in RESOURCE:
         file = namespace.home / "jobs" / f"{kind}.yaml"
         rendered = deploy.make_plan(None, load_file(str(file)), base=file.parent).manifests
-        namespace.kubectl("apply", "--server-side", "-f", "-", stdin=text.to_json(rendered))
+        namespace.send("apply", "--server-side", stdin=text.to_json(rendered))
     for kind in RESOURCE:
         expect(
             namespace,

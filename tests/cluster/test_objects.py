@@ -36,7 +36,7 @@ def find_job(name: str, namespace: Namespace) -> TrainingJob:
 def apply(namespace: Namespace, objects: list[Manifest], *options: str) -> list[dict[str, Any]]:
     items = [each.document for each in objects]
     sent = json.dumps({"apiVersion": "v1", "kind": "List", "items": items})
-    document = json.loads(namespace.kubectl("apply", *options, "-f", "-", stdin=sent))
+    document = json.loads(namespace.send("apply", *options, stdin=sent))
     return list(document["items"]) if document["kind"] == "List" else [document]
 
 

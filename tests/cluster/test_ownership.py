@@ -10,7 +10,6 @@ import json
 import subprocess
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any
 
 import pytest
@@ -84,19 +83,6 @@ def look(namespace: Namespace, kind: str, name: str) -> dict[str, Any]:
     }
 
 
-def admits(namespace: Namespace, text: str) -> bool:
-    """Whether the server would create these objects; false while Trainer does not know the runtime
-    that they name.
-    """
-    try:
-        namespace.kubectl("create", "-f", "-", "--dry-run=server", stdin=text)
-    except AssertionError as refused:
-        if "not found" not in str(refused):
-            raise
-        return False
-    return True
-
-
 def replace(
     namespace: Namespace, documents: list[tuple[dict[str, Any], str]]
 ) -> dict[tuple[str, str], dict[str, Any]]:
@@ -105,13 +91,13 @@ def replace(
         kind, name = document["kind"].lower(), document["metadata"]["name"]
         namespace.kubectl("delete", kind, name, "--cascade=background", "--ignore-not-found")
     items = [make_foreign(document, whose) for document, whose in documents]
-    # Trainer hears of a runtime a moment after it was made, and refuses its TrainJob until then
-    for late in (False, True):
+    for late in (
+        False,
+        True,
+    ):  # a TrainJob is sent alone, since what is there cannot be created again
         if some := [each for each in items if (each["kind"] == "TrainJob") is late]:
             text = json.dumps({"apiVersion": "v1", "kind": "List", "items": some})
-            if late:
-                namespace.until("Trainer to hear of the runtime", partial(admits, namespace, text))
-            namespace.kubectl("create", "-f", "-", stdin=text)
+            namespace.send("create", stdin=text)
     names = [(document["kind"].lower(), document["metadata"]["name"]) for document, _ in documents]
     return {(kind, name): look(namespace, kind, name) for kind, name in names}
 

@@ -264,7 +264,7 @@ def load_tensors(
         state_dict_loader.load(
             flat,
             storage_reader=reader,
-            planner=_Planner(),
+            planner=_Planner(flatten_state_dict=False),
             process_group=process_group,
             no_dist=process_group is None,
         )

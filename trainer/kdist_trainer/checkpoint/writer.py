@@ -143,7 +143,10 @@ class _Planner(DefaultSavePlanner):
         storage_meta: StorageMeta | None = None,
         is_coordinator: bool = False,
     ) -> None:
+        # flat already; DCP would take dicts apart whose keys are no texts, and make texts of them
+        self.flatten_state_dict = False
         super().set_up_planner(state_dict, storage_meta, is_coordinator)
+        self.flatten_state_dict = True  # so that the plan has the paths
         self.mappings = dict(self._paths)
 
 

@@ -1,5 +1,5 @@
-"""A plain torchrun script that knows nothing of kdist: trains a little in several ways and writes
-down all that it can see.
+"""A plain torchrun script that knows nothing of kdist: writes down all that it can see, in each
+try, and the weights that it has after training a little in several ways.
 """
 
 import json
@@ -15,10 +15,18 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 if __name__ == "__main__":
-    folder = Path(sys.argv[1])
+    folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
+    seen = {
+        "environment": dict(os.environ),
+        "argv": sys.argv,
+        "cwd": str(Path.cwd()),
+        "file": __file__,
+        "path": sys.path[0],
+    }
+    attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+    (folder / f"{rank}-try-{attempt}.json").write_text(json.dumps(seen))
     torch.manual_seed(0)
     dist.init_process_group("gloo")
-    rank = dist.get_rank()
     model = DistributedDataParallel(nn.Linear(16, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(5):
@@ -45,12 +53,5 @@ if __name__ == "__main__":
         *shard.parameters(),
     ]
     weights = [value for parameter in learned for value in parameter.detach().flatten().tolist()]
-    seen = {
-        "environment": dict(os.environ),
-        "argv": sys.argv,
-        "cwd": str(Path.cwd()),
-        "file": __file__,
-        "path": sys.path[0],
-    }
-    (folder / f"{rank}.json").write_text(json.dumps({**seen, "weights": weights}))
+    (folder / f"{rank}.json").write_text(json.dumps(weights))
     dist.destroy_process_group()

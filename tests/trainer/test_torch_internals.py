@@ -8,11 +8,13 @@ A failure here means that the installed torch has moved one of these names. Foll
 from __future__ import annotations
 
 import inspect
+import time
 from importlib import import_module
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -20,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import DataLoader, TensorDataset
 
-from kdist_trainer import torch_internals
+from kdist_trainer import native_threads, torch_internals
 
 
 def moved(name: str) -> str:
@@ -147,6 +149,27 @@ def test_each_process_group_is_seen_whoever_asks_for_it(monkeypatch: pytest.Monk
         assert len(seen) == before, "it is no member of that one"
     finally:
         distributed_c10d.destroy_process_group()
+
+
+def test_a_group_of_gloo_tells_its_backend_and_has_two_threads_of_a_known_name() -> None:
+    before = native_threads.thread_ids()
+    store = torch_internals.HashStore()
+    dist.init_process_group("gloo", rank=0, world_size=1, store=store)
+    try:
+        groups = torch_internals.all_groups()
+        assert groups == [dist.group.WORLD], moved("distributed_c10d._world.pg_map")
+        backend = torch_internals.gloo_backend(groups[0])
+        assert callable(backend.recv), moved("ProcessGroup._get_backend")
+        started = native_threads.thread_ids() - before
+        deadline = time.monotonic() + 30
+        while (
+            len(found := native_threads.select_named(started, torch_internals.GLOO_WORKER)) < 2
+            and time.monotonic() < deadline
+        ):
+            time.sleep(0.01)  # a thread has its name a moment after its start
+        assert len(found) == 2 or not started, moved("the name of gloo's threads")
+    finally:
+        dist.destroy_process_group()
 
 
 def test_batches_of_loader_processes_are_counted() -> None:

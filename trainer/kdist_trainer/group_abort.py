@@ -11,8 +11,8 @@ for a collective in a way that cannot be interrupted: waits are short and repeat
 Only sockets that were opened while a group was made are touched, never those of the user or of the
 metrics. They are known by their inodes, since a descriptor's number is used again. Linux only.
 
-gloo listens for as long as a group is held, a broken one for minutes, and authenticates nobody. It
-needs no more connections once a group is made.
+gloo listens for as long as a group is held, and authenticates nobody. It needs no more connections
+once a group is made. What becomes of a group that was left is in `left_groups`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kdist_trainer import native_threads
 from kdist_trainer.errors import PeersLostError
 from kdist_trainer.socket_filter import attach_filter, open_copy
 
@@ -45,6 +46,18 @@ _aborted = threading.Event()
 _enabled = threading.Event()
 _futures: set[Any] = set()
 """Futures that the main thread may wait for in C++."""
+
+
+class MadeGroup(NamedTuple):
+    """What is known of a process group that may be aborted."""
+
+    threads: set[int]
+    """The native threads that were started for it."""
+    timeout: timedelta
+    """Timeout of its collectives."""
+
+
+_made: dict[ProcessGroup, MadeGroup] = {}
 
 
 def is_supported() -> bool:
@@ -92,14 +105,20 @@ def make_group(
     Raises:
         RuntimeError: If not all ranks are connected in time.
     """
-    before = set(_recorded)
+    before, threads = set(_recorded), native_threads.thread_ids()
     with recording():
         group: ProcessGroup = make(min(timeout, _CONNECT_TIMEOUT) if is_enabled() else timeout)
     if not connects_later:
         _refuse_newcomers(_recorded - before)
     if is_enabled():
         group.set_timeout(timeout)
+        _made[group] = MadeGroup(native_threads.thread_ids() - threads, timeout)
     return group
+
+
+def describe(group: ProcessGroup) -> MadeGroup | None:
+    """What is known of a group; None if `make_group` has not made it, or it cannot be aborted."""
+    return _made.get(group)
 
 
 def abort() -> None:
@@ -129,6 +148,7 @@ def reset() -> None:
     """Forget the recorded sockets: their groups are destroyed, and new ones may be made."""
     _recorded.clear()
     _futures.clear()
+    _made.clear()
     _aborted.clear()
 
 

@@ -25,13 +25,16 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
 __all__ = [
+    "GLOO_WORKER",
     "BatchNorm",
     "HashStore",
     "RunningNorm",
     "TCPStore",
+    "all_groups",
     "assigned_buckets",
     "flatten_mesh",
     "found_overflows",
+    "gloo_backend",
     "observe_groups",
     "own_buffers",
     "own_parameters",
@@ -75,6 +78,23 @@ def restart_group_names() -> None:
     the ranks of the next one would then wait for each other under different keys.
     """
     distributed_c10d._world.group_count = 0
+
+
+GLOO_WORKER = "pt_gloo_runloop"
+"""The name of the threads in which gloo's collectives run and wait; each group has two."""
+
+
+def all_groups() -> list[dist.ProcessGroup]:
+    """Every process group that this rank is a member of, also those of the user's code."""
+    known = distributed_c10d._world.pg_map
+    return [group for group in known if isinstance(group, dist.ProcessGroup)]
+
+
+def gloo_backend(group: dist.ProcessGroup) -> Any:
+    """What runs the collectives of a group for tensors on the CPU. It goes on when torch has
+    forgotten the group, and nobody observes it. Raises `RuntimeError` if there is none.
+    """
+    return group._get_backend(torch.device("cpu"))
 
 
 def replace_rendezvous_store(open_store: Callable[..., TCPStore]) -> None:

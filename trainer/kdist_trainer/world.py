@@ -29,9 +29,11 @@ from torch.distributed.tensor import DTensor
 from kdist_trainer import devices, group_abort
 from kdist_trainer.errors import ConfigError, DeviceFaultError
 from kdist_trainer.hosted_store import HostedStore
+from kdist_trainer.left_groups import LeftGroup, left
 from kdist_trainer.torch_internals import (
     HashStore,
     TCPStore,
+    all_groups,
     flatten_mesh,
     restart_group_names,
 )
@@ -47,9 +49,6 @@ _hosted: list[HostedStore] = []
 """The stores of this rank's groups."""
 _GPUS = "KDIST_GPUS"  # of the agent: how many the job asks for on this node
 _destroyed: list[object] = []
-_abandoned: list[tuple[float, object]] = []
-"""Groups that were left broken, each with the monotonic time from which it may be released."""
-_MARGIN_SECONDS = 60.0
 _FIRST_RETRY_SECONDS, _RETRY_SECONDS = 0.001, 0.016
 _CONNECT_TIMEOUT = timedelta(seconds=1)
 """Timeout of one try to connect, within which torch cannot be interrupted."""
@@ -296,18 +295,16 @@ def leave() -> None:
 
 
 def abandon(timeout: timedelta) -> None:
-    """Leave a broken process group without the other ranks: abort it and destroy it.
-
-    The group object is kept for longer than `timeout`, that of its collectives: until then one of
-    them may still be waiting in a thread of gloo, which the destructor would wait for.
+    """Leave a broken process group without the other ranks, and all other groups with it: abort
+    them, and have them destroyed as soon as nothing waits in them (`left_groups`). `timeout` is
+    that of collectives of groups that others have made.
     """
     group_abort.abort()
     _close_stores()
-    now = time.monotonic()
-    _abandoned[:] = [(end, group) for end, group in _abandoned if end > now]
     if dist.is_initialized():
-        _abandoned.append((now + timeout.total_seconds() + _MARGIN_SECONDS, dist.group.WORLD))
+        groups = [LeftGroup(one, group_abort.describe(one), timeout) for one in all_groups()]
         dist.destroy_process_group()
+        left.add(groups)
     restart_group_names()
     group_abort.reset()
 

@@ -20,7 +20,6 @@ others have the role "".
 from __future__ import annotations
 
 import contextlib
-import gc
 import inspect
 import json
 import os
@@ -39,7 +38,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, MultiStepLR
 from torch.utils.data import TensorDataset
 
-from kdist_trainer import config, world
+from kdist_trainer import config
 from kdist_trainer.errors import PeersLostError
 from kdist_trainer.parallel.buffers import Buffers
 from kdist_trainer.stream import Stream
@@ -49,8 +48,6 @@ from kdist_trainer.training.step_log import StepLog
 from kdist_trainer.workload import Samples, Split, Workload, WorkloadContext
 
 FEATURES, CLASSES, FILE_SAMPLES = 16, 3, 32
-COLLECTIVE_TIMEOUT_SECONDS = 60
-"""Of the tests' jobs."""
 
 
 def draw_samples(length: int, seed: int) -> TensorDataset:
@@ -224,15 +221,13 @@ def follow_orders(folder: Path) -> None:
 
 class Varied(Workload):
     """Options: width, norms, stream, length, poison (a sample whose loss is NaN), pause (seconds in
-    each loss), orders, keep_groups (how long a rank keeps a group that it has left, in seconds).
+    each loss), orders.
     """
 
     def __init__(self, context: WorkloadContext) -> None:
         super().__init__(context)
         if "orders" in context.options:
             follow_orders(Path(context.options["orders"]))
-        if "keep_groups" in context.options:
-            world._MARGIN_SECONDS = context.options["keep_groups"] - COLLECTIVE_TIMEOUT_SECONDS
 
     def model(self) -> nn.Module:
         options = self.context.options
@@ -250,11 +245,6 @@ class Varied(Workload):
         if "poison" in self.context.options:
             samples.tensors[0][self.context.options["poison"]] = torch.nan
         return samples
-
-    def fingerprint(self, samples: Samples) -> str:
-        if "keep_groups" in self.context.options:
-            gc.collect()  # a released group goes with the next collection of cycles
-        return super().fingerprint(samples)
 
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
         inputs, labels = batch

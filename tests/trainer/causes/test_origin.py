@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import errno
+import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.multiprocessing.spawn import ProcessRaisedException, start_processes
 from torch.utils.data import DataLoader
 
 import kdist_trainer
+from kdist_trainer.causes.origin import frames_of
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.config.exit_codes import Fault, Rerun
 from kdist_trainer.errors import DeviceFaultError, NodeFaultError, Retry, find
@@ -140,3 +144,21 @@ def test_a_full_disk_says_which_folder_and_how_much_is_free(tmp_path: Path) -> N
     assert (found.cause, found.fault) == (Cause.STORAGE, Fault.STORAGE)
     assert f"{tmp_path} has " in found.advice
     assert " bytes free" in found.advice
+
+
+def test_no_copy_of_variables_stays_in_a_frame_that_goes_on() -> None:
+    text = (
+        "def fail(held):\n    raise ValueError\n"
+        "def go_on(held, look):\n"
+        "    try:\n        fail(held)\n"
+        "    except ValueError as error:\n        look(error.__traceback__)\n"
+        "    del held\n"
+        "    yield\n"
+    )
+    held = nn.Module()
+    reference = weakref.ref(held)
+    going_on: Any = run(PACKAGE / "worker.py", text, "go_on")
+    frames = going_on(held, frames_of)
+    del held
+    next(frames)
+    assert reference() is None, "the error, its frames and what they hold go with the `except`"

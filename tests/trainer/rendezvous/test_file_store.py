@@ -10,6 +10,7 @@ import resource
 import threading
 from pathlib import Path
 from random import Random
+from urllib.parse import unquote
 
 import pytest
 import torch.distributed as dist
@@ -97,3 +98,20 @@ def test_writers_killed_at_any_moment_leave_a_store_that_others_go_on_with(tmp_p
         count = store.add("count", 1)
         assert count > last
         last = count
+
+
+def test_a_store_keeps_the_keys_of_the_round_that_begins_and_of_the_two_before(
+    tmp_path: Path,
+) -> None:
+    stores = [FileStore(tmp_path), FileStore(tmp_path)]
+    for number in range(12):
+        for rank, store in enumerate(stores):
+            store.set(f"torch.rendezvous.run.1.{number}/kdist/agent/{rank}", "node")
+        stores[number % 2].compare_set(f"kdist/run.1/generation/{number}", "", "{}")
+        stores[0].set("kdist/run.1/last", str(number))
+    kept = {unquote(each.name[1:]) for each in tmp_path.glob("=*")}
+    assert kept == {
+        "kdist/run.1/last",
+        *(f"kdist/run.1/generation/{number}" for number in (9, 10, 11)),
+        *(f"torch.rendezvous.run.1.{n}/kdist/agent/{rank}" for n in (9, 10, 11) for rank in (0, 1)),
+    }

@@ -46,6 +46,29 @@ def test_after_a_rollback_the_repeated_steps_replace_the_earlier_ones(tmp_path: 
     ]
 
 
+def test_a_process_writes_one_file_and_begins_another_one_if_it_is_not_the_newest(
+    tmp_path: Path,
+) -> None:
+    curves, folder = TensorBoardWriter(tmp_path, StepStats()), tmp_path / FOLDER
+    for first in (1, 5, 9):
+        curves.begin(first - 1)
+        draw(curves, first, first + 3)
+        curves.close()
+    (own,) = folder.iterdir()
+    writer._ended.clear()  # as in another process
+    other = TensorBoardWriter(tmp_path, StepStats())
+    other.begin(12)
+    draw(other, 13, 16)
+    other.close()
+    (other_file,) = set(folder.iterdir()) - {own}
+    writer._ended[folder] = own
+    curves.begin(14)
+    draw(curves, 15, 18, loss=2.0)
+    curves.close()
+    assert len({*folder.iterdir()} - {own, other_file}) == 1, "another one has written since"
+    assert read(folder)[LOSS] == [(step, 1.0 if step < 15 else 2.0) for step in range(1, 19)]
+
+
 def test_files_of_a_machine_whose_clock_is_ahead_are_read_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -57,6 +80,7 @@ def test_files_of_a_machine_whose_clock_is_ahead_are_read_first(
             curves.begin(first - 1)
             draw(curves, first, first + 5)
             curves.close()
+            writer._ended.clear()  # the next one is another process
     assert steps(tmp_path / FOLDER) == list(range(1, 11))
 
 

@@ -95,7 +95,10 @@ def frames_of(trace: TracebackType | None) -> list[Frame]:
     while trace is not None:
         code = trace.tb_frame.f_code
         file = code.co_filename
-        step = trace.tb_frame.f_locals.get("step") if file.startswith(_PACKAGE) else None
+        # A frame that is asked keeps a copy of its variables, this error among them, until it ends
+        # or is asked again (Python 3.11): that of `ManagedRank.run` would keep a training.
+        is_asked = file.startswith(_PACKAGE) and "step" in code.co_varnames
+        step = trace.tb_frame.f_locals.get("step") if is_asked else None
         frames.append(
             Frame(
                 file,

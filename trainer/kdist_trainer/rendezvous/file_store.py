@@ -4,7 +4,8 @@ job share.
 torch's own FileStore appends each write to a log in several pieces: an agent killed between two of
 them leaves a log that cannot be read, and keep-alives grow it without limit. This store replaces a
 value by renaming a new file, so any process may die at any instruction. Writers take turns by a
-lock, which the kernel releases when its holder dies.
+lock, which the kernel releases when its holder dies. The first key of a round removes those of old
+rounds: that it begins says that all nodes of the round before had come together.
 """
 
 from __future__ import annotations
@@ -14,19 +15,22 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
 from kdist_trainer.descriptors import spend
+from kdist_trainer.rendezvous.old_rounds import find_old, split_number
 
 POLL_SECONDS = 0.01
 _FIRST_POLL_SECONDS = 0.001
 _LOCK = "lock"
+_KEPT_ROUNDS = 3
+"""The one that begins, and the two newest ones that were complete."""
 
 
 class FileStore(Store):
@@ -43,6 +47,8 @@ class FileStore(Store):
         self.while_waiting: Callable[[], None] | None = None
         """Called at each poll while a key is waited for; an exception ends the wait."""
         self._timeout_seconds = timeout_seconds
+        self._newest: dict[str, int] = {}
+        """By what is counted, the newest number that this process has written."""
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def set(self, key: str, value: str | bytes) -> None:
@@ -120,6 +126,20 @@ class FileStore(Store):
         except OSError as error:
             # torch handles errors of a store, not those of a disk
             raise dist.DistStoreError(f"{key} cannot be written: {error}") from error
+        self._remove_old(key)
+
+    def _remove_old(self, key: str) -> None:
+        """Remove the keys of old rounds if `key` is the first one of its round that this process
+        writes. What cannot be removed is left.
+        """
+        prefix, number = split_number(key) or ("", 0)
+        if number <= self._newest.get(prefix, 0):
+            return
+        self._newest[prefix] = number
+        with suppress(OSError):
+            keys = [unquote(each.name[1:]) for each in self.folder.glob("=*")]
+            for old in find_old(keys, kept=_KEPT_ROUNDS):
+                self._path(old).unlink(missing_ok=True)
 
     def _wait_for(self, keys: Sequence[str], seconds: float) -> None:
         deadline = time.monotonic() + seconds

@@ -28,6 +28,7 @@ from kdist_trainer.rendezvous.configmap_client import (
     ConflictError,
     Copy,
 )
+from kdist_trainer.rendezvous.old_rounds import find_old
 from kdist_trainer.rendezvous.timings import JITTER
 
 MOST_BYTES = 1_000_000
@@ -36,7 +37,6 @@ _FRESH_SECONDS = 0.03
 _STALE_SECONDS = 0.5
 _WRITERS = "__writers"  # encode_key never returns this
 _WRITER_BYTES, _MOST_WRITERS = 6, 128
-_NUMBERED = re.compile(r"(torch\.rendezvous\..*\.|kdist/.*/generation/)(\d+)(?:/.*)?", re.DOTALL)
 _KEPT_ROUNDS = 2
 
 T = TypeVar("T")
@@ -255,15 +255,7 @@ def prune(values: Values, *, run_id: str) -> Values:
     """The values without those of old rounds and generations, and without those of other runs if
     space runs short.
     """
-    numbered = {
-        key: (match[1], int(match[2])) for key in values if (match := _NUMBERED.fullmatch(key))
-    }
-    newest: dict[str, int] = {}
-    for prefix, number in numbered.values():
-        newest[prefix] = max(number, newest.get(prefix, 0))
-    old = {
-        key for key, (prefix, number) in numbered.items() if number <= newest[prefix] - _KEPT_ROUNDS
-    }
+    old = find_old(values, kept=_KEPT_ROUNDS)
     kept = {key: value for key, value in values.items() if key not in old}
     if sum(map(len, kept.values())) > MOST_BYTES / 2:
         ours = (f"torch.rendezvous.{run_id}", f"kdist/{run_id}/")

@@ -1,8 +1,9 @@
 """Writes the metrics of a run to TensorBoard event files, from a background thread.
 
-Each worker group opens a new file and records the step at which it starts; TensorBoard then
-discards the later points of the group before it, so a curve shows every step once. TensorBoard
-reads the files of a folder in the order of the times in their names. Rank 0 queues its points and
+Each worker group records the step at which it starts; TensorBoard then discards the later points of
+the group before it, so a curve shows every step once. TensorBoard reads the files of a folder in
+the order of the times in their names: a process goes on in its own file for as long as none is
+newer, so that there are no more files than processes. Rank 0 queues its points and
 never waits for the disk: if it hangs, fills up or is slow, points are lost and no step is delayed.
 
 An object store has no append: there the newest file is written again every few seconds, and the
@@ -39,6 +40,8 @@ PREFIX = "events.out.tfevents."
 """Prefix of the names of event files."""
 _OBJECT_BYTES = 1 << 20
 """Size of a file in an object store at which the next one is begun."""
+_ended: dict[Path, Path] = {}
+"""By their folder, the files of this process that have ended with a whole point."""
 
 
 def write(folder: StoragePath, step: int, points: Points) -> None:
@@ -58,6 +61,8 @@ def write(folder: StoragePath, step: int, points: Points) -> None:
                 has_start = True
                 is_over = _write_points(file, points)
             if is_over:
+                if isinstance(folder, Path) and isinstance(file, FileIO):
+                    _ended[folder] = Path(os.fsdecode(file.name))
                 return
             continue  # with the next file
         except ImportError as error:
@@ -79,8 +84,8 @@ def write(folder: StoragePath, step: int, points: Points) -> None:
 
 
 def open_file(folder: StoragePath) -> FileIO | GrowingObject:
-    """Create an event file that TensorBoard reads after all existing ones, even if clocks differ.
-    Raises `OSError`.
+    """Open an event file that TensorBoard reads after all other ones, even if clocks differ: the
+    one that this process has ended, or a new one. Raises `OSError`.
 
     A file on a disk is unbuffered: the points of a killed rank may be of steps that are in a
     checkpoint and will not be repeated.
@@ -93,11 +98,16 @@ def open_file(folder: StoragePath) -> FileIO | GrowingObject:
         if name.startswith(PREFIX)
     ]
     newest = max((int(each) for each in times if each.isdecimal()), default=0)
+    own = _ended.pop(folder, None) if isinstance(folder, Path) else None
+    if own is not None and own.name.removeprefix(PREFIX).startswith(f"{newest:010d}."):
+        return FileIO(own, "a", opener=_open)
     stamp = max(int(time.time()), newest + 1)
     path = folder / f"{PREFIX}{stamp:010d}.{socket.gethostname()}.{os.getpid()}"
-    if isinstance(path, ObjectPath):
-        return GrowingObject(path)
-    return FileIO(path, "x", opener=lambda name, flags: os.open(name, flags, storage.FILE_MODE))
+    return GrowingObject(path) if isinstance(path, ObjectPath) else FileIO(path, "x", opener=_open)
+
+
+def _open(name: str, flags: int) -> int:
+    return os.open(name, flags, storage.FILE_MODE)
 
 
 def _write_header(file: FileIO | GrowingObject, step: int | None) -> None:
@@ -180,8 +190,8 @@ class TensorBoardWriter:
         self._reset()
 
     def begin(self, step: int) -> None:
-        """Open a new file for a run that continues after `step`. TensorBoard discards the points of
-        earlier files after this step.
+        """Begin a curve that continues after `step`: TensorBoard discards the points after this
+        step that were written before.
         """
         if self._folder is None:
             return

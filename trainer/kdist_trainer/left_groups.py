@@ -1,0 +1,134 @@
+"""The process groups that this rank has left broken, until they can be destroyed.
+
+What a broken group of gloo's (torch 2.15) does if it is left alone: a connection that has received
+a part of a message whose buffer is gone is never read again, and a thread asks for it without end;
+a collective waits in a thread until its time-out; sockets stay open. gloo ends all of that when a
+receive between two ranks times out: it closes every connection of the group and tells those that
+wait. So the first thing that happens to a group that was left is a receive that nobody answers.
+
+gloo forgets to tell a collective that has just sent or received a part of a message; that one waits
+until its time-out. Until then the group must be kept: its destructor would wait for it, maybe with
+the interpreter's lock, which that thread may want. Whether a thread waits is read from the kernel;
+where that is unknown, a group is kept for longer than the time-out.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+import weakref
+from collections.abc import Iterable
+from contextlib import suppress
+from datetime import timedelta
+
+import torch
+from torch.distributed import ProcessGroup
+
+from kdist_trainer import native_threads
+from kdist_trainer.group_abort import MadeGroup
+from kdist_trainer.threads import OnError, start_thread
+from kdist_trainer.torch_internals import GLOO_WORKER, gloo_backend
+
+_LOOK_SECONDS = 1.0
+_MARGIN_SECONDS = 60.0
+_MOMENT = timedelta(milliseconds=1)
+_TAG = 2**31 - 1
+"""Of a message that no rank sends."""
+
+
+class LeftGroup:
+    """One group."""
+
+    def __init__(self, group: ProcessGroup, made: MadeGroup | None, timeout: timedelta) -> None:
+        """Take a group.
+
+        Args:
+            group: The group.
+            made: What is known of it; None if it was made by the user's code.
+            timeout: Timeout of its collectives, if nothing is known of it.
+        """
+        self._group = group
+        self._threads = frozenset(made.threads) if made is not None else frozenset()
+        longest = max(timeout, made.timeout) if made is not None else timeout
+        self._free_at = time.monotonic() + longest.total_seconds() + _MARGIN_SECONDS
+
+    def close_connections(self) -> None:
+        """Have gloo close the connections, and tell all that wait for them."""
+        with suppress(RuntimeError):
+            backend = gloo_backend(self._group)
+            for peer in range(self._group.size()):
+                if peer != self._group.rank():
+                    with suppress(RuntimeError):  # this connection, or all of them, are closed
+                        backend.recv([torch.empty(1)], peer, _TAG).wait(_MOMENT)
+
+    def let_go(self) -> weakref.ref[ProcessGroup]:
+        """Hold the group no longer; returns a reference that tells whether others do."""
+        reference = weakref.ref(self._group)
+        del self._group
+        return reference
+
+    def look(self) -> bool:
+        """Whether the group can be destroyed."""
+        workers = native_threads.select_named(self._threads, GLOO_WORKER)
+        return native_threads.wait_together(workers) or time.monotonic() > self._free_at
+
+
+class LeftGroups:
+    """The groups that this rank has left. A thread looks after them for as long as there are any,
+    every second while the rank trains on.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._fresh: list[LeftGroup] = []
+        self._groups: list[LeftGroup] = []
+        self._is_tended = False
+
+    def add(self, groups: Iterable[LeftGroup]) -> None:
+        """Look after groups from now on."""
+        with self._lock:
+            self._fresh += groups
+            if self._is_tended or not self._fresh:
+                return
+            self._is_tended = True
+        start_thread(self._tend, name="kdist-left-groups", on_error=OnError.RESTART)
+
+    def count(self) -> int:
+        """The number of groups that are kept."""
+        with self._lock:
+            return len(self._fresh) + len(self._groups)
+
+    def _tend(self) -> None:
+        pause = threading.Event()
+        while self._close_fresh():
+            pause.wait(_LOOK_SECONDS)
+            self._release()
+
+    def _close_fresh(self) -> bool:
+        """Close the connections of the groups that came last; returns whether there are groups."""
+        with self._lock:
+            fresh, self._fresh = self._fresh, []
+            self._groups += fresh
+            if not self._groups:
+                self._is_tended = False
+                return False
+        for each in fresh:
+            each.close_connections()
+        return True
+
+    def _release(self) -> None:
+        """Destroy the groups that can be, in this thread and not within the lock. Most are still
+        held by a training that was left, whose parts refer to each other.
+        """
+        with self._lock:
+            free = [each for each in self._groups if each.look()]
+            self._groups = [each for each in self._groups if each not in free]
+        held = [each.let_go() for each in free]
+        if any(reference() is not None for reference in held):
+            # Quick, since what a rank shares with the forkserver is not searched.
+            gc.collect()
+
+
+left = LeftGroups()
+"""The groups that this process has left."""

@@ -60,6 +60,11 @@ def _step(record: Record) -> int:
     return documents.integer(record, "step") or 0
 
 
+def _first_step(record: Record) -> int:
+    """The first of the steps that one record may stand for (`kdist_trainer.step_lines`)."""
+    return _step(record) - (documents.integer(record, "steps") or 1) + 1
+
+
 @dataclass(frozen=True)
 class Observation:
     """What was observed of a drill.
@@ -117,7 +122,7 @@ class Observation:
         """The first step of the worker group that followed; None if none did, or it is not
         known.
         """
-        later = [_step(line) for line in self.ledger.steps_of(after=self.before.generation)]
+        later = [_first_step(line) for line in self.ledger.steps_of(after=self.before.generation)]
         return min(later, default=None)
 
     @property
@@ -291,14 +296,17 @@ def _samples(seen: Observation) -> Line:
         last, first = documents.integer(one, "last"), documents.integer(following, "first")
         if last is None or first is None:
             return Line(promise, "the ledger has no positions of samples", None)
-        if _step(following) != _step(one) + 1 or first != last + 1:
-            where = f"after step {_step(one):,} the ledger goes on with step {_step(following):,}"
+        if _first_step(following) != _step(one) + 1 or first != last + 1:
+            goes_on = _first_step(following)
+            where = f"after step {_step(one):,} the ledger goes on with step {goes_on:,}"
             return Line(promise, f"{where}, sample {first:,} after {last:,}", False)
     samples = sum(
         (documents.integer(each, "last") or 0) - (documents.integer(each, "first") or 0) + 1
         for each in counted
     )
-    measured = f"{number(samples)} in the steps {_step(counted[0]):,} to {_step(counted[-1]):,}"
+    measured = (
+        f"{number(samples)} in the steps {_first_step(counted[0]):,} to {_step(counted[-1]):,}"
+    )
     return Line(promise, f"{measured}, without a gap", True)
 
 
@@ -308,7 +316,7 @@ def _effective(steps: Iterable[Record]) -> list[Record]:
     for line in steps:
         if documents.integer(line, "step") is None:
             continue
-        while kept and _step(kept[-1]) >= _step(line):
+        while kept and _step(kept[-1]) >= _first_step(line):
             kept.pop()
         kept.append(line)
     return kept

@@ -14,7 +14,7 @@ from kdist.local.location import CheckpointLocation
 from kdist.local.run_dir import RunFolder
 from kdist.local.supervisor import Outcome
 from kdist.local.trainer_tools import copy_records
-from kdist.report.ledger import build_report, read_ledger, valid_fields
+from kdist.report.ledger import build_report, read_events, read_ledger, valid_fields
 from kdist.status import NonfiniteLoss, documents
 from kdist.units import count
 
@@ -126,8 +126,7 @@ def read_saved_step(checkpoints: Path) -> tuple[int | None, float | None]:
     """Step of the last checkpoint in the folder and the Unix time of its commit, as the ledger
     recorded them; None if there is none.
     """
-    events, _ = read_ledger(checkpoints)
-    for event in map(valid_fields, reversed(events)):
+    for event in map(valid_fields, reversed(read_events(checkpoints))):
         if event.get("event") == "commit" and "step" in event:
             return event["step"], event.get("time")
     return None, None

@@ -13,6 +13,7 @@ from kdist.errors import Code, KdistError
 from kdist.events import parse
 from kdist.local.end_report import describe_lost
 from kdist.local.runner import RunEnded
+from kdist.report.text import recoveries
 from kdist.status import (
     BLOCKING,
     FETCHER,
@@ -82,7 +83,7 @@ def _rows(report: Report) -> Iterator[tuple[str, str]]:
     if restarts["joins"]:
         yield "joins", str(restarts["joins"])
     if report["recoverySeconds"]:
-        yield "recovery", ", ".join(seconds(each) for each in report["recoverySeconds"])
+        yield "recovery", recoveries(report["recoverySeconds"])
     if report["goodput"] is not None and report["productiveSeconds"]:
         yield (
             "goodput",

@@ -9,7 +9,7 @@ data) is known only while the pod exists.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import inf
@@ -23,6 +23,7 @@ from kdist.report.ledger import (
     read_generations,
     valid_fields,
 )
+from kdist.report.spans import overlay, read_spans, sum_seconds, up_to
 
 CATEGORIES = (
     "queue",
@@ -96,7 +97,7 @@ def build_goodput_report(
     report = build_report(events, steps, invocations=active)
     events = [valid_fields(event) for event in events]
     steps = [valid_fields(step) for step in steps]
-    attempts = list(_attempts(read_generations(events, steps), events, steps, active, startups))
+    attempts = list(_attempts(read_generations(events, steps), events, active, startups))
     totals: dict[str, float] = defaultdict(float)
     for attempt in attempts:
         for category, seconds in attempt.seconds.items():
@@ -114,23 +115,21 @@ def build_goodput_report(
 def _attempts(
     generations: Sequence[Generation],
     events: Sequence[Record],
-    steps: Sequence[Record],
     active: Sequence[Interval],
     startups: Sequence[PodStartup],
 ) -> Iterator[Attempt]:
     limits = [*(later.from_step for later in generations[1:]), inf][: len(generations)]
     for index in range(len(limits) - 2, -1, -1):
         limits[index] = min(limits[index], limits[index + 1])
-    waits = _waits(steps)
     before: Attempt | None = None
     for index, (one, limit) in enumerate(zip(generations, limits, strict=True)):
         after = generations[index + 1].began if index + 1 < len(generations) else inf
         ended = _end_of(one, events, after, active)
-        kept = [step for step in one.productive if step <= limit]
+        kept = sum(span.steps for span in up_to(one.done, limit))
         lost = max(0, one.reached - int(limit)) if limit < inf else 0
-        attempt = Attempt(one, one.began, ended, len(kept), lost)
+        attempt = Attempt(one, one.began, ended, kept, lost)
         _fill_gap(attempt, before, active, startups)
-        _fill(attempt, events, waits.get(one.number, {}), limit)
+        _fill(attempt, events, limit)
         before = attempt
         yield attempt
 
@@ -189,9 +188,7 @@ def _fill_gap(
         attempt.add(category, begin, end)
 
 
-def _fill(
-    attempt: Attempt, events: Sequence[Record], waits: Mapping[int, float], limit: float
-) -> None:
+def _fill(attempt: Attempt, events: Sequence[Record], limit: float) -> None:
     """Put the attempt's own time into categories: start, steps (kept or lost), checkpoints, and the
     rest.
     """
@@ -207,15 +204,15 @@ def _fill(
         ),
         None,
     )
-    total = sum(one.productive.values())
-    wait = min(sum(seconds for step, seconds in waits.items() if step <= limit), one.kept(limit))
+    total = sum_seconds(one.done)
+    wait = min(sum(span.wait_seconds for span in up_to(one.done, limit)), one.kept(limit))
     saving = sum(
         event.get("visible_seconds", 0.0) for event in inside if event.get("event") == "commit"
     )
     length = attempt.ended - attempt.began
     start = length if first is None and not total else 0.0
     if first is not None:
-        start = max(0.0, first - attempt.began - next(iter(one.productive.values()), 0.0))
+        start = max(0.0, first - attempt.began - one.first_seconds)
     rest = max(0.0, length - start - total - saving)
     failed = one.failure is not None
     if not one.observed:
@@ -235,23 +232,16 @@ def _fill(
         at = min(at + seconds, max(at, attempt.ended))
 
 
-def _waits(steps: Sequence[Record]) -> dict[int, dict[int, float]]:
-    found: dict[int, dict[int, float]] = defaultdict(dict)
-    for line in steps:
-        if "generation" in line and "step" in line:
-            found[line["generation"]][line["step"]] = float(line.get("wait_seconds", 0.0))
-    return found
-
-
 def _curve(steps: Sequence[Record]) -> Iterator[list[float]]:
     """(step, loss) by step, of a step that was done again the last loss, thinned out."""
-    last: dict[int, float] = {}
-    for line in steps:
+    points = []
+    for span in overlay(read_spans(steps)):
         try:
-            last[line["step"]] = float.fromhex(line["loss"])
-        except (KeyError, TypeError, ValueError, OverflowError):
+            loss = float.fromhex(span.loss or "")
+        except (ValueError, OverflowError):
             continue
-    points = [[float(step), loss] for step, loss in sorted(last.items()) if abs(loss) < inf]
+        if span.at == span.last and abs(loss) < inf:
+            points.append([float(span.at), loss])
     stride = max(1, -(-len(points) // _MOST_POINTS))
     yield from (
         point

@@ -6,6 +6,7 @@ rest.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,26 +16,38 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from kdist.errors import KdistError
+from kdist.report.spans import Span, overlay, read_spans, sum_seconds
 from kdist_trainer.formats import NewerFormatError, check_format
+from kdist_trainer.step_lines import StepLines
 from kdist_trainer.untrusted_text import MalformedTextError, parse_json
 
 Record = Mapping[str, Any]
 _LINE_BYTES: Final = 1 << 20
 _SEPARATE: Final = "separate-ranks"
+_PIECE_BYTES: Final = 1 << 18
 
 
 def read_ledger(checkpoints: Path) -> tuple[list[Record], list[Record]]:
     """(events, steps) of the run whose checkpoints are in the folder, as far as they can be
-    read.
+    read; of very many steps, successive ones are one record (`step_lines`).
     """
-    return _read(checkpoints / "ledger" / "events.jsonl"), _read(
-        checkpoints / "ledger" / "steps.jsonl"
-    )
-
-
-def _read(path: Path) -> list[Record]:
+    events = read_events(checkpoints)
     try:
-        with path.open("rb") as file:
+        with (checkpoints / "ledger" / "steps.jsonl").open("rb", buffering=0) as file:
+            lines = StepLines(events, nbytes=os.fstat(file.fileno()).st_size)
+            while piece := file.read(_PIECE_BYTES):
+                lines.add(piece)
+        return events, [*lines.records()]
+    except NewerFormatError as error:
+        raise KdistError(f"the ledger cannot be read: {error}") from None
+    except OSError:
+        return events, []
+
+
+def read_events(checkpoints: Path) -> list[Record]:
+    """The events alone, of a run with any number of steps."""
+    try:
+        with (checkpoints / "ledger" / "events.jsonl").open("rb") as file:
             return list(parse_lines(file))
     except OSError:
         return []
@@ -60,6 +73,7 @@ def parse_lines(file: BinaryIO) -> Iterator[Record]:
 _TYPES: dict[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("generation", "step", "from_step", "kept_step", "last", "bytes"), int),
     **dict.fromkeys(("rank", "ranks"), int),
+    "steps": int,
     **dict.fromkeys(("time", "seconds", "visible_seconds", "wait_seconds"), (int, float)),
     **dict.fromkeys(("event", "cause", "reason", "loss", "node", "message", "entrypoint"), str),
     "devices": str,
@@ -83,8 +97,8 @@ def valid_fields(record: Record) -> Record:
 
 @dataclass(frozen=True)
 class Generation:
-    """One worker group of a run: `began` in Unix time, `reached` is its last step, `productive`
-    seconds by step.
+    """One worker group of a run: `began` in Unix time, `reached` is its last step, `done` its
+    finished steps.
     """
 
     number: int
@@ -92,7 +106,7 @@ class Generation:
     began: float
     from_step: int
     reached: int
-    productive: Mapping[int, float]
+    done: Sequence[Span]
     failure: Record | None
     observed: bool = True
     """Whether its ranks report their steps; those of a script may be unknown."""
@@ -101,19 +115,22 @@ class Generation:
     known of that generation.
     """
 
+    @property
+    def first_seconds(self) -> float:
+        """Seconds of its first step."""
+        first = self.done[0] if self.done else None
+        return first.seconds / first.steps if first else 0.0
+
     def kept(self, limit: float) -> float:
         """Seconds of the steps up to `limit`, those that no later generation did again."""
-        return sum(seconds for step, seconds in self.productive.items() if step <= limit)
+        return sum_seconds(self.done, limit)
 
 
 def read_generations(events: Sequence[Record], steps: Sequence[Record]) -> list[Generation]:
     """The generations in their order."""
-    by_generation: dict[int, dict[int, float]] = {}
-    for line in steps:
-        if "generation" in line and "step" in line:
-            by_generation.setdefault(line["generation"], {})[line["step"]] = line.get(
-                "seconds", 0.0
-            )
+    by_generation: dict[int, list[Span]] = {}
+    for span in read_spans(steps):
+        by_generation.setdefault(span.generation, []).append(span)
     failures: dict[int, Record] = {}
     for event in _named(events, "failure"):
         known = failures.get(event.get("generation", 0))
@@ -127,10 +144,10 @@ def read_generations(events: Sequence[Record], steps: Sequence[Record]) -> list[
     }
     for event in begun:
         number, failure = event.get("generation", 0), failures.get(event.get("generation", 0))
-        done = by_generation.get(number, {})
+        done = overlay(by_generation.get(number, ()))
         from_step = event.get("from_step", 0)
         in_progress = failure.get("step", 0) if failure else 0
-        reached = kept.get(number, max([from_step, *done, in_progress]))
+        reached = kept.get(number, max([from_step, *(span.last for span in done), in_progress]))
         reason, began = event.get("reason", "start"), event.get("time", 0.0)
         observed = event.get("entrypoint") != "script" or bool(done)
         generations.append(
@@ -226,9 +243,11 @@ def _find_gaps(generations: Sequence[Generation], steps: Sequence[Record]) -> li
     line, such as those that a full disk has refused.
     """
     first = min((generation.from_step for generation in generations), default=0)
-    done = sorted({line["step"] for line in steps if line.get("step", 0) > first})
+    done = [(span.first, span.last) for span in overlay(read_spans(steps)) if span.last > first]
     return [
-        [before + 1, after - 1] for before, after in pairwise([first, *done]) if after > before + 1
+        [last + 1, following - 1]
+        for (_, last), (following, _) in pairwise([(first, first), *done])
+        if following > last + 1
     ]
 
 
@@ -298,7 +317,7 @@ def last_step_times(generations: Iterable[Generation], events: Sequence[Record])
     }
     for one in generations:
         if one.number in firsts:
-            yield firsts[one.number] + sum(list(one.productive.values())[1:])
+            yield firsts[one.number] + sum_seconds(one.done) - one.first_seconds
 
 
 def _times(events: Iterable[Record]) -> Iterator[float]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
 from typing import Any
 
 from kdist.status import NonfiniteLoss, separate_ranks
@@ -107,11 +108,20 @@ def summary(report: Report) -> str:
         reached + ("" if steps["lost"] is None else f", {number(steps['lost'])} lost"),
         f"{restarts['total']} restart{'' if restarts['total'] == 1 else 's'}",
     ]
+    if report["recoverySeconds"]:
+        parts.append(f"recovered in {recoveries(report['recoverySeconds'])}")
     if report.get("loss") is not None:
         parts.append(f"loss {number(report['loss'])}")
     if (loss := NonfiniteLoss.read({"nonfinite_loss": report.get("nonFiniteLoss")})) is not None:
         parts.append(f"loss {loss}")
     return " · ".join(parts)
+
+
+def recoveries(found: Sequence[float]) -> str:
+    """How long recoveries took: of several their number, the median and the worst."""
+    if len(found) == 1:
+        return seconds(found[0])
+    return f"{seconds(median(found))} (median of {number(len(found))}, worst {seconds(max(found))})"
 
 
 def _share(part: float, total: float) -> str:

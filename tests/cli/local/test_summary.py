@@ -76,6 +76,11 @@ def test_the_table_holds_what_the_run_cost_and_what_came_of_it() -> None:
     ]
 
 
+def test_of_many_recoveries_it_says_how_many_the_median_and_the_worst() -> None:
+    rows = dict(summary.summary_rows(make_report(recoverySeconds=[0.2, 39.0, 0.3, 0.25, 0.4])))
+    assert rows["recovery"] == "0.3 s (median of 5, worst 39 s)"
+
+
 def test_what_is_not_known_has_no_row() -> None:
     report = make_report(
         steps={"reached": 0, "committed": 0, "lost": 0, "samples": None},

@@ -138,7 +138,9 @@ def test_the_rows_show_shares_and_the_rank_that_failed() -> None:
     assert text.attempts(report)[0][-1] == "signal: a traceback that is long"
     report["attempts"][0]["failure"]["message"] = "far too long " * 9
     assert text.attempts(report)[0][-1] == "signal (rank 1)"
-    assert text.headline(report) == "goodput 40.0% · 10 steps, 2 lost · 1 restart · loss 0.1"
+    assert text.headline(report) == (
+        "goodput 40.0% · 10 steps, 2 lost · 1 restart · recovered in 5.0 s · loss 0.1"
+    )
 
 
 class Page(HTMLParser):

@@ -11,13 +11,23 @@ import os
 import threading
 import time
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
-from kdist_trainer.checkpoint.ledger_files import LineFile, open_lines, read_lines, read_tail
+from kdist_trainer.checkpoint import storage
+from kdist_trainer.checkpoint.ledger_files import (
+    LineFile,
+    find_files,
+    open_lines,
+    read_lines,
+    read_pieces,
+    read_tail,
+)
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.formats import check_format, stamp
 from kdist_trainer.json_text import encode_json
 from kdist_trainer.object_store.path import ObjectPath
+from kdist_trainer.step_lines import MOST_RECORDS, StepLines
 
 FOLDER = "ledger"
 STEPS = "steps.jsonl"
@@ -104,9 +114,38 @@ class RunLedger:
 
     def read_steps(self) -> list[dict[str, Any]]:
         """All lines of `steps.jsonl`, oldest first; a step that was rolled back and repeated has
-        two.
+        two. It takes a kilobyte of memory for each.
         """
         return read_lines(self._steps)
+
+    def sum_steps(
+        self, events: Iterable[Mapping[str, Any]], *, most: int = MOST_RECORDS
+    ) -> list[dict[str, Any]]:
+        """The lines of `steps.jsonl` in bounded memory, successive ones merged where there are
+        many (`step_lines`).
+
+        Args:
+            events: those of this ledger.
+            most: about how many records to return, besides those of the newest lines.
+
+        Raises:
+            OSError: the storage failed.
+            NewerFormatError: a newer version wrote a line.
+        """
+        files = find_files(self._steps)
+        lines = StepLines(events, nbytes=sum(files.values()), most=most)
+        for file in files:
+            for piece in read_pieces(file):
+                lines.add(piece)
+            lines.end_file()
+        return lines.records()
+
+    def copy_steps(self, target: Path) -> None:
+        """Copy `steps.jsonl` to a file on a disk, which is replaced at once. Raises `OSError`."""
+        with storage.replacing(target) as copy:
+            for file in find_files(self._steps):
+                for piece in read_pieces(file):
+                    copy.write(piece)
 
 
 def _time_of(event: Mapping[str, Any]) -> float:

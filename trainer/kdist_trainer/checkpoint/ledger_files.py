@@ -12,6 +12,7 @@ import secrets
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,25 @@ class SegmentedLines(LineFile):
 
     def close(self) -> None:
         """Do nothing: nothing is open."""
+
+
+def find_files(path: StoragePath) -> dict[StoragePath, int]:
+    """The files, with their sizes, that hold the lines, oldest first; empty before the first line.
+    Raises `OSError`.
+    """
+    if isinstance(path, ObjectPath):
+        return {path / name: size for name, size in sorted(path.files().items())}
+    try:
+        return {path: path.stat().st_size}
+    except FileNotFoundError:
+        return {}
+
+
+def read_pieces(file: StoragePath) -> Iterable[memoryview | bytes]:
+    """The content of one of `find_files`, each piece valid until the next is asked for: a segment
+    is read by one request. Raises `OSError`.
+    """
+    return [file.read_bytes()] if isinstance(file, ObjectPath) else storage.read_pieces(file)
 
 
 def read_lines(path: StoragePath) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ and which no training can read.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,7 @@ from kdist_trainer.checkpoint.manifest import (
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.errors import CheckpointMismatchError
 from kdist_trainer.json_text import encode_json
-
-_MAX_STEPS = 20_000
+from kdist_trainer.step_lines import MOST_RECORDS
 
 Entry = dict[str, Any]
 
@@ -161,42 +160,13 @@ def choose(root: StoragePath, step: int | None) -> Checkpoint:
     )
 
 
-def read_ledger(root: StoragePath, *, most_steps: int = _MAX_STEPS) -> dict[str, Any]:
-    """Read the events and steps of the run, with successive steps merged from `most_steps` lines
-    on. Raises `OSError`.
+def read_ledger(root: StoragePath, *, most_steps: int = MOST_RECORDS) -> dict[str, Any]:
+    """Read the events and steps of the run; of more than `most_steps` lines successive ones are
+    merged. Raises `OSError` or `NewerFormatError`.
     """
     ledger = RunLedger(root)
-    return {"events": ledger.events(), "steps": list(thin(ledger.read_steps(), most_steps))}
-
-
-def thin(steps: list[Entry], most: int) -> Iterator[Entry]:
-    """Merge successive steps of one generation: each group becomes its last line, with the group's
-    seconds added up.
-
-    Args:
-        steps: lines of the ledger.
-        most: about how many lines to return.
-    """
-    share = -(-len(steps) // most)
-    group: list[Entry] = []
-    for line in steps:
-        if group and (len(group) == share or line.get("generation") != group[0].get("generation")):
-            yield _merged(group)
-            group = []
-        group.append(line)
-    if group:
-        yield _merged(group)
-
-
-def _merged(group: list[Entry]) -> Entry:
-    if len(group) == 1:
-        return group[0]
-    merged = {**group[-1], "first": group[0].get("first"), "steps": len(group)}
-    for name in ("seconds", "wait_seconds"):
-        values = [line[name] for line in group if isinstance(line.get(name), int | float)]
-        if values:
-            merged[name] = round(sum(values), 6)
-    return merged
+    events = ledger.events()
+    return {"events": events, "steps": ledger.sum_steps(events, most=most_steps)}
 
 
 def copy_records(root: StoragePath, folder: Path) -> dict[str, Any]:
@@ -214,10 +184,11 @@ def copy_records(root: StoragePath, folder: Path) -> dict[str, Any]:
     """
     ledger = RunLedger(root)
     done = CheckpointDirectory(root).read_done()
-    for name, lines in ((EVENTS, ledger.events()), (STEPS, ledger.read_steps())):
-        text = "".join(encode_json(line, separators=(",", ":")) + "\n" for line in lines)
-        storage.make_folder(folder / FOLDER, durable=True)
-        storage.replace(folder / FOLDER / name, text.encode())
+    events = ledger.events()
+    text = "".join(encode_json(line, separators=(",", ":")) + "\n" for line in events)
+    storage.make_folder(folder / FOLDER, durable=True)
+    storage.replace(folder / FOLDER / EVENTS, text.encode())
+    ledger.copy_steps(folder / FOLDER / STEPS)
     copy = CheckpointDirectory(folder)
     if done is None:
         copy.remove_done()

@@ -203,9 +203,19 @@ def replace(path: StoragePath, data: bytes) -> None:
     if isinstance(path, ObjectPath):
         path.store.put(path.key, data)
         return
+    with replacing(path) as file:
+        file.write(data)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[DurableFile]:
+    """Within the `with` block, a file's new content is written; afterwards it has replaced the old
+    one, as `replace` does. Raises `OSError`.
+    """
     temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}-{threading.get_ident()}")
     try:
-        write_new(temporary, data)
+        with DurableFile(temporary) as file:
+            yield file
         _report("replace", temporary, path)
         temporary.replace(path)
     except OSError:

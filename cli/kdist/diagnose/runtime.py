@@ -10,7 +10,7 @@ from typing import Final
 from kdist.agent_metrics import METRICS_PORT
 from kdist.diagnose.rule import Diagnosis, DiagnosticContext, name_all
 from kdist.status import Phase, RankStatus, documents, separate_ranks
-from kdist.units import count, number, seconds
+from kdist.units import age, count, number, seconds
 
 _REFUSED = 100  # connections
 _RECENT = 60.0  # seconds for which a collective or a heartbeat shows that ranks train
@@ -278,6 +278,7 @@ def find_nothing_wrong(ctx: DiagnosticContext) -> Diagnosis:
     parts += [f"{seconds(max(times))} each"] if times else []
     parts += [f"{number(round(status.throughput))} samples/s"] if status.throughput else []
     parts += [f"loss {number(status.loss)}"] if status.loss is not None else []
+    parts += [f"at risk {age(status.at_risk)}"] if status.at_risk is not None else []
     if status.step is None and (quiet := _seen_ago(status.ranks)) is not None:
         parts.append(f"it reports no steps; a collective was seen {seconds(quiet)} ago")
     parts += [f"{status.nodes} nodes"]

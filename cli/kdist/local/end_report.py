@@ -88,13 +88,13 @@ def write_report(
     return report
 
 
-def describe_lost(report: Mapping[str, Any]) -> str:
-    """The steps that a run lost at its end, to follow what was saved; empty if it lost none."""
-    lost = documents.integer(report, "lostAtTheEnd") or 0
-    if not lost:
+def describe_unsaved(report: Mapping[str, Any]) -> str:
+    """The steps that were not saved at the end, to follow what was; empty if all were."""
+    steps = documents.integer(report, "notSaved") or 0
+    if not steps:
         return ""
     after = " after it" if documents.integer(report, "steps", "committed") else ""
-    return f", the {count(f'{lost:,}', 'step')}{after} {'is' if lost == 1 else 'are'} lost"
+    return f", not saved: {count(f'{steps:,}', 'step')}{after}"
 
 
 def _failure(folder: RunFolder, outcome: Outcome) -> dict[str, Any] | None:

@@ -87,6 +87,7 @@ class Progress:
         budget: restarts that the job may make in total.
         saved_step: step of the last checkpoint.
         saved_at: unix time of the last checkpoint.
+        at_risk: seconds of training that no checkpoint holds, as the agent of rank 0 tells.
         history: recent steps and losses.
         bars: newest state of each rank's progress bar, by the rank's prefix.
         allow_rollback: whether a lower step than before is believed, because a new worker group
@@ -112,6 +113,7 @@ class Progress:
     budget: int | None = None
     saved_step: int | None = None
     saved_at: float | None = None
+    at_risk: float | None = None
     history: StepHistory = field(default_factory=StepHistory)
     bars: dict[str, Entry] = field(default_factory=dict)
     allow_rollback: bool = False
@@ -199,6 +201,7 @@ class Progress:
         ):
             self.saved_step = int(status["last_checkpoint_step"])
             self.saved_at = float(status["last_checkpoint_time"])
+        self.at_risk = _or(_number(status.get("at_risk_seconds")), self.at_risk)
 
     def _record_step(self, fields: Mapping[str, Any]) -> None:
         step, loss = _integer(fields.get("step")), _number(fields.get("loss"))

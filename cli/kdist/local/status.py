@@ -12,7 +12,7 @@ from typing import Any
 
 from kdist.events import parse
 from kdist.local import agents, run_dir
-from kdist.local.end_report import describe_lost
+from kdist.local.end_report import describe_unsaved
 from kdist.local.fetching import read_fetch
 from kdist.local.job import LocalJob, list_jobs
 from kdist.local.location import folder_of
@@ -180,7 +180,7 @@ def _decide_ended(job: LocalJob, past: Mapping[str, Any]) -> Decision:
             return Phase.FAILED, "storage", f"it was stopped and could not save; {kept}"
         return Phase.SUSPENDED, "", kept
     if outcome == "killed":
-        kept += describe_lost(_read_report(job))
+        kept += describe_unsaved(_read_report(job))
         return Phase.STOPPED, "Killed", f"ended at once, without saving; {kept}"
     if not job.last_invocation:
         return Phase.UNKNOWN, "NeverStarted", "`kdist run` never started its agents"

@@ -11,7 +11,7 @@ from typing import Any
 
 from kdist.errors import Code, KdistError
 from kdist.events import parse
-from kdist.local.end_report import describe_lost
+from kdist.local.end_report import describe_unsaved
 from kdist.local.runner import RunEnded
 from kdist.report.text import recoveries
 from kdist.status import (
@@ -101,6 +101,8 @@ def _rows(report: Report) -> Iterator[tuple[str, str]]:
             "checkpoints",
             f"{checkpoints['committed']}, last {size(checkpoints['bytes'])}; {waited}",
         )
+    if at_risk := checkpoints.get("atRiskSeconds"):
+        yield "not saved", f"the last {seconds(at_risk)} of training"
     if checkpoints["fellBack"]:
         yield "damaged checkpoints", f"{checkpoints['fellBack']}, skipped"
     yield from _losses(report)
@@ -154,7 +156,7 @@ def conclude(ended: RunEnded, again: str) -> str | KdistError:
     report, kind = ended.report, ended.outcome.kind
     saved = report["steps"]["committed"]
     kept = f"step {saved:,} is saved" if saved else "nothing was saved yet"
-    kept += describe_lost(report)
+    kept += describe_unsaved(report)
     if ended.already:
         return (
             f"{report['job']} is done already. Next: kdist run --fresh {again}   trains it "

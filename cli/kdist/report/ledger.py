@@ -185,8 +185,8 @@ def build_report(
         steps: lines of steps.jsonl, in their order.
         invocations: Unix times at which each `kdist run` began and ended; None if it was killed or
             is still running.
-        unsaved: whether the run has ended without saving, so that the steps after the last
-            checkpoint are lost.
+        unsaved: whether the run has ended without saving: the steps after the last checkpoint are
+            not saved. They are lost once a later start begins below them.
     """
     events = [valid_fields(event) for event in events]
     steps = [valid_fields(step) for step in steps]
@@ -203,19 +203,20 @@ def build_report(
     )
     known = all(generation.observed for generation in generations)
     elapsed = _elapsed([*_times(events), *last_step_times(generations, events)], invocations)
-    lost = max(0, (counted["reached"] or 0) - counted["committed"]) if unsaved and known else 0
-    if lost:
-        counted["lost"] += lost
+    reached = counted["reached"] or 0
     return {
         "steps": counted,
-        "lostAtTheEnd": lost,
+        "notSaved": max(0, reached - counted["committed"]) if unsaved and known else 0,
         "ledgerGaps": _find_gaps(generations, steps) if known else [],
         "restarts": _count_restarts(generations),
         "recoverySeconds": [round(seconds, 3) for seconds in _recoveries(generations, events)],
         "productiveSeconds": round(productive, 3) if known else None,
         "elapsedSeconds": round(elapsed, 3),
         "goodput": round(min(productive / elapsed, 1.0), 4) if elapsed > 0 and known else None,
-        "checkpoints": _sum_checkpoints(commits, events),
+        "checkpoints": {
+            **_sum_checkpoints(commits, events),
+            "atRiskSeconds": _sum_at_risk(steps, counted) if known else None,
+        },
         "devices": next(
             (each["devices"] for each in reversed(events) if each.get("devices")), None
         ),
@@ -336,6 +337,15 @@ def _elapsed(times: Sequence[float], invocations: Sequence[tuple[float, float | 
     return total
 
 
+def _sum_at_risk(steps: Sequence[Record], counted: Mapping[str, Any]) -> float:
+    """The time of the steps that are done and in no checkpoint."""
+    newest = {line["step"]: line.get("seconds", 0.0) for line in steps if "step" in line}
+    reached = counted["reached"] or 0
+    done = range(counted["committed"] + 1, reached + 1)
+    seconds: float = sum(newest.get(step, 0.0) for step in done)
+    return round(seconds, 3)
+
+
 def _sum_checkpoints(commits: Sequence[Record], events: Sequence[Record]) -> dict[str, Any]:
     return {
         "committed": len(commits),
@@ -343,6 +353,7 @@ def _sum_checkpoints(commits: Sequence[Record], events: Sequence[Record]) -> dic
         "seconds": round(sum(commit.get("seconds", 0.0) for commit in commits), 3),
         "visibleSeconds": round(sum(commit.get("visible_seconds", 0.0) for commit in commits), 3),
         "bytes": commits[-1].get("bytes") if commits else None,
+        "lastTime": commits[-1].get("time") if commits else None,
     }
 
 

@@ -37,6 +37,7 @@ _FIELDS: Final = (
     "lost_steps",
     "last_checkpoint_step",
     "last_checkpoint_time",
+    "at_risk_seconds",
     "connections_refused",
     "rendezvous_refused",
     "rendezvous_refusal",

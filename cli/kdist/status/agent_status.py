@@ -103,7 +103,8 @@ class AgentStatus:
     agent cannot tell, or is of a version that does not report it. `refused`: the API server
     refuses it the rendezvous. `waiting_for`: what it waits for before it tries again.
     `failed_saves`: checkpoints that could not be saved since the last one, `checkpoint_room`: the
-    room of their folder then.
+    room of their folder then. `at_risk`: seconds of training that no checkpoint holds, from the
+    agent that runs rank 0.
     """
 
     pod: str
@@ -121,6 +122,7 @@ class AgentStatus:
     lost_steps: int = 0
     checkpoint_step: int | None = None
     checkpoint_time: float | None = None
+    at_risk: float | None = None
     ranks: tuple[RankStatus, ...] = ()
     exit: ExitRecord | None = None
     peers: PeerStatus | None = None
@@ -158,6 +160,7 @@ class AgentStatus:
             lost_steps=documents.integer(document, "lost_steps") or 0,
             checkpoint_step=documents.integer(document, "last_checkpoint_step"),
             checkpoint_time=documents.number(document, "last_checkpoint_time"),
+            at_risk=documents.number(document, "at_risk_seconds"),
             ranks=tuple(_ranks(pod, document, active=state in _TRAINING_STATES)),
             exit=ExitRecord.read(documents.at(document, "exit")),
             peers=_read_peers(documents.mapping(document, "peers")),
@@ -302,6 +305,7 @@ def read_training(current: Sequence[AgentStatus], *, step: int | None = None) ->
         "lost_steps": max((report.lost_steps for report in current), default=0),
         "last_checkpoint_step": saved[0],
         "last_checkpoint_time": saved[1],
+        "at_risk": max((one.at_risk for one in current if one.at_risk is not None), default=None),
         # The shortest time is the transfer; the longer ones include waiting for slower ranks.
         "all_reduce_seconds": min(all_reduces, default=None),
         "ranks": tuple(ranks),

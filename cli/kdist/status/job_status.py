@@ -84,6 +84,7 @@ class JobStatus:
         throughput: samples per second, of all ranks.
         lost_steps: steps that were repeated after restarts.
         last_checkpoint_time: unix seconds.
+        at_risk: seconds of training that no checkpoint holds: a loss of all ranks now costs them.
         devices: what the ranks of each node run on.
         created: unix seconds; `age` is in seconds.
         kept_alive: whether pods stay alive after the training has ended.
@@ -117,6 +118,7 @@ class JobStatus:
     lost_steps: int = 0
     last_checkpoint_step: int | None = None
     last_checkpoint_time: float | None = None
+    at_risk: float | None = None
     all_reduce_seconds: float | None = None
     queue: str = ""
     created: float | None = None

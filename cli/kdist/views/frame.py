@@ -168,6 +168,7 @@ def _render_state(view: JobView, width: int) -> list[Text]:
     parts.append(f"{count(view.restarts, 'restart')}{left}")
     saved = status_table.describe_checkpoint(view.checkpoint_step, view.checkpoint_age)
     parts.append(f"last checkpoint {saved}" if saved else "no checkpoint yet")
+    parts += [f"at risk {age(view.at_risk)}"] if view.at_risk is not None else []
     parts += [view.gap] if view.gap else []
     return [Text(line, "dim") for line in join_parts(parts, width)]
 

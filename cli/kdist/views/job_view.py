@@ -28,6 +28,7 @@ class JobView:
         nodes: nodes at work and wanted, such as `2/4`.
         restarts_left: restarts until the job fails.
         checkpoint_age: seconds since the last checkpoint.
+        at_risk: seconds of training that a loss of all ranks now would cost.
         gap: what is missing from the view, in a sentence.
         progress_bars: newest states of the ranks' own progress bars.
         notice: what the job waits for or why it fails, in a sentence.
@@ -54,6 +55,7 @@ class JobView:
     restarts_left: int | None = None
     checkpoint_step: int | None = None
     checkpoint_age: float | None = None
+    at_risk: float | None = None
     gap: str = ""
     progress_bars: Sequence[Entry] = ()
     notice: str = ""

@@ -56,6 +56,8 @@ def _rows(status: JobStatus) -> Iterator[tuple[str, str]]:
         saved_at = status.last_checkpoint_time
         seconds_ago = None if saved_at is None else max(0.0, time.time() - saved_at)
         yield "last checkpoint", describe_checkpoint(status.last_checkpoint_step, seconds_ago)
+    if status.at_risk is not None and not status.phase.terminal:
+        yield "at risk", f"{age(status.at_risk)} of training, if all ranks were lost now"
     yield "restarts", f"{status.restarts}{describe_left(status.restarts, status.restarts_left)}"
     if status.lost_steps:
         yield "lost steps", f"{status.lost_steps:,}"
@@ -105,13 +107,13 @@ def describe_left(restarts: int, left: int | None) -> str:
 
 
 def describe_checkpoint(step: int | None, seconds_ago: float | None) -> str:
-    """Describe the last checkpoint: `step 100, 30 s ago`; empty without a step."""
+    """Describe the last checkpoint: `step 100, committed 30 s ago`; empty without a step."""
     if step is None:
         return ""
     if seconds_ago is None:
         return f"step {step:,}"
     when = f"{age(seconds_ago)} ago" if seconds_ago >= 1 else "just now"
-    return f"step {step:,}, {when}"
+    return f"step {step:,}, committed {when}"
 
 
 def rank_rows(status: JobStatus) -> list[tuple[str, ...]]:

@@ -106,7 +106,7 @@ def test_a_training_whose_disk_is_full_waits_for_room_and_is_not_repeated_again_
     assert run.errors().count("rendezvous-completed") <= 3
 
 
-def test_a_run_that_is_ended_at_once_says_how_many_steps_are_lost(
+def test_a_run_that_is_ended_at_once_says_how_many_steps_are_not_saved(
     start: Start, tmp_path: Path
 ) -> None:
     run = start(write_job(tmp_path, steps=100_000, checkpoint=30))
@@ -124,9 +124,9 @@ def test_a_run_that_is_ended_at_once_says_how_many_steps_are_lost(
     run.process.send_signal(signal.SIGINT)
     run.wait(130)
     saved = commits(folder)[-1]
-    lost = json.loads((folder / "report.json").read_text())["lostAtTheEnd"]
+    lost = json.loads((folder / "report.json").read_text())["notSaved"]
     assert lost > 0
-    words = f"step {saved:,} is saved, the {lost:,} steps after it are lost"
+    words = f"step {saved:,} is saved, not saved: {lost:,} steps after it"
     assert f"digits was ended at once; {words}" in run.errors()
     assert words in " ".join(run.ask("why", "digits").split())
     assert processes_of(folder) == []

@@ -59,12 +59,16 @@ INTERRUPTED = (
 )
 
 
-def test_what_a_run_that_was_ended_at_once_has_not_saved_is_lost() -> None:
+def test_what_a_run_that_was_ended_at_once_has_not_saved_is_not_lost_yet() -> None:
     events, steps = INTERRUPTED[0][:6], INTERRUPTED[1]
     ended = build_report(events, steps, invocations=[(100.0, 114.0)], unsaved=True)
-    assert (ended["lostAtTheEnd"], ended["steps"]["lost"]) == (6, 2 + 6)
+    assert (ended["notSaved"], ended["steps"]["lost"]) == (6, 2)
+    assert ended["checkpoints"]["atRiskSeconds"] == 6.0
+    later = [*events, generation(3, "resume", 200.0, from_step=4), first_step(3, 201.0, 5)]
+    again = build_report(later, [*steps, step(5, 3)], invocations=[(100.0, 210.0)])
+    assert again["steps"]["lost"] == 2 + 6, "a later start begins below them"
     kept = build_report(events, steps, invocations=[(100.0, 114.0)])
-    assert (kept["lostAtTheEnd"], kept["steps"]["lost"]) == (0, 2)
+    assert (kept["notSaved"], kept["steps"]["lost"]) == (0, 2)
     assert ended["productiveSeconds"] == 4.0 < kept["productiveSeconds"]
 
 
@@ -106,6 +110,7 @@ def test_the_final_loss_is_the_last_steps_to_the_bit() -> None:
 def test_checkpoints_are_summed_up() -> None:
     report = build_report(*INTERRUPTED, invocations=[(100.0, 114.0)])
     expected = {"committed": 2, "fellBack": 0, "seconds": 1.0, "visibleSeconds": 0.2, "bytes": 1000}
+    expected |= {"lastTime": 114.0, "atRiskSeconds": 0.0}
     assert report["checkpoints"] == expected
 
 

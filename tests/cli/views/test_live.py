@@ -175,10 +175,10 @@ def test_a_script_that_reports_no_steps_is_not_called_stuck(clock: Clock) -> Non
 def test_the_age_of_the_last_checkpoint_is_shown(progress: Progress) -> None:
     assert "no checkpoint yet" in drawn(render(from_progress(progress)))
     observe(progress, "checkpoint-committed", step=50)
-    assert "last checkpoint step 50, just now" in drawn(render(from_progress(progress)))
+    assert "last checkpoint step 50, committed just now" in drawn(render(from_progress(progress)))
     assert progress.saved_at is not None
     progress.saved_at -= 90
-    assert "last checkpoint step 50, 90s ago" in drawn(render(from_progress(progress)))
+    assert "last checkpoint step 50, committed 90s ago" in drawn(render(from_progress(progress)))
 
 
 def test_restarts_and_the_rest_of_the_budget_are_shown(progress: Progress) -> None:
@@ -327,7 +327,7 @@ def test_a_job_on_a_cluster_has_the_same_view_with_its_phase_and_its_pods() -> N
         "step 120/500  24%",
         "loss 0.25  █▃▂▁   2,000 samples/s",
         "2/2 nodes · 2 ranks · generation 1 · 0 restarts (10 left)",
-        "last checkpoint step 100, 30s ago",
+        "last checkpoint step 100, committed 30s ago",
         "digits-1-abcde",
         "Ctrl-C ends this view, not the job",
     ):

@@ -69,6 +69,7 @@ def train(nodes: int, per_node: int, *, slow: int) -> Snapshot:
             each["busy_seconds"] = 0.18 if each["rank"] == slow else 0.06
         found = report(world_size=nodes * per_node, step=1200, target_steps=12_000)
         found["last_checkpoint_step"] = 1000
+        found["at_risk_seconds"] = 35.0 if node == 0 else None
         reports[name(node)] = {**found, "ranks": ranks}
     pods = [pod(index, node=f"worker-{index + 1}") for index in range(nodes)]
     return scene(pods, reports=reports, reported=config_map(least=nodes, most=nodes))

@@ -313,6 +313,7 @@ def test_status_is_strict_json(exporter: Exporter, monkeypatch: pytest.MonkeyPat
             "last_checkpoint_step",
         ),
         *("last_checkpoint_time", "lost_steps", "wall_seconds", "ranks", "pid", "exit", "nodes"),
+        "at_risk_seconds",
         "peers",
         "connections_refused",
         "rendezvous_refused",

@@ -62,7 +62,7 @@ def save_kept_state(
         number = open_generation(former, agent_store, ledger, agents=agents, step=step)
         exit_analysis.reset_files(settings.scratch, len(workers.local_ranks))
     except (dist.DistError, RuntimeError, OSError) as refusal:
-        warn_unsaved(step, str(refusal))
+        warn_unsaved(step, str(refusal), ledger)
         return None
     local_rank = next(number for number, kept in survivors.kept.items() if kept == step)
     log.event("saving-kept-state", step=step, generation=number)
@@ -73,19 +73,28 @@ def save_kept_state(
     while local_rank in workers.living:
         if time.monotonic() > deadline or stop.urgent:
             why = "a second request to stop came" if stop.urgent else "the grace period was over"
-            warn_unsaved(step, why)
+            warn_unsaved(step, why, ledger)
             return None
         workers.wait(_POLL_SECONDS)
     outcome = result.read_result(settings.scratch, local_rank)
     if outcome is None:
         error = failure.read(settings.scratch, local_rank)
-        warn_unsaved(step, "its worker was killed" if error is None else error.message)
+        why = "its worker was killed" if error is None else error.message
+        warn_unsaved(step, why, ledger)
     return outcome
 
 
-def warn_unsaved(step: int, why: str) -> None:
-    """Log that a step which only memory held is lost here."""
-    log.warn("kept-state-not-saved", step=step, message=f"step {step} is not saved here: {why}")
+def warn_unsaved(step: int, why: str, ledger: RestartLedger) -> None:
+    """Log how many steps, which only memory held, are not saved here."""
+    committed = ledger.committed_step()
+    steps = max(0, step - committed)
+    log.warn(
+        "kept-state-not-saved",
+        step=step,
+        steps=steps,
+        message=f"not saved {steps} step{'s' * (steps != 1)}, up to step {step}: {why}; a later "
+        f"start goes on from step {committed}",
+    )
 
 
 def open_generation(

@@ -152,6 +152,7 @@ class AgentTelemetry:
         self._exporter.set_group(
             generation=generation.number, world_size=world_size, local_ranks=ranks
         )
+        self._exporter.at_risk.start_group(generation.at_risk_seconds, has_rank_zero=0 in ranks)
         if not self._single_start:
             self._show_remaining(generation)
         elif is_group_rank_0 and not generation.from_step and generation.reason == START:
@@ -228,6 +229,7 @@ class AgentTelemetry:
         """A failure ended the group; whether it restarts is decided later."""
         self.state("restarting")
         self._exporter.add_restart(failure.cause)
+        self._exporter.at_risk.stop(now=time.time())
         full = self.find_full()
         if full:
             log.error("disk-full", message=full)

@@ -206,6 +206,19 @@ TIME_TO_RECOVER = _gauge(
     "Time from the detection of the last failure to the first step after it",
     unit="seconds",
 )
+CHECKPOINT_AT_RISK = _gauge(
+    "kdist_checkpoint_at_risk_seconds",
+    (
+        "Training time that no checkpoint holds, which a loss of all ranks now would cost; from "
+        "the agent that runs rank 0, for jobs that save"
+    ),
+    unit="seconds",
+)
+CHECKPOINT_LAST_DURATION = _gauge(
+    "kdist_checkpoint_last_duration_seconds",
+    "Time from the start of the last checkpoint until it was durable",
+    unit="seconds",
+)
 RECORDS = _counter(
     "kdist_exporter_records_total",
     "Records received from ranks",

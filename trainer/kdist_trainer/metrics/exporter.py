@@ -21,6 +21,7 @@ from kdist_trainer.json_text import encode_json
 from kdist_trainer.liveness import Phase
 from kdist_trainer.metrics import declarations, status
 from kdist_trainer.metrics.aggregation import ACCEPTED, AgentMetrics, MetricsSnapshot, RankMetrics
+from kdist_trainer.metrics.at_risk import WorkAtRisk
 from kdist_trainer.metrics.declarations import STANDBY, STATES
 from kdist_trainer.metrics.endpoint import (
     Exposition,
@@ -112,6 +113,7 @@ class Exporter:
         self._counter_store: CounterStore | None = None
         self._throughput = status.Throughput()
         self._failed_saves = status.FailedSaves()
+        self.at_risk = WorkAtRisk()
         self._managed = info.get("framework") != SCRIPT
         self._wall_time = WallTimeBreakdown(
             time.monotonic() if started_at is None else started_at,
@@ -195,6 +197,7 @@ class Exporter:
         """Set the final state from the agent's exit record, and show the record in `/status`."""
         self.set_state("succeeded" if record.get("outcome") in ("done", "stopped") else "failed")
         self._exit_record = dict(record)
+        self.at_risk.end()
 
     def set_group(self, *, generation: int, world_size: int, local_ranks: Iterable[int]) -> None:
         """Start a worker group; call this after the rendezvous and before its ranks start.
@@ -287,6 +290,7 @@ class Exporter:
             "wall_seconds": wall,
             "nodes": self._nodes().model_dump() if self._nodes else None,
             "ranks": ranks,
+            "at_risk_seconds": self.at_risk.seconds(now=time.time()),
             "connections_refused": status.count_refused(self._all_refused()),
             **self.sources.fields(
                 ended=self._exit_record is not None, failed_saves=self._failed_saves.count
@@ -313,6 +317,7 @@ class Exporter:
             or record.rank not in self._rank_metrics.local_ranks[:1]
         ):
             return
+        self.at_risk.add(record, now=time.time())
         if record.gauges[_COMMITTED] is not None:
             self._agent_metrics.reset_restarts_remaining()
         self._failed_saves.add(record.gauges[_COMMITTED], status.count_failures(record.counters))
@@ -347,6 +352,7 @@ class Exporter:
         snapshot, agent, wall = self._snapshot()
         series = {
             **agent,
+            **self.at_risk.series(now=time.time()),
             **reported_series(snapshot, wall),
             **exporter_series(snapshot, self._state, self._scrape_seconds, self._all_refused()),
         }

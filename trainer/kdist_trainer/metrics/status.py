@@ -10,6 +10,7 @@
 - `samples_per_second`: throughput of this node.
 - `restarts`: of this agent's worker group; `restarts_remaining`: of the job; `lost_steps`;
   `wall_seconds`: by category.
+- `at_risk_seconds`: the training time that no checkpoint holds, on the agent that runs rank 0.
 - `nodes`: the limits `min` and `max`. `ranks`: see `rank_entries`. `exit`: the exit record once the
   agent has ended.
 - `peers`: the agents that the rendezvous lists, by address: those `heard`, those that are `silent`,

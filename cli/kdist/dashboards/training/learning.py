@@ -102,7 +102,7 @@ OVERVIEW = PanelRow(
         ),
         stat(
             "Checkpoint age",
-            "Time since the last durable save: what a failure now would lose",
+            "Time since the last durable save",
             "clamp_min(time() - max(kdist_checkpoint_last_success_timestamp_seconds{}), 0)",
             "s",
             decimals=0,

@@ -90,19 +90,25 @@ CHECKPOINTS = PanelRow(
             "Save duration",
             "Blocking is how long training waits, total lasts until the commit is durable",
             "s",
-            {"blocking": _mean_duration("blocking"), "total": _mean_duration("total")},
+            {
+                "blocking": _mean_duration("blocking"),
+                "total": _mean_duration("total"),
+                "total of the last": "max(kdist_checkpoint_last_duration_seconds{})",
+            },
             spans_gaps=True,
             minimum=0.0,
             width=6,
         ),
         lines(
             "Age and interval",
-            "Time since the last durable save, and the time between two",
+            "Time since the last durable save, training that a loss of all ranks now would cost, "
+            "and the time between two saves",
             "s",
             {
                 "age": (
                     "clamp_min(time() - max(kdist_checkpoint_last_success_timestamp_seconds{}), 0)"
                 ),
+                "at risk": "max(kdist_checkpoint_at_risk_seconds{})",
                 "interval": "max(kdist_checkpoint_interval_seconds{})",
             },
             minimum=0.0,

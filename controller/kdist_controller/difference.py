@@ -13,6 +13,8 @@ from kdist_trainer.json_text import encode_json
 
 _LIVE: Final = ("nodes", "replicas", "suspend", "restartedAt")
 """Fields of the spec that take effect without new pods, or are no part of them."""
+_FORMER_INTERVAL: Final = {"seconds": 300, "steps": None}
+"""What earlier versions wrote out for jobs that name no interval: their pods keep it."""
 _SHOWN = 4
 _LONGEST_VALUE = 60
 
@@ -58,6 +60,9 @@ def describe(differences: Sequence[str]) -> str:
 def _comparable(job: TrainingJob) -> dict[str, Any]:
     document = job.to_document()
     spec = {name: value for name, value in document["spec"].items() if name not in _LIVE}
+    checkpoint = (spec.get("train") or {}).get("checkpoint", {})
+    if checkpoint.get("every") == _FORMER_INTERVAL:
+        del checkpoint["every"]
     return {"spec": spec}  # labels and annotations come with the next restart, and matter to none
 
 

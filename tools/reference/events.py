@@ -9,6 +9,8 @@ from kdist.events.text import SENTENCES
 
 _EXAMPLE: dict[str, Any] = {
     "busbw": 1.2e10,
+    "between_losses_seconds": 1800.0,
+    "cost_seconds": 1.0,
     "bytes": 4_200_000,
     "bytes_per_second": 12_000_000,
     "cached_bytes": 1_400_000,

@@ -53,6 +53,14 @@ def _committed(e: Event) -> str:
     return f"step {e['step']} committed in {seconds(e['seconds'])}{waited}{amount}"
 
 
+def _save_interval(e: Event) -> str:
+    return (
+        f"saves every {seconds(e['seconds'])}: a save costs {seconds(e['cost_seconds'])} of "
+        f"training, and losses that go back to a checkpoint are "
+        f"{seconds(e['between_losses_seconds'])} apart"
+    )
+
+
 def _worker_failed(e: Event) -> str:
     if e.get("primary") is False:
         return f"rank {e.get('rank')} lost its peers ({e['cause']})"
@@ -167,6 +175,7 @@ SENTENCES: dict[str, Callable[[Event], str]] = {
     "first-step": lambda e: f"step {e['step']} done, the first of this generation",
     "progress": _progress,
     "checkpoint-committed": _committed,
+    "save-interval": _save_interval,
     "checkpoint-failed": lambda e: (
         f"a checkpoint could not be saved ({e['cause']}): {e.get('error', '')}; the "
         "training continues"

@@ -97,9 +97,11 @@ def _rows(report: Report) -> Iterator[tuple[str, str]]:
             f"the training waited {seconds(checkpoints['visibleSeconds'])} of "
             f"{seconds(checkpoints['seconds'])}"
         )
+        written = checkpoints.get("bytesPerHour")
+        rate = f", {size(written)} written an hour" if written else ""
         yield (
             "checkpoints",
-            f"{checkpoints['committed']}, last {size(checkpoints['bytes'])}; {waited}",
+            f"{checkpoints['committed']}, last {size(checkpoints['bytes'])}{rate}; {waited}",
         )
     if at_risk := checkpoints.get("atRiskSeconds"):
         yield "not saved", f"the last {seconds(at_risk)} of training"

@@ -76,6 +76,7 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
     "steps": int,
     **dict.fromkeys(("time", "seconds", "visible_seconds", "wait_seconds"), (int, float)),
     **dict.fromkeys(("event", "cause", "reason", "loss", "node", "message", "entrypoint"), str),
+    **dict.fromkeys(("commits", "written"), int),
     "devices": str,
     "metrics": dict,
 }
@@ -214,7 +215,7 @@ def build_report(
         "elapsedSeconds": round(elapsed, 3),
         "goodput": round(min(productive / elapsed, 1.0), 4) if elapsed > 0 and known else None,
         "checkpoints": {
-            **_sum_checkpoints(commits, events),
+            **_sum_checkpoints(commits, events, elapsed),
             "atRiskSeconds": _sum_at_risk(steps, counted) if known else None,
         },
         "devices": next(
@@ -346,14 +347,19 @@ def _sum_at_risk(steps: Sequence[Record], counted: Mapping[str, Any]) -> float:
     return round(seconds, 3)
 
 
-def _sum_checkpoints(commits: Sequence[Record], events: Sequence[Record]) -> dict[str, Any]:
+def _sum_checkpoints(
+    commits: Sequence[Record], events: Sequence[Record], elapsed: float
+) -> dict[str, Any]:
+    # one line of a long run may stand for several commits
+    written = sum(commit.get("written", commit.get("bytes", 0)) for commit in commits)
     return {
-        "committed": len(commits),
+        "committed": sum(commit.get("commits", 1) for commit in commits),
         "fellBack": sum(1 for _ in _named(events, "fallback")),
         "seconds": round(sum(commit.get("seconds", 0.0) for commit in commits), 3),
         "visibleSeconds": round(sum(commit.get("visible_seconds", 0.0) for commit in commits), 3),
         "bytes": commits[-1].get("bytes") if commits else None,
         "lastTime": commits[-1].get("time") if commits else None,
+        "bytesPerHour": round(written * 3600 / elapsed) if written and elapsed > 0 else None,
     }
 
 

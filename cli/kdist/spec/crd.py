@@ -167,7 +167,16 @@ RULES: Final[dict[str, tuple[_Rule, ...]]] = {
         *_of_source(),
     ),
     "spec.train.checkpoint.every": (
-        ("has(self.seconds) || has(self.steps)", "needs seconds, steps or both", ""),
+        (
+            "has(self.auto) || has(self.seconds) || has(self.steps)",
+            "needs auto, seconds, steps, or steps with one of the others",
+            "",
+        ),
+        (
+            "!has(self.auto) || !has(self.seconds)",
+            "auto and seconds exclude each other; keep one",
+            ".seconds",
+        ),
     ),
 }
 """Rules across fields, by the section that they are of: an expression of CEL, the words of `kdist

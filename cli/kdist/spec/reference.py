@@ -235,7 +235,7 @@ def _number(limit: float) -> str:
 
 def _choices(form: dict[str, Any]) -> list[Any]:
     choices: list[Any] = form.get("enum", [form["const"]] if "const" in form else [])
-    return choices
+    return ["true" if choice is True else choice for choice in choices]
 
 
 def _resolved(node: dict[str, Any]) -> dict[str, Any]:

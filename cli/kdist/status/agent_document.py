@@ -38,6 +38,8 @@ _FIELDS: Final = (
     "last_checkpoint_step",
     "last_checkpoint_time",
     "at_risk_seconds",
+    "checkpoint_interval",
+    "checkpoint_bytes",
     "connections_refused",
     "rendezvous_refused",
     "rendezvous_refusal",

@@ -123,6 +123,8 @@ class AgentStatus:
     checkpoint_step: int | None = None
     checkpoint_time: float | None = None
     at_risk: float | None = None
+    checkpoint_interval: float | None = None
+    checkpoint_bytes: float | None = None
     ranks: tuple[RankStatus, ...] = ()
     exit: ExitRecord | None = None
     peers: PeerStatus | None = None
@@ -161,6 +163,8 @@ class AgentStatus:
             checkpoint_step=documents.integer(document, "last_checkpoint_step"),
             checkpoint_time=documents.number(document, "last_checkpoint_time"),
             at_risk=documents.number(document, "at_risk_seconds"),
+            checkpoint_interval=documents.number(document, "checkpoint_interval"),
+            checkpoint_bytes=documents.number(document, "checkpoint_bytes"),
             ranks=tuple(_ranks(pod, document, active=state in _TRAINING_STATES)),
             exit=ExitRecord.read(documents.at(document, "exit")),
             peers=_read_peers(documents.mapping(document, "peers")),
@@ -306,6 +310,8 @@ def read_training(current: Sequence[AgentStatus], *, step: int | None = None) ->
         "last_checkpoint_step": saved[0],
         "last_checkpoint_time": saved[1],
         "at_risk": max((one.at_risk for one in current if one.at_risk is not None), default=None),
+        "checkpoint_interval": _first(report.checkpoint_interval for report in current),
+        "checkpoint_bytes_per_hour": _first(_bytes_per_hour(report) for report in current),
         # The shortest time is the transfer; the longer ones include waiting for slower ranks.
         "all_reduce_seconds": min(all_reduces, default=None),
         "ranks": tuple(ranks),
@@ -315,6 +321,15 @@ def read_training(current: Sequence[AgentStatus], *, step: int | None = None) ->
         "waiting_for": next((report.waiting_for for report in current if report.waiting_for), ""),
         "devices": ", ".join(sorted({report.devices for report in current if report.devices})),
     }
+
+
+def _bytes_per_hour(report: AgentStatus) -> float | None:
+    """What checkpoints write in an hour at the interval of now."""
+    interval, nbytes = report.checkpoint_interval, report.checkpoint_bytes
+    if interval is None or nbytes is None or interval <= 0:
+        return None
+    rate = nbytes / interval * 3600
+    return rate if math.isfinite(rate) else None
 
 
 def _newest_failure(current: Sequence[AgentStatus]) -> LastFailure | None:

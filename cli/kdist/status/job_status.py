@@ -85,6 +85,8 @@ class JobStatus:
         lost_steps: steps that were repeated after restarts.
         last_checkpoint_time: unix seconds.
         at_risk: seconds of training that no checkpoint holds: a loss of all ranks now costs them.
+        checkpoint_interval: seconds between two saves as it is now.
+        checkpoint_bytes_per_hour: what checkpoints write at this interval.
         devices: what the ranks of each node run on.
         created: unix seconds; `age` is in seconds.
         kept_alive: whether pods stay alive after the training has ended.
@@ -119,6 +121,8 @@ class JobStatus:
     last_checkpoint_step: int | None = None
     last_checkpoint_time: float | None = None
     at_risk: float | None = None
+    checkpoint_interval: float | None = None
+    checkpoint_bytes_per_hour: float | None = None
     all_reduce_seconds: float | None = None
     queue: str = ""
     created: float | None = None

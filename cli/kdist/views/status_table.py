@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from kdist.status import JobStatus, Phase, Pod, RankStatus, ResourceState
-from kdist.units import age, number, seconds
+from kdist.units import age, number, seconds, size
 
 RANK_HEADER = (
     "RANK",
@@ -52,12 +52,7 @@ def _rows(status: JobStatus) -> Iterator[tuple[str, str]]:
         yield "samples/s", number(round(status.throughput))
     if status.all_reduce_seconds is not None:
         yield "all-reduce", f"{seconds(status.all_reduce_seconds)} per step"
-    if status.last_checkpoint_step is not None:
-        saved_at = status.last_checkpoint_time
-        seconds_ago = None if saved_at is None else max(0.0, time.time() - saved_at)
-        yield "last checkpoint", describe_checkpoint(status.last_checkpoint_step, seconds_ago)
-    if status.at_risk is not None and not status.phase.terminal:
-        yield "at risk", f"{age(status.at_risk)} of training, if all ranks were lost now"
+    yield from _checkpoint_rows(status)
     yield "restarts", f"{status.restarts}{describe_left(status.restarts, status.restarts_left)}"
     if status.lost_steps:
         yield "lost steps", f"{status.lost_steps:,}"
@@ -104,6 +99,19 @@ def describe_left(restarts: int, left: int | None) -> str:
     if left is None:
         return ""
     return f" ({left} more without progress)" if restarts else f" ({left} left)"
+
+
+def _checkpoint_rows(status: JobStatus) -> Iterator[tuple[str, str]]:
+    if status.last_checkpoint_step is not None:
+        saved_at = status.last_checkpoint_time
+        seconds_ago = None if saved_at is None else max(0.0, time.time() - saved_at)
+        yield "last checkpoint", describe_checkpoint(status.last_checkpoint_step, seconds_ago)
+    if status.at_risk is not None and not status.phase.terminal:
+        yield "at risk", f"{age(status.at_risk)} of training, if all ranks were lost now"
+    if status.checkpoint_interval is not None and not status.phase.terminal:
+        written = status.checkpoint_bytes_per_hour
+        rate = "" if written is None else f", {size(written)} an hour"
+        yield "saves", f"every {seconds(status.checkpoint_interval)}{rate}"
 
 
 def describe_checkpoint(step: int | None, seconds_ago: float | None) -> str:

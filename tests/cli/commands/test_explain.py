@@ -24,17 +24,21 @@ def test_a_section_shows_its_type_default_sentence_and_fields(kdist: Kdist) -> N
     assert kdist("explain", "spec.train.checkpoint").stdout == (
         "FIELD:    spec.train.checkpoint\n"
         "TYPE:     {every, mode, keep, load}\n"
-        'DEFAULT:  {"every": {"seconds": 300}, "mode": "async", "keep": 3, "load": "each"}\n'
+        'DEFAULT:  {"mode": "async", "keep": 3, "load": "each"}\n'
         "\n"
         "When and how checkpoints are saved.\n"
         "\n"
         "FIELDS:\n"
-        '  every  <mapping> default {"seconds": 300}\n'
-        "         Interval between checkpoints, in seconds, steps or both.\n"
+        '  every  <mapping> default {"auto": true}\n'
+        "         Interval between checkpoints: {auto: true}, or in short auto, which loses least; "
+        "in\n"
+        "         seconds; in steps; or steps with one of the others.\n"
         '  mode   <async or blocking> default "async"\n'
         "         async writes in the background; blocking pauses training for the write.\n"
         "  keep   <int> default 3\n"
-        "         Number of committed checkpoints to keep.\n"
+        "         Number of committed checkpoints to keep. If the interval is auto, these are the "
+        "newest one\n"
+        "         and older ones that are at least five minutes apart.\n"
         '  load   <each or broadcast> default "each"\n'
         "         each: every rank reads its own part; broadcast: rank 0 reads and sends it to the "
         "others.\n"

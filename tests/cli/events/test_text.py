@@ -111,6 +111,12 @@ def formatted(name: str, node: str = "node-0", **fields: Any) -> str:
             "step 50 committed in 0.21 s, the training waited 3 ms (1.2 MiB)",
         ),
         (
+            "save-interval",
+            {"seconds": 84.9, "cost_seconds": 1.0, "between_losses_seconds": 3600.0},
+            "saves every 1:25: a save costs 1.0 s of training, and losses that go back to a "
+            "checkpoint are 1:00:00 apart",
+        ),
+        (
             "worker-failed",
             {"rank": 1, "cause": "signal", "signal": "SIGKILL"},
             "rank 1 ended by SIGKILL (signal)",

@@ -109,7 +109,14 @@ def test_the_final_loss_is_the_last_steps_to_the_bit() -> None:
 
 def test_checkpoints_are_summed_up() -> None:
     report = build_report(*INTERRUPTED, invocations=[(100.0, 114.0)])
-    expected = {"committed": 2, "fellBack": 0, "seconds": 1.0, "visibleSeconds": 0.2, "bytes": 1000}
+    expected = {
+        "committed": 2,
+        "fellBack": 0,
+        "seconds": 1.0,
+        "visibleSeconds": 0.2,
+        "bytes": 1000,
+        "bytesPerHour": round(2000 * 3600 / 14),
+    }
     expected |= {"lastTime": 114.0, "atRiskSeconds": 0.0}
     assert report["checkpoints"] == expected
 

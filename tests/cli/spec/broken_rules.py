@@ -47,8 +47,18 @@ BROKEN: dict[str, list[tuple[str, Any]]] = {
     ],
     "needs exactly one of path and module": [("train", None), ("script", {})],
     "needs exactly one of epochs and steps": [("train", {"workload": "digits"})],
-    "needs seconds, steps or both": [
+    "needs auto, seconds, steps, or steps with one of the others": [
         ("train", {"workload": "digits", "epochs": 1, "checkpoint": {"every": {}}})
+    ],
+    "auto and seconds exclude each other; keep one": [
+        (
+            "train",
+            {
+                "workload": "digits",
+                "epochs": 1,
+                "checkpoint": {"every": {"auto": True, "seconds": 60}},
+            },
+        )
     ],
 }
 MESSAGES = [message for path, rules in crd.RULES.items() if path for _, message, _ in rules]

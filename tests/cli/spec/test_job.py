@@ -103,11 +103,34 @@ def test_the_trainer_is_reported_all_that_the_job_says_about_training() -> None:
     }
     assert train["workload"] == "digits"
     assert train["checkpoint"] == {
-        "every": {"seconds": 300, "steps": None},
         "mode": "async",
         "keep": 3,
         "load": "each",
     }
+
+
+@pytest.mark.parametrize("written", ["auto", "{auto: true}"])
+def test_an_interval_that_is_not_given_is_auto_and_left_to_the_trainer(written: str) -> None:
+    """An earlier trainer has a default of its own, and refuses a word that it does not know."""
+    unnamed = load_text(JOB, source="job.yaml")
+    named = load_text(f"{JOB}    checkpoint: {{every: {written}}}\n", source="job.yaml")
+    for job in (unnamed, named):
+        assert job.spec.train is not None
+        assert job.spec.train.checkpoint.every.auto is True
+    train = unnamed.to_train_config().to_document()["train"]
+    assert "every" not in train["checkpoint"]
+    assert load_text(json.dumps(unnamed.to_document()), source="again") == unnamed
+    assert named.to_train_config().to_document()["train"]["checkpoint"]["every"] == {
+        "auto": True,
+        "seconds": None,
+        "steps": None,
+    }
+
+
+def test_an_interval_that_is_given_is_written_as_earlier_trainers_read_it() -> None:
+    text = f"{JOB}    checkpoint: {{every: {{seconds: 60}}}}\n"
+    train = load_text(text, source="job.yaml").to_train_config().to_document()["train"]
+    assert train["checkpoint"]["every"] == {"seconds": 60, "steps": None}
 
 
 def test_fields_that_job_and_trainer_share_agree() -> None:
@@ -138,8 +161,9 @@ def test_a_field_is_no_boolean_and_every_number_list_and_mapping_is_bounded(
 ) -> None:
     for form in field.forms:
         kind = form.get("type")
-        # tools patch `suspend` of a Job, JobSet or TrainJob, where it is a boolean
-        assert kind != "boolean" or field.path == "spec.suspend"
+        # tools patch `suspend` of a Job, JobSet or TrainJob, where it is a boolean; what can only
+        # be true chooses one of several fields
+        assert kind != "boolean" or field.path == "spec.suspend" or form.get("const") is True
         if kind == "integer":
             assert {"minimum", "maximum"} <= set(form)
         if kind == "array":

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from kdist_trainer.checkpoint.checkpointer import CheckpointManager, SaveResult
 from kdist_trainer.checkpoint.group import RankInfo
 from kdist_trainer.checkpoint.storage import StoragePath
-from kdist_trainer.config import Checkpointing
+from kdist_trainer.config import Checkpointing, Every
 
 FINGERPRINT = "data-1"
 
@@ -81,19 +81,23 @@ def position(step: int) -> dict[str, Any]:
     return {"step": step, "samples_seen": step * 32, "fingerprint": FINGERPRINT}
 
 
+_AUTO = Every(auto=True)
+
+
 def open_store(
     root: StoragePath,
     world: RankInfo | None = None,
     *,
     mode: Literal["async", "blocking"] = "blocking",
     keep: int = 3,
+    every: Every = _AUTO,
     run_id: str = "run-1",
     take_over: bool = False,
     generation: int = 1,
     is_known: bool = False,
 ) -> CheckpointManager:
     """A store on `root`; without a world that of a single rank."""
-    config = Checkpointing(mode=mode, keep=keep)
+    config = Checkpointing(mode=mode, keep=keep, every=every)
     ranks = world or Alone(generation)
     return CheckpointManager(
         root,
@@ -106,9 +110,12 @@ def open_store(
     )
 
 
-def opened(root: Path, *, keep: int = 3, blocking: bool = True) -> CheckpointManager:
+def opened(
+    root: Path, *, keep: int = 3, blocking: bool = True, every: Every = _AUTO
+) -> CheckpointManager:
     """A store on an empty folder, ready to save."""
-    store = open_store(root, keep=keep, mode="blocking" if blocking else "async")
+    mode: Literal["async", "blocking"] = "blocking" if blocking else "async"
+    store = open_store(root, keep=keep, mode=mode, every=every)
     assert load(store) is None
     return store
 

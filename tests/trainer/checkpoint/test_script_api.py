@@ -19,7 +19,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from kdist_trainer import Checkpointer, Reporter
+from kdist_trainer.checkpoint import interval
 from kdist_trainer.checkpoint.layout import CheckpointDirectory
+from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.checkpoint.lock import Lock
 from kdist_trainer.checkpoint.manifest import read_manifest
 from kdist_trainer.errors import CheckpointMismatchError
@@ -164,6 +166,37 @@ def test_the_checkpoints_of_a_script_are_in_its_metrics(tmp_path: Path) -> None:
         assert last.gauges[GAUGES["kdist_checkpoint_interval_seconds"]] == 60
         slots = SLOTS["kdist_checkpoint_attempts_total"]
         assert list(last.counters[slots]) == attempts
+
+
+def save_by_itself(rank: Rank, root: Path) -> tuple[list[int], float | None]:
+    """A script that names no interval, with short bounds; the steps that are saved, and what a save
+    costs this rank.
+    """
+    enter_kdist(root, rank.generation)
+    interval._LEAST_SECONDS = 0.3  # type: ignore[misc]
+    model = DistributedDataParallel(nn.Linear(3, 3))
+    saved: list[int] = []
+    with Checkpointer(
+        model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1)
+    ) as checkpointer:
+        step = checkpointer.resume()
+        while len(saved) < 3:
+            step += 1
+            model(torch.ones(1, 3)).sum().backward()
+            if checkpointer.maybe_save(step):
+                saved.append(step)
+        return saved, checkpointer._clock.interval.cost
+
+
+def test_a_script_that_names_no_interval_saves_by_itself_on_all_ranks(tmp_path: Path) -> None:
+    root = tmp_path / "checkpoints"
+    (saved, cost), (other, _) = run_ranks(2, save_by_itself, tmp_path, root)
+    assert saved == other
+    assert cost is not None
+    assert cost > 0
+    names = [one["event"] for one in RunLedger(root).events()]
+    assert names.count("save_interval") == 1
+    assert names.count("commit") >= 2
 
 
 def resume_another_model(rank: Rank, root: Path) -> str:

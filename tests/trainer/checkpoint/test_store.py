@@ -17,9 +17,10 @@ from kdist_trainer.checkpoint.checkpointer import SaveResult
 from kdist_trainer.checkpoint.layout import CheckpointDirectory
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.checkpoint.lock import Lock
-from kdist_trainer.checkpoint.manifest import read_manifest
+from kdist_trainer.checkpoint.manifest import MANIFEST, read_manifest
 from kdist_trainer.checkpoint.reader import inspect
 from kdist_trainer.checkpoint.storage import Operation
+from kdist_trainer.config import Every
 from kdist_trainer.errors import CheckpointMismatchError
 from tests.trainer.checkpoint.states import (
     digest_of,
@@ -146,11 +147,34 @@ def test_commits_stand_in_the_ledger(root: Path) -> None:
 
 @pytest.mark.parametrize("keep", [1, 2])
 def test_so_many_checkpoints_are_kept_and_older_ones_go(root: Path, keep: int) -> None:
-    store = opened(root, keep=keep)
+    store = opened(root, keep=keep, every=Every(seconds=60))
     for step in range(1, 6):
         assert save(store, step).ok
     assert [one.step for one in CheckpointDirectory(root).committed()] == [5, 4][:keep]
     assert CheckpointDirectory(root).temporary() == []
+
+
+@pytest.mark.parametrize(
+    ("keep", "minutes", "expected"),
+    [
+        (3, [0, 1, 2, 3, 4], [4, 0]),
+        (3, [0, 1, 5, 6, 9, 10, 11], [11, 10, 5]),
+        (2, [0, 1, 5, 6], [6, 5]),
+        (1, [0, 1, 5, 6], [6]),
+        (3, [0, 60, 120, 180], [180, 120, 60]),  # as far apart as it is: the newest ones
+    ],
+)
+def test_those_that_are_kept_by_a_run_that_saves_by_itself_are_five_minutes_apart(
+    root: Path, keep: int, minutes: list[int], expected: list[int]
+) -> None:
+    store = opened(root, keep=keep)
+    folder = CheckpointDirectory(root)
+    for minute in minutes:
+        path = save(store, minute + 1).path
+        assert isinstance(path, Path)
+        os.utime(path / MANIFEST, (60 * minute, 60 * minute))
+        assert len(folder.committed()) <= keep
+    assert [one.step - 1 for one in folder.committed()] == expected
 
 
 def test_the_checkpoint_that_latest_names_is_never_pruned(

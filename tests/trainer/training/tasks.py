@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from torch.utils.data import TensorDataset
 
 from kdist_trainer import config, worker
+from kdist_trainer.checkpoint import interval
 from kdist_trainer.checkpoint.layout import CheckpointDirectory
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.checkpoint.lock import Lock
@@ -65,6 +66,14 @@ class Small(Workload):
         inputs, labels, _ = batch
         time.sleep(self.context.options.get("pause", 0))
         return functional.cross_entropy(model(inputs), labels, reduction="sum"), len(labels)
+
+
+class OftenSaved(Small):
+    """Has a run that saves by itself do so at short intervals. Options: least (seconds)."""
+
+    def __init__(self, context: WorkloadContext) -> None:
+        super().__init__(context)
+        interval._LEAST_SECONDS = self.context.options["least"]  # type: ignore[misc]
 
 
 class Interrupted(Small):

@@ -142,6 +142,26 @@ def test_checkpoints_by_the_clock_are_saved_by_all_ranks(tmp_path: Path) -> None
     assert len(CheckpointDirectory(tmp_path / "checkpoints").committed()) >= 3
 
 
+@pytest.mark.processes
+def test_a_run_of_which_nothing_is_said_saves_by_itself_and_tells_how_often(tmp_path: Path) -> None:
+    document = describe(
+        workload=f"{TASKS}:OftenSaved",
+        epochs=60,
+        options={"pause": 0.01, "least": 0.2},
+        checkpoint={"keep": 3},
+    )
+    train_here(document, tmp_path, 2)
+    root = tmp_path / "checkpoints"
+    events = RunLedger(root).events()
+    first, *_ = [one for one in events if one["event"] == "save_interval"]
+    assert first["cost_seconds"] > 0, "the greatest of all ranks"
+    assert first["between_losses_seconds"] == pytest.approx(1800, rel=0.1)
+    assert first["seconds"] >= 0.2
+    assert len([one for one in events if one["event"] == "commit"]) >= 2
+    steps = [one.step for one in CheckpointDirectory(root).committed()]
+    assert len(steps) == 2, "the newest one, and one that may become five minutes old"
+
+
 @pytest.mark.parametrize(
     ("step_seconds", "most", "expected"),
     [(0.0, 10, 1), (0.001, 10, 10), (0.3, 10, 3), (0.99, 10, 1), (60, 10, 1), (0.001, 1, 1)],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
+from kdist_trainer.checkpoint.interval import HISTORY_VARIABLE
 from kdist_trainer.checkpoint.training_time import UNSAVED_VARIABLE
 from kdist_trainer.json_text import encode_json
 from kdist_trainer.untrusted_text import parse_json
@@ -38,6 +39,7 @@ class Generation:
         unsaved_seconds: The training time since the state of the newest checkpoint, work that was
             lost included: the clock of the saves goes on from it.
         at_risk_seconds: The part of it that ranks have kept in memory.
+        save_history: What the run's saves and losses were before it; see `SaveHistory.to_text`.
     """
 
     number: int
@@ -56,6 +58,7 @@ class Generation:
     over: str = ""
     unsaved_seconds: float = 0.0
     at_risk_seconds: float = 0.0
+    save_history: str = ""
 
     @property
     def environment(self) -> dict[str, str]:
@@ -64,6 +67,7 @@ class Generation:
             "KDIST_GENERATION": str(self.number),
             "KDIST_NODES": "{}:{}".format(*self.bounds),
             UNSAVED_VARIABLE: str(self.unsaved_seconds),
+            HISTORY_VARIABLE: self.save_history,
         }
 
     def to_json(self) -> str:

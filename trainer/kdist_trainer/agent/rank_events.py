@@ -50,6 +50,7 @@ NAMES: Final = frozenset(
         "replicas-differ",
         "resumed",
         "rolled-back",
+        "save-interval",
         "settings-edited",
         "step-skipped",
         "stopped",

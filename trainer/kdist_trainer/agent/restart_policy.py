@@ -18,6 +18,7 @@ from kdist_trainer.agent.exit_record import root_cause
 from kdist_trainer.agent.generation import FAILURE, JOIN, RESUME, START, Generation
 from kdist_trainer.agent.repetition import alike_limit, count_repeats, is_transient
 from kdist_trainer.agent.single_start import NoRule, SingleStart, judge
+from kdist_trainer.checkpoint.interval import read_history
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.checkpoint.lock import Lock
 from kdist_trainer.checkpoint.storage import StoragePath
@@ -252,9 +253,10 @@ class RestartLedger:
         *,
         reason: str,
         failure: Failure | None,
-    ) -> dict[str, float]:
-        """The training time that no checkpoint holds, after the generation numbered `last`: by the
-        events, or by the store if they are on a disk that another node has.
+    ) -> dict[str, Any]:
+        """The training time that no checkpoint holds, and what saves and losses were, after the
+        generation numbered `last`: by the events, or by the store if they are on a disk that
+        another node has.
         """
         kept, now = document.get("kept_step"), time.time()
         if "unsaved" in document and not any(
@@ -262,13 +264,18 @@ class RestartLedger:
         ):
             began, before = document["unsaved"]
             seconds = before + max(0.0, (failure.time if failure else now) - began)
-            return {"unsaved_seconds": seconds, "at_risk_seconds": 0.0 if kept is None else seconds}
+            return {
+                "unsaved_seconds": seconds,
+                "at_risk_seconds": 0.0 if kept is None else seconds,
+                "save_history": read_history(events).to_text(),
+            }
         ends: list[dict[str, Any]] = [
             {"event": "generation", "reason": reason, "kept_step": kept, "time": now}
         ]
         if failure is not None:
             ends.insert(0, {"event": "failure", "generation": last, "time": failure.time})
         return {
+            "save_history": read_history([*events, *ends]).to_text(),
             "unsaved_seconds": round(unsaved_seconds([*events, *ends]), 3),
             "at_risk_seconds": round(at_risk_seconds([*events, *ends]), 3),
         }

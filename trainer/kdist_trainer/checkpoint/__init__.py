@@ -10,6 +10,7 @@ the folder. `listing`, `export` and `__main__` answer `kdist checkpoints`. All w
 `storage`, which knows disks and object stores. Read `layout` first.
 
 `save_clock` says when a save is due by the time, and `training_time` how long a run has trained
-since its last commit; steps are counted in `kdist_trainer.training`, and `agreement` has the ranks
+since its last commit; `interval` finds how often to save, and `ledger_bounds` keeps the events few.
+Steps are counted in `kdist_trainer.training`, and `agreement` has the ranks
 of a script save together.
 """

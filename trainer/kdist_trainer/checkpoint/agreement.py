@@ -13,6 +13,7 @@ from typing import Any
 
 from kdist_trainer import log
 from kdist_trainer.checkpoint.group import CheckpointGroup
+from kdist_trainer.checkpoint.interval import EVENT
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.checkpoint.save_clock import SaveClock
 
@@ -72,15 +73,20 @@ class SaveAgreement:
             Whether a save is due by rank 0's clock, the same on all ranks.
         """
         if not self._calls and self._group.is_rank_zero:
-            self._record_first_step(step)
+            self._record("first_step", step=step, seconds=round(self._clock.trained, 3))
+        self._clock.tick()
         self._calls += 1
         if self._calls < self._agree_at:
             return False
         now = time.monotonic()
         seconds_per_call = (now - self._agreed_time) / (self._calls - self._agreed_calls)
-        answers = self._group.gather((self.requested, self._clock.is_due(step), seconds_per_call))
-        self.stopping = any(stop for stop, _, _ in answers)
-        slowest = max(seconds for _, _, seconds in answers)
+        cost = self._clock.interval.cost or 0.0
+        due = self._clock.is_due(step)
+        answers = self._group.gather((self.requested, due, seconds_per_call, cost))
+        self.stopping = any(stop for stop, _, _, _ in answers)
+        slowest = max(seconds for _, _, seconds, _ in answers)
+        self._clock.interval.take_costs(max(cost for _, _, _, cost in answers))
+        self._tell_interval()
         self._agreed_time = now
         self._agreed_calls = self._calls
         self._agree_at = self._calls + max(
@@ -88,13 +94,17 @@ class SaveAgreement:
         )
         return answers[0][1]
 
-    def _record_first_step(self, step: int) -> None:
+    def _tell_interval(self) -> None:
+        if self._group.is_rank_zero and (news := self._clock.take_news()):
+            log.event("save-interval", **news)
+            self._record(EVENT, **news)
+
+    def _record(self, event: str, **fields: Any) -> None:
         generation = int(os.environ.get("KDIST_GENERATION", "1"))
-        seconds = round(self._clock.trained, 3)
         try:
-            self._ledger.append("first_step", generation=generation, step=step, seconds=seconds)
+            self._ledger.append(event, generation=generation, **fields)
         except OSError as error:
-            log.warn("ledger-write-failed", step=step, error=str(error))
+            log.warn("ledger-write-failed", error=str(error))
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         if self.requested:

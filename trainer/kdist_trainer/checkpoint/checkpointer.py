@@ -115,7 +115,7 @@ class CheckpointManager:
         self.epoch = self._folder.epoch
         folder: Any = {"group": self._group, "lock": self._lock, "shared": self.shared}
         self._restore = Restore(self.directory, by_rank_zero=config.load == "broadcast", **folder)
-        self._writer = Writer(self.directory, keep=config.keep, **folder)
+        self._writer = Writer(self.directory, config=config, **folder)
         rank, size = holders or (self._group.rank, self._group.size)
         self._stager = Stager(
             rank=rank, size=size if self.shared else int(self._group.is_rank_zero)

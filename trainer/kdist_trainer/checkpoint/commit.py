@@ -3,14 +3,16 @@ prunes old checkpoints.
 
 The tensor files are synced before the commit begins. The commit writes the state, the manifest and
 the directory entries, checks the lock, renames the folder, syncs its parent, checks the lock again
-and updates LATEST; only then is the checkpoint acknowledged. Pruning keeps the newest `keep`, the
-one that LATEST names, and the newest few damaged ones; leftovers of interrupted saves are deleted
-unless the writer of a later epoch may own them. Free of torch.
+and updates LATEST; only then is the checkpoint acknowledged. Pruning keeps the newest `keep`, which
+may have to be some time apart, the one that LATEST names, and the newest few damaged ones;
+leftovers of interrupted saves are deleted unless the writer of a later epoch may own them. Free of
+torch.
 """
 
 from __future__ import annotations
 
 import errno
+import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -192,19 +194,20 @@ KEEP_DAMAGED = 3
 OLD_SECONDS = 3600
 
 
-def prune(directory: CheckpointDirectory, lock: Lock, *, keep: int) -> None:
+def prune(directory: CheckpointDirectory, lock: Lock, *, keep: int, apart: float = 0.0) -> None:
     """Remove old checkpoints after a commit; the caller holds the lock. Never raises `OSError`.
 
     Args:
         directory: the checkpoint folder.
         lock: its lock, which says what is valid.
         keep: how many valid checkpoints stay.
+        apart: seconds that must lie between those that stay besides the newest one.
     """
     with suppress(OSError):
         committed = directory.committed()
         valid = lock.valid(committed)
         named = directory.named()
-        retained = {one.path for one in valid[:keep]} | {
+        retained = {one.path for one in _select(valid, keep=keep, apart=apart)} | {
             one.path for one in committed if one.name == named
         }
         for one in committed:
@@ -212,6 +215,24 @@ def prune(directory: CheckpointDirectory, lock: Lock, *, keep: int) -> None:
                 _discard(one)
         for one in directory.damaged()[KEEP_DAMAGED:]:
             _discard(one)
+
+
+def _select(valid: list[Checkpoint], *, keep: int, apart: float) -> list[Checkpoint]:
+    """The newest checkpoint and the older ones that stay with it, of all valid ones, newest first.
+
+    Each is the first one that is far enough from the one before it: so the oldest stays until
+    others have become old, however often a run saves. One whose time is not known is no history.
+    """
+    if apart <= 0 or keep == 1:
+        return valid[:keep]
+    history: list[Checkpoint] = []
+    latest = -math.inf
+    for one in reversed(valid[1:]):
+        at = storage.modified_at(one.path / MANIFEST)
+        if at is not None and at - latest >= apart:
+            history.append(one)
+            latest = at
+    return [*valid[:1], *history[1 - keep :]]
 
 
 def clean_stale(directory: CheckpointDirectory, *, before: int) -> None:

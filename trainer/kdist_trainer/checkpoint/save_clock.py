@@ -46,27 +46,70 @@ class MeasuredSave(NamedTuple):
 class SaveInterval(Protocol):
     """How much training may lie between two saves."""
 
-    def seconds(self) -> float | None:
-        """The interval now; None to save by the clock never."""
+    @property
+    def cost(self) -> float | None:
+        """What a save costs this rank, in seconds of training time; None if it is not known, or
+        does not matter.
+        """
         ...
 
-    def add_save(self, save: MeasuredSave) -> None:
+    def seconds(self, trained: float, /) -> float | None:
+        """The interval after `trained` seconds of training of this group; None to save by the clock
+        never.
+        """
+        ...
+
+    def add_save(self, save: MeasuredSave, /) -> None:
         """Take in a save that was committed; called on every rank."""
+        ...
+
+    def take_costs(self, cost: float, /) -> None:
+        """Take in the greatest `cost` of all ranks; 0 is not known yet."""
+        ...
+
+    def take_news(self, trained: float, /) -> dict[str, float] | None:
+        """What to tell of an interval that has changed; None if there is nothing."""
+        ...
+
+    def to_json(self, trained: float, /) -> dict[str, Any]:
+        """What another rank needs to go on with it, after `trained` seconds of this group."""
+        ...
+
+    def load(self, document: Mapping[str, Any], /) -> None:
+        """Go on with what `to_json` describes."""
         ...
 
 
 class FixedInterval:
-    """The interval that the user has set."""
+    """The interval that the user has set, or None: then saves are not due by the clock. What they
+    cost does not matter.
+    """
+
+    cost = None
 
     def __init__(self, seconds: float | None) -> None:
         self._seconds = seconds
 
-    def seconds(self) -> float | None:
-        """The interval; None if saves are not due by the clock."""
+    def seconds(self, _trained: float) -> float | None:
+        """See `SaveInterval`."""
         return self._seconds
 
-    def add_save(self, save: MeasuredSave) -> None:
-        """Do nothing."""
+    def add_save(self, _save: MeasuredSave) -> None:
+        """See `SaveInterval`."""
+
+    def take_costs(self, _cost: float) -> None:
+        """See `SaveInterval`."""
+
+    def take_news(self, _trained: float) -> dict[str, float] | None:
+        """See `SaveInterval`."""
+        return None
+
+    def to_json(self, _trained: float) -> dict[str, Any]:
+        """See `SaveInterval`."""
+        return {}
+
+    def load(self, _document: Mapping[str, Any]) -> None:
+        """See `SaveInterval`."""
 
 
 class _Steps:
@@ -109,14 +152,15 @@ class SaveClock:
         self.cuts = 0
         """The saves in a row that a lost rank has ended."""
         self._now = now
-        self._lost = self._clamp(lost)
         self._trained = 0.0
         self._running_since: float | None = None
+        self._lost = self._clamp(lost)
         self._saved_at = 0.0
         self._started: dict[int, float] = {}
         self._last_step = -1
         self._retry_at = 0.0
         self._stall = 0.0
+        self._ticked: float | None = None
         self._outside, self._during = _Steps(), _Steps()
 
     @classmethod
@@ -143,6 +187,15 @@ class SaveClock:
         return self._total()
 
     @property
+    def interval_seconds(self) -> float | None:
+        """How much training may lie between two saves; None to save by the clock never."""
+        return self.interval.seconds(self._total())
+
+    def take_news(self) -> dict[str, float] | None:
+        """See `SaveInterval.take_news`."""
+        return self.interval.take_news(self._total())
+
+    @property
     def must_block(self) -> bool:
         """Whether the next save must be committed before training goes on, since a lost rank has
         ended the ones before.
@@ -164,11 +217,18 @@ class SaveClock:
         steps.count += 1
         steps.seconds += seconds
 
+    def tick(self) -> None:
+        """Take in that a step of a script is done, which lasts since the one before."""
+        now = self._now()
+        if self._ticked is not None:
+            self.add_step(now - self._ticked)
+        self._ticked = now
+
     def is_due(self, step: int) -> bool:
         """Whether `step` is to be saved: training has gone on since the last save, none is in
         progress, and enough training is unsaved.
         """
-        seconds = self.interval.seconds()
+        seconds = self.interval_seconds
         if seconds is None or self._started or step <= self._last_step:
             return False
         return self.unsaved >= seconds and self._total() >= self._retry_at
@@ -194,6 +254,7 @@ class SaveClock:
         self._started[step] = self._total()
         self._last_step = step
         self._during = _Steps()
+        self._ticked = None  # the next step would last as long as the save
 
     def save_stalled(self, seconds: float) -> None:
         """Take in how long the training has stood still for the save that was started."""
@@ -221,7 +282,7 @@ class SaveClock:
             self._started.pop(result.step, None)
             self.failures += 1
             pause = _FIRST_RETRY_SECONDS * 2 ** min(self.failures, _MAX_DOUBLINGS)
-            self._retry_at = self._total() + min(pause, self.interval.seconds() or pause)
+            self._retry_at = self._total() + min(pause, self.interval_seconds or pause)
 
     def to_json(self) -> dict[str, Any]:
         """What another rank needs to go on with this clock."""
@@ -233,11 +294,13 @@ class SaveClock:
             "failures": self.failures,
             "cuts": self.cuts,
             "retry": max(0.0, self._retry_at - total),
+            "interval": self.interval.to_json(total),
         }
 
     def load(self, document: Mapping[str, Any]) -> None:
         """Go on with the clock that `to_json` describes, from memory."""
         total = self._total()
+        self.interval.load(document["interval"])
         self._lost = self._clamp(document["lost"])
         self._saved_at = total - document["at_risk"]
         self._started = {step: total - ago for step, ago in document["started"]}
@@ -255,4 +318,4 @@ class SaveClock:
         return self._trained + (0.0 if since is None else self._now() - since)
 
     def _clamp(self, seconds: float) -> float:
-        return max(0.0, min(seconds, self.interval.seconds() or 0.0))
+        return max(0.0, min(seconds, self.interval_seconds or 0.0))

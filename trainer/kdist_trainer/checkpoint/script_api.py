@@ -26,9 +26,10 @@ from kdist_trainer.checkpoint.agreement import SaveAgreement
 from kdist_trainer.checkpoint.checkpointer import CheckpointManager, SaveResult
 from kdist_trainer.checkpoint.environment import ScriptWorld, close_manager, open_manager
 from kdist_trainer.checkpoint.group import CheckpointGroup
+from kdist_trainer.checkpoint.interval import make_interval
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.checkpoint.rank_parts import StatefulObject
-from kdist_trainer.checkpoint.save_clock import FixedInterval, SaveClock
+from kdist_trainer.checkpoint.save_clock import SaveClock
 from kdist_trainer.checkpoint.script_objects import Keeper, ScriptObjects
 from kdist_trainer.checkpoint.script_state import ScriptState
 from kdist_trainer.config import Checkpointing, Every
@@ -52,7 +53,7 @@ class Checkpointer:
         scheduler: Keeper | Mapping[str, Keeper] | None = None,
         scaler: Keeper | Mapping[str, Keeper] | None = None,
         stateful: Mapping[str, StatefulObject] | None = None,
-        every_seconds: int = 300,
+        every_seconds: int | Literal["auto"] = "auto",
         every_steps: int | None = None,
         mode: Literal["async", "blocking"] = "async",
         keep: int = 3,
@@ -67,7 +68,8 @@ class Checkpointer:
             scaler: the `GradScaler`, if any, or several by name.
             stateful: by name, what else has `state_dict` and `load_state_dict`, of each rank its
                 own, such as torchdata's `StatefulDataLoader`.
-            every_seconds: time between two saves of `maybe_save`.
+            every_seconds: time between two saves of `maybe_save`; `"auto"` is the interval that
+                loses least, and keeps checkpoints that are at least five minutes apart.
             every_steps: number of steps between two saves of `maybe_save`, in addition.
             mode: `async` writes while the script continues, `blocking` before `save` returns.
             keep: number of checkpoints to keep.
@@ -82,16 +84,14 @@ class Checkpointer:
         )
         self._every_steps = every_steps
         self._script = ScriptState(self._objects, stateful or {})
-        self._store = open_manager(
-            CheckpointManager,
-            Checkpointing(every=Every(seconds=every_seconds), mode=mode, keep=keep),
-        )
+        config = Checkpointing(every=Every.of(every_seconds), mode=mode, keep=keep)
+        self._store = open_manager(CheckpointManager, config)
         self._group: CheckpointGroup | None = None
         self._agreement: SaveAgreement | None = None
         self._reporter = Reporter()
         self._stats = self._reporter.stats
         self._newest = 0
-        self._clock = SaveClock.from_environment(FixedInterval(every_seconds))
+        self._clock = SaveClock.from_environment(make_interval(config.every))
         if self._store is not None:
             self._group = CheckpointGroup(ScriptWorld.current())
             self._agreement = SaveAgreement(
@@ -99,7 +99,7 @@ class Checkpointer:
             )
             self._store.on_result = self._report
             self._store.loadable.prove = self._script.find_problems
-            self._stats.checkpoint_interval = every_seconds
+            self._stats.checkpoint_interval = self._clock.interval_seconds
             self._newest = self._script.show(self._store.peek(), self._group)
             self._agreement.listen()
             self._clock.start()
@@ -217,6 +217,7 @@ class Checkpointer:
         self._store.poll()
         due = self._every_steps is not None and step % self._every_steps == 0
         due |= self._agreement.poll(step)
+        self._stats.checkpoint_interval = self._clock.interval_seconds
         if due or self._agreement.stopping:
             self._save(step, required=self._agreement.stopping)
         return due or self._agreement.stopping

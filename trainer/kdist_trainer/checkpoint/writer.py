@@ -33,10 +33,12 @@ from kdist_trainer.checkpoint.commit import (
 from kdist_trainer.checkpoint.group import CheckpointGroup
 from kdist_trainer.checkpoint.layout import CheckpointDirectory
 from kdist_trainer.checkpoint.ledger import RunLedger
+from kdist_trainer.checkpoint.ledger_bounds import bound_events
 from kdist_trainer.checkpoint.loadable import Description, check_saved
 from kdist_trainer.checkpoint.lock import Lock, LockLostError
 from kdist_trainer.checkpoint.staging import Paths
 from kdist_trainer.checkpoint.storage import StoragePath
+from kdist_trainer.config import Checkpointing
 from kdist_trainer.digest import Digest
 from kdist_trainer.errors import classify
 
@@ -172,13 +174,13 @@ class Writer:
         *,
         group: CheckpointGroup,
         lock: Lock,
-        keep: int,
+        config: Checkpointing,
         shared: bool,
     ) -> None:
         self._directory = directory
         self._group = group
         self._lock = lock
-        self._keep = keep
+        self._kept: Any = {"keep": config.keep, "apart": config.seconds_apart}
         self._shared = shared
         self._ledger = RunLedger(directory.root)
         self.acknowledged: SaveResult | None = None
@@ -242,7 +244,7 @@ class Writer:
         if agreed.ok:
             self.acknowledged = agreed
             if self._group.is_rank_zero:
-                commit.prune(self._directory, self._lock, keep=self._keep)
+                commit.prune(self._directory, self._lock, **self._kept)
         return agreed
 
     def _write_tensors(
@@ -297,6 +299,7 @@ class Writer:
                 visible_seconds=visible,
                 bytes=result.nbytes,
             )
+            bound_events(self._directory.root)
         except OSError as error:
             log.warn("ledger-write-failed", step=result.step, error=str(error))
         log.event(

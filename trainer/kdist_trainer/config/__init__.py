@@ -37,6 +37,7 @@ from kdist_trainer.config.base import (
     Seconds,
     count_bytes,
 )
+from kdist_trainer.config.checkpointing import Checkpointing, Every
 from kdist_trainer.config.exit_codes import Cause, Exit
 from kdist_trainer.config.init import NOT_FETCHED, Init
 from kdist_trainer.config.object_stores import (
@@ -47,9 +48,7 @@ from kdist_trainer.config.object_stores import (
 )
 from kdist_trainer.config.training import (
     AllReduceCheck,
-    Checkpointing,
     EarlyStop,
-    Every,
     LoaderConfig,
     Optimizer,
     Preflight,

@@ -8,7 +8,8 @@ from typing import Literal
 
 from pydantic import Field, JsonValue, model_validator
 
-from kdist_trainer.config.base import Bytes, ConfigModel, Count, Name, PositiveSeconds
+from kdist_trainer.config.base import Bytes, ConfigModel, Count, Name
+from kdist_trainer.config.checkpointing import Checkpointing
 from kdist_trainer.config.init import Init
 
 
@@ -64,39 +65,6 @@ class Schedule(ConfigModel):
         ge=0,
         le=1,
         description=("Learning rate at the last step, as a fraction of the peak (linear, cosine)."),
-    )
-
-
-class Every(ConfigModel):
-    """An interval in seconds, in steps, or whichever of the two comes first."""
-
-    seconds: PositiveSeconds | None = Field(None, description="Seconds between two checkpoints.")
-    steps: Count | None = Field(None, description="Steps between two checkpoints.")
-
-    @model_validator(mode="after")
-    def _given(self) -> Every:
-        if self.seconds is None and self.steps is None:
-            raise ValueError("needs seconds, steps or both")
-        return self
-
-
-class Checkpointing(ConfigModel):
-    """When and how the state of the training is saved."""
-
-    every: Every = Field(
-        Every(seconds=300), description="Interval between checkpoints, in seconds, steps or both."
-    )
-    mode: Literal["async", "blocking"] = Field(
-        "async",
-        description="async writes in the background; blocking pauses training for the write.",
-    )
-    keep: int = Field(3, ge=1, le=1000, description="Number of committed checkpoints to keep.")
-    load: Literal["each", "broadcast"] = Field(
-        "each",
-        description=(
-            "each: every rank reads its own part; broadcast: rank 0 reads and sends it to "
-            "the others."
-        ),
     )
 
 

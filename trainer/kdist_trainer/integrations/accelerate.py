@@ -16,7 +16,7 @@ the script's own loop save, stop and resume it.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from accelerate import Accelerator
 from accelerate.tracking import GeneralTracker
@@ -39,12 +39,16 @@ class KdistTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ships no
     requires_logging_directory = False
 
     def __init__(
-        self, *, every_seconds: int = 300, every_steps: int | None = None, keep: int = 3
+        self,
+        *,
+        every_seconds: int | Literal["auto"] = "auto",
+        every_steps: int | None = None,
+        keep: int = 3,
     ) -> None:
         """Report to nobody yet.
 
         Args:
-            every_seconds: time between two checkpoints.
+            every_seconds: time between two checkpoints; `"auto"` is the interval that loses least.
             every_steps: number of steps between two checkpoints, in addition.
             keep: number of checkpoints to keep.
         """

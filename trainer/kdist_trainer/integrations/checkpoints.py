@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Literal
 
 from kdist_trainer import log
 from kdist_trainer.checkpoint.agreement import SaveAgreement
@@ -10,8 +11,9 @@ from kdist_trainer.checkpoint.commit import SaveResult
 from kdist_trainer.checkpoint.environment import ScriptWorld, close_manager, open_manager
 from kdist_trainer.checkpoint.files import FileCheckpointManager, WriteFiles
 from kdist_trainer.checkpoint.group import CheckpointGroup
+from kdist_trainer.checkpoint.interval import make_interval
 from kdist_trainer.checkpoint.ledger import RunLedger
-from kdist_trainer.checkpoint.save_clock import FixedInterval, SaveClock
+from kdist_trainer.checkpoint.save_clock import SaveClock
 from kdist_trainer.config import Checkpointing, Every
 from kdist_trainer.liveness import Phase
 from kdist_trainer.metrics.reporter import Reporter
@@ -30,7 +32,7 @@ class FrameworkCheckpoints:
         framework: str,
         reporter: Reporter,
         *,
-        every_seconds: int,
+        every_seconds: int | Literal["auto"],
         every_steps: int | None,
         keep: int,
     ) -> None:
@@ -39,14 +41,14 @@ class FrameworkCheckpoints:
         Args:
             framework: its name, which is stored with its checkpoints.
             reporter: sends what is saved.
-            every_seconds: time between two saves.
+            every_seconds: time between two saves; `auto` is the interval that loses least.
             every_steps: number of steps between two saves, in addition.
             keep: number of checkpoints to keep.
         """
         self._framework = framework
         self._reporter = reporter
-        self._config = Checkpointing(every=Every(seconds=every_seconds), keep=keep)
-        self._clock = SaveClock.from_environment(FixedInterval(every_seconds))
+        self._config = Checkpointing(every=Every.of(every_seconds), keep=keep)
+        self._clock = SaveClock.from_environment(make_interval(self._config.every))
         self._every_steps = every_steps
         self._manager: FileCheckpointManager | None = None
         self._agreement: SaveAgreement | None = None
@@ -91,7 +93,7 @@ class FrameworkCheckpoints:
             self.group, self._clock, RunLedger(self._manager.directory.root)
         )
         self._manager.on_result = self._report
-        self._reporter.stats.checkpoint_interval = self._clock.interval.seconds()
+        self._reporter.stats.checkpoint_interval = self._clock.interval_seconds
         self._clock.start()
         self.listen()
         return True
@@ -138,6 +140,7 @@ class FrameworkCheckpoints:
         self._manager.poll()
         due = self._every_steps is not None and step % self._every_steps == 0
         due |= self._agreement.poll(step)
+        self._reporter.stats.checkpoint_interval = self._clock.interval_seconds
         return due or self._agreement.stopping
 
     def save(self, step: int, write: WriteFiles) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
@@ -39,12 +39,16 @@ class KdistCallback(Callback):
     """
 
     def __init__(
-        self, *, every_seconds: int = 300, every_steps: int | None = None, keep: int = 3
+        self,
+        *,
+        every_seconds: int | Literal["auto"] = "auto",
+        every_steps: int | None = None,
+        keep: int = 3,
     ) -> None:
         """Do nothing until `Trainer.fit`.
 
         Args:
-            every_seconds: time between two checkpoints.
+            every_seconds: time between two checkpoints; `"auto"` is the interval that loses least.
             every_steps: number of steps between two checkpoints, in addition.
             keep: number of checkpoints to keep.
         """

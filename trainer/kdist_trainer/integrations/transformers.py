@@ -14,7 +14,7 @@ import functools
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
@@ -38,12 +38,16 @@ class KdistTrainerCallback(TrainerCallback):
     """
 
     def __init__(
-        self, *, every_seconds: int = 300, every_steps: int | None = None, keep: int = 3
+        self,
+        *,
+        every_seconds: int | Literal["auto"] = "auto",
+        every_steps: int | None = None,
+        keep: int = 3,
     ) -> None:
         """Do nothing until `Trainer.train`.
 
         Args:
-            every_seconds: time between two checkpoints.
+            every_seconds: time between two checkpoints; `"auto"` is the interval that loses least.
             every_steps: number of steps between two checkpoints, in addition.
             keep: number of checkpoints that stay in the job's checkpoint folder.
         """

@@ -25,6 +25,9 @@ class WorkAtRisk:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._kept = self._spent = 0.0
+        self._since: float | None = None
+        self._committed: float | None = None
         self._last_duration: float | None = None
         self._saves = False
         self._forget()
@@ -93,5 +96,4 @@ class WorkAtRisk:
 
     def _forget(self) -> None:
         self._kept = self._spent = 0.0
-        self._since: float | None = None
-        self._committed: float | None = None
+        self._since = self._committed = None

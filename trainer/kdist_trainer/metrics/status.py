@@ -5,7 +5,8 @@
   agent has ended.
 - `generation`, `world_size`: the worker group.
 - `step`, `target_steps`, `loss`, `learning_rate`, `last_checkpoint_step`, `last_checkpoint_time`
-  (Unix time): the latest reports; loss, learning rate and checkpoints only on the agent that runs
+  (Unix time), `checkpoint_interval` (seconds between two saves now), `checkpoint_bytes` (of the
+  last one): the latest reports; loss, learning rate and checkpoints only on the agent that runs
   rank 0.
 - `samples_per_second`: throughput of this node.
 - `restarts`: of this agent's worker group; `restarts_remaining`: of the job; `lost_steps`;
@@ -122,6 +123,8 @@ def training_fields(snapshot: MetricsSnapshot) -> dict[str, Any]:
         "learning_rate": "kdist_learning_rate",
         "last_checkpoint_step": "kdist_checkpoint_last_success_step",
         "last_checkpoint_time": "kdist_checkpoint_last_success_timestamp_seconds",
+        "checkpoint_interval": "kdist_checkpoint_interval_seconds",
+        "checkpoint_bytes": "kdist_checkpoint_size_bytes",
     }
     values = {field: snapshot.gauges[GAUGES[name]] for field, name in fields.items()}
     integers = {"step", "target_steps", "last_checkpoint_step"}

@@ -15,7 +15,8 @@ from typing import Any
 import torch.distributed as dist
 
 from kdist_trainer.checkpoint.checkpointer import CheckpointManager
-from kdist_trainer.checkpoint.save_clock import FixedInterval, SaveClock
+from kdist_trainer.checkpoint.interval import make_interval
+from kdist_trainer.checkpoint.save_clock import SaveClock
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.config import TrainConfig, Training
 from kdist_trainer.data import step_plan
@@ -320,7 +321,7 @@ def make_checkpoints(
         step_log=step_log,
         stats=runtime.stats,
         find_edits=partial(find_edits, settings, is_stream=data.is_stream),
-        clock=SaveClock.from_environment(FixedInterval(train.checkpoint.every.seconds)),
+        clock=SaveClock.from_environment(make_interval(train.checkpoint.every)),
     )
 
 

@@ -15,9 +15,11 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from kdist_trainer import log
 from kdist_trainer.checkpoint.checkpointer import CheckpointManager, SaveResult
+from kdist_trainer.checkpoint.interval import EVENT, make_interval
 from kdist_trainer.checkpoint.reader import LoadedCheckpoint, SavedIndex
-from kdist_trainer.checkpoint.save_clock import FixedInterval, SaveClock
+from kdist_trainer.checkpoint.save_clock import SaveClock
 from kdist_trainer.checkpoint.target import describe_index
 from kdist_trainer.config import Every
 from kdist_trainer.config.changes import Change
@@ -166,7 +168,7 @@ class TrainerCheckpointing:
             clock: Says when a save is due by the time; by default a new one for `every`.
         """
         self.manager = manager
-        self.clock = clock or SaveClock(FixedInterval(every.seconds))
+        self.clock = clock or SaveClock(make_interval(every))
         self.training = training
         self.committed_step = -1
         """Step of the newest committed checkpoint; -1 if there is none."""
@@ -352,10 +354,13 @@ class TrainerCheckpointing:
                 self.manager.loadable.check(self.training.tensors())
             self.manager.poll()
             self._stats.checkpoint_interval = self.interval_seconds()
+            if self.training.world.is_rank_zero and (news := self.clock.take_news()):
+                log.event("save-interval", **news)
+                self._step_log.add_event(EVENT, **news)
 
     def interval_seconds(self) -> float | None:
         """Time between two saves; None while the duration of a step is unknown."""
-        seconds, steps = self.clock.interval.seconds(), self._every.steps
+        seconds, steps = self.clock.interval_seconds, self._every.steps
         step_seconds = self._stats.step_ewma
         by_steps = None if steps is None or step_seconds is None else steps * step_seconds
         return min((each for each in (seconds, by_steps) if each is not None), default=None)

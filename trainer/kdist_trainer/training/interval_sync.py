@@ -43,6 +43,7 @@ def sync_ranks(ctx: TrainContext) -> IntervalResult:
             save=ctx.checkpointing.is_due_by_clock(),
             profile=ctx.profiler.is_requested(),
             digest=replicas.take_digest(ctx) if ctx.state.step == ctx.first_step else None,
+            save_cost=ctx.checkpointing.clock.interval.cost or 0.0,
         )
     )
     ctx.step_records.clear()
@@ -78,6 +79,7 @@ def record_interval(ctx: TrainContext, result: IntervalResult) -> None:
         return
     ctx.step_log.add_steps(result.records, result.losses)
     ctx.sync_interval = choose_sync_interval(result.step_seconds, ctx.settings.sync_every_steps)
+    ctx.checkpointing.clock.interval.take_costs(result.save_cost)
     ctx.stats.loss = result.losses[-1]
     ctx.stats.grad_norm = result.grad_norm
     if (learning_rate := result.records[-1].learning_rate) is not None:

@@ -26,7 +26,7 @@ from kdist_trainer.world import World
 REACT_WITHIN_SECONDS: Final = 2.0
 """How soon after a request all ranks should act on it."""
 
-_STOP, _SAVE, _PROFILE, _SECONDS, _DIGEST, _NORM, _LOSSES = range(7)
+_STOP, _SAVE, _PROFILE, _SECONDS, _DIGEST, _COST, _NORM, _LOSSES = range(8)
 
 
 class StopFlag:
@@ -94,6 +94,8 @@ class SyncPayload(NamedTuple):
     """Of what all ranks should hold alike, of at most 48 bits; None to compare nothing. All ranks
     post one or none does.
     """
+    save_cost: float = 0.0
+    """What a save costs this rank, in seconds; 0 if that is not known."""
 
 
 class IntervalResult(NamedTuple):
@@ -115,6 +117,8 @@ class IntervalResult(NamedTuple):
     """Mean step time of the slowest rank; 0 if nothing was collected yet."""
     digests: Sequence[int] = ()
     """What all ranks have posted to be compared, by rank."""
+    save_cost: float = 0.0
+    """What a save costs the rank that pays most, in seconds; 0 if that is not known."""
 
 
 class _Posted(NamedTuple):
@@ -152,6 +156,7 @@ class SyncExchange:
         seconds = sum([record.seconds for record in records]) / max(1, len(records))
         flags = [float(payload.stop), float(payload.save), float(payload.profile), seconds]
         flags.append(float(payload.digest or 0))
+        flags.append(payload.save_cost)
         post = self._post_from_cpu if self._stream is None else self._post_from_device
         self._posted.append(post(payload, flags))
 
@@ -237,6 +242,7 @@ class SyncExchange:
             profile=any(row[_PROFILE] for row in rows),
             step_seconds=max(row[_SECONDS] for row in rows),
             digests=() if payload.digest is None else [int(row[_DIGEST]) for row in rows],
+            save_cost=max(row[_COST] for row in rows),
         )
 
 

@@ -1,0 +1,30 @@
+"""Ranks are told what saves and losses of their run were."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+
+from kdist_trainer.checkpoint.interval import HISTORY_VARIABLE, SaveHistory
+from tests.trainer.agent.test_restart_policy import Job, job, killed, train
+
+__all__ = ["job"]
+
+
+def test_the_next_group_is_told_of_the_losses_that_went_back_to_a_checkpoint(job: Job) -> None:
+    assert SaveHistory.from_text(job.open().environment[HISTORY_VARIABLE]) == SaveHistory()
+    now = time.time()
+    train(job, 1, began=now - 90)
+    job.ledger().append_event("commit", step=4, seconds=2.0, visible_seconds=0.5, time=now - 60)
+    job.agent_store.post_failures(1, [replace(killed(1), time=now - 50)])
+    second = SaveHistory.from_text(job.open().save_history)
+    assert second.losses == pytest.approx((40,), abs=0.2)
+    assert (second.since, second.cost, second.duration) == (0.0, 0.5, 2.0)
+    train(job, 2, began=now - 30)
+    job.agent_store.post_kept_step(2, 17)
+    job.agent_store.post_failures(2, [replace(killed(2), time=now - 10)])
+    third = SaveHistory.from_text(job.open().save_history)
+    assert third.losses == second.losses, "in place nothing is lost"
+    assert third.since == pytest.approx(20, abs=0.2)

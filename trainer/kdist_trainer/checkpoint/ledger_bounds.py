@@ -1,0 +1,106 @@
+"""Keeps the events of a run's ledger few: a run that saves every minute for a year would write
+hundreds of megabytes, which every restart reads.
+
+Rank 0 does it after a commit, when nobody else writes but an agent that begins a generation.
+Commits that are not among the newest become one line for each run of them, with their sums, and the
+oldest of the other lines go. Free of torch.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from kdist_trainer.checkpoint import storage
+from kdist_trainer.checkpoint.ledger import EVENTS, FOLDER
+from kdist_trainer.checkpoint.ledger_files import read_lines
+from kdist_trainer.checkpoint.storage import StoragePath
+from kdist_trainer.json_text import encode_json
+
+Event = Mapping[str, Any]
+
+MOST_BYTES: Final = 1 << 20
+_COMMITS: Final = 100
+"""Newest commits that keep a line each."""
+_OTHERS: Final = 2000
+"""Newest lines of other kinds that stay."""
+_SUMS: Final = ("seconds", "visible_seconds")
+
+
+def bound_events(root: StoragePath) -> bool:
+    """Write the events of a run again, shorter, if they are too long; returns whether they were.
+
+    In an object store, where each process has objects of its own that it may write again, they stay
+    as they are.
+
+    Args:
+        root: the checkpoint folder.
+
+    Raises:
+        OSError: the storage failed. The events are the old or the new ones.
+    """
+    path = root / FOLDER / EVENTS
+    if not isinstance(path, Path) or path.stat().st_size <= MOST_BYTES:
+        return False
+    with path.open("rb") as former:
+        size = path.stat().st_size
+        events = shorten(read_lines(path))
+        lines = (encode_json(each, separators=(",", ":")) + "\n" for each in events)
+        storage.replace(path, "".join(lines).encode())
+        former.seek(size)
+        late = former.read()  # what another process has appended to the former file meanwhile
+    if late:
+        with path.open("ab") as file:
+            file.write(late)
+    return True
+
+
+def shorten(events: Sequence[Event]) -> list[Event]:
+    """The events without details of what is long past.
+
+    Args:
+        events: oldest first.
+    """
+    commits = [index for index, each in enumerate(events) if each.get("event") == "commit"]
+    single = set(commits[-_COMMITS:])
+    found: deque[Event] = deque()
+    for index, each in enumerate(events):
+        last = found[-1] if found else {}
+        is_old = each.get("event") == "commit" and index not in single
+        if is_old and last.get("event") == "commit":
+            found[-1] = merge((last, each))
+        else:
+            found.append(each)
+    surplus = len(found) - len(single) - _OTHERS
+    return list(found)[max(0, surplus) :]
+
+
+def merge(commits: Iterable[Event]) -> dict[str, Any]:
+    """One line of several commits: the last one's, with the sums of all; `commits` says how many
+    they were, and `written` how many bytes.
+    """
+    commits = list(commits)
+    merged = dict(commits[-1])
+    for name in _SUMS:
+        merged[name] = round(sum(_number(each.get(name)) for each in commits), 4)
+    merged["commits"] = sum(count_commits(each) for each in commits)
+    merged["written"] = sum(count_bytes_written(each) for each in commits)
+    return merged
+
+
+def count_commits(event: Event) -> int:
+    """How many commits a line stands for."""
+    number = event.get("commits")
+    return number if type(number) is int and number > 0 else 1
+
+
+def count_bytes_written(event: Event) -> int:
+    """How many bytes the commits of a line have written."""
+    written = event.get("written")
+    return int(_number(event.get("bytes") if written is None else written))
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, int | float) and value == value else 0.0

@@ -81,7 +81,7 @@ def position(step: int) -> dict[str, Any]:
     return {"step": step, "samples_seen": step * 32, "fingerprint": FINGERPRINT}
 
 
-_AUTO = Every(auto=True)
+_BY_CLOCK = Every(seconds=300)
 
 
 def open_store(
@@ -90,7 +90,7 @@ def open_store(
     *,
     mode: Literal["async", "blocking"] = "blocking",
     keep: int = 3,
-    every: Every = _AUTO,
+    every: Every = _BY_CLOCK,
     run_id: str = "run-1",
     take_over: bool = False,
     generation: int = 1,
@@ -111,7 +111,7 @@ def open_store(
 
 
 def opened(
-    root: Path, *, keep: int = 3, blocking: bool = True, every: Every = _AUTO
+    root: Path, *, keep: int = 3, blocking: bool = True, every: Every = _BY_CLOCK
 ) -> CheckpointManager:
     """A store on an empty folder, ready to save."""
     mode: Literal["async", "blocking"] = "blocking" if blocking else "async"

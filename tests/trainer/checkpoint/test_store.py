@@ -147,7 +147,7 @@ def test_commits_stand_in_the_ledger(root: Path) -> None:
 
 @pytest.mark.parametrize("keep", [1, 2])
 def test_so_many_checkpoints_are_kept_and_older_ones_go(root: Path, keep: int) -> None:
-    store = opened(root, keep=keep, every=Every(seconds=60))
+    store = opened(root, keep=keep)
     for step in range(1, 6):
         assert save(store, step).ok
     assert [one.step for one in CheckpointDirectory(root).committed()] == [5, 4][:keep]
@@ -167,7 +167,7 @@ def test_so_many_checkpoints_are_kept_and_older_ones_go(root: Path, keep: int) -
 def test_those_that_are_kept_by_a_run_that_saves_by_itself_are_five_minutes_apart(
     root: Path, keep: int, minutes: list[int], expected: list[int]
 ) -> None:
-    store = opened(root, keep=keep)
+    store = opened(root, keep=keep, every=Every(auto=True))
     folder = CheckpointDirectory(root)
     for minute in minutes:
         path = save(store, minute + 1).path

@@ -340,11 +340,9 @@ def _elapsed(times: Sequence[float], invocations: Sequence[tuple[float, float | 
 
 def _sum_at_risk(steps: Sequence[Record], counted: Mapping[str, Any]) -> float:
     """The time of the steps that are done and in no checkpoint."""
-    newest = {line["step"]: line.get("seconds", 0.0) for line in steps if "step" in line}
-    reached = counted["reached"] or 0
-    done = range(counted["committed"] + 1, reached + 1)
-    seconds: float = sum(newest.get(step, 0.0) for step in done)
-    return round(seconds, 3)
+    spans = overlay(read_spans(steps))
+    reached = sum_seconds(spans, counted["reached"] or 0)
+    return round(reached - sum_seconds(spans, counted["committed"]), 3)
 
 
 def _sum_checkpoints(

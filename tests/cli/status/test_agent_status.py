@@ -6,7 +6,9 @@ import math
 
 import pytest
 
-from kdist.status.agent_status import AgentStatus, PeerStatus
+from kdist.status.agent_status import AgentStatus, PeerStatus, read_training
+from kdist.status.job_status import JobStatus, Nodes, Phase
+from kdist.views.status_table import status_rows
 from tests.cli.status.objects import report
 
 
@@ -25,3 +27,23 @@ def test_an_agent_that_cannot_tell_testifies_nothing(peers: object) -> None:
     found = AgentStatus.read("digits-0", {**report(), "peers": peers})
     assert found is not None
     assert found.peers is None
+
+
+@pytest.mark.parametrize(
+    ("told", "shown"),
+    [
+        ({"checkpoint_interval": 90.0, "checkpoint_bytes": 1 << 30}, "every 1:30, 40 GiB an hour"),
+        ({"checkpoint_interval": 60.0}, "every 1:00"),
+        ({"checkpoint_bytes": 1 << 30}, None),
+        ({"checkpoint_interval": "soon", "checkpoint_bytes": math.inf}, None),
+    ],
+)
+def test_how_often_a_run_saves_and_what_it_writes_is_shown(
+    told: dict[str, object], shown: str | None
+) -> None:
+    found = AgentStatus.read("digits-0", {**report(), **told})
+    assert found is not None
+    status = JobStatus(
+        *("digits", "ml", "job", Phase.RUNNING, "", "", Nodes(1, 1, 1)), **read_training([found])
+    )
+    assert dict(status_rows(status)).get("saves") == shown

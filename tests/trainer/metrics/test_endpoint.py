@@ -291,6 +291,7 @@ def test_status_is_strict_json(exporter: Exporter, monkeypatch: pytest.MonkeyPat
     assert document["step"] == 100
     assert document["target_steps"] == 200
     assert document["last_checkpoint_step"] == 100
+    assert (document["checkpoint_interval"], document["checkpoint_bytes"]) == (300.0, 10_000)
     assert set(document) == {
         *(
             "format",
@@ -323,6 +324,8 @@ def test_status_is_strict_json(exporter: Exporter, monkeypatch: pytest.MonkeyPat
         "failed_saves",
         "devices",
         "checkpoint_room",
+        "checkpoint_interval",
+        "checkpoint_bytes",
         "waiting_for",
     }
 

@@ -114,8 +114,7 @@ def test_why_prints_cause_evidence_fix_and_next_command(kdist: Kdist, world: Wor
     assert "  | line 7" in shown
     assert shown[-3:] == [
         "Next: kdist logs digits -n ml --rank 1",
-        "  or: kdist apply JOB.yaml -n ml",
-        "  or: kdist restart digits -n ml",
+        "  or: do what the fix says, then kdist apply JOB.yaml -n ml && kdist restart digits -n ml",
     ]
     document = json.loads(kdist("why", "digits", "-o", "json").stdout)
     assert document["kind"] == "Diagnosis"

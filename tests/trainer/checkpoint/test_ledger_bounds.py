@@ -118,7 +118,7 @@ def test_a_ledger_that_cannot_be_written_again_stays_as_it_is(
     def refuse(*_: Any) -> None:
         raise OSError("no space")
 
-    monkeypatch.setattr(storage, "write_new", refuse)
+    monkeypatch.setattr(storage, "replacing", refuse)
     with pytest.raises(OSError, match="no space"):
         bound_events(tmp_path)
     assert path.read_bytes() == before

@@ -60,7 +60,7 @@ BREACHES = {
         "trainer/kdist_trainer/log.py",
         "import kdist.errors",
     ),
-    "the only bridges to the trainer: config, causes, formats, JSON, lines of steps, HTTP": (
+    "the bridges to the trainer: config, causes, formats, JSON, steps, HTTP": (
         "cli/kdist/render/__init__.py",
         "import kdist_trainer.log",
     ),

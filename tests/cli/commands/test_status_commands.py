@@ -112,7 +112,7 @@ def test_why_prints_cause_evidence_fix_and_next_command(kdist: Kdist, world: Wor
         shown[0] == "failed user-code: rank 1 on digits-1-abcde at step 42 raised ValueError: bad"
     )
     assert "  | line 7" in shown
-    assert shown[-3:] == [
+    assert shown[-2:] == [
         "Next: kdist logs digits -n ml --rank 1",
         "  or: do what the fix says, then kdist apply JOB.yaml -n ml && kdist restart digits -n ml",
     ]

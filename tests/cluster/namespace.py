@@ -40,8 +40,9 @@ class Namespace:
         metadata = {"name": self.name, "labels": labels}
         document = {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}
         self.kubectl("create", "-f", "-", stdin=json.dumps(document))
-        pod = json.dumps(_reader("first", "none", self.environment["KDIST_IMAGE"], ""))
-        self.type_until_known("create", "--dry-run=server", "-f", "-", stdin=pod)
+        if image := self.environment.get("KDIST_IMAGE"):  # an API server alone takes no pods
+            pod = json.dumps(_reader("first", "none", image, ""))
+            self.type_until_known("create", "--dry-run=server", "-f", "-", stdin=pod)
 
     def remove(self) -> None:
         """Delete it with all that is in it, without waiting."""

@@ -37,10 +37,17 @@ def make(target: str, cwd: Path, **extra: str) -> subprocess.CompletedProcess[st
     )
 
 
-def test_make_demo_sets_up_trains_loses_a_worker_and_ends_well(fresh: Path) -> None:
-    done = make("demo", fresh)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-    promises = [line for line in done.stdout.splitlines() if line.startswith(("✓", "✗"))]
+@pytest.fixture(scope="module")
+def demo(fresh: Path) -> subprocess.CompletedProcess[str]:
+    """The ended `make demo` of the clone, which sets it up."""
+    return make("demo", fresh)
+
+
+def test_make_demo_sets_up_trains_loses_a_worker_and_ends_well(
+    fresh: Path, demo: subprocess.CompletedProcess[str]
+) -> None:
+    assert demo.returncode == 0, demo.stdout[-4000:] + demo.stderr[-4000:]
+    promises = [line for line in demo.stdout.splitlines() if line.startswith(("✓", "✗"))]
     assert [line[0] for line in promises] == ["✓"] * 4
     dirty = subprocess.run(
         ["git", "status", "--porcelain"], cwd=fresh, capture_output=True, text=True, check=True
@@ -48,6 +55,7 @@ def test_make_demo_sets_up_trains_loses_a_worker_and_ends_well(fresh: Path) -> N
     assert dirty.stdout == ""
 
 
+@pytest.mark.usefixtures("demo")
 def test_the_second_set_up_takes_no_time_and_no_network(fresh: Path) -> None:
     assert (fresh / ".venv" / ".ready").exists(), "make demo has set up"
     nowhere = "http://127.0.0.1:9"

@@ -60,20 +60,22 @@ def wait_in_vain(folder: Path) -> tuple[list[bool], list[bool], list[bool]]:
         return [], [], []
     groups = take()
     assert wait_until(lambda: workers() == 4)
-    assert wait_until(lambda: all(one.look() for one in groups)), "its threads may just start"
-    before = [one.look() for one in groups]
+    assert wait_until(lambda: all(one.can_be_destroyed() for one in groups)), (
+        "its threads may just start"
+    )
+    before = [one.can_be_destroyed() for one in groups]
     works = [
         dist.all_reduce(torch.ones(8), group=one, async_op=True)
         for one in (None, own.process_group)
     ]
-    assert wait_until(lambda: not any(one.look() for one in groups))
-    waiting = [one.look() for one in groups]
+    assert wait_until(lambda: not any(one.can_be_destroyed() for one in groups))
+    waiting = [one.can_be_destroyed() for one in groups]
     for one in groups:
         one.close_connections()
     assert wait_until(lambda: all(work.is_completed() for work in works)), "within an hour"
     assert not any(work.is_success() for work in works)
-    assert wait_until(lambda: all(one.look() for one in groups))
-    after = [one.look() for one in groups]
+    assert wait_until(lambda: all(one.can_be_destroyed() for one in groups))
+    after = [one.can_be_destroyed() for one in groups]
     (folder / "done").touch()
     return before, waiting, after
 
@@ -105,11 +107,11 @@ def know_nothing() -> tuple[bool, bool, int]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(native_threads, "wait_together", lambda _: False)  # as in a sandbox
         early = take()[0]
-        is_free = early.look()
+        is_free = early.can_be_destroyed()
         left.add([early])
         patch.setattr(left_groups, "_MARGIN_SECONDS", -LONG.total_seconds())
         late = LeftGroup(all_groups()[0], None, LONG)
-        return is_free, late.look(), left.count()
+        return is_free, late.can_be_destroyed(), left.count()
 
 
 def test_waits_end_when_their_group_is_left_and_then_it_can_go(tmp_path: Path) -> None:

@@ -68,8 +68,8 @@ class LeftGroup:
         del self._group
         return reference
 
-    def look(self) -> bool:
-        """Whether the group can be destroyed."""
+    def can_be_destroyed(self) -> bool:
+        """Whether nothing waits in the group any more, or nothing can, by its time-out."""
         workers = native_threads.select_named(self._threads, GLOO_WORKER)
         return native_threads.wait_together(workers) or time.monotonic() > self._free_at
 
@@ -122,7 +122,7 @@ class LeftGroups:
         held by a training that was left, whose parts refer to each other.
         """
         with self._lock:
-            free = [each for each in self._groups if each.look()]
+            free = [each for each in self._groups if each.can_be_destroyed()]
             self._groups = [each for each in self._groups if each not in free]
         held = [each.let_go() for each in free]
         if any(reference() is not None for reference in held):

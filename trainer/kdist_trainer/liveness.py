@@ -142,6 +142,11 @@ class RankSnapshot:
         return str(self.call) if self.inside and self.call is not None else None
 
 
+def heartbeat_path(scratch: str | Path, local_rank: int | str) -> Path:
+    """The path of a rank's heartbeat file in the scratch folder of its node."""
+    return Path(scratch, f"rank-{local_rank}.heartbeat")
+
+
 class Heartbeat:
     """One rank's heartbeat file, mapped. The rank is its only writer; any process may read it."""
 

@@ -164,7 +164,7 @@ def _mark_group(group: bool | None) -> None:
     if "KDIST_SCRATCH" in os.environ:
         scratch, local_rank = _scratch_and_local_rank()
         with contextlib.suppress(OSError, ValueError):
-            path = scratch / f"rank-{local_rank}.heartbeat"
+            path = liveness.heartbeat_path(scratch, local_rank)
             with contextlib.closing(liveness.Heartbeat(path)) as heartbeat:
                 heartbeat.mark_group(group)
 

@@ -15,11 +15,10 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import isfinite
 from typing import Any, Final
 
 from kdist_trainer.formats import check_format
-from kdist_trainer.untrusted_text import MalformedTextError, parse_json
+from kdist_trainer.untrusted_text import MalformedTextError, finite_number, parse_json
 
 MOST_RECORDS: Final = 20_000
 _BLOCK_BYTES: Final = 1 << 15  # what is parsed at once stays in a processor's cache
@@ -203,7 +202,7 @@ class StepLines:
             check_format("events.jsonl", record)
             if isinstance(record, dict) and _is_step(record):
                 generation, step = record["generation"], record["step"]
-                sums = _number(record.get(_SUMS[0])), _number(record.get(_SUMS[1]))
+                sums = finite_number(record.get(_SUMS[0])), finite_number(record.get(_SUMS[1]))
                 is_alone = self._is_new(generation)
                 self._append(_Group(generation, step, step, sums, line, line, is_alone))
 
@@ -254,8 +253,3 @@ def _is_step(record: Mapping[str, Any]) -> bool:
 
 def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _number(value: object) -> float | None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number and isfinite(value) else None  # type: ignore[arg-type]

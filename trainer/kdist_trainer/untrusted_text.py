@@ -40,6 +40,12 @@ class MalformedTextError(ValueError):
     """A text is not what it should be, or exceeds a bound; the message says which."""
 
 
+def finite_number(value: object) -> float | None:
+    """A number of a document that was read; None if it is none, or not finite."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and math.isfinite(value) else None  # type: ignore[arg-type]
+
+
 def parse_json(
     text: str | bytes,
     *,

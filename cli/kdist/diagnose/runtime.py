@@ -267,8 +267,8 @@ def find_nothing_wrong(ctx: DiagnosticContext) -> Diagnosis:
     it trains is not known.
     """
     status = ctx.status
-    if (unknown := _find_unknown(ctx)) is not None:
-        return unknown
+    if (other := _find_missing(ctx) or _find_unknown(ctx)) is not None:
+        return other
     parts = (
         [f"step {status.step:,}" + (f" of {status.target_steps:,}" if status.target_steps else "")]
         if status.step is not None
@@ -305,6 +305,23 @@ def find_nothing_wrong(ctx: DiagnosticContext) -> Diagnosis:
 def _seen_ago(ranks: Iterable[RankStatus]) -> float | None:
     """Seconds since the last sign of any rank; None if there was none."""
     return min((rank.quiet for rank in ranks if rank.quiet is not None), default=None)
+
+
+def _find_missing(ctx: DiagnosticContext) -> Diagnosis | None:
+    """Agents say that their ranks train, and fewer pods are there than the job needs: they have not
+    noticed yet, or they end.
+    """
+    status, nodes = ctx.status, ctx.status.nodes
+    if nodes.ready >= nodes.min:
+        return None
+    ends = f": {status.message}" if status.reason in ("Suspending", "Finishing") else ""
+    return Diagnosis(
+        "nodes-missing",
+        f"{ctx.name} has {nodes.ready} of the {count(nodes.min, 'node')} that it needs{ends}",
+        "waiting",
+        fix="wait a moment: a pod that was deleted is made again; if it stays so, see the events",
+        commands=(ctx.kdist("events"), ctx.kdist("status", "-w")),
+    )
 
 
 def _find_unknown(ctx: DiagnosticContext) -> Diagnosis | None:

@@ -93,8 +93,10 @@ def describe_unsaved(report: Mapping[str, Any]) -> str:
     steps = documents.integer(report, "notSaved") or 0
     if not steps:
         return ""
-    after = " after it" if documents.integer(report, "steps", "committed") else ""
-    return f", not saved: {count(f'{steps:,}', 'step')}{after}"
+    what = count(f"{steps:,}", "step")
+    if not documents.integer(report, "steps", "committed"):
+        return f", of {what}"
+    return f", the {what} after it {'is' if steps == 1 else 'are'} not"
 
 
 def _failure(folder: RunFolder, outcome: Outcome) -> dict[str, Any] | None:

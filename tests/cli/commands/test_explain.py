@@ -30,9 +30,9 @@ def test_a_section_shows_its_type_default_sentence_and_fields(kdist: Kdist) -> N
         "\n"
         "FIELDS:\n"
         '  every  <mapping> default {"auto": true}\n'
-        "         Interval between checkpoints: {auto: true}, or in short auto, which loses least; "
-        "in\n"
-        "         seconds; in steps; or steps with one of the others.\n"
+        "         Interval between checkpoints: {auto: true}, or auto for short, the one that "
+        "loses the least\n"
+        "         training time; in seconds; in steps; or steps with one of the others.\n"
         '  mode   <async or blocking> default "async"\n'
         "         async writes in the background; blocking pauses training for the write.\n"
         "  keep   <int> default 3\n"

@@ -144,8 +144,8 @@ def test_a_failure_before_a_pod_ran_out_of_memory_is_the_cause() -> None:
 
 def test_a_container_that_ran_out_of_memory_and_trains_again_is_worth_a_word_only() -> None:
     before = terminated(137, "OOMKilled")
-    runs = container(state={"running": {}}, ready=True, restarts=1, before=before)
-    again = pod(1, containerStatuses=[runs])
+    runs = container(state={"running": {"startedAt": at(5)}}, ready=True, restarts=1, before=before)
+    again = pod(1, phase="Running", containerStatuses=[runs])
     found = diagnose(scene([pod(0), again], reports={FIRST: report(), SECOND: report(ranks=(1,))}))
     assert (found.cause, [each.cause for each in found.also]) == ("none", ["out-of-memory"])
 
@@ -365,6 +365,12 @@ def test_a_job_that_trains_reports_its_pace() -> None:
     found = diagnose(scene([pod(0), pod(1)], reports={FIRST: report(), SECOND: report(ranks=(1,))}))
     pace = "step 120 of 500, 0.2 s each, 2,000 samples/s, loss 0.25, 2/2 nodes"
     assert found.sentence == f"nothing is wrong: digits trains ({pace})"
+
+
+def test_a_job_with_fewer_pods_than_it_needs_is_not_said_to_be_right() -> None:
+    found = diagnose(scene([pod(0), pod(1, phase="Pending")], reports={FIRST: report()}))
+    assert found.cause == "nodes-missing"
+    assert found.sentence == "digits has 1 of the 2 nodes that it needs"
 
 
 def test_a_diagnosis_is_plain_for_programs() -> None:

@@ -128,7 +128,7 @@ def test_a_job_that_was_ended_at_once_does_not_claim_to_have_saved() -> None:
 def test_a_job_that_was_ended_at_once_says_what_is_not_saved() -> None:
     reported = summary.conclude(ended("killed", -9, notSaved=1200), "job.yaml")
     assert str(reported).startswith(
-        "digits was ended at once; step 350 is saved, not saved: 1,200 steps after it. Next: "
+        "digits was ended at once; step 350 is saved, the 1,200 steps after it are not. Next: "
     )
 
 

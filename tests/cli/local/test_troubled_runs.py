@@ -126,7 +126,7 @@ def test_a_run_that_is_ended_at_once_says_how_many_steps_are_not_saved(
     saved = commits(folder)[-1]
     lost = json.loads((folder / "report.json").read_text())["notSaved"]
     assert lost > 0
-    words = f"step {saved:,} is saved, not saved: {lost:,} steps after it"
+    words = f"step {saved:,} is saved, the {lost:,} steps after it are not"
     assert f"digits was ended at once; {words}" in run.errors()
     assert words in " ".join(run.ask("why", "digits").split())
     assert processes_of(folder) == []

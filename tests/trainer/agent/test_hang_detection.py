@@ -14,9 +14,8 @@ from kdist_trainer.agent.hang_detection import (
     Watchdog,
     dump_stacks,
     find_hung_rank,
-    heartbeat_path,
 )
-from kdist_trainer.liveness import Heartbeat, Phase
+from kdist_trainer.liveness import Heartbeat, Phase, heartbeat_path
 from kdist_trainer.process_tree import is_stopped
 
 

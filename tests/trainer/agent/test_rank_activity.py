@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 
 from kdist_trainer.agent import rank_activity
-from kdist_trainer.agent.hang_detection import heartbeat_path
 from kdist_trainer.agent.rank_activity import RankActivity
 from kdist_trainer.instrumentation.fault_handler import LOOK
-from kdist_trainer.liveness import Heartbeat
+from kdist_trainer.liveness import Heartbeat, heartbeat_path
 from kdist_trainer.process_tree import age_seconds, catches
 from tests.house.tree import ROOT
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from kdist_trainer.config import Exit
 from tests.trainer.agent.lab import Lab, descendants, is_alive, kill
 from tests.trainer.rendezvous.api_server import ApiServer
 
@@ -85,7 +86,7 @@ def test_scripts_that_an_api_server_refuses_end_as_done_only_if_all_of_them_are(
                 for pid in [agent, *descendants(agent)]:
                     kill(pid, signal.SIGKILL)
                 lab.wait(lambda: lab.events(early, "peers-not-finished"), "that it is told")
-                assert lab.agents[early].poll() is None, "it waits for the other to come back"
+                assert lab.end(early) == Exit.PEERS_LOST, "no group can form, and it is not done"
             else:
                 assert lab.agents[early].poll() is None, "the other script still runs"
                 lab.tell("end-0")

@@ -109,6 +109,7 @@ def test_the_users_own_sockets_files_and_ports_are_the_users(judged: list[dict[s
     for one in found:
         assert (one["cause"], one["code"], one["permanent"]) == ("user_code", 70, True)
         assert "rows_script.py" in one["line"]
+        assert "lost its connection" not in one["advice"], "it is about another rank"
 
 
 def test_a_hundred_unlisted_texts_are_never_final_at_the_first_time(

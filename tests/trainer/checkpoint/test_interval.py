@@ -1,4 +1,6 @@
-"""The interval that loses least: what it follows from, and that no fixed one loses much less."""
+"""The interval that loses the least training time: what it follows from, and that no fixed one
+loses much less.
+"""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from kdist_trainer.agent.desync import Mismatch, RankState, find_mismatch, find_
 from kdist_trainer.agent.generation import Generation
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.failure import Failure
-from kdist_trainer.liveness import Heartbeat, Phase, RankSnapshot
+from kdist_trainer.liveness import Heartbeat, Phase, RankSnapshot, heartbeat_path
 from kdist_trainer.process_tree import is_stopped
 
 RANK_STATES_SECONDS = 2.0
@@ -342,11 +342,6 @@ class Watchdog:
         """Unmap the heartbeats; the files are kept for diagnosis."""
         for heartbeat in self._heartbeats:
             heartbeat.close()
-
-
-def heartbeat_path(scratch: Path, local_rank: int) -> Path:
-    """The path of a rank's heartbeat file."""
-    return scratch / f"rank-{local_rank}.heartbeat"
 
 
 def find_hung_rank(states: Iterable[RankState]) -> int | None:

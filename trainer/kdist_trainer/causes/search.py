@@ -59,7 +59,8 @@ def look_up(origin: Origin) -> Classification | None:
     for row in TABLE:
         if _recognizes(row, origin):
             if row.users and origin.is_users and origin.where is not Where.NOWHERE:
-                return users(signature=row.name, advice=row.advice)
+                # of a row about lost peers the advice is about the peer, and this rank is at fault
+                return users(signature=row.name, advice=row.advice if row.primary else _FIX)
             return Classification(
                 row.cause,
                 row.code,

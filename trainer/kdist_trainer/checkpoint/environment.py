@@ -15,7 +15,7 @@ from kdist_trainer.checkpoint.checkpointer import CheckpointManager
 from kdist_trainer.checkpoint.location import open_location
 from kdist_trainer.config import Checkpointing, TrainConfig
 from kdist_trainer.errors import ConfigError
-from kdist_trainer.liveness import Heartbeat
+from kdist_trainer.liveness import Heartbeat, heartbeat_path
 
 Manager = TypeVar("Manager", bound=CheckpointManager)
 _open: list[tuple[int, CheckpointManager]] = []  # the process, and what has its checkpoints open
@@ -94,4 +94,4 @@ def _tell_agent() -> None:
     scratch, local_rank = os.environ.get("KDIST_SCRATCH"), os.environ.get("LOCAL_RANK", "0")
     if scratch:
         with suppress(OSError, ValueError):
-            Heartbeat.attach(Path(scratch, f"rank-{local_rank}.heartbeat")).mark_checkpoints()
+            Heartbeat.attach(heartbeat_path(scratch, local_rank)).mark_checkpoints()

@@ -1,9 +1,9 @@
 """The interval between two saves that loses the least training time: `every: {auto: true}`.
 
 A save costs training time, and a loss that goes back to a checkpoint costs what was trained since.
-Where a save costs C, and such losses are M apart, an interval of √(2CM) loses least (Young 1974;
-Daly 2006 where C is not small next to M). C is measured by every rank, and M is read from the run's
-events. Pure, and free of torch: rank 0 asks it, and its clock decides.
+Where a save costs C, and such losses are M apart, an interval of √(2CM) loses the least (Young
+1974; Daly 2006 where C is not small next to M). C is measured by every rank, and M is read from the
+run's events. Pure, and free of torch: rank 0 asks it, and its clock decides.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kdist_trainer.checkpoint.save_clock import FixedInterval, MeasuredSave, Sav
 from kdist_trainer.checkpoint.training_time import list_generations
 from kdist_trainer.config import Every
 from kdist_trainer.json_text import encode_json
-from kdist_trainer.untrusted_text import MalformedTextError, parse_object
+from kdist_trainer.untrusted_text import MalformedTextError, finite_number, parse_object
 
 HISTORY_VARIABLE: Final = "KDIST_SAVE_HISTORY"
 """The environment variable with the `SaveHistory` that the agent has read."""
@@ -48,7 +48,7 @@ _TELL_SECONDS: Final = 600.0
 def choose_seconds(
     *, cost: float | None, duration: float, between_losses: float, went_back: bool
 ) -> float:
-    """The interval that loses least, from the start of one save to the start of the next.
+    """The interval that loses the least, from the start of one save to the start of the next.
 
     Args:
         cost: training time that a save costs, in seconds; None while no save is known, and the
@@ -282,7 +282,5 @@ def make_interval(every: Every) -> SaveInterval:
 
 
 def _seconds(document: Mapping[str, Any], name: str) -> float | None:
-    value = document.get(name)
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return None
-    return float(value) if math.isfinite(value) and value >= 0 else None
+    value = finite_number(document.get(name))
+    return value if value is not None and value >= 0 else None

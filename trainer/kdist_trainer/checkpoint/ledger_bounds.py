@@ -15,9 +15,10 @@ from typing import Any, Final
 
 from kdist_trainer.checkpoint import storage
 from kdist_trainer.checkpoint.ledger import EVENTS, FOLDER
-from kdist_trainer.checkpoint.ledger_files import read_lines
+from kdist_trainer.checkpoint.ledger_files import parse_lines
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.json_text import encode_json
+from kdist_trainer.untrusted_text import finite_number
 
 Event = Mapping[str, Any]
 
@@ -45,11 +46,9 @@ def bound_events(root: StoragePath) -> bool:
     if not isinstance(path, Path) or path.stat().st_size <= MOST_BYTES:
         return False
     with path.open("rb") as former:
-        size = path.stat().st_size
-        events = shorten(read_lines(path))
+        events = shorten(parse_lines(former.read()))
         lines = (encode_json(each, separators=(",", ":")) + "\n" for each in events)
         storage.replace(path, "".join(lines).encode())
-        former.seek(size)
         late = former.read()  # what another process has appended to the former file meanwhile
     if late:
         with path.open("ab") as file:
@@ -103,4 +102,4 @@ def count_bytes_written(event: Event) -> int:
 
 
 def _number(value: object) -> float:
-    return float(value) if isinstance(value, int | float) and value == value else 0.0
+    return finite_number(value) or 0.0

@@ -141,13 +141,15 @@ def read_lines(path: StoragePath) -> list[dict[str, Any]]:
     """
     if isinstance(path, ObjectPath):
         return [
-            line for name in sorted(path.files()) for line in _parse((path / name).read_bytes())
+            line
+            for name in sorted(path.files())
+            for line in parse_lines((path / name).read_bytes())
         ]
     try:
         data = path.read_bytes()
     except FileNotFoundError:
         return []
-    return _parse(data)
+    return parse_lines(data)
 
 
 def read_tail(path: StoragePath) -> list[dict[str, Any]]:
@@ -158,15 +160,16 @@ def read_tail(path: StoragePath) -> list[dict[str, Any]]:
         for name, size in sorted(path.files().items(), reverse=True):
             if left <= 0:
                 break
-            tail = _parse((path / name).read_bytes()) + tail
+            tail = parse_lines((path / name).read_bytes()) + tail
             left -= size
         return tail
     with path.open("rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
-        return _parse(file.read())
+        return parse_lines(file.read())
 
 
-def _parse(data: bytes) -> list[dict[str, Any]]:
+def parse_lines(data: bytes) -> list[dict[str, Any]]:
+    """The lines of a file, in their order, without those that are torn."""
     found = []
     for line in data.splitlines():
         with suppress(MalformedTextError):  # an incomplete line, or bytes that are not text

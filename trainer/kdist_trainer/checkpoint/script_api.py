@@ -68,8 +68,8 @@ class Checkpointer:
             scaler: the `GradScaler`, if any, or several by name.
             stateful: by name, what else has `state_dict` and `load_state_dict`, of each rank its
                 own, such as torchdata's `StatefulDataLoader`.
-            every_seconds: time between two saves of `maybe_save`; `"auto"` is the interval that
-                loses least, and keeps checkpoints that are at least five minutes apart.
+            every_seconds: time between two saves of `maybe_save`; `"auto"` loses the
+                least training time, and keeps checkpoints that are at least five minutes apart.
             every_steps: number of steps between two saves of `maybe_save`, in addition.
             mode: `async` writes while the script continues, `blocking` before `save` returns.
             keep: number of checkpoints to keep.

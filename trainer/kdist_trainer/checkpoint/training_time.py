@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from kdist_trainer.untrusted_text import finite_number
+
 Event = Mapping[str, Any]
 
 UNSAVED_VARIABLE = "KDIST_UNSAVED_SECONDS"
@@ -96,4 +98,4 @@ def _saved_at(commit: Event) -> float:
 
 
 def _number(value: object) -> float:
-    return float(value) if isinstance(value, int | float) else 0.0
+    return finite_number(value) or 0.0

@@ -23,16 +23,17 @@ def _only_true(value: Any) -> Any:
 
 
 class Every(ConfigModel):
-    """The interval that loses least or one in seconds, one in steps, or whichever of the two comes
-    first.
+    """The interval between two saves: one that the run finds itself, in seconds, in steps,
+    or whichever of steps and one of the others comes first.
     """
 
     auto: Annotated[Literal[True] | None, BeforeValidator(_only_true)] = Field(
         None,
         description=(
-            "The interval that loses least training time: it follows from what a save costs and "
-            "how far apart the failures are that go back to a checkpoint, and is between 60 s (10 "
-            "s after the first of them) and an hour. `kdist status` shows it. It excludes seconds."
+            "The interval that loses the least training time: it follows from what a save costs "
+            "and how far apart the failures are that go back to a checkpoint, and is between 60 s "
+            "(10 s after the first of them) and an hour. `kdist status` shows it. It excludes "
+            "seconds."
         ),
     )
     seconds: PositiveSeconds | None = Field(None, description="Seconds between two checkpoints.")
@@ -69,8 +70,8 @@ class Checkpointing(ConfigModel):
     every: Annotated[Every, BeforeValidator(_every_from_word)] = Field(
         Every(auto=True),
         description=(
-            "Interval between checkpoints: {auto: true}, or in short auto, which loses least; in "
-            "seconds; in steps; or steps with one of the others."
+            "Interval between checkpoints: {auto: true}, or auto for short, the one that loses the "
+            "least training time; in seconds; in steps; or steps with one of the others."
         ),
     )
     mode: Literal["async", "blocking"] = Field(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -18,7 +17,7 @@ from torch.distributed import ProcessGroup
 
 from kdist_trainer.instrumentation import collective_hooks
 from kdist_trainer.instrumentation.collective_hooks import PostHook
-from kdist_trainer.liveness import Heartbeat, Phase
+from kdist_trainer.liveness import Heartbeat, Phase, heartbeat_path
 
 _Entry = tuple[str, int, str, str, str]  # operation, elements, element type, shape, group
 _MAX_ENTRIES = 1024  # a model may keep using new shapes
@@ -104,7 +103,7 @@ def find_heartbeat() -> Heartbeat | None:
     """This rank's heartbeat, which the agent watches; None without an agent."""
     if "KDIST_SCRATCH" not in os.environ:
         return None
-    path = Path(os.environ["KDIST_SCRATCH"], f"rank-{os.environ.get('LOCAL_RANK', '0')}.heartbeat")
+    path = heartbeat_path(os.environ["KDIST_SCRATCH"], os.environ.get("LOCAL_RANK", "0"))
     if not path.exists():
         Heartbeat.create(path).close()
     heartbeat = Heartbeat.attach(path)

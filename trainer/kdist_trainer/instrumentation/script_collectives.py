@@ -17,7 +17,6 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from time import perf_counter
 from typing import Any, NoReturn
 
@@ -31,7 +30,7 @@ from kdist_trainer.instrumentation.collective_hooks import PostHook, on_completi
 from kdist_trainer.instrumentation.collective_timer import KINDS, payload
 from kdist_trainer.instrumentation.flight_recorder import FlightRecorder
 from kdist_trainer.instrumentation.torch_internals import storage_id
-from kdist_trainer.liveness import Heartbeat
+from kdist_trainer.liveness import Heartbeat, heartbeat_path
 from kdist_trainer.metrics import reporter
 from kdist_trainer.metrics.reporter import Reporter
 from kdist_trainer.metrics.step_stats import Op, StepStats
@@ -50,9 +49,7 @@ def install() -> None:
     stats = reporter.shared_stats()
     _installed.append(ScriptCollectiveTimer(stats))
     if "KDIST_SCRATCH" in os.environ:
-        path = Path(
-            os.environ["KDIST_SCRATCH"], f"rank-{os.environ.get('LOCAL_RANK', '0')}.heartbeat"
-        )
+        path = heartbeat_path(os.environ["KDIST_SCRATCH"], os.environ.get("LOCAL_RANK", "0"))
         # attached without a beat, which would start the watchdog
         flight_recorder.install(Heartbeat.attach(path), ScriptRecorder)
         # a child's collectives are not this rank's

@@ -41,7 +41,7 @@ class FrameworkCheckpoints:
         Args:
             framework: its name, which is stored with its checkpoints.
             reporter: sends what is saved.
-            every_seconds: time between two saves; `auto` is the interval that loses least.
+            every_seconds: time between two saves; `auto` loses the least training time.
             every_steps: number of steps between two saves, in addition.
             keep: number of checkpoints to keep.
         """

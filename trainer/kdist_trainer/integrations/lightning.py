@@ -48,7 +48,7 @@ class KdistCallback(Callback):
         """Do nothing until `Trainer.fit`.
 
         Args:
-            every_seconds: time between two checkpoints; `"auto"` is the interval that loses least.
+            every_seconds: time between two checkpoints; `"auto"` loses the least training time.
             every_steps: number of steps between two checkpoints, in addition.
             keep: number of checkpoints to keep.
         """

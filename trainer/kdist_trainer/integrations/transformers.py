@@ -47,7 +47,7 @@ class KdistTrainerCallback(TrainerCallback):
         """Do nothing until `Trainer.train`.
 
         Args:
-            every_seconds: time between two checkpoints; `"auto"` is the interval that loses least.
+            every_seconds: time between two checkpoints; `"auto"` loses the least training time.
             every_steps: number of steps between two checkpoints, in addition.
             keep: number of checkpoints that stay in the job's checkpoint folder.
         """

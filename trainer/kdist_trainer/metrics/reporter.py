@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from kdist_trainer import log
-from kdist_trainer.liveness import Heartbeat, Phase
+from kdist_trainer.liveness import Heartbeat, Phase, heartbeat_path
 from kdist_trainer.metrics.step_stats import StepStats, WallCategory
 from kdist_trainer.metrics.wire import pack
 
@@ -328,7 +328,7 @@ class _Script:
         folder, local_rank = os.environ.get("KDIST_SCRATCH"), os.environ.get("LOCAL_RANK", "0")
         if folder:
             with contextlib.suppress(OSError, ValueError):
-                self._heartbeat = Heartbeat.attach(Path(folder, f"rank-{local_rank}.heartbeat"))
+                self._heartbeat = Heartbeat.attach(heartbeat_path(folder, local_rank))
 
     def take_step_seconds(self) -> float:
         """Seconds since the last call."""

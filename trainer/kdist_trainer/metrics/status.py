@@ -43,7 +43,7 @@ from pathlib import Path
 from typing import Any
 
 from kdist_trainer import log
-from kdist_trainer.liveness import Heartbeat, RankSnapshot
+from kdist_trainer.liveness import Heartbeat, RankSnapshot, heartbeat_path
 from kdist_trainer.metrics import declarations
 from kdist_trainer.metrics.aggregation import AgentMetrics, MetricsSnapshot
 from kdist_trainer.metrics.step_stats import StepPhase
@@ -235,7 +235,7 @@ def read_heartbeat(scratch: Path, local_rank: int) -> RankSnapshot | None:
 def _read_file(scratch: Path, local_rank: int) -> RankSnapshot | None:
     """What the rank has written, of a script perhaps collectives without heartbeats."""
     try:
-        with contextlib.closing(Heartbeat(scratch / f"rank-{local_rank}.heartbeat")) as heartbeat:
+        with contextlib.closing(Heartbeat(heartbeat_path(scratch, local_rank))) as heartbeat:
             return heartbeat.read()
     except (OSError, ValueError):
         return None

@@ -49,7 +49,9 @@ def test_between_groups_it_does_not_grow_and_in_place_it_goes_on() -> None:
     work.start_group(40, has_rank_zero=True)
     assert work.seconds(now=BEGAN + 95) == 40
     work.add(report(), now=BEGAN + 100)
-    work.stop(now=BEGAN + 100)
+    work.add(report(committed=BEGAN + 120, seconds=5.0), now=BEGAN + 120)
+    assert work.seconds(now=BEGAN + 130) == 15, "the save holds what was kept too"
+    work.stop(now=BEGAN + 130)
     work.start_group(0, has_rank_zero=True)
     assert work.seconds(now=BEGAN + 200) == 0, "the ranks went back to a checkpoint"
 

@@ -1,4 +1,4 @@
-"""How far apart saves are, as the training tells it."""
+"""How far apart saves are, as the training tells it, and what it goes on with in place."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from kdist_trainer.checkpoint.save_clock import FixedInterval, SaveClock
 from kdist_trainer.config import Every
 from kdist_trainer.metrics.step_stats import StepStats
 from kdist_trainer.training.checkpointing import TrainerCheckpointing
@@ -33,3 +34,14 @@ def test_the_interval_of_saves_is_the_configured_one_or_that_of_the_steps(
         ).interval_seconds()
         == interval
     )
+
+
+def test_in_place_a_training_goes_on_with_the_clock_of_the_rank_that_all_continue_with() -> None:
+    theirs = SaveClock(FixedInterval(60), lost=50)
+    theirs.cuts = 2
+    nothing: Any = None
+    training = TrainerCheckpointing(
+        None, nothing, every=Every(seconds=60), step_log=nothing, stats=StepStats()
+    )
+    training.continue_clock(theirs.to_json())
+    assert (training.clock.unsaved, training.clock.must_block) == (50, True)

@@ -30,7 +30,7 @@ def train(number):
 if __name__ == "__main__":
     processes.spawn(train, nprocs=1)
 """
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.sampled]
 
 
 def read_report(run: Run, name: str) -> dict[str, Any]:

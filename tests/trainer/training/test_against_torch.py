@@ -74,7 +74,7 @@ def assert_same(folder: Path, hand: ByHand) -> None:
         torch.testing.assert_close(weight, hand.model.state_dict()[name], rtol=1e-3, atol=1e-5)
 
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.sampled]
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kdist import backends
 from kdist.backends import RUNTIME
 from kdist.manifest import Manifest
+from kdist.status import documents
 from kdist_trainer.json_text import encode_json
 
 if TYPE_CHECKING:
@@ -54,18 +55,16 @@ def record(
     before.
     """
     digests = " ".join(sorted(_digest(each) for each in deferred)) or None
-    metadata = workload["metadata"]
-    if (metadata.get("annotations") or {}).get(_APPLIED) == digests:
+    if (documents.annotation(workload, _APPLIED) or None) == digests:
         return
     kind = backends.get(backend)
     body = {"metadata": {"annotations": {_APPLIED: digests}}}
-    objects.change(kind.api_version, kind.kind, metadata["name"], body)
+    objects.change(kind.api_version, kind.kind, documents.name(workload), body)
 
 
 def is_recorded(workload: Mapping[str, Any] | None, manifest: Manifest) -> bool:
     """Whether `record` has written on the workload that this object was applied."""
-    metadata = (workload or {}).get("metadata") or {}
-    return _digest(manifest) in str((metadata.get("annotations") or {}).get(_APPLIED)).split()
+    return _digest(manifest) in documents.annotation(workload, _APPLIED).split()
 
 
 def without_sizes(value: Any) -> Any:

@@ -25,6 +25,7 @@ from kdist.status import (
     RENDEZVOUS,
     RUN_ID,
     WorkloadState,
+    documents,
     find_owning_resource,
 )
 from kdist_trainer.untrusted_text import parse_json
@@ -253,7 +254,8 @@ def find_config_map(cluster: Cluster, name: str) -> dict[str, Any] | None:
 
 
 def _annotations(config_map: dict[str, Any] | None) -> dict[str, str]:
-    return dict(((config_map or {}).get("metadata") or {}).get("annotations") or {})
+    found = documents.mapping(config_map, "metadata", "annotations")
+    return {key: each for key, each in found.items() if isinstance(each, str)}
 
 
 def check_kind(cluster: Cluster, job: TrainingJob, decided: str) -> None:
@@ -294,7 +296,7 @@ def choose_backend(cluster: Cluster, job: TrainingJob, decided: Mapping[str, str
 
 def _choose_rendezvous(cluster: Cluster, job: TrainingJob, decided: dict[str, str]) -> Any:
     if job.spec.rendezvous == "auto" and decided.get(RENDEZVOUS):
-        return decided[RENDEZVOUS]
+        return "c10d" if decided[RENDEZVOUS] == "c10d" else "kubernetes"
     if job.spec.rendezvous != "auto":
         return backends.choose_rendezvous(job)
     wanted = [

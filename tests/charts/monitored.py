@@ -6,7 +6,6 @@ import json
 import math
 import os
 import signal
-import socket
 import subprocess
 import time
 import urllib.request
@@ -19,6 +18,7 @@ import yaml
 
 from kdist.dashboards import DASHBOARDS
 from kdist_trainer.liveness import Heartbeat
+from kdist_trainer.rendezvous.ports import pick_port
 from tests.charts.rules import FILES
 from tests.cli.running import Run
 from tools.dashboards.prometheus import Prometheus, Window, fill
@@ -32,12 +32,6 @@ SILENT = {
     "dropped": "every record was sent",
     "evaluation": "the training was not evaluated yet",
 }
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
 
 
 def until(condition: Callable[[], Any], what: str, seconds: float = _TIMEOUT_SECONDS) -> Any:
@@ -54,7 +48,7 @@ def scraping(home: Path, rules: Iterable[Path] = FILES) -> Iterator[tuple[Promet
     """A Prometheus with these rules that scrapes every target of the file that comes with it, each
     second.
     """
-    port, targets = free_port(), home / "targets.json"
+    port, targets = pick_port(), home / "targets.json"
     targets.write_text("[]")
     every = f"{SCRAPE_SECONDS}s"
     scrape = {

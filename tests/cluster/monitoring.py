@@ -15,7 +15,8 @@ from typing import Any
 
 import yaml
 
-from tests.charts.monitored import free_port, is_ready
+from kdist_trainer.rendezvous.ports import pick_port
+from tests.charts.monitored import is_ready
 from tests.charts.podmonitor import scrape_config
 from tests.charts.rules import CHART, shorten
 from tests.cluster import discovery
@@ -85,7 +86,7 @@ def monitoring(namespace: Namespace, *, immediate: bool = False) -> Iterator[Pro
 @contextmanager
 def forwarded(namespace: Namespace, pod: str) -> Iterator[str]:
     """The address here of the Prometheus in this pod, once it answers."""
-    port = free_port()
+    port = pick_port()
     line = ["kubectl", "-n", namespace.name, "port-forward", f"pod/{pod}", f"{port}:9090"]
     process = subprocess.Popen(
         line, env=namespace.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

@@ -19,11 +19,11 @@ import torch
 import torch.distributed as dist
 
 from kdist_trainer.hosted_store import HostedStore, listen, open_script_store
+from kdist_trainer.rendezvous.ports import pick_port
 from kdist_trainer.socket_filter import attach_filter, peers_of
 from kdist_trainer.torch_internals import TCPStore
 from kdist_trainer.world import World, abandon
 from tests.faults.sockets import SHORT, Listener, connect, listeners, own_addresses
-from tests.trainer.agent.test_c10d import free_port
 from tests.trainer.training.group import run_group
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="socket filters are Linux's")
@@ -33,7 +33,7 @@ TIMEOUT = timedelta(seconds=30)
 @pytest.fixture
 def hosted() -> Iterator[HostedStore]:
     """A store for one rank, at the loopback."""
-    store = HostedStore("127.0.0.1", free_port(), size=1, timeout=TIMEOUT)
+    store = HostedStore("127.0.0.1", pick_port(), size=1, timeout=TIMEOUT)
     yield store
     store.close()
 
@@ -65,7 +65,7 @@ def test_newcomers_from_the_members_machines_are_admitted_where_members_connect_
 @pytest.mark.parametrize("admit", [True, False])
 def test_the_same_holds_over_ipv6(admit: bool) -> None:
     try:
-        hosted = HostedStore("::1", free_port(), size=1, timeout=TIMEOUT)
+        hosted = HostedStore("::1", pick_port(), size=1, timeout=TIMEOUT)
     except dist.DistNetworkError as error:
         pytest.skip(f"this machine has no IPv6: {error}")
     hosted.refuse_newcomers(admit_members=admit)
@@ -98,7 +98,7 @@ def test_a_closed_store_listens_no_more_though_something_holds_it(hosted: Hosted
 
 def test_stores_that_were_closed_leave_no_descriptor() -> None:
     def use() -> int:
-        hosted = HostedStore("127.0.0.1", free_port(), size=1, timeout=TIMEOUT)
+        hosted = HostedStore("127.0.0.1", pick_port(), size=1, timeout=TIMEOUT)
         hosted.refuse_newcomers(admit_members=False)
         hosted.close()
         return len(list(Path("/proc/self/fd").iterdir()))
@@ -157,7 +157,7 @@ def form_groups(ports: list[int]) -> tuple[list[str], set[Listener], list[float]
 
 @pytest.mark.processes
 def test_ranks_keep_their_store_to_themselves_and_leave_no_listener_with_broken_groups() -> None:
-    (met, left, sums), (_, _, others) = run_group(form_groups, 2, [free_port() for _ in range(10)])
+    (met, left, sums), (_, _, others) = run_group(form_groups, 2, [pick_port() for _ in range(10)])
     assert set(met) == {"TimeoutError"}
     assert left == set()
     assert sums == others == [2.0] * 10
@@ -177,7 +177,7 @@ def script_rank(rank: int, port: int, results: dict[int, object]) -> None:
 
 
 def test_a_scripts_store_admits_the_machines_of_its_ranks_and_may_be_opened_again() -> None:
-    port, stores = free_port(), dict[int, object]()
+    port, stores = pick_port(), dict[int, object]()
     ranks = [threading.Thread(target=script_rank, args=(rank, port, stores)) for rank in (0, 1)]
     for each in ranks:
         each.start()

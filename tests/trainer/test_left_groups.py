@@ -43,7 +43,9 @@ def workers() -> int:
 def join() -> tuple[World, CheckpointGroup]:
     group_abort.enable()
     world = World.from_environment(timeout_seconds=LONG.total_seconds())
-    return world, CheckpointGroup(world)
+    own = CheckpointGroup(world)
+    world.barrier()  # a rank that left would close connections which others still open
+    return world, own
 
 
 def take(timeout: timedelta = LONG) -> list[LeftGroup]:

@@ -12,14 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from kdist_trainer.rendezvous.ports import pick_port
 from kdist_trainer.rendezvous.tcp_store import is_own_host, open_tcp_store
 from tests.trainer.agent.lab import Lab, descendants, kill
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
 
 
 def loopback() -> str:
@@ -42,7 +37,7 @@ def test_the_host_is_known_by_its_name_or_its_address() -> None:
 def test_the_first_to_come_keeps_the_store_and_a_name_that_nobody_knows_is_given_up_in_time() -> (
     None
 ):
-    port = free_port()
+    port = pick_port()
     (first, keeps), (second, keeps_too) = (
         open_tcp_store(
             "127.0.0.1",
@@ -70,7 +65,7 @@ def test_the_first_to_come_keeps_the_store_and_a_name_that_nobody_knows_is_given
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc counts descriptors")
 def test_a_flood_of_the_store_uses_up_no_descriptor_of_the_agent_that_hosts_it() -> None:
-    port = free_port()
+    port = pick_port()
     store, is_host = open_tcp_store(
         "127.0.0.1", port, node="node-0", address="127.0.0.1", timeout_seconds=60, retry_seconds=60
     )
@@ -92,7 +87,7 @@ def count_descriptors() -> int:
 @pytest.mark.processes
 def test_agents_meet_train_and_end_together_over_ipv6(tmp_path: Path) -> None:
     host = loopback()
-    place = f"c10d:{f'[{host}]' if ':' in host else host}:{free_port()}"
+    place = f"c10d:{f'[{host}]' if ':' in host else host}:{pick_port()}"
     with Lab(tmp_path, rendezvous=place, nodes={"min": 2, "max": 2}) as lab:
         lab.arguments = ["--address", host]
         lab.start("node-0", "node-1")
@@ -110,7 +105,7 @@ def test_without_the_agent_that_keeps_the_store_the_others_end_to_be_started_aga
     tmp_path: Path,
 ) -> None:
     with Lab(
-        tmp_path, rendezvous=f"c10d:127.0.0.1:{free_port()}", nodes={"min": 1, "max": 2}
+        tmp_path, rendezvous=f"c10d:127.0.0.1:{pick_port()}", nodes={"min": 1, "max": 2}
     ) as lab:
         lab.start("node-0")
         lab.stepping(1, world=1)
@@ -132,7 +127,7 @@ def test_a_lost_store_ends_an_agent_whose_ranks_still_connect_to_their_peers(
     tmp_path: Path,
 ) -> None:
     with Lab(
-        tmp_path, rendezvous=f"c10d:127.0.0.1:{free_port()}", nodes={"min": 2, "max": 2}
+        tmp_path, rendezvous=f"c10d:127.0.0.1:{pick_port()}", nodes={"min": 2, "max": 2}
     ) as lab:
         (tmp_path / "hold-0").touch()
         lab.start("node-0")
@@ -154,7 +149,7 @@ def test_when_the_agent_that_keeps_the_store_is_asked_to_end_the_others_end_to_b
     tmp_path: Path,
 ) -> None:
     with Lab(
-        tmp_path, rendezvous=f"c10d:127.0.0.1:{free_port()}", nodes={"min": 2, "max": 2}
+        tmp_path, rendezvous=f"c10d:127.0.0.1:{pick_port()}", nodes={"min": 2, "max": 2}
     ) as lab:
         lab.start("node-0")
         lab.wait(lambda: "rendezvous-started" in lab.logs(), "the store in node-0")

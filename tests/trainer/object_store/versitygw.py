@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from kdist_trainer.rendezvous.ports import pick_port
 from tests.house.tree import ROOT
 from tests.patience import soon
 
@@ -39,9 +40,7 @@ def versitygw(
     program = find_program()
     (folder / "data" / bucket).mkdir(parents=True)
     (folder / "iam").mkdir()
-    with socket.socket() as free:
-        free.bind((host, 0))
-        port = free.getsockname()[1]
+    port = pick_port()
     environment = os.environ | {"ROOT_ACCESS_KEY": access_key, "ROOT_SECRET_KEY": secret}
     arguments = ["--port", f"{host}:{port}", "--iam-dir", str(folder / "iam"), "posix"]
     with (folder / "log").open("wb") as log:

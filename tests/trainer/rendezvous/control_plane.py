@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import ssl
 import subprocess
 import time
@@ -20,6 +19,7 @@ import pytest
 
 from kdist_trainer.rendezvous.configmap_client import ApiEndpoint, ConfigMap
 from kdist_trainer.rendezvous.exchange_key import KEY_FILE
+from kdist_trainer.rendezvous.ports import pick_port
 from tests.trainer.rendezvous.keys import KEY_TEXT
 
 BINARIES = Path(os.environ.get("KDIST_CLUSTER_BIN", Path.home() / ".cache/kdist-cluster/bin"))
@@ -36,7 +36,7 @@ class ControlPlane:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.account = folder / "account"
-        self._etcd_port, self._peer_port, self.port = _free_ports(3)
+        self._etcd_port, self._peer_port, self.port = (pick_port() for _ in range(3))
         self._etcd: subprocess.Popen[bytes] | None = None
         self._api: subprocess.Popen[bytes] | None = None
 
@@ -189,11 +189,3 @@ class ControlPlane:
     def _start(self, name: str, command: list[str]) -> subprocess.Popen[bytes]:
         with (self.folder / f"{name}.log").open("ab") as log:
             return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports

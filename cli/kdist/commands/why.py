@@ -86,4 +86,6 @@ def _print(cause: Diagnosis) -> None:
     if cause.fix:
         console.paragraph(cause.fix, start=f"{console.style('Fix:', bold=True)} ")
     for number, line in enumerate(cause.commands):
-        console.result(f"{console.style('Next:' if number == 0 else '  or:', bold=True)} {line}")
+        is_last = number == len(cause.commands) - 1
+        shown = f"{cause.change}, then {line}" if cause.change and is_last else line
+        console.result(f"{console.style('Next:' if number == 0 else '  or:', bold=True)} {shown}")

@@ -152,9 +152,12 @@ def _explain_record(ctx: DiagnosticContext, record: ExitRecord) -> Diagnosis | N
             "logs", *_rank(record), *([] if _is_current_instance(ctx, record) else ["--previous"])
         )
     ]
+    change = ""
     if severity == "failed":
-        commands.append(ctx.start_again(record))
-    return Diagnosis(_stable(record), sentence, severity, _evidence(record), fix, tuple(commands))
+        again, change = ctx.start_again(record)
+        commands.append(again)
+    evidence = _evidence(record)
+    return Diagnosis(_stable(record), sentence, severity, evidence, fix, tuple(commands), change)
 
 
 def _texts(record: ExitRecord) -> tuple[str, str]:

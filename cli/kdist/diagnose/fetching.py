@@ -35,9 +35,10 @@ def find_fetch_trouble(ctx: DiagnosticContext) -> Diagnosis | None:
         else "could not be fetched, it is tried again"
     )
     reason, fix = _explain(init, end)
-    commands = [ctx.kdist("logs", "-c", init.name, "--pod", pod.name)]
+    commands, change = [ctx.kdist("logs", "-c", init.name, "--pod", pod.name)], ""
     if failed:
-        commands.append(ctx.start_again(end.record))
+        again, change = ctx.start_again(end.record)
+        commands.append(again)
     return Diagnosis(
         FETCH,
         f"{init.what} {words}: {reason}",
@@ -45,6 +46,7 @@ def find_fetch_trouble(ctx: DiagnosticContext) -> Diagnosis | None:
         _list_evidence(pod, init, end),
         fix,
         tuple(commands),
+        change,
     )
 
 

@@ -34,10 +34,10 @@ _NAMED = 3  # pods that are named one by one
 @dataclass(frozen=True)
 class Diagnosis:
     """One cause: its stable name, a sentence that explains it, the evidence, a fix, and the
-    commands to run next.
+    commands to run next, as a shell takes them.
 
     `severity`: `fine` needs nothing, `waiting` may resolve by itself, `blocked` needs an action,
-    `failed` is final.
+    `failed` is final. `change`: what to do before the last command, which would fail without it.
     """
 
     cause: str
@@ -46,6 +46,7 @@ class Diagnosis:
     evidence: tuple[str, ...] = ()
     fix: str = ""
     commands: tuple[str, ...] = ()
+    change: str = ""
     also: tuple[Diagnosis, ...] = field(default=(), compare=False)
 
     def to_document(self) -> dict[str, Any]:
@@ -142,18 +143,18 @@ class DiagnosticContext:
         """A kubectl command line in the job's namespace."""
         return " ".join(["kubectl", *args, *self._namespace_option])
 
-    def start_again(self, record: ExitRecord | None) -> str:
-        """The command that trains on after a failure; where it must repeat, as one without a record
-        may, with what to do before.
+    def start_again(self, record: ExitRecord | None) -> tuple[str, str]:
+        """The command that trains on after a failure, and what to change before; empty where
+        nothing needs to. A failure without a record may repeat.
         """
         rerun, restart = choose_rerun(record) if record else FIXED, self.kdist("restart")
         if rerun == AGAIN:
-            return restart
+            return restart, ""
         change = describe_change(record, installs=False, told="fix") if record else _FIRST
         if rerun == BLOCKING:
             change = "add CUDA_LAUNCH_BLOCKING=1 to spec.env"
         apply = " ".join(["kdist", "apply", "JOB.yaml", *self._namespace_option])
-        return f"{change}, then {apply} && {restart}"
+        return f"{apply} && {restart}", change
 
     @property
     def _namespace_option(self) -> list[str]:

@@ -35,8 +35,8 @@ def test_a_wrong_checksum_is_told_with_the_field_the_log_and_what_to_do() -> Non
     assert found.fix == "correct spec.data[0], or what is at its URL, then apply and restart"
     assert found.evidence[0] == "pod/digits-0-abcde: fetch-data-0 ended with exit code 65"
     assert found.commands[0] == "kdist logs digits -n ml -c fetch-data-0 --pod digits-0-abcde"
-    change = "do what the fix says, then kdist apply JOB.yaml -n ml"
-    assert found.commands[1:] == (f"{change} && kdist restart digits -n ml",)
+    assert found.change == "do what the fix says"
+    assert found.commands[1:] == ("kdist apply JOB.yaml -n ml && kdist restart digits -n ml",)
     assert found.also == (), "the exit record is the same failure"
 
 

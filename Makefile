@@ -14,7 +14,7 @@ ARGS ?=
 # How many tests run side by side on this machine: they wait more than they compute, so one more than there are cores.
 JOBS ?= 3
 # And against a cluster, whose nodes have room for the pods of so many.
-E2E_JOBS ?= 2
+E2E_JOBS ?= 3
 # How many seeds the random kills of `make chaos` draw from.
 KDIST_SEEDS ?= 20
 

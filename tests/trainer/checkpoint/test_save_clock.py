@@ -187,3 +187,11 @@ def test_without_an_interval_nothing_is_due() -> None:
     clock = SaveClock(FixedInterval(None), lost=500)
     clock.start()
     assert not clock.is_due(5)
+
+
+def test_a_save_that_ranks_have_cut_which_are_not_replaced_holds_up_no_later_one_for_long() -> None:
+    training = Training()
+    training.seconds_until_due()
+    training.clock.save_started(training.step)
+    training.end_save(training.step, ok=False, secondary=True)
+    assert training.seconds_until_due() == 20

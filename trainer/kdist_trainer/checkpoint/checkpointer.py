@@ -122,6 +122,8 @@ class CheckpointManager:
         )
         self.loadable = LoadableCheck()
         """Whoever builds what a new process has sets its `prove`."""
+        self.cuts = self._folder.cuts
+        """The saves in a row that lost ranks have cut before this group was started."""
         self._saves = 0
         self._background = BackgroundTask[SaveResult]()
 

@@ -83,7 +83,13 @@ class FileCheckpointManager(CheckpointManager):
         return target
 
     def save_files(
-        self, write: WriteFiles, *, framework: str, step: int, required: bool = False
+        self,
+        write: WriteFiles,
+        *,
+        framework: str,
+        step: int,
+        required: bool = False,
+        blocking: bool = False,
     ) -> None:
         """Have a framework write a checkpoint as of `step`, and commit it in the background.
 
@@ -93,6 +99,7 @@ class FileCheckpointManager(CheckpointManager):
             framework: the framework.
             step: the number of completed steps.
             required: wait for the commit, and try twice.
+            blocking: wait for the commit, whatever the mode.
 
         Raises:
             StorageError: a required save failed twice. Otherwise a failure goes to `on_result`.
@@ -109,7 +116,7 @@ class FileCheckpointManager(CheckpointManager):
                 return
             self._commit_files(write, framework=framework, step=step, started=started)
             if not required:
-                if self._blocking:
+                if blocking or self._blocking:
                     self.wait()
                 return
             result = self._collect()

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from kdist_trainer import log
 from kdist_trainer.checkpoint import commit, probe
+from kdist_trainer.checkpoint.cut_saves import count_cuts, record_leftovers
 from kdist_trainer.checkpoint.group import CheckpointGroup
 from kdist_trainer.checkpoint.layout import Checkpoint, CheckpointDirectory
+from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.checkpoint.lock import Lock
 from kdist_trainer.errors import CheckpointMismatchError, StorageError
 
@@ -39,6 +42,7 @@ class OpenFolder(NamedTuple):
         name: Of the group in this folder, for its temporary files; random.
         newest: For ranks that continue in place, the checkpoint that theirs follow.
         may_be_done: Whether a folder may say that the run has ended.
+        cuts: For ranks that start, the saves in a row that lost ranks have cut.
     """
 
     sees: list[bool]
@@ -46,6 +50,7 @@ class OpenFolder(NamedTuple):
     name: str
     newest: Checkpoint | None = None
     may_be_done: bool = True
+    cuts: int = 0
 
 
 class FolderOpener:
@@ -78,10 +83,19 @@ class FolderOpener:
         sees = probe.probe(self._directory.root, self._group)
         self._check_shared(sees, must_be_shared)
         others = [0] if all(sees) else self._group.gather(self._find_epoch())
-        epoch, name = self._on_lock(
-            lambda: (self._acquire(at_least=max(others) + 1), secrets.token_hex(4))
-        )
-        return OpenFolder(sees, epoch, name)
+
+        def begin() -> OpenFolder:
+            epoch = self._acquire(at_least=max(others) + 1)
+            if not isinstance(self._directory.root, Path):
+                record_leftovers(self._directory, self._lock, spared=())
+            return OpenFolder(sees, epoch, secrets.token_hex(4), cuts=self._count_cuts())
+
+        return self._on_lock(begin)
+
+    def _count_cuts(self) -> int:
+        with suppress(OSError):
+            return count_cuts(RunLedger(self._directory.root).events())
+        return 0
 
     def continue_in_place(self) -> OpenFolder:
         """Open the folder for ranks of which some have used it in their former group, whose state
@@ -140,6 +154,7 @@ class FolderOpener:
         """Lock the folder; returns the epoch."""
         record = self._lock.acquire(**self._request._asdict(), at_least=at_least)
         if isinstance(self._directory.root, Path):
+            record_leftovers(self._directory, self._lock, spared=())
             commit.clean_stale(self._directory, before=record.epoch + 1)
         # in an object store it would take long: the writer does so before it saves
         return record.epoch

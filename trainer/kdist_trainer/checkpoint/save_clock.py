@@ -157,6 +157,9 @@ class SaveClock:
         self._lost = self._clamp(lost)
         self._saved_at = 0.0
         self._started: dict[int, float] = {}
+        """Of saves that may be committed, the time at which their state was copied."""
+        self._in_progress: int | None = None
+        """The step of the save that has not ended."""
         self._last_step = -1
         self._retry_at = 0.0
         self._stall = 0.0
@@ -213,7 +216,7 @@ class SaveClock:
 
     def add_step(self, seconds: float) -> None:
         """Take in the time of a step."""
-        steps = self._during if self._started else self._outside
+        steps = self._outside if self._in_progress is None else self._during
         steps.count += 1
         steps.seconds += seconds
 
@@ -229,7 +232,7 @@ class SaveClock:
         progress, and enough training is unsaved.
         """
         seconds = self.interval_seconds
-        if seconds is None or self._started or step <= self._last_step:
+        if seconds is None or self._in_progress is not None or step <= self._last_step:
             return False
         return self.unsaved >= seconds and self._total() >= self._retry_at
 
@@ -238,7 +241,7 @@ class SaveClock:
         self._lost = self._clamp(self.unsaved)
         self._saved_at = self._total()
         self._last_step = step
-        self._started.clear()
+        self._begin_again()
 
     def follow(self, step: int) -> None:
         """Continue from memory; the newest checkpoint is of `step`. It may be one whose save the
@@ -247,12 +250,12 @@ class SaveClock:
         self._last_step = step
         if step in self._started:
             self._commit(step)
-        self._started.clear()
+        self._begin_again()
 
     def save_started(self, step: int) -> None:
         """Take in that the state of `step` is copied now."""
         self._started[step] = self._total()
-        self._last_step = step
+        self._last_step = self._in_progress = step
         self._during = _Steps()
         self._ticked = None  # the next step would last as long as the save
 
@@ -261,7 +264,11 @@ class SaveClock:
         self._stall = seconds
 
     def save_ended(self, result: SaveResult) -> None:
-        """Take in the result of a save."""
+        """Take in the result of a save. One that a lost rank has cut may be committed all the same:
+        `follow` says so.
+        """
+        if self._in_progress == result.step:
+            self._in_progress = None
         if result.ok:
             measured = MeasuredSave(
                 step=result.step,
@@ -278,11 +285,11 @@ class SaveClock:
             self.interval.add_save(measured)
         elif result.secondary:
             self.cuts += 1
+            self._pause_saves(self.cuts)
         else:
             self._started.pop(result.step, None)
             self.failures += 1
-            pause = _FIRST_RETRY_SECONDS * 2 ** min(self.failures, _MAX_DOUBLINGS)
-            self._retry_at = self._total() + min(pause, self.interval_seconds or pause)
+            self._pause_saves(self.failures)
 
     def to_json(self) -> dict[str, Any]:
         """What another rank needs to go on with this clock."""
@@ -307,8 +314,23 @@ class SaveClock:
         self.failures, self.cuts = document["failures"], document["cuts"]
         self._retry_at = total + document["retry"]
 
+    def _pause_saves(self, times: int) -> None:
+        """Wait before the next save, after so many in a row that were not committed."""
+        pause = _FIRST_RETRY_SECONDS * 2 ** min(times, _MAX_DOUBLINGS)
+        self._retry_at = self._total() + min(pause, self.interval_seconds or pause)
+
+    def _begin_again(self) -> None:
+        """Continue in another group, or from a checkpoint: no save is in progress, and one that was
+        cut need not wait, since the rank that was lost is replaced.
+        """
+        self._started.clear()
+        self._in_progress = None
+        if not self.failures:
+            self._retry_at = 0.0
+
     def _commit(self, step: int) -> None:
         self._saved_at = self._started.pop(step, self._total())
+        self._started = {other: at for other, at in self._started.items() if other > step}
         self._lost = 0.0
         self._retry_at = 0.0
         self.failures = self.cuts = 0

@@ -102,6 +102,7 @@ class Checkpointer:
             self._stats.checkpoint_interval = self._clock.interval_seconds
             self._newest = self._script.show(self._store.peek(), self._group)
             self._agreement.listen()
+            self._clock.cuts = self._store.cuts
             self._clock.start()
 
     @property

@@ -30,6 +30,7 @@ from kdist_trainer.checkpoint.commit import (
     commit_checkpoint,
     discard,
 )
+from kdist_trainer.checkpoint.cut_saves import record_cut
 from kdist_trainer.checkpoint.group import CheckpointGroup
 from kdist_trainer.checkpoint.layout import CheckpointDirectory
 from kdist_trainer.checkpoint.ledger import RunLedger
@@ -332,6 +333,8 @@ class Writer:
             request,
         )
         if self._group.is_rank_zero:
+            if secondary:
+                record_cut(self._ledger, step=result.step, folder=request.temporary.name)
             if not isinstance(root, UnsettledCommitError):
                 discard(self._directory, request)
             log.warn("checkpoint-failed", step=result.step, cause=result.cause, error=result.error)

@@ -94,6 +94,7 @@ class FrameworkCheckpoints:
         )
         self._manager.on_result = self._report
         self._reporter.stats.checkpoint_interval = self._clock.interval_seconds
+        self._clock.cuts = self._manager.cuts
         self._clock.start()
         self.listen()
         return True
@@ -161,7 +162,11 @@ class FrameworkCheckpoints:
         self._reporter.begin(Phase.SAVE)
         began = time.monotonic()
         self._manager.save_files(
-            write, framework=self._framework, step=step, required=self._agreement.stopping
+            write,
+            framework=self._framework,
+            step=step,
+            required=self._agreement.stopping,
+            blocking=self._clock.must_block,
         )
         self._clock.save_stalled(time.monotonic() - began)
 

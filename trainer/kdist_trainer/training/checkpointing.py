@@ -190,6 +190,7 @@ class TrainerCheckpointing:
         self._is_checked = False
         """Whether the state has been proven to be loadable, or was loaded."""
         if manager is not None:
+            self.clock.cuts = manager.cuts
             manager.on_result = self._count
             manager.loadable = training.loading.check
             training.loading.observe(training, is_restoring=False)

@@ -6,11 +6,13 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from .training_run import TrainingRun, describe_job, kill
 
+CODE = Path(__file__).parent / "code"
 EVERY_SECONDS = 4
 TRAINED_SECONDS = 1.0
 """Of a worker group, before it loses a rank."""
@@ -46,3 +48,45 @@ def test_a_training_that_is_disturbed_before_each_save_is_saved(
         commit = run.events("commit")[0]
         assert generation > 2, "the interval is longer than what a group trains"
         assert commit["step"] > 0
+
+
+@pytest.mark.sampled
+@pytest.mark.processes
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_save_that_takes_longer_than_two_losses_are_apart_is_committed(
+    victim: int, tmp_path: Path
+) -> None:
+    losses = tmp_path / "losses"
+    losses.mkdir()
+    train = {
+        "workload": "held:Held",
+        "options": {"losses": str(losses)},
+        "steps": 1_000_000,
+        "globalBatch": 64,
+        "syncEverySteps": 5,
+        "checkpoint": {"every": {"seconds": 1}},
+    }
+    group: dict[str, Any] = {"nodes": 1, "procsPerNode": 2, "code": str(CODE)}
+    job = describe_job("held", maxRestarts=100, train=train, **group)
+    with TrainingRun(tmp_path, job) as run:
+        for generation in range(1, MOST_GROUPS):
+            run.wait_until(partial(has_trained, run, generation), f"training of {generation}")
+            if run.events("commit"):
+                break
+            kill(run.ranks()[victim].pid)
+            (losses / str(generation)).touch()
+        commit = run.events("commit")[0]
+        assert all("kept_step" in one for one in run.events("generation")[1:])
+        steps = [line["step"] for line in run.steps()]
+        assert steps == list(range(1, steps[-1] + 1)), "nothing is lost meanwhile"
+        run.wait_until(lambda: len(run.ranks()) == 2, "a whole group")
+        for rank in run.ranks():
+            kill(rank.pid)
+        run.wait_until(lambda: went_back(run, commit["step"]), "training from the checkpoint")
+
+
+def went_back(run: TrainingRun, step: int) -> bool:
+    """Whether the newest group has begun at this step, and trains."""
+    newest = run.events("generation")[-1]
+    lines = [one["step"] for one in run.steps() if one["generation"] == newest["generation"]]
+    return "kept_step" not in newest and newest["from_step"] == step and step + 1 in lines

@@ -11,7 +11,7 @@ import pytest
 
 from kdist_trainer.checkpoint.layout import CheckpointDirectory
 from kdist_trainer.checkpoint.ledger import RunLedger
-from kdist_trainer.training.checkpointing import TrainState
+from kdist_trainer.training.training_state import TrainState
 from tests.faults.check_ledger import assert_every_sample_once
 from tests.trainer.training.group import RankFailed, run_group
 from tests.trainer.training.tasks import (

@@ -39,6 +39,12 @@ class BackgroundTask(Generic[T]):
 
         self._thread = start_thread(run, name="checkpoint", on_error=OnError.REPORT)
 
+    def wait(self, seconds: float) -> bool:
+        """Wait so long at most for the function that was started; returns whether it has ended."""
+        if self._thread is not None:
+            self._thread.join(seconds)
+        return not self.busy
+
     def collect(self) -> T:
         """Wait for the function that was started; returns its result, or raises its error."""
         assert self._thread is not None  # noqa: S101 - called only while pending

@@ -5,8 +5,6 @@ Saves run in a background thread, one at a time, while training continues.
 
 from __future__ import annotations
 
-import hashlib
-import platform
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
@@ -14,19 +12,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
-import kdist_trainer
 from kdist_trainer.checkpoint.background import BackgroundTask
+from kdist_trainer.checkpoint.carried_save import CarriedSave
 from kdist_trainer.checkpoint.commit import CommitRequest, SaveResult
 from kdist_trainer.checkpoint.group import CheckpointGroup, RankInfo
 from kdist_trainer.checkpoint.layout import Checkpoint, CheckpointDirectory
 from kdist_trainer.checkpoint.loadable import Description, LoadableCheck
-from kdist_trainer.checkpoint.lock import Lock, LockLostError
-from kdist_trainer.checkpoint.manifest import Manifest, write_state
+from kdist_trainer.checkpoint.lock import Lock, LockLostError, LockRecord
+from kdist_trainer.checkpoint.manifest import Manifest, name_of, write_state
 from kdist_trainer.checkpoint.opening import FolderOpener, LockRequest
 from kdist_trainer.checkpoint.reader import LoadedCheckpoint
 from kdist_trainer.checkpoint.restore import Fallback, JobCheck, Restore
+from kdist_trainer.checkpoint.run_identity import RunIdentity, write_done
 from kdist_trainer.checkpoint.staging import Paths, Stager
 from kdist_trainer.checkpoint.state_json import UnloadableStateError
 from kdist_trainer.checkpoint.storage import StoragePath
@@ -34,9 +31,9 @@ from kdist_trainer.checkpoint.target import Template
 from kdist_trainer.checkpoint.writer import Writer
 from kdist_trainer.config import Checkpointing
 from kdist_trainer.errors import CheckpointMismatchError, PeersLostError, StorageError
-from kdist_trainer.json_text import encode_json
 
 __all__ = ["CheckpointManager", "Fallback", "Save", "SaveResult"]
+_ABANDON_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
@@ -72,6 +69,7 @@ class CheckpointManager:
         sharded: bool = False,
         holders: tuple[int, int] | None = None,
         is_known: bool = False,
+        spared: Collection[str] = (),
     ) -> None:
         """Find out whether all ranks share `root`, and lock it for this run.
 
@@ -87,6 +85,7 @@ class CheckpointManager:
                 default all ranks have the same ones.
             is_known: whether ranks of a former group, which has used the folder, continue in
                 place: what is saved follows the newest checkpoint.
+            spared: names of the folders that ranks of former groups still write to.
 
         Raises:
             CheckpointMismatchError: the folder belongs to another run or lacks what is needed.
@@ -96,13 +95,9 @@ class CheckpointManager:
         self.directory = CheckpointDirectory(root)
         self._group = CheckpointGroup(world)
         self._lock = Lock(root)
-        self._run_id = run_id
+        self._identity = RunIdentity(run_id=run_id, job=job, world_size=world.size)
         self._blocking = config.mode == "blocking"
-        self._job = dict(job)
-        self._config_digest = hashlib.sha256(
-            encode_json(self._job, sort_keys=True).encode()
-        ).hexdigest()
-        request = LockRequest(run_id, world.generation, take_over)
+        request = LockRequest(run_id, world.generation, take_over, spared)
         self._opener = FolderOpener(self.directory, self._lock, self._group, request)
         self._folder = (
             self._opener.continue_in_place()
@@ -115,7 +110,8 @@ class CheckpointManager:
         self.epoch = self._folder.epoch
         folder: Any = {"group": self._group, "lock": self._lock, "shared": self.shared}
         self._restore = Restore(self.directory, by_rank_zero=config.load == "broadcast", **folder)
-        self._writer = Writer(self.directory, config=config, **folder)
+        self._writer = Writer(self.directory, config=config, spared=spared, **folder)
+        self._config = config
         rank, size = holders or (self._group.rank, self._group.size)
         self._stager = Stager(
             rank=rank, size=size if self.shared else int(self._group.is_rank_zero)
@@ -125,6 +121,8 @@ class CheckpointManager:
         self.cuts = self._folder.cuts
         """The saves in a row that lost ranks have cut before this group was started."""
         self._saves = 0
+        self._saving = -1
+        """The step of the newest save that was started."""
         self._background = BackgroundTask[SaveResult]()
 
     @property
@@ -211,7 +209,7 @@ class CheckpointManager:
         must_succeed, waits = required or final is not None, blocking or self._blocking
         request = CommitRequest(
             manifest=self._describe(step, state),
-            state=write_state(state, self._job),
+            state=write_state(state, self._identity.job),
             temporary=Path(),
             started=started,
             visible_seconds=None if waits or must_succeed else time.monotonic() - started,
@@ -224,15 +222,16 @@ class CheckpointManager:
         elif waits:
             self.wait()
         if final is not None:
-            self._write_done(
-                {
-                    "run_id": self._run_id,
-                    "step": step,
-                    "checkpoint": request.manifest.name,
-                    **final,
-                    "job": self._job,
-                }
-            )
+            identity = self._identity
+            document = {
+                "run_id": identity.run_id,
+                "step": step,
+                "checkpoint": request.manifest.name,
+                **final,
+                "job": identity.job,
+            }
+            sees = self._sees_rank_zero_folder
+            write_done(self.directory, self._group, document, sees_rank_zero_folder=sees)
         return Save(step, time.monotonic() - started, waited)
 
     def poll(self) -> None:
@@ -267,8 +266,44 @@ class CheckpointManager:
         """End the save in progress of a group whose connections are cut: it is committed, or it
         fails since a rank does not respond. The lock stays: a later group takes it. Returns the
         result; None if there was no save.
+
+        Files that storage takes long to write are not waited for: nothing comes of them.
         """
-        return self._background.collect() if self._background.pending else None
+        if not self._background.pending:
+            return None
+        while not self._background.wait(_ABANDON_SECONDS):
+            if self._writer.is_writing and self._group.size > 1:
+                return SaveResult(self._saving, ok=False, cause="other", secondary=True)
+        return self._background.collect()
+
+    @property
+    def lock_record(self) -> LockRecord | None:
+        """What rank 0 holds the folder by."""
+        return self._lock.mine
+
+    def carry(self, tensors: dict[str, Any], state: dict[str, Any], *, step: int) -> CarriedSave:
+        """Begin a save of the whole state that this rank, which holds all of it, writes alone. Not
+        collective; the arguments are those of `save`.
+        """
+        started = time.monotonic()
+        stager = Stager(rank=0, size=1)
+        staged, paths = stager.stage(tensors)
+        described = self.loadable.check(tensors)
+        manifest = self._describe(step, state)
+        request = CommitRequest(
+            manifest=manifest,
+            state=write_state(state, self._identity.job),
+            temporary=self._new_folder(manifest.name),
+            started=started,
+            visible_seconds=time.monotonic() - started,
+        )
+        return CarriedSave(self.directory, self._config, request, staged, paths, described)
+
+    def acknowledge(self, result: SaveResult) -> None:
+        """Take in a checkpoint that another rank of this group has committed."""
+        path = self.directory.root / name_of(result.step, self.epoch)
+        self._writer.acknowledged = replace(result, path=path)
+        self.loadable.confirm()
 
     def close(self) -> None:
         """Wait for the save in progress and release the lock, so that any run may use the folder.
@@ -313,28 +348,9 @@ class CheckpointManager:
             )
 
     def _describe(self, step: int, state: dict[str, Any]) -> Manifest:
-        acknowledged = self._writer.acknowledged
-        parent = (
-            acknowledged.path
-            if acknowledged is not None
-            else self.resumed.path
-            if self.resumed
-            else None
-        )
-        return Manifest(
-            step=step,
-            epoch=self.epoch,
-            samples_seen=state.get("samples_seen"),
-            world_size=self._group.size,
-            run_id=self._run_id,
-            parent=parent.name if parent is not None else None,
-            config_digest=self._config_digest,
-            versions={
-                "kdist": kdist_trainer.__version__,
-                "torch": torch.__version__,
-                "python": platform.python_version(),
-            },
-        )
+        last = self._writer.acknowledged or self.resumed
+        parent = None if last is None else last.path
+        return self._identity.describe(state, step=step, epoch=self.epoch, parent=parent)
 
     def _start(
         self,
@@ -344,12 +360,13 @@ class CheckpointManager:
         described: Description | None,
     ) -> None:
         """Start one attempt in a folder of its own: files that failed are not written again."""
-        self._saves += 1
-        temporary = self.directory.new_folder(
-            request.manifest.name, f"{self._folder.name}-{self._saves}"
-        )
-        attempt = replace(request, temporary=temporary)
+        attempt = replace(request, temporary=self._new_folder(request.manifest.name))
+        self._saving = request.manifest.step
         self._background.start(lambda: self._writer.write(attempt, staged, paths, described))
+
+    def _new_folder(self, name: str) -> StoragePath:
+        self._saves += 1
+        return self.directory.new_folder(name, f"{self._folder.name}-{self._saves}")
 
     def _collect(self) -> SaveResult:
         result = self._background.collect()
@@ -375,21 +392,3 @@ class CheckpointManager:
         if not result.ok:
             problem = PeersLostError if result.secondary else StorageError
             raise problem(f"the state of step {result.step} could not be saved: {result.error}")
-
-    def _write_done(self, document: dict[str, Any]) -> None:
-        """Write DONE in the folder of every node. Raises `StorageError` after a second attempt."""
-
-        def write() -> None:
-            if self._group.is_rank_zero or not self._sees_rank_zero_folder:
-                self.directory.write_done(document)
-
-        for attempt in (1, 2):
-            try:
-                self._group.on_all_ranks(write)
-            except OSError as error:
-                if attempt == 2:
-                    raise StorageError(
-                        f"cannot write DONE to {self.directory.root}: {error}"
-                    ) from error
-            else:
-                return

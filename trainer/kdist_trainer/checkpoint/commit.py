@@ -14,7 +14,7 @@ from __future__ import annotations
 import errno
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -235,14 +235,17 @@ def _select(valid: list[Checkpoint], *, keep: int, apart: float) -> list[Checkpo
     return [*valid[:1], *history[1 - keep :]]
 
 
-def clean_stale(directory: CheckpointDirectory, *, before: int) -> None:
-    """Remove temporary files of earlier epochs; called before the first save of an epoch.
+def clean_stale(
+    directory: CheckpointDirectory, *, before: int, spared: Collection[str] = ()
+) -> None:
+    """Remove temporary files of earlier epochs; called before the first save of an epoch. Folders
+    with the names in `spared` are still written to.
 
     Never raises `OSError`.
     """
     with suppress(OSError):
         for one in directory.temporary():
-            if one.epoch < before:
+            if one.epoch < before and one.path.name not in spared:
                 storage.remove_tree(one.path)
         for path in directory.loose_files():
             # a newer one may be in use

@@ -132,13 +132,12 @@ class FileCheckpointManager(CheckpointManager):
     ) -> None:
         state = {"step": step, "framework": framework}
         manifest = self._describe(step, state)
-        self._saves += 1
-        temporary = self.directory.new_folder(manifest.name, f"{self._folder.name}-{self._saves}")
+        temporary = self._new_folder(manifest.name)
         local = temporary if isinstance(temporary, Path) else _local_folder() / temporary.name
         error = self._write(write, local)
         request = CommitRequest(
             manifest=manifest,
-            state=write_state(state, self._job),
+            state=write_state(state, self._identity.job),
             temporary=temporary,
             started=started,
             visible_seconds=time.monotonic() - started,

@@ -7,7 +7,7 @@ need only two exchanges here: rank 0 does all that it has to do, then every rank
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -31,6 +31,8 @@ class LockRequest(NamedTuple):
     generation: int
     take_over: bool
     """Whether to lock a folder that another run holds."""
+    spared: Collection[str] = ()
+    """Names of the folders that ranks of former groups still write to."""
 
 
 class OpenFolder(NamedTuple):
@@ -87,7 +89,7 @@ class FolderOpener:
         def begin() -> OpenFolder:
             epoch = self._acquire(at_least=max(others) + 1)
             if not isinstance(self._directory.root, Path):
-                record_leftovers(self._directory, self._lock, spared=())
+                record_leftovers(self._directory, self._lock, spared=self._request.spared)
             return OpenFolder(sees, epoch, secrets.token_hex(4), cuts=self._count_cuts())
 
         return self._on_lock(begin)
@@ -152,10 +154,16 @@ class FolderOpener:
 
     def _acquire(self, *, at_least: int) -> int:
         """Lock the folder; returns the epoch."""
-        record = self._lock.acquire(**self._request._asdict(), at_least=at_least)
+        request = self._request
+        record = self._lock.acquire(
+            run_id=request.run_id,
+            generation=request.generation,
+            take_over=request.take_over,
+            at_least=at_least,
+        )
         if isinstance(self._directory.root, Path):
-            record_leftovers(self._directory, self._lock, spared=())
-            commit.clean_stale(self._directory, before=record.epoch + 1)
+            record_leftovers(self._directory, self._lock, spared=request.spared)
+            commit.clean_stale(self._directory, before=record.epoch + 1, spared=request.spared)
         # in an object store it would take long: the writer does so before it saves
         return record.epoch
 

@@ -243,14 +243,20 @@ class SaveClock:
         self._last_step = step
         self._begin_again()
 
-    def follow(self, step: int) -> None:
+    def follow(self, step: int, *, carried: int | None = None) -> None:
         """Continue from memory; the newest checkpoint is of `step`. It may be one whose save the
-        rank that handed the clock over has not seen to end.
+        rank that handed the clock over has not seen to end. The save of step `carried` goes on.
         """
+        is_lost = self._in_progress != carried and (self._in_progress or 0) > step
+        at = self._started.get(-1 if carried is None else carried, self._total())
         self._last_step = step
         if step in self._started:
             self._commit(step)
+        self.cuts += is_lost  # the rank that carried it is gone
         self._begin_again()
+        if carried is not None:
+            self._started[carried] = at
+            self._in_progress = carried
 
     def save_started(self, step: int) -> None:
         """Take in that the state of `step` is copied now."""
@@ -258,6 +264,10 @@ class SaveClock:
         self._last_step = self._in_progress = step
         self._during = _Steps()
         self._ticked = None  # the next step would last as long as the save
+
+    def seconds_since_start(self, step: int) -> float:
+        """Training time since the save of `step` was started."""
+        return self._total() - self._started.get(step, self._total())
 
     def save_stalled(self, seconds: float) -> None:
         """Take in how long the training has stood still for the save that was started."""
@@ -298,6 +308,7 @@ class SaveClock:
             "lost": self._lost,
             "at_risk": self.at_risk,
             "started": [[step, total - at] for step, at in self._started.items()],
+            "in_progress": self._in_progress,
             "failures": self.failures,
             "cuts": self.cuts,
             "retry": max(0.0, self._retry_at - total),
@@ -311,6 +322,7 @@ class SaveClock:
         self._lost = self._clamp(document["lost"])
         self._saved_at = total - document["at_risk"]
         self._started = {step: total - ago for step, ago in document["started"]}
+        self._in_progress = document["in_progress"]
         self.failures, self.cuts = document["failures"], document["cuts"]
         self._retry_at = total + document["retry"]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -169,6 +169,9 @@ def _without_crc32() -> Generator[None, None, None]:
 class Writer:
     """Writes and commits checkpoints, one at a time, on any thread. Collective over `group`."""
 
+    bounds_events = True
+    """Whether it keeps the run's events few."""
+
     def __init__(
         self,
         directory: CheckpointDirectory,
@@ -177,6 +180,7 @@ class Writer:
         lock: Lock,
         config: Checkpointing,
         shared: bool,
+        spared: Collection[str] = (),
     ) -> None:
         self._directory = directory
         self._group = group
@@ -184,7 +188,12 @@ class Writer:
         self._kept: Any = {"keep": config.keep, "apart": config.seconds_apart}
         self._shared = shared
         self._ledger = RunLedger(directory.root)
+        self._spared = spared
         self.acknowledged: SaveResult | None = None
+        self.is_writing = False
+        """Whether this rank writes its files: they may take as long as the storage likes, and
+        without all other ranks there will be no checkpoint of them.
+        """
         # a folder on a disk is cleaned when it is locked
         self._is_cleaned = isinstance(directory.root, Path)
 
@@ -226,7 +235,8 @@ class Writer:
         result: SaveResult | None = None
         try:
             if self._group.is_rank_zero and not self._is_cleaned:
-                commit.clean_stale(self._directory, before=request.manifest.epoch)
+                before = request.manifest.epoch
+                commit.clean_stale(self._directory, before=before, spared=self._spared)
                 self._is_cleaned = True
             digests = content()
             if self._group.is_rank_zero:
@@ -263,14 +273,18 @@ class Writer:
             return {}
         writer = _Writer(request.temporary, request.manifest.name)
         planner = _Planner(paths)
-        with _without_crc32():
-            state_dict_saver.save(
-                staged,
-                storage_writer=writer,
-                planner=planner,
-                process_group=self._group.process_group,
-                no_dist=alone,
-            )
+        self.is_writing = True
+        try:
+            with _without_crc32():
+                state_dict_saver.save(
+                    staged,
+                    storage_writer=writer,
+                    planner=planner,
+                    process_group=self._group.process_group,
+                    no_dist=alone,
+                )
+        finally:
+            self.is_writing = False
         own = (writer.fs.digests, described)
         shares = [own] if alone else self._group.gather(own)
         digests = {name: digest for share, _ in shares for name, digest in share.items()}
@@ -300,7 +314,8 @@ class Writer:
                 visible_seconds=visible,
                 bytes=result.nbytes,
             )
-            bound_events(self._directory.root)
+            if self.bounds_events:
+                bound_events(self._directory.root)
         except OSError as error:
             log.warn("ledger-write-failed", step=result.step, error=str(error))
         log.event(
@@ -312,7 +327,7 @@ class Writer:
             bytes=result.nbytes,
         )
 
-    def _failed(self, request: CommitRequest, error: BaseException) -> SaveResult:
+    def _find_root(self, error: BaseException) -> BaseException:
         root = _root_of(error)
         if self._group.is_rank_zero:
             try:
@@ -320,6 +335,10 @@ class Writer:
                 self._lock.check()
             except (LockLostError, OSError) as lost:
                 root = lost if isinstance(lost, LockLostError) else root
+        return root
+
+    def _failed(self, request: CommitRequest, error: BaseException) -> SaveResult:
+        root = self._find_root(error)
         message = f"{type(root).__name__}: {root}"
         secondary = not classify(root)[2]
         result = _timed(

@@ -40,12 +40,7 @@ from kdist_trainer.parallel.pipeline import Pipeline
 from kdist_trainer.rng import WEIGHTS, Generators, derive
 from kdist_trainer.tensorboard import TensorBoardWriter
 from kdist_trainer.training import loss_scale, lr_scheduler, new_process, regroup
-from kdist_trainer.training.checkpointing import (
-    Stateful,
-    TrainerCheckpointing,
-    TrainingState,
-    TrainState,
-)
+from kdist_trainer.training.checkpointing import TrainerCheckpointing
 from kdist_trainer.training.context import TrainContext
 from kdist_trainer.training.early_stopping import EarlyStopping, NullEarlyStopping
 from kdist_trainer.training.edits import find_edits
@@ -64,6 +59,7 @@ from kdist_trainer.training.pretrained import NullPretrained, Pretrained
 from kdist_trainer.training.profiler import Profiler
 from kdist_trainer.training.step_log import StepLog
 from kdist_trainer.training.sync import StopFlag, SyncExchange
+from kdist_trainer.training.training_state import Stateful, TrainingState, TrainState
 from kdist_trainer.workload import Workload
 from kdist_trainer.world import World
 
@@ -312,6 +308,7 @@ def make_checkpoints(
             holders=(world.data_rank, world.data_size) if train.strategy == "pipeline" else None,
             take_over="KDIST_TAKE_OVER" in os.environ,
             is_known=handover.source is not None,
+            spared=handover.carried,
         )
     settings = train.model_dump(mode="json", by_alias=True)
     return TrainerCheckpointing(
@@ -322,6 +319,7 @@ def make_checkpoints(
         stats=runtime.stats,
         find_edits=partial(find_edits, settings, is_stream=data.is_stream),
         clock=SaveClock.from_environment(make_interval(train.checkpoint.every)),
+        carried=None if handover.kept is None else handover.kept.carried,
     )
 
 

@@ -6,16 +6,14 @@ states such as the loss scaler. `CheckpointManager` does the saving.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from kdist_trainer import log
+from kdist_trainer.checkpoint.carried_save import CarriedSave
 from kdist_trainer.checkpoint.checkpointer import CheckpointManager, SaveResult
 from kdist_trainer.checkpoint.interval import EVENT, make_interval
 from kdist_trainer.checkpoint.reader import LoadedCheckpoint, SavedIndex
@@ -24,118 +22,11 @@ from kdist_trainer.checkpoint.target import describe_index
 from kdist_trainer.config import Every
 from kdist_trainer.config.changes import Change
 from kdist_trainer.metrics.step_stats import StepStats
-from kdist_trainer.parallel.base import Strategy
-from kdist_trainer.state import ValueKind
-from kdist_trainer.training.ema import Ema, NullEma
-from kdist_trainer.training.loading_check import LoadingCheck
+from kdist_trainer.training.carrying import Carrying
 from kdist_trainer.training.step_log import StepLog
-from kdist_trainer.training.supported import check_saved_scheduler, describe_scheduler
+from kdist_trainer.training.training_state import TrainingState, TrainState
 from kdist_trainer.workload import apply_edits
-from kdist_trainer.world import World, to_local
-
-
-@dataclass
-class TrainState:
-    """The position of a training; `samples_seen` and `seed` determine the next samples."""
-
-    seed: int
-    fingerprint: str
-    """Identity of the data set."""
-    world_size: int
-    environment: str
-    """What must be the same, besides the world size, for bitwise identical results: versions,
-    threads, device.
-    """
-    step: int = 0
-    samples_seen: int = 0
-    evaluated: int = 0
-    """The step of the last evaluation during training."""
-    extras: dict[str, Any] = field(default_factory=dict)
-    """States of scheduler and loss scaler; JSON-able."""
-
-    def to_json(self) -> dict[str, Any]:
-        """The state as plain values."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, document: dict[str, Any]) -> TrainState:
-        """The state from the values of `to_json`; fields of newer versions are ignored."""
-        known = {one.name for one in fields(cls)}
-        return cls(**{key: value for key, value in document.items() if key in known})
-
-    def describe_writer(self) -> str:
-        """The environment that writes this state: equal texts mean bitwise equal results."""
-        return f"{self.world_size} rank{'s'[: self.world_size - 1]}, {self.environment}"
-
-
-class Stateful(Protocol):
-    """State that can be saved in a checkpoint and restored."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: dict[str, Any], /) -> Any: ...
-
-
-@dataclass(frozen=True)
-class TrainingState:
-    """The whole state of a training, as checkpoints hold it."""
-
-    world: World
-    strategy: Strategy
-    module: nn.Module
-    optimizer: Optimizer
-    scheduler: LRScheduler | None
-    ema: Ema | NullEma
-    extras: Mapping[str, Stateful]
-    """Small states that are stored as JSON, such as the loss scaler's, by name."""
-    state: TrainState
-    loading: LoadingCheck = field(default_factory=LoadingCheck)
-    """Proves that a new process could load the state; kept as long as the model."""
-
-    def tensors(self) -> dict[str, Any]:
-        """All tensors by their full names, and the scheduler's state."""
-        return self._complete(self.strategy.state_dict(self.optimizer))
-
-    def template(
-        self,
-        saved: Mapping[str, ValueKind],
-        *,
-        absent: Collection[str] = (),
-        made: Collection[str] = (),
-    ) -> dict[str, Any]:
-        """What `load` takes, of the shape that was saved and to be filled; see
-        `Strategy.template`.
-        """
-        strategy = self.strategy
-        return self._complete(strategy.template(saved, self.optimizer, absent=absent, made=made))
-
-    def load(
-        self,
-        tensors: dict[str, Any],
-        *,
-        absent: Collection[str] = (),
-        made: Collection[str] = (),
-    ) -> None:
-        """Load a template that was filled. Raises `StateMismatchError`."""
-        self.strategy.load_state_dict(tensors, self.optimizer, absent=absent, made=made)
-        for name, value in tensors.get("average", {}).items():
-            if value is not self.ema.tensors[name]:
-                to_local(self.ema.tensors[name]).copy_(to_local(value))
-        if self.scheduler is not None and tensors["scheduler"][0] is not None:
-            check_saved_scheduler(self.scheduler, tensors["scheduler"])
-            self.scheduler.load_state_dict(tensors["scheduler"][0])
-
-    def remove_made(self, saved: set[str]) -> set[str]:
-        """See `Buffers.remove_made`."""
-        own: Any = self.extras.get("buffers")
-        return set() if own is None else own.remove_made(saved)
-
-    def _complete(self, tensors: dict[str, Any]) -> dict[str, Any]:
-        if self.ema.tensors:
-            tensors["average"] = self.ema.tensors
-        scheduler = None if self.scheduler is None else self.scheduler.state_dict()
-        # a tuple is stored whole: its keys need not be strings
-        tensors["scheduler"] = (scheduler, describe_scheduler(self.scheduler))
-        return tensors
+from kdist_trainer.world import to_local
 
 
 class TrainerCheckpointing:
@@ -153,6 +44,7 @@ class TrainerCheckpointing:
         stats: StepStats,
         find_edits: Callable[[Mapping[str, Any]], list[Change]] = lambda _: [],
         clock: SaveClock | None = None,
+        carried: CarriedSave | None = None,
     ) -> None:
         """Make the checkpointing of a run.
 
@@ -166,6 +58,7 @@ class TrainerCheckpointing:
             find_edits: Returns what was edited since a checkpoint of the given job was written, or
                 raises `CheckpointMismatchError`.
             clock: Says when a save is due by the time; by default a new one for `every`.
+            carried: The save that this rank writes alone since a former group.
         """
         self.manager = manager
         self.clock = clock or SaveClock(make_interval(every))
@@ -174,7 +67,8 @@ class TrainerCheckpointing:
         """Step of the newest committed checkpoint; -1 if there is none."""
         self.changes: list[Change] = []
         """What was edited in the job since the checkpoint that was restored last."""
-        self._step_log = step_log
+        self.carrying = Carrying(self, carried)
+        self.step_log = step_log
         self._counted_fallbacks = 0
         self._find_edits = find_edits
         self._job_groups = (
@@ -207,6 +101,7 @@ class TrainerCheckpointing:
         if self.manager is None:
             return None
         training, state = self.training, self.training.state
+        self.carrying.drop()
         training.loading.observe(training, is_restoring=True)
         tensors: dict[str, Any] = {}
         buffers: dict[str, Any] = {}
@@ -252,10 +147,12 @@ class TrainerCheckpointing:
         if self.manager is not None and self.manager.resumed is not None:
             self._started_step = self.committed_step = self.manager.resumed.step
 
-    def continue_clock(self, document: Mapping[str, Any]) -> None:
-        """Go on with the clock of the rank whose state all continue with."""
+    def continue_clock(self, document: Mapping[str, Any], *, carried: int | None = None) -> None:
+        """Go on with the clock of the rank whose state all continue with; the save of step
+        `carried` is in progress.
+        """
         self.clock.load(document)
-        self.clock.follow(self.committed_step)
+        self.clock.follow(self.committed_step, carried=carried)
 
     def continue_from(self, saved: TrainState) -> None:
         """Continue from a state that a rank has kept in memory, and whose tensors are here.
@@ -274,6 +171,7 @@ class TrainerCheckpointing:
     def abandon(self) -> None:
         """End the save in progress, whose connections are cut; not collective."""
         self.clock.pause()
+        self.carrying.detach()
         result = self.manager.abandon() if self.manager is not None else None
         if result is not None:
             self.clock.save_ended(result)
@@ -324,18 +222,37 @@ class TrainerCheckpointing:
                 return
         self._started_step = state.step
         self.clock.save_started(state.step)
-        state.extras = {name: part.state_dict() for name, part in training.extras.items()}
-        self._step_log.flush()
+        self._read_extras()
+        self.step_log.flush()
         started = self.manager.save(
             training.tensors(),
             state.to_json(),
             step=state.step,
-            before_commit=self._step_log.sync,
+            before_commit=self.step_log.sync,
             required=required,
             final=None if done is None else dict(done),
             blocking=self.clock.must_block,
         )
         self.clock.save_stalled(started.visible_seconds)
+
+    def carry(self) -> CarriedSave:
+        """Begin a save of the current state that this rank writes alone. Not collective."""
+        assert self.manager is not None  # noqa: S101 - who carries has a folder
+        self._read_extras()
+        state = self.training.state
+        return self.manager.carry(self.training.tensors(), state.to_json(), step=state.step)
+
+    def take_news(self, news: int) -> None:
+        """Take in what the rank that writes a save alone has posted; on all ranks at once."""
+        if (result := self.carrying.take_news(news)) is None or self.manager is None:
+            return
+        if result.ok:
+            self.manager.acknowledge(result)
+        self._count(result)
+
+    def _read_extras(self) -> None:
+        training = self.training
+        training.state.extras = {name: one.state_dict() for name, one in training.extras.items()}
 
     def wait_for_pending(self) -> None:
         """Wait for the save in progress; afterwards every rank knows the same checkpoints."""
@@ -357,7 +274,7 @@ class TrainerCheckpointing:
             self._stats.checkpoint_interval = self.interval_seconds()
             if self.training.world.is_rank_zero and (news := self.clock.take_news()):
                 log.event("save-interval", **news)
-                self._step_log.add_event(EVENT, **news)
+                self.step_log.add_event(EVENT, **news)
 
     def interval_seconds(self) -> float | None:
         """Time between two saves; None while the duration of a step is unknown."""
@@ -369,6 +286,7 @@ class TrainerCheckpointing:
     def close(self) -> None:
         """Stop saving, and release the checkpoint folder."""
         if self.manager is not None:
+            self.carrying.drop()
             self.manager.close()
 
     def weights_are_finite(self) -> bool:
@@ -393,5 +311,5 @@ class TrainerCheckpointing:
         result.add_to(self._stats)
         self.clock.save_ended(result)
         if result.ok:
-            self.committed_step = result.step
-            self._step_log.forget(result.step)
+            self.committed_step = max(self.committed_step, result.step)
+            self.step_log.forget(result.step)

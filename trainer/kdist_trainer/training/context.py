@@ -24,7 +24,7 @@ from kdist_trainer.parallel.base import Strategy
 from kdist_trainer.parallel.buffers import Buffers
 from kdist_trainer.precision import Precision
 from kdist_trainer.tensorboard import TensorBoardWriter
-from kdist_trainer.training.checkpointing import TrainerCheckpointing, TrainState
+from kdist_trainer.training.checkpointing import TrainerCheckpointing
 from kdist_trainer.training.early_stopping import EarlyStopping, NullEarlyStopping
 from kdist_trainer.training.ema import Ema, NullEma
 from kdist_trainer.training.forward_backward import ForwardBackward
@@ -36,6 +36,7 @@ from kdist_trainer.training.pretrained import NullPretrained, Pretrained
 from kdist_trainer.training.profiler import Profiler
 from kdist_trainer.training.step_log import StepLog
 from kdist_trainer.training.sync import StepRecord, StopFlag, SyncExchange
+from kdist_trainer.training.training_state import TrainState
 from kdist_trainer.workload import Workload
 from kdist_trainer.world import World
 

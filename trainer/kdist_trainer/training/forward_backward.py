@@ -22,8 +22,8 @@ from kdist_trainer.parallel.pipeline import MicroBatchTask, Pipeline
 from kdist_trainer.parallel.pipeline_schedule import StageHooks
 from kdist_trainer.precision import Precision
 from kdist_trainer.rng import STEP, Generators, derive
-from kdist_trainer.training.checkpointing import TrainState
 from kdist_trainer.training.loss_check import check_loss, split
+from kdist_trainer.training.training_state import TrainState
 from kdist_trainer.workload import Workload
 
 NO_HOOKS: Final = StageHooks(*[lambda: None] * 3)

@@ -44,6 +44,7 @@ def sync_ranks(ctx: TrainContext) -> IntervalResult:
             profile=ctx.profiler.is_requested(),
             digest=replicas.take_digest(ctx) if ctx.state.step == ctx.first_step else None,
             save_cost=ctx.checkpointing.clock.interval.cost or 0.0,
+            carried=ctx.checkpointing.carrying.news,
         )
     )
     ctx.step_records.clear()
@@ -75,6 +76,7 @@ def record_interval(ctx: TrainContext, result: IntervalResult) -> None:
         ReplicasDifferError: If ranks hold other values than they should.
     """
     replicas.check(ctx, result)
+    ctx.checkpointing.take_news(result.carried)
     if not result.records:
         return
     ctx.step_log.add_steps(result.records, result.losses)

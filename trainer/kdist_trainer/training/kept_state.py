@@ -10,14 +10,15 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from kdist_trainer.checkpoint.carried_save import CarriedSave
 from kdist_trainer.parallel.ddp import Buckets
 from kdist_trainer.precision import Precision
 from kdist_trainer.stream import Stream
-from kdist_trainer.training.checkpointing import TrainingState, TrainState
 from kdist_trainer.training.early_stopping import EarlyStopping, NullEarlyStopping
 from kdist_trainer.training.ema import Ema, NullEma
 from kdist_trainer.training.gradient_guard import GradientGuard, NullGradientGuard
 from kdist_trainer.training.sync import StepRecord
+from kdist_trainer.training.training_state import TrainingState, TrainState
 from kdist_trainer.workload import Samples
 
 
@@ -92,6 +93,7 @@ class KeptState:
         moved: Names of what seemed constant and has changed: of this the last finished step's value
             is not known, so that the newest checkpoint is restored.
         clock: How much training no checkpoint holds; see `SaveClock.to_json`.
+        carried: The save that this rank writes alone.
     """
 
     module: nn.Module
@@ -110,6 +112,7 @@ class KeptState:
     warm_up: WarmUp | None = None
     moved: Sequence[str] = ()
     clock: dict[str, Any] = field(default_factory=dict)
+    carried: CarriedSave | None = None
 
     @property
     def state(self) -> TrainState:
@@ -134,6 +137,7 @@ class Handover(NamedTuple):
         kept: What this rank has kept of the training; None once it is in use again.
         warm_up: What the warm-up of a former group has shown; None if this one needs its own.
         moved: Names of what seemed constant on a rank and has changed (see `KeptState`).
+        carried: Names of the folders of saves that ranks write alone.
     """
 
     source: int | None = None
@@ -144,3 +148,4 @@ class Handover(NamedTuple):
     kept: KeptState | None = None
     warm_up: WarmUp | None = None
     moved: tuple[str, ...] = ()
+    carried: tuple[str, ...] = ()

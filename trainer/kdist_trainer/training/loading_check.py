@@ -28,7 +28,7 @@ from kdist_trainer.state import (
 )
 
 if TYPE_CHECKING:
-    from kdist_trainer.training.checkpointing import TrainingState
+    from kdist_trainer.training.training_state import TrainingState
 
 MOST_BYTES: Final = 1 << 30
 """Size of a state above which no second model is built."""

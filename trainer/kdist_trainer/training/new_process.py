@@ -16,9 +16,9 @@ import torch
 from kdist_trainer.config import Training
 from kdist_trainer.parallel.ddp import Replicated
 from kdist_trainer.rng import GeneratorStates
-from kdist_trainer.training.checkpointing import TrainingState
 from kdist_trainer.training.model import cast_model, make_ema
 from kdist_trainer.training.optimizer import make_optimizer
+from kdist_trainer.training.training_state import TrainingState
 from kdist_trainer.workload import Workload
 
 

@@ -18,7 +18,7 @@ from kdist_trainer.instrumentation.step_timer import StepTimer
 from kdist_trainer.metrics.step_stats import StepStats, WallCategory
 from kdist_trainer.profiling import requests
 from kdist_trainer.profiling.requests import ProfileRequest
-from kdist_trainer.training.checkpointing import TrainState
+from kdist_trainer.training.training_state import TrainState
 from kdist_trainer.world import World
 
 _CHECK_SECONDS = 0.02

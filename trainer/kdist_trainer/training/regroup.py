@@ -22,7 +22,7 @@ from kdist_trainer.errors import ConfigError, PeersLostError
 from kdist_trainer.parallel.ddp import Ddp
 from kdist_trainer.rng import Generators
 from kdist_trainer.training import step_log
-from kdist_trainer.training.checkpointing import TrainState
+from kdist_trainer.training.carrying import Carrier
 from kdist_trainer.training.context import TrainContext
 from kdist_trainer.training.kept_state import (
     FormerRank,
@@ -32,6 +32,7 @@ from kdist_trainer.training.kept_state import (
     UnrecordedStep,
     WarmUp,
 )
+from kdist_trainer.training.training_state import TrainState
 from kdist_trainer.training.transfer import describe_values, find_difference, receive_state
 from kdist_trainer.world import World
 
@@ -104,6 +105,7 @@ def keep(ctx: TrainContext) -> KeptState | None:
         warm_up=find_warm_up(ctx),
         moved=moved,
         clock=ctx.checkpointing.clock.to_json(),
+        carried=ctx.checkpointing.carrying.own,
     )
 
 
@@ -150,18 +152,23 @@ class _Offer(NamedTuple):
     rank: int
     warm_up: WarmUp | None
     moved: Sequence[str]
+    carried: str | None
+    """Name of the folder of the save that the rank writes alone."""
 
 
 def plan_handover(world: World, kept: KeptState | None) -> Handover:
     """Agree on the rank whose state all continue with. Collective after the first generation."""
     if world.generation == 1:
         return Handover()
-    own = kept and _Offer(kept.position, kept.rank, kept.warm_up, kept.moved)
+    own = None
+    if kept is not None:
+        folder = None if kept.carried is None else kept.carried.folder
+        own = _Offer(kept.position, kept.rank, kept.warm_up, kept.moved, folder)
     offers: list[_Offer | None] = world.all_gather_object(own)
     made = [offer for offer in offers if offer is not None]
     if not made:
         return Handover()
-    newest, _, warm_up, _ = max(made, key=lambda offer: offer.position)
+    newest, _, warm_up, *_ = max(made, key=lambda offer: offer.position)
     positions = [offer.position if offer is not None else None for offer in offers]
     former = max(offer.position.generation for offer in made)
     first = offers[0]
@@ -174,6 +181,7 @@ def plan_handover(world: World, kept: KeptState | None) -> Handover:
         kept=kept,
         warm_up=warm_up,
         moved=tuple(sorted({name for offer in made for name in offer.moved})),
+        carried=tuple(offer.carried for offer in made if offer.carried is not None),
     )
 
 
@@ -216,7 +224,10 @@ def take_over(ctx: TrainContext, source: int) -> tuple[TrainState, int | None]:
         return restart(ctx, problem), None
     # Nothing waits for other ranks from here on: what this rank holds is all of one step.
     ctx.checkpointing.continue_from(saved)
-    ctx.checkpointing.continue_clock(document["clock"])
+    carriers = [one.carrier for one in told]
+    carrying = ctx.checkpointing.carrying
+    ctx.checkpointing.continue_clock(document["clock"], carried=carrying.find(carriers))
+    carrying.go_on(carriers, source=source)
     ctx.target = target
     ctx.handover = ctx.handover._replace(kept=None)
     ctx.is_consistent = True
@@ -234,13 +245,14 @@ class _Told(NamedTuple):
     """None if the rank is new."""
     lines: list[dict[str, Any]]
     """The lines of the step ledger that another rank may lack."""
+    carrier: Carrier
 
 
 def tell(ctx: TrainContext, source: int) -> _Told:
     """What this rank tells the others if rank `source` has the state that all continue with."""
     handover, kept = ctx.handover, ctx.handover.kept
     if kept is None:
-        return _Told({}, None, [])
+        return _Told({}, None, [], ctx.checkpointing.carrying.tell())
     lines: list[dict[str, Any]] = []
     if kept.generation == handover.generation:
         # One rank may have received the mean losses of an interval that another one has not.
@@ -249,6 +261,7 @@ def tell(ctx: TrainContext, source: int) -> _Told:
         describe_kept(ctx, kept) if ctx.world.rank == source else {},
         FormerRank(kept.rank, kept.size, kept.generation, kept.state.step, kept.unrecorded),
         lines,
+        ctx.checkpointing.carrying.tell(),
     )
 
 

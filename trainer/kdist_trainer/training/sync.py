@@ -26,7 +26,7 @@ from kdist_trainer.world import World
 REACT_WITHIN_SECONDS: Final = 2.0
 """How soon after a request all ranks should act on it."""
 
-_STOP, _SAVE, _PROFILE, _SECONDS, _DIGEST, _COST, _NORM, _LOSSES = range(8)
+_STOP, _SAVE, _PROFILE, _SECONDS, _DIGEST, _COST, _CARRIED, _NORM, _LOSSES = range(9)
 
 
 class StopFlag:
@@ -96,6 +96,8 @@ class SyncPayload(NamedTuple):
     """
     save_cost: float = 0.0
     """What a save costs this rank, in seconds; 0 if that is not known."""
+    carried: int = 0
+    """What has become of the save that this rank writes alone; see `Carrying.news`."""
 
 
 class IntervalResult(NamedTuple):
@@ -119,6 +121,8 @@ class IntervalResult(NamedTuple):
     """What all ranks have posted to be compared, by rank."""
     save_cost: float = 0.0
     """What a save costs the rank that pays most, in seconds; 0 if that is not known."""
+    carried: int = 0
+    """What has become of the save that one rank writes alone."""
 
 
 class _Posted(NamedTuple):
@@ -156,7 +160,7 @@ class SyncExchange:
         seconds = sum([record.seconds for record in records]) / max(1, len(records))
         flags = [float(payload.stop), float(payload.save), float(payload.profile), seconds]
         flags.append(float(payload.digest or 0))
-        flags.append(payload.save_cost)
+        flags += [payload.save_cost, float(payload.carried)]
         post = self._post_from_cpu if self._stream is None else self._post_from_device
         self._posted.append(post(payload, flags))
 
@@ -243,6 +247,7 @@ class SyncExchange:
             step_seconds=max(row[_SECONDS] for row in rows),
             digests=() if payload.digest is None else [int(row[_DIGEST]) for row in rows],
             save_cost=max(row[_COST] for row in rows),
+            carried=int(max((row[_CARRIED] for row in rows), key=abs)),
         )
 
 

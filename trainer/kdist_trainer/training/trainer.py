@@ -19,7 +19,6 @@ from kdist_trainer.liveness import Phase
 from kdist_trainer.metrics.step_stats import StepPhase, WallCategory
 from kdist_trainer.rng import WEIGHTS, Generators, derive
 from kdist_trainer.training import kept_attributes, regroup
-from kdist_trainer.training.checkpointing import TrainState
 from kdist_trainer.training.context import TrainContext
 from kdist_trainer.training.evaluation import measure, should_stop_early
 from kdist_trainer.training.interval_sync import (
@@ -31,6 +30,7 @@ from kdist_trainer.training.interval_sync import (
 from kdist_trainer.training.loss_check import reject_mean
 from kdist_trainer.training.optimizer import clear_gradients
 from kdist_trainer.training.sync import StepRecord
+from kdist_trainer.training.training_state import TrainState
 
 
 def train(ctx: TrainContext) -> str:

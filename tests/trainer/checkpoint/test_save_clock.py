@@ -59,13 +59,13 @@ class Training:
     def end_save(self, step: int, *, ok: bool = True, secondary: bool = False) -> None:
         self.clock.save_ended(SaveResult(step, ok=ok, secondary=secondary, total_seconds=5.0))
 
-    def continue_in_place(self, newest: int) -> None:
+    def continue_in_place(self, newest: int, *, carried: int | None = None) -> None:
         """A rank whose clock is new goes on with this one's."""
         self.wait(50)
         document = self.clock.to_json()
         self.clock = self.make_clock()
         self.clock.load(document)
-        self.clock.follow(newest)
+        self.clock.follow(newest, carried=carried)
         self.clock.start()
 
 
@@ -195,3 +195,27 @@ def test_a_save_that_ranks_have_cut_which_are_not_replaced_holds_up_no_later_one
     training.clock.save_started(training.step)
     training.end_save(training.step, ok=False, secondary=True)
     assert training.seconds_until_due() == 20
+
+
+def test_in_place_a_save_that_a_rank_carries_on_is_in_progress_until_it_is_committed() -> None:
+    training = Training()
+    training.seconds_until_due()
+    training.clock.save_started(training.step)
+    training.train(1000)
+    training.continue_in_place(newest=-1, carried=300)
+    assert not training.is_due()
+    assert training.clock.cuts == 0
+    training.train(10)
+    training.end_save(300)
+    assert training.clock.unsaved == 1010
+
+
+def test_in_place_a_save_that_a_lost_rank_has_carried_is_a_cut_one() -> None:
+    training = Training()
+    for cuts in (1, 2):
+        training.seconds_until_due()
+        training.clock.save_started(training.step)
+        training.train(10)
+        training.continue_in_place(newest=-1)
+        assert training.clock.cuts == cuts
+        assert training.is_due()

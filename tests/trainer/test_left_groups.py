@@ -5,18 +5,24 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from kdist_trainer import group_abort, left_groups, native_threads
 from kdist_trainer.checkpoint.group import CheckpointGroup
+from kdist_trainer.errors import PeersLostError
+from kdist_trainer.instrumentation.collective_hooks import PostHook, register_launch_hook
 from kdist_trainer.left_groups import LeftGroup, left
+from kdist_trainer.parallel.ddp import all_reduce_abortably
 from kdist_trainer.torch_internals import GLOO_WORKER, all_groups
+from kdist_trainer.worker import forget_frames
 from kdist_trainer.world import World, abandon
 from tests.trainer.training.group import run_group
 
@@ -103,6 +109,42 @@ def leave() -> int:
     return workers()
 
 
+class Patience:
+    """An observer that lets a collective end before its launch returns, as a slow one may."""
+
+    def begin(self, op: str, tensors: Sequence[torch.Tensor], group: object) -> PostHook:  # noqa: ARG002 - as hooks are called
+        """See `LaunchHook`."""
+        return lambda work: wait_until(lambda: work is None or work.is_completed())
+
+
+def break_in_backward() -> int:
+    """The threads of gloo that are left of a group that broke before a bucket of gradients was
+    sent.
+    """
+    world, own = join()
+    model = nn.Linear(4, 4)
+    wrapped = DistributedDataParallel(model)
+    wrapped.register_comm_hook(world.size, lambda size, bucket: all_reduce_abortably(size, bucket))
+    for _ in range(3):  # in the second, DDP lays its buckets again, by collectives of its own
+        wrapped(torch.ones(1, 4)).sum().backward()
+    del own
+    if world.rank == 1:
+        group_abort.abort()
+    else:
+        with pytest.raises(RuntimeError):
+            dist.all_reduce(torch.ones(8))  # so that gloo knows it before the bucket comes
+        register_launch_hook(Patience())
+        with pytest.raises((RuntimeError, PeersLostError)) as caught:
+            wrapped(torch.ones(1, 4)).sum().backward()
+        forget_frames(caught.value)
+        del caught
+    del wrapped, model
+    abandon(LONG)
+    assert wait_until(lambda: not left.count())
+    wait_until(lambda: not workers())
+    return workers()
+
+
 def know_nothing() -> tuple[bool, bool, int]:
     """Whether a group can go of which nothing is known: at first, and after its time-out."""
     join()
@@ -123,6 +165,10 @@ def test_waits_end_when_their_group_is_left_and_then_it_can_go(tmp_path: Path) -
 
 def test_a_group_that_was_left_leaves_no_thread_behind() -> None:
     assert run_group(leave, 2) == [0, 0]
+
+
+def test_a_group_that_broke_in_a_backward_pass_is_held_by_nobody() -> None:
+    assert run_group(break_in_backward, 2) == [0, 0]
 
 
 def test_where_the_system_tells_nothing_a_group_is_kept_for_longer_than_its_timeout() -> None:

@@ -247,8 +247,11 @@ def all_reduce_abortably(size: int, bucket: Any) -> torch.futures.Future[Tensor]
         try:
             result = reduced.value()[0]
         except RuntimeError as error:
+            # Its traceback refers to this future, which keeps it: a circle that is never collected,
+            # with the frames below it, their gradients and their group.
+            bare = error.with_traceback(None)
             with suppress(RuntimeError):  # it was aborted before
-                averaged.set_exception(error)  # type: ignore[arg-type]  # torch's own gap
+                averaged.set_exception(bare)  # type: ignore[arg-type]  # torch's own gap
         else:
             with suppress(RuntimeError):
                 averaged.set_result(result)

@@ -136,3 +136,17 @@ def test_a_rank_whose_agent_does_not_answer_says_so_and_trains_without_the_chann
 def test_a_rank_whose_agent_restarts_ranks_has_no_channel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KDIST_CONTROL_SOCKET", raising=False)
     assert GroupControl.connect(lambda _: None) is None
+
+
+def test_a_rank_tells_of_too_many_groups_in_its_own_group_and_anew_in_the_next_one(
+    server: ControlServer,
+) -> None:
+    rank, _ = connect(server)
+    rank.report_crowd(17)
+    assert soon(lambda: connected(server)[0].crowd == 17)
+    assert server.ranks[0].left is None, "it is in its group"
+    rank.report_left(5, "")
+    assert soon(lambda: has_left(server, 0, 5))
+    assert server.ranks[0].crowd == 17
+    server.join(0, {})
+    assert server.ranks[0].crowd == 0, "it may have been replaced"

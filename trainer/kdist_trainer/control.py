@@ -7,6 +7,7 @@ per packet:
     rank to agent   {"rank": 0, "pid": 123}        after connecting; the local rank
                     {"left": 17, "why": "..."}     out of its group, with the state of step 17;
                                                    -1 from a rank that has had no group yet
+                    {"crowd": 17}                  so many groups that it has left are waited in
     agent to rank   {"leave": true}                leave the group
                     {"join": {"RANK": "0", ...}}   the environment of the next group
 """
@@ -110,6 +111,12 @@ class GroupControl:
         self._left.set()
         self._send(left=step, why=why[:_WHY_CHARACTERS])
 
+    def report_crowd(self, groups: int) -> None:
+        """Tell the agent how many groups that this rank has left are still waited in, if they are
+        too many; 0 when they are no longer.
+        """
+        self._send(crowd=groups)
+
     def close(self) -> None:
         """Close the connection."""
         with contextlib.suppress(OSError):
@@ -156,12 +163,15 @@ class ConnectedRank:
         left: The step whose state it keeps since it left its group, -1 for none; None while it is
             in a group.
         why: The error that ended the group for it.
+        crowd: The groups that it has left and that are still waited in, if they are too many, as it
+            has told since it joined its group.
     """
 
     pid: int
     connection: socket.socket
     left: int | None = None
     why: str = ""
+    crowd: int = 0
 
 
 @dataclass
@@ -212,7 +222,9 @@ class ControlServer:
                 if not message:
                     self._forget(number)
                     break
-                rank.left, rank.why = message["left"], message["why"]
+                rank.crowd = message.get("crowd", rank.crowd)
+                if "left" in message:
+                    rank.left, rank.why = message["left"], message["why"]
         for number, (pid, environment) in list(self.joining.items()):
             if self.has_left(number, pid):
                 del self.joining[number]
@@ -234,7 +246,7 @@ class ControlServer:
 
     def join(self, local_rank: int, environment: dict[str, str]) -> None:
         """Have a rank that has left its group join the one that `environment` describes."""
-        self.ranks[local_rank].left = None
+        self.ranks[local_rank].left, self.ranks[local_rank].crowd = None, 0
         self._send(local_rank, join=environment)
 
     def join_when_ready(self, local_rank: int, pid: int, environment: dict[str, str]) -> None:

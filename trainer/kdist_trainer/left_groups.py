@@ -9,7 +9,8 @@ wait. So the first thing that happens to a group that was left is a receive that
 gloo forgets to tell a collective that has just sent or received a part of a message; that one waits
 until its time-out. Until then the group must be kept: its destructor would wait for it, maybe with
 the interpreter's lock, which that thread may want. Whether a thread waits is read from the kernel;
-where that is unknown, a group is kept for longer than the time-out.
+where that is unknown, a group is kept for longer than the time-out. A rank that keeps too many
+tells it: its process is replaced by a new one, see `kdist_trainer.agent.renewal`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import gc
 import threading
 import time
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import timedelta
 
@@ -30,6 +31,8 @@ from kdist_trainer.group_abort import MadeGroup
 from kdist_trainer.threads import OnError, start_thread
 from kdist_trainer.torch_internals import GLOO_WORKER, gloo_backend
 
+MOST_WAITED_IN = 16
+"""How many groups a rank keeps, since they are still waited in, before its process is replaced."""
 _LOOK_SECONDS = 1.0
 _MARGIN_SECONDS = 60.0
 _MOMENT = timedelta(milliseconds=1)
@@ -84,6 +87,14 @@ class LeftGroups:
         self._fresh: list[LeftGroup] = []
         self._groups: list[LeftGroup] = []
         self._is_tended = False
+        self._crowd = 0
+        self._on_crowd: Callable[[int], object] = _ignore
+
+    def report_crowd(self, on_crowd: Callable[[int], object]) -> None:
+        """From now on, call `on_crowd` every second with the number of groups that are still waited
+        in, while they are too many, and once with 0 when they are no longer.
+        """
+        self._on_crowd = on_crowd
 
     def add(self, groups: Iterable[LeftGroup]) -> None:
         """Look after groups from now on."""
@@ -104,6 +115,7 @@ class LeftGroups:
         while self._close_fresh():
             pause.wait(_LOOK_SECONDS)
             self._release()
+            self._tell_crowd()
 
     def _close_fresh(self) -> bool:
         """Close the connections of the groups that came last; returns whether there are groups."""
@@ -128,6 +140,17 @@ class LeftGroups:
         if any(reference() is not None for reference in held):
             # Quick, since what a rank shares with the forkserver is not searched.
             gc.collect()
+
+    def _tell_crowd(self) -> None:
+        """Tell how many groups there are that did not end when they were looked at."""
+        kept, before = len(self._groups), self._crowd
+        self._crowd = kept if kept > MOST_WAITED_IN else 0
+        if self._crowd or before:
+            self._on_crowd(self._crowd)
+
+
+def _ignore(_: int) -> None:
+    """Tell nobody."""
 
 
 left = LeftGroups()

@@ -41,6 +41,7 @@ from kdist_trainer.errors import (
     is_user_code,
 )
 from kdist_trainer.instrumentation import fault_handler, flight_recorder
+from kdist_trainer.left_groups import left
 from kdist_trainer.liveness import Heartbeat, NullHeartbeat, Phase
 from kdist_trainer.metrics.reporter import Reporter
 from kdist_trainer.metrics.step_stats import StepStats
@@ -155,6 +156,8 @@ class ManagedRank:
             local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
             if self._control is None and train.recovery != "restart" and not uses_gpus(local_size):
                 self._control = GroupControl.connect(self._stop_flag.ask_to_leave)
+                if self._control is not None:
+                    left.report_crowd(self._control.report_crowd)
             if not self._has_group:
                 self._wait_for_first_group(config, train)
                 continue

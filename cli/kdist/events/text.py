@@ -169,6 +169,10 @@ SENTENCES: dict[str, Callable[[Event], str]] = {
     "standby-used": lambda e: (
         f"the standby takes the place of a rank that was lost, pid {e['pid']}"
     ),
+    "rank-renewed": lambda e: (
+        f"replaces the process of local rank {e['local_rank']}, pid {e['pid']}: collectives still "
+        "wait in too many groups that it has left; another rank has its state"
+    ),
     "saving-kept-state": lambda e: (
         f"saves step {e['step']}, which no checkpoint has, before this node ends"
     ),

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import time
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -26,7 +27,7 @@ from torch.distributed.elastic.rendezvous.api import (
 )
 
 from kdist_trainer import log
-from kdist_trainer.agent import exit_analysis
+from kdist_trainer.agent import exit_analysis, renewal
 from kdist_trainer.agent.backoff import back_off
 from kdist_trainer.agent.coordination import AgentStore
 from kdist_trainer.agent.early_workers import EarlyWorkers
@@ -38,6 +39,7 @@ from kdist_trainer.agent.hang_detection import Watchdog
 from kdist_trainer.agent.monitor import WorkerMonitor
 from kdist_trainer.agent.rank_activity import RankActivity
 from kdist_trainer.agent.rendezvous_poller import PollResult, RendezvousPoller
+from kdist_trainer.agent.renewal import NOBODY
 from kdist_trainer.agent.restart_policy import RestartLedger
 from kdist_trainer.agent.settings import Settings
 from kdist_trainer.agent.single_start import SingleStart
@@ -255,17 +257,22 @@ class ElasticAgent(ElasticAgentBase):
         """The next generation, on which the agent with group rank 0 decides now."""
         group: Any = self.get_worker_group()  # torch declares None what it sets later
         store, rank = group.store, group.group_rank
-        store.set(f"{_AGENT_KEY}{rank}", encode_json([self._settings.node, self._instance_id]))
+        kept = self._survivors.describe_kept(self._workers)
+        own = [self._settings.node, self._instance_id, kept]
+        store.set(f"{_AGENT_KEY}{rank}", encode_json(own))
         if rank == 0:
-            agents = dict(
+            told = [
                 parse_json(store.get(f"{_AGENT_KEY}{other}"))
                 for other in range(group.group_world_size)
-            )
+            ]
             nodes = self._settings.node_limits.current()
             generation = self._ledger.open_generation(
-                agents, world_size=group.workers[0].world_size, bounds=(nodes.min, nodes.max)
+                {node: instance for node, instance, _ in told},
+                world_size=group.workers[0].world_size,
+                bounds=(nodes.min, nodes.max),
             )
-            store.set(_GENERATION_KEY, generation.to_json())
+            renewed = renewal.choose({node: ranks for node, _, ranks in told})
+            store.set(_GENERATION_KEY, replace(generation, renewed=renewed).to_json())
         return Generation.from_json(store.get(_GENERATION_KEY))
 
     def _run_workers(self, generation: Generation) -> GroupResult:
@@ -320,6 +327,15 @@ class ElasticAgent(ElasticAgentBase):
             if unkillable:
                 raise RunOutcome(self._unkillable([ranks[local] for local in unkillable]))
 
+    def _end_renewed(self) -> None:
+        """End the process of the rank that is replaced, if it is one of this node."""
+        node, local_rank = self._generation.renewed if self._generation is not None else NOBODY
+        if node != self._settings.node or local_rank not in self._survivors.kept:
+            return
+        pid, step = self._workers.pid(local_rank), self._survivors.kept.pop(local_rank)
+        log.event("rank-renewed", pid=pid, local_rank=local_rank, step=step)
+        self._workers.kill(timeout_seconds=_KILL_SECONDS, keep=self._survivors.kept)
+
     def _follow(self, procs: int) -> RankActivity:
         """What follows the workers of the new group, and shows it in `/status`."""
         pids = {local_rank: self._workers.pid(local_rank) for local_rank in range(procs)}
@@ -354,6 +370,7 @@ class ElasticAgent(ElasticAgentBase):
         """
         self._mark_alive()
         self._survivors.forget_exited(self._workers)
+        self._end_renewed()
         missing = [number for number in range(len(ranks)) if number not in self._survivors.kept]
         context, environments = self.start_workers(missing)
         if context is not None:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
+from kdist_trainer.agent.renewal import NOBODY
 from kdist_trainer.checkpoint.interval import HISTORY_VARIABLE
 from kdist_trainer.checkpoint.training_time import UNSAVED_VARIABLE
 from kdist_trainer.json_text import encode_json
 from kdist_trainer.untrusted_text import parse_json
 
 START, RESUME, JOIN, FAILURE = "start", "resume", "join", "failure"
+RENEW = "renew"
+"""A rank's process is to be replaced, see `kdist_trainer.agent.renewal`."""
+PLANNED = (JOIN, RENEW)
+"""The reasons of groups that the agents begin by themselves, without a failure or a request."""
 STOP = "stop"
 """Why a generation ends, if it is not for a node that joins: its agents were asked to stop."""
 
@@ -20,7 +25,7 @@ class Generation:
 
     Attributes:
         number: Counts from 1 over the whole run.
-        reason: Why it began: `start`, `resume`, `join` or `failure`.
+        reason: Why it began: `start`, `resume`, `join`, `renew` or `failure`.
         nodes: The names of the nodes.
         restarts: The restarts without progress so far.
         cause: The cause of the failure that ended the previous generation.
@@ -40,6 +45,7 @@ class Generation:
             lost included: the clock of the saves goes on from it.
         at_risk_seconds: The part of it that ranks have kept in memory.
         save_history: What the run's saves and losses were before it; see `SaveHistory.to_text`.
+        renewed: The node and the local rank whose process is replaced as it begins.
     """
 
     number: int
@@ -59,6 +65,7 @@ class Generation:
     unsaved_seconds: float = 0.0
     at_risk_seconds: float = 0.0
     save_history: str = ""
+    renewed: tuple[str, int] = NOBODY
 
     @property
     def environment(self) -> dict[str, str]:

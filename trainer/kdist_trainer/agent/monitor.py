@@ -20,7 +20,7 @@ from kdist_trainer.agent.coordination import AgentStore, failures_of
 from kdist_trainer.agent.desync import DesyncDetector, Mismatch, RankState
 from kdist_trainer.agent.exit_analysis import GroupResult
 from kdist_trainer.agent.exit_record import root_cause
-from kdist_trainer.agent.generation import JOIN, STOP, Generation
+from kdist_trainer.agent.generation import JOIN, RENEW, STOP, Generation
 from kdist_trainer.agent.hang_detection import (
     Watchdog,
     dump_stacks,
@@ -50,13 +50,11 @@ LEFT_SECONDS = 5.0
 """How long workers may continue after other nodes have left their group on purpose: the next
 collective usually ends them.
 """
-_CONNECTING = {Phase.START, Phase.RENDEZVOUS}
 
 
 @dataclass
 class WorkerMonitor:
-    """Monitors one worker group on this node. Errors of the store are logged, and the loop
-    continues as if nothing had changed.
+    """Monitors one worker group on this node. Errors of the store are logged and change nothing.
 
     Attributes:
         agent_store: Its calls must fail soon if the store is unreachable.
@@ -126,7 +124,10 @@ class WorkerMonitor:
         if self._has_failed_elsewhere(polled) or self._has_lost_a_node(polled):
             return self._end_after_peer_failure(polled)
         if self._apply_status(polled.status):
-            return self._end_to_join()
+            return self._end_on_purpose(JOIN)
+        renews = self.survivors.need_renewal(self.workers, self.watchdog.snapshots, self.generation)
+        if renews and self._terminated_at is None:
+            return self._end_on_purpose(RENEW)
         is_late = time.monotonic() > self._kill_at
         is_over = is_late or self.stop.urgent or self._has_nothing_to_save()
         return self._end_by_force() if is_over else None
@@ -231,7 +232,8 @@ class WorkerMonitor:
         return self._terminated_at is not None and is_managed and self._is_connecting()
 
     def _is_connecting(self) -> bool:
-        return any(snapshot.phase in _CONNECTING for snapshot in self.watchdog.snapshots)
+        connecting = (Phase.START, Phase.RENDEZVOUS)
+        return any(each.phase in connecting for each in self.watchdog.snapshots)
 
     def _update_state(self) -> None:
         """Notice when all workers have started, and when one has completed a step."""
@@ -255,10 +257,8 @@ class WorkerMonitor:
             for number, code in exits.items():
                 if code == 0 and not result.read_result(self.scratch, number):
                     rank = self.global_ranks[number]
-                    message = (
-                        f"rank {rank} exited with code 0 by os._exit or exec: it counts as done, "
-                        "as under torchrun"
-                    )
+                    how = "exited with code 0 by os._exit or exec: it counts as done"
+                    message = f"rank {rank} {how}, as under torchrun"
                     log.warn("ended-early", rank=rank, message=message)
         return self._group_result(exits)
 
@@ -290,9 +290,9 @@ class WorkerMonitor:
             lambda: self.agent_store.generation(self.generation.number)
         )
 
-    def _end_to_join(self) -> GroupResult:
-        """The result of a group whose workers have left it for nodes that want to join."""
-        read_or_empty(lambda: self.agent_store.plan_stop(self.generation.number, JOIN))
+    def _end_on_purpose(self, reason: str) -> GroupResult:
+        """The result of a group whose workers have left it for `reason`, which is planned."""
+        read_or_empty(lambda: self.agent_store.plan_stop(self.generation.number, reason))
         self.survivors.keep(self.workers)
         return replace(self._group_result(self.workers.exits()), kept=dict(self.survivors.kept))
 

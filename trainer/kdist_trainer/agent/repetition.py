@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from kdist_trainer.agent.generation import FAILURE, PLANNED
 from kdist_trainer.causes import BY_NAME
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.config.exit_codes import Fault, Rerun
@@ -98,7 +99,7 @@ def _since_progress(events: Iterable[Event]) -> tuple[dict[int, float], list[Eve
     for event in events:
         name = event["event"]
         if name == "generation":
-            if event.get("reason") not in ("failure", "join"):  # the run was restarted by hand
+            if event.get("reason") not in (FAILURE, *PLANNED):  # the run was restarted by hand
                 failures.clear()
             started_at[event.get("generation", 0)] = event.get("time", 0.0)
         elif name == "failure":

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from kdist_trainer import log
 from kdist_trainer.agent.coordination import AgentStore, Document, failures_of
 from kdist_trainer.agent.exit_record import root_cause
-from kdist_trainer.agent.generation import FAILURE, JOIN, RESUME, START, Generation
+from kdist_trainer.agent.generation import FAILURE, PLANNED, RESUME, START, Generation
 from kdist_trainer.agent.repetition import alike_limit, count_repeats, is_transient
 from kdist_trainer.agent.single_start import NoRule, SingleStart, judge
 from kdist_trainer.checkpoint.interval import read_history
@@ -78,7 +78,7 @@ def count_restarts(events: Iterable[dict[str, Any]], *, step: int = -1) -> int:
                 committed = max(committed, event.get("from_step", -1))
             if event.get("reason") == FAILURE:
                 failures += 1
-            elif event.get("reason") != JOIN:
+            elif event.get("reason") not in PLANNED:
                 failures = 0
         elif (
             event["event"] == "commit"
@@ -182,7 +182,7 @@ class RestartLedger:
         reason, failure, refusal = judge(document, last, rule=rule, reason=reason, failure=failure)
         step = committed if kept is None else max(committed, kept)
         restarts = 0
-        if reason in (FAILURE, JOIN):
+        if reason in (FAILURE, *PLANNED):
             restarts = (
                 count_restarts(events, step=step)
                 + self._unwritten(committed)
@@ -355,9 +355,9 @@ class RestartLedger:
         before: dict[str, str] = document.get("agents", {})
         lost = sorted(node for node, instance in before.items() if agents.get(node) != instance)
         planned = document.get("planned_stop")
-        lost_while_joining = failure is not None and lost and planned == JOIN
+        lost_while_joining = failure is not None and lost and planned in PLANNED
         if planned is not None and not (failure and failure.primary) and not lost_while_joining:
-            return (JOIN if planned == JOIN else RESUME), None
+            return (planned if planned in PLANNED else RESUME), None
         left_early = failure is not None and failure.cause is Cause.EARLY_EXIT
         # what the ranks of a lost node did explains more than one that had left
         if failure and failure.primary and not (left_early and lost):

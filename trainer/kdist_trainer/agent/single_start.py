@@ -19,7 +19,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousError
 from kdist_trainer import log
 from kdist_trainer.agent.coordination import AgentStore, Document, failures_of
 from kdist_trainer.agent.exit_record import root_cause
-from kdist_trainer.agent.generation import JOIN, RESUME, Generation
+from kdist_trainer.agent.generation import PLANNED, RESUME, Generation
 from kdist_trainer.config import Cause, Exit, TrainConfig
 from kdist_trainer.failure import Failure
 from kdist_trainer.liveness import RankSnapshot
@@ -79,7 +79,7 @@ def judge(
         return RESUME, None, ""
     if refusal and failure is None and reason == RESUME:
         failure = Failure.of_node(Cause.PREEMPTED, Exit.STOPPED, ASKED_TO_END, generation=number)
-    return reason, failure, refusal if failure is not None and reason != JOIN else ""
+    return reason, failure, refusal if failure is not None and reason not in PLANNED else ""
 
 
 def _has_lost_nodes(status: Callable[[], RendezvousStatus]) -> bool:

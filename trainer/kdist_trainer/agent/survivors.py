@@ -14,9 +14,13 @@ from pathlib import Path
 
 import torch
 
+from kdist_trainer.agent import renewal
+from kdist_trainer.agent.generation import Generation
+from kdist_trainer.agent.renewal import KeptRank
 from kdist_trainer.agent.workers import WorkerProcesses
 from kdist_trainer.config import TrainConfig
 from kdist_trainer.control import VARIABLE, ConnectedRank, ControlServer
+from kdist_trainer.liveness import RankSnapshot
 
 LEAVE_SECONDS = 30.0
 """How long a worker may take to leave its group: it must first finish what it computes."""
@@ -70,6 +74,25 @@ class Survivors:
             number
             for number, rank in self._connected(workers).items()
             if rank.left is not None and number in living
+        ]
+
+    def need_renewal(
+        self, workers: WorkerProcesses, snapshots: list[RankSnapshot], generation: Generation
+    ) -> bool:
+        """Whether one of the workers is to be replaced by a new process, and all of them, which
+        have these heartbeats, can leave their group for that.
+        """
+        crowds = [rank.crowd for rank in self._connected(workers).values()]
+        nodes, from_step = len(generation.nodes), generation.from_step
+        is_due = renewal.is_due(crowds, snapshots, nodes=nodes, from_step=from_step)
+        return is_due and self.all_can_leave(workers)
+
+    def describe_kept(self, workers: WorkerProcesses) -> list[KeptRank]:
+        """The kept workers, for the agent that decides which one is replaced."""
+        connected = self._connected(workers)
+        return [
+            KeptRank(number, step, connected[number].crowd if number in connected else 0)
+            for number, step in self.kept.items()
         ]
 
     def why(self, workers: WorkerProcesses) -> str | None:

@@ -1,0 +1,42 @@
+"""A workload that makes process groups of its own, as other people's do, in which all ranks but the
+last wait for it in vain: kdist, which has not made them, keeps them when they are left.
+
+Option `groups` says how many for each worker group.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from kdist_trainer.workload import Workload, WorkloadContext
+from kdist_trainer.workloads.digits import Digits, DigitsOptions
+
+
+class CrowdedOptions(DigitsOptions):
+    """Options of this workload."""
+
+    groups: int
+
+
+class Crowded(Digits):
+    """The handwritten digits."""
+
+    def __init__(self, context: WorkloadContext) -> None:
+        Workload.__init__(self, context)
+        options = context.parse(CrowdedOptions)
+        self.options, self._count = options, options.groups
+        self._world: object = None
+        self._works: list[Any] = []
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
+        """See base class."""
+        if dist.is_initialized() and self._world is not dist.group.WORLD:
+            self._world, self._works = dist.group.WORLD, []
+            own = [dist.new_group() for _ in range(self._count)]
+            if dist.get_rank() < dist.get_world_size() - 1:
+                self._works = [one.allreduce([torch.ones(8)]) for one in own]  # type: ignore[union-attr]  # it is a member of all
+        return super().loss(model, batch)

@@ -40,7 +40,7 @@ $(call pytest,$(1)) -o cache_dir=.kdist/tiers/$(1).cache $(2) || { [[ $$? == 1 &
   $(call pytest,$(1).again) -o cache_dir=.kdist/tiers/$(1).cache $(2) --last-failed --last-failed-no-failures none -n 0 -x; }
 endef
 
-.PHONY: help setup system demo test fast chaos e2e acceptance compat lint format bench docs pictures lock clean
+.PHONY: help setup system demo test fast chaos e2e acceptance compat lint format bench soak docs pictures lock clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9]+):.*## /\1\t/' | expand -t 12
@@ -117,6 +117,12 @@ format: setup
 
 bench: setup ## Measure kdist next to its peers (prints only; never decides whether a test passes)
 	@for measure in startup commands step cost recovery checkpoint; do $(BIN)/python -m bench.$$measure; done
+
+# How long `make soak` disturbs trainings; the same command goes on after it was stopped.
+MINUTES ?= 30
+
+soak: setup ## Disturb trainings for MINUTES=30 and print what they held and how fast they were; resumable, rows in .kdist/soak
+	$(BIN)/python -m bench.soak --minutes $(MINUTES) $(ARGS)
 
 docs: setup ## Write the generated reference again and build the site into build/docs
 	$(BIN)/python -m tools.reference

@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 from .sockets import LOOPBACK, Listener, connect, listeners, own_addresses
-from .test_in_place_leaks import wait_for_steps
+from .test_soak import wait_for_steps
 from .training_run import TrainingRun, describe_job, kill
 
 GENERATIONS = int(os.environ.get("KDIST_GENERATIONS", "10"))

@@ -25,6 +25,7 @@ def pids(run: TrainingRun) -> dict[str, int]:
 
 
 @pytest.mark.processes
+@pytest.mark.chaos
 @pytest.mark.sampled
 def test_a_rank_that_keeps_too_many_groups_gets_a_new_process_and_no_step_is_lost(
     tmp_path: Path,

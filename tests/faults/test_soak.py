@@ -88,8 +88,8 @@ def wait_for_steps(run: TrainingRun, procs: int = 2, after: int = 0) -> dict[int
 
 
 def lose(run: TrainingRun, disturbance: Disturbance, times: int) -> list[float]:
-    """Lose a rank so often, each time a second after the one before or as soon as the training has
-    come back; returns the seconds of the recoveries.
+    """Lose a rank so often, each time soon after the training has come back from the loss before:
+    about once a second; returns the seconds of the recoveries.
     """
     recoveries: list[float] = []
 
@@ -146,7 +146,7 @@ def test_a_rank_that_is_lost_each_second_leaves_nothing_that_is_held_or_spins(
     job = describe_job(
         "soak", nodes=2, procsPerNode=PROCS, maxRestarts=100_000, code=code, train=train
     )
-    scenario = Scenario("soak", 2, PROCS, ACCIDENTS, pause=0.6)
+    scenario = Scenario("soak", 2, PROCS, ACCIDENTS, pause=0.3)
     with TrainingRun(tmp_path, job) as run:
         survivor = wait_for_steps(run, PROCS)[0].pid
         disturbance = Disturbance(run, scenario, tmp_path / "hold")

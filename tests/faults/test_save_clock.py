@@ -52,6 +52,7 @@ def test_a_training_that_is_disturbed_before_each_save_is_saved(
 
 @pytest.mark.sampled
 @pytest.mark.processes
+@pytest.mark.chaos
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_save_that_takes_longer_than_two_losses_are_apart_is_committed(
     victim: int, tmp_path: Path

@@ -46,6 +46,7 @@ from kdist_trainer.training import evaluation, regroup, trainer, transfer
 from kdist_trainer.training.checkpointing import TrainerCheckpointing
 from kdist_trainer.training.step_log import StepLog
 from kdist_trainer.workload import Samples, Split, Workload, WorkloadContext
+from kdist_trainer.world import World
 
 FEATURES, CLASSES, FILE_SAMPLES = 16, 3, 32
 
@@ -120,7 +121,7 @@ FUNCTIONS = [
     TrainerCheckpointing.continue_from,
 ]
 """What ranks run to leave a group and to join the next one."""
-OTHERS = [evaluation.evaluate, TrainerCheckpointing.restore]
+OTHERS = [evaluation.evaluate, TrainerCheckpointing.restore, trainer.save, World._open]
 CODES = {function.__code__: function.__name__ for function in (*FUNCTIONS, *OTHERS)}
 
 
@@ -199,7 +200,10 @@ class Orders:
             if event == "line" and f"{name}:{line}" == crash["point"]:
                 with contextlib.suppress(FileExistsError):
                     (self._folder / "crashed").touch(exist_ok=False)
-                    os.kill(os.getpid(), signal.SIGKILL)
+                    if "until" not in crash:
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    while not (self._folder / crash["until"]).exists():
+                        time.sleep(0.01)
             return follow
 
         return follow

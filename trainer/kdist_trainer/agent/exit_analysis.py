@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -315,6 +315,7 @@ class OomKills:
         self._count = count or count_oom_kills
         self._clock = clock
         self._samples: deque[tuple[float, int]] = deque([(clock(), self._count())])
+        self._has_killed: bool | None = None  # not known before a rank was killed
 
     def poll(self) -> None:
         """Read the count, at most once a second."""
@@ -328,6 +329,12 @@ class OomKills:
         """Whether the kernel has killed a process within the last seconds."""
         self.poll()
         return self._count() > self._samples[0][1]
+
+    def explain(self, exits: Mapping[int, int]) -> bool:
+        """Whether the kernel had made an OOM kill when the first worker was seen killed."""
+        if self._has_killed is None and -signal.SIGKILL in exits.values():
+            self._has_killed = self.recent()
+        return bool(self._has_killed)
 
 
 def count_oom_kills() -> int:

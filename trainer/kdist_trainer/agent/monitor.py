@@ -83,7 +83,6 @@ class WorkerMonitor:
 
     def __post_init__(self) -> None:
         self._oom_kills = exit_analysis.OomKills()
-        self._out_of_memory: bool | None = None  # not known before a rank was killed
         self._terminated_at: float | None = None
         self._joining_since: float | None = None
         self._left_since: float | None = None
@@ -128,9 +127,9 @@ class WorkerMonitor:
         renews = self.survivors.need_renewal(self.workers, self.watchdog.snapshots, self.generation)
         if renews and self._terminated_at is None:
             return self._end_on_purpose(RENEW)
-        is_late = time.monotonic() > self._kill_at
-        is_over = is_late or self.stop.urgent or self._has_nothing_to_save()
-        return self._end_by_force() if is_over else None
+        if time.monotonic() > self._kill_at or self.stop.urgent:
+            return self._end_by_force()
+        return self._end_unconnected() if self._cannot_hear() else None
 
     def _forward_stop(self) -> None:
         """Forward a request to stop to the workers, once."""
@@ -226,10 +225,18 @@ class WorkerMonitor:
         grace = self.config.termination_grace_period_seconds
         self._kill_at = since + grace - stop_margin(grace)
 
-    def _has_nothing_to_save(self) -> bool:
+    def _cannot_hear(self) -> bool:
         """Whether workers that were asked to stop are inside torch's connect, and cannot react."""
-        is_managed = self.config.train is not None
-        return self._terminated_at is not None and is_managed and self._is_connecting()
+        is_asked = self._terminated_at is not None and self.config.train is not None
+        return is_asked and self._is_connecting()
+
+    def _end_unconnected(self) -> GroupResult:
+        """End a group that has not met yet; what workers have kept of the former one, they keep."""
+        if self.generation.kept_step is None:
+            return self._end_by_force()
+        exits = self.workers.exits()
+        self.survivors.keep(self.workers)
+        return replace(self._group_result(exits), kept=dict(self.survivors.kept))
 
     def _is_connecting(self) -> bool:
         connecting = (Phase.START, Phase.RENDEZVOUS)
@@ -311,11 +318,9 @@ class WorkerMonitor:
         self.survivors.keep(self.workers)
         context = self._exit_context(exits)
         first = root_cause(failures_of(polled.document))
-        message = (
-            f"the group has failed on another node: {first.message}"
-            if first
-            else "another node of the group is lost"
-        )
+        message = "another node of the group is lost"
+        if first is not None:
+            message = f"the group has failed on another node: {first.message}"
         log.warn("node-lost", message=message)
         secondary = exit_analysis.secondary_failures(context, message)
         ended = self._group_result(exits)
@@ -345,15 +350,9 @@ class WorkerMonitor:
             exits=exits,
             managed=self.config.train is not None,
             terminated=self._terminated_at is not None,
-            out_of_memory=self._is_out_of_memory(exits),
+            out_of_memory=self._oom_kills.explain(exits),
             snapshots=self.watchdog.snapshots,
         )
-
-    def _is_out_of_memory(self, exits: dict[int, int]) -> bool:
-        """Whether the kernel had made an OOM kill when the first worker was seen killed."""
-        if self._out_of_memory is None and -signal.SIGKILL in exits.values():
-            self._out_of_memory = self._oom_kills.recent()
-        return bool(self._out_of_memory)
 
     def _rank_states(self) -> list[RankState]:
         """The states of this node's ranks, now or when they exited."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import gc
+import io
 import os
 import signal
 import socket
@@ -178,6 +179,32 @@ def leave_as_a_script_does(folder: Path) -> tuple[int, int]:
     del model
     gc.collect()
     return before, count_threads_of_gloo()
+
+
+def print_own(*_: object) -> None:
+    """A hook of the user's code."""
+    sys.stderr.write("own\n")
+
+
+def print_errors() -> list[str]:
+    """How a rank prints its last error: in its third group, and in the next two, after the user's
+    code has put a hook of its own in place.
+    """
+    printed = []
+    for number in range(5):
+        World.from_environment(timeout_seconds=60)
+        with contextlib.redirect_stderr(io.StringIO()) as text:
+            sys.excepthook(ValueError, ValueError("why"), None)
+        printed.append(text.getvalue())
+        if number == 2:
+            sys.excepthook = print_own
+        abandon(timedelta(seconds=60))
+    return printed[2:]
+
+
+def test_an_error_is_printed_once_with_its_rank_however_many_groups_there_were() -> None:
+    (printed,) = run_group(print_errors, 1)
+    assert printed == ["[rank0]: ValueError: why\n", *["[rank0]: own\n"] * 2]
 
 
 def test_a_model_that_is_let_go_after_the_group_does_not_join_its_threads() -> None:

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from types import TracebackType
@@ -38,6 +39,9 @@ from kdist_trainer.torch_internals import (
     restart_group_names,
 )
 
+ExceptHook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
+"""The type of `sys.excepthook`."""
+
 
 def to_local(tensor: Tensor) -> Tensor:
     """This rank's shard of a DTensor, or the whole of any other tensor; detached."""
@@ -49,6 +53,8 @@ _hosted: list[HostedStore] = []
 """The stores of this rank's groups."""
 _GPUS = "KDIST_GPUS"  # of the agent: how many the job asks for on this node
 _destroyed: list[object] = []
+_plain_hook: list[ExceptHook] = []
+"""What printed this process's last error before torch's hook for it, and torch's."""
 _FIRST_RETRY_SECONDS, _RETRY_SECONDS = 0.001, 0.016
 _CONNECT_TIMEOUT = timedelta(seconds=1)
 """Timeout of one try to connect, within which torch cannot be interrupted."""
@@ -132,6 +138,7 @@ class World:
             hosted.refuse_newcomers(admit_members=device is not None)
 
         def init(timeout: timedelta) -> Any:
+            before = _restore_excepthook()
             dist.init_process_group(
                 self.backend,
                 rank=self.rank,
@@ -140,6 +147,7 @@ class World:
                 device_id=device,
                 store=store,
             )
+            _plain_hook[:] = [before, sys.excepthook]
             return dist.group.WORLD
 
         group_abort.make_group(init, self.timeout, connects_later=device is not None)
@@ -307,6 +315,16 @@ def abandon(timeout: timedelta) -> None:
         left.add(groups)
     restart_group_names()
     group_abort.reset()
+
+
+def _restore_excepthook() -> ExceptHook:
+    """Take back the hook of the group before, and return the one that is in place then. torch adds
+    one for each group, around the others, which puts the rank before each line of a last error:
+    after a hundred groups a hundred times, and after a thousand there would be no error to read.
+    """
+    if _plain_hook and sys.excepthook is _plain_hook[1]:
+        sys.excepthook = _plain_hook[0]
+    return sys.excepthook
 
 
 def _close_stores() -> None:

@@ -9,11 +9,22 @@ from typing import Any
 import pytest
 
 from kdist.report.ledger import build_report, parse_lines
-from kdist_trainer.checkpoint import storage
+from kdist_trainer.checkpoint import ledger_files, storage
 from kdist_trainer.checkpoint.interval import read_history
 from kdist_trainer.checkpoint.ledger import EVENTS, FOLDER, RunLedger
-from kdist_trainer.checkpoint.ledger_bounds import MOST_BYTES, bound_events, shorten
+from kdist_trainer.checkpoint.ledger_bounds import (
+    MOST_BYTES,
+    count_bytes_written,
+    count_commits,
+    shorten,
+)
+from kdist_trainer.checkpoint.ledger_files import find_files
 from kdist_trainer.json_text import encode_json
+from tests.trainer.checkpoint import test_object_store
+from tests.trainer.checkpoint.test_object_store import root_of
+from tests.trainer.object_store.s3_server import S3Server
+
+server = test_object_store.server
 
 
 def long_run(generations: int, *, commits: int) -> list[dict[str, Any]]:
@@ -85,12 +96,12 @@ def test_however_long_a_run_is_its_events_are_bounded(tmp_path: Path) -> None:
     events = long_run(4000, commits=2)
     path = write(tmp_path, events)
     assert path.stat().st_size > MOST_BYTES
-    assert bound_events(tmp_path)
+    assert RunLedger(tmp_path).bound()
     assert path.stat().st_size < MOST_BYTES / 2
     kept = RunLedger(tmp_path).events()
     assert kept[-1] == events[-1]
     assert RunLedger(tmp_path).last_generation() == 4000
-    assert not bound_events(tmp_path)
+    assert not RunLedger(tmp_path).bound()
 
 
 def test_what_an_agent_appends_while_the_events_are_written_again_is_not_lost(
@@ -105,7 +116,7 @@ def test_what_an_agent_appends_while_the_events_are_written_again_is_not_lost(
 
     monkeypatch.setattr(storage, "replace", append_and_replace)
     assert path.stat().st_size > MOST_BYTES
-    assert bound_events(tmp_path)
+    assert RunLedger(tmp_path).bound()
     assert RunLedger(tmp_path).last_generation() == 101
 
 
@@ -120,5 +131,25 @@ def test_a_ledger_that_cannot_be_written_again_stays_as_it_is(
 
     monkeypatch.setattr(storage, "replacing", refuse)
     with pytest.raises(OSError, match="no space"):
-        bound_events(tmp_path)
+        RunLedger(tmp_path).bound()
     assert path.read_bytes() == before
+
+
+def test_the_events_of_a_process_that_saves_for_months_stay_few(
+    server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger_files, "_SEGMENT_BYTES", 30_000)
+    root = root_of(server)
+    ledger = RunLedger(root)
+    ledger.append("generation", generation=1, reason="start")
+    for step in range(1, 1001):
+        ledger.append("commit", step=step, seconds=0.5, visible_seconds=0.25, bytes=1000)
+        assert not ledger.bound(), "no other process's objects are written"
+    assert sum(find_files(root / FOLDER / EVENTS).values()) < 30_000
+    assert len(find_files(root / FOLDER / EVENTS)) == 1
+    events = ledger.events()
+    assert [one["event"] for one in events][:2] == ["generation", "commit"]
+    commits = events[1:]
+    assert sum(count_commits(one) for one in commits) == 1000
+    assert sum(count_bytes_written(one) for one in commits) == 1_000_000
+    assert [one["step"] for one in commits[-100:]] == list(range(901, 1001))

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kdist_trainer.checkpoint import storage
+from kdist_trainer.checkpoint.ledger_bounds import bound_events, shorten_segment
 from kdist_trainer.checkpoint.ledger_files import (
     LineFile,
     find_files,
@@ -96,6 +97,12 @@ class RunLedger:
         finally:
             lines.close()
 
+    def bound(self) -> bool:
+        """Write the events again, shorter, if there are too many; returns whether there were.
+        Raises `OSError`.
+        """
+        return bound_events(self._events)
+
     def events(self) -> list[dict[str, Any]]:
         """All events, oldest first. Raises `OSError` if they exist but cannot be read, or
         `NewerFormatError` if a newer version wrote one.
@@ -166,5 +173,5 @@ def _open_events(path: StoragePath) -> LineFile:
     with _opening:
         own = (os.getpid(), path)  # a forked process must not write to its parent's object
         if own not in _segments:
-            _segments[own] = open_lines(path)
+            _segments[own] = open_lines(path, shorten_segment)
         return _segments[own]

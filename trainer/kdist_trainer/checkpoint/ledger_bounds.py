@@ -1,9 +1,10 @@
 """Keeps the events of a run's ledger few: a run that saves every minute for a year would write
 hundreds of megabytes, which every restart reads.
 
-Rank 0 does it after a commit, when nobody else writes but an agent that begins a generation.
-Commits that are not among the newest become one line for each run of them, with their sums, and the
-oldest of the other lines go. Free of torch.
+Rank 0 does it after a commit, when nobody else writes but an agent that begins a generation; in an
+object store each process does it with the object that it writes anyway. Commits that are not among
+the newest become one line for each run of them, with their sums, and the oldest of the other lines
+go. Free of torch.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from kdist_trainer.checkpoint import storage
-from kdist_trainer.checkpoint.ledger import EVENTS, FOLDER
 from kdist_trainer.checkpoint.ledger_files import parse_lines
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.json_text import encode_json
@@ -27,28 +27,25 @@ _COMMITS: Final = 100
 """Newest commits that keep a line each."""
 _OTHERS: Final = 2000
 """Newest lines of other kinds that stay."""
+_OTHERS_OF_SEGMENT: Final = 500
+"""The same in one object of a process."""
 _SUMS: Final = ("seconds", "visible_seconds")
 
 
-def bound_events(root: StoragePath) -> bool:
+def bound_events(path: StoragePath) -> bool:
     """Write the events of a run again, shorter, if they are too long; returns whether they were.
-
-    In an object store, where each process has objects of its own that it may write again, they stay
-    as they are.
+    In an object store, no process writes those of another.
 
     Args:
-        root: the checkpoint folder.
+        path: of the events.
 
     Raises:
         OSError: the storage failed. The events are the old or the new ones.
     """
-    path = root / FOLDER / EVENTS
     if not isinstance(path, Path) or path.stat().st_size <= MOST_BYTES:
         return False
     with path.open("rb") as former:
-        events = shorten(parse_lines(former.read()))
-        lines = (encode_json(each, separators=(",", ":")) + "\n" for each in events)
-        storage.replace(path, "".join(lines).encode())
+        storage.replace(path, _write(shorten(parse_lines(former.read()))))
         late = former.read()  # what another process has appended to the former file meanwhile
     if late:
         with path.open("ab") as file:
@@ -56,11 +53,17 @@ def bound_events(root: StoragePath) -> bool:
     return True
 
 
-def shorten(events: Sequence[Event]) -> list[Event]:
+def shorten_segment(data: bytes) -> bytes:
+    """The lines of one object of a process, without details of what is long past."""
+    return _write(shorten(parse_lines(data), others=_OTHERS_OF_SEGMENT))
+
+
+def shorten(events: Sequence[Event], *, others: int = _OTHERS) -> list[Event]:
     """The events without details of what is long past.
 
     Args:
         events: oldest first.
+        others: how many that are no commits stay.
     """
     commits = [index for index, each in enumerate(events) if each.get("event") == "commit"]
     single = set(commits[-_COMMITS:])
@@ -72,7 +75,7 @@ def shorten(events: Sequence[Event]) -> list[Event]:
             found[-1] = merge((last, each))
         else:
             found.append(each)
-    surplus = len(found) - len(single) - _OTHERS
+    surplus = len(found) - len(single) - others
     return list(found)[max(0, surplus) :]
 
 
@@ -99,6 +102,10 @@ def count_bytes_written(event: Event) -> int:
     """How many bytes the commits of a line have written."""
     written = event.get("written")
     return int(_number(event.get("bytes") if written is None else written))
+
+
+def _write(events: Iterable[Event]) -> bytes:
+    return "".join(encode_json(each, separators=(",", ":")) + "\n" for each in events).encode()
 
 
 def _number(value: object) -> float:

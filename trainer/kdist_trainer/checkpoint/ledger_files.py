@@ -12,7 +12,7 @@ import secrets
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ from kdist_trainer.untrusted_text import MalformedTextError, parse_json
 
 _TAIL_BYTES = 1 << 22
 _SEGMENT_BYTES = 1 << 18
+
+Shorten = Callable[[bytes], bytes]
 
 
 class LineFile(ABC):
@@ -42,9 +44,11 @@ class LineFile(ABC):
         """Give back what it holds; it may be called twice."""
 
 
-def open_lines(path: StoragePath) -> LineFile:
-    """Open a file of lines for appending. Raises `OSError`."""
-    return SegmentedLines(path) if isinstance(path, ObjectPath) else AppendedLines(path)
+def open_lines(path: StoragePath, shorten: Shorten | None = None) -> LineFile:
+    """Open a file of lines for appending; in an object store, `shorten` makes those of a segment
+    that has become long fewer. Raises `OSError`.
+    """
+    return SegmentedLines(path, shorten) if isinstance(path, ObjectPath) else AppendedLines(path)
 
 
 class AppendedLines(LineFile):
@@ -78,11 +82,12 @@ class AppendedLines(LineFile):
 
 class SegmentedLines(LineFile):
     """Lines of one process in objects of its own: the newest is written again, longer, at each
-    sync.
+    sync, until it is long and cannot be shortened.
     """
 
-    def __init__(self, folder: ObjectPath) -> None:
+    def __init__(self, folder: ObjectPath, shorten: Shorten | None = None) -> None:
         self._folder = folder
+        self._shorten = shorten
         self._lock = threading.Lock()
         self._syncing = threading.Lock()
         self._begin()
@@ -104,13 +109,17 @@ class SegmentedLines(LineFile):
                 name, data = self._name, self._data
             if len(data) == self._written:
                 return
+            length = len(data)
+            if self._shorten is not None and length >= _SEGMENT_BYTES:
+                data = self._shorten(data)
             storage.write_new(self._folder / name, data)
             with self._lock:
-                self._written = len(data)
-                if len(data) >= _SEGMENT_BYTES:
-                    rest = self._data[len(data) :]
+                rest = self._data[length:]
+                if length >= _SEGMENT_BYTES and len(data) > _SEGMENT_BYTES // 2:
                     self._begin()
                     self._data = rest
+                else:
+                    self._written, self._data = len(data), data + rest
 
     def close(self) -> None:
         """Do nothing: nothing is open."""

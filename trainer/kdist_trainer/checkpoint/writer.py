@@ -34,7 +34,6 @@ from kdist_trainer.checkpoint.cut_saves import record_cut
 from kdist_trainer.checkpoint.group import CheckpointGroup
 from kdist_trainer.checkpoint.layout import CheckpointDirectory
 from kdist_trainer.checkpoint.ledger import RunLedger
-from kdist_trainer.checkpoint.ledger_bounds import bound_events
 from kdist_trainer.checkpoint.loadable import Description, check_saved
 from kdist_trainer.checkpoint.lock import Lock, LockLostError
 from kdist_trainer.checkpoint.staging import Paths
@@ -315,7 +314,7 @@ class Writer:
                 bytes=result.nbytes,
             )
             if self.bounds_events:
-                bound_events(self._directory.root)
+                self._ledger.bound()
         except OSError as error:
             log.warn("ledger-write-failed", step=result.step, error=str(error))
         log.event(

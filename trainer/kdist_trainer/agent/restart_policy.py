@@ -19,7 +19,7 @@ from kdist_trainer.agent.generation import FAILURE, PLANNED, RESUME, START, Gene
 from kdist_trainer.agent.repetition import alike_limit, count_repeats, is_transient
 from kdist_trainer.agent.single_start import NoRule, SingleStart, judge
 from kdist_trainer.checkpoint.interval import read_history
-from kdist_trainer.checkpoint.ledger import RunLedger
+from kdist_trainer.checkpoint.ledger import RunLedger, find_last_sign
 from kdist_trainer.checkpoint.lock import Lock
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.checkpoint.training_time import at_risk_seconds, unsaved_seconds
@@ -323,9 +323,8 @@ class RestartLedger:
         events, transient = self._read(), is_transient(failure)
         times = count_repeats(events, failure)
         is_last = not transient and times >= alike_limit(failure)
-        if is_last or count_restarts(events) >= self._max_restarts:
-            return 0
-        return _backoff_seconds(times - transient)
+        is_last |= count_restarts(events) >= self._max_restarts
+        return 0 if is_last else _backoff_seconds(times - transient)
 
     def _unwritten(self, step: int) -> int:
         """The restarts since `step` was committed that are in the rendezvous store only, because
@@ -363,6 +362,7 @@ class RestartLedger:
         if failure and failure.primary and not (left_early and lost):
             return FAILURE, failure
         if lost:
+            seen = find_last_sign(self._read(), self._checkpoints)
             return FAILURE, Failure(
                 cause=Cause.NODE_LOST,
                 code=Exit.PEERS_LOST,
@@ -371,7 +371,7 @@ class RestartLedger:
                 node=lost[0],
                 generation=last,
                 step=max((one.step for one in known if one.step is not None), default=None),
-                time=min((one.time for one in known), default=time.time()),
+                time=min((one.time for one in known), default=seen),
             )
         return FAILURE, failure or Failure.of_node(
             Cause.RENDEZVOUS, Exit.PEERS_LOST, "the worker group did not start", generation=last

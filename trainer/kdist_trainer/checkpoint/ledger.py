@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +154,23 @@ class RunLedger:
             for file in find_files(self._steps):
                 for piece in read_pieces(file):
                     copy.write(piece)
+
+
+def find_last_sign(events: Iterable[Mapping[str, Any]], root: StoragePath | None) -> float:
+    """When a run was last seen to go on, in Unix seconds: by its events, and by the newest line of
+    its steps. What a node did after that, which is gone without a word, nobody knows.
+
+    Args:
+        events: those of the run.
+        root: the checkpoint folder, if there is one.
+    """
+    now = time.time()
+    times = [_time_of(each) for each in events]
+    if root is not None:
+        with suppress(OSError):
+            files = find_files(root / FOLDER / STEPS)
+            times += [storage.modified_at(each) or 0.0 for each in files]
+    return min(now, max(times, default=now))
 
 
 def _time_of(event: Mapping[str, Any]) -> float:

@@ -91,7 +91,8 @@ def send(
         if plan.workload is not None:
             backend = plan.placement.backend
             approval.record(_objects(cluster, plan), plan.workload, backend, plan.deferred)
-        if plan.job.spec.suspend:  # as by `kdist suspend`, so that `kdist resume` starts it
+        asked = plan.job.spec.suspend or (plan.restored and plan.placement.suspended)
+        if asked and plan.job.spec.queue is None:  # so that `kdist resume` starts it
             body = {"metadata": {"annotations": {ASKED: "suspended"}}}
             _objects(cluster, plan).change("v1", "ConfigMap", plan.job.metadata.name, body)
     except KdistError as error:

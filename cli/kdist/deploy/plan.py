@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from kdist import backends, rbac, render
 from kdist.backends import Placement
 from kdist.deploy.approval import is_new, select_workload
+from kdist.deploy.live_workload import find_live_workload
 from kdist.errors import KdistError, NotFoundError
 from kdist.load.folder import CodeFolder, find_code
 from kdist.manifest import Manifest
@@ -38,8 +39,9 @@ if TYPE_CHECKING:
 class Plan:
     """A job as it would be applied: its objects, and warnings for the user.
 
-    `config_map` is the job's ConfigMap on the cluster, None for a new job. `revived`: the job
-    exists, but its workload is gone, for instance by its TTL. `folder`: what is sent of the code
+    `config_map` is the job's ConfigMap on the cluster, None for a new job, or for one whose
+    ConfigMap is gone: its workload is there then. `revived`: the job exists, but its workload is
+    gone, for instance by its TTL. `folder`: what is sent of the code
     folder of this machine. `workload`: as it is on the cluster, if it is. `deferred`: what says how
     the pods will be after a restart, where the workload keeps those it has.
     """
@@ -57,7 +59,12 @@ class Plan:
     @property
     def exists(self) -> bool:
         """Whether the cluster has the job already."""
-        return self.config_map is not None
+        return self.config_map is not None or self.workload is not None
+
+    @property
+    def restored(self) -> bool:
+        """Whether the job exists, and its ConfigMap is made again."""
+        return self.config_map is None and self.workload is not None
 
 
 def make_plan(
@@ -90,10 +97,13 @@ def make_plan(
     config_map = find_config_map(cluster, job.metadata.name)
     if find_owning_resource(config_map) is not None:
         raise refuse_direct(cluster, job.metadata.name)
-    decided = _annotations(config_map)
+    live = find_live_workload(cluster, job.metadata.name) if config_map is None else None
+    decided = _annotations(config_map) if live is None else live.decided
     check_kind(cluster, job, decided.get(BACKEND, ""))
     backend = choose_backend(cluster, job, decided)
-    workload = None if config_map is None else _find_workload(cluster, backend, job.metadata.name)
+    workload = live.document if live is not None else None
+    if config_map is not None:
+        workload = _find_workload(cluster, backend, job.metadata.name)
     state = None if workload is None else backends.get(backend).read(workload)
     if config_map is not None and workload is not None:
         _check_restart(job, config_map)

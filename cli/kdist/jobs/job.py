@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 from kdist import backends, deploy, render
 from kdist.backends import Backend, Placement, WorkloadState
 from kdist.cluster import Cluster, JobObjects, JobOwner, find_makers, find_resource
+from kdist.deploy.live_workload import find_live_workload, refuse_without
 from kdist.deploy.plan import find_config_map
 from kdist.errors import JobNotFoundError, KdistError, NotFoundError
 from kdist.jobs.resource import refuse
@@ -87,7 +88,8 @@ class ClusterJob:
         Raises:
             JobNotFoundError: there is no such job.
             ForeignError: the ConfigMap of this name belongs to something else.
-            KdistError: the ConfigMap does not hold a job of this version, or another job.
+            KdistError: the ConfigMap is gone while the workload exists, or does not hold a job of
+                this version, or another job.
         """
         config_map = find_config_map(cluster, name)
         owner = find_owning_resource(config_map)
@@ -117,6 +119,8 @@ class ClusterJob:
         """The job of a TrainingJob: what its spec says, whatever its ConfigMap contains."""
         resource = cluster.get(*TRAINING_JOB, name) if owner else find_resource(cluster, name)
         if resource is None:
+            if (live := find_live_workload(cluster, name)) is not None:
+                raise refuse_without(cluster, name, live)
             raise JobNotFoundError((name, cluster.namespace))
         if owner and owner.get("uid") != documents.text(resource, "metadata", "uid"):
             raise KdistError(

@@ -13,6 +13,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kdist import backends
+from kdist.deploy.live_workload import find_live_workload
 from kdist.errors import JobNotFoundError, KdistError, NotFoundError
 from kdist.jobs import fetch_log
 from kdist.jobs.agents import Agents
@@ -71,8 +72,9 @@ def fetch_snapshot(
         pods_task = pool.submit(_list_pods, cluster, name, namespace)
         events_task = pool.submit(_list_events, cluster, namespace, events)
         config_map = config_map_task.result() or {}
-        backend = find_backend(documents.annotation(config_map, BACKEND))
-        workload = _find_workload(cluster, backend, name, namespace)
+        live = None if config_map else find_live_workload(cluster, name, namespace)
+        backend = live.backend if live else find_backend(documents.annotation(config_map, BACKEND))
+        workload = live.document if live else _find_workload(cluster, backend, name, namespace)
         pod_documents = _select_pods(cluster, backend, workload, name, pods_task.result())
         pods = [*map(read_pod, pod_documents)]
         statuses = pool.submit(agents.poll, pods)
@@ -104,6 +106,7 @@ def fetch_snapshot(
             accounts=accounts.result(),
             lack=agents.lack(),
             progress=_read_progress(cluster, namespace, pods, resource, agents),
+            placed=live.decided if live else {},
         )
 
 

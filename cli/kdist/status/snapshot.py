@@ -191,7 +191,9 @@ def _order(pod: Pod) -> tuple[int, float, str]:
 
 
 def _read_nodes(spec: Document, pods: Sequence[Pod]) -> Nodes:
-    """Read the wanted numbers from the job; pods that share an index count as one node."""
+    """Read the wanted numbers from the job, or where that is gone from its pods; pods that share
+    an index count as one node.
+    """
     number = documents.integer(spec, "nodes")  # only a TrainingJob may have one
     wanted = documents.mapping(spec, "nodes") or {"min": number, "max": number}
     ready = {
@@ -204,7 +206,7 @@ def _read_nodes(spec: Document, pods: Sequence[Pod]) -> Nodes:
         documents.integer(spec, "replicas")
         or documents.integer(wanted, "max")
         or minimum
-        or max(1, len(ready))
+        or max(1, len({pod.name if pod.index is None else pod.index for pod in pods}))
     )
     standby = documents.integer(wanted, "standby") or 0
     spare = min(standby, max(0, len(ready) - maximum))
@@ -299,6 +301,7 @@ class Snapshot:
         lack: a sentence about the rights without which agents could not be asked; empty if there
             is nothing to say.
         progress: the newest event of the training in the log, if no agent answers.
+        placed: annotations that the ConfigMap had, by its workload, if it is gone.
     """
 
     name: str
@@ -320,6 +323,7 @@ class Snapshot:
     accounts: Mapping[str, Document] = field(default_factory=dict)
     lack: str = ""
     progress: Document = field(default_factory=dict)
+    placed: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def backend(self) -> str:
@@ -350,7 +354,7 @@ class Snapshot:
     def status(self) -> JobStatus:
         """The status of the job."""
         return read_status(
-            self.config_map,
+            self.config_map or {"metadata": {"annotations": dict(self.placed)}},
             self.workload,
             self.pods,
             self.reports,

@@ -1,10 +1,12 @@
 """An optimizer that counts in a plain attribute: ranks that go on in place hold different weights
-then. It is found before a checkpoint is of them, and all ranks start again from the one before.
+then. It is found before a checkpoint is of them, and all ranks start again from the one before, as
+they do after each further loss.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +17,15 @@ RANKS = 3
 EVERY = 8
 
 
+def saves_of(run: ForkedRun, *, generation: int) -> list[dict[str, Any]]:
+    """The checkpoints that a group has committed."""
+    return [
+        one
+        for one in run.log("node-0")
+        if one["event"] == "checkpoint-committed" and one["generation"] == generation
+    ]
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize("period", [1, 5])
 def test_ranks_that_differ_after_a_recovery_in_place_start_again(
@@ -23,7 +34,7 @@ def test_ranks_that_differ_after_a_recovery_in_place_start_again(
     """With period 5 they differ some steps later, which only the comparison before a save shows."""
     train = {
         "workload": "counting:Counting",
-        "steps": 40,
+        "steps": 60,
         "globalBatch": 12,
         "microBatch": 4,
         "virtualShards": RANKS,
@@ -38,6 +49,8 @@ def test_ranks_that_differ_after_a_recovery_in_place_start_again(
         run.wait_until(lambda: run.events("commit"), f"the checkpoint of step {EVERY}")
         ranks = wait_for_step(run, EVERY + 2, ranks=RANKS)
         kill(ranks[1])
+        run.wait_until(lambda: saves_of(run, generation=3), "a checkpoint of the third group")
+        kill(wait_for_step(run, EVERY + 2, ranks=RANKS)[1])
         assert run.wait() == 0, run.output()
     log = run.log("node-0")
     (continued,) = [one for one in log if one["event"] == "continued"]
@@ -51,8 +64,10 @@ def test_ranks_that_differ_after_a_recovery_in_place_start_again(
     assert "rank 1 holds other weights" in said["why"]
     # generation 2 went on in place and saved nothing; 3 began where the first one had saved
     saves = [one for one in log if one["event"] == "checkpoint-committed"]
-    assert {one["generation"] for one in saves} == {1, 3}
-    (resumed,) = [one for one in log if one["event"] == "resumed"]
+    assert {one["generation"] for one in saves} == {1, 3, 4}
+    # 4 took nothing over from ranks that would have differed again
+    resumed, again = [one for one in log if one["event"] == "resumed"]
+    assert again["generation"] == 4
     newest = max(one["step"] for one in saves if one["generation"] == 1)
     assert (resumed["generation"], resumed["step"]) == (3, newest)
     (failure,) = [one for one in run.events("failure") if one["generation"] == 2]

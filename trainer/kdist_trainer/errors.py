@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from kdist_trainer.causes.code import REPLICAS_DIFFER
 from kdist_trainer.causes.origin import Origin, frames_of, is_user_code
 from kdist_trainer.causes.search import Classification, judge, look_up
 from kdist_trainer.config import Cause, Exit
@@ -89,7 +90,7 @@ class ReplicasDifferError(KdistTrainerError):
     ranks start again from the newest checkpoint.
     """
 
-    cause, code, signature = Cause.RETRY, Exit.RETRY, "replicas-differ"
+    cause, code, signature = Cause.RETRY, Exit.RETRY, REPLICAS_DIFFER
 
 
 class PeersLostError(KdistTrainerError):

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kdist import backends
 from kdist.backends import RUNTIME, Backend
-from kdist.cluster import ApiError, JobOwner
 from kdist.deploy.approval import is_pod
 from kdist.errors import KdistError
+from kdist.ownership import JobOwner
 from kdist.spec import RUN
 from kdist.status import BACKEND, RENDEZVOUS, RUN_ID, documents
 
@@ -72,6 +72,8 @@ def refuse_without(cluster: Cluster, name: str, live: LiveWorkload) -> KdistErro
 
 def _find_own(cluster: Cluster, owner: JobOwner, kind: str) -> Document | None:
     """The object of this kind with the job's name, if it is the job's own."""
+    from kdist.cluster import ApiError
+
     kinds = {known: version for version, known in backends.rendered_kinds(owner.backend)}
     try:
         found = cluster.get(kinds[kind], kind, owner.name, owner.namespace)

@@ -97,13 +97,7 @@ def make_plan(
     config_map = find_config_map(cluster, job.metadata.name)
     if find_owning_resource(config_map) is not None:
         raise refuse_direct(cluster, job.metadata.name)
-    live = find_live_workload(cluster, job.metadata.name) if config_map is None else None
-    decided = _annotations(config_map) if live is None else live.decided
-    check_kind(cluster, job, decided.get(BACKEND, ""))
-    backend = choose_backend(cluster, job, decided)
-    workload = live.document if live is not None else None
-    if config_map is not None:
-        workload = _find_workload(cluster, backend, job.metadata.name)
+    decided, backend, workload = _find_placed(cluster, job, config_map)
     state = None if workload is None else backends.get(backend).read(workload)
     if config_map is not None and workload is not None:
         _check_restart(job, config_map)
@@ -175,6 +169,22 @@ def _keep(manifest: Manifest, backend: str, workload: dict[str, Any] | None) -> 
     if workload is None or (manifest.api_version, manifest.kind) != (kind.api_version, kind.kind):
         return manifest
     return replace(manifest, document=kind.keep(manifest.document, workload))
+
+
+def _find_placed(
+    cluster: Cluster, job: TrainingJob, config_map: dict[str, Any] | None
+) -> tuple[dict[str, str], str, dict[str, Any] | None]:
+    """What was chosen for the job before, its workload kind, and its workload. Raises `KdistError`
+    if the kind is another one than the job asks for.
+    """
+    name = job.metadata.name
+    live = find_live_workload(cluster, name) if config_map is None else None
+    decided = _annotations(config_map) if live is None else live.decided
+    check_kind(cluster, job, decided.get(BACKEND, ""))
+    backend = choose_backend(cluster, job, decided)
+    if live is not None:
+        return decided, backend, live.document
+    return decided, backend, None if config_map is None else _find_workload(cluster, backend, name)
 
 
 def _find_workload(cluster: Cluster, backend: str, name: str) -> dict[str, Any] | None:

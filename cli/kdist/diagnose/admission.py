@@ -93,7 +93,12 @@ def _find_rejection(ctx: DiagnosticContext) -> KubernetesEvent | None:
     if ctx.status.phase.terminal:
         return None
     event = next(
-        (each for each in ctx.events if each.kind in _WORKLOADS and each.reason in _REJECTED), None
+        (
+            each
+            for each in ctx.events
+            if each.kind in _WORKLOADS and each.reason in _REJECTED and not each.lags
+        ),
+        None,
     )
     made = next(
         (each.at for each in ctx.events if each.kind in _WORKLOADS and each.reason in _CREATED), 0.0

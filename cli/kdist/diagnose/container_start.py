@@ -12,7 +12,8 @@ from kdist.status import Pod, documents
 from kdist.units import seconds
 
 _SLOW_PULL = 60.0  # seconds of pulling that are reported
-_ABSENT_SOURCE = re.compile(
+_UNHEARD = "not registered"
+ABSENT_SOURCE = re.compile(
     r'(secret|configmap) "([^"]+)" not found'
     r"|references non-existent (secret|config) key: (\S+)"
 )
@@ -23,16 +24,9 @@ def find_mount_trouble(ctx: DiagnosticContext) -> Diagnosis | None:
     # Images are pulled and containers created once all volumes are mounted: for a pod that fails
     # there, the event is about a mount that has succeeded since.
     pods = [pod for pod in ctx.waiting if pod.scheduled and not pod.troubled]
-    event = next(
-        ctx.events_of(
-            "Pod",
-            [pod.name for pod in pods],
-            "FailedMount",
-            "FailedAttachVolume",
-            "FailedMapVolume",
-        ),
-        None,
-    )
+    reasons = ("FailedMount", "FailedAttachVolume", "FailedMapVolume")
+    told = ctx.events_of("Pod", [pod.name for pod in pods], *reasons)
+    event = next((each for each in told if not _is_there(ctx, each.message)), None)
     if event is None:
         return None
     node = next((each.node for each in ctx.pods if each.name == event.name), "")
@@ -46,13 +40,23 @@ def find_mount_trouble(ctx: DiagnosticContext) -> Diagnosis | None:
     )
 
 
+def _is_there(ctx: DiagnosticContext, message: str) -> bool:
+    """Whether the ConfigMap that the kubelet did not find exists, or it has only not heard of it
+    yet: it tries again.
+    """
+    if _UNHEARD in message:
+        return True
+    found = ABSENT_SOURCE.search(message)
+    return found is not None and found[1] == "configmap" and found[2] in ctx.seen.config_maps
+
+
 def _explain_mount(pod: str, message: str) -> tuple[str, str]:
     """What the kubelet's message about a volume means, and the fix."""
     volume = re.search(r'for volume "([^"]+)"', message) or re.search(
         r"unmounted volumes=\[([^\]]*)\]", message
     )
     name = volume[1] if volume else "?"
-    if found := _ABSENT_SOURCE.search(message):
+    if found := ABSENT_SOURCE.search(message):
         kind = (
             (found[1] or found[3])
             .replace("configmap", "ConfigMap")

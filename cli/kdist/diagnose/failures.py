@@ -132,6 +132,8 @@ def _explain_record(ctx: DiagnosticContext, record: ExitRecord) -> Diagnosis | N
     if ctx.status.phase is not Phase.FAILED and not (record.permanent or ctx.stuck):
         return None
     words, fix = _texts(record)
+    if fix == CAUSES["user_code"].advice:
+        fix = f"{fix}: {ctx.continuation}"
     fix = record.advice or fix
     collective = f" inside {record.collective}" if record.collective else ""
     sentence = words.format(

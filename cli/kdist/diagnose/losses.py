@@ -13,9 +13,10 @@ from kdist.diagnose.rule import Diagnosis, DiagnosticContext, clip, name_all, na
 from kdist.status import Phase, Pod, documents, find_successor, read_index
 from kdist.units import seconds
 
-_OUTAGE: Final = 120.0
-"""Seconds for which a loss explains what the others do, if its successor does not run for another
-reason."""
+_OUTAGE: Final = 600.0
+"""Seconds for which a pod that was deleted may explain what the others do, until they train."""
+_NOTICED: Final = 120.0
+"""Seconds within which the others notice a loss: what ends a group later is something else."""
 _NODE_RESTARTED: Final = 255
 """The exit code of a container whose node was restarted, with the reason `Unknown`."""
 _NODE_REASONS: Final = ("NodeLost", "Shutdown", "NodeShutdown", "Terminated")
@@ -108,16 +109,24 @@ def find_lost_pod(ctx: DiagnosticContext) -> Diagnosis | None:
     from it.
     """
     status, record = ctx.status, ctx.status.exit_record
+    begins = status.phase in (Phase.STARTING, Phase.PENDING)
     if (
-        status.phase not in (Phase.RUNNING, Phase.RECOVERING)
+        not (begins or status.phase in (Phase.RUNNING, Phase.RECOVERING))
         or status.reason in ("Suspending", "Finishing")
         or status.location == "local"
         or (record is not None and record.permanent)
     ):
         return None
-    found = [loss for loss in _find_losses(ctx) if not _came_before(ctx, loss)]
+    # where all pods are new, only what is known to have ended the ones before them is a loss
+    losses = _find_deleted(ctx) if begins else _find_losses(ctx)
+    found = [loss for loss in losses if not _came_before(ctx, loss) and not _was_asked(ctx, loss)]
+    if begins:
+        found = [loss for loss in found if loss.at is not None and loss.place is not None]
+    latest = max((loss.at or ctx.now for loss in found), default=ctx.now)
+    found = [loss for loss in found if not _is_past(ctx, loss, latest)]
     if not found:
         return None
+    found.sort(key=lambda loss: loss.at or ctx.now)
     shown = list({_place_of(loss): loss for loss in reversed(found)}.values())[::-1]
     words = "; ".join(loss.what for loss in shown[:3])
     if len(shown) > 3:
@@ -130,9 +139,24 @@ def find_lost_pod(ctx: DiagnosticContext) -> Diagnosis | None:
         f"{words}; {_describe_successors(ctx, shown)}; {state}",
         "waiting",
         tuple(dict.fromkeys(loss.evidence for loss in shown if loss.evidence))[:8],
-        "nothing, if the new pod starts: the training continues from what the others have kept, or "
-        "from its last checkpoint",
+        _describe_future(ctx),
         (ctx.kdist("events"), ctx.kdist("status", "-w")),
+    )
+
+
+def _describe_future(ctx: DiagnosticContext) -> str:
+    """What happens once the new pod is there."""
+    if ctx.may_end:
+        return (
+            "nothing, if its script has opened a Checkpointer: it resumes once the new pod starts; "
+            "if it has not, the job ends, because its files are its own (maxRestarts starts it "
+            "again)"
+        )
+    if documents.at(ctx.seen.job, "spec", "script") is not None:
+        return f"nothing, if the new pod starts: {ctx.continuation}"
+    return (
+        "nothing, if the new pod starts: the training continues from what the others have kept, or "
+        "from its last checkpoint"
     )
 
 
@@ -142,12 +166,37 @@ def _place_of(loss: _Loss) -> int | str:
 
 
 def _came_before(ctx: DiagnosticContext, loss: _Loss) -> bool:
-    """Whether a failure of its own has ended the group since."""
+    """Whether a failure of its own, or of another loss, has ended the group since."""
     failure = ctx.status.last_failure
     if failure is None or failure.time is None or loss.at is None:
         return False
     by_itself = failure.primary and failure.cause not in FOLLOWS
-    return by_itself and failure.time > loss.at
+    return failure.time > loss.at + (0.0 if by_itself else _NOTICED)
+
+
+def _is_past(ctx: DiagnosticContext, loss: _Loss, latest: float) -> bool:
+    """Whether another pod had begun in its place before the latest loss, which is the present
+    one.
+    """
+    return loss.at is not None and any(
+        pod.index == loss.place
+        and not pod.over
+        and pod.started is not None
+        and loss.at < pod.started < latest
+        for pod in ctx.pods
+    )
+
+
+def _was_asked(ctx: DiagnosticContext, loss: _Loss) -> bool:
+    """Whether the pod ended because a user had the job start again, or before that."""
+    if ctx.started is None:
+        return False
+    pod = next((each for each in ctx.pods if each.name == loss.pod), None)
+    if pod is not None and (pod.deleting or loss.at is None):
+        return (pod.created or 0.0) < ctx.started
+    new = [each.created for each in ctx.pods if (each.created or 0.0) >= ctx.started]
+    first = min((each for each in new if each is not None), default=ctx.now)
+    return (loss.at or ctx.started) <= first
 
 
 def _find_losses(ctx: DiagnosticContext) -> Iterator[_Loss]:
@@ -189,11 +238,11 @@ def _is_present(ctx: DiagnosticContext, pod: Pod, at: float | None) -> bool:
     just lost.
     """
     successor = find_successor(pod, ctx.pods) or (pod if not pod.over else None)
-    if successor is None or (at is not None and ctx.now - at < _OUTAGE):
+    if successor is None or (at is not None and ctx.now - at < _NOTICED):
         return True
     if not successor.running:
         return not successor.troubled
-    return successor.started is not None and ctx.now - successor.started < _OUTAGE
+    return successor.started is not None and ctx.now - successor.started < _NOTICED
 
 
 def _trains(ctx: DiagnosticContext, pod: Pod) -> bool:
@@ -208,6 +257,7 @@ def _find_deleted(ctx: DiagnosticContext) -> Iterator[_Loss]:
     here = {pod.name for pod in ctx.pods}
     places = {pod.index for pod in ctx.pods if not pod.over}
     first = min((pod.created for pod in ctx.pods if pod.created), default=ctx.now)
+    made = documents.moment(ctx.seen.workload, "metadata", "creationTimestamp") or 0.0
     for index in range(ctx.status.nodes.max):
         newest = max(
             (pod for pod in ctx.pods if pod.index == index and not pod.over),
@@ -223,6 +273,7 @@ def _find_deleted(ctx: DiagnosticContext) -> Iterator[_Loss]:
                 event
                 for event in ctx.events
                 if event.kind == "Pod"
+                and event.at >= made
                 and event.reason in ("Killing", "Preempted", "TaintManagerEviction", "Evicted")
                 and read_index(event.name) == index
                 and (event.name not in here or (newest and event.at < (newest.created or 0.0)))
@@ -252,7 +303,7 @@ def _find_deleted(ctx: DiagnosticContext) -> Iterator[_Loss]:
 
 def _is_new(ctx: DiagnosticContext, pod: Pod, first: float) -> bool:
     """Whether a pod has come after the others, made at `first`, and has only just started."""
-    just = pod.started is None or ctx.now - pod.started < _OUTAGE
+    just = pod.started is None or ctx.now - pod.started < _NOTICED
     return (pod.created or 0.0) - first > _NEW and just
 
 

@@ -25,7 +25,7 @@ from kdist.diagnose import (
 )
 from kdist.diagnose.rule import Diagnosis, DiagnosticContext, Rule
 from kdist.status import Phase, Snapshot
-from kdist.status.phase_decision import REFUSED
+from kdist.status.phase_decision import ASKED_TO_START, REFUSED
 
 RULES: tuple[Rule, ...] = (
     resource.find_refusal,
@@ -48,6 +48,7 @@ RULES: tuple[Rule, ...] = (
     warnings.find_refused_pod,
     failures.find_eviction,
     losses.find_lost_pod,
+    runtime.find_start_request,
     agents.find_full_disk,
     agents.find_failed_saves,
     failures.find_failure,
@@ -72,7 +73,7 @@ RULES: tuple[Rule, ...] = (
 
 _NOTES = ("exchange-key-missing",)
 """They explain no trouble: they come after everything else, also where nothing else was found."""
-_ONLY_WHEN_ALONE = ("starting", "failed", "operator-absent", "warning")
+_ONLY_WHEN_ALONE = ("start-requested", "starting", "failed", "operator-absent", "warning")
 _FOLLOWS = ("peers-lost", "rendezvous", "hang", "collective-timeout", "no-answer", "warning")
 """Consequences of a lost pod for the others: not reported in addition to its cause."""
 _LOSSES = ("node-lost", "pod-lost", "evicted", "pod-refused")
@@ -90,7 +91,7 @@ def diagnose(seen: Snapshot) -> Diagnosis:
     found = [diagnosis for rule in RULES if (diagnosis := rule(ctx)) is not None]
     if (
         ctx.status.phase is Phase.RUNNING
-        and ctx.status.reason not in ("NoAnswer", REFUSED)
+        and ctx.status.reason not in ("NoAnswer", REFUSED, ASKED_TO_START)
         and not any(each.cause == "hang" for each in found)
     ):
         # a job that trains is fine; other findings are secondary

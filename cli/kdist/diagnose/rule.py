@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -20,8 +21,10 @@ from kdist.status import (
     describe_change,
     documents,
     find_successor,
+    read_start,
 )
 from kdist.status.documents import Document
+from kdist.status.phase_decision import START_SECONDS
 from kdist.units import seconds
 
 Severity = Literal["fine", "waiting", "blocked", "failed"]
@@ -29,6 +32,9 @@ Severity = Literal["fine", "waiting", "blocked", "failed"]
 _LONGEST = 600  # characters of a message that is quoted
 _FIRST = "do what the fix says"
 _NAMED = 3  # pods that are named one by one
+_OPENED_NONE = "no rank has opened a Checkpointer"  # the trainer's words
+_LAGS = 10  # times that a webhook may refuse what it has not heard of
+_UNHEARD = re.compile(r'denied the request: \w+\.[\w.-]+ "[^"]+" not found')
 
 
 @dataclass(frozen=True)
@@ -71,6 +77,13 @@ class KubernetesEvent(NamedTuple):
     times: int
     warns: bool = False
 
+    @property
+    def lags(self) -> bool:
+        """Whether it says only that a webhook has not heard yet of the object that was just made:
+        the controller tries again.
+        """
+        return self.times <= _LAGS and _UNHEARD.search(self.message) is not None
+
     def __str__(self) -> str:
         often = f" ({self.times} times)" if self.times > 1 else ""
         return f"{self.kind.lower()}/{self.name}: {self.reason}: {clip(self.message)}{often}"
@@ -102,6 +115,36 @@ class DiagnosticContext:
             for event in self.events
             if event.kind == kind and event.name in wanted and event.reason in reasons
         )
+
+    @cached_property
+    def started(self) -> float | None:
+        """When a user had the job start again (unix seconds), if that explains what it does."""
+        at = read_start(self.seen.config_map, self.seen.resource)
+        return at if at is not None and self.now - at < START_SECONDS else None
+
+    @cached_property
+    def continuation(self) -> str:
+        """Where a new start begins, as far as that is known: a script without a Checkpointer has
+        nothing to continue from.
+        """
+        saved = self.status.last_checkpoint_step
+        if saved:
+            return f"it resumes from its last checkpoint, of step {saved:,}"
+        spec, record = documents.mapping(self.seen.job, "spec"), self.status.exit_record
+        if documents.at(spec, "script") is None:
+            if "checkpoints" in spec and spec["checkpoints"] is None:
+                return "it starts from its beginning, because it has no checkpoints"
+            return "it resumes from its last checkpoint, if it has one"
+        if record is not None and _OPENED_NONE in record.message:
+            return "its script starts from its beginning, because it opens no Checkpointer"
+        return "its script resumes if it opens a Checkpointer, else it starts from its beginning"
+
+    @property
+    def may_end(self) -> bool:
+        """Whether a lost pod ends the job unless its script has opened a Checkpointer."""
+        spec = documents.mapping(self.seen.job, "spec")
+        script, limit = documents.at(spec, "script"), documents.at(spec, "maxRestarts")
+        return script is not None and limit is None and not self.status.last_checkpoint_step
 
     def document(self, pod: Pod) -> Document:
         """The pod's object."""

@@ -10,6 +10,7 @@ from typing import Final
 from kdist.agent_metrics import METRICS_PORT
 from kdist.diagnose.rule import Diagnosis, DiagnosticContext, name_all
 from kdist.status import Phase, RankStatus, documents, separate_ranks
+from kdist.status.phase_decision import ASKED_TO_START
 from kdist.units import age, count, number, seconds
 
 _REFUSED = 100  # connections
@@ -41,8 +42,7 @@ def find_lost_account(ctx: DiagnosticContext) -> Diagnosis | None:
             "refuses its token, so its agent cannot meet the others, nor report the end",
             "blocked",
             (f"serviceaccount/{name}: {what}",),
-            f"{again}`{ctx.kdist('restart')}` gives all pods new tokens; the training continues "
-            "from its last checkpoint",
+            f"{again}`{ctx.kdist('restart')}` gives all pods new tokens; {ctx.continuation}",
             (ctx.kdist("restart"),),
         )
     if not refused:
@@ -89,11 +89,17 @@ def find_lost_config_map(ctx: DiagnosticContext) -> Diagnosis | None:
     if ctx.seen.config_map or not alive or ctx.status.location == "local":
         return None
     evidence = [f"pod/{pod.name}: {pod.state}" for pod in alive[:4]]
+    working = sum(pod.working for pod in alive)
+    goes_on = (
+        f"{count(working, 'pod')} of the job {'runs' if working == 1 else 'run'} on with what "
+        f"{'it has' if working == 1 else 'they have'} read, and a new pod cannot start"
+    )
+    if not working:
+        goes_on = f"{count(len(alive), 'new pod')} of the job cannot start without it"
     return Diagnosis(
         "configmap-gone",
-        f"ConfigMap {ctx.name} does not exist in namespace {ctx.namespace}: it was deleted while "
-        f"{count(len(alive), 'pod')} of the job run; they go on with what they have read, and a "
-        "new pod could not start",
+        f"ConfigMap {ctx.name} does not exist in namespace {ctx.namespace}, it was deleted: "
+        f"{goes_on}",
         "blocked",
         (f"configmap/{ctx.name}: not found", *evidence),
         "`kdist apply` with the job file creates it again; nothing is lost",
@@ -192,7 +198,7 @@ def find_gone(ctx: DiagnosticContext) -> Diagnosis | None:
     """The workload does not exist."""
     if ctx.status.reason != "NoWorkload":
         return None
-    fix = "apply the job again: it resumes from its last checkpoint, or ends at once if it was done"
+    fix = f"apply the job again: {ctx.continuation}, or it ends at once if it was done"
     place = f" -n {ctx.namespace}" if ctx.namespace else ""
     return Diagnosis(
         "no-workload",
@@ -242,6 +248,29 @@ def find_success(ctx: DiagnosticContext) -> Diagnosis | None:
         remarks += f", but {separate_ranks.describe(ranks)}"
     fix = separate_ranks.FIX if ranks else ""
     return Diagnosis("done", f"{ctx.name} is done{step}{remarks}{kept_alive}", "fine", fix=fix)
+
+
+def find_start_request(ctx: DiagnosticContext) -> Diagnosis | None:
+    """A user had the job start again: its pods end, and new ones start."""
+    if ctx.started is None or ctx.status.phase.terminal:
+        return None
+    reason, phase = ctx.status.reason, ctx.status.phase
+    if not (ctx.stuck or reason == ASKED_TO_START) or phase is Phase.QUEUED:
+        return None
+    if any((pod.created or 0.0) < ctx.started for pod in ctx.pods if not pod.over):
+        state = "its pods save and end first"
+    elif not any(not pod.over for pod in ctx.pods):
+        state = "its pods are created again"
+    else:
+        state = ctx.status.message or reason or "its new pods start"
+    return Diagnosis(
+        "start-requested",
+        f"{ctx.name} starts again, as asked {ctx.ago(ctx.started)}: {state}",
+        "waiting",
+        tuple(f"pod/{pod.name}: {pod.state}" for pod in ctx.pods)[:8],
+        "wait a moment",
+        (ctx.kdist("status", "-w"),),
+    )
 
 
 def find_starting(ctx: DiagnosticContext) -> Diagnosis | None:

@@ -10,8 +10,10 @@ from kdist.diagnose.rule import Diagnosis, DiagnosticContext, KubernetesEvent, c
 from kdist.status import Phase, Pod, documents
 
 _RECENT: Final = 900.0  # seconds for which a warning counts
-_HARMLESS: Final = ("Unhealthy", "BackOff", "FailedKillPod", "NodeNotReady")
-"""Reasons of what follows from something else, or is so for a moment at each start or end."""
+_HARMLESS: Final = ("Unhealthy", "BackOff", "FailedKillPod", "NodeNotReady", "RestartJobSet")
+"""How reasons begin of what follows from something else, or is so for a moment at each start or
+end.
+"""
 _KUBELET_REFUSES: Final = (
     "UnexpectedAdmissionError",
     "NodeAffinity",
@@ -86,9 +88,17 @@ def find_warning(ctx: DiagnosticContext) -> Diagnosis | None:
 
 
 def _counts(ctx: DiagnosticContext, event: KubernetesEvent, waiting: set[str]) -> bool:
-    if not event.warns or event.reason in _HARMLESS or ctx.now - event.at > _RECENT:
+    if not event.warns or event.reason.startswith(_HARMLESS) or ctx.now - event.at > _RECENT:
         return False
-    return event.kind != "Pod" or event.name in waiting
+    if event.kind == "Pod":
+        return event.name in waiting
+    return not event.lags and not _is_overcome(ctx, event)
+
+
+def _is_overcome(ctx: DiagnosticContext, event: KubernetesEvent) -> bool:
+    """Whether all pods were made since: what a controller could not do then it has done."""
+    made = [pod.created for pod in ctx.pods if not pod.over and pod.created is not None]
+    return len(made) >= ctx.status.nodes.min and max(made) >= event.at
 
 
 def _describe(ctx: DiagnosticContext, event: KubernetesEvent) -> str:

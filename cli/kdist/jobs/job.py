@@ -7,6 +7,7 @@ from __future__ import annotations
 from base64 import b64decode
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Any, NoReturn
 
 from kdist import backends, deploy, render
@@ -24,6 +25,7 @@ from kdist.status import (
     BACKEND,
     RENDEZVOUS,
     RUN_ID,
+    STARTED,
     Pod,
     documents,
     find_owning_resource,
@@ -249,6 +251,13 @@ class ClusterJob:
         if self.is_resource:
             return
         self.annotate({ASKED: state}, dry_run=dry_run)
+
+    def record_start(self) -> None:
+        """Record in the ConfigMap that a user has the job start again now: what its pods do then
+        is no failure. For a TrainingJob its spec says so.
+        """
+        if not self.is_resource:
+            self.annotate({STARTED: datetime.now(UTC).isoformat(timespec="seconds")})
 
     def annotate(self, annotations: Mapping[str, str | None], *, dry_run: bool = False) -> None:
         """Change annotations of the job's ConfigMap; the value None removes one."""

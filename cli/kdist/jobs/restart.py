@@ -54,6 +54,7 @@ def restart(
         target = replace(target, placement=replace(target.placement, run_id=secrets.token_hex(4)))
         manifests = job.render_objects(target)
     leaving = [pod for pod in target.pods() if not pod.over]
+    target.record_start()
     if workload and state and not state.finished and not state.suspended:
         suspend.suspend_workload(target)
         exits = suspend.wait_for_pods(target, leaving, timeout=timeout, notify=notify)

@@ -5,7 +5,7 @@ at the same time, then what the first responses refer to.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -39,6 +39,7 @@ _T = TypeVar("_T")
 _THREADS = 8
 _FEW_NODES = 8  # that are fetched one by one
 _KUEUE = ("kueue.x-k8s.io/v1beta2", "kueue.x-k8s.io/v1beta1")
+_ABSENT = 'configmap "'
 _QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 
 
@@ -68,13 +69,10 @@ def fetch_snapshot(
     namespace = namespace or cluster.namespace
     agents = agents or Agents(cluster, namespace=namespace)
     with thread_pool() as pool:
-        config_map_task = pool.submit(_find_config_map, cluster, name, namespace)
         pods_task = pool.submit(_list_pods, cluster, name, namespace)
         events_task = pool.submit(_list_events, cluster, namespace, events)
-        config_map = config_map_task.result() or {}
-        live = None if config_map else find_live_workload(cluster, name, namespace)
-        backend = live.backend if live else find_backend(documents.annotation(config_map, BACKEND))
-        workload = live.document if live else _find_workload(cluster, backend, name, namespace)
+        config_map = _find_config_map(cluster, name, namespace) or {}
+        backend, workload, placed = _find_placed(cluster, config_map, name, namespace)
         pod_documents = _select_pods(cluster, backend, workload, name, pods_task.result())
         pods = [*map(read_pod, pod_documents)]
         statuses = pool.submit(agents.poll, pods)
@@ -106,7 +104,8 @@ def fetch_snapshot(
             accounts=accounts.result(),
             lack=agents.lack(),
             progress=_read_progress(cluster, namespace, pods, resource, agents),
-            placed=live.decided if live else {},
+            placed=placed,
+            config_maps=_find_mounted(cluster, name, namespace, events_task.result()),
         )
 
 
@@ -191,6 +190,23 @@ def _read_progress(
     return fetch_log.read_training(cluster, namespace, pods)
 
 
+def _find_mounted(
+    cluster: Cluster, name: str, namespace: str, events: Iterable[Document]
+) -> frozenset[str]:
+    """The names of the job's ConfigMaps, if a kubelet has said that it did not find one."""
+    if not any(_ABSENT in documents.text(each, "message") for each in events):
+        return frozenset()
+    selector = job_selector(name)
+    return frozenset(
+        documents.name(each)
+        for each in or_empty(
+            lambda: cluster.list(
+                "v1", "ConfigMap", namespace=namespace, selector=selector, metadata_only=True
+            )
+        )
+    )
+
+
 def _list_events(cluster: Cluster, namespace: str, events: Events | None) -> list[dict[str, Any]]:
     if events is not None:
         return or_empty(events.read)
@@ -220,6 +236,16 @@ def thread_pool() -> Iterator[ThreadPoolExecutor]:
 def find_backend(name: str) -> backends.Backend | None:
     """The backend of this name; None if there is none."""
     return backends.get(name) if name in backends.NAMES else None
+
+
+def _find_placed(
+    cluster: Cluster, config_map: Document, name: str, namespace: str
+) -> tuple[backends.Backend | None, Any, Mapping[str, str]]:
+    """The job's workload and its kind; if the ConfigMap is gone, what it said of them."""
+    if not config_map and (live := find_live_workload(cluster, name, namespace)) is not None:
+        return live.backend, live.document, live.decided
+    backend = find_backend(documents.annotation(config_map, BACKEND))
+    return backend, _find_workload(cluster, backend, name, namespace), {}
 
 
 def _find_workload(

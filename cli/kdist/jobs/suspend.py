@@ -215,6 +215,7 @@ def resume(
     _require(target, dry_run=dry_run)
     target.record_request(None, dry_run=dry_run)
     if not (dry_run or target.is_resource):
+        target.record_start()
         deploy.request_start(target.cluster, target.owner, target.job)
     resume_workload(target, dry_run=dry_run)
     if dry_run:

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from kdist.diagnose import Diagnosis, diagnose
+from kdist.diagnose.rule import DiagnosticContext
 from kdist.local import run_dir
 from kdist.local.job import LocalJob
 from kdist.local.status import read_status
@@ -47,7 +48,7 @@ def diagnose_run(job: LocalJob) -> tuple[JobStatus, Diagnosis]:
     ):
         cause = status.reason.lower() or "failed"
         words = f"{job.name} does not run: {status.message or 'its agents left no exit record'}"
-        fix = "start it again: it continues from its last checkpoint"
+        fix = f"start it again: {DiagnosticContext(seen).continuation}"
         commands = (job.next_run, job.kdist("logs", "--tail", "20"))
         return status, Diagnosis(cause, words, "failed", (), fix, commands)
     found = diagnose(seen)

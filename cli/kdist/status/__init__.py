@@ -38,8 +38,10 @@ from kdist.status.snapshot import (
     OUTCOME,
     RENDEZVOUS,
     RUN_ID,
+    STARTED,
     Snapshot,
     read_job,
+    read_start,
     read_status,
 )
 
@@ -55,6 +57,7 @@ __all__ = [
     "OUTCOME",
     "RENDEZVOUS",
     "RUN_ID",
+    "STARTED",
     "AgentStatus",
     "ContainerTermination",
     "ExitRecord",
@@ -80,5 +83,6 @@ __all__ = [
     "read_job",
     "read_pod",
     "read_resource",
+    "read_start",
     "read_status",
 ]

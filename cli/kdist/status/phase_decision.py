@@ -24,6 +24,9 @@ from kdist.status.pod import Pod
 from kdist.status.resource_state import ResourceState
 
 REFUSED = "RendezvousRefused"
+ASKED_TO_START = "StartRequested"
+START_SECONDS = 300.0
+"""For how long a request to start again explains what the job does."""
 # An agent may take this long to answer: it loads torch, perhaps from a slow disk.
 _STARTING_SECONDS = 90.0
 
@@ -43,6 +46,7 @@ class Evidence:
         now: unix seconds.
         ttl: seconds after which the cluster deletes a finished workload; None if never.
         resource: state of its TrainingJob; None without one.
+        started: when a user last had it start again (unix seconds); None if never.
     """
 
     state: WorkloadState | None
@@ -55,6 +59,14 @@ class Evidence:
     now: float
     ttl: int | None = None
     resource: ResourceState | None = None
+    started: float | None = None
+
+    @property
+    def starts_again(self) -> bool:
+        """Whether a user has just had it start again, and did not suspend it since."""
+        return (
+            not self.asked and self.started is not None and self.now - self.started < START_SECONDS
+        )
 
     @property
     def working(self) -> list[Pod]:
@@ -85,7 +97,9 @@ def _decide_finished(evidence: Evidence) -> PhaseDecision | None:
     """
     state, record = evidence.state, evidence.record
     if state is None:
-        return None if evidence.alive else _decide_without_workload(evidence)
+        if evidence.alive:
+            return None
+        return _decide_start(evidence) or _decide_without_workload(evidence)
     if state.finished == "succeeded":
         return PhaseDecision(Phase.SUCCEEDED, state.reason, state.message)
     if state.finished == "failed":
@@ -143,6 +157,8 @@ def _decide_suspended(evidence: Evidence) -> PhaseDecision | None:
         return None
     if not evidence.state.suspended and evidence.alive:
         return None
+    if (started := _decide_start(evidence)) is not None:
+        return started
     if evidence.alive:
         return PhaseDecision(
             Phase.RUNNING if evidence.working else Phase.SUSPENDED,
@@ -161,6 +177,22 @@ def _decide_suspended(evidence: Evidence) -> PhaseDecision | None:
         PhaseDecision(Phase.SUSPENDED, "Suspended", evidence.state.message)
         if evidence.state.suspended
         else None
+    )
+
+
+def _decide_start(evidence: Evidence) -> PhaseDecision | None:
+    """Decide the phase of a job that a user has just had start again, while its pods end, and until
+    there are new ones; None if nobody has.
+    """
+    if not evidence.starts_again:
+        return None
+    if evidence.alive:
+        phase = Phase.RUNNING if evidence.working else Phase.RECOVERING
+        return PhaseDecision(
+            phase, ASKED_TO_START, "its pods save and end, then it starts again, as asked"
+        )
+    return PhaseDecision(
+        Phase.RECOVERING, ASKED_TO_START, "it starts again, as asked: its pods are created again"
     )
 
 

@@ -34,6 +34,10 @@ NAMESPACE_VARIABLE = "KDIST_NAMESPACE"
 """Variable in the run id, as `$(KDIST_NAMESPACE)`, of objects rendered for any namespace."""
 ASKED = "kdist.dev/asked"
 """Annotation of the job's ConfigMap: `suspended` while the user wants the job suspended."""
+STARTED = "kdist.dev/started-at"
+"""Annotation of the job's ConfigMap: when a user last had the job start again, by `kdist restart`
+or `kdist resume`.
+"""
 OUTCOME = "kdist.dev/outcome"
 """Annotation of a workload that never completes by itself: the exit record of the training."""
 _QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
@@ -86,7 +90,7 @@ def read_status(
     ttl = documents.integer(spec, "ttlSecondsAfterFinished") if backend != "statefulset" else None
     known_resource = None if resource is None else read_resource(resource)
     read = (state, known_pods, known_reports, nodes, asked, queue, record, now, ttl, known_resource)
-    decision = _add_report(decide(Evidence(*read)), known_resource)
+    decided = decide(Evidence(*read, started=read_start(config_map, resource)))
     told = read_training(current, step=record.step if record else None)
     counted = _count_restarts(known_reports.values(), known_pods)
     return JobStatus(
@@ -103,7 +107,7 @@ def read_status(
         exit_record=record,
         resource=known_resource,
         **_complete(told | {"restarts": counted}, resource, progress, answered=bool(current)),
-        **asdict(decision),
+        **asdict(_add_report(decided, known_resource)),
     )
 
 
@@ -168,6 +172,15 @@ def _read_request(config_map: Document, resource: Document | None) -> str:
     if resource is None:
         return documents.annotation(config_map, ASKED)
     return "suspended" if documents.at(resource, "spec", "suspend") is True else ""
+
+
+def read_start(config_map: Document, resource: Document | None) -> float | None:
+    """When a user last had the job start again (unix seconds); None if never."""
+    times = (
+        documents.moment(config_map, "metadata", "annotations", STARTED),
+        documents.moment(resource, "spec", "restartedAt"),
+    )
+    return max((each for each in times if each is not None), default=None)
 
 
 def read_job(config_map: Document) -> Document:
@@ -302,6 +315,7 @@ class Snapshot:
             is nothing to say.
         progress: the newest event of the training in the log, if no agent answers.
         placed: annotations that the ConfigMap had, by its workload, if it is gone.
+        config_maps: names of the job's ConfigMaps that exist, if a pod could not mount one.
     """
 
     name: str
@@ -324,6 +338,7 @@ class Snapshot:
     lack: str = ""
     progress: Document = field(default_factory=dict)
     placed: Mapping[str, str] = field(default_factory=dict)
+    config_maps: Collection[str] = ()
 
     @property
     def backend(self) -> str:

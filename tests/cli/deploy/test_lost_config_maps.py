@@ -42,8 +42,8 @@ def read_data(maps: dict[str, dict[str, Any]]) -> dict[str, Any]:
 def test_apply_makes_them_again_with_the_run_that_the_pods_have(
     api: Api, store: Store, file: Path, kdist: Kdist, backend: str, rendezvous: str
 ) -> None:
-    sent = ("apply", str(file), "--set", f"spec.backend={backend}")
-    sent = (*sent, "--set", f"spec.rendezvous={rendezvous}")
+    settings = (f"spec.backend={backend}", f"spec.rendezvous={rendezvous}")
+    sent = ("apply", str(file), "--set", settings[0], "--set", settings[1])
     kdist(*sent)
     lost = lose_config_maps(store)
     before = copy.deepcopy(store.objects[PLACES[backend]])
@@ -51,7 +51,7 @@ def test_apply_makes_them_again_with_the_run_that_the_pods_have(
     assert again.exit_code == Code.OK, again.stderr
     made = {path: each for path, each in store.objects.items() if path in lost}
     assert read_data(made) == read_data(lost)
-    assert store.objects[PLACES[backend]]["spec"] == before["spec"], "no pod is made anew"
+    assert store.objects[PLACES[backend]]["spec"] == before["spec"], "no pod is made again"
 
 
 def test_what_kdist_has_chosen_stays_though_it_would_choose_otherwise_now(

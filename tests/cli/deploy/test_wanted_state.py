@@ -54,6 +54,9 @@ def test_a_job_can_be_applied_suspended_and_is_resumed_by_command(
     again = kdist(*sent)
     assert "stays suspended: `kdist resume digits -n ml` starts it" in again.stderr
     assert backends.get(backend).read(find_workload(store, backend)).suspended
+    kdist("resume", "digits", "-n", "ml", "--no-wait")
+    told = store.objects[f"{CORE}/configmaps/digits"]["metadata"]["annotations"]
+    assert "kdist.dev/started-at" in told, "why names what a user has asked for"
 
 
 def test_a_job_that_runs_is_suspended_by_its_file(

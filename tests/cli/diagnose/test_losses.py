@@ -4,6 +4,7 @@ peers do, or what a pod left that was replaced.
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -16,11 +17,13 @@ from tests.cli.status.objects import (
     NOW,
     Document,
     at,
+    config_map,
     ended_pod,
     lost_pod,
     pod,
     record,
     report,
+    workload,
 )
 
 FIRST, OLD, NEW = "digits-0-abcde", "digits-1-abcde", "digits-1-fghij"
@@ -273,3 +276,91 @@ def test_a_full_disk_is_blocked_with_the_folder_and_what_is_to_be_freed() -> Non
     assert "/ckpt (checkpoints) has 0 bytes free of 4.0 MiB" in found.sentence
     assert found.fix.startswith("delete old checkpoints")
     assert any("retrying in 4 s" in line for line in found.evidence)
+
+
+def started(found: Document, seconds_ago: float) -> Document:
+    """The running pod, made so many seconds ago."""
+    made(found, seconds_ago)["status"]["containerStatuses"][0]["state"] = {
+        "running": {"startedAt": at(seconds_ago - 1)}
+    }
+    return found
+
+
+def test_only_the_present_loss_is_named_where_an_earlier_one_was_made_good() -> None:
+    first = event("Killing", "Stopping container trainer", name="digits-0-00000", ago=84)
+    pods = [started(pod(0), 80), started(pod(1, name=NEW), 10)]
+    reports = waiting("restarting") | {NEW: report("rendezvous", ranks=(1,))}
+    found = diagnose(scene(pods, killing(18), first, reports=reports))
+    assert found.sentence.startswith(f"pod {OLD} was deleted 18 s ago; in its place: {NEW}")
+    assert "digits-0-00000" not in str(found.to_document())
+
+
+def test_where_one_lost_pod_has_all_made_again_the_first_one_is_named_first() -> None:
+    second = event("Killing", "Stopping container trainer", name="digits-0-00000", ago=31)
+    pods = [started(pod(0), 20), started(pod(1, name=NEW), 20)]
+    restarts = event("RestartJobSetAndIgnoreMaxRestartsFailurePolicyAction", "", kind="JobSet")
+    found = diagnose(scene(pods, killing(35), second, restarts))
+    assert found.cause == "pod-lost"
+    assert found.sentence.startswith(f"pod {OLD} was deleted 35 s ago; pod digits-0-00000")
+    assert found.also == ()
+
+
+def test_the_pods_of_a_job_that_was_deleted_and_sent_again_are_no_loss() -> None:
+    pods = [started(pod(0), 10), started(pod(1, name=NEW), 10)]
+    found = diagnose(scene(pods, killing(30), over=workload(age=15)))
+    assert found.cause == "starting"
+
+
+LATE = (
+    'job "digits-node-0" creation failed: admission webhook "mjob.kb.io" denied the request: '
+    'JobSet.jobset.x-k8s.io "digits" not found'
+)
+
+
+@pytest.mark.parametrize("reason", ["JobCreationFailed", "TrainJobResourcesCreationFailed"])
+def test_a_webhook_that_has_not_heard_yet_of_what_was_just_made_is_no_cause(reason: str) -> None:
+    late = event(reason, LATE, kind="JobSet", ago=3)
+    assert diagnose(scene([], late, over=workload(age=4))).cause == "starting"
+    lost = scene([pod(0)], late, killing(12), reports=waiting())
+    assert diagnose(lost).cause == "pod-lost"
+    for_ever = event(reason, LATE, kind="JobSet", ago=3, count=20)
+    assert diagnose(scene([], for_ever)).cause in ("webhook-refused", "warning")
+
+
+def test_a_warning_of_before_all_pods_were_made_is_of_the_past() -> None:
+    pods = [started(pod(0), 10), started(pod(1), 10)]
+    warns = event("SyncFailed", "cannot create the service", kind="JobSet", ago=20)
+    assert diagnose(scene(pods, warns)).cause == "starting"
+    assert diagnose(scene(pods[:1], warns)).cause == "warning"
+
+
+ABSENT = 'MountVolume.SetUp failed for volume "config" : configmap "digits-train-1" not found'
+
+
+def test_a_config_map_that_is_there_again_is_no_cause() -> None:
+    pods = [pod(0), new_pod()]
+    absent = event("FailedMount", ABSENT, name=NEW, ago=9)
+    seen = scene(pods, killing(), absent, reports=waiting())
+    assert diagnose(seen).cause == "mount"
+    assert diagnose(replace(seen, config_maps={"digits-train-1"})).cause == "pod-lost"
+    unheard = event("FailedMount", 'object "ml"/"digits-train-1" not registered', name=NEW)
+    assert diagnose(scene(pods, killing(), unheard, reports=waiting())).cause == "pod-lost"
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ({"script": {"path": "train.py"}}, "if it has not, the job ends"),
+        ({"script": {"path": "train.py"}, "maxRestarts": 3}, "else it starts from its beginning"),
+        ({"train": {}}, "from what the others have kept, or from its last checkpoint"),
+    ],
+)
+def test_what_follows_a_loss_is_said_as_it_holds_for_a_script(
+    spec: dict[str, Any], words: str
+) -> None:
+    job = {"kind": "TrainingJob", "spec": {"nodes": {"min": 2, "max": 2}, **spec}}
+    reported = config_map()
+    reported["data"]["job.json"] = json.dumps(job)
+    first = report("rendezvous", last_checkpoint_step=None)
+    seen = scene([pod(0)], killing(), reported=reported, reports={FIRST: first})
+    assert words in diagnose(seen).fix

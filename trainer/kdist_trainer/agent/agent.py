@@ -278,7 +278,7 @@ class ElasticAgent(ElasticAgentBase):
     def _run_workers(self, generation: Generation) -> GroupResult:
         """Start this node's workers and monitor them; returns the result of the worker group."""
         settings, config, group = self._settings, self._settings.config, self.get_worker_group()
-        self._generation = generation
+        self._generation, self._survivors.may_continue = generation, generation.continues_in_place
         self.set_restarts(generation.restarts)
         ranks = [worker.global_rank for worker in group.workers]
         exit_analysis.reset_files(settings.scratch, len(ranks))

@@ -44,6 +44,8 @@ class Generation:
         unsaved_seconds: The training time since the state of the newest checkpoint, work that was
             lost included: the clock of the saves goes on from it.
         at_risk_seconds: The part of it that ranks have kept in memory.
+        continues_in_place: Whether ranks may keep their state for the group after this one; no more
+            once a recovery in place has left ranks that differ.
         save_history: What the run's saves and losses were before it; see `SaveHistory.to_text`.
         renewed: The node and the local rank whose process is replaced as it begins.
     """
@@ -66,6 +68,7 @@ class Generation:
     at_risk_seconds: float = 0.0
     save_history: str = ""
     renewed: tuple[str, int] = NOBODY
+    continues_in_place: bool = True
 
     @property
     def environment(self) -> dict[str, str]:

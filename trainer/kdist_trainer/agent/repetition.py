@@ -14,6 +14,7 @@ from typing import Any
 
 from kdist_trainer.agent.generation import FAILURE, PLANNED
 from kdist_trainer.causes import BY_NAME
+from kdist_trainer.causes.code import REPLICAS_DIFFER
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.config.exit_codes import Fault, Rerun
 from kdist_trainer.failure import Failure
@@ -87,6 +88,14 @@ def count_repeats(events: Iterable[Event], failure: Failure) -> int:
             lifetimes.pop()
             break
     return len(lifetimes)
+
+
+def have_parted(events: Iterable[Event], failure: Failure | None) -> bool:
+    """Whether ranks of this run have held different states after a recovery in place: those that
+    stay would differ again from those that are new.
+    """
+    told = [one.get("signature") for one in events if one["event"] == "failure"]
+    return REPLICAS_DIFFER in (failure and failure.signature, *told)
 
 
 def _since_progress(events: Iterable[Event]) -> tuple[dict[int, float], list[Event]]:

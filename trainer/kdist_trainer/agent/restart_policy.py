@@ -1,9 +1,9 @@
 """The restart policy: numbers the generations, records why each began, and counts restarts against
 the job's limit.
 
-A failure that repeats without progress ends the run early (`repetition`). The agent with
-group rank 0 writes the record. It reads earlier generations from the run ledger in the checkpoint
-folder and from the agents' documents, so any agent may take over.
+A failure that repeats without progress ends the run early (`repetition`). The agent with group rank
+0 writes the record. It reads earlier generations from the ledger of the run and from the agents'
+documents, so any agent may take over.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kdist_trainer import log
 from kdist_trainer.agent.coordination import AgentStore, Document, failures_of
 from kdist_trainer.agent.exit_record import root_cause
 from kdist_trainer.agent.generation import FAILURE, PLANNED, RESUME, START, Generation
-from kdist_trainer.agent.repetition import alike_limit, count_repeats, is_transient
+from kdist_trainer.agent.repetition import alike_limit, count_repeats, have_parted, is_transient
 from kdist_trainer.agent.single_start import NoRule, SingleStart, judge
 from kdist_trainer.checkpoint.interval import read_history
 from kdist_trainer.checkpoint.ledger import RunLedger, find_last_sign
@@ -47,11 +47,8 @@ class StoreEventLog:
 
     def append(self, event: str, **fields: Any) -> None:
         def edit(document: Document) -> None:
-            events = [
-                *document.get("events", []),
-                {"time": round(time.time(), 3), "event": event, **fields},
-            ]
-            document["events"] = events[-_KEPT_EVENTS:]
+            told = {"time": round(time.time(), 3), "event": event, **fields}
+            document["events"] = [*document.get("events", []), told][-_KEPT_EVENTS:]
 
         self._agent_store.change("events", edit)
 
@@ -208,6 +205,7 @@ class RestartLedger:
             repeats=repeats,
             kept_step=kept,
             refusal=refusal,
+            continues_in_place=not have_parted(events, failure),
             **self._read_clock(last, document, events, reason=reason, failure=failure),
         )
         if not over:

@@ -40,6 +40,8 @@ class Survivors:
         """
         self._procs = procs
         self._control: ControlServer | None = None
+        self.may_continue = True
+        """Whether the workers of the present group may keep their training for the next one."""
         self.kept: dict[int, int] = {}
         """The last finished step of each kept worker, by local rank; -1 if it has no state yet."""
         if can_keep_workers(config):
@@ -109,10 +111,14 @@ class Survivors:
         )
 
     def keep(self, workers: WorkerProcesses) -> None:
-        """Have the running workers leave their group, and kill those that do not. Workers that have
-        not joined it yet wait for the next one.
+        """Have the running workers leave their group, and kill those that do not, or all of them if
+        none may continue. Workers that have not joined it yet wait for the next one.
         """
         outside = self._take_back(workers)
+        if not self.may_continue:
+            self.kept = {number: -1 for number in outside if number in workers.living}
+            workers.kill(keep=list(self.kept))
+            return
         connected = self._connected(workers)
         for number, rank in connected.items():
             if rank.left is None and number not in outside:

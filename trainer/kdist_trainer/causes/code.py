@@ -8,6 +8,8 @@ from kdist_trainer.config.exit_codes import Cause, Rerun
 _CPU = "torch/lib/libtorch_cpu.so"
 _SHAPES = "fix the shapes at {place}"
 
+REPLICAS_DIFFER = "replicas-differ"
+
 CODE = (
     Row(
         "retry",
@@ -20,7 +22,7 @@ CODE = (
         alike=0,
     ),
     Row(
-        "replicas-differ",
+        REPLICAS_DIFFER,
         ANYWHERE,
         Cause.RETRY,
         "keep what a step changes in a state (the optimizer's in self.state or param_groups, the "

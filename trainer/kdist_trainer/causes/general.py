@@ -20,7 +20,7 @@ class Words(NamedTuple):
 GENERAL: Final[dict[Cause, Words]] = {
     Cause.USER_CODE: Words(
         "{where} raised {message}",
-        "fix the code, then apply and restart: it resumes from its last checkpoint, if it has one",
+        "fix the code, then apply and restart",
     ),
     Cause.CONFIG: Words(
         "the job cannot be trained: {message}",

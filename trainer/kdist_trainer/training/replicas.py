@@ -53,7 +53,8 @@ def check(ctx: TrainContext, result: IntervalResult) -> None:
     if ctx.world.is_rank_zero:
         message = (
             f"{what}: the optimizer or the model counts in plain attributes, which a new rank does "
-            f"not have. All ranks start again from step {committed}"
+            f"not have. All ranks start again from step {committed}, and from now on also where "
+            "one is lost"
         )
         log.warn("replicas-differ", step=step, ranks=others, message=message)
         why = f"{what}, so that all ranks start again with new plain attributes"

@@ -8,6 +8,7 @@ from kdist.events import describe_event
 from kdist.events.text import SENTENCES
 
 _EXAMPLE: dict[str, Any] = {
+    "local_rank": 1,
     "busbw": 1.2e10,
     "between_losses_seconds": 1800.0,
     "cost_seconds": 1.0,

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from kdist_trainer.training import evaluation, trainer, transfer
+from kdist_trainer.training import evaluation, regroup, trainer, transfer
 from kdist_trainer.training.checkpointing import TrainerCheckpointing
 from tests.draw import read_commit
 
@@ -117,6 +117,7 @@ def check(run: TrainingRun, done: dict[str, Any], *, may_repeat: int = 0) -> Non
     assert_every_sample_once(run.steps(), total=done["samples_seen"])
     assert run.done()["step"] == done["step"]
     assert run.done()["weights"] == done["weights"]
+    assert run.done()["metrics"] == done["metrics"]
 
 
 @pytest.mark.sampled
@@ -173,6 +174,21 @@ def test_a_rank_that_is_lost_in_the_first_step_leaves_no_trace_in_the_optimizer(
     assert not (orders / "split.json").exists()
     assert (orders / "crashed").exists() == dies
     check(run, run_uninterrupted(tmp_path, describe(12)), may_repeat=int(dies))
+
+
+@pytest.mark.processes
+def test_a_state_that_was_received_is_continued_with_though_its_sender_is_lost(
+    orders: Path, tmp_path: Path
+) -> None:
+    """Rank 0 is a step behind, and evaluates moving averages that it has received."""
+    train = {"emaDecay": 0.5, "evaluate": "end"}
+    order(orders, "split.json", {"step": 5, "victim": 1, "behind": [0]})
+    point = find_point(regroup.take_over, "compare(ctx, source")
+    order(orders, "crash.json", {"role": "ahead", "point": point})
+    with TrainingRun(tmp_path, describe(12, train=train, orders=str(orders))) as run:
+        assert run.wait() == 0, run.output()
+    assert (orders / "crashed").exists()
+    check(run, run_uninterrupted(tmp_path, describe(12, train=train)))
 
 
 @pytest.mark.sampled

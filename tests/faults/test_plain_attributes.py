@@ -58,7 +58,8 @@ def test_ranks_that_differ_after_a_recovery_in_place_start_again(
     assert found["ranks"] == [1]
     # with the losses of the first step, else before the next save
     before_save = (continued["step"] // EVERY + 1) * EVERY
-    assert found["step"] == (continued["step"] + 1 if period == 1 else before_save)
+    first = continued["step"] + 1
+    assert found["step"] in ({first} if period == 1 else {first, before_save})
     (said,) = [one for one in log if one["event"] == "not-reproducible"]
     assert said["why"] in said["message"]
     assert "rank 1 holds other weights" in said["why"]

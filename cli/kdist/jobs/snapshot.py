@@ -13,7 +13,6 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kdist import backends
-from kdist.deploy.live_workload import find_live_workload
 from kdist.errors import JobNotFoundError, KdistError, NotFoundError
 from kdist.jobs import fetch_log
 from kdist.jobs.agents import Agents
@@ -242,8 +241,11 @@ def _find_placed(
     cluster: Cluster, config_map: Document, name: str, namespace: str
 ) -> tuple[backends.Backend | None, Any, Mapping[str, str]]:
     """The job's workload and its kind; if the ConfigMap is gone, what it said of them."""
-    if not config_map and (live := find_live_workload(cluster, name, namespace)) is not None:
-        return live.backend, live.document, live.decided
+    if not config_map:
+        from kdist.deploy.live_workload import find_live_workload
+
+        if (live := find_live_workload(cluster, name, namespace)) is not None:
+            return live.backend, live.document, live.decided
     backend = find_backend(documents.annotation(config_map, BACKEND))
     return backend, _find_workload(cluster, backend, name, namespace), {}
 

@@ -106,6 +106,7 @@ FUNCTIONS = [
     regroup.plan_handover,
     regroup.use_warm_up,
     regroup.take_over,
+    regroup.hold,
     regroup.tell,
     regroup.describe_kept,
     transfer.find_difference,

@@ -43,5 +43,6 @@ def test_in_place_a_training_goes_on_with_the_clock_of_the_rank_that_all_continu
     training = TrainerCheckpointing(
         None, nothing, every=Every(seconds=60), step_log=nothing, stats=StepStats()
     )
-    training.continue_clock(theirs.to_json())
+    training.clock.load(theirs.to_json())
+    training.clock.follow(training.committed_step)
     assert (training.clock.unsaved, training.clock.must_block) == (50, True)

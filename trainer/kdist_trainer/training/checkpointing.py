@@ -6,7 +6,7 @@ states such as the loss scaler. `CheckpointManager` does the saving.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from kdist_trainer.checkpoint.target import describe_index
 from kdist_trainer.config import Every
 from kdist_trainer.config.changes import Change
 from kdist_trainer.metrics.step_stats import StepStats
-from kdist_trainer.training.carrying import Carrying
+from kdist_trainer.training.carrying import Carrier, Carrying
 from kdist_trainer.training.step_log import StepLog
 from kdist_trainer.training.training_state import TrainingState, TrainState
 from kdist_trainer.workload import apply_edits
@@ -147,12 +147,10 @@ class TrainerCheckpointing:
         if self.manager is not None and self.manager.resumed is not None:
             self._started_step = self.committed_step = self.manager.resumed.step
 
-    def continue_clock(self, document: Mapping[str, Any], *, carried: int | None = None) -> None:
-        """Go on with the clock of the rank whose state all continue with; the save of step
-        `carried` is in progress.
-        """
-        self.clock.load(document)
-        self.clock.follow(self.committed_step, carried=carried)
+    def go_on(self, told: Sequence[Carrier], *, source: int) -> None:
+        """Go on with the clock that was loaded, and with the save that a rank writes alone."""
+        self.clock.follow(self.committed_step, carried=self.carrying.find(told))
+        self.carrying.go_on(told, source=source)
 
     def continue_from(self, saved: TrainState) -> None:
         """Continue from a state that a rank has kept in memory, and whose tensors are here.

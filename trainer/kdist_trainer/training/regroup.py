@@ -33,7 +33,15 @@ from kdist_trainer.training.kept_state import (
     WarmUp,
 )
 from kdist_trainer.training.training_state import TrainState
-from kdist_trainer.training.transfer import describe_values, find_difference, receive_state
+from kdist_trainer.training.transfer import (
+    compare,
+    describe_values,
+    find_difference,
+    find_first,
+    held_values,
+    load_values,
+    receive_state,
+)
 from kdist_trainer.world import World
 
 
@@ -210,7 +218,7 @@ def take_over(ctx: TrainContext, source: int) -> tuple[TrainState, int | None]:
     ctx.checkpointing.skip_load()
     if ctx.checkpointing.committed_step > saved.step:
         ctx.handover = Handover()
-        restored = ctx.checkpointing.restore()
+        restored = restore(ctx)
         if restored is not None:
             return restored, None
     if ctx.handover.moved:
@@ -218,22 +226,32 @@ def take_over(ctx: TrainContext, source: int) -> tuple[TrainState, int | None]:
         return restart(ctx, f"{names} changed for the first time after the warm-up"), None
     record_losses(ctx, told, last=saved.step)
     problem = find_difference(ctx, source)
+    values: dict[str, Any] = {}
     if problem is None and not ctx.handover.complete:
-        problem = receive_state(ctx, source, document)
+        values, problem = receive_state(ctx, source, document["values"])
+    if problem is None:
+        own = load_values(ctx, values, document)
+        if own is None:
+            hold(ctx, saved, document)
+        if not ctx.handover.complete:
+            problem = find_first(ctx, own) or compare(ctx, source, held_values(ctx))
     if problem is not None:
         return restart(ctx, problem), None
-    # Nothing waits for other ranks from here on: what this rank holds is all of one step.
-    ctx.checkpointing.continue_from(saved)
-    carriers = [one.carrier for one in told]
-    carrying = ctx.checkpointing.carrying
-    ctx.checkpointing.continue_clock(document["clock"], carried=carrying.find(carriers))
-    carrying.go_on(carriers, source=source)
-    ctx.target = target
-    ctx.handover = ctx.handover._replace(kept=None)
-    ctx.is_consistent = True
+    ctx.checkpointing.go_on([one.carrier for one in told], source=source)
     if ctx.world.is_rank_zero:
         log.event("continued", step=saved.step, samples_seen=saved.samples_seen, source_rank=source)
     return saved, target
+
+
+def hold(ctx: TrainContext, saved: TrainState, document: dict[str, Any]) -> None:
+    """Take what this rank holds for this state, from here on whatever becomes of the group."""
+    ctx.checkpointing.continue_from(saved)
+    ctx.checkpointing.clock.load(document["clock"])
+    ctx.target = document["target"]
+    ctx.handover = ctx.handover._replace(kept=None)
+    if not ctx.handover.complete:  # while the ranks compare what they hold, one may be lost
+        ctx.buffers.track_constants()
+    ctx.is_consistent = True
 
 
 class _Told(NamedTuple):
@@ -282,17 +300,28 @@ def restart(ctx: TrainContext, why: str) -> TrainState:
     Raises:
         PeersLostError: If there is none; the ranks begin again then, with a new model.
     """
-    moved, ctx.handover = ctx.handover.moved, Handover()
+    moved, ctx.handover, ctx.is_consistent = ctx.handover.moved, Handover(), False
     if ctx.world.is_rank_zero:
         log.warn(
             "recovery-restarts",
             why=why,
             message=f"the training continues from its newest checkpoint, not in place: {why}",
         )
-    restored = ctx.checkpointing.restore()
+    restored = restore(ctx, moved=moved)
     if restored is None:
         raise PeersLostError(f"the training begins again, it has no checkpoint: {why}")
-    ctx.buffers.load_state_dict({"known": moved})
+    return restored
+
+
+def restore(ctx: TrainContext, *, moved: Sequence[str] = ()) -> TrainState | None:
+    """Restore the newest checkpoint on ranks of which some have trained before; None if there is
+    none. What no checkpoint has, such as a buffer that is not persistent, is rank 0's. Collective.
+    """
+    restored = ctx.checkpointing.restore()
+    if restored is not None:
+        ctx.buffers.load_state_dict({"known": moved})
+        ctx.buffers.synchronize()
+        ctx.buffers.accept()
     return restored
 
 

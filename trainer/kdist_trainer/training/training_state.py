@@ -117,7 +117,7 @@ class TrainingState:
 
     def _complete(self, tensors: dict[str, Any]) -> dict[str, Any]:
         if self.ema.tensors:
-            tensors["average"] = self.ema.tensors
+            tensors["average"] = dict(self.ema.tensors)  # a receiver puts others in their place
         scheduler = None if self.scheduler is None else self.scheduler.state_dict()
         # a tuple is stored whole: its keys need not be strings
         tensors["scheduler"] = (scheduler, describe_scheduler(self.scheduler))

@@ -83,30 +83,28 @@ def _list(names: Collection[str]) -> str:
     return f"{len(names)} values ({', '.join(sorted(names)[:_MAX_NAMES])})"
 
 
-def receive_state(ctx: TrainContext, source: int, document: dict[str, Any]) -> str | None:
-    """Copy all values from rank `source`. Collective.
+def receive_state(
+    ctx: TrainContext, source: int, described: dict[str, Any]
+) -> tuple[dict[str, Any], str | None]:
+    """Receive all values of rank `source`. Collective.
 
-    A rank that is a step behind receives them into memory of its own first: if the sender dies, it
-    still holds what it had.
+    A rank that is a step behind receives them into memory of its own: if the sender dies, it still
+    holds what it had.
 
     Args:
         ctx: The training.
         source: The rank that sends.
-        document: What `describe_kept` has returned there.
+        described: What `describe_values` has returned there.
 
     Returns:
-        Why a rank cannot load them, the same on all ranks; nothing is received then. None if all
-        have them.
+        The values, and why a rank cannot receive them, the same on all ranks; nothing is received
+        then.
     """
-    values, problem = make_room(ctx, document["values"])
+    values, problem = make_room(ctx, described)
     problem = find_first(ctx, problem)
-    if problem is not None:
-        return problem
-    receive_values(ctx, source, values)
-    if not ctx.handover.is_current:
-        problem = load_values(ctx, values, document["values"])
-        ctx.guard.refusals = document["refusals"]
-    return find_first(ctx, problem) or compare(ctx, source, held_values(ctx))
+    if problem is None:
+        receive_values(ctx, source, values)
+    return values, problem
 
 
 def find_first(ctx: TrainContext, own: str | None) -> str | None:
@@ -161,8 +159,14 @@ def receive_values(ctx: TrainContext, source: int, values: dict[str, Any]) -> No
                 torch_internals.set_value(values, paths[name], value)
 
 
-def load_values(ctx: TrainContext, values: dict[str, Any], described: dict[str, Any]) -> str | None:
-    """Take over values that were received; returns why they cannot be loaded."""
+def load_values(ctx: TrainContext, values: dict[str, Any], document: dict[str, Any]) -> str | None:
+    """Take over what was received, unless this rank has sent it; returns why it cannot be loaded.
+    What the rank has kept is overwritten, so that it cannot be continued with any more.
+    """
+    if ctx.handover.is_current:
+        return None
+    described, ctx.handover = document["values"], ctx.handover._replace(kept=None)
+    ctx.guard.refusals = document["refusals"]
     unsaved = values.pop("unsaved")
     try:
         ctx.checkpointing.training.load(values, absent=described["absent"], made=described["made"])

@@ -193,6 +193,24 @@ def test_a_state_that_was_received_is_continued_with_though_its_sender_is_lost(
 
 @pytest.mark.sampled
 @pytest.mark.processes
+def test_ranks_that_went_back_to_a_checkpoint_in_place_hold_the_same(
+    orders: Path, tmp_path: Path
+) -> None:
+    """A buffer that no checkpoint has too: one rank has trained before, another one is new."""
+    train = {"checkpoint": {"every": {"steps": 5}}}
+    order(orders, "split.json", {"step": 15, "victim": 1, "behind": []})
+    point = find_point(trainer.seek_data, "ctx.buffers.track_constants()")
+    order(orders, "crash.json", {"role": "ahead", "point": point})
+    with TrainingRun(tmp_path, describe(20, train=train, late=13, orders=str(orders))) as run:
+        assert run.wait() == 0, run.output()
+        why = [one["why"] for one in run.log("node-0") if one["event"] == "recovery-restarts"]
+    assert (orders / "crashed").exists()
+    assert len(why) == 1, why
+    assert "changed for the first time" in why[0]
+
+
+@pytest.mark.sampled
+@pytest.mark.processes
 def test_the_steps_before_a_save_that_loses_a_rank_are_in_the_ledger(
     orders: Path, tmp_path: Path
 ) -> None:

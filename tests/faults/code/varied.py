@@ -79,8 +79,9 @@ class Net(nn.Module):
     """Registered as last, first, middle; used as first, middle, last."""
 
     calls: Tensor
+    phase: Tensor
 
-    def __init__(self, width: int, *, norms: bool) -> None:
+    def __init__(self, width: int, *, norms: bool, late: int | None) -> None:
         super().__init__()
         self.last = nn.Linear(width, CLASSES)
         self.first = nn.Linear(FEATURES, width)
@@ -89,11 +90,17 @@ class Net(nn.Module):
         self.dropout = nn.Dropout(0.1)
         self.counts = norms
         self.register_buffer("calls", torch.zeros(()), persistent=False)
+        self.passes, self.late = 0, late
+        if late is not None:
+            self.register_buffer("phase", torch.zeros(()))
 
     def forward(self, inputs: Tensor) -> Any:
         """Input [n, FEATURES], output [n, CLASSES]."""
         if self.training and self.counts:
             self.calls += 1
+        if self.training and self.late is not None:
+            self.passes += 1
+            self.phase += self.passes > self.late
         hidden = self.norm(functional.relu(self.first(inputs)))
         hidden = self.dropout(functional.relu(self.middle(hidden)))
         return self.last(hidden) / (1 + 0.01 * self.calls)
@@ -226,7 +233,7 @@ def follow_orders(folder: Path) -> None:
 
 class Varied(Workload):
     """Options: width, norms, stream, length, poison (a sample whose loss is NaN), pause (seconds in
-    each loss), orders.
+    each loss), late (the pass after which a buffer begins to change), orders.
     """
 
     def __init__(self, context: WorkloadContext) -> None:
@@ -236,7 +243,8 @@ class Varied(Workload):
 
     def model(self) -> nn.Module:
         options = self.context.options
-        return Net(options.get("width", 32), norms=options.get("norms", False))
+        norms, late = options.get("norms", False), options.get("late")
+        return Net(options.get("width", 32), norms=norms, late=late)
 
     def dataset(self, split: Split) -> Samples | Stream:
         length = self.context.options.get("length", 300)

@@ -299,10 +299,10 @@ def _locate(path: str) -> tuple[_Place, str]:
     else:
         api_version, rest = "/".join(parts[1:3]), parts[3:]
     namespace = ""
-    if rest[0] == "namespaces" and len(rest) > 2:
+    if rest[:1] == ["namespaces"] and len(rest) > 2:
         namespace, rest = rest[1], rest[2:]
-    name = rest[1] if len(rest) > 1 else ""
-    return _Place(api_version, rest[0], namespace, name), "/".join(rest[2:])
+    plural, name = (*rest[:2], "", "")[:2]  # none in what asks another server by mistake
+    return _Place(api_version, plural, namespace, name), "/".join(rest[2:])
 
 
 def _matches(where: _Place, document: Document, place: _Place, selector: str) -> bool:

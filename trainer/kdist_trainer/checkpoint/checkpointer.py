@@ -293,7 +293,8 @@ class CheckpointManager:
         request = CommitRequest(
             manifest=manifest,
             state=write_state(state, self._identity.job),
-            temporary=self._new_folder(manifest.name),
+            # all ranks count their own saves alike, to name the same folder
+            temporary=self.directory.new_folder(manifest.name, f"{self._folder.name}-carried"),
             started=started,
             visible_seconds=time.monotonic() - started,
         )

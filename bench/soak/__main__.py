@@ -106,8 +106,10 @@ def brief(row: dict[str, Any]) -> str:
     held = next(iter(ranks.values()), {"descriptors": 0, "threads": 0, "privateKib": 0})
     gloo = row["cores"].get("gloo_tcp_loop", 0.0)
     slowest = max(row["recoveries"], default=None)
+    pace = row["stepsPerSecond"]  # a script's steps are in no ledger
     return (
-        f"{row['scenario']}: {row['stepsPerSecond']} steps/s, {row['accidents']} accidents, "
+        f"{row['scenario']}: {'unknown' if pace is None else pace} steps/s, "
+        f"{row['accidents']} accidents, "
         f"slowest recovery {slowest} s, {row['commits']} commits; a rank: "
         f"{held['privateKib'] >> 10} MiB, {held['descriptors']} descriptors, "
         f"{held['threads']} threads; gloo {gloo:.2f} cores"

@@ -41,9 +41,9 @@ class Plan:
 
     `config_map` is the job's ConfigMap on the cluster, None for a new job, or for one whose
     ConfigMap is gone: its workload is there then. `revived`: the job exists, but its workload is
-    gone, for instance by its TTL. `folder`: what is sent of the code
-    folder of this machine. `workload`: as it is on the cluster, if it is. `deferred`: what says how
-    the pods will be after a restart, where the workload keeps those it has.
+    gone, for instance by its TTL. `folder`: what is sent of the code folder of this machine.
+    `workload`: as it is on the cluster, if it is. `deferred`: what says how the pods will be after
+    a restart, where the workload keeps those it has.
     """
 
     job: TrainingJob

@@ -24,7 +24,7 @@ from kdist.status import (
     read_start,
 )
 from kdist.status.documents import Document
-from kdist.status.phase_decision import START_SECONDS
+from kdist.status.phase_decision import explains_start
 from kdist.units import seconds
 
 Severity = Literal["fine", "waiting", "blocked", "failed"]
@@ -120,7 +120,7 @@ class DiagnosticContext:
     def started(self) -> float | None:
         """When a user had the job start again (unix seconds), if that explains what it does."""
         at = read_start(self.seen.config_map, self.seen.resource)
-        return at if at is not None and self.now - at < START_SECONDS else None
+        return at if explains_start(at, self.now) else None
 
     @cached_property
     def continuation(self) -> str:

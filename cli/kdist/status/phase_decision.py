@@ -25,10 +25,16 @@ from kdist.status.resource_state import ResourceState
 
 REFUSED = "RendezvousRefused"
 ASKED_TO_START = "StartRequested"
-START_SECONDS = 300.0
-"""For how long a request to start again explains what the job does."""
+_START_SECONDS = 300.0
 # An agent may take this long to answer: it loads torch, perhaps from a slow disk.
 _STARTING_SECONDS = 90.0
+
+
+def explains_start(asked_at: float | None, now: float) -> bool:
+    """Whether a request to start again explains what the job does now. One from the future, by more
+    than clocks differ, explains nothing: whoever may change the ConfigMap can write it.
+    """
+    return asked_at is not None and abs(now - asked_at) < _START_SECONDS
 
 
 @dataclass(frozen=True)
@@ -64,9 +70,7 @@ class Evidence:
     @property
     def starts_again(self) -> bool:
         """Whether a user has just had it start again, and did not suspend it since."""
-        return (
-            not self.asked and self.started is not None and self.now - self.started < START_SECONDS
-        )
+        return not self.asked and explains_start(self.started, self.now)
 
     @property
     def working(self) -> list[Pod]:

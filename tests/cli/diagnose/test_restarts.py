@@ -98,8 +98,9 @@ def test_what_keeps_the_new_pods_from_starting_comes_before_that_it_was_asked_fo
     assert found.cause == "mount"
 
 
-def test_a_restart_of_ten_minutes_ago_explains_nothing() -> None:
-    found = diagnose(scene([], state=SUSPENDED, reported=asked(600)))
+@pytest.mark.parametrize("seconds_ago", [600, -600])
+def test_a_restart_of_ten_minutes_ago_or_of_the_future_explains_nothing(seconds_ago: int) -> None:
+    found = diagnose(scene([], state=SUSPENDED, reported=asked(seconds_ago)))
     assert found.cause == "suspended"
 
 

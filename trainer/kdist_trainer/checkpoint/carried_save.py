@@ -45,6 +45,7 @@ class _Membership:
         self._record: LockRecord | None = None
         self._is_dropped = False
         self._is_committing = False
+        self.is_committed = False
 
     def set(self, record: LockRecord | None, *, drops: bool = False) -> None:
         """Change the group, once no commit is in progress."""
@@ -91,9 +92,11 @@ class _CarriedWriter(Writer):
 
     def commit(self, request: CommitRequest, content: Content) -> SaveResult:
         try:
-            return super().commit(request, content)
+            result = super().commit(request, content)
+            self._membership.is_committed = result.ok
         finally:
             self._membership.end_commit()
+        return result
 
     def _commit(self, request: CommitRequest, digests: dict[str, Digest]) -> SaveResult:
         record = self._membership.begin_commit()
@@ -161,6 +164,7 @@ class CarriedSave:
         """Leave the group; a commit in progress is waited for."""
         self._membership.set(None)
 
-    def drop(self) -> None:
-        """Give it up, unless it is committed."""
+    def drop(self) -> bool:
+        """Give it up, unless it is committed; returns whether it is."""
         self._membership.set(None, drops=True)
+        return self._membership.is_committed

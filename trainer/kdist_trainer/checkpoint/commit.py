@@ -28,6 +28,7 @@ from kdist_trainer.checkpoint.manifest import (
     DamagedCheckpointError,
     Manifest,
     UnsupportedCheckpointError,
+    check_sizes,
     read_raw_manifest,
 )
 from kdist_trainer.checkpoint.state_json import UnloadableStateError
@@ -105,6 +106,7 @@ def commit_checkpoint(
         The manifest as written.
 
     Raises:
+        DamagedCheckpointError: a file is not there; nothing is acknowledged.
         LockLostError: another group has the lock; nothing is acknowledged.
         OSError: the disk failed; nothing is acknowledged.
     """
@@ -112,6 +114,7 @@ def commit_checkpoint(
     storage.make_folder(folder)  # DCP creates it only if there are tensors
     state = storage.write_new(folder / STATE, request.state)
     manifest = replace(request.manifest, files={**digests, STATE: state})
+    check_sizes(folder, manifest.files)  # where a rank has written elsewhere, nothing is committed
     target = directory.root / manifest.name
     if isinstance(folder, Path):
         assert isinstance(target, Path)  # noqa: S101 - as all of the folder

@@ -189,11 +189,21 @@ def read_manifest(folder: StoragePath) -> Manifest:
             raise DamagedCheckpointError(
                 f"{MANIFEST} names {name!r}, which is no file of a checkpoint"
             )
-    sizes = _find_sizes(manifest.locate(folder), manifest.files)
-    for name, digest in manifest.files.items():
+    check_sizes(manifest.locate(folder), manifest.files)
+    return manifest
+
+
+def check_sizes(folder: StoragePath, files: Mapping[str, Digest]) -> None:
+    """Compare the files in a folder with the digests of a manifest by their sizes.
+
+    Raises:
+        DamagedCheckpointError: one is missing, no regular file, or of another size.
+        OSError: the disk failed.
+    """
+    sizes = _find_sizes(folder, files)
+    for name, digest in files.items():
         if sizes[name] != digest.size:
             raise DamagedCheckpointError(f"{name} has {sizes[name]} bytes instead of {digest.size}")
-    return manifest
 
 
 def read_raw_manifest(folder: StoragePath) -> Manifest:

@@ -76,13 +76,17 @@ class Carrying:
         if self.own is not None:
             self.own.detach()
 
-    def drop(self) -> None:
-        """Give the save up: the state that it is of is not continued with, or saved as well."""
-        if self.own is not None:
-            self.own.drop()
-        if self.step is not None:
-            self._checkpointing.training.world.barrier()  # it is committed by now, or never will be
+    def drop(self) -> SaveResult | None:
+        """Give the save up: the state that it is of is not continued with, or all ranks save it.
+        Returns what has become of it if it was committed before. Collective while there is one.
+        """
+        own = self.own.step if self.own is not None and self.own.drop() else 0
+        committed = 0
+        if self.step is not None:  # it is committed by now, or never will be
+            committed = max(self._checkpointing.training.world.all_gather_object(own))
+        result = self._describe(committed) if committed else None
         self.own = self.step = None
+        return result
 
     @property
     def news(self) -> int:
@@ -99,13 +103,16 @@ class Carrying:
         """
         if self.step is None or abs(news) != self.step:
             return None
-        result = self.own.result if self.own is not None else None
-        if result is None:
-            seconds = self._checkpointing.clock.seconds_since_start(self.step)
-            cause = "" if news > 0 else "other"
-            result = SaveResult(self.step, ok=news > 0, cause=cause, total_seconds=seconds)
+        own = self.own.result if self.own is not None else None
+        result = own or self._describe(news)
         self.own = self.step = None
         return result
+
+    def _describe(self, news: int) -> SaveResult:
+        """What is known here of another rank's save."""
+        seconds = self._checkpointing.clock.seconds_since_start(abs(news))
+        cause = "" if news > 0 else "other"
+        return SaveResult(abs(news), ok=news > 0, cause=cause, total_seconds=seconds)
 
     def _should_begin(self, source: int) -> bool:
         checkpointing = self._checkpointing

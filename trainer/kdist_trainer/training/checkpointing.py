@@ -214,6 +214,11 @@ class TrainerCheckpointing:
         if self.manager is None:
             return
         training, state = self.training, self.training.state
+        is_last = required or done is not None
+        if is_last and self.carrying.step == state.step and (result := self.carrying.drop()):
+            self._acknowledge(result)
+            if done is None:
+                return
         if required and self._started_step == state.step:
             self.manager.wait()
             if self.committed_step == state.step:
@@ -242,9 +247,12 @@ class TrainerCheckpointing:
 
     def take_news(self, news: int) -> None:
         """Take in what the rank that writes a save alone has posted; on all ranks at once."""
-        if (result := self.carrying.take_news(news)) is None or self.manager is None:
-            return
-        if result.ok:
+        if (result := self.carrying.take_news(news)) is not None:
+            self._acknowledge(result)
+
+    def _acknowledge(self, result: SaveResult) -> None:
+        """Take in what has become of a save that one rank has written alone."""
+        if result.ok and self.manager is not None:
             self.manager.acknowledge(result)
         self._count(result)
 

@@ -1,4 +1,6 @@
-"""Ranks that ought to hold the same state are compared by its digest."""
+"""Ranks that ought to hold the same state are compared by its digest, and a rank that cannot take
+over what is sent keeps no other waiting.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from kdist_trainer.state import describe
 from kdist_trainer.training import transfer
 from kdist_trainer.world import World
 from tests.trainer.training.group import run_group
@@ -35,3 +38,50 @@ def test_every_rank_learns_which_values_one_holds_in_other_bits() -> None:
     found = run_group(compare_states, 3)
     text = "ranks hold 2 values (model._extra_state.passes, model.a) of the same step in different"
     assert found == [[None, None, f"{text} bits"]] * 3
+
+
+class Training:
+    """A rank that has a model of one weight, of `size` elements."""
+
+    def __init__(self, size: int) -> None:
+        self.values: dict[str, Any] = {"model": {"weight": torch.arange(float(size))}}
+
+    def tensors(self) -> dict[str, Any]:
+        return {"model": dict(self.values["model"])}
+
+    def template(self, _saved: Any, **_: Any) -> dict[str, Any]:
+        return {"model": {"weight": torch.zeros_like(self.values["model"]["weight"])}}
+
+
+def receive_states() -> tuple[str | None, str | None, float]:
+    """Rank 1 sends; rank 2 has a smaller model than the others."""
+    with World.from_environment(timeout_seconds=60) as world:
+        training, buffers = Training(4 if world.rank == 2 else 5), SimpleNamespace(unsaved=dict)
+        sends = world.rank == 1
+        if sends:
+            training.values["model"]["weight"] += 1
+        ctx: Any = SimpleNamespace(
+            world=world,
+            buffers=buffers,
+            handover=SimpleNamespace(is_current=sends, kept=None),
+            checkpointing=SimpleNamespace(training=training),
+        )
+        kinds = world.broadcast_object(describe(transfer.held_values(ctx)), source=1)
+        described = {"kinds": kinds, "absent": (), "made": ()}
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(
+                transfer, "load_values", lambda _, values, __: training.values.update(values)
+            )
+            own = transfer.receive_state(ctx, 1, {"values": described})
+        every = transfer.compare(ctx, 1, transfer.held_values(ctx), own)
+        return own, every, float(training.values["model"]["weight"].sum())
+
+
+@pytest.mark.processes
+def test_a_rank_with_another_model_keeps_nobody_waiting_and_all_learn_why() -> None:
+    why = "rank 2 has other values: 1 values (model.weight)"
+    assert run_group(receive_states, 3) == [
+        (None, why, 15.0),
+        (None, why, 15.0),
+        (why, why, 6.0),
+    ]

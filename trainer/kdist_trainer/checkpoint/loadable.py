@@ -82,8 +82,14 @@ class LoadableCheck:
 
     def accept(self, state: Mapping[str, Any]) -> None:
         """Note that this state was loaded from a checkpoint."""
-        self._proven = _shape_of(state)
+        self.accept_received(state)
         self.confirm()
+
+    def accept_received(self, state: Mapping[str, Any]) -> None:
+        """Note that this process has loaded this state from another rank's memory. No checkpoint of
+        it need have been read.
+        """
+        self._proven = _shape_of(state)
 
 
 def _shape_of(state: Mapping[str, Any]) -> dict[str, Any]:

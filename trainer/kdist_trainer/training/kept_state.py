@@ -132,6 +132,7 @@ class Handover(NamedTuple):
         source: The rank that has the newest state; None if no rank has any.
         complete: Whether every rank has it already.
         is_current: Whether this rank has it already.
+        holders: How many ranks have it already.
         generation: The former group.
         leader_kept: Whether rank 0 was rank 0 of the former group too, so that the ledger is whole.
         kept: What this rank has kept of the training; None once it is in use again.
@@ -143,6 +144,7 @@ class Handover(NamedTuple):
     source: int | None = None
     complete: bool = False
     is_current: bool = False
+    holders: int = 0
     generation: int = 0
     leader_kept: bool = False
     kept: KeptState | None = None

@@ -37,9 +37,7 @@ from kdist_trainer.training.transfer import (
     compare,
     describe_values,
     find_difference,
-    find_first,
     held_values,
-    load_values,
     receive_state,
 )
 from kdist_trainer.world import World
@@ -184,6 +182,7 @@ def plan_handover(world: World, kept: KeptState | None) -> Handover:
         source=positions.index(newest),
         complete=all(one == newest for one in positions),
         is_current=positions[world.rank] == newest,
+        holders=positions.count(newest),
         generation=former,
         leader_kept=first is not None and (first.position.generation, first.rank) == (former, 0),
         kept=kept,
@@ -226,15 +225,14 @@ def take_over(ctx: TrainContext, source: int) -> tuple[TrainState, int | None]:
         return restart(ctx, f"{names} changed for the first time after the warm-up"), None
     record_losses(ctx, told, last=saved.step)
     problem = find_difference(ctx, source)
-    values: dict[str, Any] = {}
-    if problem is None and not ctx.handover.complete:
-        values, problem = receive_state(ctx, source, document["values"])
     if problem is None:
-        own = load_values(ctx, values, document)
+        own = None
+        if not ctx.handover.complete:
+            own = receive_state(ctx, source, document)
         if own is None:
             hold(ctx, saved, document)
         if not ctx.handover.complete:
-            problem = find_first(ctx, own) or compare(ctx, source, held_values(ctx))
+            problem = compare(ctx, source, held_values(ctx), own)
     if problem is not None:
         return restart(ctx, problem), None
     ctx.checkpointing.go_on([one.carrier for one in told], source=source)

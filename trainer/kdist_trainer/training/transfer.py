@@ -49,23 +49,28 @@ def find_difference(ctx: TrainContext, source: int) -> str | None:
     """How the ranks that have the newest step differ in their states; None if they are equal.
     Collective.
     """
-    current = ctx.world.all_gather_object(ctx.handover.is_current)
-    if sum(current) <= 1:
+    if ctx.handover.holders <= 1:
         return None
     return compare(ctx, source, held_values(ctx) if ctx.handover.is_current else None)
 
 
-def compare(ctx: TrainContext, source: int, values: dict[str, Any] | None) -> str | None:
+def compare(
+    ctx: TrainContext, source: int, values: dict[str, Any] | None, problem: str | None = None
+) -> str | None:
     """How the values of ranks differ from those of rank `source`, by digests; None if they do not.
-    Collective.
+    Collective: one exchange if they do not, since each takes milliseconds of a recovery.
 
     Args:
         ctx: The training.
         source: A rank that has values.
         values: Those of this rank; None to take no part.
+        problem: Why this rank could not take over values. That of the first rank is returned.
     """
-    own = None if values is None else digest_of(values)
-    if len({one for one in ctx.world.all_gather_object(own) if one is not None}) == 1:
+    own = None if values is None or problem is not None else digest_of(values)
+    found: list[tuple[str | None, str | None]] = ctx.world.all_gather_object((own, problem))
+    if problems := [one for _, one in found if one is not None]:
+        return problems[0]
+    if len({one for one, _ in found if one is not None}) == 1:
         return None
     every = ctx.world.all_gather_object(None if values is None else digests_of(values))
     expected = every[source]
@@ -83,34 +88,23 @@ def _list(names: Collection[str]) -> str:
     return f"{len(names)} values ({', '.join(sorted(names)[:_MAX_NAMES])})"
 
 
-def receive_state(
-    ctx: TrainContext, source: int, described: dict[str, Any]
-) -> tuple[dict[str, Any], str | None]:
-    """Receive all values of rank `source`. Collective.
+def receive_state(ctx: TrainContext, source: int, document: dict[str, Any]) -> str | None:
+    """Take over all values of rank `source`; returns why this rank cannot. Collective.
 
     A rank that is a step behind receives them into memory of its own: if the sender dies, it still
-    holds what it had.
+    holds what it had. One that cannot take them over receives them all the same, and drops them:
+    the others wait for it.
 
     Args:
         ctx: The training.
         source: The rank that sends.
-        described: What `describe_values` has returned there.
-
-    Returns:
-        The values, and why a rank cannot receive them, the same on all ranks; nothing is received
-        then.
+        document: What `describe_kept` has returned there.
     """
-    values, problem = make_room(ctx, described)
-    problem = find_first(ctx, problem)
-    if problem is None:
-        receive_values(ctx, source, values)
-    return values, problem
-
-
-def find_first(ctx: TrainContext, own: str | None) -> str | None:
-    """The problem of the first rank that has one. Collective."""
-    found: list[str | None] = ctx.world.all_gather_object(own)
-    return next((one for one in found if one is not None), None)
+    values, problem = make_room(ctx, document["values"])
+    receive_values(ctx, source, values if problem is None else {})
+    if problem is not None or ctx.handover.is_current:
+        return problem
+    return load_values(ctx, values, document)
 
 
 def make_room(ctx: TrainContext, described: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
@@ -160,19 +154,18 @@ def receive_values(ctx: TrainContext, source: int, values: dict[str, Any]) -> No
 
 
 def load_values(ctx: TrainContext, values: dict[str, Any], document: dict[str, Any]) -> str | None:
-    """Take over what was received, unless this rank has sent it; returns why it cannot be loaded.
-    What the rank has kept is overwritten, so that it cannot be continued with any more.
+    """Load what was received; returns why it cannot be loaded. What the rank has kept is
+    overwritten, so that it cannot be continued with any more.
     """
-    if ctx.handover.is_current:
-        return None
     described, ctx.handover = document["values"], ctx.handover._replace(kept=None)
     ctx.guard.refusals = document["refusals"]
-    unsaved = values.pop("unsaved")
+    unsaved, training = values.pop("unsaved"), ctx.checkpointing.training
     try:
-        ctx.checkpointing.training.load(values, absent=described["absent"], made=described["made"])
+        training.load(values, absent=described["absent"], made=described["made"])
     except StateMismatchError as error:
         return str(error)
     ctx.buffers.load_unsaved(unsaved)
+    training.loading.check.accept_received(training.tensors())
     return None
 
 

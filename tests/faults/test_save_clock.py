@@ -17,6 +17,8 @@ EVERY_SECONDS = 4
 TRAINED_SECONDS = 1.0
 """Of a worker group, before it loses a rank."""
 MOST_GROUPS = 12
+SINGLE_STEP_SECONDS = 0.8
+"""Long enough for a kill to come before the next step is done."""
 
 
 def has_trained(run: TrainingRun, generation: int) -> bool:
@@ -84,6 +86,36 @@ def test_a_save_that_takes_longer_than_two_losses_are_apart_is_committed(
         for rank in run.ranks():
             kill(rank.pid)
         run.wait_until(lambda: went_back(run, commit["step"]), "training from the checkpoint")
+
+
+@pytest.mark.sampled
+@pytest.mark.processes
+@pytest.mark.chaos
+def test_a_training_that_loses_a_rank_after_each_single_step_is_saved(tmp_path: Path) -> None:
+    train = {
+        "workload": "counting:Counting",
+        "options": {"period": 10**9, "pause": SINGLE_STEP_SECONDS},
+        "steps": 1_000_000,
+        "globalBatch": 24,
+        "checkpoint": {"every": {"seconds": 1}},
+    }
+    group: dict[str, Any] = {"nodes": 1, "procsPerNode": 2, "code": str(CODE)}
+    job = describe_job("single", maxRestarts=100, train=train, **group)
+    with TrainingRun(tmp_path, job) as run:
+        for generation in range(1, MOST_GROUPS):
+            run.wait_until(partial(has_finished_a_step, run, generation), f"step of {generation}")
+            if commits := run.events("commit"):
+                break
+            kill(run.ranks()[1].pid)
+        assert commits, "no group has come to agree on a save"
+        steps = [line["step"] for line in run.steps()]
+        assert steps == list(range(1, steps[-1] + 1)), "nothing is lost meanwhile"
+
+
+def has_finished_a_step(run: TrainingRun, generation: int) -> bool:
+    """Whether this worker group has finished a step, or has saved."""
+    starts = [one for one in run.events("first_step") if one["generation"] == generation]
+    return bool(starts) or bool(run.events("commit"))
 
 
 def went_back(run: TrainingRun, step: int) -> bool:

@@ -1,5 +1,6 @@
-"""The save that one rank of the training writes alone, since a lost rank has cut the one before:
-how the ranks agree on it, through the groups that it outlasts.
+"""The save that one rank of the training writes alone, since a lost rank has cut the one before, or
+has ended a group that was about to save: how the ranks agree on it, through the groups that it
+outlasts.
 """
 
 from __future__ import annotations
@@ -53,9 +54,10 @@ class Carrying:
         """The step of the save that goes on in this group, if any does."""
         return next((one.step for one in told if one.step is not None), None)
 
-    def go_on(self, told: Sequence[Carrier], *, source: int) -> None:
-        """Go on with the save of a rank. If there is none, and a save was cut, rank `source` begins
-        one of the state that all continue with. Called on all ranks.
+    def go_on(self, told: Sequence[Carrier], *, source: int, is_due: bool) -> None:
+        """Go on with the save of a rank. If there is none, and a save was cut or `is_due`, rank
+        `source` begins one of the state that all continue with: ranks agree on a save over two
+        steps, and the next loss may come before. Called on all ranks.
         """
         manager = self._checkpointing.manager
         rank = self._checkpointing.training.world.rank
@@ -66,7 +68,7 @@ class Carrying:
             self.own.drop()
             self.own = None
         self.step = self.find(told)
-        if self.step is None and self._should_begin(source):
+        if self.step is None and self._should_begin(source, is_due=is_due):
             self._begin(is_own=rank == source)
         if self.own is not None:
             self.own.attach(record)
@@ -114,12 +116,12 @@ class Carrying:
         cause = "" if news > 0 else "other"
         return SaveResult(abs(news), ok=news > 0, cause=cause, total_seconds=seconds)
 
-    def _should_begin(self, source: int) -> bool:
+    def _should_begin(self, source: int, *, is_due: bool) -> bool:
         checkpointing = self._checkpointing
         manager = checkpointing.manager
         return (
             manager is not None
-            and checkpointing.clock.cuts > 0
+            and (checkpointing.clock.cuts > 0 or is_due)
             and checkpointing.training.state.step > checkpointing.committed_step
             and (manager.shared or source == 0)
             and checkpointing.weights_are_finite()

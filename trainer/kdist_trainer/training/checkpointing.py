@@ -147,10 +147,12 @@ class TrainerCheckpointing:
         if self.manager is not None and self.manager.resumed is not None:
             self._started_step = self.committed_step = self.manager.resumed.step
 
-    def go_on(self, told: Sequence[Carrier], *, source: int) -> None:
-        """Go on with the clock that was loaded, and with the save that a rank writes alone."""
+    def go_on(self, told: Sequence[Carrier], *, source: int, is_due: bool) -> None:
+        """Go on with the clock that was loaded, and with the save that a rank writes alone.
+        `is_due` says whether a save was due on rank `source` when it left the former group.
+        """
         self.clock.follow(self.committed_step, carried=self.carrying.find(told))
-        self.carrying.go_on(told, source=source)
+        self.carrying.go_on(told, source=source, is_due=is_due)
 
     def continue_from(self, saved: TrainState) -> None:
         """Continue from a state that a rank has kept in memory, and whose tensors are here.

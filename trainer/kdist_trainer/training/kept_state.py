@@ -93,6 +93,7 @@ class KeptState:
         moved: Names of what seemed constant and has changed: of this the last finished step's value
             is not known, so that the newest checkpoint is restored.
         clock: How much training no checkpoint holds; see `SaveClock.to_json`.
+        is_due: Whether the state is to be saved by that clock.
         carried: The save that this rank writes alone.
     """
 
@@ -112,6 +113,7 @@ class KeptState:
     warm_up: WarmUp | None = None
     moved: Sequence[str] = ()
     clock: dict[str, Any] = field(default_factory=dict)
+    is_due: bool = False
     carried: CarriedSave | None = None
 
     @property

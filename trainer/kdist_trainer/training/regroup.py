@@ -111,6 +111,7 @@ def keep(ctx: TrainContext) -> KeptState | None:
         warm_up=find_warm_up(ctx),
         moved=moved,
         clock=ctx.checkpointing.clock.to_json(),
+        is_due=ctx.checkpointing.is_due_by_clock(),
         carried=ctx.checkpointing.carrying.own,
     )
 
@@ -235,7 +236,8 @@ def take_over(ctx: TrainContext, source: int) -> tuple[TrainState, int | None]:
             problem = compare(ctx, source, held_values(ctx), own)
     if problem is not None:
         return restart(ctx, problem), None
-    ctx.checkpointing.go_on([one.carrier for one in told], source=source)
+    carriers = [one.carrier for one in told]
+    ctx.checkpointing.go_on(carriers, source=source, is_due=document["is_due"])
     if ctx.world.is_rank_zero:
         log.event("continued", step=saved.step, samples_seen=saved.samples_seen, source_rank=source)
     return saved, target
@@ -289,6 +291,7 @@ def describe_kept(ctx: TrainContext, kept: KeptState) -> dict[str, Any]:
         "values": None if ctx.handover.complete else describe_values(ctx),
         "refusals": kept.guard.refusals,
         "clock": kept.clock,
+        "is_due": kept.is_due,
     }
 
 

@@ -239,7 +239,10 @@ class Source:
             return []
         self._optional = False  # from now on, outages are retried
         return [
-            Listed(each.status, documents.mapping(each.config_map, "metadata", "labels"))
+            Listed(
+                each.status,
+                documents.mapping(each.config_map or each.workload, "metadata", "labels"),
+            )
             for each in snapshots
         ]
 

@@ -79,8 +79,10 @@ def list_snapshots(
             lambda one: _summarize(cluster, one, workloads, pods.get(_key(one), []), resources),
             config_maps,
         )
-        bare = _list_without_objects(resources, config_maps)
-        return sorted([*each, *bare], key=lambda one: (one.namespace, one.name))
+        without = {*pods, *resources}.difference(map(_key, config_maps))
+        bare = pool.map(lambda key: _summarize_without(cluster, key, pods, resources), without)
+        both = (one for one in (*each, *bare) if one is not None)
+        return sorted(both, key=lambda one: (one.namespace, one.name))
 
 
 def _find_backends(config_maps: Sequence[Document]) -> list[Backend]:
@@ -89,16 +91,32 @@ def _find_backends(config_maps: Sequence[Document]) -> list[Backend]:
     return [backend for backend in map(find_backend, sorted(names)) if backend is not None]
 
 
-def _list_without_objects(
-    resources: Mapping[tuple[str, str], Document], config_maps: Sequence[Document]
-) -> list[Snapshot]:
-    """The TrainingJobs whose objects do not exist."""
-    known = {_key(each) for each in config_maps}
-    return [
-        Snapshot(name, namespace, resource=document)
-        for (namespace, name), document in resources.items()
-        if (namespace, name) not in known
-    ]
+def _summarize_without(
+    cluster: Cluster,
+    key: tuple[str, str],
+    pods_of: Mapping[tuple[str, str], Sequence[Any]],
+    resources: Mapping[tuple[str, str], Document],
+) -> Snapshot | None:
+    """A job whose ConfigMap does not exist, by the workload that has made its pods, or by its
+    TrainingJob; None if it has neither.
+    """
+    from kdist.deploy.live_workload import find_live_workload
+
+    namespace, name = key
+    pods, resource = pods_of.get(key, ()), resources.get(key)
+    live = find_live_workload(cluster, name, namespace) if pods else None
+    if live is None:
+        return None if resource is None else Snapshot(name, namespace, resource=resource)
+    return Snapshot(
+        name,
+        namespace,
+        workload=live.document,
+        state=live.backend.read(live.document),
+        pods=pods,
+        reports=_poll_first(cluster, namespace, pods),
+        resource=resource,
+        placed=live.decided,
+    )
 
 
 def _group_by_job(pods: Iterable[Document]) -> dict[tuple[str, str], list[Any]]:
@@ -152,15 +170,20 @@ def _summarize(
     namespace, name = _key(config_map)
     workload = workloads.get((backend.name, namespace, name)) if backend is not None else None
     state = backend.read(workload) if backend is not None and workload is not None else None
-    first = sorted(
-        (read_pod(pod) for pod in pods), key=lambda pod: (not pod.working, pod.index or 0)
-    )[:1]
-    reports = Agents(cluster, namespace=namespace, max_tunnels=0).poll(first)
+    reports = _poll_first(cluster, namespace, pods)
     owned = any(find_owning_resource(each) is not None for each in (config_map, workload))
     resource = resources.get((namespace, name)) if owned else None
     return Snapshot(
         name, namespace, config_map, workload, state, pods, reports=reports, resource=resource
     )
+
+
+def _poll_first(cluster: Cluster, namespace: str, pods: Iterable[Any]) -> dict[str, Any]:
+    """What the agent of the first pod that runs says."""
+    first = sorted(
+        (read_pod(pod) for pod in pods), key=lambda pod: (not pod.working, pod.index or 0)
+    )[:1]
+    return Agents(cluster, namespace=namespace, max_tunnels=0).poll(first)
 
 
 def _key(document: Document) -> tuple[str, str]:

@@ -15,6 +15,7 @@ import pytest
 from kdist import jobs
 from kdist.cluster import Cluster
 from kdist.errors import KdistError, NotFoundError
+from kdist.manifest import OWNER, mark
 from kdist.status import Phase, Snapshot, read_pod
 from tests.cli.cluster.api import refusal
 from tests.cli.cluster.conftest import Connect, Serve
@@ -122,6 +123,23 @@ def test_a_survey_shows_every_job_with_its_numbers(cluster: Cluster) -> None:
     assert [(seen.name, seen.status.phase, seen.status.step) for seen in found] == [
         ("digits", Phase.RUNNING, 120)
     ]
+
+
+def test_a_survey_shows_a_job_whose_config_map_is_gone_by_what_its_workload_tells(
+    cluster: Cluster, world: World
+) -> None:
+    assert world.workload is not None
+    world.config_map = None
+    assert jobs.list_snapshots(cluster) == [], "it bears no mark of a job"
+    marked = {OWNER: mark("digits", "Job", "digits")}
+    world.workload["metadata"] |= {"annotations": marked, "labels": {"team": "vision"}}
+    (seen,) = jobs.list_snapshots(cluster)
+    status = seen.status
+    assert (seen.name, status.phase, status.step) == ("digits", Phase.RUNNING, 120)
+    assert (status.backend, str(status.nodes)) == ("job", "2/2")
+    del world.workload["metadata"]["annotations"]
+    world.pods = []
+    assert jobs.list_snapshots(cluster) == []
 
 
 def test_a_survey_reads_no_code_and_a_job_again_only_when_it_has_changed(

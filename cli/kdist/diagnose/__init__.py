@@ -4,8 +4,9 @@ Performs no I/O.
 Read `rule` first (the input and the result of a rule), then `ranking`: the rules in order, and the
 choice of the root cause. The rules are grouped by what they look at: `admission` (queues, rejected
 pods), `resource` (the TrainingJob), `scheduling`, `container_start`, `losses` (of pods and nodes),
-`failures` (exit records, crashes), `agents` (what they tell of themselves), `hangs`, `runtime`,
-`warnings` (what Kubernetes says and no other rule knows) and `exchange`.
+`deletions` (of other objects), `failures` (exit records, crashes), `agents` (what they tell of
+themselves), `hangs`, `runtime`, `warnings` (what Kubernetes says and no other rule knows) and
+`exchange`.
 
 Fetching the snapshot that they work on belongs to `kdist.jobs`.
 """

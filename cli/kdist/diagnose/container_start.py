@@ -26,7 +26,7 @@ def find_mount_trouble(ctx: DiagnosticContext) -> Diagnosis | None:
     pods = [pod for pod in ctx.waiting if pod.scheduled and not pod.troubled]
     reasons = ("FailedMount", "FailedAttachVolume", "FailedMapVolume")
     told = ctx.events_of("Pod", [pod.name for pod in pods], *reasons)
-    event = next((each for each in told if not _is_there(ctx, each.message)), None)
+    event = next((each for each in told if not (each.lags or _is_there(ctx, each.message))), None)
     if event is None:
         return None
     node = next((each.node for each in ctx.pods if each.name == event.name), "")

@@ -139,8 +139,20 @@ def find_lost_pod(ctx: DiagnosticContext) -> Diagnosis | None:
         f"{words}; {_describe_successors(ctx, shown)}; {state}",
         "waiting",
         tuple(dict.fromkeys(loss.evidence for loss in shown if loss.evidence))[:8],
-        _describe_future(ctx),
+        _describe_future(ctx) + _describe_pause(ctx, shown),
         (ctx.kdist("events"), ctx.kdist("status", "-w")),
+    )
+
+
+def _describe_pause(ctx: DiagnosticContext, losses: list[_Loss]) -> str:
+    """Why the new pod may be long in coming, if there is none and a Job makes it."""
+    if ctx.status.backend != "job" or _find_successors(ctx, losses):
+        return ""
+    return (
+        "; the Job controller makes it 10 s after the first loss and waits twice as long after "
+        "each further one, up to 10 min: where pods are lost often, jobset, statefulset and "
+        f"pytorchjob (spec.backend) replace them at once, and `{ctx.kdist('restart')}` begins with "
+        "a new Job"
     )
 
 
@@ -335,19 +347,29 @@ def _find_silent(ctx: DiagnosticContext) -> Iterator[_Loss]:
 
 def _describe_successors(ctx: DiagnosticContext, losses: list[_Loss]) -> str:
     """What is in the place of the pods that were lost."""
-    lost = {loss.pod for loss in losses}
+    new = _find_successors(ctx, losses)
+    if not new:
+        return "there is no new pod in its place yet"
+    return "in its place: " + name_all([f"{pod.name} ({pod.state})" for pod in new])
+
+
+def _find_successors(ctx: DiagnosticContext, losses: list[_Loss]) -> list[Pod]:
+    """The pods that have taken the places of those that were lost, perhaps under the same name."""
+    lost = {loss.pod: loss.at for loss in losses}
+
+    def is_lost(pod: Pod) -> bool:
+        at = lost.get(pod.name, 0.0)
+        return at is None or max(pod.created or 0.0, pod.started or 0.0) < at
+
     indexes = {loss.place for loss in losses}
-    new = [
+    return [
         pod
         for pod in ctx.pods
         if pod.index in indexes
         and not pod.over
         and not pod.deleting
-        and (pod.name not in lost or not _is_silent(ctx, pod))
+        and not (is_lost(pod) and _is_silent(ctx, pod))
     ]
-    if not new:
-        return "there is no new pod in its place yet"
-    return "in its place: " + name_all([f"{pod.name} ({pod.state})" for pod in new])
 
 
 def _is_silent(ctx: DiagnosticContext, pod: Pod) -> bool:

@@ -35,6 +35,8 @@ _NAMED = 3  # pods that are named one by one
 _OPENED_NONE = "no rank has opened a Checkpointer"  # the trainer's words
 _LAGS = 10  # times that a webhook may refuse what it has not heard of
 _UNHEARD = re.compile(r'denied the request: \w+\.[\w.-]+ "[^"]+" not found')
+_RETRIES = 5  # times, some 15 s, that a kubelet may miss what it needs for a new pod
+_UNSYNCED = re.compile(r"failed to sync \w+ cache: timed out|no relationship found between node")
 
 
 @dataclass(frozen=True)
@@ -79,10 +81,11 @@ class KubernetesEvent(NamedTuple):
 
     @property
     def lags(self) -> bool:
-        """Whether it says only that a webhook has not heard yet of the object that was just made:
-        the controller tries again.
+        """Whether it says only that a webhook, or the kubelet, has not heard yet of the object that
+        was just made: who asked tries again.
         """
-        return self.times <= _LAGS and _UNHEARD.search(self.message) is not None
+        unheard = self.times <= _LAGS and _UNHEARD.search(self.message) is not None
+        return unheard or (self.times <= _RETRIES and _UNSYNCED.search(self.message) is not None)
 
     def __str__(self) -> str:
         often = f" ({self.times} times)" if self.times > 1 else ""

@@ -90,9 +90,9 @@ def find_warning(ctx: DiagnosticContext) -> Diagnosis | None:
 def _counts(ctx: DiagnosticContext, event: KubernetesEvent, waiting: set[str]) -> bool:
     if not event.warns or event.reason.startswith(_HARMLESS) or ctx.now - event.at > _RECENT:
         return False
-    if event.kind == "Pod":
-        return event.name in waiting
-    return not event.lags and not _is_overcome(ctx, event)
+    if event.lags:
+        return False
+    return event.name in waiting if event.kind == "Pod" else not _is_overcome(ctx, event)
 
 
 def _is_overcome(ctx: DiagnosticContext, event: KubernetesEvent) -> bool:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from http import HTTPStatus
@@ -104,7 +104,7 @@ def fetch_snapshot(
             lack=agents.lack(),
             progress=_read_progress(cluster, namespace, pods, resource, agents),
             placed=placed,
-            config_maps=_find_mounted(cluster, name, namespace, events_task.result()),
+            config_maps=_find_present(cluster, name, namespace, (events_task, statuses)),
         )
 
 
@@ -189,11 +189,19 @@ def _read_progress(
     return fetch_log.read_training(cluster, namespace, pods)
 
 
-def _find_mounted(
-    cluster: Cluster, name: str, namespace: str, events: Iterable[Document]
+def _find_present(
+    cluster: Cluster,
+    name: str,
+    namespace: str,
+    told: tuple[Future[list[dict[str, Any]]], Future[dict[str, dict[str, Any]]]],
 ) -> frozenset[str]:
-    """The names of the job's ConfigMaps, if a kubelet has said that it did not find one."""
-    if not any(_ABSENT in documents.text(each, "message") for each in events):
+    """The names of the job's ConfigMaps, if a kubelet or an agent has told, in events or reports,
+    that it did not find one.
+    """
+    events, reports = told
+    missed = any(_ABSENT in documents.text(each, "message") for each in events.result())
+    refused = (documents.text(each, "rendezvous_refusal") for each in reports.result().values())
+    if not missed and not any(each.startswith("404") for each in refused):
         return frozenset()
     selector = job_selector(name)
     return frozenset(

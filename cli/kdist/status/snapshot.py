@@ -315,7 +315,8 @@ class Snapshot:
             is nothing to say.
         progress: the newest event of the training in the log, if no agent answers.
         placed: annotations that the ConfigMap had, by its workload, if it is gone.
-        config_maps: names of the job's ConfigMaps that exist, if a pod could not mount one.
+        config_maps: names of the job's ConfigMaps that exist, if a pod could not mount one, or an
+            agent did not find the one that it meets the others in.
     """
 
     name: str

@@ -176,6 +176,24 @@ def test_a_look_during_an_outage_names_the_event(name: str) -> None:
     assert "the image must start" not in found.fix
 
 
+def test_a_job_whose_pod_its_controller_is_long_in_replacing_is_told_why() -> None:
+    lost = scene([pod(0)], killing(100), reports=waiting())
+    assert "up to 10 min" in diagnose(lost).fix
+    assert "kdist restart digits -n ml" in diagnose(lost).fix
+    starting = scene([pod(0), new_pod()], killing(100), reports=waiting())
+    assert "10 min" not in diagnose(starting).fix
+    whole = replace(lost, config_map=config_map(backend="statefulset"))
+    assert "10 min" not in diagnose(whole).fix
+
+
+def test_a_new_pod_of_the_same_name_whose_agent_loads_is_in_the_place_of_the_lost_one() -> None:
+    new = started(pod(1), 8)
+    found = diagnose(scene([pod(0), new], killing(12), reports=waiting()))
+    assert found.sentence.startswith(f"pod {OLD} was deleted 12 s ago; in its place: {OLD} (Run")
+    old = started(pod(1), 300)
+    assert "no new pod" in diagnose(scene([pod(0), old], killing(12), reports=waiting())).sentence
+
+
 def test_a_rank_that_has_ended_is_no_evidence_of_a_hang_by_an_agent_of_any_version() -> None:
     for told in ({"ended": True}, {}):
         first = report()
@@ -213,36 +231,6 @@ def test_a_loss_of_an_hour_ago_explains_nothing() -> None:
     reports = waiting("restarting") | {NEW: report("restarting", ranks=(1,))}
     found = diagnose(scene([pod(0), over, running], reports=reports))
     assert found.cause == "starting"
-
-
-@pytest.mark.parametrize(
-    ("refusal", "words", "fix"),
-    [
-        ("401: the API server does not accept the pod's token", "their token (401)", "restart"),
-        ("403: the API server does not permit", "the Role or the RoleBinding", "kdist apply"),
-        ("404: the API server does not have", "ConfigMap was deleted (404)", "kdist apply"),
-        (None, "ServiceAccount, its Role or its RoleBinding", "kdist apply"),
-    ],
-)
-def test_a_refusal_of_the_api_server_is_named_by_its_status(
-    refusal: str | None, words: str, fix: str
-) -> None:
-    refused: dict[str, Any] = {"rendezvous_refused": True, "rendezvous_refusal": refusal}
-    reports = {FIRST: report(**refused), OLD: report(ranks=(1,), **refused)}
-    found = diagnose(scene([pod(0), pod(1)], reports=reports))
-    assert found.cause == "account-gone"
-    assert words in found.sentence
-    assert fix in found.fix
-
-
-def test_a_config_map_that_was_deleted_is_named_before_what_the_job_does() -> None:
-    seen = scene([pod(0), pod(1)], reports={FIRST: report(), OLD: report(ranks=(1,))})
-    found = diagnose(replace(seen, config_map={}, workload=None, state=None))
-    assert (found.cause, found.severity) == ("configmap-gone", "blocked")
-    assert "ConfigMap digits does not exist in namespace ml" in found.sentence
-    refused = {FIRST: report(rendezvous_refused=True), OLD: report(ranks=(1,))}
-    again = diagnose(replace(seen, config_map={}, workload=None, state=None, reports=refused))
-    assert again.cause == "configmap-gone"
 
 
 def test_checkpoints_that_cannot_be_saved_come_before_that_it_trains() -> None:
@@ -345,6 +333,29 @@ def test_a_config_map_that_is_there_again_is_no_cause() -> None:
     assert diagnose(replace(seen, config_maps={"digits-train-1"})).cause == "pod-lost"
     unheard = event("FailedMount", 'object "ml"/"digits-train-1" not registered', name=NEW)
     assert diagnose(scene(pods, killing(), unheard, reports=waiting())).cause == "pod-lost"
+
+
+UNSYNCED = [
+    'MountVolume.SetUp failed for volume "config" : failed to sync configmap cache: timed out '
+    "waiting for the condition",
+    "Unable to attach or mount volumes: unmounted volumes=[checkpoints token], unattached "
+    "volumes=[], failed to process volumes=[checkpoints]: error processing PVC ml/ckpt: failed to "
+    'fetch PVC from API server: persistentvolumeclaims "ckpt" is forbidden: User '
+    '"system:node:worker-1" cannot get resource "persistentvolumeclaims" in API group "" in the '
+    "namespace \"ml\": no relationship found between node 'worker-1' and this object",
+]
+
+
+@pytest.mark.parametrize("message", UNSYNCED)
+def test_a_kubelet_that_has_not_heard_yet_of_a_new_pods_objects_is_no_cause(message: str) -> None:
+    pods = [pod(0), new_pod()]
+    late = event("FailedMount", message, name=NEW, ago=3)
+    lost = scene(pods, killing(), late, reports=waiting())
+    assert diagnose(lost).cause == "pod-lost"
+    again = diagnose(scene([creating(), creating(1, name=NEW)], late, over=workload(age=4)))
+    assert again.cause == "starting"
+    for_ever = event("FailedMount", message, name=NEW, ago=3, count=20)
+    assert diagnose(scene(pods, killing(), for_ever, reports=waiting())).cause == "mount"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
@@ -26,6 +26,7 @@ from kdist.status.documents import Document
 from kdist.threads import OnError, start_thread
 from kdist_controller.metrics import Metrics
 from kdist_controller.observation import Observed
+from kdist_controller.record import note_start
 from kdist_controller.resource import JobKey
 from kdist_controller.work_queue import WorkQueue
 
@@ -37,6 +38,10 @@ Route = Callable[[str, Document], AgentTransport]
 INTERVAL_SECONDS: Final = 30.0
 STUCK_SECONDS: Final = 300.0
 """The longest pause between two diagnoses of a job that does not progress."""
+REFUSED_SECONDS: Final = 5.0
+"""The longest pause while the API server refuses an agent the rendezvous: what it lacks may be
+there again, made by this controller.
+"""
 _FIRST_SECONDS: Final = 1.0
 _STALE_SECONDS: Final = 3 * INTERVAL_SECONDS
 _ASKED_FOR_RANK_0: Final = 3
@@ -57,6 +62,7 @@ class Inquiry:
     """What is known of one job's agents."""
 
     pods: Sequence[Document] = ()
+    restarted_at: str = ""
     shape: tuple[object, ...] = ()
     everyone: bool = False
     stuck: bool = False
@@ -165,6 +171,7 @@ class AgentPoller:
         with self._lock:
             found = self._inquiries.setdefault(key, Inquiry())
             found.pods = [pod for pod in observed.pods if documents.name(pod) in working]
+            found.restarted_at = observed.restarted_at
             found.answers = {pod: answer for pod, answer in found.answers.items() if pod in working}
             found.silent = {pod: at for pod, at in found.silent.items() if pod in working}
             found.set_stuck(stuck=stuck)
@@ -196,11 +203,11 @@ class AgentPoller:
             if found is None:
                 return
             pods = sorted(found.pods, key=partial(_order, found))
-            everyone, stuck = found.everyone, found.stuck
+            everyone, stuck, restarted_at = found.everyone, found.stuck, found.restarted_at
             diagnosing = found.needs_diagnosis(time.monotonic())
             found.everyone = False
         turn = self._ask(key, pods, everyone=everyone)
-        diagnosis = self._diagnose(key, turn) if diagnosing else None
+        diagnosis = self._diagnose(key, turn, restarted_at) if diagnosing else None
         now = time.monotonic()
         with self._lock:
             found = self._inquiries.get(key)
@@ -213,7 +220,7 @@ class AgentPoller:
             found.everyone = found.everyone or turn.unfinished
             if diagnosing:
                 found.diagnosed(diagnosis, now)
-            most = STUCK_SECONDS if stuck and not pods else INTERVAL_SECONDS
+            most = STUCK_SECONDS if stuck and not pods else turn.longest_pause
             found.pause = _FIRST_SECONDS if turn.unfinished else min(most, 2 * found.pause)
             pause = found.pause
         self._queue.add(key, after=pause)
@@ -243,11 +250,13 @@ class AgentPoller:
                 break
         return turn
 
-    def _diagnose(self, key: JobKey, turn: _Turn) -> Diagnosis | None:
+    def _diagnose(self, key: JobKey, turn: _Turn, restarted_at: str) -> Diagnosis | None:
         cluster = self._cluster.within(key.namespace)
         try:
             known = _KnownAgents(cluster, namespace=key.namespace, turn=turn)
-            return diagnose(fetch_snapshot(cluster, key.name, agents=known))
+            seen = fetch_snapshot(cluster, key.name, agents=known)
+            noted = note_start(seen.config_map, restarted_at)
+            return diagnose(replace(seen, config_map=noted))
         except KdistError as error:
             _log.warning("cannot say why %s does not progress: %s", key, error)
             return None
@@ -260,6 +269,12 @@ class _Turn:
     answers: dict[str, Document] = field(default_factory=dict)
     silent: list[str] = field(default_factory=list)
     unfinished: bool = False
+
+    @property
+    def longest_pause(self) -> float:
+        """Seconds until these agents are asked again at the latest."""
+        refused = (documents.at(each, "rendezvous_refused") for each in self.answers.values())
+        return REFUSED_SECONDS if True in refused else INTERVAL_SECONDS
 
 
 def _order(inquiry: Inquiry, document: Document) -> tuple[int, float]:

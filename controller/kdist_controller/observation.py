@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
@@ -16,7 +16,7 @@ from kdist.recovery.decision import PodDecision
 from kdist.spec import TrainingJob
 from kdist.status import ASKED, ExitRecord, JobStatus, Pod, Snapshot, documents
 from kdist.status.documents import Document
-from kdist_controller.record import Record, correct, read_record
+from kdist_controller.record import Record, correct, note_start, read_record
 from kdist_controller.rendering import digest
 from kdist_controller.resource import Resource
 
@@ -124,8 +124,20 @@ class Observed:
             reports=self.reports,
             nodes=self.nodes,
             skipped=sum(documents.name(pod) not in self.reports for pod in self.pods),
+            config_maps={each.name for each in self.children if each.kind == "ConfigMap"},
             taken=self.now,
         )
+
+    @property
+    def explained(self) -> Snapshot:
+        """The same for a diagnosis, which also asks whether somebody had the job start again."""
+        seen = self.snapshot
+        return replace(seen, config_map=note_start(seen.config_map, self.restarted_at))
+
+    @property
+    def restarted_at(self) -> str:
+        """When its spec last asked for a new start; empty if never."""
+        return documents.text(self.resource.document, "spec", "restartedAt")
 
     @property
     def status(self) -> JobStatus:

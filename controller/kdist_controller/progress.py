@@ -204,7 +204,7 @@ def _explain(observed: Observed, decision: Decision) -> Diagnosis:
         return Diagnosis("creating", "its objects are being made", "waiting")
     found = observed.diagnosis  # made a while ago, when the job did not progress
     if found is None or observed.status.phase.terminal:
-        found = diagnose(observed.snapshot)
+        found = diagnose(observed.explained)
     waits = [each for each in observed.decisions if not each.recover]
     if waits and found.cause == "node-lost":
         words = f"{found.sentence}; {waits[0].pod} is not given up yet: {waits[0].message}"

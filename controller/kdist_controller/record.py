@@ -12,7 +12,7 @@ from typing import Any, Final
 from kdist import render
 from kdist.errors import KdistError
 from kdist.spec import TrainingJob
-from kdist.status import BACKEND, RENDEZVOUS, RUN_ID, documents
+from kdist.status import BACKEND, RENDEZVOUS, RUN_ID, STARTED, documents
 from kdist.status.documents import Document
 from kdist_controller.resource import Resource
 from kdist_trainer.json_text import encode_json
@@ -104,3 +104,14 @@ def correct(resource: Resource, config_map: Document, wanted: TrainingJob | None
     document = {} if wanted is None else wanted.to_document()
     data = {**documents.mapping(config_map, "data"), "job.json": encode_json(document)}
     return {**config_map, "metadata": metadata, "data": data}
+
+
+def note_start(config_map: Document, restarted_at: str) -> Document:
+    """The ConfigMap with the moment at which the TrainingJob asks for a new start, where those that
+    diagnose the job look for it: they do not read the TrainingJob. As it is without either.
+    """
+    if not config_map or not restarted_at:
+        return config_map
+    metadata: dict[str, Any] = dict(documents.mapping(config_map, "metadata"))
+    metadata["annotations"] = {**documents.mapping(metadata, "annotations"), STARTED: restarted_at}
+    return {**config_map, "metadata": metadata}

@@ -19,10 +19,12 @@ import pytest
 from kdist.agent_client import STATUS_BYTES, PodTransport
 from kdist.cluster import Cluster
 from kdist.diagnose import Diagnosis, diagnose
+from kdist.ownership import ObjectKey
 from kdist.status import documents, read_pod
 from kdist_controller import agent_poller
 from kdist_controller.agent_poller import (
     INTERVAL_SECONDS,
+    REFUSED_SECONDS,
     STUCK_SECONDS,
     AgentPoller,
     Inquiry,
@@ -33,8 +35,8 @@ from kdist_controller.metrics import Metrics
 from kdist_controller.observation import Observed
 from kdist_controller.resource import JobKey, Resource
 from tests import hostile, patience
-from tests.cli.diagnose.scenes import scene
-from tests.cli.status.objects import pod, report
+from tests.cli.diagnose.scenes import creating, scene
+from tests.cli.status.objects import NOW, at, config_map, pod, report, workload
 
 HOSTILE_PODS = 50
 GREEDY_BYTES = 20 << 20
@@ -132,6 +134,64 @@ def test_an_agent_that_was_not_asked_is_not_called_silent(connection: Cluster) -
     seen = scene(pods, reports={first: report("rendezvous")}, skipped=1)
     assert diagnose(seen).cause == "rendezvous"
     assert diagnose(replace(seen, skipped=0)).cause == "pod-lost"
+
+
+@pytest.mark.parametrize(
+    ("refused", "longest"), [(True, REFUSED_SECONDS), (False, INTERVAL_SECONDS)]
+)
+def test_an_agent_that_is_refused_the_rendezvous_is_asked_again_soon(
+    crowd: Crowd, *, refused: bool, longest: float
+) -> None:
+    key = JobKey("ml", "digits")
+    answer = json.dumps({**GOOD, "rendezvous_refused": refused}).encode()
+    crowd.run(key, [hostile.answer(answer)])
+    for _ in range(12):  # the pause doubles up to its longest
+        crowd.poller._inquire(key)
+    assert crowd.poller._inquiries[key].pause == longest
+
+
+def test_a_config_map_that_the_controller_sees_is_not_called_deleted() -> None:
+    refused = report(
+        rendezvous_refused=True, rendezvous_refusal="404: the API server does not have"
+    )
+    pods = [pod(0), pod(1)]
+    found = Observed(
+        Resource({"metadata": {"namespace": "ml", "name": "digits", "uid": "1"}}),
+        config_map=config_map(),
+        workload=workload(),
+        pods=pods,
+        reports={documents.name(pods[0]): refused, documents.name(pods[1]): report(ranks=(1,))},
+        now=NOW.timestamp(),
+    )
+    assert diagnose(found.snapshot).cause == "account-gone"
+    key = ObjectKey("v1", "ConfigMap", "digits-rendezvous")
+    assert diagnose(replace(found, children={key: {}}).snapshot).cause == "none"
+
+
+def restarted(seconds_ago: float | None) -> Observed:
+    """A TrainingJob that was told so long ago to start again, and has no workload at the moment."""
+    spec = {} if seconds_ago is None else {"restartedAt": at(seconds_ago)}
+    metadata = {"namespace": "ml", "name": "digits", "uid": "1"}
+    resource = Resource({"metadata": metadata, "spec": spec})
+    return Observed(resource, config_map=config_map(), now=NOW.timestamp())
+
+
+def test_a_job_that_was_told_to_start_again_is_not_said_to_have_no_workload() -> None:
+    found = diagnose(restarted(20).explained)
+    assert (found.cause, found.severity) == ("start-requested", "waiting")
+    for moment in (None, 3600):
+        assert diagnose(restarted(moment).explained).cause == "no-workload"
+
+
+def test_the_poller_diagnoses_a_job_as_one_that_was_told_to_start_again(
+    crowd: Crowd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = scene([creating(0), creating(1)], over=workload(age=1))
+    monkeypatch.setattr(agent_poller, "fetch_snapshot", lambda *_, **__: seen)
+    found = [
+        crowd.poller._diagnose(JobKey("ml", "digits"), _Turn(), asked) for asked in ("", at(20))
+    ]
+    assert [each.cause for each in found if each] == ["starting", "start-requested"]
 
 
 @pytest.mark.parametrize("behaviour", [hostile.drip_headers, hostile.stay_silent])

@@ -25,6 +25,15 @@ class Calm(Digits):
         return super().loss(model, batch)
 
 
+class Sleepy(Digits):
+    """Options as those of `digits`: many of it on few cores leave most of them to what starts."""
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
+        """The loss of `digits`, half a second later."""
+        time.sleep(0.5)
+        return super().loss(model, batch)
+
+
 class Corpus(Calm):
     """Prints each file below `/corpus` with its size, before it trains on `digits`."""
 

@@ -44,6 +44,26 @@ def test_a_store_listens_at_the_address_that_it_is_given_alone(hosted: HostedSto
     assert {connect(port, host=each) for each in own_addresses()} == {"ConnectionRefusedError"}
 
 
+def test_a_port_serves_again_though_the_store_that_had_it_is_still_held() -> None:
+    port = pick_port()
+    former = HostedStore("127.0.0.1", port, size=1, timeout=TIMEOUT)
+    held = former.store
+    former.close()
+    found: list[HostedStore] = []
+
+    def host() -> None:
+        found.append(HostedStore("127.0.0.1", port, size=1, timeout=TIMEOUT))
+
+    thread = threading.Thread(target=host, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert found, "it waits for the former one"
+    found[0].store.set("key", "value")
+    assert found[0].store.get("key") == b"value"
+    found[0].close()
+    del held
+
+
 def test_newcomers_are_dropped_and_members_keep_working(hosted: HostedStore) -> None:
     port = hosted.store.port
     member = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False, timeout=TIMEOUT)

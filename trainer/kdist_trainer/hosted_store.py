@@ -53,7 +53,9 @@ class HostedStore:
             size,
             is_master=True,
             timeout=timeout,
-            multi_tenant=True,
+            # torch would take the server of an earlier store with this port, if anything still
+            # holds it: it listens no more, and the new store would wait for it for ever.
+            multi_tenant=False,
             master_listen_fd=self._descriptor,
         )
 

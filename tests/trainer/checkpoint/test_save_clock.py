@@ -74,6 +74,17 @@ def test_a_save_is_due_after_the_interval_of_training() -> None:
     assert training.seconds_until_due() == EVERY
 
 
+@pytest.mark.parametrize("apart", [1, 7, 45, 60, 99])
+def test_a_save_that_ranks_must_agree_on_is_as_near_to_its_time_as_can_be(apart: int) -> None:
+    """What they are asked at one exchange, they know at the next."""
+    training = Training()
+    is_asked = False
+    while not is_asked:
+        is_asked = training.clock.is_due(training.step, answered_after=apart)
+        training.train(apart)
+    assert abs(training.clock.unsaved - EVERY) <= apart / 2
+
+
 def test_training_that_was_lost_counts() -> None:
     assert Training(lost=200).seconds_until_due() == 100
 

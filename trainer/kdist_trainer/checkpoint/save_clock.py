@@ -227,14 +227,21 @@ class SaveClock:
             self.add_step(now - self._ticked)
         self._ticked = now
 
-    def is_due(self, step: int) -> bool:
+    def is_due(self, step: int, *, answered_after: float = 0.0) -> bool:
         """Whether `step` is to be saved: training has gone on since the last save, none is in
         progress, and enough training is unsaved.
+
+        Args:
+            step: The last finished step.
+            answered_after: Seconds of training until the ranks act on the answer, and again until
+                they would act on the next one. Of the two moments, the one that is nearer to the
+                interval's end is chosen: all saves would else be late by one and a half of them.
         """
         seconds = self.interval_seconds
         if seconds is None or self._in_progress is not None or step <= self._last_step:
             return False
-        return self.unsaved >= seconds and self._total() >= self._retry_at
+        is_enough = self.unsaved + 1.5 * answered_after >= seconds
+        return is_enough and self._total() >= self._retry_at
 
     def restored(self, step: int) -> None:
         """Continue from the checkpoint of `step`: what is newer is lost."""

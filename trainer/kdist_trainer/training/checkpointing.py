@@ -199,9 +199,13 @@ class TrainerCheckpointing:
         """Whether the save interval in steps selects `step`."""
         return self.next_due(step - 1) == step
 
-    def is_due_by_clock(self) -> bool:
-        """Whether a save is due by this rank's clock; rank 0's clock decides."""
-        return self.manager is not None and self.clock.is_due(self.training.state.step)
+    def is_due_by_clock(self, *, answered_after_steps: int = 0) -> bool:
+        """Whether a save is due by this rank's clock, if the ranks act on the answer after so many
+        steps; rank 0's clock decides.
+        """
+        seconds = answered_after_steps * (self._stats.step_ewma or 0.0)
+        step = self.training.state.step
+        return self.manager is not None and self.clock.is_due(step, answered_after=seconds)
 
     def save(self, *, required: bool = False, done: Mapping[str, Any] | None = None) -> None:
         """Save the current state; a failure is counted and training continues. Collective.

@@ -40,7 +40,7 @@ def sync_ranks(ctx: TrainContext) -> IntervalResult:
             losses=tuple(ctx.losses),
             grad_norm=ctx.grad_norm,
             stop=ctx.stop_flag.requested,
-            save=ctx.checkpointing.is_due_by_clock(),
+            save=ctx.checkpointing.is_due_by_clock(answered_after_steps=ctx.sync_interval),
             profile=ctx.profiler.is_requested(),
             digest=replicas.take_digest(ctx) if ctx.state.step == ctx.first_step else None,
             save_cost=ctx.checkpointing.clock.interval.cost or 0.0,

@@ -28,7 +28,7 @@ import traceback
 from collections.abc import Sequence
 from typing import Any
 
-from kdist_trainer import process_tree
+from kdist_trainer import forked_memory, process_tree
 from kdist_trainer.json_text import encode_json
 from kdist_trainer.untrusted_text import parse_json
 
@@ -74,8 +74,7 @@ def _import_modules() -> None:
     if threading.active_count() > 1:
         names = ", ".join(thread.name for thread in threading.enumerate())
         raise RuntimeError(f"a fork has no threads but its own, and importing torch left: {names}")
-    gc.collect()
-    gc.freeze()  # garbage collection in a rank then writes to no shared pages
+    forked_memory.share_with_forks()
 
 
 def _serve_one(requests: socket.socket) -> bool:

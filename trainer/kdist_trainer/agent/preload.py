@@ -7,12 +7,11 @@ below it, which cannot exit by themselves while they are stopped or not yet star
 
 from __future__ import annotations
 
-import gc
 import os
 import warnings
 from pathlib import Path
 
-from kdist_trainer import liveness
+from kdist_trainer import forked_memory, liveness
 from kdist_trainer.agent import preload_modules
 from kdist_trainer.agent.settings import WORKER
 
@@ -23,5 +22,4 @@ preload_modules.import_all(preload_modules.RANK)
 if os.environ.get("KDIST_ENTRYPOINT") == WORKER:
     preload_modules.import_all(preload_modules.training(Path(os.environ["KDIST_CONFIG"])))
     preload_modules.register_gloo()
-gc.collect()
-gc.freeze()  # garbage collection in a worker then writes to no pages shared with the forkserver
+forked_memory.share_with_forks()

@@ -221,7 +221,9 @@ def make_training_state(
         extras=extras,
         state=state,
     )
-    training.loading.build = partial(new_process.built, train, workload, training, steps=steps)
+    # the rank keeps it in all its groups, and the buffers know this one
+    bare = replace(training, extras={})
+    training.loading.build = partial(new_process.built, train, workload, bare, steps=steps)
     return training
 
 

@@ -213,6 +213,10 @@ class AgentPoller:
             found = self._inquiries.get(key)
             if found is None:
                 return
+            if turn.answers:  # what another says now counts more than an earlier answer
+                found.answers = {
+                    pod: kept for pod, kept in found.answers.items() if pod not in turn.silent
+                }
             found.answers |= {pod: (now, _keep(answer)) for pod, answer in turn.answers.items()}
             found.silent = {
                 pod: at for pod, at in found.silent.items() if pod not in turn.answers

@@ -168,6 +168,26 @@ def test_a_config_map_that_the_controller_sees_is_not_called_deleted() -> None:
     assert diagnose(replace(found, children={key: {}}).snapshot).cause == "none"
 
 
+def test_an_agent_that_is_silent_while_another_answers_is_not_quoted_any_more(
+    crowd: Crowd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = JobKey("ml", "digits")
+    good = hostile.answer(json.dumps(GOOD).encode())
+    crowd.run(key, [good, good])
+    first, second = "digits-0", "digits-1"
+    turns = [
+        _Turn({first: GOOD}),
+        _Turn({}, silent=[first, second]),
+        _Turn({second: GOOD}, silent=[first]),
+    ]
+    known = []
+    for turn in turns:
+        monkeypatch.setattr(crowd.poller, "_ask", lambda *_, turn=turn, **__: turn)
+        crowd.poller._inquire(key)
+        known.append(set(crowd.poller.answers(key)))
+    assert known == [{first}, {first}, {second}]
+
+
 def restarted(seconds_ago: float | None) -> Observed:
     """A TrainingJob that was told so long ago to start again, and has no workload at the moment."""
     spec = {} if seconds_ago is None else {"restartedAt": at(seconds_ago)}

@@ -34,6 +34,7 @@ _FIRST = "do what the fix says"
 _NAMED = 3  # pods that are named one by one
 _OPENED_NONE = "no rank has opened a Checkpointer"  # the trainer's words
 _LAGS = 10  # times that a webhook may refuse what it has not heard of
+_MADE_AGAIN = 120.0  # seconds from the end of the old pods until the first new one, at most
 _UNHEARD = re.compile(r'denied the request: \w+\.[\w.-]+ "[^"]+" not found')
 _RETRIES = 5  # times, some 15 s, that a kubelet may miss what it needs for a new pod
 _UNSYNCED = re.compile(r"failed to sync \w+ cache: timed out|no relationship found between node")
@@ -121,9 +122,15 @@ class DiagnosticContext:
 
     @cached_property
     def started(self) -> float | None:
-        """When a user had the job start again (unix seconds), if that explains what it does."""
+        """When a user had the job start again (unix seconds), if that explains what it does: pods
+        that were all made long after it are those of another start.
+        """
         at = read_start(self.seen.config_map, self.seen.resource)
-        return at if explains_start(at, self.now) else None
+        if at is None or not explains_start(at, self.now):
+            return None
+        grace = documents.integer(self.seen.job, "spec", "terminationGracePeriodSeconds") or 0
+        made = [pod.created for pod in self.pods if not pod.over and pod.created is not None]
+        return at if not made or min(made) <= at + grace + _MADE_AGAIN else None
 
     @cached_property
     def continuation(self) -> str:

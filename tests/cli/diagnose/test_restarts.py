@@ -117,3 +117,11 @@ def test_a_training_job_says_it_by_its_spec() -> None:
     }
     found = diagnose(scene([deleting(0), deleting(1)], state=SUSPENDED, resource=resource))
     assert found.sentence.startswith("digits starts again, as asked 30 s ago: its pods save")
+
+
+def test_pods_that_were_all_made_long_after_a_restart_are_those_of_a_later_loss() -> None:
+    lost = killing(30, name="digits-0-abcde")
+    later = scene(new_pods(10), killing(25), lost, reported=asked(240), reports=joining())
+    assert diagnose(later).cause == "pod-lost"
+    soon = scene(new_pods(120), reported=asked(240), reports=joining())
+    assert diagnose(soon).cause == "start-requested"

@@ -43,22 +43,28 @@ LONGEST = 160  # characters of a sentence that is shown
 REGISTRY = "kdist-registry"
 IN_CONTROL_PLANE = ("docker", "exec", "kdist-control-plane", "pkill")
 
-# The kernel kills what has the highest score: all others, before the one that takes the memory.
+# The kernel kills what has the highest score first: the training, and not one of many small ones.
 GREEDY = """
-import os
+import os, time
 for pid in filter(str.isdigit, os.listdir("/proc")):
     if int(pid) != os.getpid():
         with open(f"/proc/{pid}/oom_score_adj", "w") as score:
             score.write("1000")
-taken = []
-while True:
-    taken.append(bytearray(64 << 20))
+for _ in range(32):
+    if os.fork() == 0:
+        taken = bytearray(48 << 20)
+        time.sleep(60)
+        os._exit(0)
+time.sleep(60)
 """
 
 # Sentences that name what was done, and nothing that follows from it.
 POD = r"^pod \S+ (is being deleted|was deleted|is new, made)|^the pod of index \d+ exists no longer"
 DRAIN = rf"{POD}|^\S+ was evicted from node"
-NODE = r"^node \S+ does not answer|^pod \S+ (on node \S+ does not answer|ended with its node)"
+NODE = (
+    r"^node \S+ does not answer|^pod \S+ (on node \S+ does not answer|ended with its node)"
+    r"|: its node was tainted or stopped responding"
+)
 CONFIG_MAP = r"^ConfigMap \S+ does not exist|^configmap \S+ does not exist|ConfigMap was deleted"
 ACCOUNT = r"^service account \S+ (does not exist|was deleted)|ServiceAccount was deleted"
 ROLE = r"the Role or the RoleBinding"

@@ -9,7 +9,14 @@ from typing import Final, NamedTuple
 
 from kdist.diagnose.agents import FOLLOWS
 from kdist.diagnose.failures import EVICTIONS
-from kdist.diagnose.rule import Diagnosis, DiagnosticContext, clip, name_all, name_pods
+from kdist.diagnose.rule import (
+    Diagnosis,
+    DiagnosticContext,
+    KubernetesEvent,
+    clip,
+    name_all,
+    name_pods,
+)
 from kdist.status import Phase, Pod, documents, find_successor, read_index
 from kdist.units import seconds
 
@@ -294,7 +301,7 @@ def _find_deleted(ctx: DiagnosticContext) -> Iterator[_Loss]:
             None,
         )
         if gone is not None:
-            what = f"pod {gone.name} was deleted {ctx.ago(gone.at)}".rstrip()
+            what = f"pod {gone.name} was deleted {ctx.ago(gone.at)}".rstrip() + _explain(ctx, gone)
             yield _Loss(gone.name, index, what, str(gone), gone.at)
         elif index not in places and (
             any(pod.index == index or pod.troubled for pod in ctx.pods) or not ctx.pods
@@ -311,6 +318,16 @@ def _find_deleted(ctx: DiagnosticContext) -> Iterator[_Loss]:
             )
             evidence = f"pod/{newest.name}: {newest.state}"
             yield _Loss(newest.name, index, what, evidence, newest.created)
+
+
+def _explain(ctx: DiagnosticContext, gone: KubernetesEvent) -> str:
+    """Why a pod was deleted, if its node was the reason; the kubelet of a node that comes back ends
+    it later.
+    """
+    told = ctx.events_of("Pod", [gone.name], "TaintManagerEviction", "Scheduled")
+    latest = next((each for each in told if each.at <= gone.at), None)
+    tainted = latest is not None and latest.message.startswith("Marking for deletion")
+    return f": {EVICTIONS['DeletionByTaintManager'][0]}" if tainted else ""
 
 
 def _is_new(ctx: DiagnosticContext, pod: Pod, first: float) -> bool:

@@ -176,6 +176,16 @@ def test_a_look_during_an_outage_names_the_event(name: str) -> None:
     assert "the image must start" not in found.fix
 
 
+def test_a_pod_that_its_lost_node_ends_when_it_is_back_was_deleted_for_that_node() -> None:
+    tainted = event("TaintManagerEviction", "Marking for deletion Pod", name=OLD, ago=60)
+    why = ": its node was tainted or stopped responding"
+    lost = diagnose(scene([pod(0), new_pod()], killing(12), tainted, reports=waiting()))
+    assert lost.sentence.startswith(f"pod {OLD} was deleted 12 s ago{why}; in its place: {NEW}")
+    again = event("Scheduled", "assigned", name=OLD, ago=40)
+    later = scene([pod(0), new_pod()], killing(12), again, tainted, reports=waiting())
+    assert why not in diagnose(later).sentence
+
+
 def test_a_job_whose_pod_its_controller_is_long_in_replacing_is_told_why() -> None:
     lost = scene([pod(0)], killing(100), reports=waiting())
     assert "up to 10 min" in diagnose(lost).fix

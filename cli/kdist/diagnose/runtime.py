@@ -160,7 +160,7 @@ def find_start_request(ctx: DiagnosticContext) -> Diagnosis | None:
     if ctx.started is None or ctx.status.phase.terminal:
         return None
     reason, phase = ctx.status.reason, ctx.status.phase
-    if not (ctx.stuck or reason == ASKED_TO_START) or phase is Phase.QUEUED:
+    if not (ctx.stuck or reason in (ASKED_TO_START, "NoAnswer")) or phase is Phase.QUEUED:
         return None
     if any((pod.created or 0.0) < ctx.started for pod in ctx.pods if not pod.over):
         state = "its pods save and end first"

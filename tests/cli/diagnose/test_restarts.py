@@ -125,3 +125,10 @@ def test_pods_that_were_all_made_long_after_a_restart_are_those_of_a_later_loss(
     assert diagnose(later).cause == "pod-lost"
     soon = scene(new_pods(120), reported=asked(240), reports=joining())
     assert diagnose(soon).cause == "start-requested"
+
+
+def test_new_pods_whose_agents_are_long_in_loading_are_those_of_the_restart() -> None:
+    silent = scene(new_pods(100), reported=asked(130), reports={})
+    assert silent.status.reason == "NoAnswer"
+    assert diagnose(silent).cause == "start-requested"
+    assert diagnose(scene(new_pods(100), reports={})).cause == "no-answer"

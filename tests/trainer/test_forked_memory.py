@@ -7,7 +7,10 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+from collections.abc import Callable
 from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,20 +57,49 @@ def fork_and_allocate(prepares: bool) -> float:
     return float(os.read(read, 100))
 
 
-def tell(pipe: Connection, prepares: bool) -> None:
-    pipe.send(fork_and_allocate(prepares))
+def give_back() -> tuple[int, int]:
+    """The pages of a process that has freed all but every hundredth of many blocks, before and
+    after it gives back what is free.
+    """
+    libc = ctypes.CDLL(None)
+    for number, block in enumerate(allocate(libc)):
+        if number % 100:
+            libc.free(ctypes.c_void_p(block))
+    before = count_pages()
+    forked_memory.return_free_memory()
+    return before, count_pages()
+
+
+def count_pages() -> int:
+    """The pages of this process that are in memory, whoever shares them."""
+    return int(Path("/proc/self/statm").read_text().split()[1])
+
+
+def tell(pipe: Connection, find: Callable[..., object], *arguments: bool) -> None:
+    pipe.send(find(*arguments))
+
+
+def ask(find: Callable[..., object], *arguments: bool) -> Any:
+    """What a function returns in a process of its own."""
+    context = prepared_context()
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=tell, args=(theirs, find, *arguments))
+    process.start()
+    found = ours.recv()
+    process.join()
+    return found
 
 
 @pytest.mark.processes
 @pytest.mark.skipif(sys.platform != "linux", reason="the heap is glibc's")
 def test_a_fork_uses_no_gap_between_what_it_shares() -> None:
-    shares = []
-    for prepares in (False, True):
-        context = prepared_context()
-        ours, theirs = context.Pipe(duplex=False)
-        process = context.Process(target=tell, args=(theirs, prepares))
-        process.start()
-        shares.append(ours.recv())
-        process.join()
+    shares = [ask(fork_and_allocate, prepares) for prepares in (False, True)]
     assert shares[0] > 0.9, "there is nothing to see"
     assert shares[1] < 0.1
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(sys.platform != "linux", reason="the heap is glibc's")
+def test_what_is_free_between_what_is_used_goes_back_to_the_system() -> None:
+    before, after = ask(give_back)
+    assert (before - after) * os.sysconf("SC_PAGE_SIZE") > BLOCKS * sum(SIZES) / 2

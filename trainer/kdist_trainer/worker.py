@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from kdist_trainer import failure, group_abort, log, output
+from kdist_trainer import failure, forked_memory, group_abort, log, output
 from kdist_trainer.bench.collectives import COLLECTIVES
 from kdist_trainer.bench.measure import Effort, Exchange, SlowLink, find_slow_link, measure
 from kdist_trainer.checkpoint.location import open_location
@@ -259,6 +259,8 @@ class ManagedRank:
         forget_frames(error)
         abandon(timeout)
         self._control.report_left(self._kept.state.step if self._kept is not None else -1, why)
+        # half a millisecond, and nothing else is to do until the agents have met
+        forked_memory.return_free_memory()
 
     def _join(self, environment: dict[str, str]) -> None:
         """Take over the environment of the next group."""

@@ -121,7 +121,7 @@ def apply(fleet: Fleet) -> None:
 
 
 def restart(fleet: Fleet) -> None:
-    fleet.each(lambda kind: fleet.namespace.kdist("restart", kind, "--timeout=4m", timeout=300))
+    fleet.each(lambda kind: fleet.namespace.kdist("restart", kind, "--timeout=8m", timeout=500))
 
 
 def exhaust_memory(fleet: Fleet) -> None:

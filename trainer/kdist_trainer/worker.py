@@ -157,7 +157,7 @@ class ManagedRank:
             if self._control is None and train.recovery != "restart" and not uses_gpus(local_size):
                 self._control = GroupControl.connect(self._stop_flag.ask_to_leave)
                 if self._control is not None:
-                    left.report_crowd(self._control.report_crowd)
+                    left.report_crowd(self._report_crowd)
             if not self._has_group:
                 self._wait_for_first_group(config, train)
                 continue
@@ -168,6 +168,17 @@ class ManagedRank:
                     raise
                 self._leave(error, collective_timeout_seconds=config.collective_timeout_seconds)
             self._join(self._control.wait_for_group())
+
+    def _report_crowd(self, groups: int) -> None:
+        """Tell the agent of the groups that this rank keeps, so that it may replace the process:
+        not while that writes a save alone, which would be lost with it.
+        """
+        ctx, kept = self.ctx, self._kept
+        save = kept.carried if kept is not None else None
+        is_carrying = ctx.checkpointing.carrying.is_in_progress if ctx is not None else False
+        if self._control is not None:
+            is_carrying |= save is not None and save.is_in_progress
+            self._control.report_crowd(0 if is_carrying else groups)
 
     def _wait_for_first_group(self, config: TrainConfig, train: Training) -> None:
         """Prepare for the first group, and join it once the agent has it.
@@ -258,6 +269,8 @@ class ManagedRank:
         why, self.ctx = regroup.describe(error), None
         forget_frames(error)
         abandon(timeout)
+        if self._kept is not None and (save := self._kept.carried) and save.is_in_progress:
+            self._control.report_crowd(0)
         self._control.report_left(self._kept.state.step if self._kept is not None else -1, why)
         # half a millisecond, and nothing else is to do until the agents have met
         forked_memory.return_free_memory()

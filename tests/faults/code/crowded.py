@@ -1,15 +1,18 @@
 """A workload that makes process groups of its own, as other people's do, in which all ranks but the
 last wait for it in vain: kdist, which has not made them, keeps them when they are left.
 
-Option `groups` says how many for each worker group.
+Option `groups` says how many for each worker group, `folder` where it is said that the storage
+holds each save (`paused.hold_storage`).
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from paused import hold_storage
 from torch import Tensor, nn
 
 from kdist_trainer.workload import Workload, WorkloadContext
@@ -20,6 +23,7 @@ class CrowdedOptions(DigitsOptions):
     """Options of this workload."""
 
     groups: int
+    folder: str = ""
 
 
 class Crowded(Digits):
@@ -31,6 +35,8 @@ class Crowded(Digits):
         self.options, self._count = options, options.groups
         self._world: object = None
         self._works: list[Any] = []
+        if options.folder:
+            hold_storage(Path(options.folder), "write")
 
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
         """See base class."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -95,6 +95,7 @@ def open_store(
     take_over: bool = False,
     generation: int = 1,
     is_known: bool = False,
+    spared: Collection[str] = (),
 ) -> CheckpointManager:
     """A store on `root`; without a world that of a single rank."""
     config = Checkpointing(mode=mode, keep=keep, every=every)
@@ -107,6 +108,7 @@ def open_store(
         job={"name": "config-1"},
         take_over=take_over,
         is_known=is_known,
+        spared=spared,
     )
 
 

@@ -3,26 +3,25 @@
 Where each rank holds the whole state, one that has survived a loss copies all of it and writes it
 alone, in the background. No loss of another rank ends that, however long the storage takes. It is
 committed under the lock of the group that the rank is a member of by then; while it is in none, the
-commit waits.
+commit waits. What rank 0 of a broken group was committing goes on likewise, if all its files are
+there.
 """
 
 from __future__ import annotations
 
-import threading
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
 from kdist_trainer.checkpoint.background import BackgroundTask
-from kdist_trainer.checkpoint.commit import CommitRequest, SaveResult, discard
+from kdist_trainer.checkpoint.commit import CommitRequest, SaveResult
 from kdist_trainer.checkpoint.group import CheckpointGroup
 from kdist_trainer.checkpoint.layout import CheckpointDirectory
 from kdist_trainer.checkpoint.loadable import Description
 from kdist_trainer.checkpoint.lock import Lock, LockRecord
+from kdist_trainer.checkpoint.membership import Membership
 from kdist_trainer.checkpoint.staging import Paths
-from kdist_trainer.checkpoint.writer import Content, Writer
+from kdist_trainer.checkpoint.writer import Writer
 from kdist_trainer.config import Checkpointing
-from kdist_trainer.digest import Digest
 
 
 class _Alone(NamedTuple):
@@ -33,52 +32,13 @@ class _Alone(NamedTuple):
     generation: int = 0
 
 
-class _DroppedError(Exception):
-    """The save is not wanted any more."""
-
-
-class _Membership:
-    """Says under whose lock a save may be committed. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._record: LockRecord | None = None
-        self._is_dropped = False
-        self._is_committing = False
-        self.is_committed = False
-
-    def set(self, record: LockRecord | None, *, drops: bool = False) -> None:
-        """Change the group, once no commit is in progress."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._is_committing)
-            self._record = record
-            self._is_dropped |= drops
-            self._changed.notify_all()
-
-    def begin_commit(self) -> LockRecord:
-        """Wait for a group; it stays until `end_commit`. Raises `_DroppedError`."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._is_dropped or self._record is not None)
-            if self._is_dropped or self._record is None:
-                raise _DroppedError
-            self._is_committing = True
-            return self._record
-
-    def end_commit(self) -> None:
-        """Let the group change again; may be called without a commit."""
-        with self._changed:
-            self._is_committing = False
-            self._changed.notify_all()
-
-
 class _CarriedWriter(Writer):
     """Writes all of a state on one rank, and commits it once that is a member of a group."""
 
     bounds_events = False  # rank 0 may do so at the same time
+    may_be_overtaken = True
 
-    def __init__(
-        self, directory: CheckpointDirectory, membership: _Membership, config: Checkpointing
-    ) -> None:
+    def __init__(self, directory: CheckpointDirectory, config: Checkpointing) -> None:
         super().__init__(
             directory,
             group=CheckpointGroup(_Alone()),
@@ -87,50 +47,44 @@ class _CarriedWriter(Writer):
             shared=True,
         )
         self._is_cleaned = True  # by rank 0
-        self._membership = membership
-        self._written: CommitRequest | None = None
-
-    def commit(self, request: CommitRequest, content: Content) -> SaveResult:
-        try:
-            result = super().commit(request, content)
-            self._membership.is_committed = result.ok
-        finally:
-            self._membership.end_commit()
-        return result
-
-    def _commit(self, request: CommitRequest, digests: dict[str, Digest]) -> SaveResult:
-        record = self._membership.begin_commit()
-        self._lock.mine = record
-        newest = self._lock.find_newest()
-        if newest is not None and newest.step >= request.manifest.step:
-            raise _DroppedError
-        self._written = replace(request, manifest=replace(request.manifest, epoch=record.epoch))
-        return super()._commit(self._written, digests)
 
     def _find_root(self, error: BaseException) -> BaseException:
         # while it is written no lock is held
-        return super()._find_root(error) if self._written is not None else error
-
-    def _failed(self, request: CommitRequest, error: BaseException) -> SaveResult:
-        if isinstance(error, _DroppedError):
-            discard(self._directory, request)
-            return SaveResult(request.manifest.step, ok=False, cause="superseded")
-        return super()._failed(self._written or request, error)
+        return super()._find_root(error) if self._lock.mine is not None else error
 
 
 class CarriedSave:
-    """One save, which this process writes alone. Used on the thread of the training."""
+    """One save, which this process goes on with alone. Used on the thread of the training."""
 
     def __init__(
-        self,
+        self, task: BackgroundTask[SaveResult], membership: Membership, *, step: int, folder: str
+    ) -> None:
+        """Take over a save; it is committed once the rank is a member of a group (`attach`).
+
+        Args:
+            task: what writes and commits it.
+            membership: of it.
+            step: its step.
+            folder: name of the folder that it is written to.
+        """
+        self.step = step
+        self.folder = folder
+        """Name of the folder that it is written to."""
+        self._membership = membership
+        self._task = task
+        self._result: SaveResult | None = None
+
+    @classmethod
+    def begin(
+        cls,
         directory: CheckpointDirectory,
         config: Checkpointing,
         request: CommitRequest,
         staged: dict[str, Any],
         paths: Paths,
         described: Description | None,
-    ) -> None:
-        """Begin to write; it is committed once the rank is a member of a group (`attach`).
+    ) -> CarriedSave:
+        """Begin to write one.
 
         Args:
             directory: the checkpoint folder.
@@ -140,14 +94,16 @@ class CarriedSave:
             paths: the path of keys of each.
             described: what must be found when it is read back.
         """
-        self.step = request.manifest.step
-        self.folder = request.temporary.name
-        """Name of the folder that it is written to."""
-        self._membership = _Membership()
-        self._result: SaveResult | None = None
-        writer = _CarriedWriter(directory, self._membership, config)
-        self._task = BackgroundTask[SaveResult]()
-        self._task.start(partial(writer.write, request, staged, paths, described))
+        writer = _CarriedWriter(directory, config)
+        task = BackgroundTask[SaveResult]()
+        task.start(partial(writer.write, request, staged, paths, described))
+        step, folder = request.manifest.step, request.temporary.name
+        return cls(task, writer.membership, step=step, folder=folder)
+
+    @property
+    def is_in_progress(self) -> bool:
+        """Whether it has not ended. Any thread may ask."""
+        return self._task.busy
 
     @property
     def result(self) -> SaveResult | None:
@@ -156,15 +112,22 @@ class CarriedSave:
             self._result = self._task.collect()
         return self._result
 
+    def wait(self) -> SaveResult:
+        """What has become of it, once it has ended: it is committed, or dropped."""
+        if self._result is None:
+            self._result = self._task.collect()
+        return self._result
+
     def attach(self, record: LockRecord) -> None:
         """Allow the commit: this rank is a member of the group whose rank 0 holds this record."""
         self._membership.set(record)
 
     def detach(self) -> None:
-        """Leave the group; a commit in progress is waited for."""
+        """Leave the group. A commit in progress is not waited for: if it comes too late for this
+        group, it is repeated in the next one.
+        """
         self._membership.set(None)
 
     def drop(self) -> bool:
         """Give it up, unless it is committed; returns whether it is."""
-        self._membership.set(None, drops=True)
-        return self._membership.is_committed
+        return self._membership.drop()

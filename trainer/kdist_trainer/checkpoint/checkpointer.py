@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from kdist_trainer.checkpoint.background import BackgroundTask
 from kdist_trainer.checkpoint.carried_save import CarriedSave
-from kdist_trainer.checkpoint.commit import CommitRequest, SaveResult
+from kdist_trainer.checkpoint.commit import CommitRequest, Save, SaveResult
 from kdist_trainer.checkpoint.group import CheckpointGroup, RankInfo
 from kdist_trainer.checkpoint.layout import Checkpoint, CheckpointDirectory
 from kdist_trainer.checkpoint.loadable import Description, LoadableCheck
@@ -33,18 +33,7 @@ from kdist_trainer.config import Checkpointing
 from kdist_trainer.errors import CheckpointMismatchError, PeersLostError, StorageError
 
 __all__ = ["CheckpointManager", "Fallback", "Save", "SaveResult"]
-_ABANDON_SECONDS = 0.2
-
-
-@dataclass(frozen=True)
-class Save:
-    """A save that was started."""
-
-    step: int
-    visible_seconds: float
-    """How long the training was blocked."""
-    waited: bool
-    """Whether the previous save was still running."""
+_ABANDON_SECONDS, _ABANDON_LOOKS = 0.2, 5
 
 
 class CheckpointManager:
@@ -56,6 +45,8 @@ class CheckpointManager:
 
     on_result: Callable[[SaveResult], None] | None = None
     """Called with the result of each save, on the thread that polls or waits."""
+    check_group: Callable[[], None] = staticmethod(lambda: None)
+    """Called while a save is waited for; raises if the group is broken, and nobody should wait."""
 
     def __init__(
         self,
@@ -121,8 +112,10 @@ class CheckpointManager:
         self.cuts = self._folder.cuts
         """The saves in a row that lost ranks have cut before this group was started."""
         self._saves = 0
-        self._saving = -1
-        """The step of the newest save that was started."""
+        self._attempt: CommitRequest | None = None
+        """The newest save that was started."""
+        self.handed_over: CarriedSave | None = None
+        """The save that this rank goes on with alone after `abandon`."""
         self._background = BackgroundTask[SaveResult]()
 
     @property
@@ -235,9 +228,7 @@ class CheckpointManager:
         return Save(step, time.monotonic() - started, waited)
 
     def poll(self) -> None:
-        """Report a save that has ended to `on_result`. Raises `LockLostError` if it had lost the
-        lock.
-        """
+        """Report a save that has ended to `on_result`. Raises `LockLostError` without the lock."""
         if not self._background.busy:
             self.wait()
 
@@ -265,16 +256,26 @@ class CheckpointManager:
     def abandon(self) -> SaveResult | None:
         """End the save in progress of a group whose connections are cut: it is committed, or it
         fails since a rank does not respond. The lock stays: a later group takes it. Returns the
-        result; None if there was no save.
+        result; None if there was no save, or it goes on (`handed_over`).
 
-        Files that storage takes long to write are not waited for: nothing comes of them.
+        Storage that takes long is not waited for. What this rank can commit without the others goes
+        on in their next group; of what it only writes its part, nothing comes.
         """
-        if not self._background.pending:
+        if not self._background.pending or (attempt := self._attempt) is None:
             return None
-        while not self._background.wait(_ABANDON_SECONDS):
-            if self._writer.is_writing and self._group.size > 1:
-                return SaveResult(self._saving, ok=False, cause="other", secondary=True)
-        return self._background.collect()
+        writer, step = self._writer, attempt.manifest.step
+        for _ in range(_ABANDON_LOOKS):
+            if self._background.wait(_ABANDON_SECONDS):
+                return self._background.collect()
+            if writer.needs_nobody:
+                writer.membership.set(None)
+                writer.bounds_events = False  # the next rank 0 may do so at the same time
+                place: Any = {"step": step, "folder": attempt.temporary.name}
+                self.handed_over = CarriedSave(self._background, writer.membership, **place)
+                return None
+            if writer.is_writing:
+                break
+        return SaveResult(step, ok=False, cause="other", secondary=True)
 
     @property
     def lock_record(self) -> LockRecord | None:
@@ -298,19 +299,20 @@ class CheckpointManager:
             started=started,
             visible_seconds=time.monotonic() - started,
         )
-        return CarriedSave(self.directory, self._config, request, staged, paths, described)
+        return CarriedSave.begin(self.directory, self._config, request, staged, paths, described)
 
     def acknowledge(self, result: SaveResult) -> None:
         """Take in a checkpoint that another rank of this group has committed."""
         path = self.directory.root / name_of(result.step, self.epoch)
+        if self.resumed is not None and self.resumed.step == result.step:
+            path = self.resumed.path  # it was committed before this group took the lock
         self._writer.acknowledged = replace(result, path=path)
         self.loadable.confirm()
 
     def close(self) -> None:
         """Wait for the save in progress and release the lock, so that any run may use the folder.
 
-        A rank that fails must not call this, because the others may be gone; it just exits.
-        Calling it twice is allowed.
+        A rank that fails must not call this: the others may be gone. It may be called twice.
         """
         self.wait()
         if self._group.is_rank_zero:
@@ -362,7 +364,8 @@ class CheckpointManager:
     ) -> None:
         """Start one attempt in a folder of its own: files that failed are not written again."""
         attempt = replace(request, temporary=self._new_folder(request.manifest.name))
-        self._saving = request.manifest.step
+        self._attempt = attempt
+        self._writer.begin()
         self._background.start(lambda: self._writer.write(attempt, staged, paths, described))
 
     def _new_folder(self, name: str) -> StoragePath:
@@ -370,6 +373,8 @@ class CheckpointManager:
         return self.directory.new_folder(name, f"{self._folder.name}-{self._saves}")
 
     def _collect(self) -> SaveResult:
+        while not self._background.wait(_ABANDON_SECONDS):
+            self.check_group()
         result = self._background.collect()
         if self.on_result is not None:
             self.on_result(result)

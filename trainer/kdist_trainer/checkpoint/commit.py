@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 from kdist_trainer.checkpoint import storage
 from kdist_trainer.checkpoint.layout import Checkpoint, CheckpointDirectory
@@ -37,6 +38,9 @@ from kdist_trainer.digest import Digest
 from kdist_trainer.metrics.step_stats import StepStats
 from kdist_trainer.object_store.path import ObjectPath
 
+DROPPED: Final = "dropped"
+"""The cause of a save that was not wanted any more, which is no failure."""
+
 
 @dataclass(frozen=True)
 class CommitRequest:
@@ -54,6 +58,17 @@ class CommitRequest:
     """How long the training was blocked; None if it is blocked until the end."""
     before_commit: Callable[[], None] | None = None
     """Called on rank 0 before the commit."""
+
+
+@dataclass(frozen=True)
+class Save:
+    """A save that was started."""
+
+    step: int
+    visible_seconds: float
+    """How long the training was blocked."""
+    waited: bool
+    """Whether the previous save was still running."""
 
 
 @dataclass(frozen=True)

@@ -151,6 +151,7 @@ class FileCheckpointManager(CheckpointManager):
             finally:
                 shutil.rmtree(local, ignore_errors=True)
 
+        self._writer.begin()
         self._background.start(commit)
 
     def _write(self, write: WriteFiles, temporary: Path) -> Exception | None:

@@ -24,6 +24,7 @@ from kdist_trainer.checkpoint.ledger_files import (
     read_lines,
     read_pieces,
     read_tail,
+    sync_lines,
 )
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.formats import check_format, stamp
@@ -57,6 +58,14 @@ class StepLedger:
             return set()
         return {(int(line["generation"]), int(line["step"])) for line in lines if "step" in line}
 
+    @staticmethod
+    def sync_file(root: StoragePath) -> None:
+        """Make all lines durable that were written to a file which is closed by now. In an object
+        store nothing is written that is not durable. Raises `OSError`.
+        """
+        if isinstance(root, Path):
+            sync_lines(root / FOLDER / STEPS)
+
     def append(self, lines: Iterable[dict[str, Any]]) -> None:
         """Append one line per document in one write; in an object store they are kept until the
         next sync. Raises `OSError`.
@@ -76,7 +85,9 @@ class StepLedger:
 
 
 class RunLedger:
-    """`events.jsonl`, written by the agent of group rank 0 and by rank 0: one line per event."""
+    """`events.jsonl`, one line per event, written by the agent of group rank 0, by rank 0, and by a
+    rank that writes a save alone (`carried_save`).
+    """
 
     def __init__(self, root: StoragePath) -> None:
         self._events = root / FOLDER / EVENTS

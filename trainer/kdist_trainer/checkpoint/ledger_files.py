@@ -80,6 +80,20 @@ class AppendedLines(LineFile):
             self._handle = -1
 
 
+def sync_lines(path: Path) -> None:
+    """Sync a file of lines that need not be open; one that does not exist has none. Raises
+    `OSError`.
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 class SegmentedLines(LineFile):
     """Lines of one process in objects of its own: the newest is written again, longer, at each
     sync, until it is long and cannot be shortened.

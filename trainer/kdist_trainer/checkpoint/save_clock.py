@@ -272,10 +272,6 @@ class SaveClock:
         self._during = _Steps()
         self._ticked = None  # the next step would last as long as the save
 
-    def seconds_since_start(self, step: int) -> float:
-        """Training time since the save of `step` was started."""
-        return self._total() - self._started.get(step, self._total())
-
     def save_stalled(self, seconds: float) -> None:
         """Take in how long the training has stood still for the save that was started."""
         self._stall = seconds

@@ -4,25 +4,19 @@
 
 from __future__ import annotations
 
-import os
 import time
-import warnings
-from collections.abc import Callable, Collection, Generator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from torch.distributed.checkpoint import state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
-from torch.distributed.checkpoint.metadata import StorageMeta
-from torch.serialization import get_crc32_options, set_crc32_options
 
 from kdist_trainer import log
 from kdist_trainer.checkpoint import commit, storage
 from kdist_trainer.checkpoint.commit import (
+    DROPPED,
     CommitRequest,
     SaveResult,
     UnsettledCommitError,
@@ -31,11 +25,14 @@ from kdist_trainer.checkpoint.commit import (
     discard,
 )
 from kdist_trainer.checkpoint.cut_saves import record_cut
+from kdist_trainer.checkpoint.dcp import DcpPlanner, DcpWriter, without_crc32
 from kdist_trainer.checkpoint.group import CheckpointGroup
 from kdist_trainer.checkpoint.layout import CheckpointDirectory
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.checkpoint.loadable import Description, check_saved
-from kdist_trainer.checkpoint.lock import Lock, LockLostError
+from kdist_trainer.checkpoint.lock import Lock, LockLostError, LockRecord
+from kdist_trainer.checkpoint.manifest import read_raw_manifest
+from kdist_trainer.checkpoint.membership import Membership, SaveDroppedError
 from kdist_trainer.checkpoint.staging import Paths
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.config import Checkpointing
@@ -48,128 +45,13 @@ files. Collective.
 """
 
 
-# Where one rank writes everything, DCP saves without a process group on purpose.
-warnings.filterwarnings(
-    "ignore", message="torch.distributed is disabled, unavailable or uninitialized"
-)
-
-
-class _DurableFileSystem(FileSystem):
-    """DCP's access to the disk: every stream is on the disk when it is closed, and has a digest.
-
-    It replaces DCP's `sync_files`, which syncs `.metadata` before Python's buffer is flushed.
-    """
-
-    def __init__(self) -> None:
-        self.digests: dict[str, Digest] = {}
-
-    @contextmanager
-    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Generator[Any, None, None]:
-        if mode != "wb":
-            raise ValueError(f"checkpoints are written once, not opened as {mode!r}")
-        file = storage.create(Path(path))
-        with file:
-            yield file
-        self.digests[Path(path).name] = file.digest
-
-    def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
-        storage.rename(Path(path), Path(new_path))
-        self.digests[Path(new_path).name] = self.digests.pop(Path(path).name)
-
-    def mkdir(self, path: str | os.PathLike[str]) -> None:
-        storage.make_folder(Path(path))
-
-    def rm_file(self, path: str | os.PathLike[str]) -> None:
-        storage.remove(Path(path))
-
-
-class _ObjectFileSystem(_DurableFileSystem):
-    """DCP's access to an object store: every stream is a whole object when it is closed. Its index
-    gets its own name at once, since nothing can be renamed.
-    """
-
-    def concat_path(self, path: Any, suffix: str) -> Any:
-        return path / suffix.removesuffix(".tmp")
-
-    @contextmanager
-    def create_stream(self, path: Any, mode: str) -> Generator[Any, None, None]:
-        if mode != "wb":
-            raise ValueError(f"checkpoints are written once, not opened as {mode!r}")
-        file = storage.create(path)
-        with file:
-            yield file
-        self.digests[path.name] = file.digest
-
-    def exists(self, path: Any) -> bool:  # noqa: ARG002 - DCP's signature
-        return False  # a folder is written to once
-
-    def mkdir(self, path: Any) -> None:
-        """Do nothing: there are no folders."""
-
-    def rename(self, path: Any, new_path: Any) -> None:
-        """Do nothing: it has that name already."""
-
-
-class _Writer(FileSystemWriter):
-    """DCP's writer over that file system, with the checkpoint's name as its id instead of a random
-    number.
-    """
-
-    def __init__(self, path: StoragePath, name: str) -> None:
-        super().__init__(
-            path if isinstance(path, Path) else Path(),
-            single_file_per_rank=True,
-            sync_files=False,
-            thread_count=1,
-            per_thread_copy_ahead=0,
-        )
-        self.fs: _DurableFileSystem = _DurableFileSystem()
-        if not isinstance(path, Path):
-            self.fs, self.path = _ObjectFileSystem(), cast(Any, path)
-        self.save_id = name
-
-    def storage_meta(self) -> StorageMeta:
-        return StorageMeta(checkpoint_id=self.save_id, save_id=self.save_id)
-
-
-class _Planner(DefaultSavePlanner):
-    """Plans a flat share of a state, under the paths that the nested state had."""
-
-    def __init__(self, paths: Paths) -> None:
-        super().__init__()
-        self._paths = paths
-
-    def set_up_planner(
-        self,
-        state_dict: dict[str, Any],
-        storage_meta: StorageMeta | None = None,
-        is_coordinator: bool = False,
-    ) -> None:
-        # flat already; DCP would take dicts apart whose keys are no texts, and make texts of them
-        self.flatten_state_dict = False
-        super().set_up_planner(state_dict, storage_meta, is_coordinator)
-        self.flatten_state_dict = True  # so that the plan has the paths
-        self.mappings = dict(self._paths)
-
-
-@contextmanager
-def _without_crc32() -> Generator[None, None, None]:
-    """Have `torch.save` compute no checksum of each tensor, which nothing would ever compare: the
-    digest of the file covers them all.
-    """
-    before = get_crc32_options()
-    set_crc32_options(False)
-    try:
-        yield
-    finally:
-        set_crc32_options(before)
-
-
 class Writer:
     """Writes and commits checkpoints, one at a time, on any thread. Collective over `group`."""
 
     bounds_events = True
     """Whether it keeps the run's events few."""
+    may_be_overtaken = False
+    """Whether others may save a later step meanwhile."""
 
     def __init__(
         self,
@@ -189,12 +71,27 @@ class Writer:
         self._ledger = RunLedger(directory.root)
         self._spared = spared
         self.acknowledged: SaveResult | None = None
+        self.membership = Membership()
+        """Of the save in progress."""
         self.is_writing = False
         """Whether this rank writes its files: they may take as long as the storage likes, and
         without all other ranks there will be no checkpoint of them.
         """
+        self.needs_nobody = False
+        """Whether this rank can commit the save in progress without the others: it is rank 0, and
+        all files are written, or it writes all of them.
+        """
+        self._attempts: list[CommitRequest] = []
+        """Of the save in progress, as they were to be committed."""
         # a folder on a disk is cleaned when it is locked
         self._is_cleaned = isinstance(directory.root, Path)
+
+    def begin(self) -> None:
+        """A save begins, to be committed under the lock that is held now; called before its thread
+        is started.
+        """
+        self.membership = Membership()
+        self.membership.set(self._lock.mine)
 
     def write(
         self,
@@ -232,6 +129,7 @@ class Writer:
         if self.acknowledged is not None and self.acknowledged.step == request.manifest.step:
             return _timed(self.acknowledged, request)
         result: SaveResult | None = None
+        self._attempts, self.needs_nobody = [], self._writes_alone and self._group.is_rank_zero
         try:
             if self._group.is_rank_zero and not self._is_cleaned:
                 before = request.manifest.epoch
@@ -267,14 +165,14 @@ class Writer:
         """Have DCP write every rank's share, and read it back; returns the digests of all files,
         computed by their writers.
         """
-        alone = self._group.size == 1 or not self._shared
+        alone = self._writes_alone
         if alone and not self._group.is_rank_zero:
             return {}
-        writer = _Writer(request.temporary, request.manifest.name)
-        planner = _Planner(paths)
+        writer = DcpWriter(request.temporary, request.manifest.name)
+        planner = DcpPlanner(paths)
         self.is_writing = True
         try:
-            with _without_crc32():
+            with without_crc32():
                 state_dict_saver.save(
                     staged,
                     storage_writer=writer,
@@ -288,20 +186,69 @@ class Writer:
         shares = [own] if alone else self._group.gather(own)
         digests = {name: digest for share, _ in shares for name, digest in share.items()}
         expected = [one for _, one in shares]
+        self.needs_nobody = self._group.is_rank_zero
         if self._group.is_rank_zero and any(one is not None for one in expected):
             # not under its name yet
             manifest = replace(request.manifest, files=digests)
             check_saved(request.temporary, manifest, expected)
         return digests
 
+    @property
+    def _writes_alone(self) -> bool:
+        """Whether rank 0 writes all files."""
+        return self._group.size == 1 or not self._shared
+
     def _commit(self, request: CommitRequest, digests: dict[str, Digest]) -> SaveResult:
-        manifest = commit_checkpoint(self._directory, self._lock, request, digests)
-        path = self._directory.root / manifest.name
-        result = _timed(
-            SaveResult(manifest.step, ok=True, nbytes=manifest.nbytes, path=path), request
-        )
-        self._record(result)
-        return result
+        """Commit under the lock of the group that this rank is a member of, and if it has left that
+        one meanwhile, under that of its next one.
+        """
+        if not self.may_be_overtaken and self._lock.mine is None:
+            self._lock.check()  # a later group has it
+        while True:
+            record = self.membership.begin_commit()
+            result: SaveResult | None = None
+            try:
+                result = self._commit_as(record, request, digests)
+            except LockLostError:
+                if not self.membership.has_left(record):
+                    raise
+            finally:
+                self.membership.end_commit(is_committed=result is not None)
+            if result is not None:
+                self._record(result)
+                return result
+
+    def _commit_as(
+        self, record: LockRecord, request: CommitRequest, digests: dict[str, Digest]
+    ) -> SaveResult:
+        if self._lock.mine is None or self._lock.mine.holder != record.holder:
+            self._lock.mine = record
+        attempt = replace(request, manifest=replace(request.manifest, epoch=record.epoch))
+        path, nbytes = self._find_committed(attempt), 0
+        if path is None:
+            self._attempts.append(attempt)
+            manifest = commit_checkpoint(self._directory, self._lock, attempt, digests)
+            path, nbytes = self._directory.root / manifest.name, manifest.nbytes
+        else:
+            nbytes = read_raw_manifest(path).nbytes
+        return _timed(SaveResult(request.manifest.step, ok=True, nbytes=nbytes, path=path), request)
+
+    def _find_committed(self, request: CommitRequest) -> StoragePath | None:
+        """What an earlier attempt has committed before the rank's next group took the lock; one
+        that came too late gives its files back. Raises `SaveDroppedError` if there is a newer
+        checkpoint.
+        """
+        names = [one.manifest.name for one in self._attempts]
+        if not names and not self.may_be_overtaken:
+            return None
+        newest = self._lock.find_newest()
+        if newest is not None and newest.name in names:
+            return newest.path
+        if newest is not None and newest.step >= request.manifest.step:
+            raise SaveDroppedError
+        if names and isinstance(folder := request.temporary, Path) and not folder.exists():
+            storage.rename(folder.with_name(names[-1]), folder)
+        return None
 
     def _record(self, result: SaveResult) -> None:
         seconds, visible = round(result.total_seconds, 4), round(result.visible_seconds, 4)
@@ -337,6 +284,10 @@ class Writer:
         return root
 
     def _failed(self, request: CommitRequest, error: BaseException) -> SaveResult:
+        request = self._attempts[-1] if self._attempts else request
+        if isinstance(error, SaveDroppedError):
+            discard(self._directory, request)
+            return SaveResult(request.manifest.step, ok=False, cause=DROPPED)
         root = self._find_root(error)
         message = f"{type(root).__name__}: {root}"
         secondary = not classify(root)[2]

@@ -322,16 +322,16 @@ def make_checkpoints(
         find_edits=partial(find_edits, settings, is_stream=data.is_stream),
         clock=SaveClock.from_environment(make_interval(train.checkpoint.every)),
         carried=None if handover.kept is None else handover.kept.carried,
+        check_group=runtime.stop_flag.raise_if_leaving,
     )
 
 
 def make_step_log(train: Training, runtime: RankRuntime) -> StepLog:
     """The step log, which also records the time that this rank has waited in collectives."""
-    phase = runtime.stats.phase
     return StepLog(
         runtime.checkpoints,
         runtime.world,
-        waited=lambda: phase[StepPhase.COMM_EXPOSED],
+        waited=lambda: runtime.stats.phase[StepPhase.COMM_EXPOSED],
         keeps_lines=regroup.is_possible(train, runtime.world),
     )
 

@@ -10,8 +10,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from kdist_trainer.checkpoint.carried_save import CarriedSave
-from kdist_trainer.checkpoint.commit import SaveResult
+from kdist_trainer.checkpoint.commit import DROPPED, SaveResult
 from kdist_trainer.checkpoint.lock import LockRecord
+from kdist_trainer.training.carried_news import CarriedNews
 
 if TYPE_CHECKING:
     from kdist_trainer.training.checkpointing import TrainerCheckpointing
@@ -24,6 +25,8 @@ class Carrier(NamedTuple):
     """What rank 0 holds the checkpoint folder by."""
     step: int | None = None
     """Of the save that this rank writes alone, unless it has ended."""
+    news: CarriedNews = CarriedNews()
+    """What has become of it, if that was not told yet."""
 
 
 class Carrying:
@@ -48,11 +51,17 @@ class Carrying:
         return Carrier(
             None if manager is None else manager.lock_record,
             self.own.step if self.own is not None and is_going_on else None,
+            self.news,
         )
 
-    def find(self, told: Sequence[Carrier]) -> int | None:
-        """The step of the save that goes on in this group, if any does."""
-        return next((one.step for one in told if one.step is not None), None)
+    def find(self, told: Sequence[Carrier]) -> tuple[int, int] | None:
+        """The rank and the step of the save that goes on in this group, if any does. Where the
+        ranks do not share the folder, only rank 0's counts.
+        """
+        manager = self._checkpointing.manager
+        counted = told if manager is not None and manager.shared else told[:1]
+        found = [(number, one.step) for number, one in enumerate(counted) if one.step is not None]
+        return found[0] if found else None
 
     def go_on(self, told: Sequence[Carrier], *, source: int, is_due: bool) -> None:
         """Go on with the save of a rank. If there is none, and a save was cut or `is_due`, rank
@@ -61,17 +70,24 @@ class Carrying:
         """
         manager = self._checkpointing.manager
         rank = self._checkpointing.training.world.rank
-        carriers = [number for number, one in enumerate(told) if one.step is not None]
         if manager is None or (record := told[0].record) is None:
             return
-        if self.own is not None and [rank] != carriers[:1]:
+        carrier, self.step = self.find(told) or (-1, None)
+        if self.own is not None and rank != carrier:
             self.own.drop()
             self.own = None
-        self.step = self.find(told)
-        if self.step is None and self._should_begin(source, is_due=is_due):
+        if self.step is not None:
+            self._sync_lines()
+        elif self._should_begin(source, is_due=is_due):
             self._begin(is_own=rank == source)
         if self.own is not None:
             self.own.attach(record)
+
+    def take(self, save: CarriedSave) -> None:
+        """Go on alone with the save of the group that was left, instead of an earlier one."""
+        if self.own is not None:
+            self.own.drop()
+        self.own = save
 
     def detach(self) -> None:
         """Leave the group."""
@@ -82,39 +98,34 @@ class Carrying:
         """Give the save up: the state that it is of is not continued with, or all ranks save it.
         Returns what has become of it if it was committed before. Collective while there is one.
         """
-        own = self.own.step if self.own is not None and self.own.drop() else 0
-        committed = 0
+        own = CarriedNews()
+        if self.own is not None and self.own.drop():
+            own = CarriedNews.of(self.own.wait())
         if self.step is not None:  # it is committed by now, or never will be
-            committed = max(self._checkpointing.training.world.all_gather_object(own))
-        result = self._describe(committed) if committed else None
+            own = max(self._checkpointing.training.world.all_gather_object(own))
         self.own = self.step = None
-        return result
+        return own.describe() if own.step > 0 else None
 
     @property
-    def news(self) -> int:
-        """What this rank posts to the others: the step of its save if that is committed, less than
-        0 if it has failed, 0 if there is nothing to tell.
-        """
-        if self.own is None or (result := self.own.result) is None:
-            return 0
-        return result.step if result.ok else -result.step
+    def is_in_progress(self) -> bool:
+        """Whether this rank is writing a save alone. Any thread may ask."""
+        return (own := self.own) is not None and own.is_in_progress
 
-    def take_news(self, news: int) -> SaveResult | None:
+    @property
+    def news(self) -> CarriedNews:
+        """What this rank posts to the others."""
+        result = None if self.own is None else self.own.result
+        return CarriedNews() if result is None else CarriedNews.of(result)
+
+    def take_news(self, news: CarriedNews) -> SaveResult | None:
         """Take in what a rank has posted; called on all ranks at the same step. Returns what has
-        become of the save, once.
+        become of the save, once; None also if it was not wanted any more.
         """
-        if self.step is None or abs(news) != self.step:
+        if self.step is None or abs(news.step) != self.step:
             return None
         own = self.own.result if self.own is not None else None
-        result = own or self._describe(news)
         self.own = self.step = None
-        return result
-
-    def _describe(self, news: int) -> SaveResult:
-        """What is known here of another rank's save."""
-        seconds = self._checkpointing.clock.seconds_since_start(abs(news))
-        cause = "" if news > 0 else "other"
-        return SaveResult(abs(news), ok=news > 0, cause=cause, total_seconds=seconds)
+        return own if own is not None and own.cause != DROPPED else news.describe()
 
     def _should_begin(self, source: int, *, is_due: bool) -> bool:
         checkpointing = self._checkpointing
@@ -132,8 +143,12 @@ class Carrying:
         self.step = checkpointing.training.state.step
         checkpointing.clock.save_started(self.step)
         checkpointing.clock.save_stalled(0.0)
-        with suppress(OSError):  # the lines of its steps, which rank 0 has
-            checkpointing.step_log.flush()
-            checkpointing.step_log.sync()
+        self._sync_lines()
         if is_own:
             self.own = checkpointing.carry()
+
+    def _sync_lines(self) -> None:
+        """Have the lines of its steps on the disk, which rank 0 has."""
+        with suppress(OSError):
+            self._checkpointing.step_log.flush()
+            self._checkpointing.step_log.sync()

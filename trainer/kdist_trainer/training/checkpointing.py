@@ -22,6 +22,7 @@ from kdist_trainer.checkpoint.target import describe_index
 from kdist_trainer.config import Every
 from kdist_trainer.config.changes import Change
 from kdist_trainer.metrics.step_stats import StepStats
+from kdist_trainer.training.carried_news import CarriedNews
 from kdist_trainer.training.carrying import Carrier, Carrying
 from kdist_trainer.training.step_log import StepLog
 from kdist_trainer.training.training_state import TrainingState, TrainState
@@ -45,6 +46,7 @@ class TrainerCheckpointing:
         find_edits: Callable[[Mapping[str, Any]], list[Change]] = lambda _: [],
         clock: SaveClock | None = None,
         carried: CarriedSave | None = None,
+        check_group: Callable[[], None] = lambda: None,
     ) -> None:
         """Make the checkpointing of a run.
 
@@ -59,6 +61,8 @@ class TrainerCheckpointing:
                 raises `CheckpointMismatchError`.
             clock: Says when a save is due by the time; by default a new one for `every`.
             carried: The save that this rank writes alone since a former group.
+            check_group: Called while a save is waited for; raises if this rank is to leave its
+                group.
         """
         self.manager = manager
         self.clock = clock or SaveClock(make_interval(every))
@@ -86,6 +90,7 @@ class TrainerCheckpointing:
         if manager is not None:
             self.clock.cuts = manager.cuts
             manager.on_result = self._count
+            manager.check_group = check_group
             manager.loadable = training.loading.check
             training.loading.observe(training, is_restoring=False)
 
@@ -101,7 +106,8 @@ class TrainerCheckpointing:
         if self.manager is None:
             return None
         training, state = self.training, self.training.state
-        self.carrying.drop()
+        if (carried := self.carrying.drop()) is not None:
+            self._acknowledge(carried)
         training.loading.observe(training, is_restoring=True)
         tensors: dict[str, Any] = {}
         buffers: dict[str, Any] = {}
@@ -151,8 +157,12 @@ class TrainerCheckpointing:
         """Go on with the clock that was loaded, and with the save that a rank writes alone.
         `is_due` says whether a save was due on rank `source` when it left the former group.
         """
-        self.clock.follow(self.committed_step, carried=self.carrying.find(told))
-        self.carrying.go_on(told, source=source, is_due=is_due)
+        done = max(one.news for one in told)
+        if done.step > 0 and (result := done.describe()) is not None:
+            self._acknowledge(result)  # it was committed while its rank was in no group
+        _, carried = self.carrying.find(told) or (0, None)
+        self.clock.follow(self.committed_step, carried=carried)
+        self.carrying.go_on(told, source=source, is_due=is_due and done.step <= 0)
 
     def continue_from(self, saved: TrainState) -> None:
         """Continue from a state that a rank has kept in memory, and whose tensors are here.
@@ -169,12 +179,17 @@ class TrainerCheckpointing:
                 part.load_state_dict(saved.extras[name])
 
     def abandon(self) -> None:
-        """End the save in progress, whose connections are cut; not collective."""
+        """End the save in progress, whose connections are cut; not collective. Storage that takes
+        long is not waited for.
+        """
         self.clock.pause()
         self.carrying.detach()
-        result = self.manager.abandon() if self.manager is not None else None
-        if result is not None:
+        if self.manager is None:
+            return
+        if (result := self.manager.abandon()) is not None:
             self.clock.save_ended(result)
+        if self.manager.handed_over is not None:
+            self.carrying.take(self.manager.handed_over)
 
     def _record_edits(self, job: Mapping[str, Any]) -> None:
         self.changes = self._find_edits(job)
@@ -251,7 +266,7 @@ class TrainerCheckpointing:
         state = self.training.state
         return self.manager.carry(self.training.tensors(), state.to_json(), step=state.step)
 
-    def take_news(self, news: int) -> None:
+    def take_news(self, news: CarriedNews) -> None:
         """Take in what the rank that writes a save alone has posted; on all ranks at once."""
         if (result := self.carrying.take_news(news)) is not None:
             self._acknowledge(result)

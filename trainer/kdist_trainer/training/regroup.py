@@ -84,7 +84,7 @@ def keep(ctx: TrainContext) -> KeptState | None:
     ctx.tensorboard.close()
     ctx.profiler.cancel()
     ctx.checkpointing.abandon()
-    ctx.step_log.close()  # after the save in progress, which syncs it
+    ctx.step_log.close()
     ctx.batches = iter(())
     ctx.loader.close()
     if isinstance(ctx.strategy, Ddp):

@@ -137,16 +137,24 @@ class StepLog:
 
     def sync(self) -> None:
         """Sync to disk every line that was given before the save began. Called before each commit,
-        in the writer's thread, while the training may be writing the lines of later steps: pending
-        lines alone say nothing.
+        in the writer's thread, while the training may be writing the lines of later steps, so that
+        pending lines alone say nothing, or has left the group.
 
         Raises:
             OSError: If the disk refused lines at the last attempt, or fails now.
         """
         if self._refused:
             raise OSError(f"{len(self._pending)} lines of the step ledger could not be written")
-        if (steps := self._steps) is not None:
-            steps.sync()
+        steps = self._steps
+        try:
+            if steps is not None:
+                steps.sync()
+                return
+        except OSError:
+            if self._steps is steps:
+                raise
+        if self._root is not None:  # the training has closed the file meanwhile, or never opened it
+            StepLedger.sync_file(self._root)
 
     def close(self) -> None:
         """Close the file; the next line opens it again."""

@@ -21,12 +21,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from kdist_trainer.errors import PeersLostError
+from kdist_trainer.training.carried_news import CarriedNews
 from kdist_trainer.world import World
 
 REACT_WITHIN_SECONDS: Final = 2.0
 """How soon after a request all ranks should act on it."""
 
-_STOP, _SAVE, _PROFILE, _SECONDS, _DIGEST, _COST, _CARRIED, _NORM, _LOSSES = range(9)
+_STOP, _SAVE, _PROFILE, _SECONDS, _DIGEST, _COST, _CARRIED = range(7)
+_NORM = _CARRIED + len(CarriedNews._fields)
+_LOSSES = _NORM + 1
 
 
 class StopFlag:
@@ -96,8 +99,8 @@ class SyncPayload(NamedTuple):
     """
     save_cost: float = 0.0
     """What a save costs this rank, in seconds; 0 if that is not known."""
-    carried: int = 0
-    """What has become of the save that this rank writes alone; see `Carrying.news`."""
+    carried: CarriedNews = CarriedNews()
+    """What has become of the save that this rank writes alone."""
 
 
 class IntervalResult(NamedTuple):
@@ -121,7 +124,7 @@ class IntervalResult(NamedTuple):
     """What all ranks have posted to be compared, by rank."""
     save_cost: float = 0.0
     """What a save costs the rank that pays most, in seconds; 0 if that is not known."""
-    carried: int = 0
+    carried: CarriedNews = CarriedNews()
     """What has become of the save that one rank writes alone."""
 
 
@@ -160,7 +163,7 @@ class SyncExchange:
         seconds = sum([record.seconds for record in records]) / max(1, len(records))
         flags = [float(payload.stop), float(payload.save), float(payload.profile), seconds]
         flags.append(float(payload.digest or 0))
-        flags += [payload.save_cost, float(payload.carried)]
+        flags += [payload.save_cost, *map(float, payload.carried)]
         post = self._post_from_cpu if self._stream is None else self._post_from_device
         self._posted.append(post(payload, flags))
 
@@ -247,8 +250,13 @@ class SyncExchange:
             step_seconds=max(row[_SECONDS] for row in rows),
             digests=() if payload.digest is None else [int(row[_DIGEST]) for row in rows],
             save_cost=max(row[_COST] for row in rows),
-            carried=int(max((row[_CARRIED] for row in rows), key=abs)),
+            carried=_read_news(max(rows, key=lambda row: abs(row[_CARRIED]))),
         )
+
+
+def _read_news(row: Sequence[float]) -> CarriedNews:
+    step, nbytes, seconds = row[_CARRIED:_NORM]
+    return CarriedNews(int(step), int(nbytes), seconds)
 
 
 def choose_sync_interval(step_seconds: float, max_steps: int) -> int:

@@ -9,6 +9,7 @@ from typing import Final
 from kdist.diagnose.rule import Diagnosis, DiagnosticContext, clip
 from kdist.status import LastFailure, Phase
 from kdist.units import count
+from kdist_trainer.causes.general import SLOW, SLOW_START
 
 FOLLOWS: Final = ("node_lost", "collective_timeout", "rendezvous")
 """Causes that tell only that something else was lost."""
@@ -51,6 +52,24 @@ def find_failed_saves(ctx: DiagnosticContext) -> Diagnosis | None:
         "blocked",
         fix=advice or "free space, or repair the volume",
         commands=(ctx.kdist("logs", "--tail", "50"), ctx.kdist("status", "-w")),
+    )
+
+
+def find_slow_start(ctx: DiagnosticContext) -> Diagnosis | None:
+    """The latest groups were all lost as they started, and so may be the present one."""
+    status = ctx.status
+    if not status.slow_start or status.phase.terminal:
+        return None
+    left = status.restarts_left
+    end = "" if left is None else f"; {count(left, 'restart')} are left, then the job ends"
+    failure = status.last_failure
+    return Diagnosis(
+        SLOW_START,
+        f"{status.slow_start}{end if left != 1 else end.replace('are left', 'is left')}",
+        "blocked",
+        (f"the last loss: {failure.cause}: {clip(failure.message)}",) if failure else (),
+        SLOW.advice,
+        (ctx.kdist("events"), ctx.kdist("status", "-w")),
     )
 
 

@@ -13,7 +13,14 @@ from kdist.diagnose.fetching import advise_on_size
 from kdist.diagnose.rule import Diagnosis, DiagnosticContext, Severity, clip, name_pods
 from kdist.status import ContainerTermination, ExitRecord, Phase, Pod, documents
 from kdist.units import size
-from kdist_trainer.causes.general import ENDED_BY_ITSELF, GENERAL, PARTED, UNLOADABLE
+from kdist_trainer.causes.general import (
+    ENDED_BY_ITSELF,
+    GENERAL,
+    PARTED,
+    SLOW,
+    SLOW_START,
+    UNLOADABLE,
+)
 
 CAUSES: Final = {cause.value: words for cause, words in GENERAL.items()}
 _SHOWN_LINES = 12  # of a traceback
@@ -173,12 +180,16 @@ def _texts(record: ExitRecord) -> tuple[str, str]:
         return UNLOADABLE
     if record.signature == "replicas-differ":
         return PARTED
+    if record.signature == SLOW_START:
+        return SLOW
     return words, fix
 
 
 def _stable(record: ExitRecord) -> str:
     if record.cause == "node_lost":
         return "peers-lost"  # which node or pod was lost is another cause
+    if record.signature == SLOW_START:
+        return SLOW_START
     return (record.cause if record.cause in CAUSES else "unknown").replace("_", "-")
 
 

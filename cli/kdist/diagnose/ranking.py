@@ -47,6 +47,7 @@ RULES: tuple[Rule, ...] = (
     container_start.find_start_trouble,
     losses.find_lost_node,
     warnings.find_refused_pod,
+    agents.find_slow_start,
     failures.find_eviction,
     losses.find_lost_pod,
     runtime.find_start_request,

@@ -45,6 +45,7 @@ _FIELDS: Final = (
     "rendezvous_refusal",
     "exchange_key",
     "waiting_for",
+    "slow_start",
     "devices",
     "failed_saves",
     "checkpoint_room",

@@ -101,7 +101,8 @@ class PeerStatus:
 class AgentStatus:
     """Report of one agent. Unknown numbers are None; a loss may be NaN. `peers` is None where the
     agent cannot tell, or is of a version that does not report it. `refused`: the API server
-    refuses it the rendezvous. `waiting_for`: what it waits for before it tries again.
+    refuses it the rendezvous. `waiting_for`: what it waits for before it tries again. `slow_start`:
+    that starting takes longer than the time between losses, while its ranks start.
     `failed_saves`: checkpoints that could not be saved since the last one, `checkpoint_room`: the
     room of their folder then. `at_risk`: seconds of training that no checkpoint holds, from the
     agent that runs rank 0.
@@ -131,6 +132,7 @@ class AgentStatus:
     refused: bool = False
     last_failure: LastFailure | None = None
     waiting_for: str = ""
+    slow_start: str = ""
     devices: str = ""
     failed_saves: int = 0
     checkpoint_room: str = ""
@@ -171,6 +173,7 @@ class AgentStatus:
             refused=documents.at(document, "rendezvous_refused") is True,
             last_failure=_read_failure(documents.mapping(document, "last_failure")),
             waiting_for=documents.text(document, "waiting_for"),
+            slow_start=documents.text(document, "slow_start"),
             devices=documents.text(document, "devices"),
             failed_saves=documents.integer(document, "failed_saves") or 0,
             checkpoint_room=documents.text(document, "checkpoint_room"),
@@ -319,8 +322,15 @@ def read_training(current: Sequence[AgentStatus], *, step: int | None = None) ->
         "failed_saves": max((report.failed_saves for report in current), default=0),
         "checkpoint_room": _first(report.checkpoint_room or None for report in current) or "",
         "waiting_for": next((report.waiting_for for report in current if report.waiting_for), ""),
+        "slow_start": _told_by_all(report.slow_start for report in current),
         "devices": ", ".join(sorted({report.devices for report in current if report.devices})),
     }
+
+
+def _told_by_all(sentences: Iterable[str]) -> str:
+    """The first of the sentences; empty if one is, as of an agent whose ranks have come further."""
+    told = list(sentences)
+    return told[0] if told and all(told) else ""
 
 
 def _bytes_per_hour(report: AgentStatus) -> float | None:

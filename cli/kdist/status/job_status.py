@@ -97,6 +97,8 @@ class JobStatus:
         failed_saves: checkpoints that could not be saved since the last one that was.
         checkpoint_room: the room of their folder, in a sentence, while there are any.
         waiting_for: what an agent waits for before it tries again; empty if for nothing.
+        slow_start: that starting takes longer than the time between losses, in a sentence with both
+            times; empty if that is not so.
     """
 
     name: str
@@ -138,6 +140,7 @@ class JobStatus:
     failed_saves: int = 0
     checkpoint_room: str = ""
     waiting_for: str = ""
+    slow_start: str = ""
 
     def to_document(self) -> dict[str, Any]:
         """Return the status for programs: names in camelCase; fields are only ever added."""

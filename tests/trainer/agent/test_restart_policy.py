@@ -15,8 +15,8 @@ from torch._C._distributed_c10d import HashStore
 
 from kdist_trainer.agent.coordination import AgentStore
 from kdist_trainer.agent.generation import Generation
-from kdist_trainer.agent.repetition import count_repeats
-from kdist_trainer.agent.restart_policy import RestartLedger, count_restarts
+from kdist_trainer.agent.repetition import count_repeats, count_restarts
+from kdist_trainer.agent.restart_policy import RestartLedger
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.checkpoint.training_time import UNSAVED_VARIABLE

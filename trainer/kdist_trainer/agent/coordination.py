@@ -179,13 +179,19 @@ class AgentStore:
 
         return failures_of(self._change_generation(number, edit))
 
-    def plan_stop(self, number: int, reason: str) -> Document:
+    def plan_stop(
+        self, number: int, reason: str, *, rank_states: list[Document] | None = None
+    ) -> Document:
         """Record that a generation ends on purpose, so that losing peers in it is no failure. The
-        first reason is kept. Returns the document.
+        first reason is kept, and what the ranks of this node were in. Returns the document.
         """
-        return self._change_generation(
-            number, lambda document: document.setdefault("planned_stop", reason)
-        )
+
+        def edit(document: Document) -> None:
+            if rank_states:
+                document.setdefault("rank_states", {})[self._node] = rank_states
+            document.setdefault("planned_stop", reason)
+
+        return self._change_generation(number, edit)
 
     def post_kept_step(self, number: int, step: int) -> None:
         """Record that a worker of this node has left the generation with the state of `step`."""

@@ -48,6 +48,8 @@ class Generation:
             once a recovery in place has left ranks that differ.
         save_history: What the run's saves and losses were before it; see `SaveHistory.to_text`.
         renewed: The node and the local rank whose process is replaced as it begins.
+        slow_start: That starting takes longer than the time between losses, in a sentence; empty
+            if it does not.
     """
 
     number: int
@@ -69,6 +71,7 @@ class Generation:
     save_history: str = ""
     renewed: tuple[str, int] = NOBODY
     continues_in_place: bool = True
+    slow_start: str = ""
 
     @property
     def environment(self) -> dict[str, str]:

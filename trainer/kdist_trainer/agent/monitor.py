@@ -219,7 +219,8 @@ class WorkerMonitor:
         if reason == STOP:  # before the request to a store that may be slow
             self.workers.signal(signal.SIGTERM)
         if reason is not None:
-            read_or_empty(lambda: self.agent_store.plan_stop(self.generation.number, reason))
+            plan, number = self.agent_store.plan_stop, self.generation.number
+            read_or_empty(lambda: plan(number, reason, rank_states=self._rank_states()))
         if reason != STOP:
             self.workers.signal(signal.SIGTERM)
         grace = self.config.termination_grace_period_seconds

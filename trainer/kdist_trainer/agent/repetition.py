@@ -1,4 +1,5 @@
-"""How often one failure may repeat: at the same step, without progress in between.
+"""How often a run may restart without progress, and how often one failure may repeat: at the same
+step, without progress in between.
 
 The row of the table of causes says how many equal failures end the run; external causes (a SIGKILL,
 a lost node, storage that fails a save) never count. Where no step is known, as for a script,
@@ -12,9 +13,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from kdist_trainer.agent.generation import FAILURE, PLANNED
+from kdist_trainer.agent.generation import FAILURE, PLANNED, Generation
 from kdist_trainer.causes import BY_NAME
 from kdist_trainer.causes.code import REPLICAS_DIFFER
+from kdist_trainer.causes.general import SLOW, SLOW_START
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.config.exit_codes import Fault, Rerun
 from kdist_trainer.failure import Failure
@@ -98,6 +100,39 @@ def have_parted(events: Iterable[Event], failure: Failure | None) -> bool:
     return REPLICAS_DIFFER in (failure and failure.signature, *told)
 
 
+def count_restarts(events: Iterable[dict[str, Any]], *, step: int = -1) -> int:
+    """Count the failures since the step that the run can continue from last rose, or since the run
+    was restarted by hand.
+
+    Args:
+        events: The run's events so far, in order.
+        step: The step that the next group continues from.
+    """
+    failures = 0
+    best = committed = -1
+    for event in events:
+        if event["event"] == "generation":
+            if event.get("from_step", -1) > best >= 0:
+                failures = 0
+            best = max(best, event.get("from_step", -1))
+            if event.get("kept_step") is None:
+                committed = max(committed, event.get("from_step", -1))
+            if event.get("reason") == FAILURE:
+                failures += 1
+            elif event.get("reason") not in PLANNED:
+                failures = 0
+        elif (
+            event["event"] == "commit"
+            and isinstance(event.get("step"), int)
+            and event["step"] > committed
+        ):
+            # also below a step that ranks had kept, and that was lost with them
+            failures = 0
+            committed = event["step"]
+            best = max(best, committed)
+    return 0 if step > best >= 0 else failures
+
+
 def _since_progress(events: Iterable[Event]) -> tuple[dict[int, float], list[Event]]:
     """The start times of the groups since the last progress, by number, and the failures that ended
     them.
@@ -125,14 +160,17 @@ def _signature(cause: object, step: object, message: str) -> tuple[object, objec
 
 
 def final_failure(
-    last: Failure, message: str, *, repeats: int, collectives: tuple[str, ...]
+    last: Failure, generation: Generation, message: str, *, collectives: tuple[str, ...]
 ) -> Failure:
-    """The failure that ends the run, after `last`: the user's and what is in no table keep their
-    name if they came back alike, and are final; others have exhausted the limit of restarts.
+    """The failure that ends the run instead of `generation`, after `last`: the user's and what is
+    in no table keep their name if they came back alike, and are final; others have exhausted the
+    limit of restarts.
     """
-    is_alike = 0 < alike_limit(last) <= repeats
+    is_alike = 0 < alike_limit(last) <= generation.repeats
     kept = last.fault in (Fault.USER, Fault.UNKNOWN, Fault.KDIST) and last.cause in _KEEP_NAME
     named = is_alike and kept
+    if generation.slow_start and not named:
+        last = replace(last, signature=SLOW_START, advice=SLOW.advice)
     return replace(
         last,
         cause=last.cause if named else Cause.BUDGET,

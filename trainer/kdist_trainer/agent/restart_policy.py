@@ -9,15 +9,22 @@ documents, so any agent may take over.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any
 
 from kdist_trainer import log
 from kdist_trainer.agent.coordination import AgentStore, Document, failures_of
+from kdist_trainer.agent.event_log import EventLog, StoreEventLog
 from kdist_trainer.agent.exit_record import root_cause
 from kdist_trainer.agent.generation import FAILURE, PLANNED, RESUME, START, Generation
-from kdist_trainer.agent.repetition import alike_limit, count_repeats, have_parted, is_transient
+from kdist_trainer.agent.repetition import (
+    alike_limit,
+    count_repeats,
+    count_restarts,
+    have_parted,
+    is_transient,
+)
 from kdist_trainer.agent.single_start import NoRule, SingleStart, judge
+from kdist_trainer.agent.slow_start import AT_START, WAITED, describe_slow_start, was_starting
 from kdist_trainer.checkpoint.interval import read_history
 from kdist_trainer.checkpoint.ledger import RunLedger, find_last_sign
 from kdist_trainer.checkpoint.lock import Lock
@@ -26,67 +33,8 @@ from kdist_trainer.checkpoint.training_time import at_risk_seconds, unsaved_seco
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.failure import Failure
 
-_KEPT_EVENTS = 1000
 _UNWRITTEN = "unwritten"
 _MAX_BACKOFF_SECONDS = 60
-
-
-class EventLog(Protocol):
-    """The storage of a run's events."""
-
-    def append(self, event: str, **fields: Any) -> None: ...
-
-    def events(self) -> list[dict[str, Any]]: ...
-
-
-class StoreEventLog:
-    """Events of a run without checkpoints: kept in the rendezvous store, and lost with it."""
-
-    def __init__(self, agent_store: AgentStore) -> None:
-        self._agent_store = agent_store
-
-    def append(self, event: str, **fields: Any) -> None:
-        def edit(document: Document) -> None:
-            told = {"time": round(time.time(), 3), "event": event, **fields}
-            document["events"] = [*document.get("events", []), told][-_KEPT_EVENTS:]
-
-        self._agent_store.change("events", edit)
-
-    def events(self) -> list[dict[str, Any]]:
-        return list(self._agent_store.read("events").get("events", []))
-
-
-def count_restarts(events: Iterable[dict[str, Any]], *, step: int = -1) -> int:
-    """Count the failures since the step that the run can continue from last rose, or since the run
-    was restarted by hand.
-
-    Args:
-        events: The run's events so far, in order.
-        step: The step that the next group continues from.
-    """
-    failures = 0
-    best = committed = -1
-    for event in events:
-        if event["event"] == "generation":
-            if event.get("from_step", -1) > best >= 0:
-                failures = 0
-            best = max(best, event.get("from_step", -1))
-            if event.get("kept_step") is None:
-                committed = max(committed, event.get("from_step", -1))
-            if event.get("reason") == FAILURE:
-                failures += 1
-            elif event.get("reason") not in PLANNED:
-                failures = 0
-        elif (
-            event["event"] == "commit"
-            and isinstance(event.get("step"), int)
-            and event["step"] > committed
-        ):
-            # also below a step that ranks had kept, and that was lost with them
-            failures = 0
-            committed = event["step"]
-            best = max(best, committed)
-    return 0 if step > best >= 0 else failures
 
 
 def _backoff_seconds(times: int) -> int:
@@ -136,8 +84,18 @@ class RestartLedger:
             return False
         return True
 
-    def append_failure(self, failure: Failure) -> None:
-        """Write the failure that ended a generation, with its time."""
+    def _note_end(self, events: list[dict[str, Any]], failure: Failure, *, at_start: bool) -> str:
+        """Write the failure that ended the latest generation; returns a sentence if the latest ones
+        were all lost as they started, else an empty one.
+        """
+        start = {AT_START: True} if at_start else {}
+        waited = {WAITED: seconds} if (seconds := self.failure_backoff_seconds()) else {}
+        self.append_failure(failure, **start, **waited)
+        ended = {"event": "failure", "generation": failure.generation, "time": failure.time}
+        return describe_slow_start([*events, {**ended, **start}])
+
+    def append_failure(self, failure: Failure, **more: Any) -> None:
+        """Write the failure that ended a generation, with its time and what `more` is known."""
         fields = {
             "generation": failure.generation,
             "cause": failure.cause.value,
@@ -148,6 +106,7 @@ class RestartLedger:
         self.append_event(
             "failure",
             **fields,
+            **more,
             step=failure.step,
             message=failure.message[:500],
             time=round(failure.time, 3),
@@ -176,20 +135,19 @@ class RestartLedger:
         reason, failure = self._determine_reason(last, document, agents)
         committed, kept = self.committed_step(), document.get("kept_step")
         rule = self.single_start.examine(document, committed=committed)
-        reason, failure, refusal = judge(document, last, rule=rule, reason=reason, failure=failure)
+        starting = self._was_starting(document, last, events)
+        reason, failure, refusal = judge(
+            document, last, rule=rule, reason=reason, failure=failure, starting=starting
+        )
         step = committed if kept is None else max(committed, kept)
         restarts = 0
         if reason in (FAILURE, *PLANNED):
-            restarts = (
-                count_restarts(events, step=step)
-                + self._unwritten(committed)
-                + (1 if failure else 0)
-            )
+            restarts = count_restarts(events, step=step) + self._unwritten(committed)
+            restarts += 1 if failure else 0
         reached = max((one.step or 0 for one in failures_of(document)), default=0)
-        if failure:
-            self.append_failure(failure)
+        slow_start = self._note_end(events, failure, at_start=starting) if failure else ""
         repeats = count_repeats(events, failure) if failure and not is_transient(failure) else 0
-        over = self._is_over(failure, restarts, repeats, refusal) if failure is not None else ""
+        over = self._is_over(failure, restarts, repeats, refusal=refusal, slow=slow_start)
         generation = Generation(
             number=last + 1,
             reason=reason,
@@ -206,6 +164,7 @@ class RestartLedger:
             kept_step=kept,
             refusal=refusal,
             continues_in_place=not have_parted(events, failure),
+            slow_start=slow_start,
             **self._read_clock(last, document, events, reason=reason, failure=failure),
         )
         if not over:
@@ -231,8 +190,19 @@ class RestartLedger:
         )
         self.append_generation(generation, world_size)
 
-    def _is_over(self, failure: Failure, restarts: int, repeats: int, refusal: str) -> str:
+    def _was_starting(self, document: Document, number: int, events: list[dict[str, Any]]) -> bool:
+        is_script = self.single_start.is_script
+        tells = self._checkpoints is not None and not is_script
+        return bool(document) and was_starting(
+            document, number, events, is_script=is_script, tells=tells
+        )
+
+    def _is_over(
+        self, failure: Failure | None, restarts: int, repeats: int, *, refusal: str, slow: str
+    ) -> str:
         """Why the run ends with this failure; "" if it goes on."""
+        if failure is None:
+            return ""
         if refusal:
             return f"{failure.message}; {refusal}"
         if 0 < alike_limit(failure) <= repeats:
@@ -240,6 +210,7 @@ class RestartLedger:
             return f"{times}: {failure.message}"
         if restarts > self._max_restarts:
             limit = f"restart limit reached: {self._max_restarts} restarts without progress"
+            limit += f"; {slow}" if slow else ""
             return f"{limit}; the last failure: {failure.message}"
         return ""
 

@@ -19,7 +19,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousError
 from kdist_trainer import log
 from kdist_trainer.agent.coordination import AgentStore, Document, failures_of
 from kdist_trainer.agent.exit_record import root_cause
-from kdist_trainer.agent.generation import PLANNED, RESUME, Generation
+from kdist_trainer.agent.generation import FAILURE, PLANNED, RESUME, Generation
 from kdist_trainer.config import Cause, Exit, TrainConfig
 from kdist_trainer.failure import Failure
 from kdist_trainer.liveness import RankSnapshot
@@ -64,8 +64,11 @@ def judge(
     rule: tuple[str | None, str],
     reason: str,
     failure: Failure | None,
+    starting: bool = False,
 ) -> tuple[str, Failure | None, str]:
     """Why the next generation begins, the failure that ended the last one, and why there is none.
+    A node that is asked to end as its ranks start counts as a failure: a run whose nodes are
+    always taken so early would else begin again for ever.
 
     Args:
         document: The last generation's document.
@@ -73,12 +76,15 @@ def judge(
         rule: What `examine` has found.
         reason: Why the next generation would begin.
         failure: The failure that ended the last one, if any has.
+        starting: Whether that one had not come to a step.
     """
     asked_at, refusal = rule
     if asked_at is not None and document.get("requested_at", asked_at) != asked_at:
         return RESUME, None, ""
-    if refusal and failure is None and reason == RESUME:
+    is_lost = bool(refusal) or (starting and "rank_states" in document)
+    if is_lost and failure is None and reason == RESUME:
         failure = Failure.of_node(Cause.PREEMPTED, Exit.STOPPED, ASKED_TO_END, generation=number)
+        reason = reason if refusal else FAILURE
     return reason, failure, refusal if failure is not None and reason not in PLANNED else ""
 
 

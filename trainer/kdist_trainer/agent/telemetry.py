@@ -148,6 +148,7 @@ class AgentTelemetry:
         self._world_size = world_size
         self.state("initializing")
         self._exporter.sources.devices = self.devices
+        self._exporter.sources.slow_start = generation.slow_start
         self._relay.begin(ranks, generation=generation.number)
         self._exporter.set_group(
             generation=generation.number, world_size=world_size, local_ranks=ranks
@@ -172,6 +173,8 @@ class AgentTelemetry:
                     "the script starts again from the beginning: it has saved no checkpoint "
                     "that kdist knows"
                 )
+            if generation.slow_start:
+                fields["message"] = generation.slow_start
             log.warn("restarting", **fields)
         log.event(
             "rendezvous-completed",

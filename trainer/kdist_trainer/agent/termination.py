@@ -260,11 +260,11 @@ class TerminationPolicy:
             failure = end_refused(
                 generation, last if last is not None and last.primary else failure
             )
-        elif last is not None:
+        else:
             states = [state for node in document.get("rank_states", {}).values() for state in node]
-            failure = final_failure(
-                last, message, repeats=generation.repeats, collectives=format_collectives(states)
-            )
+            collectives = format_collectives(states)
+            known = last if last is not None else failure
+            failure = final_failure(known, generation, message, collectives=collectives)
         self._end_with(failure)
 
     def final_record(self) -> dict[str, Any]:

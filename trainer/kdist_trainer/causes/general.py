@@ -127,6 +127,15 @@ PARTED: Final = Words(
     "keep what a step changes in a state, or set train.recovery: restart",
 )
 """Of ranks that start again since their weights differ."""
+SLOW_START: Final = "slow-start"
+"""The name of a run that has ended since it was lost again and again as it started."""
+SLOW: Final = Words(
+    "{message}",
+    "use nodes that live longer, or make the start shorter: have the image on the nodes before, "
+    "read less before the first step, spec.script.preload: torch for a script, train.recovery: "
+    "inPlace and nodes.standby where nodes are lost one by one; checkpoint.every only limits what "
+    "a loss costs",
+)
 UNLOADABLE: Final = Words(
     "the state of this training could not be given back: {message}",
     "change what the message names: a checkpoint must be able to give back all that it saves",

@@ -277,6 +277,7 @@ class Exporter:
             # a script may report none, and train all the same
             rate = self._throughput.rate(samples, now=now) if self._managed or samples else None
             group = status.group_fields(snapshot, self._agent_metrics)
+            has_begun = self._rank_metrics.has_stepped
         return {
             FORMAT: FORMATS["/status"],
             "job": self._job,
@@ -293,7 +294,9 @@ class Exporter:
             "at_risk_seconds": self.at_risk.seconds(now=time.time()),
             "connections_refused": status.count_refused(self._all_refused()),
             **self.sources.fields(
-                ended=self._exit_record is not None, failed_saves=self._failed_saves.count
+                ended=self._exit_record is not None,
+                has_begun=has_begun or (not self._managed and status.is_seen(ranks)),
+                failed_saves=self._failed_saves.count,
             ),
             "pid": os.getpid(),
             "exit": self._exit_record,

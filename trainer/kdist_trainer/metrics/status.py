@@ -30,6 +30,8 @@
 - `failed_saves`: checkpoints that could not be saved since the last one that was, on the agent that
   runs rank 0; `checkpoint_room`: the room of their folder, while there are any.
 - `waiting_for`: what the agent waits for before it tries again, in a sentence.
+- `slow_start`: that starting takes longer than the time between losses, in a sentence with both
+  times, while the ranks start.
 
 All but the first group may be null.
 """
@@ -224,6 +226,13 @@ def rank_entries(
                 entry["heartbeat_age"] = round(max(0.0, now - beat.time_ns / 1e9), 3)
         found.append({**entry, **(activity or {}).get(local_rank, {})})
     return found
+
+
+def is_seen(ranks: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether one of `rank_entries` was seen in a collective, or has sent a heartbeat: a script may
+    report no steps.
+    """
+    return any(rank.get("quiet_seconds") is not None for rank in ranks)
 
 
 def read_heartbeat(scratch: Path, local_rank: int) -> RankSnapshot | None:

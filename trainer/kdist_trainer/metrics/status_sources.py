@@ -25,6 +25,8 @@ class StatusSources:
         waiting_for: What the agent waits for before it tries again, in a sentence; empty if for
             nothing.
         devices: What the ranks of this node run on; empty before it is known.
+        slow_start: That starting takes longer than the time between losses, in a sentence, while
+            the ranks start; empty if it does not.
     """
 
     peers: Callable[[], dict[str, Any] | None] = lambda: None
@@ -37,10 +39,12 @@ class StatusSources:
     room: Callable[[], str] = str
     waiting_for: str = ""
     devices: str = ""
+    slow_start: str = ""
 
-    def fields(self, *, ended: bool, failed_saves: int) -> dict[str, Any]:
-        """Fields of `/status`; `ended` is whether the agent's work is over, `failed_saves` the
-        number of checkpoints that could not be saved since the last one.
+    def fields(self, *, ended: bool, has_begun: bool, failed_saves: int) -> dict[str, Any]:
+        """Fields of `/status`; `ended` is whether the agent's work is over, `has_begun` whether the
+        ranks have come to a step, `failed_saves` the number of checkpoints that could not be saved
+        since the last one.
         """
         return {
             "peers": None if ended else self.peers(),
@@ -52,4 +56,5 @@ class StatusSources:
             "failed_saves": failed_saves,
             "checkpoint_room": self.room() if failed_saves and not ended else None,
             "waiting_for": None if ended else self.waiting_for or None,
+            "slow_start": None if ended or has_begun else self.slow_start or None,
         }

@@ -15,6 +15,7 @@ from .training_run import describe_job, kill, wait_for_step
 
 RANKS = 3
 EVERY = 8
+CODE = Path(__file__).parent / "code"
 
 
 def saves_of(run: ForkedRun, *, generation: int) -> list[dict[str, Any]]:
@@ -26,26 +27,27 @@ def saves_of(run: ForkedRun, *, generation: int) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.processes
-@pytest.mark.parametrize("period", [1, 5])
-def test_ranks_that_differ_after_a_recovery_in_place_start_again(
-    period: int, tmp_path: Path
-) -> None:
-    """With period 5 they differ some steps later, which only the comparison before a save shows."""
+def describe(code: Path, *, period: int, steps: int) -> dict[str, Any]:
     train = {
         "workload": "counting:Counting",
-        "steps": 60,
+        "steps": steps,
         "globalBatch": 12,
         "microBatch": 4,
         "virtualShards": RANKS,
         "checkpoint": {"every": {"steps": EVERY}},
         "options": {"period": period, "pause": 0.03},
     }
-    code = str(Path(__file__).parent / "code")
-    job = describe_job(
-        "counting", nodes=1, procsPerNode=RANKS, maxRestarts=1000, code=code, train=train
-    )
-    with ForkedRun(tmp_path, job) as run:
+    group: dict[str, Any] = {"nodes": 1, "procsPerNode": RANKS, "code": str(code)}
+    return describe_job("counting", maxRestarts=1000, train=train, **group)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("period", [1, 5])
+def test_ranks_that_differ_after_a_recovery_in_place_start_again(
+    period: int, tmp_path: Path
+) -> None:
+    """With period 5 they differ some steps later, which only the comparison before a save shows."""
+    with ForkedRun(tmp_path, describe(CODE, period=period, steps=60)) as run:
         run.wait_until(lambda: run.events("commit"), f"the checkpoint of step {EVERY}")
         ranks = wait_for_step(run, EVERY + 2, ranks=RANKS)
         kill(ranks[1])
@@ -73,3 +75,44 @@ def test_ranks_that_differ_after_a_recovery_in_place_start_again(
     assert (resumed["generation"], resumed["step"]) == (3, newest)
     (failure,) = [one for one in run.events("failure") if one["generation"] == 2]
     assert (failure["cause"], failure["signature"]) == ("retry", "replicas-differ")
+
+
+def lose_a_rank(run: ForkedRun) -> dict[str, Any]:
+    """Kill a rank of a group that trains; returns what began the next one, once that trains."""
+    begun = run.events("generation")[-1]
+    kill(wait_for_step(run, begun["from_step"] + 3, ranks=RANKS)[1])
+    following = begun["generation"] + 1
+
+    def has_stepped() -> bool:
+        return any(one["generation"] >= following for one in run.events("first_step"))
+
+    run.wait_until(has_stepped, f"a step of generation {following}")
+    return next(one for one in run.events("generation") if one["generation"] == following)
+
+
+@pytest.mark.processes
+@pytest.mark.chaos
+@pytest.mark.sampled
+def test_once_the_code_is_mended_ranks_continue_in_place_again(tmp_path: Path) -> None:
+    code = tmp_path / "code"
+    code.mkdir()
+    source = (CODE / "counting.py").read_text()
+    (code / "counting.py").write_text(source)
+    with ForkedRun(tmp_path, describe(code, period=1, steps=1_000_000)) as run:
+        run.wait_until(lambda: run.events("commit"), f"the checkpoint of step {EVERY}")
+        assert "kept_step" in lose_a_rank(run)
+        run.wait_until(lambda: len(run.events("generation")) == 3, "the restart")
+        assert run.events("failure")[-1]["signature"] == "replicas-differ"
+        run.wait_until(lambda: saves_of(run, generation=3), "a checkpoint")
+        assert run.stop() == 200
+        run.start()
+        run.wait_until(lambda: len(run.events("generation")) == 4, "the second start")
+        assert "kept_step" not in lose_a_rank(run), "the same code would differ again"
+        assert run.stop() == 200
+        mended = source.replace("self.calls % self.period == 0", "self.calls < 0")
+        (code / "counting.py").write_text(mended)
+        run.start()
+        run.wait_until(lambda: len(run.events("generation")) == 6, "the third start")
+        assert "kept_step" in lose_a_rank(run)
+        assert "kept_step" in lose_a_rank(run)
+        assert run.stop() == 200

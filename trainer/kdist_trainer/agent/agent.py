@@ -29,6 +29,7 @@ from torch.distributed.elastic.rendezvous.api import (
 from kdist_trainer import log
 from kdist_trainer.agent import exit_analysis, renewal
 from kdist_trainer.agent.backoff import back_off
+from kdist_trainer.agent.code_identity import identify_code
 from kdist_trainer.agent.coordination import AgentStore
 from kdist_trainer.agent.early_workers import EarlyWorkers
 from kdist_trainer.agent.exit_analysis import GroupResult
@@ -78,6 +79,9 @@ class ElasticAgent(ElasticAgentBase):
         start_method: The multiprocessing start method of workers that are functions.
     """
 
+    _generation: Generation | None = None
+    _alive_at: float | None = None
+
     def __init__(
         self,
         spec: WorkerSpec,
@@ -110,6 +114,7 @@ class ElasticAgent(ElasticAgentBase):
             max_restarts=settings.config.restart_limit,
             single_start=self._single_start,
             devices=telemetry.devices,
+            code=identify_code(settings.config, settings.code),
         )
         self._termination = TerminationPolicy(
             settings,
@@ -125,8 +130,6 @@ class ElasticAgent(ElasticAgentBase):
         self._survivors = Survivors(settings.config, settings.scratch, procs=procs)
         self._early = EarlyWorkers(settings, self.start_without_group, self._survivors, procs=procs)
         self._workers = WorkerProcesses(self._early.standby.pids)
-        self._generation: Generation | None = None
-        self._alive_at: float | None = None
         telemetry.show_rendezvous(spec.rdzv_handler, fail_fast_store)
 
     @property

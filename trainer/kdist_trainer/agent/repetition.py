@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from kdist_trainer.agent.generation import FAILURE, PLANNED, Generation
 from kdist_trainer.causes import BY_NAME
@@ -92,12 +92,21 @@ def count_repeats(events: Iterable[Event], failure: Failure) -> int:
     return len(lifetimes)
 
 
-def have_parted(events: Iterable[Event], failure: Failure | None) -> bool:
-    """Whether ranks of this run have held different states after a recovery in place: those that
-    stay would differ again from those that are new.
+CODE: Final = "code"
+"""The field of a failure in the events: what the ranks that differed have computed by."""
+
+
+def have_parted(events: Iterable[Event], failure: Failure | None, *, code: str) -> bool:
+    """Whether ranks of this run that run this code have held different states after a recovery in
+    place: those that stay would differ again from those that are new. Other code may be mended.
     """
-    told = [one.get("signature") for one in events if one["event"] == "failure"]
-    return REPLICAS_DIFFER in (failure and failure.signature, *told)
+    if failure is not None and failure.signature == REPLICAS_DIFFER:
+        return True
+    return any(
+        one.get("signature") == REPLICAS_DIFFER and one.get(CODE, code) == code
+        for one in events
+        if one["event"] == "failure"
+    )
 
 
 def count_restarts(events: Iterable[dict[str, Any]], *, step: int = -1) -> int:

@@ -17,6 +17,7 @@ from kdist_trainer.agent.event_log import EventLog, StoreEventLog
 from kdist_trainer.agent.exit_record import root_cause
 from kdist_trainer.agent.generation import FAILURE, PLANNED, RESUME, START, Generation
 from kdist_trainer.agent.repetition import (
+    CODE,
     alike_limit,
     count_repeats,
     count_restarts,
@@ -25,6 +26,7 @@ from kdist_trainer.agent.repetition import (
 )
 from kdist_trainer.agent.single_start import NoRule, SingleStart, judge
 from kdist_trainer.agent.slow_start import AT_START, WAITED, describe_slow_start, was_starting
+from kdist_trainer.causes.code import REPLICAS_DIFFER
 from kdist_trainer.checkpoint.interval import read_history
 from kdist_trainer.checkpoint.ledger import RunLedger, find_last_sign
 from kdist_trainer.checkpoint.lock import Lock
@@ -51,6 +53,7 @@ class RestartLedger:
         max_restarts: The job's limit of restarts without progress.
         single_start: Whether a script may be started again; None if it may be.
         devices: What the ranks of this node run on.
+        code: What the ranks compute by, see `identify_code`.
     """
 
     def __init__(
@@ -61,8 +64,10 @@ class RestartLedger:
         max_restarts: int,
         single_start: SingleStart | None = None,
         devices: str = "",
+        code: str = "",
     ) -> None:
         self._devices = devices
+        self._code = code
         self.single_start = single_start or NoRule()
         self._agent_store = agent_store
         self._checkpoints = checkpoints
@@ -90,7 +95,8 @@ class RestartLedger:
         """
         start = {AT_START: True} if at_start else {}
         waited = {WAITED: seconds} if (seconds := self.failure_backoff_seconds()) else {}
-        self.append_failure(failure, **start, **waited)
+        code = {CODE: self._code} if failure.signature == REPLICAS_DIFFER else {}
+        self.append_failure(failure, **start, **waited, **code)
         ended = {"event": "failure", "generation": failure.generation, "time": failure.time}
         return describe_slow_start([*events, {**ended, **start}])
 
@@ -163,7 +169,7 @@ class RestartLedger:
             repeats=repeats,
             kept_step=kept,
             refusal=refusal,
-            continues_in_place=not have_parted(events, failure),
+            continues_in_place=not have_parted(events, failure, code=self._code),
             slow_start=slow_start,
             **self._read_clock(last, document, events, reason=reason, failure=failure),
         )

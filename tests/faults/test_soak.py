@@ -139,6 +139,8 @@ def test_a_rank_that_is_lost_each_second_leaves_nothing_that_is_held_or_spins(
         "steps": 1_000_000,
         "globalBatch": 24,
         "syncEverySteps": 5,
+        "clipGradNorm": 1.0,
+        "emaDecay": 0.98,
         "checkpoint": {"every": {"steps": 20}},
     }
     code = str(Path(__file__).parent / "code")

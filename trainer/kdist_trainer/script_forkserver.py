@@ -30,6 +30,7 @@ from typing import Any
 
 from kdist_trainer import forked_memory, process_tree
 from kdist_trainer.json_text import encode_json
+from kdist_trainer.signals import leave_stops_to_others
 from kdist_trainer.untrusted_text import parse_json
 
 DESCRIPTOR = "KDIST_FORKSERVER"
@@ -54,6 +55,7 @@ def serve() -> None:
     """
     requests = socket.socket(fileno=int(os.environ.pop(DESCRIPTOR)))
     process_tree.wake_without_parent()
+    leave_stops_to_others()
     try:
         _import_modules()
         requests.sendall(READY)

@@ -1,14 +1,53 @@
-"""SIGTERM and SIGINT to the agent: they are recorded, and raise an exception only while the agent
-waits for other nodes.
+"""SIGTERM and SIGINT: what a second one means, which processes leave them to others, and how the
+agent takes them: they are recorded, and raise an exception only while it waits for other nodes.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Final
+
+SAME_REQUEST_SECONDS: Final = 5.0
+"""A signal so soon after the first one is the same request. A machine that shuts down, or a
+scheduler, signals every process of a run, and `kdist run` and the agents pass on what they get.
+"""
+
+
+class Repetition:
+    """Tells a second request to stop from the first one."""
+
+    def __init__(self) -> None:
+        self.first_at: float | None = None
+        """The monotonic time of the first request; None before it."""
+
+    def take(self) -> bool:
+        """Take in a signal; returns whether it is a second request."""
+        now = time.monotonic()
+        if self.first_at is None:
+            self.first_at = now
+        return now - self.first_at > SAME_REQUEST_SECONDS
+
+
+def leave_stops_to_others() -> None:
+    """Have this process go on at SIGTERM, since others need it to save; it ends with them. What it
+    forks has the default again. Main thread only.
+    """
+    signal.signal(signal.SIGTERM, _go_on)
+    os.register_at_fork(after_in_child=_restore_default)
+
+
+def _go_on(_number: int, _frame: FrameType | None) -> None:
+    pass
+
+
+def _restore_default() -> None:
+    if signal.getsignal(signal.SIGTERM) is _go_on:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 class StopRequested(Exception):  # noqa: N818 - a request is not an error
@@ -31,6 +70,7 @@ class StopSignals:
     def __init__(self) -> None:
         self.requested_at: float | None = None
         self.urgent = False
+        self._requests = Repetition()
         self._interrupting = False
 
     def install(self) -> None:
@@ -55,10 +95,8 @@ class StopSignals:
             self._interrupting = False
 
     def _handle(self, _number: int, _frame: FrameType | None) -> None:
-        if self.requested:
-            self.urgent = True
-        else:
-            self.requested_at = time.monotonic()
+        self.urgent |= self._requests.take()
+        self.requested_at = self._requests.first_at
         if self._interrupting:
             self._interrupting = False
             raise StopRequested

@@ -4,6 +4,7 @@ that is ended at once: with real processes.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -42,6 +43,27 @@ dist.init_process_group("gloo")
 if dist.get_rank() == 0:
     time.sleep(100_000)
 dist.all_reduce(torch.ones(1))
+"""
+SAVES = """
+import pathlib
+import time
+
+import torch
+import torch.distributed as dist
+
+from kdist_trainer import Checkpointer
+
+dist.init_process_group("gloo")
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with Checkpointer(model=model, optimizer=optimizer, every_seconds=1000) as checkpointer:
+    for step in range(checkpointer.resume() + 1, 100_000):
+        time.sleep(0.01)
+        checkpointer.maybe_save(step)
+        if step == 20:
+            pathlib.Path(__file__).with_name("trains").touch()
+        if checkpointer.stop_requested:
+            break
 """
 
 
@@ -104,6 +126,30 @@ def test_a_training_whose_disk_is_full_waits_for_room_and_is_not_repeated_again_
     ballast.unlink()
     run.wait(0)
     assert run.errors().count("rendezvous-completed") <= 3
+
+
+@pytest.mark.parametrize("kind", ["train", "script"])
+def test_a_run_of_which_every_process_is_asked_to_end_saves_its_step(
+    kind: str, start: Start, tmp_path: Path
+) -> None:
+    """As a machine does that shuts down."""
+    job = write_job(tmp_path, steps=100_000, checkpoint=100_000)
+    if kind == "script":
+        write_script(tmp_path, SAVES)
+        document = yaml.safe_load((tmp_path / job).read_text())
+        document["spec"].pop("train")
+        document["spec"]["script"] = {"path": "script.py", "preload": "torch"}
+        (tmp_path / job).write_text(yaml.safe_dump(document))
+    run = start(job)
+    folder = run.folder("digits")
+    run.wait_until(lambda: "first-step" in run.errors() or (tmp_path / "trains").exists(), "steps")
+    for pid in {run.process.pid, *(int(one.split()[0]) for one in processes_of(folder))}:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+    run.wait(11)
+    assert commits(folder), run.errors()
+    assert not json.loads((folder / "report.json").read_text())["notSaved"]
+    assert processes_of(folder) == []
 
 
 def test_a_run_that_is_ended_at_once_says_how_many_steps_are_not_saved(

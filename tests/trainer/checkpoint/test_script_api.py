@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from kdist_trainer import Checkpointer, Reporter
+from kdist_trainer import Checkpointer, Reporter, signals
 from kdist_trainer.checkpoint import interval
 from kdist_trainer.checkpoint.layout import CheckpointDirectory
 from kdist_trainer.checkpoint.ledger import RunLedger
@@ -219,6 +219,7 @@ def test_a_script_with_another_model_is_reported_what_does_not_fit(tmp_path: Pat
 
 def count_signals(answers: Connection, root: Path) -> None:
     enter_kdist(root, 1)
+    signals.SAME_REQUEST_SECONDS = 0  # type: ignore[misc]  # the test need not wait
     model = nn.Linear(2, 2)
     checkpointer = Checkpointer(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
     answers.send("ready")

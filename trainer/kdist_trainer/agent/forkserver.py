@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from kdist_trainer.agent import preload_modules
+from kdist_trainer.signals import leave_stops_to_others
 
 _PRELOAD = "kdist_trainer.agent.preload"
 """What the server imports in addition, while the agent joins the rendezvous."""
@@ -71,12 +72,12 @@ def _fork(path: bytes, args: Sequence[Any], passfds: Sequence[int]) -> int:  # n
 
 def _serve(program: str, kept: Sequence[int]) -> NoReturn:
     """Run the server in the fork, without the agent's descriptors, above all its parent-death pipe,
-    and with the default signal handlers.
+    and without its signal handlers.
     """
     code = 1
     try:
         close_descriptors(keep=kept)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        leave_stops_to_others()
         signal.signal(signal.SIGINT, signal.default_int_handler)
         util.spawnv_passfds = _SPAWN
         forkserver._forkserver._lock = threading.Lock()  # type: ignore[attr-defined]  # the agent holds the inherited one

@@ -28,6 +28,7 @@ from kdist_trainer.agent import forkserver, preload_modules
 from kdist_trainer.agent.shim import SPAWNER
 from kdist_trainer.config import TrainConfig
 from kdist_trainer.json_text import encode_json
+from kdist_trainer.signals import leave_stops_to_others
 from kdist_trainer.untrusted_text import MalformedTextError, parse_json
 
 _ORPHAN_SECONDS = 2.0
@@ -50,6 +51,7 @@ class Spawner:
         for descriptor in (self._woken, self._wake):
             os.set_blocking(descriptor, False)
         signal.set_wakeup_fd(self._wake)
+        leave_stops_to_others()
         signal.signal(signal.SIGCHLD, lambda *_: None)  # the handler only enables the wake-up
         self._selector.register(self._requests, selectors.EVENT_READ)
         self._selector.register(self._woken, selectors.EVENT_READ)

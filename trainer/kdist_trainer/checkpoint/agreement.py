@@ -16,6 +16,7 @@ from kdist_trainer.checkpoint.group import CheckpointGroup
 from kdist_trainer.checkpoint.interval import EVENT
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.checkpoint.save_clock import SaveClock
+from kdist_trainer.signals import Repetition
 
 _AGREE_SECONDS = 0.5
 _MAX_CALLS = 1000
@@ -47,6 +48,7 @@ class SaveAgreement:
         self._agreed_calls = 0
         self._agreed_time = time.monotonic()
         self._former: Any = None
+        self._terminations = Repetition()
 
     def listen(self) -> None:
         """Take SIGTERM as a request to stop, also if another handler was installed since. Does
@@ -107,6 +109,6 @@ class SaveAgreement:
             log.warn("ledger-write-failed", error=str(error))
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        if self.requested:
+        if self._terminations.take():
             os._exit(128 + number)
         self.requested = True

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import signal
 from collections.abc import Callable, Iterator
 from functools import partial
 from multiprocessing import forkserver, resource_tracker
@@ -321,8 +322,9 @@ def _requested_samples(_: _Environment, workload: Workload, samples: Samples) ->
 
 def exit_with_rank(_: int) -> None:
     """Make a loader process exit when its rank does, even if it is killed: torch only watches the
-    parent process, which is the forkserver.
+    parent process, which is the forkserver. Until then the rank needs it, also to save at SIGTERM.
     """
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if rank := multiprocessing.parent_process():
         # a rank that an agent started leads a process group, which is killed as one
         with contextlib.suppress(OSError):

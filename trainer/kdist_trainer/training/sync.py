@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from kdist_trainer.errors import PeersLostError
+from kdist_trainer.signals import Repetition
 from kdist_trainer.training.carried_news import CarriedNews
 from kdist_trainer.world import World
 
@@ -39,7 +40,7 @@ class StopFlag:
         self.requested = False
         self.leaves_group = False
         """Whether the agent asks this rank to leave its group, at once and without a save."""
-        self._terminated = False
+        self._terminations = Repetition()
 
     def install(self) -> None:
         """Install the handlers of both signals. Main thread only."""
@@ -58,10 +59,9 @@ class StopFlag:
             raise PeersLostError("the agent asks this rank to leave its group")
 
     def _terminate(self, number: int, _: FrameType | None) -> None:
-        if self._terminated:
+        if self._terminations.take():
             os._exit(128 + number)
         self.requested = True
-        self._terminated = True
 
     def _interrupt(self, _number: int, _: FrameType | None) -> None:
         # Ctrl-C reaches every process of a terminal; the launcher decides what a second one means

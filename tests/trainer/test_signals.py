@@ -1,0 +1,43 @@
+"""What a second signal means, and which processes go on at SIGTERM."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from kdist_trainer import signals
+from kdist_trainer.signals import Repetition
+
+SERVER = """
+import os
+import signal
+
+from kdist_trainer.signals import leave_stops_to_others
+
+leave_stops_to_others()
+os.kill(os.getpid(), signal.SIGTERM)
+child = os.fork()
+if child == 0:
+    os.kill(os.getpid(), signal.SIGTERM)
+    os._exit(0)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_signals_that_come_together_are_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("kdist_trainer.signals.time.monotonic", lambda: now)
+    requests = Repetition()
+    assert not requests.take()
+    now += signals.SAME_REQUEST_SECONDS
+    assert not requests.take()
+    now += 0.1
+    assert requests.take()
+    assert requests.first_at == 100.0
+
+
+def test_a_server_of_forks_goes_on_at_sigterm_and_its_forks_do_not() -> None:
+    ended = subprocess.run([sys.executable, "-c", SERVER], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (0, "-15\n"), ended.stderr

@@ -31,7 +31,7 @@ def make_report(name: str, folder: RunFolder, outcome: Outcome) -> dict[str, Any
     """
     events, steps = read_ledger(folder.checkpoints)
     invocations = [(each["started"], each["ended"]) for each in folder.run["invocations"]]
-    unsaved = outcome.kind in ("killed", "failed")
+    unsaved = outcome.kind != "done"  # a stop may have come when no rank had anything to save
     ledger = build_report(events, steps, invocations=invocations, unsaved=unsaved)
     ledger["metrics"] = (
         ledger["metrics"] or (folder.done() or {}).get("metrics") or {}

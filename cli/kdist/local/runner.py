@@ -238,7 +238,8 @@ class RunEnded:
     @property
     def save_failed(self) -> bool:
         """Whether the job was stopped and could not save its state."""
-        return self.outcome.kind == "stopped" and self.outcome.code == Exit.STORAGE
+        is_unsaved = self.outcome.code == Exit.STORAGE or bool(self.report.get("notSaved"))
+        return self.outcome.kind == "stopped" and is_unsaved
 
 
 def run_job(

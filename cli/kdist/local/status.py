@@ -176,8 +176,11 @@ def _decide_ended(job: LocalJob, past: Mapping[str, Any]) -> Decision:
         cause = documents.text(failure, "cause")
         return Phase.FAILED, cause, documents.text(failure, "message")
     if outcome == "stopped":
+        missing = describe_unsaved(_read_report(job))
         if documents.integer(_read_report(job), "trainerExitCode") == Exit.STORAGE:
-            return Phase.FAILED, "storage", f"it was stopped and could not save; {kept}"
+            return Phase.FAILED, "storage", f"it was stopped and could not save; {kept}{missing}"
+        if missing:
+            return Phase.STOPPED, "NotSaved", f"stopped, without saving; {kept}{missing}"
         return Phase.SUSPENDED, "", kept
     if outcome == "killed":
         kept += describe_unsaved(_read_report(job))

@@ -146,6 +146,16 @@ def test_a_stop_whose_save_failed_is_an_error() -> None:
     assert reported.message == "digits stopped, but its state could not be saved; step 350 is saved"
 
 
+def test_a_stop_that_nobody_could_save_for_is_an_error_with_the_steps_that_are_not_saved() -> None:
+    reported = summary.conclude(ended("stopped", 200, notSaved=357), "job.yaml")
+    assert isinstance(reported, KdistError)
+    assert reported.code == Code.JOB_FAILED
+    assert reported.message == (
+        "digits stopped, but its state could not be saved; step 350 is saved, the 357 steps after "
+        "it are not"
+    )
+
+
 def test_a_failure_says_who_where_and_why() -> None:
     traceback = [
         "Traceback (most recent call last):",

@@ -270,8 +270,10 @@ def _find_unknown(ctx: DiagnosticContext) -> Diagnosis | None:
     if beating or (quiet is not None and quiet < _RECENT):
         return None
     told = ctx.status.step is not None
-    if quiet is None and told:
-        return None  # agents of a version that does not tell how old it is
+    # A step that is older than these ranks counts for nothing: a script that starts again imports.
+    # Agents of a version that does not tell how old a step is know of no process groups either.
+    if quiet is None and told and all(rank.group is None for rank in ranks):
+        return None
     if quiet is not None:
         what = f"the last step or collective that was seen began or ended {seconds(quiet)} ago"
     else:

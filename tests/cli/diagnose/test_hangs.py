@@ -81,6 +81,15 @@ def test_a_script_of_which_nothing_was_seen_is_not_said_to_train() -> None:
     assert "began or ended 1:30 ago" in late.sentence
 
 
+def test_a_script_that_starts_again_is_not_said_to_train_at_a_step_of_before() -> None:
+    reports = {FIRST: script_rank(0, group=False), SECOND: script_rank(1, group=False)}
+    for each in reports.values():
+        each["step"] = 128
+    found = diagnose(scene([pod(0), pod(1)], reports=reports))
+    assert (found.cause, found.severity) == ("not-known", "waiting")
+    assert "have entered no collective" in found.sentence
+
+
 def test_a_script_whose_collectives_are_seen_trains() -> None:
     found = look({"quiet_seconds": 0.2}, {"quiet_seconds": 3.0})
     assert found.cause == "none"

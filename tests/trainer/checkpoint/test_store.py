@@ -8,11 +8,12 @@ import os
 import threading
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from kdist_trainer.checkpoint import storage
+from kdist_trainer.checkpoint import commit, storage
 from kdist_trainer.checkpoint.checkpointer import SaveResult
 from kdist_trainer.checkpoint.layout import CheckpointDirectory
 from kdist_trainer.checkpoint.ledger import RunLedger
@@ -186,6 +187,24 @@ def test_the_checkpoint_that_latest_names_is_never_pruned(
     monkeypatch.setattr(store.directory, "write_latest", lambda _name: None)
     save(store, 2)
     assert {one.step for one in CheckpointDirectory(root).committed()} == {2, 1}
+
+
+def test_old_checkpoints_go_though_every_group_is_killed_after_its_commit(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remove, step = commit.prune, 0
+
+    def remove_before(directory: CheckpointDirectory, lock: Lock, **kept: Any) -> None:
+        if step not in [one.step for one in directory.committed()]:
+            remove(directory, lock, **kept)
+
+    monkeypatch.setattr(commit, "prune", remove_before)
+    for step in range(1, 6):
+        store = open_store(root, generation=step, keep=1)
+        load(store)
+        assert save(store, step).ok
+        store.close()
+    assert [one.step for one in CheckpointDirectory(root).committed()] == [5, 4]
 
 
 def test_litter_of_dead_groups_is_cleared_but_not_that_of_a_later_one(root: Path) -> None:

@@ -83,8 +83,7 @@ class Writer:
         """
         self._attempts: list[CommitRequest] = []
         """Of the save in progress, as they were to be committed."""
-        # a folder on a disk is cleaned when it is locked
-        self._is_cleaned = isinstance(directory.root, Path)
+        self._is_cleaned = False
 
     def begin(self) -> None:
         """A save begins, to be committed under the lock that is held now; called before its thread
@@ -132,9 +131,7 @@ class Writer:
         self._attempts, self.needs_nobody = [], self._writes_alone and self._group.is_rank_zero
         try:
             if self._group.is_rank_zero and not self._is_cleaned:
-                before = request.manifest.epoch
-                commit.clean_stale(self._directory, before=before, spared=self._spared)
-                self._is_cleaned = True
+                self._clean(request)
             digests = content()
             if self._group.is_rank_zero:
                 result = self._commit(request, digests)
@@ -154,6 +151,17 @@ class Writer:
             if self._group.is_rank_zero:
                 commit.prune(self._directory, self._lock, **self._kept)
         return agreed
+
+    def _clean(self, request: CommitRequest) -> None:
+        """Remove what groups before have left: those that were killed between a commit and what it
+        removes, and in an object store cut saves. A folder on a disk is rid of these when it is
+        locked.
+        """
+        if not isinstance(self._directory.root, Path):
+            before = request.manifest.epoch
+            commit.clean_stale(self._directory, before=before, spared=self._spared)
+        commit.prune(self._directory, self._lock, **self._kept)
+        self._is_cleaned = True
 
     def _write_tensors(
         self,

@@ -65,7 +65,10 @@ def test_files_come_whole_whatever_fails_and_whoever_is_killed(
 
 def is_begun(folder: Path) -> bool:
     """Whether something has come that is not whole yet."""
-    return any(folder.glob("partial/*"))
+    try:
+        return any(folder.glob("partial/*"))
+    except FileNotFoundError:  # all is fetched meanwhile
+        return False
 
 
 def begin(kind: str, web: WebServer, bucket: Bucket, folder: Path) -> Program:

@@ -42,6 +42,8 @@ REFUSED_SECONDS: Final = 5.0
 """The longest pause while the API server refuses an agent the rendezvous: what it lacks may be
 there again, made by this controller.
 """
+_REFUSED_TURNS: Final = 24
+"""How often such agents are asked so soon: what is not there again by then may never be."""
 _FIRST_SECONDS: Final = 1.0
 _STALE_SECONDS: Final = 3 * INTERVAL_SECONDS
 _ASKED_FOR_RANK_0: Final = 3
@@ -66,6 +68,8 @@ class Inquiry:
     shape: tuple[object, ...] = ()
     everyone: bool = False
     stuck: bool = False
+    refusals: int = 0
+    """The latest turns in a row in which the API server refused an agent the rendezvous."""
     pause: float = _FIRST_SECONDS
     answers: dict[str, tuple[float, Document]] = field(default_factory=dict)
     silent: dict[str, float] = field(default_factory=dict)
@@ -81,6 +85,12 @@ class Inquiry:
         if stuck and not self.stuck:
             self.diagnosis, self.diagnosed_at = None, 0.0
         self.stuck = stuck
+
+    @property
+    def longest_pause(self) -> float:
+        """Seconds until the agents are asked again at the latest."""
+        is_soon = 0 < self.refusals <= _REFUSED_TURNS
+        return REFUSED_SECONDS if is_soon else INTERVAL_SECONDS
 
     def needs_diagnosis(self, now: float) -> bool:
         """Whether the job does not progress and was not diagnosed recently."""
@@ -180,6 +190,7 @@ class AgentPoller:
             found.everyone = found.everyone or ask_now
             if fresh or ask_now:
                 found.pause = found.diagnosis_pause = _FIRST_SECONDS
+                found.refusals = 0
         if fresh or ask_now:
             self._queue.add(key, after=_FIRST_SECONDS)
 
@@ -224,7 +235,8 @@ class AgentPoller:
             found.everyone = found.everyone or turn.unfinished
             if diagnosing:
                 found.diagnosed(diagnosis, now)
-            most = STUCK_SECONDS if stuck and not pods else turn.longest_pause
+            found.refusals = found.refusals + 1 if turn.is_refused else 0
+            most = STUCK_SECONDS if stuck and not pods else found.longest_pause
             found.pause = _FIRST_SECONDS if turn.unfinished else min(most, 2 * found.pause)
             pause = found.pause
         self._queue.add(key, after=pause)
@@ -275,10 +287,10 @@ class _Turn:
     unfinished: bool = False
 
     @property
-    def longest_pause(self) -> float:
-        """Seconds until these agents are asked again at the latest."""
-        refused = (documents.at(each, "rendezvous_refused") for each in self.answers.values())
-        return REFUSED_SECONDS if True in refused else INTERVAL_SECONDS
+    def is_refused(self) -> bool:
+        """Whether the API server refuses one of these agents the rendezvous."""
+        told = (documents.at(each, "rendezvous_refused") for each in self.answers.values())
+        return True in told
 
 
 def _order(inquiry: Inquiry, document: Document) -> tuple[int, float]:

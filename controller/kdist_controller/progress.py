@@ -189,7 +189,7 @@ def _phase(observed: Observed, decision: Decision) -> tuple[Phase, str]:
         return Phase.PENDING, "NotApplied"
     if decision.stage is Stage.CREATING:
         return Phase.PENDING, "Creating"
-    status = observed.status
+    status = observed.explained.status
     return status.phase, conditions.camelize(status.reason or status.phase.value)
 
 

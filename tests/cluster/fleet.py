@@ -102,9 +102,11 @@ class Fleet:
         seen: list[list[Look]] = []
         with ThreadPoolExecutor(1) as pool:
             doing: Future[None] = pool.submit(act, self)
-            while len(seen) < most:
+            over = 0
+            while over < most:
                 began = time.monotonic()
                 seen.append(self.look())
+                over += doing.done()
                 settled = len(seen) > 3 and all(map(trains, seen[-1] + seen[-2]))
                 if doing.done() and (len(seen) >= rounds if rounds else settled):
                     break

@@ -111,7 +111,7 @@ def test_a_suspended_job_keeps_its_checkpoints_and_a_restart_begins_with_the_las
 ) -> None:
     start(namespace, calm, kind)
     suspended = namespace.kdist("suspend", "digits")
-    saved = number(suspended, r"suspended after step ([\d,]+), state saved")
+    saved = number(suspended, r"suspended; step ([\d,]+) is saved")
     assert namespace.status("digits")["phase"] == "Suspended"
     namespace.kdist("wait", "digits", "--for=suspended", "--timeout", "30s")
     listed = json.loads(namespace.kdist("checkpoints", "verify", "digits", "-o", "json"))

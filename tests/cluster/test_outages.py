@@ -68,7 +68,7 @@ NODE = (
 CONFIG_MAP = r"^ConfigMap \S+ does not exist|^configmap \S+ does not exist|ConfigMap was deleted"
 ACCOUNT = r"^service account \S+ (does not exist|was deleted)|ServiceAccount was deleted"
 ROLE = r"the Role or the RoleBinding"
-RESTART = r"starts again, as asked|its pods save and end, then|is suspended$"
+RESTART = r"starts again, as asked|its pods save and end, then"
 IMAGE = r"^the image \S+ .*(registry|pulled)"
 MEMORY = r"used more memory than the limit"
 SERVER = r"the API server (at \S+ )?does not answer|apiserver is shutting|known HTTP paths"
@@ -291,6 +291,9 @@ def go_through(
             for look in dict.fromkeys(each for one in seen for each in one)
             if judge(look, phase.named) == "consequence"
         ]
+        told = [each for one in seen for each in one if each.source == "why"]
+        if phase.rounds and not any(judge(look, phase.named) == "event" for look in told):
+            wrong.append(f"{phase.name}: never named")
         if not (phase.rounds or whole):
             wrong.append(f"{phase.name}: not all jobs train again: {seen[-1]}")
     return wrong

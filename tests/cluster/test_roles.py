@@ -141,7 +141,7 @@ def test_each_role_looks_into_a_job_as_far_as_its_rights_reach_and_edit_steers_i
     for role in sorted(EDIT):
         forward(role, namespace, tmp_path / role)
 
-    assert "state saved" in succeed("chart-edit", "suspend digits", namespace)
+    assert "is saved" in succeed("chart-edit", "suspend digits", namespace)
     namespace.until("its pod is gone", lambda: namespace.find("pods") == [])
     for line, one in (
         ("checkpoints verify digits", "builtin-edit"),

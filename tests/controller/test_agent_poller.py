@@ -137,15 +137,20 @@ def test_an_agent_that_was_not_asked_is_not_called_silent(connection: Cluster) -
 
 
 @pytest.mark.parametrize(
-    ("refused", "longest"), [(True, REFUSED_SECONDS), (False, INTERVAL_SECONDS)]
+    ("refused", "turns", "longest"),
+    [
+        (True, 12, REFUSED_SECONDS),
+        (True, 48, INTERVAL_SECONDS),  # nobody brings back what it lacks
+        (False, 12, INTERVAL_SECONDS),
+    ],
 )
-def test_an_agent_that_is_refused_the_rendezvous_is_asked_again_soon(
-    crowd: Crowd, *, refused: bool, longest: float
+def test_an_agent_that_is_refused_the_rendezvous_is_asked_again_soon_for_a_while(
+    crowd: Crowd, *, refused: bool, turns: int, longest: float
 ) -> None:
     key = JobKey("ml", "digits")
     answer = json.dumps({**GOOD, "rendezvous_refused": refused}).encode()
     crowd.run(key, [hostile.answer(answer)])
-    for _ in range(12):  # the pause doubles up to its longest
+    for _ in range(turns):  # the pause doubles up to its longest
         crowd.poller._inquire(key)
     assert crowd.poller._inquiries[key].pause == longest
 

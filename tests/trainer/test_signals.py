@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from kdist_trainer import signals
-from kdist_trainer.signals import Repetition
+from kdist_trainer.signals import StopCounter
 
 SERVER = """
 import os
@@ -29,12 +29,12 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 def test_signals_that_come_together_are_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr("kdist_trainer.signals.time.monotonic", lambda: now)
-    requests = Repetition()
-    assert not requests.take()
+    requests = StopCounter()
+    assert not requests.add()
     now += signals.SAME_REQUEST_SECONDS
-    assert not requests.take()
+    assert not requests.add()
     now += 0.1
-    assert requests.take()
+    assert requests.add()
     assert requests.first_at == 100.0
 
 

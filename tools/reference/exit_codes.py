@@ -16,7 +16,7 @@ _CODES = {
     Code.TIMEOUT: "the time given by `--timeout` has passed",
     Code.FORBIDDEN: "the cluster denies it: a permission is missing",
     Code.JOB_FAILED: "the job failed",
-    Code.JOB_CANCELLED: "the job was stopped before its end; its state is saved",
+    Code.JOB_CANCELLED: "the job was stopped before its end; `kdist status` says what is saved",
     Code.INTERRUPTED: "interrupted by Ctrl-C",
 }
 _EXITS = {

@@ -18,15 +18,15 @@ scheduler, signals every process of a run, and `kdist run` and the agents pass o
 """
 
 
-class Repetition:
-    """Tells a second request to stop from the first one."""
+class StopCounter:
+    """Counts requests to stop, of which a process may get several signals each."""
 
     def __init__(self) -> None:
         self.first_at: float | None = None
         """The monotonic time of the first request; None before it."""
 
-    def take(self) -> bool:
-        """Take in a signal; returns whether it is a second request."""
+    def add(self) -> bool:
+        """Note that a signal has come; returns whether it is a second request."""
         now = time.monotonic()
         if self.first_at is None:
             self.first_at = now
@@ -70,7 +70,7 @@ class StopSignals:
     def __init__(self) -> None:
         self.requested_at: float | None = None
         self.urgent = False
-        self._requests = Repetition()
+        self._requests = StopCounter()
         self._interrupting = False
 
     def install(self) -> None:
@@ -95,7 +95,7 @@ class StopSignals:
             self._interrupting = False
 
     def _handle(self, _number: int, _frame: FrameType | None) -> None:
-        self.urgent |= self._requests.take()
+        self.urgent |= self._requests.add()
         self.requested_at = self._requests.first_at
         if self._interrupting:
             self._interrupting = False

@@ -119,7 +119,7 @@ def command(
     \b
     Exit codes:
       0 done   2 wrong file or usage   10 the job failed, or could not save when it was stopped
-      11 stopped by SIGTERM or SIGHUP, state saved   130 stopped by Ctrl-C, state saved
+      11 stopped by SIGTERM or SIGHUP   130 stopped by Ctrl-C
     """
     from kdist import local, render
 

@@ -61,11 +61,12 @@ def find_slow_start(ctx: DiagnosticContext) -> Diagnosis | None:
     if not status.slow_start or status.phase.terminal:
         return None
     left = status.restarts_left
-    end = "" if left is None else f"; {count(left, 'restart')} are left, then the job ends"
+    remaining = f"{count(left, 'restart')} {'is' if left == 1 else 'are'} left" if left else ""
+    end = f"; {remaining or 'no restart is left'}, then the job ends" if left is not None else ""
     failure = status.last_failure
     return Diagnosis(
         SLOW_START,
-        f"{status.slow_start}{end if left != 1 else end.replace('are left', 'is left')}",
+        f"{status.slow_start}{end}",
         "blocked",
         (f"the last loss: {failure.cause}: {clip(failure.message)}",) if failure else (),
         SLOW.advice,

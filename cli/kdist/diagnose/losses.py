@@ -156,10 +156,10 @@ def _describe_pause(ctx: DiagnosticContext, losses: list[_Loss]) -> str:
     if ctx.status.backend != "job" or _find_successors(ctx, losses):
         return ""
     return (
-        "; the Job controller makes it 10 s after the first loss and waits twice as long after "
-        "each further one, up to 10 min: where pods are lost often, jobset, statefulset and "
-        f"pytorchjob (spec.backend) replace them at once, and `{ctx.kdist('restart')}` begins with "
-        "a new Job"
+        "; a Job's controller replaces a lost pod after 10 s and waits twice as long after each "
+        "further loss, up to 10 min: where pods are lost often, use jobset, statefulset or "
+        f"pytorchjob (spec.backend), which do not wait; `{ctx.kdist('restart')}` makes a new Job, "
+        "which begins at 10 s again"
     )
 
 

@@ -125,11 +125,11 @@ def find_suspended(ctx: DiagnosticContext) -> Diagnosis | None:
             commands=(ctx.kdist("resume"),),
         )
     if phase is Phase.STOPPED:
-        step = f" after step {ctx.status.step}" if ctx.status.step is not None else ""
         return Diagnosis(
             "stopped",
-            f"{ctx.name} was stopped{step}; its state is saved",
+            f"{ctx.name} was {ctx.status.message}",
             "fine",
+            fix=f"start it again: {ctx.continuation}",
             commands=(ctx.kdist("restart"),),
         )
     return None

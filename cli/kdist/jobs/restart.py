@@ -13,6 +13,7 @@ from kdist.jobs.job import ClusterJob, Document
 from kdist.jobs.wait import Notify
 from kdist.manifest import Manifest
 from kdist.rbac import Right
+from kdist.status.exit_record import describe_saved
 
 _DELETE_TIMEOUT = 120.0
 
@@ -59,7 +60,7 @@ def restart(
         suspend.suspend_workload(target)
         exits = suspend.wait_for_pods(target, leaving, timeout=timeout, notify=notify)
         if exits.step is not None:
-            notify(f"saved after step {exits.step:,}")
+            notify(describe_saved([exits.step]))
     moved = None
     if fresh:
         moved = checkpoints.run_tool(target, "aside", notify=notify).get("moved")
@@ -97,7 +98,7 @@ def _restart_resource(
         return f"{done}. Next: {target.command('status', '-w')}"
     exits = suspend.wait_for_pods(target, leaving, timeout=timeout, notify=notify)
     if exits.step is not None:
-        notify(f"saved after step {exits.step:,}")
+        notify(describe_saved([exits.step]))
     target = _wait_for_objects(target, now, notify=notify)
     return f"{done}{suspend.wait_until_running(target, timeout=timeout, notify=notify)}"
 

@@ -15,6 +15,7 @@ from kdist.jobs.job import ClusterJob, Document
 from kdist.jobs.wait import Notify, PodExits
 from kdist.status import ASKED, Pod, WorkloadState, read_resource
 from kdist.status.documents import annotation, integer
+from kdist.status.exit_record import describe_saved
 from kdist.units import count
 
 _GROUP, _KIND = "kueue.x-k8s.io/", "Workload"
@@ -171,16 +172,14 @@ def describe_exits(target: ClusterJob, exits: PodExits) -> str:
             hint="it will resume from the previous checkpoint",
             next_command=target.command("checkpoints"),
         )
-    at = f" after step {exits.step:,}, state saved" if exits.step is not None else ""
+    saved = f"; {describe_saved([exits.step])}" if target.job.spec.checkpoints else ""
     kept = (
         ""
         if target.job.spec.checkpoints
         else "; it has no checkpoints, so it will start from scratch"
     )
-    return (
-        f"{target.name} suspended{at}{kept}. "
-        f"Next: {target.command('resume')}   continues from there"
-    )
+    then = "   continues from there" if exits.step is not None else ""
+    return f"{target.name} suspended{saved}{kept}. Next: {target.command('resume')}{then}"
 
 
 def resume(

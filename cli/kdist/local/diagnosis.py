@@ -17,6 +17,9 @@ from kdist.local.status import read_status
 from kdist.local.summary import describe_next
 from kdist.status import JobStatus, Phase, Snapshot
 
+_CAUSES = {"NotSaved": "not-saved"}
+"""Causes that are not the reason of the status in small letters."""
+
 
 @dataclass(frozen=True)
 class _RunSnapshot(Snapshot):
@@ -46,7 +49,7 @@ def diagnose_run(job: LocalJob) -> tuple[JobStatus, Diagnosis]:
     if status.phase in (Phase.UNKNOWN, Phase.STOPPED) or (
         status.phase is Phase.FAILED and status.exit_record is None
     ):
-        cause = status.reason.lower() or "failed"
+        cause = _CAUSES.get(status.reason, status.reason.lower()) or "failed"
         words = f"{job.name} does not run: {status.message or 'its agents left no exit record'}"
         fix = f"start it again: {DiagnosticContext(seen).continuation}"
         commands = (job.next_run, job.kdist("logs", "--tail", "20"))

@@ -176,8 +176,9 @@ def _decide_ended(job: LocalJob, past: Mapping[str, Any]) -> Decision:
         cause = documents.text(failure, "cause")
         return Phase.FAILED, cause, documents.text(failure, "message")
     if outcome == "stopped":
-        missing = describe_unsaved(_read_report(job))
-        if documents.integer(_read_report(job), "trainerExitCode") == Exit.STORAGE:
+        report = _read_report(job)
+        missing = describe_unsaved(report)
+        if documents.integer(report, "trainerExitCode") == Exit.STORAGE:
             return Phase.FAILED, "storage", f"it was stopped and could not save; {kept}{missing}"
         if missing:
             return Phase.STOPPED, "NotSaved", f"stopped, without saving; {kept}{missing}"

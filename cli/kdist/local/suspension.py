@@ -67,8 +67,9 @@ def suspend(
         time.sleep(_POLL_SECONDS)
     status = read_status(job)
     if status.phase is not Phase.SUSPENDED:
+        how = "has ended" if status.phase is Phase.STOPPED else f"was not suspended: {status.phase}"
         raise KdistError(
-            f"{job.name} was not suspended: {status.phase}. {status.message}".rstrip(". "),
+            f"{job.name} {how}: {status.message}".rstrip(": "),
             next_command=job.kdist("status"),
         )
     then = "continues from there" if status.last_checkpoint_step else "starts from the beginning"

@@ -7,6 +7,7 @@ is the end of the container's log, or empty.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -40,6 +41,16 @@ _KEYS = (
 )
 _MAX_TEXT = 1 << 16
 _MAX_NAME = 64
+
+
+def describe_saved(steps: Iterable[int | None]) -> str:
+    """What a run that was asked to stop has saved, by the steps of its agents' records: each is of
+    the newest checkpoint then, or None if the agent did not know one.
+    """
+    known = [step for step in steps if step is not None]
+    if not known:
+        return "whether it has saved anything is not known"
+    return f"step {max(known):,} is saved"
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from kdist.status.agent_status import (
     AgentStatus,
     newest_generation,
 )
-from kdist.status.exit_record import STOPPED, ExitRecord
+from kdist.status.exit_record import STOPPED, ExitRecord, describe_saved
 from kdist.status.fetching import (
     describe_fetching,
     explain_permanent_failure,
@@ -108,7 +108,8 @@ def _decide_finished(evidence: Evidence) -> PhaseDecision | None:
         return PhaseDecision(Phase.SUCCEEDED, state.reason, state.message)
     if state.finished == "failed":
         if _all_stopped(evidence):
-            return PhaseDecision(Phase.STOPPED, "Stopped", "stopped on request, its state is saved")
+            saved = describe_saved(pod.record.step if pod.record else None for pod in evidence.pods)
+            return PhaseDecision(Phase.STOPPED, "Stopped", f"stopped on request; {saved}")
         if record and record.permanent:
             return PhaseDecision(
                 Phase.FAILED, record.cause or state.reason, record.message or state.message

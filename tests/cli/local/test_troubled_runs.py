@@ -134,12 +134,15 @@ def test_a_run_of_which_every_process_is_asked_to_end_saves_its_step(
 ) -> None:
     """As a machine does that shuts down."""
     job = write_job(tmp_path, steps=100_000, checkpoint=100_000)
+    document = yaml.safe_load((tmp_path / job).read_text())
     if kind == "script":
         write_script(tmp_path, SAVES)
-        document = yaml.safe_load((tmp_path / job).read_text())
         document["spec"].pop("train")
         document["spec"]["script"] = {"path": "script.py", "preload": "torch"}
-        (tmp_path / job).write_text(yaml.safe_dump(document))
+    else:
+        # the ranks agree on the stop after more steps than are loaded ahead
+        document["spec"]["train"] |= {"loader": {"workers": 1}, "syncEverySteps": 100}
+    (tmp_path / job).write_text(yaml.safe_dump(document))
     run = start(job)
     folder = run.folder("digits")
     run.wait_until(lambda: "first-step" in run.errors() or (tmp_path / "trains").exists(), "steps")
@@ -148,6 +151,7 @@ def test_a_run_of_which_every_process_is_asked_to_end_saves_its_step(
             os.kill(pid, signal.SIGTERM)
     run.wait(11)
     assert commits(folder), run.errors()
+    assert "worker-failed" not in run.errors()
     assert not json.loads((folder / "report.json").read_text())["notSaved"]
     assert processes_of(folder) == []
 

@@ -131,10 +131,10 @@ SLOW_START: Final = "slow-start"
 """The name of a run that has ended since it was lost again and again as it started."""
 SLOW: Final = Words(
     "{message}",
-    "use nodes that live longer, or make the start shorter: have the image on the nodes before, "
-    "read less before the first step, spec.script.preload: torch for a script, train.recovery: "
-    "inPlace and nodes.standby where nodes are lost one by one; checkpoint.every only limits what "
-    "a loss costs",
+    "use nodes that live longer, or make the start shorter: pull the image onto the nodes "
+    "beforehand, load less data before the first step, set spec.script.preload: torch for a "
+    "script, train.recovery: inPlace and nodes.standby where nodes are lost one by one; "
+    "checkpoint.every only limits what a loss costs",
 )
 UNLOADABLE: Final = Words(
     "the state of this training could not be given back: {message}",

@@ -16,7 +16,7 @@ from kdist_trainer.checkpoint.group import CheckpointGroup
 from kdist_trainer.checkpoint.interval import EVENT
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.checkpoint.save_clock import SaveClock
-from kdist_trainer.signals import Repetition
+from kdist_trainer.signals import StopCounter
 
 _AGREE_SECONDS = 0.5
 _MAX_CALLS = 1000
@@ -25,7 +25,7 @@ _MAX_CALLS = 1000
 class SaveAgreement:
     """Exchanges stop requests, and whether a save is due by rank 0's clock, about twice a second.
 
-    A second SIGTERM ends the process at once.
+    A second request by SIGTERM (`StopCounter`) ends the process at once.
     """
 
     def __init__(self, group: CheckpointGroup, clock: SaveClock, ledger: RunLedger) -> None:
@@ -48,7 +48,7 @@ class SaveAgreement:
         self._agreed_calls = 0
         self._agreed_time = time.monotonic()
         self._former: Any = None
-        self._terminations = Repetition()
+        self._terminations = StopCounter()
 
     def listen(self) -> None:
         """Take SIGTERM as a request to stop, also if another handler was installed since. Does
@@ -109,6 +109,6 @@ class SaveAgreement:
             log.warn("ledger-write-failed", error=str(error))
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        if self._terminations.take():
+        if self._terminations.add():
             os._exit(128 + number)
         self.requested = True

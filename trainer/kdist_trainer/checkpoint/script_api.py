@@ -41,8 +41,9 @@ class Checkpointer:
     scalers, the objects of `stateful`, `state` and `shared_state`, and each rank's generators of
     random numbers.
 
-    SIGTERM sets `stop_requested` on all ranks at the same step, with the state saved; a second
-    SIGTERM ends the process at once. A process has one `Checkpointer` at a time.
+    SIGTERM sets `stop_requested` on all ranks at the same step, with the state saved; another one
+    more than five seconds later ends the process at once. A process has one `Checkpointer` at a
+    time.
     """
 
     def __init__(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import signal
 from collections.abc import Callable, Iterator
 from functools import partial
 from multiprocessing import forkserver, resource_tracker
@@ -22,6 +21,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from kdist_trainer import config, torch_internals
 from kdist_trainer.data.step_plan import Chunk, StepPlan
 from kdist_trainer.rng import FETCH, Generators, derive
+from kdist_trainer.signals import leave_stops_to_others
 from kdist_trainer.stream import Stream, StreamSamples
 from kdist_trainer.threads import OnError, start_thread
 from kdist_trainer.workload import Samples, Workload
@@ -324,7 +324,7 @@ def exit_with_rank(_: int) -> None:
     """Make a loader process exit when its rank does, even if it is killed: torch only watches the
     parent process, which is the forkserver. Until then the rank needs it, also to save at SIGTERM.
     """
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    leave_stops_to_others()
     if rank := multiprocessing.parent_process():
         # a rank that an agent started leads a process group, which is killed as one
         with contextlib.suppress(OSError):

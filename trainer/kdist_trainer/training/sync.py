@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from kdist_trainer.errors import PeersLostError
-from kdist_trainer.signals import Repetition
+from kdist_trainer.signals import StopCounter
 from kdist_trainer.training.carried_news import CarriedNews
 from kdist_trainer.world import World
 
@@ -34,13 +34,15 @@ _LOSSES = _NORM + 1
 
 
 class StopFlag:
-    """Set by SIGTERM or SIGINT; a second SIGTERM ends the process at once."""
+    """Set by SIGTERM or SIGINT; a second request by SIGTERM (`StopCounter`) ends the process at
+    once.
+    """
 
     def __init__(self) -> None:
         self.requested = False
         self.leaves_group = False
         """Whether the agent asks this rank to leave its group, at once and without a save."""
-        self._terminations = Repetition()
+        self._terminations = StopCounter()
 
     def install(self) -> None:
         """Install the handlers of both signals. Main thread only."""
@@ -59,7 +61,7 @@ class StopFlag:
             raise PeersLostError("the agent asks this rank to leave its group")
 
     def _terminate(self, number: int, _: FrameType | None) -> None:
-        if self._terminations.take():
+        if self._terminations.add():
             os._exit(128 + number)
         self.requested = True
 

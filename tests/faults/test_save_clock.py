@@ -21,6 +21,14 @@ SINGLE_STEP_SECONDS = 0.8
 """Long enough for a kill to come before the next step is done."""
 
 
+def describe(name: str, workload: str, options: dict[str, Any], **train: Any) -> dict[str, Any]:
+    """A job of two ranks that is to be saved every second."""
+    train |= {"workload": workload, "options": options, "steps": 1_000_000, "globalBatch": 24}
+    train |= {"checkpoint": {"every": {"seconds": 1}}}
+    group: dict[str, Any] = {"nodes": 1, "procsPerNode": 2, "code": str(CODE)}
+    return describe_job(name, maxRestarts=100, train=train, **group)
+
+
 def has_trained(run: TrainingRun, generation: int) -> bool:
     """Whether this worker group has trained long enough, or has saved."""
     seconds = sum(line["seconds"] for line in run.steps() if line["generation"] == generation)
@@ -61,16 +69,7 @@ def test_a_save_that_takes_longer_than_two_losses_are_apart_is_committed(
 ) -> None:
     losses = tmp_path / "losses"
     losses.mkdir()
-    train = {
-        "workload": "held:Held",
-        "options": {"losses": str(losses)},
-        "steps": 1_000_000,
-        "globalBatch": 64,
-        "syncEverySteps": 5,
-        "checkpoint": {"every": {"seconds": 1}},
-    }
-    group: dict[str, Any] = {"nodes": 1, "procsPerNode": 2, "code": str(CODE)}
-    job = describe_job("held", maxRestarts=100, train=train, **group)
+    job = describe("held", "held:Held", {"losses": str(losses)}, syncEverySteps=5)
     with TrainingRun(tmp_path, job) as run:
         for generation in range(1, MOST_GROUPS):
             run.wait_until(partial(has_trained, run, generation), f"training of {generation}")
@@ -92,15 +91,8 @@ def test_a_save_that_takes_longer_than_two_losses_are_apart_is_committed(
 @pytest.mark.processes
 @pytest.mark.chaos
 def test_a_training_that_loses_a_rank_after_each_single_step_is_saved(tmp_path: Path) -> None:
-    train = {
-        "workload": "counting:Counting",
-        "options": {"period": 10**9, "pause": SINGLE_STEP_SECONDS},
-        "steps": 1_000_000,
-        "globalBatch": 24,
-        "checkpoint": {"every": {"seconds": 1}},
-    }
-    group: dict[str, Any] = {"nodes": 1, "procsPerNode": 2, "code": str(CODE)}
-    job = describe_job("single", maxRestarts=100, train=train, **group)
+    options = {"period": 10**9, "pause": SINGLE_STEP_SECONDS}
+    job = describe("single", "counting:Counting", options)
     with TrainingRun(tmp_path, job) as run:
         for generation in range(1, MOST_GROUPS):
             run.wait_until(partial(has_finished_a_step, run, generation), f"step of {generation}")

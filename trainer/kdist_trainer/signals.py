@@ -64,7 +64,7 @@ class StopSignals:
 
     Attributes:
         requested_at: The monotonic time of the first request; None before it.
-        urgent: Whether there was a second one.
+        urgent: Whether there was a second one (`StopCounter`).
     """
 
     def __init__(self) -> None:

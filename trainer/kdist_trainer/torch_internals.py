@@ -44,6 +44,7 @@ __all__ = [
     "tree_map_only",
     "unsaved_buffers",
     "version_of",
+    "workers_of",
 ]
 
 
@@ -151,6 +152,11 @@ def found_overflows(scaler: torch.amp.GradScaler, optimizer: Optimizer) -> Itera
     1.0 and may be changed.
     """
     return scaler._found_inf_per_device(optimizer).values()
+
+
+def workers_of(batches: Iterator[Any]) -> list[Any]:
+    """The worker processes of a `DataLoader`'s iterator."""
+    return list(getattr(batches, "_workers", ()))
 
 
 def queued_batches(batches: Iterator[Any]) -> int | None:

@@ -270,6 +270,7 @@ class ManagedRank:
         forget_frames(error)
         abandon(timeout)
         if self._kept is not None and (save := self._kept.carried) and save.is_in_progress:
+            # before the agent is told that the rank has left, and may replace a crowded one
             self._control.report_crowd(0)
         self._control.report_left(self._kept.state.step if self._kept is not None else -1, why)
         # half a millisecond, and nothing else is to do until the agents have met

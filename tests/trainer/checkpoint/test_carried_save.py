@@ -13,6 +13,7 @@ from typing import Any, cast
 import pytest
 import torch.distributed as dist
 
+from kdist_trainer.checkpoint import commit
 from kdist_trainer.checkpoint.commit import DROPPED
 from kdist_trainer.checkpoint.layout import CheckpointDirectory
 from kdist_trainer.checkpoint.manifest import read_manifest
@@ -80,12 +81,15 @@ def test_a_checkpoint_that_lacks_the_files_of_a_rank_is_not_committed(tmp_path: 
 
 
 @pytest.fixture(name="root", params=["disk", "bucket"])
-def make_root(
-    tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[StoragePath]:
+def make_root(tmp_path: Path, request: pytest.FixtureRequest) -> StoragePath:
     if request.param == "disk":
-        yield tmp_path / "checkpoints"
-        return
+        return tmp_path / "checkpoints"
+    root: StoragePath = request.getfixturevalue("bucket")
+    return root
+
+
+@pytest.fixture(name="bucket")
+def make_bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[StoragePath]:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     with S3Server() as server:
@@ -113,6 +117,37 @@ def test_a_save_goes_on_through_the_groups_that_its_rank_is_in(root: StoragePath
     assert load(open_store(root, generation=4)) == 3
     remove(CheckpointDirectory(root).committed()[0].path / "manifest.json")
     assert load(open_store(root, generation=5)) == 2, "its files are all there"
+
+
+def test_a_commit_that_comes_after_the_lock_of_the_next_group_is_repeated_in_a_bucket(
+    bucket: StoragePath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = open_store(bucket)
+    load(first)
+    assert save(first, 1).ok
+    is_held, go_on = threading.Event(), threading.Event()
+    put = commit._put_manifest
+
+    def put_late(path: Any, data: bytes) -> None:
+        if path.parent.name.endswith("-e1"):
+            is_held.set()
+            assert go_on.wait(60)
+        put(path, data)
+
+    monkeypatch.setattr(commit, "_put_manifest", put_late)
+    own = first.carry(make_state(2), position(2), step=2)
+    assert first.lock_record is not None
+    own.attach(first.lock_record)
+    assert is_held.wait(60)
+    own.detach()
+    group = open_store(bucket, generation=2, is_known=True, spared=[own.folder])
+    assert group.lock_record is not None
+    go_on.set()
+    own.attach(group.lock_record)
+    assert own.wait().path == bucket / "step-00000002-e2"
+    assert save(group, 3).ok, "which removes what does not count"
+    remove(bucket / "step-00000003-e2" / "manifest.json")
+    assert load(open_store(bucket, generation=3)) == 2, "its files are all there"
 
 
 def test_a_save_that_is_dropped_or_overtaken_leaves_nothing(root: StoragePath) -> None:
@@ -146,7 +181,7 @@ def test_where_ranks_do_not_share_the_folder_only_rank_0_carries_a_save(tmp_path
 
 
 def hand_over(rank: Rank, root: Path) -> tuple[bool, bool]:
-    """Rank 0 leaves while its storage holds the manifest of step 1; returns whether it did not wait
+    """Rank 0 leaves while its storage holds the tensors of step 1; returns whether it did not wait
     for that, and whether the next group has the checkpoint.
     """
     store = open_store(root / str(rank.rank), rank, mode="async")

@@ -233,7 +233,7 @@ def count_signals(answers: Connection, root: Path) -> None:
         signal.pause()
 
 
-def test_the_first_sigterm_saves_and_stops_and_a_second_one_ends_the_process_at_once(
+def test_the_first_sigterm_saves_and_stops_and_a_later_one_ends_the_process_at_once(
     tmp_path: Path,
 ) -> None:
     context = prepared_context()

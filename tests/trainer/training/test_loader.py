@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,11 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from kdist_trainer import config
+from kdist_trainer import config, torch_internals
 from kdist_trainer.data.loader import Batch, Loader, fetcher
 from kdist_trainer.data.sampler import Order
 from kdist_trainer.data.step_plan import ShardAssignment, StepPlan
 from kdist_trainer.workload import Samples, Split, WorkloadContext
+from tests.patience import soon
 from tests.trainer.training.tasks import Small
 
 
@@ -41,6 +43,19 @@ class Augmented(Small):
 
     def dataset(self, split: Split) -> Samples:  # type: ignore[override]  # noqa: ARG002
         return Noisy()
+
+
+class Stuck(Noisy):
+    """The first sample comes, and no other one."""
+
+    def __getitem__(self, index: int) -> tuple[int, Tensor, float, float]:
+        if len(self.given):
+            threading.Event().wait()
+        self.given.append(index)
+        return super().__getitem__(index)
+
+    def __init__(self) -> None:
+        self.given: list[int] = []
 
 
 def make_loader(samples: Samples, *, workers: int = 0, size: int = 2, rank: int = 0) -> Loader:
@@ -126,3 +141,14 @@ def test_the_first_sample_serves_a_warm_up_even_where_the_run_is_shorter_than_a_
         steps, workload, workload.dataset("train"), settings=config.LoaderConfig(), seed=0
     ).first_micro_batch()
     assert (piece.weight, len(piece.batch[0])) == (0.0, 1)
+
+
+@pytest.mark.processes
+def test_a_loader_process_that_hangs_in_the_users_code_ends_with_the_loader() -> None:
+    loader = make_loader(Stuck(), workers=1)
+    loader._fetch_from(0, 0)
+    assert soon(loader.prefetched, seconds=60), "it has begun, and hangs at the second sample"
+    (process,) = torch_internals.workers_of(loader._prefetching)
+    loader.close()
+    process.join(60)
+    assert not process.is_alive()

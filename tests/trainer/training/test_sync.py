@@ -171,7 +171,7 @@ def test_slow_steps_shorten_the_interval(step_seconds: float, most: int, expecte
 
 
 @pytest.mark.processes
-def test_a_second_sigterm_ends_the_rank_at_once() -> None:
+def test_a_later_sigterm_ends_the_rank_at_once() -> None:
     program = """
 import signal, sys
 from kdist_trainer import signals

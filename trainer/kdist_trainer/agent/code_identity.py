@@ -1,7 +1,7 @@
 """What a training computes by, as one digest: two starts with the same one run the same code.
 
-It covers the job's `train` section, the Python files of the job's code and of the package that its
-workload is from, and the versions of kdist and torch.
+It covers the job's `train` or `script` section, the Python files of the job's code and of the
+package that its workload is from, and the versions of kdist and torch.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from kdist_trainer.config import TrainConfig
 from kdist_trainer.json_text import encode_json
 
 _MOST_FILES: Final = 2000
+_MOST_NAMES: Final = 100_000
+"""Names after which no further folder is looked into: there may be data below the code."""
 _MOST_BYTES: Final = 1 << 20
 
 
@@ -58,10 +60,14 @@ def _find_package(workload: str) -> list[Path]:
 
 def _list_files(root: Path) -> Iterator[Path]:
     """The Python files below a folder in a fixed order, without those that are hidden."""
-    left = _MOST_FILES
+    left, names_left = _MOST_FILES, _MOST_NAMES
     for folder, folders, names in os.walk(root):
         folders[:] = sorted(one for one in folders if not one.startswith((".", "__pycache__")))
+        names_left -= len(names)
         for name in sorted(names):
-            if name.endswith(".py") and left:
+            path = Path(folder, name)
+            if name.endswith(".py") and left and path.is_file():
                 left -= 1
-                yield Path(folder, name)
+                yield path
+        if not left or names_left < 0:
+            return

@@ -44,8 +44,8 @@ class Generation:
         unsaved_seconds: The training time since the state of the newest checkpoint, work that was
             lost included: the clock of the saves goes on from it.
         at_risk_seconds: The part of it that ranks have kept in memory.
-        continues_in_place: Whether ranks may keep their state for the group after this one; no more
-            once a recovery in place has left ranks that differ, until their code is another one.
+        continues_in_place: Whether ranks may keep their state for the group after this one: not
+            after a recovery in place has left ranks that differ, until the job's code changes.
         save_history: What the run's saves and losses were before it; see `SaveHistory.to_text`.
         renewed: The node and the local rank whose process is replaced as it begins.
         slow_start: That starting takes longer than the time between losses, in a sentence; empty

@@ -68,7 +68,7 @@ def judge(
 ) -> tuple[str, Failure | None, str]:
     """Why the next generation begins, the failure that ended the last one, and why there is none.
     A node that is asked to end as its ranks start counts as a failure: a run whose nodes are
-    always taken so early would else begin again for ever.
+    always taken so early would otherwise restart for ever.
 
     Args:
         document: The last generation's document.

@@ -2,7 +2,8 @@
 no progress, whatever it trains, and ends by its limit of restarts. Free of torch.
 
 A start lasts from the loss before it, or from the rendezvous, to the first finished step of the
-group. A group that was lost earlier, `at_start`, has taken at least the time that it had.
+group. A group that was lost before that (`at_start`) shows only that a start takes at least that
+long.
 """
 
 from __future__ import annotations

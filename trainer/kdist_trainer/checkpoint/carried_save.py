@@ -63,7 +63,7 @@ class CarriedSave:
 
         Args:
             task: what writes and commits it.
-            membership: of it.
+            membership: says under whose lock it is committed.
             step: its step.
             folder: name of the folder that it is written to.
         """

@@ -77,7 +77,7 @@ class SaveResult:
 
     step: int
     ok: bool
-    cause: str = ""  # "", enospc, eio, timeout, superseded, unloadable or other
+    cause: str = ""  # "", enospc, eio, timeout, superseded, dropped, unloadable or other
     error: str = ""
     visible_seconds: float = 0.0
     total_seconds: float = 0.0
@@ -230,9 +230,9 @@ def prune(directory: CheckpointDirectory, lock: Lock, *, keep: int, apart: float
         }
         for one in committed:
             if one.path not in retained:
-                _discard(one)
+                _discard(directory, one)
         for one in directory.damaged()[KEEP_DAMAGED:]:
-            _discard(one)
+            _discard(directory, one)
 
 
 def _select(valid: list[Checkpoint], *, keep: int, apart: float) -> list[Checkpoint]:
@@ -291,9 +291,10 @@ def archive_checkpoint(directory: CheckpointDirectory, checkpoint: Checkpoint) -
         storage.remove(path / MANIFEST)
 
 
-def _discard(checkpoint: Checkpoint) -> None:
+def _discard(directory: CheckpointDirectory, checkpoint: Checkpoint) -> None:
     """Make a checkpoint invisible, then remove it: a crash must not leave part of it under its
-    name.
+    name. In an object store files stay that another checkpoint names: a save that was committed
+    again, under the lock of a later group.
     """
     path = checkpoint.path
     with suppress(OSError):
@@ -308,5 +309,5 @@ def _discard(checkpoint: Checkpoint) -> None:
         with suppress(DamagedCheckpointError, UnsupportedCheckpointError):
             files = read_raw_manifest(path).locate(path)
         storage.remove(path / MANIFEST)
-        if files is not None:
+        if files is not None and files.name not in directory.used_folders():
             storage.remove_tree(files)

@@ -91,11 +91,11 @@ class CheckpointDirectory:
         """Folders of saves in progress, or left by writers that died."""
         found = self._listed(_TEMPORARY)
         if isinstance(self.root, ObjectPath):
-            used = self._used_folders()
+            used = self.used_folders()
             found += [one for one in self._listed(FILES_PATTERN) if one.path.name not in used]
         return found
 
-    def _used_folders(self) -> set[str]:
+    def used_folders(self) -> set[str]:
         """Names of the folders that manifests name; if one cannot be read, of all that it might."""
         used: set[str] = set()
         for one in [*self.committed(), *self.damaged()]:

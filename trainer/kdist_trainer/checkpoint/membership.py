@@ -23,7 +23,7 @@ class Membership:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._record: LockRecord | None = None
-        self._is_dropped = False
+        self.is_dropped = False
         self._is_committing = False
         self.is_committed = False
 
@@ -38,7 +38,7 @@ class Membership:
         committed by the group that the rank is a member of, that is waited for.
         """
         with self._changed:
-            self._is_dropped = True
+            self.is_dropped = True
             self._changed.notify_all()
             if self._record is not None:
                 self._changed.wait_for(lambda: not self._is_committing)
@@ -47,8 +47,8 @@ class Membership:
     def begin_commit(self) -> LockRecord:
         """Wait for a group. Raises `SaveDroppedError`."""
         with self._changed:
-            self._changed.wait_for(lambda: self._is_dropped or self._record is not None)
-            if self._is_dropped or self._record is None:
+            self._changed.wait_for(lambda: self.is_dropped or self._record is not None)
+            if self.is_dropped or self._record is None:
                 raise SaveDroppedError
             self._is_committing = True
             return self._record

@@ -235,7 +235,7 @@ class SaveClock:
             step: The last finished step.
             answered_after: Seconds of training until the ranks act on the answer, and again until
                 they would act on the next one. Of the two moments, the one that is nearer to the
-                interval's end is chosen: all saves would else be late by one and a half of them.
+                interval's end is chosen: otherwise all saves would be one and a half of them late.
         """
         seconds = self.interval_seconds
         if seconds is None or self._in_progress is not None or step <= self._last_step:
@@ -344,7 +344,9 @@ class SaveClock:
             self._retry_at = 0.0
 
     def _commit(self, step: int) -> None:
-        self._saved_at = self._started.pop(step, self._total())
+        if (started := self._started.pop(step, None)) is None:
+            return  # a later one is committed already
+        self._saved_at = started
         self._started = {other: at for other, at in self._started.items() if other > step}
         self._lost = 0.0
         self._retry_at = 0.0

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,13 +32,14 @@ from kdist_trainer.checkpoint.layout import CheckpointDirectory
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.checkpoint.loadable import Description, check_saved
 from kdist_trainer.checkpoint.lock import Lock, LockLostError, LockRecord
-from kdist_trainer.checkpoint.manifest import read_raw_manifest
+from kdist_trainer.checkpoint.manifest import MANIFEST, read_raw_manifest
 from kdist_trainer.checkpoint.membership import Membership, SaveDroppedError
 from kdist_trainer.checkpoint.staging import Paths
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.config import Checkpointing
 from kdist_trainer.digest import Digest
 from kdist_trainer.errors import classify
+from kdist_trainer.object_store.path import ObjectPath
 
 Content = Callable[[], dict[str, Digest]]
 """Writes this rank's files to the temporary folder, synced, and returns the digests of all ranks'
@@ -91,6 +93,7 @@ class Writer:
         """
         self.membership = Membership()
         self.membership.set(self._lock.mine)
+        self._attempts, self.needs_nobody = [], self._writes_alone and self._group.is_rank_zero
 
     def write(
         self,
@@ -128,7 +131,6 @@ class Writer:
         if self.acknowledged is not None and self.acknowledged.step == request.manifest.step:
             return _timed(self.acknowledged, request)
         result: SaveResult | None = None
-        self._attempts, self.needs_nobody = [], self._writes_alone and self._group.is_rank_zero
         try:
             if self._group.is_rank_zero and not self._is_cleaned:
                 self._clean(request)
@@ -254,8 +256,14 @@ class Writer:
             return newest.path
         if newest is not None and newest.step >= request.manifest.step:
             raise SaveDroppedError
+        for name in names if isinstance(self._directory.root, ObjectPath) else ():
+            with suppress(FileNotFoundError):  # it does not count, and names the same files
+                storage.remove(self._directory.root / name / MANIFEST)
         if names and isinstance(folder := request.temporary, Path) and not folder.exists():
-            storage.rename(folder.with_name(names[-1]), folder)
+            try:
+                storage.rename(folder.with_name(names[-1]), folder)
+            except FileNotFoundError:  # the next group has removed it, as it does not count
+                raise SaveDroppedError from None
         return None
 
     def _record(self, result: SaveResult) -> None:
@@ -293,7 +301,7 @@ class Writer:
 
     def _failed(self, request: CommitRequest, error: BaseException) -> SaveResult:
         request = self._attempts[-1] if self._attempts else request
-        if isinstance(error, SaveDroppedError):
+        if isinstance(error, SaveDroppedError) or self.membership.is_dropped:
             discard(self._directory, request)
             return SaveResult(request.manifest.step, ok=False, cause=DROPPED)
         root = self._find_root(error)

@@ -153,7 +153,10 @@ class Loader:
 
     def close(self) -> None:
         """End the loader processes, if any; `batches` starts new ones."""
-        self._prefetching = None
+        workers = torch_internals.workers_of(self._prefetching)
+        self._prefetching = None  # torch asks them to end, and waits some seconds
+        for worker in workers:
+            worker.kill()  # one that hangs in the user's code; SIGTERM does not end it
 
     def batches(self, *, step: int, position: int) -> Iterator[Batch]:
         """The batch of every step, after `step` steps and `position` samples. It ends the loader

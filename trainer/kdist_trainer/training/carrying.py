@@ -47,11 +47,12 @@ class Carrying:
     def tell(self) -> Carrier:
         """What the others need to know of this rank."""
         manager = self._checkpointing.manager
-        is_going_on = self.own is not None and self.own.result is None
+        news = self.news  # read once: the save may end at any time
+        is_going_on = self.own is not None and not news.step
         return Carrier(
             None if manager is None else manager.lock_record,
             self.own.step if self.own is not None and is_going_on else None,
-            self.news,
+            news,
         )
 
     def find(self, told: Sequence[Carrier]) -> tuple[int, int] | None:
@@ -101,7 +102,9 @@ class Carrying:
         own = CarriedNews()
         if self.own is not None and self.own.drop():
             own = CarriedNews.of(self.own.wait())
-        if self.step is not None:  # it is committed by now, or never will be
+        if self.step is None:  # the others do not know of it: nothing that they must count as well
+            own = CarriedNews()
+        else:  # it is committed by now, or never will be
             own = max(self._checkpointing.training.world.all_gather_object(own))
         self.own = self.step = None
         return own.describe() if own.step > 0 else None

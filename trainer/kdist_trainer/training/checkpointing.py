@@ -157,12 +157,13 @@ class TrainerCheckpointing:
         """Go on with the clock that was loaded, and with the save that a rank writes alone.
         `is_due` says whether a save was due on rank `source` when it left the former group.
         """
-        done = max(one.news for one in told)
-        if done.step > 0 and (result := done.describe()) is not None:
-            self._acknowledge(result)  # it was committed while its rank was in no group
+        # what has become of a save while its rank was in no group
+        done = max((one.news for one in told), key=lambda news: (news.step > 0, abs(news.step)))
+        if done.step and (result := done.describe()) is not None:
+            self._acknowledge(result)
         _, carried = self.carrying.find(told) or (0, None)
         self.clock.follow(self.committed_step, carried=carried)
-        self.carrying.go_on(told, source=source, is_due=is_due and done.step <= 0)
+        self.carrying.go_on(told, source=source, is_due=is_due and not done.step)
 
     def continue_from(self, saved: TrainState) -> None:
         """Continue from a state that a rank has kept in memory, and whose tensors are here.
@@ -272,8 +273,10 @@ class TrainerCheckpointing:
             self._acknowledge(result)
 
     def _acknowledge(self, result: SaveResult) -> None:
-        """Take in what has become of a save that one rank has written alone."""
-        if result.ok and self.manager is not None:
+        """Take in what has become of a save that one rank has written alone. All ranks may have
+        saved a later step meanwhile, which counts.
+        """
+        if result.ok and result.step >= self.committed_step and self.manager is not None:
             self.manager.acknowledge(result)
         self._count(result)
 

@@ -158,9 +158,9 @@ class StepLog:
 
     def close(self) -> None:
         """Close the file; the next line opens it again."""
-        if self._steps is not None:
-            self._steps.close()
-            self._steps = None
+        steps, self._steps = self._steps, None  # first: a commit in progress may still sync it
+        if steps is not None:
+            steps.close()
 
     def _write(self) -> None:
         assert self._root is not None  # noqa: S101 - lines are only pending where there is a folder

@@ -149,3 +149,22 @@ def test_a_resume_that_ends_at_once_shows_what_the_run_printed(
     assert refused.exit_code == 1
     assert "Error: there is no file `gone.yaml`\n" in refused.stderr
     assert "Error: digits was not resumed: `kdist run gone.yaml` ended at once" in refused.stderr
+
+
+def test_a_run_that_was_stopped_before_it_could_save_is_not_called_saved(
+    tmp_path: Path, kdist: Kdist, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KDIST_HOME", str(tmp_path))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    folder = tmp_path / "digits"
+    folder.mkdir()
+    begun = {"started": 1.0, "ended": 2.0, "outcome": "stopped", "command": ["run", "job.yaml"]}
+    (folder / "run.json").write_text(
+        json.dumps({"run_id": "a", "created": 1.0, "invocations": [begun]})
+    )
+    steps = {"committed": 0, "reached": 75, "lost": 0}
+    report = {"runId": "a", "invocation": 1, "trainerExitCode": 200, "steps": steps, "notSaved": 75}
+    (folder / "report.json").write_text(json.dumps(report))
+    answer = json.loads(kdist("why", "digits", "-o", "json").stdout)
+    assert answer["cause"] == "not-saved"
+    assert "stopped, without saving; nothing was saved, of 75 steps" in answer["sentence"]

@@ -40,6 +40,7 @@ QUEUED = {
     "metadata": {**workload()["metadata"], "labels": {"kueue.x-k8s.io/queue-name": "team-a"}},
 }
 STOPPED = record(200, "preempted", outcome="stopped")
+UNSAVED = record(200, "preempted", outcome="stopped", step=None)
 TRACEBACK = record(70, "user_code", message="ValueError: bad label")
 PULLING = pod(0, phase="Pending", **waiting("ImagePullBackOff", "Back-off pulling image"))
 CREATING = pod(0, phase="Pending", **waiting("ContainerCreating"))
@@ -202,3 +203,18 @@ def test_a_status_is_plain_for_programs() -> None:
     assert document["loss"] == "nan"
     assert document["ranks"][0]["allReduceSeconds"] == 0.02
     assert document["terminal"] is False
+
+
+@pytest.mark.parametrize(
+    ("records", "said"),
+    [
+        ([None, None], "whether it has saved anything is not known"),
+        ([UNSAVED, UNSAVED], "whether it has saved anything is not known"),
+        ([UNSAVED, {**STOPPED, "step": 1064}], "step 1,064 is saved"),
+    ],
+)
+def test_of_a_job_that_was_stopped_only_what_is_known_is_called_saved(
+    records: list[Any], said: str
+) -> None:
+    pods = [ended_pod(index, 200, record=one) for index, one in enumerate(records)]
+    assert look(FAILED, pods).message == f"stopped on request; {said}"

@@ -61,7 +61,7 @@ def test_a_run_that_is_killed_faster_than_it_can_start_says_so_and_ends_by_its_r
     said = " ".join(run.ask("why", "slow").split())
     assert re.search(SAID, said), said
     assert "the last 3 worker groups" in said
-    assert "0 restarts are left" in said
+    assert "no restart is left" in said
     assert "script.preload: torch" in said
     lose(run, killed, times=1)
     run.wait(Code.JOB_FAILED)

@@ -308,7 +308,8 @@ def test_the_ledger_is_written_in_segments_and_read_as_one(server: S3Server) -> 
     assert [(one["generation"], one["step"]) for one in lines] == [
         (generation, step) for generation in (1, 2) for step in range(3)
     ]
-    assert StepLedger.read_tail(root) == {(1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (2, 2)}
+    wanted = {(1, 2), (2, 0), (2, 99)}
+    assert StepLedger.find_written(root, wanted) == {(1, 2), (2, 0)}
     for number in range(5):
         RunLedger(root).append("generation", generation=number)
     assert [one["generation"] for one in RunLedger(root).events()] == list(range(5))

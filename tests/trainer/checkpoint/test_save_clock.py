@@ -39,7 +39,7 @@ class Training:
         for _ in range(seconds):
             self.time += 1.0
             self.step += 1
-            self.clock.add_step(1.0)
+            self.clock.add_steps(1, 1.0)
 
     def wait(self, seconds: float) -> None:
         """What is no training."""
@@ -177,7 +177,7 @@ def test_what_a_save_has_cost_is_told_to_the_interval() -> None:
     training.clock.save_started(training.step)
     training.clock.save_stalled(0.5)
     for _ in range(2):
-        training.clock.add_step(3.0)
+        training.clock.add_steps(1, 3.0)
     training.end_save(300)
     [save] = training.interval.saves
     assert (save.step, save.stall, save.duration) == (300, 0.5, 5.0)

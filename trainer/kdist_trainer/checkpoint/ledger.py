@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,13 @@ from typing import Any
 from kdist_trainer.checkpoint import storage
 from kdist_trainer.checkpoint.ledger_bounds import bound_events, shorten_segment
 from kdist_trainer.checkpoint.ledger_files import (
+    GrowingLines,
     LineFile,
     find_files,
     open_lines,
     read_lines,
+    read_newest,
     read_pieces,
-    read_tail,
     sync_lines,
 )
 from kdist_trainer.checkpoint.storage import StoragePath
@@ -35,6 +36,9 @@ from kdist_trainer.step_lines import MOST_RECORDS, StepLines
 FOLDER = "ledger"
 STEPS = "steps.jsonl"
 EVENTS = "events.jsonl"
+
+StepKey = tuple[int, int]
+"""Generation and step of a line of `steps.jsonl`."""
 
 
 class StepLedger:
@@ -50,13 +54,20 @@ class StepLedger:
         self._lines = open_lines(root / FOLDER / STEPS)
 
     @staticmethod
-    def read_tail(root: StoragePath) -> set[tuple[int, int]]:
-        """Generation and step of the newest lines."""
-        try:
-            lines = read_tail(root / FOLDER / STEPS)
-        except OSError:
-            return set()
-        return {(int(line["generation"]), int(line["step"])) for line in lines if "step" in line}
+    def find_written(root: StoragePath, wanted: Collection[StepKey]) -> set[StepKey]:
+        """Which of these lines, by generation and step, are among the newest ones. Nothing is read
+        but what may have one of them.
+        """
+        found: set[StepKey] = set()
+        with suppress(OSError):
+            for lines in read_newest(root / FOLDER / STEPS) if wanted else ():
+                keys = [
+                    (int(line["generation"]), int(line["step"])) for line in lines if "step" in line
+                ]
+                found.update(key for key in keys if key in wanted)
+                if len(found) == len(wanted) or (keys and keys[0] < min(wanted)):
+                    break
+        return found
 
     @staticmethod
     def sync_file(root: StoragePath) -> None:
@@ -91,6 +102,7 @@ class RunLedger:
 
     def __init__(self, root: StoragePath) -> None:
         self._events = root / FOLDER / EVENTS
+        self._lines = GrowingLines(self._events)
         self._steps = root / FOLDER / STEPS
 
     def append(self, event: str, **fields: Any) -> None:
@@ -119,7 +131,7 @@ class RunLedger:
         """All events, oldest first. Raises `OSError` if they exist but cannot be read, or
         `NewerFormatError` if a newer version wrote one.
         """
-        events = [one for one in read_lines(self._events) if isinstance(one.get("event"), str)]
+        events = [one for one in self._lines.read() if isinstance(one.get("event"), str)]
         for each in events:
             check_format(EVENTS, each)
         if isinstance(self._events, ObjectPath):  # segment after segment

@@ -12,10 +12,10 @@ import secrets
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from kdist_trainer.checkpoint import storage
 from kdist_trainer.checkpoint.storage import StoragePath
@@ -23,6 +23,10 @@ from kdist_trainer.object_store.path import ObjectPath
 from kdist_trainer.untrusted_text import MalformedTextError, parse_json
 
 _TAIL_BYTES = 1 << 22
+_PIECE_BYTES = 1 << 15
+_COMPARED_BYTES = 512
+"""Of the end of what was read: lines have the time in them, so that two files hardly agree in it.
+"""
 _SEGMENT_BYTES = 1 << 18
 
 Shorten = Callable[[bytes], bytes]
@@ -175,20 +179,77 @@ def read_lines(path: StoragePath) -> list[dict[str, Any]]:
     return parse_lines(data)
 
 
-def read_tail(path: StoragePath) -> list[dict[str, Any]]:
-    """The newest lines, some megabytes of them. Raises `OSError`."""
+def read_newest(path: StoragePath) -> Iterator[list[dict[str, Any]]]:
+    """The newest lines, some megabytes of them, in pieces: the newest piece first, the lines of
+    each oldest first. A caller that has found what it looks for need not parse the others. Raises
+    `OSError`.
+    """
     if isinstance(path, ObjectPath):
-        tail: list[dict[str, Any]] = []
         left = _TAIL_BYTES
         for name, size in sorted(path.files().items(), reverse=True):
             if left <= 0:
                 break
-            tail = parse_lines((path / name).read_bytes()) + tail
+            yield parse_lines((path / name).read_bytes())
             left -= size
-        return tail
+        return
     with path.open("rb") as file:
-        file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
-        return parse_lines(file.read())
+        end = os.fstat(file.fileno()).st_size
+        first, rest = max(0, end - _TAIL_BYTES), b""
+        while end > first:
+            start = max(first, end - _PIECE_BYTES)
+            file.seek(start)
+            data, end = file.read(end - start) + rest, start
+            cut = 0
+            if start:  # the first line may begin before this piece
+                cut = data.find(b"\n") + 1 or len(data)
+            rest = data[:cut]
+            yield parse_lines(data[cut:])
+
+
+class GrowingLines:
+    """The lines of a file that others append to: each reading parses only what is new. In an object
+    store, all is read each time.
+    """
+
+    def __init__(self, path: StoragePath) -> None:
+        self._path = path
+        self._known = _Known()
+
+    def read(self) -> list[dict[str, Any]]:
+        """See `read_lines`."""
+        if isinstance(self._path, ObjectPath):
+            return read_lines(self._path)
+        known = self._known
+        try:
+            with self._path.open("rb") as file:
+                # another file may have taken its place, which need not be a shorter one
+                file.seek(max(0, known.end - len(known.last)))
+                if file.read(len(known.last)) != known.last:
+                    known = _Known()
+                    file.seek(0)
+                data = file.read()
+        except FileNotFoundError:
+            return []
+        whole = data.rfind(b"\n") + 1
+        self._known = known.followed_by(data[:whole])
+        return [*self._known.lines, *parse_lines(data[whole:])]
+
+
+class _Known(NamedTuple):
+    """What is known of a file that grows."""
+
+    lines: tuple[dict[str, Any], ...] = ()
+    end: int = 0
+    """Bytes that were parsed."""
+    last: bytes = b""
+    """The last of them."""
+
+    def followed_by(self, data: bytes) -> _Known:
+        """What is known with some more bytes, of whole lines."""
+        if not data:
+            return self
+        last = (self.last + data)[-_COMPARED_BYTES:]
+        return _Known((*self.lines, *parse_lines(data)), self.end + len(data), last)
 
 
 def parse_lines(data: bytes) -> list[dict[str, Any]]:

@@ -214,17 +214,17 @@ class SaveClock:
         self._trained = self._total()
         self._running_since = None
 
-    def add_step(self, seconds: float) -> None:
-        """Take in the time of a step."""
+    def add_steps(self, count: int, seconds: float) -> None:
+        """Take in how many steps are done, and their time."""
         steps = self._outside if self._in_progress is None else self._during
-        steps.count += 1
+        steps.count += count
         steps.seconds += seconds
 
     def tick(self) -> None:
         """Take in that a step of a script is done, which lasts since the one before."""
         now = self._now()
         if self._ticked is not None:
-            self.add_step(now - self._ticked)
+            self.add_steps(1, now - self._ticked)
         self._ticked = now
 
     def is_due(self, step: int, *, answered_after: float = 0.0) -> bool:

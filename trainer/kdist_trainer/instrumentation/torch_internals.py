@@ -154,7 +154,13 @@ def storage_id(tensor: Tensor) -> int:
 
 def count_bytes(tensors: Sequence[Tensor]) -> int:
     """Bytes of tensors, of a sparse one those of its indices and its values."""
-    return sum(part.nbytes for tensor in tensors for part in _dense(tensor))
+    nbytes = 0
+    for tensor in tensors:  # of each collective, so the common case comes without a call
+        if tensor.layout is torch.strided:
+            nbytes += tensor.nbytes
+        else:
+            nbytes += sum([part.nbytes for part in _dense(tensor)])
+    return nbytes
 
 
 def _dense(tensor: Tensor) -> tuple[Tensor, ...]:

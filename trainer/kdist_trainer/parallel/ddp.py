@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -119,7 +119,7 @@ class Ddp(Replicated):
         with warnings.catch_warnings(), assigned_buckets(assigned) if assigned else nullcontext():
             # its successor, forward_sync_buffers, would still broadcast the buffers once here
             warnings.simplefilter("ignore", FutureWarning)
-            self._wrapped = _Wrapper(
+            self._wrapped = DistributedDataParallel(
                 model,
                 device_ids=devices,
                 bucket_cap_mb=self._bucket_mib,
@@ -153,27 +153,27 @@ class Ddp(Replicated):
         self.replica_group = None
 
 
-class _Wrapper(DistributedDataParallel):
-    """torch's wrapper, with its complaint about parameters without gradient in kdist's words."""
+@contextmanager
+def explain_unused(model: nn.Module) -> Iterator[None]:
+    """Within the `with` block, torch's complaint about parameters without gradient is in kdist's
+    words. Not by a method of the wrapper, which would run in each forward pass.
 
-    def __init__(self, module: nn.Module, **options: Any) -> None:
-        """Wrap a module, with torch's options."""
-        super().__init__(module, **options)
-        self._trained = [name for name, one in module.named_parameters() if one.requires_grad]
+    Args:
+        model: The model, whose `requires_grad` is as when it was wrapped.
 
-    def forward(self, *inputs: Any, **named: Any) -> Any:
-        """Run the model. Raises `ConfigError` if the backward pass before did not reach all
-        parameters.
-        """
-        try:
-            return super().forward(*inputs, **named)  # type: ignore[no-untyped-call]
-        except RuntimeError as error:
-            if "Expected to have finished reduction" not in str(error):
-                raise
-            found = _INDICES.search(str(error))
-            indices = [int(one) for one in found[1].split()] if found else []
-            names = [self._trained[one] for one in indices if one < len(self._trained)]
-            raise ConfigError(_describe_unused(self.module, names)) from None
+    Raises:
+        ConfigError: If a backward pass did not reach all parameters.
+    """
+    trained = [name for name, one in model.named_parameters() if one.requires_grad]
+    try:
+        yield
+    except RuntimeError as error:
+        if "Expected to have finished reduction" not in str(error):
+            raise
+        found = _INDICES.search(str(error))
+        indices = [int(one) for one in found[1].split()] if found else []
+        names = [trained[one] for one in indices if one < len(trained)]
+        raise ConfigError(_describe_unused(model, names)) from None
 
 
 _INDICES = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")

@@ -11,11 +11,18 @@ import math
 import time
 from typing import NoReturn
 
+from torch import Tensor
+
 from kdist_trainer import log
 from kdist_trainer.errors import NonFiniteError
 from kdist_trainer.training import replicas
 from kdist_trainer.training.context import TrainContext
-from kdist_trainer.training.sync import IntervalResult, SyncPayload, choose_sync_interval
+from kdist_trainer.training.sync import (
+    IntervalResult,
+    StepRecord,
+    SyncPayload,
+    choose_sync_interval,
+)
 
 PROGRESS_SECONDS = 1.0
 """Least time between two `progress` events."""
@@ -34,10 +41,11 @@ def sync_ranks(ctx: TrainContext) -> IntervalResult:
     if ctx.sync_exchange.pending:
         result = ctx.sync_exchange.collect()
         record_interval(ctx, result)
+    records, losses = take_records(ctx)
     ctx.sync_exchange.post(
         SyncPayload(
-            records=tuple(ctx.step_records),
-            losses=tuple(ctx.losses),
+            records=records,
+            losses=losses,
             grad_norm=ctx.grad_norm,
             stop=ctx.stop_flag.requested,
             save=ctx.checkpointing.is_due_by_clock(answered_after_steps=ctx.sync_interval),
@@ -47,8 +55,6 @@ def sync_ranks(ctx: TrainContext) -> IntervalResult:
             carried=ctx.checkpointing.carrying.news,
         )
     )
-    ctx.step_records.clear()
-    ctx.losses.clear()
     ctx.checkpointing.poll()
     steps = [
         ctx.state.step + ctx.sync_interval,
@@ -58,6 +64,17 @@ def sync_ranks(ctx: TrainContext) -> IntervalResult:
     ]
     ctx.next_sync_step = min(step for step in steps if step is not None)
     return result
+
+
+def take_records(ctx: TrainContext) -> tuple[tuple[StepRecord, ...], tuple[Tensor, ...]]:
+    """Take this rank's steps since the last exchange, and their losses. The clock of the saves
+    takes their time in here: a call in each step would cost a microsecond.
+    """
+    records, losses = tuple(ctx.step_records), tuple(ctx.losses)
+    ctx.step_records.clear()
+    ctx.losses.clear()
+    ctx.checkpointing.clock.add_steps(len(records), sum([record.seconds for record in records]))
+    return records, losses
 
 
 def log_first_step(ctx: TrainContext) -> None:
@@ -167,10 +184,8 @@ def flush_pending_losses(ctx: TrainContext, *, check_weights: bool = True) -> No
     """
     digest = replicas.take_digest(ctx)
     if ctx.step_records or digest is not None:
-        records, losses = tuple(ctx.step_records), tuple(ctx.losses)
+        records, losses = take_records(ctx)
         ctx.sync_exchange.post(SyncPayload(records, losses, ctx.grad_norm, digest=digest))
-        ctx.step_records.clear()
-        ctx.losses.clear()
     while ctx.sync_exchange.pending:
         record_interval(ctx, ctx.sync_exchange.collect())
     ctx.reporter.flush()

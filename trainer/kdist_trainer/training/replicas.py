@@ -40,6 +40,8 @@ def check(ctx: TrainContext, result: IntervalResult) -> None:
         ReplicasDifferError: If they have; on all ranks.
     """
     digests = result.digests
+    if not digests:
+        return
     others = [rank for rank, one in enumerate(digests) if one != digests[0]]
     if not others:
         return

@@ -104,7 +104,8 @@ class StepLog:
 
     def complete(self, lines: Sequence[dict[str, Any]]) -> None:
         """Write those of the former group's lines that the ledger does not have."""
-        written = StepLedger.read_tail(self._root) if self._root is not None else set()
+        keys = {(line["generation"], line["step"]) for line in lines}
+        written = StepLedger.find_written(self._root, keys) if self._root is not None else set()
         for line in lines:
             if self._keeps_lines:
                 self._uncommitted.append(_Line.parse(line))

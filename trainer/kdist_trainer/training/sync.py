@@ -31,6 +31,7 @@ REACT_WITHIN_SECONDS: Final = 2.0
 _STOP, _SAVE, _PROFILE, _SECONDS, _DIGEST, _COST, _CARRIED = range(7)
 _NORM = _CARRIED + len(CarriedNews._fields)
 _LOSSES = _NORM + 1
+_NO_NEWS: Final = CarriedNews()
 
 
 class StopFlag:
@@ -101,7 +102,7 @@ class SyncPayload(NamedTuple):
     """
     save_cost: float = 0.0
     """What a save costs this rank, in seconds; 0 if that is not known."""
-    carried: CarriedNews = CarriedNews()
+    carried: CarriedNews = _NO_NEWS
     """What has become of the save that this rank writes alone."""
 
 
@@ -126,7 +127,7 @@ class IntervalResult(NamedTuple):
     """What all ranks have posted to be compared, by rank."""
     save_cost: float = 0.0
     """What a save costs the rank that pays most, in seconds; 0 if that is not known."""
-    carried: CarriedNews = CarriedNews()
+    carried: CarriedNews = _NO_NEWS
     """What has become of the save that one rank writes alone."""
 
 
@@ -242,23 +243,28 @@ class SyncExchange:
         payload, wait = self._posted[0]
         rows = wait()
         self._posted.popleft()  # only now: if a rank is lost, `drain` returns it
+        most = [max(column) for column in zip(*[row[:_NORM] for row in rows], strict=True)]
         return IntervalResult(
             records=payload.records,
             losses=self._mean_losses(payload, rows),
             grad_norm=None if payload.grad_norm is None else rows[0][_NORM],
-            stop=any(row[_STOP] for row in rows),
+            stop=bool(most[_STOP]),
             save=bool(rows[0][_SAVE]),
-            profile=any(row[_PROFILE] for row in rows),
-            step_seconds=max(row[_SECONDS] for row in rows),
+            profile=bool(most[_PROFILE]),
+            step_seconds=most[_SECONDS],
             digests=() if payload.digest is None else [int(row[_DIGEST]) for row in rows],
-            save_cost=max(row[_COST] for row in rows),
-            carried=_read_news(max(rows, key=lambda row: abs(row[_CARRIED]))),
+            save_cost=most[_COST],
+            carried=_read_news(rows),
         )
 
 
-def _read_news(row: Sequence[float]) -> CarriedNews:
-    step, nbytes, seconds = row[_CARRIED:_NORM]
-    return CarriedNews(int(step), int(nbytes), seconds)
+def _read_news(rows: Sequence[Sequence[float]]) -> CarriedNews:
+    """What the one rank has posted that writes a save alone, if there is one."""
+    for row in rows:
+        if row[_CARRIED]:
+            step, nbytes, seconds = row[_CARRIED:_NORM]
+            return CarriedNews(int(step), int(nbytes), seconds)
+    return _NO_NEWS
 
 
 def choose_sync_interval(step_seconds: float, max_steps: int) -> int:

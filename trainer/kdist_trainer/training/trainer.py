@@ -17,6 +17,7 @@ from kdist_trainer.data.loader import MicroBatch
 from kdist_trainer.instrumentation.device_stats import was_counting
 from kdist_trainer.liveness import Phase
 from kdist_trainer.metrics.step_stats import StepPhase, WallCategory
+from kdist_trainer.parallel.ddp import explain_unused
 from kdist_trainer.rng import WEIGHTS, Generators, derive
 from kdist_trainer.training import kept_attributes, regroup
 from kdist_trainer.training.context import TrainContext
@@ -43,7 +44,17 @@ def train(ctx: TrainContext) -> str:
         NonFiniteError: If the loss is not finite and the job asks to stop then.
         StorageError: If a required save fails.
     """
-    setup(ctx)
+    with explain_unused(ctx.module):
+        setup(ctx)
+        outcome = run_steps(ctx)
+    ctx.collective_timer.close()
+    ctx.tensorboard.close()
+    ctx.checkpointing.close()
+    return outcome
+
+
+def run_steps(ctx: TrainContext) -> str:
+    """Run the steps of a training that is set up; returns "done" or "stopped". Collective."""
     # a rank that is alone and only saves; several would have to agree
     only_saves = ctx.world.size == 1 and ctx.stop_flag.requested
     while ctx.state.step < ctx.target and not only_saves:
@@ -63,11 +74,7 @@ def train(ctx: TrainContext) -> str:
             ctx.target = ctx.state.step
         elif interval.save or ctx.checkpointing.is_due(ctx.state.step):
             save(ctx)
-    outcome = finish(ctx) if ctx.state.step >= ctx.target else stop(ctx)
-    ctx.collective_timer.close()
-    ctx.tensorboard.close()
-    ctx.checkpointing.close()
-    return outcome
+    return finish(ctx) if ctx.state.step >= ctx.target else stop(ctx)
 
 
 def train_step(ctx: TrainContext) -> bool:
@@ -113,7 +120,6 @@ def train_step(ctx: TrainContext) -> bool:
     state.samples_seen += batch.samples
     last = state.samples_seen - 1
     ctx.step_records.append(StepRecord(state.step, first, last, seconds, learning_rate))
-    ctx.checkpointing.clock.add_step(seconds)
     ctx.stats.add_step(seconds, batch.own_samples * ctx.strategy.is_counted, state.step)
     ctx.reporter.send()
     ctx.profiler.after_step()

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from kdist_trainer.agent import preload_modules
+from kdist_trainer.config import Nodes, TrainConfig, Training
+from kdist_trainer.instrumentation.torch_internals import OPERATORS, operators
 
 
 def test_modules_are_imported_without_a_garbage_collection_and_one_that_fails_stops_none(
@@ -50,6 +52,36 @@ def test_torch_does_not_look_for_its_backend_again_when_a_rank_joins_its_group()
     command = [sys.executable, "-c", MAKES_A_GROUP]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert not done.stdout
+
+
+STARTS_A_RANK = """
+import sys, torch
+from kdist_trainer.agent import preload_modules
+from kdist_trainer.config import TrainConfig, Training
+from kdist_trainer.config.base import ConfigModel
+from kdist_trainer.instrumentation import collective_hooks
+
+preload_modules.look_up_operators()
+preload_modules.build_config()
+build = ConfigModel.model_rebuild.__func__
+ConfigModel.model_rebuild = classmethod(lambda kind, **how: print(kind) or build(kind, **how))
+find = type(torch.ops.c10d).__getattr__
+type(torch.ops.c10d).__getattr__ = lambda names, name: print(name) or find(names, name)
+
+config = TrainConfig.model_validate_json(sys.argv[1])
+config.to_json()
+config.train.model_dump(mode="json", by_alias=True)
+collective_hooks.register_launch_hook(None)
+"""
+
+
+def test_a_new_rank_builds_no_model_of_its_config_and_looks_up_no_operator() -> None:
+    training = Training(workload="digits", steps=1)
+    config = TrainConfig(name="job", nodes=Nodes(min=2, max=2), train=training)
+    command = [sys.executable, "-c", STARTS_A_RANK, config.to_json()]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    missing = {name for name in OPERATORS if name not in operators()}  # asked for each time
+    assert set(done.stdout.split()) <= missing
 
 
 WRITES_EVENTS = """

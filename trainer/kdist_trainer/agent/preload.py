@@ -22,4 +22,6 @@ preload_modules.import_all(preload_modules.RANK)
 if os.environ.get("KDIST_ENTRYPOINT") == WORKER:
     preload_modules.import_all(preload_modules.training(Path(os.environ["KDIST_CONFIG"])))
     preload_modules.register_gloo()
+    preload_modules.look_up_operators()
+    preload_modules.build_config()
 forked_memory.share_with_forks()

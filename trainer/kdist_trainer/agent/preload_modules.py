@@ -60,6 +60,26 @@ def register_gloo() -> None:
     BackendConfig("gloo")
 
 
+def look_up_operators() -> None:
+    """Have torch look up the operators of collectives, which each rank that records its collectives
+    needs before its first one.
+    """
+    from kdist_trainer.instrumentation import torch_internals
+
+    for operator in torch_internals.operators():
+        torch_internals.overload(torch_internals.COLLECTIVES, operator)
+
+
+def build_config() -> None:
+    """Have pydantic build what reads and writes train.json, which it otherwise does in each process
+    at the first use.
+    """
+    from kdist_trainer.config import TrainConfig, Training
+
+    for model in (TrainConfig, Training):
+        model.model_rebuild()
+
+
 def import_all(modules: Iterable[str]) -> None:
     """Import the modules, ignoring those that fail: their users will raise the error.
 

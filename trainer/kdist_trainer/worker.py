@@ -254,9 +254,10 @@ class ManagedRank:
         assert self._control is not None  # noqa: S101 - the caller has checked it
         if isinstance(error, ReplicasDifferError):
             return False  # what this process holds must not go on
+        if self._control.asked_to_leave:
+            return True
         cause, _, is_primary = classify(error)
-        lost_peers = not is_primary and cause is not Cause.COLLECTIVE_TIMEOUT
-        return self._control.asked_to_leave or lost_peers
+        return not is_primary and cause is not Cause.COLLECTIVE_TIMEOUT
 
     def _leave(self, error: Exception, *, collective_timeout_seconds: float) -> None:
         """Leave the broken group with the training in memory."""

@@ -72,7 +72,8 @@ def command(
 def _read_local(root: Path) -> dict[str, Any]:
     import time
 
-    from kdist.local import agents, run_dir, summary
+    from kdist.local import run_dir, summary
+    from kdist.local.job import LocalJob
     from kdist.local.trainer_tools import refresh_records
     from kdist.report import goodput, ledger
 
@@ -84,13 +85,21 @@ def _read_local(root: Path) -> dict[str, Any]:
     active = [(each["started"], each["ended"]) for each in run.get("invocations", ())] or [
         (events[0].get("time", 0.0), None)
     ]
-    if agents.is_active(root):
+    job = LocalJob(root)
+    is_active = job.active
+    if is_active:
         active[-1] = (active[-1][0], time.time())
     startups = [
         goodput.PodStartup(began, began, up, fetched=fetched)
         for began, fetched, up in summary.starts(root, active)
     ]
-    report = goodput.build_goodput_report(events, steps, active=active, startups=startups)
+    report = goodput.build_goodput_report(
+        events,
+        steps,
+        active=active,
+        startups=startups,
+        unsaved=not is_active and not job.is_done,
+    )
     ended = run_dir.read_json(root / "report.json") or {}
     report["nonFiniteLoss"] = ended.get("nonFiniteLoss")
     return _document(root.name, report, source=str(root))
@@ -108,7 +117,11 @@ def _read_cluster(job: str | None, file: str | None, **cluster: Any) -> dict[str
         )
     startups = [goodput.PodStartup(*startup) for startup in found.startups]
     report = goodput.build_goodput_report(
-        found.events, found.steps, active=found.intervals, startups=startups
+        found.events,
+        found.steps,
+        active=found.intervals,
+        startups=startups,
+        unsaved=found.unsaved,
     )
     loss = found.nonfinite_loss
     report["nonFiniteLoss"] = None if loss is None else loss.to_document()

@@ -30,13 +30,15 @@ had fetched its data, in unix seconds.
 @dataclass(frozen=True)
 class History:
     """Arguments of `kdist.report.goodput`: the ledger's events and steps, the active intervals of
-    the job, and the startup of each pod; and what the pods have told of a loss that is not finite.
+    the job, the startup of each pod, and whether none is left of a run that is not done; and what
+    the pods have told of a loss that is not finite.
     """
 
     events: Sequence[Mapping[str, Any]]
     steps: Sequence[Mapping[str, Any]]
     intervals: list[Interval]
     startups: list[Startup]
+    unsaved: bool = False
     nonfinite_loss: NonfiniteLoss | None = None
 
 
@@ -55,8 +57,18 @@ def read_history(target: ClusterJob, *, notify: Notify) -> History:
         list(ledger.get("steps", ())),
         list(active_intervals(events, created, _find_end(target, workload), created_pods)),
         startups,
+        _is_unsaved(target, pods, workload),
         find_nonfinite_loss(pods, workload),
     )
+
+
+def _is_unsaved(
+    target: ClusterJob, pods: Sequence[Mapping[str, Any]], workload: Mapping[str, Any] | None
+) -> bool:
+    """Whether no pod holds anything in memory, and the run is not known to be done."""
+    if not all(read_pod(pod).over for pod in pods):
+        return False
+    return workload is None or target.backend.read(workload).finished != "succeeded"
 
 
 def find_nonfinite_loss(

@@ -19,7 +19,9 @@ from kdist.report.ledger import (
     Generation,
     Record,
     build_report,
-    last_step_times,
+    close_intervals,
+    find_limits,
+    last_saved,
     read_generations,
     valid_fields,
 )
@@ -41,8 +43,8 @@ CATEGORIES = (
 )
 _MOST_POINTS = 600  # of the loss curve
 
-Interval = tuple[float, float | None]
-"""Begin and end in Unix time; None if it has not ended."""
+Interval = tuple[float, float]
+"""Begin and end in Unix time."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,8 @@ class PodStartup:
 @dataclass
 class Attempt:
     """One generation and the time before it: `seconds` by category, `spans` as (category, begin,
-    end) in Unix time. `kept` and `lost` count its steps.
+    end) in Unix time. Of its steps, `kept` count, `lost` were lost since a later generation began
+    below them, and `unsaved` are in no checkpoint, though nothing runs that holds them.
     """
 
     generation: Generation
@@ -69,6 +72,7 @@ class Attempt:
     ended: float
     kept: int
     lost: int
+    unsaved: int
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     spans: list[tuple[str, float, float]] = field(default_factory=list)
 
@@ -83,21 +87,32 @@ def build_goodput_report(
     events: Sequence[Record],
     steps: Sequence[Record],
     *,
-    active: Sequence[Interval],
+    active: Sequence[tuple[float, float | None]],
     startups: Sequence[PodStartup] = (),
+    unsaved: bool = False,
 ) -> dict[str, Any]:
     """The end report of a run, with its time by category, its attempts and its loss curve.
 
     Args:
         events: lines of events.jsonl, in their order.
         steps: lines of steps.jsonl, in their order.
-        active: intervals in which the run was meant to run, in their order.
+        active: intervals in which the run was meant to run, in their order, in Unix time; an end is
+            None if it was killed or still runs.
         startups: of the run's pods, as far as they are known.
+        unsaved: whether nothing of the run runs any more, and it is not done, unless the ledger
+            tells how it has ended: what it did after its last checkpoint is not saved.
     """
-    report = build_report(events, steps, invocations=active)
+    unsaved = _is_over(events, otherwise=unsaved)
+    report = build_report(events, steps, invocations=active, unsaved=unsaved)
     events = [valid_fields(event) for event in events]
     steps = [valid_fields(step) for step in steps]
-    attempts = list(_attempts(read_generations(events, steps), events, active, startups))
+    generations = read_generations(events, steps)
+    intervals = close_intervals(active, generations, events)
+    limits = [
+        find_limits(generations),
+        find_limits(generations, last=last_saved(events) if unsaved else inf),
+    ]
+    attempts = list(_attempts(generations, limits, events, intervals, startups))
     totals: dict[str, float] = defaultdict(float)
     for attempt in attempts:
         for category, seconds in attempt.seconds.items():
@@ -112,24 +127,32 @@ def build_goodput_report(
     }
 
 
+def _is_over(events: Sequence[Record], *, otherwise: bool) -> bool:
+    """Whether the run has ended by a failure since its last worker group began."""
+    names = (each.get("event") for each in reversed(events))
+    last = next((name for name in names if name in ("generation", "done", "failed")), None)
+    return last == "failed" or (otherwise and last != "done")
+
+
 def _attempts(
     generations: Sequence[Generation],
+    limits: Sequence[Sequence[float]],
     events: Sequence[Record],
-    active: Sequence[Interval],
+    intervals: Sequence[Interval],
     startups: Sequence[PodStartup],
 ) -> Iterator[Attempt]:
-    limits = [*(later.from_step for later in generations[1:]), inf][: len(generations)]
-    for index in range(len(limits) - 2, -1, -1):
-        limits[index] = min(limits[index], limits[index + 1])
+    """The attempts; `limits` are the last steps of each generation that are not lost, and that
+    count.
+    """
     before: Attempt | None = None
-    for index, (one, limit) in enumerate(zip(generations, limits, strict=True)):
+    for index, (one, limit, counts) in enumerate(zip(generations, *limits, strict=True)):
         after = generations[index + 1].began if index + 1 < len(generations) else inf
-        ended = _end_of(one, events, after, active)
-        kept = sum(span.steps for span in up_to(one.done, limit))
-        lost = max(0, one.reached - int(limit)) if limit < inf else 0
-        attempt = Attempt(one, one.began, ended, kept, lost)
-        _fill_gap(attempt, before, active, startups)
-        _fill(attempt, events, limit)
+        ended = _end_of(one, events, after, intervals)
+        lost, uncounted = one.count_after(limit), one.count_after(counts)
+        kept = max(0, one.reached - one.from_step) - uncounted
+        attempt = Attempt(one, one.began, ended, kept, lost, uncounted - lost)
+        _fill_gap(attempt, before, intervals, startups)
+        _fill(attempt, events, counts)
         before = attempt
         yield attempt
 
@@ -138,10 +161,10 @@ def _end_of(
     one: Generation,
     events: Sequence[Record],
     after: float,
-    active: Sequence[Interval],
+    intervals: Sequence[Interval],
 ) -> float:
-    """When the worker group ended: at its failure, at its last event, or after its last known
-    step.
+    """When the worker group ended: at its failure, at its last event, or when the run, or the next
+    group, ended it.
     """
     if one.failure and "time" in one.failure:
         return max(one.began, min(float(one.failure["time"]), after))
@@ -149,27 +172,22 @@ def _end_of(
     ends = [event["time"] for event in own if event.get("event") in ("done", "stopped")]
     if ends:
         return float(max(ends))
-    closed = next(
-        (ended for began, ended in reversed(active) if ended is not None and began <= one.began),
-        None,
-    )
-    known = [] if closed is not None and closed > one.began else last_step_times([one], events)
-    times = [event["time"] for event in own]
-    end = after if after < inf else max([*times, closed or 0.0, one.began, *known])
-    return max(one.began, end)
+    known = [ended for began, ended in intervals if began <= one.began][-1:]
+    end = max(known or [event["time"] for event in own], default=one.began)
+    return max(one.began, min(after, end))
 
 
 def _fill_gap(
     attempt: Attempt,
     before: Attempt | None,
-    active: Sequence[Interval],
+    intervals: Sequence[Interval],
     startups: Sequence[PodStartup],
 ) -> None:
     """Put the time before this attempt into categories: since the attempt before it, or since the
-    active interval began.
+    interval began in which the run was active.
     """
     active_since = max(
-        (began for began, _ in active if began <= attempt.began), default=attempt.began
+        (began for began, _ in intervals if began <= attempt.began), default=attempt.began
     )
     since = max(active_since, before.ended) if before else active_since
     if before and before.ended >= active_since and attempt.generation.reason == "failure":
@@ -262,6 +280,7 @@ def _document(attempt: Attempt) -> dict[str, Any]:
         "reachedStep": one.reached,
         "keptSteps": attempt.kept,
         "lostSteps": attempt.lost,
+        "unsavedSteps": attempt.unsaved,
         "endedBy": failure.get("cause"),
         "failure": {name: failure.get(name) for name in ("rank", "node", "step", "message")}
         if failure

@@ -126,6 +126,10 @@ class Generation:
         """Seconds of the steps up to `limit`, those that no later generation did again."""
         return sum_seconds(self.done, limit)
 
+    def count_after(self, limit: float) -> int:
+        """How many of its own steps are after `limit`, the one in which it failed included."""
+        return max(0, self.reached - int(max(limit, self.from_step))) if limit < inf else 0
+
 
 def read_generations(events: Sequence[Record], steps: Sequence[Record]) -> list[Generation]:
     """The generations in their order."""
@@ -167,6 +171,25 @@ def read_generations(events: Sequence[Record], steps: Sequence[Record]) -> list[
     return generations
 
 
+def find_limits(generations: Sequence[Generation], *, last: float = inf) -> list[float]:
+    """The last step of each generation that counts: later ones have begun below the others.
+
+    Args:
+        generations: in their order.
+        last: the last step of the last generation that counts.
+    """
+    limits = [*(later.from_step for later in generations[1:]), last][: len(generations)]
+    for index in range(len(limits) - 2, -1, -1):
+        # a later generation may have resumed from an even earlier step
+        limits[index] = min(limits[index], limits[index + 1])
+    return limits
+
+
+def last_saved(events: Iterable[Record]) -> int:
+    """The step of the newest checkpoint that was committed; 0 without one."""
+    return max((commit.get("step", 0) for commit in _named(events, "commit")), default=0)
+
+
 def _named(events: Iterable[Record], name: str) -> Iterator[Record]:
     return (event for event in events if event.get("event") == name)
 
@@ -194,16 +217,13 @@ def build_report(
     generations = read_generations(events, steps)
     commits = list(_named(events, "commit"))
     counted = _count_steps(generations, commits, steps)
-    last = counted["committed"] if unsaved else inf
-    ends = [*(later.from_step for later in generations[1:]), last][: len(generations)]
-    for index in range(len(ends) - 2, -1, -1):
-        # a later generation may have resumed from an even earlier step
-        ends[index] = min(ends[index], ends[index + 1])
+    limits = find_limits(generations, last=counted["committed"] if unsaved else inf)
     productive = sum(
-        generation.kept(limit) for generation, limit in zip(generations, ends, strict=True)
+        generation.kept(limit) for generation, limit in zip(generations, limits, strict=True)
     )
     known = all(generation.observed for generation in generations)
-    elapsed = _elapsed([*_times(events), *last_step_times(generations, events)], invocations)
+    intervals = close_intervals(invocations, generations, events)
+    elapsed = sum(max(0.0, ended - began) for began, ended in intervals)
     reached = counted["reached"] or 0
     return {
         "steps": counted,
@@ -256,7 +276,8 @@ def _find_gaps(generations: Sequence[Generation], steps: Sequence[Record]) -> li
 def _count_steps(
     generations: Sequence[Generation], commits: Sequence[Record], steps: Sequence[Record]
 ) -> dict[str, Any]:
-    lost = sum(max(0, before.reached - after.from_step) for before, after in pairwise(generations))
+    limits = find_limits(generations)
+    lost = sum(one.count_after(limit) for one, limit in zip(generations, limits, strict=True))
     known = all(generation.observed for generation in generations)
     reached = 0
     if generations:
@@ -268,7 +289,7 @@ def _count_steps(
     samples = steps[-1]["last"] + 1 if steps and "last" in steps[-1] else None
     return {
         "reached": reached if known else reached or None,
-        "committed": max((commit.get("step", 0) for commit in commits), default=0),
+        "committed": last_saved(commits),
         "lost": lost if known else None,
         "samples": samples,
     }
@@ -326,16 +347,22 @@ def _times(events: Iterable[Record]) -> Iterator[float]:
     return (event["time"] for event in events if "time" in event)
 
 
-def _elapsed(times: Sequence[float], invocations: Sequence[tuple[float, float | None]]) -> float:
-    """Seconds in which some `kdist run` was running; one that was killed ended with its last known
-    event or step.
+def close_intervals(
+    active: Sequence[tuple[float, float | None]],
+    generations: Iterable[Generation],
+    events: Sequence[Record],
+) -> list[tuple[float, float]]:
+    """When a run was running, in Unix time: what was killed, or still runs, ended with its last
+    known event or step.
     """
-    total = 0.0
-    for index, (began, ended) in enumerate(invocations):
-        next_began = invocations[index + 1][0] if index + 1 < len(invocations) else inf
-        last_seen = max((time for time in times if began <= time < next_began), default=began)
-        total += max(0.0, (last_seen if ended is None else ended) - began)
-    return total
+    times = [*_times(events), *last_step_times(generations, events)]
+    found = []
+    for index, (began, ended) in enumerate(active):
+        following = active[index + 1][0] if index + 1 < len(active) else inf
+        if ended is None:
+            ended = max((time for time in times if began <= time < following), default=began)
+        found.append((began, ended))
+    return found
 
 
 def _sum_at_risk(steps: Sequence[Record], counted: Mapping[str, Any]) -> float:

@@ -18,7 +18,7 @@ LABELS = {
     "productive": "productive",
     "allReduceWait": "all-reduce wait",
     "checkpoint": "checkpoint",
-    "lost": "lost and redone",
+    "lost": "lost or not saved",
     "down": "down",
     "unobserved": "unobserved",
     "other": "other",
@@ -63,11 +63,18 @@ def _attempt(one: Mapping[str, Any]) -> tuple[str, ...]:
         f"step {number(one['fromStep'])}",
         number(one["reachedStep"] - one["fromStep"]),
         number(one["keptSteps"]),
-        number(one["lostSteps"]),
+        _lost(one),
         seconds(total),
         _share(by_category.get("productive", 0.0) + by_category.get("allReduceWait", 0.0), total),
         _end(one),
     )
+
+
+def _lost(one: Mapping[str, Any]) -> str:
+    """Steps that a later attempt began below, and those that only the next one will."""
+    lost, unsaved = one["lostSteps"], one.get("unsavedSteps") or 0
+    parts = [number(lost)] if lost or not unsaved else []
+    return ", ".join([*parts, *([f"{number(unsaved)} not saved"] if unsaved else [])])
 
 
 def _end(one: Mapping[str, Any]) -> str:
@@ -104,8 +111,9 @@ def summary(report: Report) -> str:
     """The run in one line without its goodput: steps, restarts, loss."""
     steps, restarts = report["steps"], report["restarts"]
     reached = "steps unknown" if steps["reached"] is None else f"{number(steps['reached'])} steps"
+    unsaved = f", {number(report['notSaved'])} not saved" if report.get("notSaved") else ""
     parts = [
-        reached + ("" if steps["lost"] is None else f", {number(steps['lost'])} lost"),
+        reached + ("" if steps["lost"] is None else f", {number(steps['lost'])} lost") + unsaved,
         f"{restarts['total']} restart{'' if restarts['total'] == 1 else 's'}",
     ]
     if report["recoverySeconds"]:

@@ -121,6 +121,64 @@ def test_steps_since_the_last_event_are_counted_too() -> None:
     assert sum(report["secondsByCategory"].values()) == pytest.approx(16.2, abs=0.21)
 
 
+# Twice forty steps of half a second; the first `kdist run` could not save at its end after step 40,
+# the second one was killed after step 60, and the third has begun below both.
+UNSAVED: list[Record] = [
+    generation(1, "start", 101.0),
+    first_step(1, 102.0, 1),
+    commit(20, 112.0),
+    generation(2, "resume", 201.0, from_step=20),
+    first_step(2, 202.0, 21),
+    commit(30, 207.0),
+]
+UNSAVED_STEPS: list[Record] = [step(n, 1, seconds=0.5) for n in range(1, 41)] + [
+    step(n, 2, seconds=0.5) for n in range(21, 61)
+]
+TWO_RUNS = [(100.0, 123.0), (200.0, None)]
+
+
+def test_a_group_that_no_event_ended_ends_with_its_run_and_not_with_the_next_one() -> None:
+    report = build_goodput_report(UNSAVED, UNSAVED_STEPS, active=TWO_RUNS)
+    first, second = report["attempts"]
+    assert first["ended"] == 123.0
+    assert second["ended"] == report["attempts"][1]["began"] + 1.0 + 39 * 0.5
+    assert sum(report["secondsByCategory"].values()) == pytest.approx(report["elapsedSeconds"])
+    assert text.totals(report)[-1][-1] == "100.0%"
+
+
+def test_steps_after_the_last_checkpoint_of_what_has_ended_are_not_kept() -> None:
+    running = build_goodput_report(UNSAVED, UNSAVED_STEPS, active=TWO_RUNS)
+    assert [each["unsavedSteps"] for each in running["attempts"]] == [0, 0]
+    ended = build_goodput_report(UNSAVED, UNSAVED_STEPS, active=TWO_RUNS, unsaved=True)
+    counts = [
+        (one["keptSteps"], one["lostSteps"], one["unsavedSteps"]) for one in ended["attempts"]
+    ]
+    assert counts == [(20, 20, 0), (10, 0, 30)]
+    assert [row[5] for row in text.attempts(ended)] == ["20", "30 not saved"]
+    # of a run that was killed the last commit takes a part of what is known of its time
+    assert ended["secondsByCategory"]["lost"] == pytest.approx(10.0 + 15.0 - 0.1)
+    assert "60 steps, 20 lost, 30 not saved · 0 restarts" in text.headline(ended)
+    failed = [*UNSAVED, {"time": 222.0, "event": "failed", "code": 1}]
+    assert build_goodput_report(failed, UNSAVED_STEPS, active=TWO_RUNS)["notSaved"] == 30
+    done = [*UNSAVED, {"time": 222.0, "event": "done", "step": 60}]
+    assert not build_goodput_report(done, UNSAVED_STEPS, active=TWO_RUNS, unsaved=True)["notSaved"]
+
+
+def test_a_loss_is_counted_once_however_many_attempts_begin_below_it() -> None:
+    later = [
+        generation(3, "failure", 301.0, from_step=30),
+        generation(4, "failure", 302.0, from_step=10),
+        first_step(4, 303.0, 11),
+    ]
+    steps = [*UNSAVED_STEPS, step(11, 4)]
+    report = build_goodput_report([*UNSAVED, *later], steps, active=[(100.0, 310.0)])
+    assert [one["lostSteps"] for one in report["attempts"]] == [30, 40, 0, 0]
+    assert report["steps"]["lost"] == 70
+    for one in report["attempts"]:
+        parts = one["keptSteps"] + one["lostSteps"] + one["unsavedSteps"]
+        assert parts == one["reachedStep"] - one["fromStep"]
+
+
 def test_a_run_without_a_worker_group_is_all_other() -> None:
     report = build_goodput_report(
         [{"time": 105.0, "event": "failure", "generation": 1}], [], active=[(100.0, 110.0)]
@@ -226,11 +284,13 @@ EVENT = st.dictionaries(NAMES, VALUES, max_size=7) | st.fixed_dictionaries(
     st.lists(EVENT, max_size=12),
     st.floats(0, 1e4),
     st.floats(0, 1e4) | st.none(),
+    st.booleans(),
 )
 def test_no_ledger_makes_the_report_or_its_page_raise(
-    events: list[Record], steps: list[Record], began: float, ended: float | None
+    events: list[Record], steps: list[Record], began: float, ended: float | None, unsaved: bool
 ) -> None:
-    report = build_goodput_report(events, steps, active=[(began, ended)])
+    report = build_goodput_report(events, steps, active=[(began, ended)], unsaved=unsaved)
     assert all(value >= 0 for value in report["secondsByCategory"].values())
+    assert all(one["keptSteps"] >= 0 and one["unsavedSteps"] >= 0 for one in report["attempts"])
     assert json.dumps(report)
     assert html.render_report({"job": "d", **report}).endswith("</html>\n")

@@ -26,6 +26,9 @@ CODE_LABEL: Final = "kdist.dev/code-of"
 the ConfigMap. It is none of the objects that the controller creates.
 """
 
+RENDEZVOUS_SUFFIX: Final = "-rendezvous"
+"""How the name ends of the ConfigMap that a job's agents meet in, after the job's name."""
+
 RECLAIM_POLICY: Final = "kdist.dev/reclaim-policy"
 """Annotation of a claim that kdist created for checkpoints: `Delete` if it goes with the job."""
 
@@ -123,6 +126,11 @@ class Manifest:
     def order(self) -> int:
         """Position in the order of the apply; deletion uses the reverse order."""
         return _FIRST.index(self.kind) if self.kind in _FIRST else len(_FIRST)
+
+
+def name_rendezvous(job: str) -> str:
+    """The name of the ConfigMap that the agents of a job meet in."""
+    return f"{job}{RENDEZVOUS_SUFFIX}"
 
 
 def job_selector(name: str) -> str:

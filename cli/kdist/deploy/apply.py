@@ -25,7 +25,7 @@ from kdist.deploy.exchange_key import provide_key
 from kdist.deploy.plan import Plan
 from kdist.deploy.rivals import join
 from kdist.errors import KdistError, NotFoundError
-from kdist.manifest import Manifest
+from kdist.manifest import Manifest, name_rendezvous
 from kdist.status import ASKED, ExitRecord
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def forget_end(cluster: Cluster, owner: JobOwner) -> None:
 
     if find_result(cluster, owner) is not None:
         objects = JobObjects(cluster, owner)
-        objects.change("v1", "ConfigMap", f"{owner.name}-rendezvous", {"binaryData": None})
+        objects.change("v1", "ConfigMap", name_rendezvous(owner.name), {"binaryData": None})
 
 
 def request_start(cluster: Cluster, owner: JobOwner, job: TrainingJob | None) -> None:
@@ -151,7 +151,7 @@ def request_start(cluster: Cluster, owner: JobOwner, job: TrainingJob | None) ->
     now = datetime.now(UTC).isoformat(timespec="microseconds")
     body = {"metadata": {"annotations": {_REQUESTED_AT: now}}}
     with suppress(NotFoundError):  # the agents meet elsewhere
-        JobObjects(cluster, owner).change("v1", "ConfigMap", f"{owner.name}-rendezvous", body)
+        JobObjects(cluster, owner).change("v1", "ConfigMap", name_rendezvous(owner.name), body)
 
 
 def find_result(cluster: Cluster, owner: JobOwner) -> ExitRecord | None:
@@ -159,7 +159,7 @@ def find_result(cluster: Cluster, owner: JobOwner) -> ExitRecord | None:
     own; None if it has not, or if they store it elsewhere.
     """
     try:
-        found = cluster.get("v1", "ConfigMap", f"{owner.name}-rendezvous", owner.namespace)
+        found = cluster.get("v1", "ConfigMap", name_rendezvous(owner.name), owner.namespace)
     except NotFoundError:
         return None
     if not owner.owns(found, "ConfigMap"):

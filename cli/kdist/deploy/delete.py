@@ -18,7 +18,7 @@ from kdist.backends import CLAIM, DEPENDENT_KINDS, RUNTIME, is_made_for, workloa
 from kdist.deploy.dependents import drop_owner, find_others
 from kdist.deploy.plan import Plan
 from kdist.errors import Code, KdistError, NotFoundError
-from kdist.manifest import Manifest, find_owner, job_selector, sort
+from kdist.manifest import RENDEZVOUS_SUFFIX, Manifest, find_owner, job_selector, sort
 from kdist.status import BACKEND
 from kdist.status.documents import annotation
 from kdist_trainer.json_text import encode_json
@@ -116,7 +116,7 @@ def _mounted(pod: dict[str, Any]) -> Iterator[str]:
 
 _POLL_SECONDS = 0.5
 # Names of objects that a job creates in addition to those with its own name.
-_DERIVED = (("ConfigMap", "-rendezvous"), (CLAIM, "-checkpoints"))
+_DERIVED = (("ConfigMap", RENDEZVOUS_SUFFIX), (CLAIM, "-checkpoints"))
 
 
 def find_objects(cluster: Cluster, name: str) -> tuple[list[Manifest], list[Manifest]]:

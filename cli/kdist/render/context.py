@@ -17,7 +17,7 @@ from kdist import backends
 from kdist.agent_metrics import METRICS_PORT
 from kdist.backends import Placement
 from kdist.errors import KdistError
-from kdist.manifest import JOB_LABEL
+from kdist.manifest import JOB_LABEL, RENDEZVOUS_SUFFIX
 from kdist.render import store
 from kdist.render.fetches import follow_training, list_fetches
 from kdist.render.pod_overlay import merge_overlay
@@ -148,6 +148,7 @@ def collect(job: TrainingJob, placement: Placement | None) -> dict[str, Any]:
         **_limits(job),
         "permanent_codes": backends.list_permanent_codes(),
         "rendezvous": placement.rendezvous,
+        "rendezvous_suffix": RENDEZVOUS_SUFFIX,
         "exchange_secret": name_exchange_secret(job, placement),
         "host": f"{backend.first_host(name)}:{RENDEZVOUS_PORT}",
         "metrics_port": METRICS_PORT,

@@ -16,23 +16,39 @@ FOLLOWS: Final = ("node_lost", "collective_timeout", "rendezvous")
 
 
 def find_full_disk(ctx: DiagnosticContext) -> Diagnosis | None:
-    """A folder that the training writes to had no room when its group ended."""
+    """A folder that the training writes to had no room when its group ended, and nothing shows that
+    it has some since.
+    """
     failure = ctx.status.last_failure
     if failure is None or not failure.full or ctx.status.phase.terminal:
         return None
+    has_room = failure.is_full is False
+    if (has_room and not ctx.stuck) or _has_saved_since(ctx, failure):
+        return None
     first = failure.full.partition("; storage: ")[0]
     what, _, advice = first.removeprefix("storage: ").partition(": ")
+    if not failure.is_full:
+        what = f"{what.replace(' has ', ' had ')} {ctx.ago(failure.time)}".rstrip()
     lines = [f"the group failed {ctx.ago(failure.time)}".rstrip() + f": {failure.cause}"]
     lines += [clip(failure.message, 300)] if failure.message else []
     lines += [ctx.status.waiting_for] if ctx.status.waiting_for else []
     return Diagnosis(
         "storage",
-        f"storage: {what}; committed checkpoints are safe",
-        "blocked" if ctx.stuck else "waiting",
+        f"storage: {what}; committed checkpoints are safe"
+        + ("; there is room again" if has_room else ""),
+        "blocked" if ctx.stuck and not has_room else "waiting",
         tuple(lines),
-        f"{advice}; then the training goes on by itself while restarts are left",
+        "wait a moment: the group starts again"
+        if has_room
+        else f"{advice}; then the training goes on by itself while restarts are left",
         (ctx.kdist("status", "-w"), ctx.kdist("logs", "--tail", "20")),
     )
+
+
+def _has_saved_since(ctx: DiagnosticContext, failure: LastFailure) -> bool:
+    """Whether a checkpoint was committed after the failure."""
+    saved = ctx.status.last_checkpoint_time
+    return saved is not None and failure.time is not None and saved > failure.time
 
 
 def find_failed_saves(ctx: DiagnosticContext) -> Diagnosis | None:

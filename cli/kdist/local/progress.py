@@ -45,6 +45,8 @@ _PHASES = {
     "failed": "failed",
 }
 
+_GONE = ("ended", "killed", "agent restarts")
+
 
 @dataclass
 class NodeProgress:
@@ -59,6 +61,11 @@ class NodeProgress:
     name: str
     phase: str = "starting"
     reply: StatusReply | None = None
+
+    @property
+    def is_here(self) -> bool:
+        """Whether its process has not ended, as far as that was told."""
+        return self.phase not in _GONE
 
     @property
     def ranks(self) -> list[Mapping[str, Any]]:
@@ -84,10 +91,10 @@ class Progress:
         target: step at which the training ends.
         rate: samples per second.
         world: number of ranks.
-        budget: restarts that the job may make in total.
+        restarts: those of the run since it began.
+        left: restarts that the job may make without progress; None before the first one.
         saved_step: step of the last checkpoint.
         saved_at: unix time of the last checkpoint.
-        at_risk: seconds of training that no checkpoint holds, as the agent of rank 0 tells.
         history: recent steps and losses.
         bars: newest state of each rank's progress bar, by the rank's prefix.
         allow_rollback: whether a lower step than before is believed, because a new worker group
@@ -110,10 +117,9 @@ class Progress:
     generation: int = 0
     world: int = 0
     restarts: int = 0
-    budget: int | None = None
+    left: int | None = None
     saved_step: int | None = None
     saved_at: float | None = None
-    at_risk: float | None = None
     history: StepHistory = field(default_factory=StepHistory)
     bars: dict[str, Entry] = field(default_factory=dict)
     allow_rollback: bool = False
@@ -151,8 +157,7 @@ class Progress:
         if kind == "rendezvous-completed":
             self.world = _integer(event.get("world_size")) or self.world
         elif kind == "restarting":
-            self.restarts = max(self.restarts, _integer(event.get("restarts")) or 0)
-            self.budget = _integer(event.get("budget"))
+            self._observe_restart(event)
         elif kind == "training-started":
             self.last_step_at = self.clock()
         elif kind == "checkpoints-opened":
@@ -164,6 +169,11 @@ class Progress:
         elif kind in ("progress", "resumed", "continued", "first-step", "done"):
             self.rate = _or(_number(event.get("samples_per_second")), self.rate)
             self._record_step(event)
+
+    def _observe_restart(self, event: Event) -> None:
+        made, budget = _integer(event.get("restarts")) or 0, _integer(event.get("budget"))
+        self.restarts = max(self.restarts, made)
+        self.left = None if budget is None else budget - made
 
     def _observe_fetch(self, event: Event) -> None:
         found = FetchProgress.read(event)
@@ -201,7 +211,23 @@ class Progress:
         ):
             self.saved_step = int(status["last_checkpoint_step"])
             self.saved_at = float(status["last_checkpoint_time"])
-        self.at_risk = _or(_number(status.get("at_risk_seconds")), self.at_risk)
+        self.restarts = max(self.restarts, _integer(status.get("restarts")) or 0)
+        if self.left is not None:  # a commit gives all of them back
+            self.left = _integer(_or(_number(status.get("restarts_remaining")), self.left))
+
+    @property
+    def at_risk(self) -> float | None:
+        """Seconds of training that no checkpoint holds, as the agent of rank 0 tells; None if none
+        tells now.
+        """
+        replies = [node.reply.status for node in self.nodes.values() if node.is_here and node.reply]
+        newest = max((_integer(each.get("generation")) or 0 for each in replies), default=0)
+        found = [
+            _number(each.get("at_risk_seconds"))
+            for each in replies
+            if (_integer(each.get("generation")) or 0) == newest
+        ]
+        return max((each for each in found if each is not None), default=None)
 
     def _record_step(self, fields: Mapping[str, Any]) -> None:
         step, loss = _integer(fields.get("step")), _number(fields.get("loss"))

@@ -56,7 +56,9 @@ def read_status(job: LocalJob) -> JobStatus:
     reports = _ask_agents(job.root) if active else {}
     pods = _pods(job.root, reports, started=started) if active else ()
     record = None if active else _find_record(job)
-    past = {} if active and reports else _read_past(job, active=active)
+    has_group = any(report.generation for report in reports.values())
+    past = {} if has_group else _read_past(job, active=active)
+    told = _read_training(reports, _last_progress(job.root))
     ended = len(list(job.root.glob("node-*/exit.json"))) if active else 0
     phase, reason, message = (
         _decide_active(_in_group(reports), most, ended=ended)
@@ -85,7 +87,8 @@ def read_status(job: LocalJob) -> JobStatus:
         location="local",
         fetch=fetch and fetch[1],
         **common,
-        **{**past, **_read_training(reports, _last_progress(job.root))},
+        # an agent that is in no group yet knows nothing of what the run has come to
+        **(told if has_group else {**told, **past}),
     )
 
 

@@ -67,7 +67,7 @@ _RANK_FIELDS: Final = (
     "line",
     "line_seconds",
 )
-_FAILURE_FIELDS: Final = ("cause", "rank", "node", "step", "time", "primary")
+_FAILURE_FIELDS: Final = ("cause", "rank", "node", "step", "time", "primary", "is_full")
 _EXIT_FIELDS: Final = (
     "code",
     "cause",

@@ -70,6 +70,7 @@ class LastFailure:
         time: unix seconds.
         primary: whether it happened by itself, and followed from no other failure.
         full: a sentence about folders that had no room then; empty if all had.
+        is_full: whether such a folder has none now; None if that is not known.
     """
 
     cause: str
@@ -80,6 +81,7 @@ class LastFailure:
     time: float | None = None
     primary: bool = True
     full: str = ""
+    is_full: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -204,6 +206,7 @@ def _read_failure(document: object) -> LastFailure | None:
         time=documents.number(document, "time"),
         primary=documents.at(document, "primary") is not False,
         full=documents.text(document, "full"),
+        is_full=documents.boolean(document, "is_full"),
     )
 
 

@@ -243,39 +243,6 @@ def test_a_loss_of_an_hour_ago_explains_nothing() -> None:
     assert found.cause == "starting"
 
 
-def test_checkpoints_that_cannot_be_saved_come_before_that_it_trains() -> None:
-    room = "storage: /ckpt (checkpoints) has 2.0 KiB free of 4.0 MiB: delete old checkpoints"
-    failing = report(failed_saves=3, checkpoint_room=room)
-    reports = {FIRST: failing, OLD: report(ranks=(1,))}
-    found = diagnose(scene([pod(0), pod(1)], reports=reports))
-    assert (found.cause, found.severity, found.fix) == (
-        "storage",
-        "blocked",
-        "delete old checkpoints",
-    )
-    assert found.sentence.startswith(
-        "digits trains at step 120, and 3 checkpoints could not be saved since step 100: "
-        "storage: /ckpt (checkpoints) has 2.0 KiB free of 4.0 MiB"
-    )
-
-
-def test_a_full_disk_is_blocked_with_the_folder_and_what_is_to_be_freed() -> None:
-    full = "storage: /ckpt (checkpoints) has 0 bytes free of 4.0 MiB: delete old checkpoints"
-    failure = {
-        "cause": "storage",
-        "message": "OSError: No space left on device",
-        "time": NOW.timestamp() - 9,
-        "full": full,
-    }
-    reports = waiting("restarting", last_failure=failure, waiting_for=f"{full}; retrying in 4 s")
-    reports[OLD] = report("restarting", ranks=(1,))
-    found = diagnose(scene([pod(0), pod(1)], reports=reports))
-    assert (found.cause, found.severity) == ("storage", "blocked")
-    assert "/ckpt (checkpoints) has 0 bytes free of 4.0 MiB" in found.sentence
-    assert found.fix.startswith("delete old checkpoints")
-    assert any("retrying in 4 s" in line for line in found.evidence)
-
-
 def started(found: Document, seconds_ago: float) -> Document:
     """The running pod, made so many seconds ago."""
     made(found, seconds_ago)["status"]["containerStatuses"][0]["state"] = {

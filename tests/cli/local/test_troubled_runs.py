@@ -180,3 +180,44 @@ def test_a_run_that_is_ended_at_once_says_how_many_steps_are_not_saved(
     assert f"digits was ended at once; {words}" in run.errors()
     assert words in " ".join(run.ask("why", "digits").split())
     assert processes_of(folder) == []
+
+
+def test_what_a_stop_could_not_save_is_lost_once_when_a_later_start_begins_below_it(
+    start: Start, disk: Path, tmp_path: Path
+) -> None:
+    folder = {"path": str(disk / "checkpoints")}
+    job = write_job(tmp_path, nodes=1, steps=100_000, checkpoint=30, checkpoints=folder)
+    first = start(job)
+    first.wait_until(lambda: commits(disk), "a checkpoint")
+    ballast = fill(disk)
+    os.truncate(ballast, ballast.stat().st_size - (1 << 15))  # room for lines of the ledger
+    saved = commits(disk)[-1]
+    first.wait_until(lambda: last_step(disk, 1) > saved + 31, "a checkpoint that cannot be saved")
+    first.process.send_signal(signal.SIGINT)
+    first.wait(10)
+    assert "its state could not be saved" in first.errors()
+    saved = commits(disk)[-1]
+    unsaved = json.loads((first.folder("digits") / "report.json").read_text())["notSaved"]
+    assert unsaved > 30
+    shown = json.loads(first.ask("report", "digits", "-o", "json"))
+    assert (shown["notSaved"], shown["steps"]["lost"]) == (unsaved, 0)
+    assert [each["unsavedSteps"] for each in shown["attempts"]][-1] == unsaved
+    ballast.unlink()
+
+    second = start("--set", "spec.train.checkpoint.every.steps=1000000", job)
+    second.wait_until(lambda: last_step(disk, 2) > saved + 5, "steps of the second start")
+    now = json.loads(second.ask("status", "digits", "-o", "json"))
+    assert (now["lastCheckpointStep"], now["lostSteps"]) == (saved, unsaved)
+    assert now["lastCheckpointTime"] is not None
+    second.process.send_signal(signal.SIGINT)
+    second.wait(130)
+    shown = json.loads(second.ask("report", "digits", "-o", "json"))
+    assert (shown["notSaved"], shown["steps"]["lost"]) == (0, unsaved)
+    assert sum(each["lostSteps"] for each in shown["attempts"]) == unsaved
+    assert sum(shown["secondsByCategory"].values()) <= shown["elapsedSeconds"] + 0.1
+
+
+def last_step(folder: Path, generation: int) -> int:
+    """The last step of a group that the ledger has."""
+    lines = read_ledger(folder, "steps")
+    return max((line["step"] for line in lines if line["generation"] == generation), default=0)

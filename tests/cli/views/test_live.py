@@ -181,9 +181,13 @@ def test_the_age_of_the_last_checkpoint_is_shown(progress: Progress) -> None:
     assert "last checkpoint step 50, committed 90s ago" in drawn(render(from_progress(progress)))
 
 
-def test_restarts_and_the_rest_of_the_budget_are_shown(progress: Progress) -> None:
+def test_restarts_and_the_rest_of_the_budget_are_shown(progress: Progress, clock: Clock) -> None:
     observe(progress, "restarting", restarts=2, budget=10)
     assert "2 restarts (8 more without progress)" in drawn(render(from_progress(progress)))
+    reply = answer(clock, generation=9, restarts=5, restarts_remaining=10)
+    progress.observe_reply("node-0", reply)
+    shown = drawn(render(from_progress(progress)))
+    assert "5 restarts (10 more without progress)" in shown, "those of the run, after a commit"
 
 
 def test_of_many_ranks_only_a_screenful_is_listed(clock: Clock) -> None:
@@ -339,3 +343,23 @@ def test_the_view_of_a_stuck_job_ends_with_its_cause() -> None:
     text = drawn(render(view_of(snapshot, StepHistory())))
     assert "… digits-0-abcde finds no node" in text
     assert "Ctrl-C" not in text
+
+
+def test_what_is_at_risk_is_what_an_agent_that_is_there_tells_now(
+    progress: Progress, clock: Clock
+) -> None:
+    def at_risk() -> float | None:
+        return progress.at_risk
+
+    progress.observe_reply("node-0", answer(clock, generation=1, at_risk_seconds=35.0))
+    progress.observe_reply("node-1", answer(clock, generation=1, at_risk_seconds=None))
+    assert at_risk() == 35.0
+    clock.now += 1
+    progress.observe_reply("node-0", answer(clock, generation=1, at_risk_seconds=None))
+    assert at_risk() is None, "its ranks are gone"
+    clock.now += 1
+    progress.observe_reply("node-0", answer(clock, generation=1, at_risk_seconds=36.0))
+    progress.observe_reply("node-1", answer(clock, generation=2, at_risk_seconds=2.0))
+    assert at_risk() == 2.0, "node-0 tells of a group that has ended"
+    observe(progress, "agent-killed", node="node-1")
+    assert at_risk() == 36.0

@@ -44,14 +44,16 @@ def test_all_training_is_at_risk_until_something_is_committed() -> None:
 
 def test_between_groups_it_does_not_grow_and_in_place_it_goes_on() -> None:
     work = start()
-    work.stop(now=BEGAN + 40)
+    work.stop(now=BEGAN + 40, is_kept=True)
     assert work.seconds(now=BEGAN + 90) == 40
     work.start_group(40, has_rank_zero=True)
     assert work.seconds(now=BEGAN + 95) == 40
     work.add(report(), now=BEGAN + 100)
     work.add(report(committed=BEGAN + 120, seconds=5.0), now=BEGAN + 120)
     assert work.seconds(now=BEGAN + 130) == 15, "the save holds what was kept too"
-    work.stop(now=BEGAN + 130)
+    work.stop(now=BEGAN + 130, is_kept=False)
+    assert work.seconds(now=BEGAN + 190) is None, "no rank of this node holds it any more"
+    assert not any(work.series(now=BEGAN + 190).values())
     work.start_group(0, has_rank_zero=True)
     assert work.seconds(now=BEGAN + 200) == 0, "the ranks went back to a checkpoint"
 

@@ -12,6 +12,7 @@ import pytest
 from kdist_trainer.liveness import Heartbeat, Phase
 from kdist_trainer.metrics.exporter import Exporter
 from kdist_trainer.metrics.reporter import Reporter
+from kdist_trainer.metrics.run_counts import RunHistory
 from kdist_trainer.metrics.step_stats import StepPhase, StepStats
 from kdist_trainer.metrics.wire import pack
 from tests.trainer.metrics.scrape import (
@@ -100,6 +101,48 @@ def test_a_committed_checkpoint_resets_the_remaining_restarts(exporter: Exporter
     exporter.set_group(generation=2, world_size=2, local_ranks=[0, 1])
     exporter.set_restarts_remaining(9, budget=10)
     assert left() == 9, "what was committed before this failure has been counted"
+
+
+def test_restarts_and_lost_steps_are_those_of_the_run(exporter: Exporter) -> None:
+    def counts() -> tuple[int, int]:
+        status = exporter.status()
+        return status["restarts"], status["lost_steps"]
+
+    exporter.add_restart("signal")
+    exporter.add_lost_steps(4)
+    assert counts() == (1, 4), "until a group begins, what this node has counted"
+    exporter.run_counts.begin(RunHistory(restarts=7, lost_steps=90))
+    assert counts() == (7, 90)
+    exporter.add_restart("signal")
+    assert counts() == (8, 90), "its next group will be one more"
+    exporter.set_exit_record({"outcome": "failed"})
+    assert counts() == (7, 90), "there is none"
+
+
+def test_the_last_checkpoint_is_the_newest_one_as_a_group_begins_until_it_saves(
+    exporter: Exporter,
+) -> None:
+    def shown() -> tuple[int | None, float | None]:
+        status = exporter.status()
+        return status["last_checkpoint_step"], status["last_checkpoint_time"]
+
+    def begin(generation: int, *, ranks: list[int], committed: tuple[int, float]) -> None:
+        exporter.run_counts.begin(RunHistory(0, 0, *committed))
+        exporter.set_group(generation=generation, world_size=2, local_ranks=ranks)
+
+    begin(2, ranks=[0], committed=(40, 1000.5))
+    assert shown() == (40, 1000.5)
+    stats = StepStats(rank=0, generation=2)
+    stats.add_step(0.1, 8, 41)
+    Reporter(stats).close()
+    assert shown() == (40, 1000.5), "a rank that has not saved knows of none"
+    stats.add_checkpoint("save", nbytes=8, step=50)
+    Reporter(stats).close()
+    assert shown()[0] == 50
+    begin(3, ranks=[0], committed=(45, 1100.0))
+    assert shown() == (45, 1100.0), "the one of step 50 is gone"
+    begin(4, ranks=[1], committed=(45, 1100.0))
+    assert shown() == (None, None), "rank 0 is on another node"
 
 
 def test_wall_time_sums_to_the_time_since_the_start(

@@ -22,14 +22,15 @@ ADVICE: Final[Mapping[str, str]] = {
 """What helps, by the use of the folder."""
 
 
-def describe_full(folders: Iterable[tuple[str, object]]) -> str:
+def describe_full(folders: Iterable[tuple[str, object]], *, has: str = "has") -> str:
     """A sentence that names each folder without room and what helps; empty if all have room.
 
     Args:
         folders: The use of each, a key of `ADVICE`, and the folder. What is no folder of this
             machine, such as one of an object store, is left out.
+        has: `had` in a text that is read later.
     """
-    return "; ".join(filter(None, (_describe(use, folder) for use, folder in folders)))
+    return "; ".join(filter(None, (_describe(use, folder, has=has) for use, folder in folders)))
 
 
 def describe_room(use: str, folder: object) -> str:
@@ -37,7 +38,7 @@ def describe_room(use: str, folder: object) -> str:
     return _describe(use, folder, however=True)
 
 
-def _describe(use: str, folder: object, *, however: bool = False) -> str:
+def _describe(use: str, folder: object, *, however: bool = False, has: str = "has") -> str:
     """The sentence if the folder is full, or `however` full it is."""
     if not isinstance(folder, Path):
         return ""
@@ -54,7 +55,7 @@ def _describe(use: str, folder: object, *, however: bool = False) -> str:
     if total == 0 or not (however or no_files or free < min(_LITTLE_BYTES, _LITTLE_SHARE * total)):
         return ""
     left = "no room for another file" if no_files else f"{_show(free)} free of {_show(total)}"
-    return f"storage: {folder} ({use}) has {left}: {ADVICE[use]}"
+    return f"storage: {folder} ({use}) {has} {left}: {ADVICE[use]}"
 
 
 def _show(amount: float) -> str:

@@ -29,8 +29,8 @@ class Generation:
         nodes: The names of the nodes.
         restarts: The restarts without progress so far.
         cause: The cause of the failure that ended the previous generation.
-        lost_steps: The steps since the last checkpoint, which are done again; 0 if a rank has kept
-            the state.
+        lost_steps: The steps of the group before that are after `from_step`, and are done again; 0
+            if a rank has kept the state.
         exhausted: Whether the run ends: the restarts exceed the limit, or one failure repeats.
         bounds: The minimum and the maximum number of nodes, as the agent with group rank 0 reads
             them: all ranks must use the same ones.
@@ -50,6 +50,11 @@ class Generation:
         renewed: The node and the local rank whose process is replaced as it begins.
         slow_start: That starting takes longer than the time between losses, in a sentence; empty
             if it does not.
+        total_restarts: The restarts after failures since the run began, this one included; None for
+            a group that no restart counts.
+        total_lost_steps: The steps that the run has lost since it began.
+        committed_step: The step of the newest checkpoint as it begins; None without one.
+        committed_at: When that was committed, in Unix seconds; None if that is not known.
     """
 
     number: int
@@ -72,6 +77,10 @@ class Generation:
     renewed: tuple[str, int] = NOBODY
     continues_in_place: bool = True
     slow_start: str = ""
+    total_restarts: int | None = None
+    total_lost_steps: int | None = None
+    committed_step: int | None = None
+    committed_at: float | None = None
 
     @property
     def environment(self) -> dict[str, str]:

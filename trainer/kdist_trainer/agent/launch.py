@@ -300,7 +300,8 @@ def _run_to_record(
         with suppress(OSError):
             traceback.print_exc()
         is_storage = classify(error)[0] is Cause.STORAGE or not settings.scratch.exists()
-        cause, full = (Cause.STORAGE, telemetry.find_full()) if is_storage else (Cause.UNKNOWN, "")
+        cause = Cause.STORAGE if is_storage else Cause.UNKNOWN
+        full = telemetry.find_full(has="had") if is_storage else ""
         message = f"{full and f'{full}; '}the agent failed: {type(error).__name__}: {error}"
         code = CODES[cause]
     return failed(Failure.of_node(cause, code, message, node=settings.node))

@@ -12,6 +12,7 @@ import time
 from typing import Any
 
 from kdist_trainer import log
+from kdist_trainer.agent import run_history
 from kdist_trainer.agent.coordination import AgentStore, Document, failures_of
 from kdist_trainer.agent.event_log import EventLog, StoreEventLog
 from kdist_trainer.agent.exit_record import root_cause
@@ -150,7 +151,7 @@ class RestartLedger:
         if reason in (FAILURE, *PLANNED):
             restarts = count_restarts(events, step=step) + self._unwritten(committed)
             restarts += 1 if failure else 0
-        reached = max((one.step or 0 for one in failures_of(document)), default=0)
+        lost = 0 if kept is not None else self._count_lost(last, document, events, step=step)
         slow_start = self._note_end(events, failure, at_start=starting) if failure else ""
         repeats = count_repeats(events, failure) if failure and not is_transient(failure) else 0
         over = self._is_over(failure, restarts, repeats, refusal=refusal, slow=slow_start)
@@ -160,7 +161,7 @@ class RestartLedger:
             nodes=sorted(agents),
             restarts=restarts,
             cause=failure.cause.value if failure else None,
-            lost_steps=max(0, reached - step) if failure and kept is None else 0,
+            lost_steps=lost,
             exhausted=bool(over),
             over=over,
             bounds=bounds,
@@ -172,10 +173,21 @@ class RestartLedger:
             continues_in_place=not have_parted(events, failure, code=self._code),
             slow_start=slow_start,
             **self._read_clock(last, document, events, reason=reason, failure=failure),
+            **run_history.sum_up(events, committed, reason=reason, lost_steps=lost),
         )
         if not over:
             self._begin(generation, agents, world_size, requested_at=rule[0])
         return generation
+
+    def _count_lost(
+        self, last: int, document: Document, events: list[dict[str, Any]], *, step: int
+    ) -> int:
+        """The steps after `step` that the generation numbered `last` had come to."""
+        if not last:
+            return 0
+        known = failures_of(document)
+        reached = run_history.find_reached(events, known, self._checkpoints, generation=last)
+        return max(0, reached - step)
 
     def _begin(
         self,
@@ -267,6 +279,7 @@ class RestartLedger:
             **({"entrypoint": "script"} if self.single_start.is_script else {}),
             **({"devices": self._devices} if self._devices else {}),
             **({} if generation.kept_step is None else {"kept_step": generation.kept_step}),
+            **run_history.to_event(generation),
         )
         if not is_written and generation.reason == FAILURE:
             self._count_unwritten(generation.from_step)

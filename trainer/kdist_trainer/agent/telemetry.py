@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,6 +13,7 @@ from kdist_trainer.agent.full_folders import describe_full, describe_room
 from kdist_trainer.agent.generation import FAILURE, START, Generation
 from kdist_trainer.agent.single_start import RULE
 from kdist_trainer.failure import Failure
+from kdist_trainer.metrics.run_counts import RunHistory
 
 if TYPE_CHECKING:
     from kdist_trainer.agent.coordination import AgentStore
@@ -27,6 +28,15 @@ SEPARATE: Final = (
     "means than torch.distributed, each has trained a model of its own"
 )
 _SHOWN = 500  # characters of a message that `/status` shows
+
+
+def _read_history(generation: Generation) -> RunHistory:
+    return RunHistory(
+        generation.total_restarts or 0,
+        generation.total_lost_steps or 0,
+        generation.committed_step,
+        generation.committed_at,
+    )
 
 
 class AgentTelemetry:
@@ -57,7 +67,7 @@ class AgentTelemetry:
         self._folders = folders
         self.devices = ""
         """What the ranks of this node run on."""
-        exporter.sources.room = self._find_room
+        exporter.sources.room, exporter.sources.full = self._find_room, self.find_full
         self._world_size = 1
         self._waiting_since: float | None = time.monotonic()
 
@@ -150,6 +160,7 @@ class AgentTelemetry:
         self._exporter.sources.devices = self.devices
         self._exporter.sources.slow_start = generation.slow_start
         self._relay.begin(ranks, generation=generation.number)
+        self._exporter.run_counts.begin(_read_history(generation))
         self._exporter.set_group(
             generation=generation.number, world_size=world_size, local_ranks=ranks
         )
@@ -198,10 +209,6 @@ class AgentTelemetry:
         """A worker process has started."""
         log.event("worker-started", rank=rank, pid=pid)
 
-    def rank_ended(self, outcome: str) -> None:
-        """A worker succeeded; the outcome is `done` or `stopped`."""
-        self._exporter.add_worker_exit(outcome, None)
-
     def rank_failed(self, failure: Failure, exit_code: int | None) -> None:
         """A worker failed; `exit_code` is None if the agent killed it."""
         name = None if exit_code is None else signal_name(exit_code)
@@ -228,11 +235,21 @@ class AgentTelemetry:
         log.warn("separate-ranks", ranks=self._world_size, message=SEPARATE)
         return self._world_size
 
+    def group_ended(self, outcomes: Iterable[str], *, is_kept: bool) -> None:
+        """The worker group has ended on this node.
+
+        Args:
+            outcomes: Of the workers that succeeded: `done` or `stopped`.
+            is_kept: Whether a worker of this node holds the state in memory.
+        """
+        for outcome in outcomes:
+            self._exporter.add_worker_exit(outcome, None)
+        self._exporter.at_risk.stop(now=time.time(), is_kept=is_kept)
+
     def group_failed(self, failure: Failure) -> None:
         """A failure ended the group; whether it restarts is decided later."""
         self.state("restarting")
         self._exporter.add_restart(failure.cause)
-        self._exporter.at_risk.stop(now=time.time())
         full = self.find_full()
         if full:
             log.error("disk-full", message=full)
@@ -250,11 +267,11 @@ class AgentTelemetry:
     def _find_room(self) -> str:
         return "".join(describe_room(use, each) for use, each in self._folders[:1])
 
-    def find_full(self) -> str:
+    def find_full(self, *, has: str = "has") -> str:
         """A sentence about the folders without room that the training writes to; empty if all have
-        room.
+        room. With `has="had"` it is for a text that is read later.
         """
-        return describe_full(self._folders)
+        return describe_full(self._folders, has=has)
 
     def hang(self, failure: Failure, *, phase: str, stacks: str) -> None:
         """A rank hangs in `phase`; `stacks` is the path of its stacks."""

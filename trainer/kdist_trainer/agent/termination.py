@@ -87,8 +87,7 @@ class TerminationPolicy:
         Raises:
             RunOutcome: If the run has ended.
         """
-        for outcome in result.outcomes.values():
-            self._telemetry.rank_ended(outcome)
+        self._telemetry.group_ended(result.outcomes.values(), is_kept=bool(result.kept))
         for local_rank, failure in result.failures.items():
             if local_rank not in result.kept:
                 self._telemetry.rank_failed(failure, result.exits.get(local_rank))
@@ -249,7 +248,7 @@ class TerminationPolicy:
     def end_exhausted(self, generation: Generation) -> NoReturn:
         """End all agents because the restart budget is exhausted, or one failure repeats."""
         message = generation.over
-        if full := self._telemetry.find_full():
+        if full := self._telemetry.find_full(has="had"):
             message = f"{message}; {full}"
         document = self._agent_store.generation(generation.number - 1)
         last = root_cause(failures_of(document))

@@ -70,6 +70,16 @@ class StepLedger:
         return found
 
     @staticmethod
+    def find_last_step(root: StoragePath, generation: int) -> int:
+        """The last step of a generation among the newest lines; 0 if they have none of it."""
+        with suppress(OSError):
+            for lines in read_newest(root / FOLDER / STEPS):
+                own = [each for each in lines if each.get("generation") == generation]
+                if steps := [int(each["step"]) for each in own if "step" in each]:
+                    return max(steps)
+        return 0
+
+    @staticmethod
     def sync_file(root: StoragePath) -> None:
         """Make all lines durable that were written to a file which is closed by now. In an object
         store nothing is written that is not durable. Raises `OSError`.

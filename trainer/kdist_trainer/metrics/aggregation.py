@@ -144,6 +144,8 @@ _STEP_SECONDS = SLOTS["kdist_step_duration_seconds"].stop - 1
 _DATA_WAIT = SLOTS["kdist_step_phase_seconds_total"].start + StepPhase.DATA_WAIT
 _WALL_DATA_WAIT = WALL_CATEGORIES.index(WallCategory.DATA_WAIT)
 _WALL_PRODUCTIVE = WALL_CATEGORIES.index(WallCategory.PRODUCTIVE_STEP)
+_COMMITTED = GAUGES["kdist_checkpoint_last_success_step"]
+_COMMITTED_AT = GAUGES["kdist_checkpoint_last_success_timestamp_seconds"]
 _RANK_ZERO_GAUGES = {
     GAUGES[metric.name]
     for metric in RECORDED
@@ -247,7 +249,14 @@ class RankMetrics:
         """Count a datagram that is not a record."""
         self.received[MALFORMED] += 1
 
-    def start_group(self, *, generation: int, world_size: int, local_ranks: Iterable[int]) -> None:
+    def start_group(
+        self,
+        *,
+        generation: int,
+        world_size: int,
+        local_ranks: Iterable[int],
+        committed: tuple[int | None, float | None] = (None, None),
+    ) -> None:
         """Start a new worker group: carry the counters so far, end the series of ranks that left,
         and process the records of this group that arrived early.
 
@@ -255,9 +264,12 @@ class RankMetrics:
             generation: Generation of the group.
             world_size: Its number of ranks.
             local_ranks: The global ranks on this node.
+            committed: The step of the newest checkpoint as it begins, and the Unix time of its
+                commit; None for what is not known. It counts until rank 0 reports another.
         """
         ranks = tuple(sorted(local_ranks))
         self._last_gauges = list(self.gauges())
+        self._last_gauges[_COMMITTED], self._last_gauges[_COMMITTED_AT] = committed
         for rank in list(self._current):
             self._carry(rank)
         self._reassign(ranks)

@@ -20,7 +20,7 @@ class WorkAtRisk:
     seconds.
 
     It is not known, and not shown, without a checkpoint folder, where rank 0 is on another node,
-    and once the agent's work has ended.
+    while no rank of this node holds anything, and once the agent's work has ended.
     """
 
     def __init__(self) -> None:
@@ -30,6 +30,7 @@ class WorkAtRisk:
         self._committed: float | None = None
         self._last_duration: float | None = None
         self._saves = False
+        self._is_held = True
         self._forget()
 
     def start_group(self, kept: float, *, has_rank_zero: bool) -> None:
@@ -42,6 +43,7 @@ class WorkAtRisk:
         with self._lock:
             self._forget()
             self._kept = kept
+            self._is_held = True
             self._saves = self._saves and has_rank_zero
 
     def add(self, record: Record, *, now: float) -> None:
@@ -63,9 +65,12 @@ class WorkAtRisk:
             self._kept = 0.0
             self._since = max(self._since, committed - self._last_duration)
 
-    def stop(self, *, now: float) -> None:
-        """The group has ended: what it holds grows no more."""
+    def stop(self, *, now: float, is_kept: bool) -> None:
+        """The group has ended: what ranks of this node have kept grows no more. If none has, and
+        another node's may have, it is not known here until the next group begins.
+        """
         with self._lock:
+            self._is_held = is_kept
             if self._since is not None:
                 self._kept += max(0.0, now - self._since)
             self._since = None
@@ -78,7 +83,7 @@ class WorkAtRisk:
     def seconds(self, *, now: float) -> float | None:
         """The work at risk, in seconds; None if it is not known here."""
         with self._lock:
-            if not self._saves:
+            if not (self._saves and self._is_held):
                 return None
             return self._kept + (0.0 if self._since is None else max(0.0, now - self._since))
 

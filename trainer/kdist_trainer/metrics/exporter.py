@@ -37,6 +37,7 @@ from kdist_trainer.metrics.persistence import (
     read_counters,
 )
 from kdist_trainer.metrics.receiver import Receiver
+from kdist_trainer.metrics.run_counts import RunCounts
 from kdist_trainer.metrics.status_sources import StatusSources
 from kdist_trainer.metrics.wall_time import WallTimeBreakdown
 from kdist_trainer.metrics.wire import GAUGES, SLOTS, MalformedRecordError, unpack
@@ -114,6 +115,7 @@ class Exporter:
         self._throughput = status.Throughput()
         self._failed_saves = status.FailedSaves()
         self.at_risk = WorkAtRisk()
+        self.run_counts = RunCounts()
         self._managed = info.get("framework") != SCRIPT
         self._wall_time = WallTimeBreakdown(
             time.monotonic() if started_at is None else started_at,
@@ -198,19 +200,19 @@ class Exporter:
         self.set_state("succeeded" if record.get("outcome") in ("done", "stopped") else "failed")
         self._exit_record = dict(record)
         self.at_risk.end()
+        self.run_counts.end()
 
     def set_group(self, *, generation: int, world_size: int, local_ranks: Iterable[int]) -> None:
-        """Start a worker group; call this after the rendezvous and before its ranks start.
-
-        Args:
-            generation: Generation of the group.
-            world_size: Its number of ranks.
-            local_ranks: The global ranks on this node.
+        """Start a worker group of so many ranks, of which `local_ranks` are on this node; call this
+        after the rendezvous, after `run_counts.begin`, and before its ranks start.
         """
         with self._lock:
             self._drain()
             self._rank_metrics.start_group(
-                generation=generation, world_size=world_size, local_ranks=local_ranks
+                generation=generation,
+                world_size=world_size,
+                local_ranks=local_ranks,
+                committed=self.run_counts.committed,
             )
             self._agent_metrics.set(declarations.GENERATION, generation)
             self._agent_metrics.set(declarations.WORLD_SIZE, world_size)
@@ -224,17 +226,14 @@ class Exporter:
         """
         with self._lock:
             self._agent_metrics.increment(declarations.RESTARTS, (str(cause),))
+            self.run_counts.add_failure()
             self._failed_at = time.monotonic()
 
     def add_worker_exit(
         self, cause: str, signal: str | None = None, *, collective: str | None = None
     ) -> None:
-        """Count the exit of a worker.
-
-        Args:
-            cause: A `Cause`, or `done` or `stopped`.
-            signal: Name of the signal that killed it.
-            collective: Name of the collective that it failed in.
+        """Count the exit of a worker: its cause (a `Cause`, or `done` or `stopped`), the name of
+        the signal that killed it, and of the collective that it failed in.
         """
         with self._lock:
             self._agent_metrics.count_exit(str(cause), signal or "none", collective)
@@ -276,7 +275,7 @@ class Exporter:
             samples = self._rank_metrics.total(_SAMPLES)
             # a script may report none, and train all the same
             rate = self._throughput.rate(samples, now=now) if self._managed or samples else None
-            group = status.group_fields(snapshot, self._agent_metrics)
+            group = status.group_fields(snapshot, self._agent_metrics, self.run_counts)
             has_begun = self._rank_metrics.has_stepped
         return {
             FORMAT: FORMATS["/status"],

@@ -7,11 +7,12 @@
 - `step`, `target_steps`, `loss`, `learning_rate`, `last_checkpoint_step`, `last_checkpoint_time`
   (Unix time), `checkpoint_interval` (seconds between two saves now), `checkpoint_bytes` (of the
   last one): the latest reports; loss, learning rate and checkpoints only on the agent that runs
-  rank 0.
+  rank 0. Until a group saves, the last checkpoint is the newest one as the group began.
 - `samples_per_second`: throughput of this node.
-- `restarts`: of this agent's worker group; `restarts_remaining`: of the job; `lost_steps`;
+- `restarts`, `lost_steps`: of the run, since it began; `restarts_remaining`: of the job;
   `wall_seconds`: by category.
-- `at_risk_seconds`: the training time that no checkpoint holds, on the agent that runs rank 0.
+- `at_risk_seconds`: the training time that no checkpoint holds and ranks hold in memory, on the
+  agent that runs rank 0.
 - `nodes`: the limits `min` and `max`. `ranks`: see `rank_entries`. `exit`: the exit record once the
   agent has ended.
 - `peers`: the agents that the rendezvous lists, by address: those `heard`, those that are `silent`,
@@ -26,7 +27,8 @@
   for a ConfigMap that is gone.
 - `exchange_key`: whether the key of the job's exchange is mounted. Null where agents need none.
 - `last_failure`: what ended the latest worker group of this agent: `cause`, `message`, `rank`,
-  `node`, `step`, `time` (Unix time), `primary`. It stays until the next one.
+  `node`, `step`, `time` (Unix time), `primary`. It stays until the next one. `full`: the folders
+  that had no room then, in a sentence; `is_full`: whether one has none now.
 - `failed_saves`: checkpoints that could not be saved since the last one that was, on the agent that
   runs rank 0; `checkpoint_room`: the room of their folder, while there are any.
 - `waiting_for`: what the agent waits for before it tries again, in a sentence.
@@ -48,6 +50,7 @@ from kdist_trainer import log
 from kdist_trainer.liveness import Heartbeat, RankSnapshot, heartbeat_path
 from kdist_trainer.metrics import declarations
 from kdist_trainer.metrics.aggregation import AgentMetrics, MetricsSnapshot
+from kdist_trainer.metrics.run_counts import RunCounts
 from kdist_trainer.metrics.step_stats import StepPhase
 from kdist_trainer.metrics.wire import GAUGES, SLOTS
 from kdist_trainer.serving.connection import Refused
@@ -145,15 +148,16 @@ def nonfinite_loss(snapshot: MetricsSnapshot) -> dict[str, Any]:
     return {"nonfinite_loss": {"steps": steps, "last": log.plain(last)}}
 
 
-def group_fields(snapshot: MetricsSnapshot, agent: AgentMetrics) -> dict[str, Any]:
-    """The worker group and its restarts."""
+def group_fields(
+    snapshot: MetricsSnapshot, agent: AgentMetrics, counts: RunCounts
+) -> dict[str, Any]:
+    """The worker group, and what the run has come to."""
     remaining = agent.get(declarations.RESTARTS_REMAINING)
     return {
         "generation": snapshot.generation,
         "world_size": snapshot.world_size,
-        "restarts": int(agent.total(declarations.RESTARTS)),
         "restarts_remaining": None if remaining is None else int(remaining),
-        "lost_steps": int(agent.total(declarations.LOST_STEPS)),
+        **counts.fields(agent),
     }
 
 

@@ -21,6 +21,7 @@ class StatusSources:
         has_key: Whether the key of the exchange is mounted; None where agents need none.
         activity: What the ranks do, by local rank.
         last_failure: The failure that ended the latest worker group; None without one.
+        full: The folders that have no room, in a sentence; empty if all have.
         room: The room of the folder of the checkpoints, in a sentence.
         waiting_for: What the agent waits for before it tries again, in a sentence; empty if for
             nothing.
@@ -36,6 +37,7 @@ class StatusSources:
     has_key: Callable[[], bool | None] = lambda: None
     activity: Callable[[], Mapping[int, Mapping[str, Any]]] = dict
     last_failure: Mapping[str, Any] | None = None
+    full: Callable[[], str] = str
     room: Callable[[], str] = str
     waiting_for: str = ""
     devices: str = ""
@@ -51,10 +53,16 @@ class StatusSources:
             "rendezvous_refused": not ended and self.is_refused(),
             "rendezvous_refusal": None if ended else self.refusal() or None,
             "exchange_key": None if ended else self.has_key(),
-            "last_failure": None if self.last_failure is None else dict(self.last_failure),
+            "last_failure": None if self.last_failure is None else self._show_failure(ended=ended),
             "devices": self.devices or None,
             "failed_saves": failed_saves,
             "checkpoint_room": self.room() if failed_saves and not ended else None,
             "waiting_for": None if ended else self.waiting_for or None,
             "slow_start": None if ended or has_begun else self.slow_start or None,
         }
+
+    def _show_failure(self, *, ended: bool) -> dict[str, Any]:
+        """The last failure, and whether folders that were full then have no room now either."""
+        failure = dict(self.last_failure or {})
+        is_known = not ended and bool(failure.get("full"))
+        return {**failure, "is_full": bool(self.full()) if is_known else None}

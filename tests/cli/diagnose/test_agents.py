@@ -1,0 +1,72 @@
+"""What agents tell of a full disk, then and now."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kdist.diagnose import diagnose
+from tests.cli.diagnose.scenes import scene
+from tests.cli.status.objects import NOW, pod, report
+
+from .test_losses import FIRST, OLD, waiting
+
+
+def test_checkpoints_that_cannot_be_saved_come_before_that_it_trains() -> None:
+    room = "storage: /ckpt (checkpoints) has 2.0 KiB free of 4.0 MiB: delete old checkpoints"
+    failing = report(failed_saves=3, checkpoint_room=room)
+    reports = {FIRST: failing, OLD: report(ranks=(1,))}
+    found = diagnose(scene([pod(0), pod(1)], reports=reports))
+    assert (found.cause, found.severity, found.fix) == (
+        "storage",
+        "blocked",
+        "delete old checkpoints",
+    )
+    assert found.sentence.startswith(
+        "digits trains at step 120, and 3 checkpoints could not be saved since step 100: "
+        "storage: /ckpt (checkpoints) has 2.0 KiB free of 4.0 MiB"
+    )
+
+
+def test_a_full_disk_is_blocked_with_the_folder_and_what_is_to_be_freed() -> None:
+    full = "storage: /ckpt (checkpoints) has 0 bytes free of 4.0 MiB: delete old checkpoints"
+    failure = {
+        "cause": "storage",
+        "message": "OSError: No space left on device",
+        "time": NOW.timestamp() - 9,
+        "full": full,
+        "is_full": True,
+    }
+    reports = waiting("restarting", last_failure=failure, waiting_for=f"{full}; retrying in 4 s")
+    reports[OLD] = report("restarting", ranks=(1,))
+    found = diagnose(scene([pod(0), pod(1)], reports=reports))
+    assert (found.cause, found.severity) == ("storage", "blocked")
+    assert "/ckpt (checkpoints) has 0 bytes free of 4.0 MiB" in found.sentence
+    assert found.fix.startswith("delete old checkpoints")
+    assert any("retrying in 4 s" in line for line in found.evidence)
+
+
+@pytest.mark.parametrize("is_full", [None, False])
+def test_what_was_full_is_of_then_unless_it_is_known_to_be_full_now(is_full: bool | None) -> None:
+    full = "storage: /ckpt (checkpoints) has 0 bytes free of 4.0 MiB: delete old checkpoints"
+    failure = {"cause": "storage", "time": NOW.timestamp() - 9, "full": full, "is_full": is_full}
+    reports = waiting("restarting", last_failure=failure)
+    reports[OLD] = report("restarting", ranks=(1,))
+    found = diagnose(scene([pod(0), pod(1)], reports=reports))
+    assert found.cause == "storage"
+    assert "(checkpoints) had 0 bytes free of 4.0 MiB 9.0 s ago; committed" in found.sentence
+    assert ("there is room again" in found.sentence) is (is_full is False)
+    assert found.severity == ("blocked" if is_full is None else "waiting")
+
+
+@pytest.mark.parametrize("since", [{"last_checkpoint_time": NOW.timestamp() - 2}, {"full": False}])
+def test_what_was_full_is_not_told_of_a_job_that_has_saved_or_trains_with_room(
+    since: dict[str, Any],
+) -> None:
+    full = "storage: /ckpt (checkpoints) has 0 bytes free of 4.0 MiB: delete old checkpoints"
+    is_full = since.pop("full", None)
+    failure = {"cause": "storage", "time": NOW.timestamp() - 9, "full": full, "is_full": is_full}
+    reports = {FIRST: report(last_failure=failure, **since), OLD: report(ranks=(1,))}
+    found = diagnose(scene([pod(0), pod(1)], reports=reports))
+    assert (found.cause, found.also) == ("none", ())

@@ -134,6 +134,8 @@ def test_a_survivor_that_waits_in_vain_saves_what_it_has_kept(why: str, tmp_path
         assert run.wait() == 130, run.output()
         run.start()
         assert run.wait() == 0, run.output()
+        said = [event for event in run.log("node-0") if event["event"] == "not-reproducible"]
+        assert not said, "the rank that saved alone has computed nothing"
     steps = [line["step"] for line in run.steps()]
     assert steps == list(range(1, steps[-1] + 1))
     assert_every_sample_once(run.steps(), total=EPOCHS * SAMPLES)

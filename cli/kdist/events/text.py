@@ -206,6 +206,9 @@ SENTENCES: dict[str, Callable[[Event], str]] = {
     ),
     "stopped": lambda e: f"stopped after step {e['step']}, state saved",
     "evaluated": _metrics,
+    "evaluation-left": lambda e: (
+        f"leaves the evaluation of step {e['step']}, to stop; it is done again on resume"
+    ),
     "done": lambda e: f"done after step {e['step']}",
     "hang": lambda e: (
         f"rank {e['rank']} hangs in {e['phase']}"

@@ -32,6 +32,7 @@ NAMES: Final = frozenset(
         "done",
         "early-stop",
         "evaluated",
+        "evaluation-left",
         "first-step",
         "job-edited",
         "ledger-write-failed",

@@ -17,6 +17,8 @@ from torch.distributed.tensor import DTensor
 from kdist_trainer.digest import Hasher, new_hasher
 from kdist_trainer.state.kinds import flatten, kind_of
 
+_WORDS: Final = 1 << 21
+"""Words of eight bytes that a device multiplies at a time."""
 _NUMBERS: Final = (bool, int, float, str, bytes, type(None))
 
 
@@ -44,9 +46,13 @@ def _hash_on_device(tensor: Tensor) -> bytes:
     own = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     flat = own.detach().contiguous().reshape(-1).view(torch.uint8)
     words = flat[: flat.numel() // 8 * 8].view(torch.int64)
-    places = torch.arange(words.numel(), device=words.device)
-    rest = flat[words.numel() * 8 :].tolist()
-    return f"{(words * (2 * places + 1)).sum().item()} {words.sum().item()} {rest}".encode()
+    total = torch.zeros(2, dtype=torch.int64, device=words.device)
+    for begin in range(0, words.numel(), _WORDS):  # the device may have little memory left
+        part = words[begin : begin + _WORDS]
+        places = torch.arange(begin, begin + part.numel(), device=words.device)
+        total += torch.stack([(part * (2 * places + 1)).sum(), part.sum()])
+    weighted, plain = total.tolist()
+    return f"{weighted} {plain} {flat[words.numel() * 8 :].tolist()}".encode()
 
 
 def _update(hasher: Hasher, value: Any) -> None:

@@ -1,9 +1,15 @@
-"""Measure the model on the test split, each sample once, whatever the number of ranks."""
+"""Measure the model on the test split, each sample once, whatever the number of ranks.
+
+A request to stop does not wait for the end of an evaluation, which may take longer than the grace
+period: all ranks leave it between two batches, and the run does it again when it continues.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any, Final
 
 import torch
 
@@ -14,14 +20,27 @@ from kdist_trainer.errors import ConfigError
 from kdist_trainer.liveness import Phase
 from kdist_trainer.metrics.step_stats import WallCategory
 from kdist_trainer.rng import EVALUATE, Generators, derive
-from kdist_trainer.state import digests_of, eval_mode, read_module
+from kdist_trainer.state import digest_of, digests_of, eval_mode, read_module
 from kdist_trainer.stream import Stream
 from kdist_trainer.training.context import TrainContext
+from kdist_trainer.training.sync import choose_sync_interval
+
+_MOST_BATCHES: Final = 1000
+"""Batches between two looks at whether a rank is asked to stop."""
+
+
+class EvaluationLeftError(Exception):
+    """An evaluation was left before its end, since a rank was asked to stop. The model is as it was
+    before.
+    """
 
 
 def measure(ctx: TrainContext) -> dict[str, float]:
     """Evaluate the moving average of the weights, or the weights if there is none; log and return
     the metrics. Collective.
+
+    Raises:
+        EvaluationLeftError: If a rank was asked to stop; on all ranks.
     """
     ctx.heartbeat.beat(Phase.EVALUATE, ctx.state.step)
     ctx.reporter.flush()
@@ -29,6 +48,10 @@ def measure(ctx: TrainContext) -> dict[str, float]:
     with unchanged_if_left(ctx), ctx.ema.swapped_in(), ctx.buffers.preserved():
         metrics = evaluate(ctx)
     ctx.stats.add_wall(WallCategory.EVALUATION, ctx.step_timer.exclude())
+    if metrics is None:
+        if ctx.world.is_rank_zero:
+            log.event("evaluation-left", step=ctx.state.step)
+        raise EvaluationLeftError
     ctx.stats.evaluation_loss = metrics.get("loss", ctx.stats.evaluation_loss)
     if ctx.world.is_rank_zero:
         log.event("evaluated", step=ctx.state.step, metrics=metrics)
@@ -81,11 +104,36 @@ def should_stop_early(ctx: TrainContext) -> bool:
     return True
 
 
-def evaluate(ctx: TrainContext) -> dict[str, float]:
+class StopPoll:
+    """Asks all ranks now and then whether the evaluation is to be left. Collective."""
+
+    def __init__(self, ctx: TrainContext) -> None:
+        self._ctx = ctx
+        self._weights = digest_of(dict(ctx.module.named_parameters()))
+        self._began = time.monotonic()
+        self._next = 1
+
+    def should_leave(self, batches: int) -> bool:
+        """Whether all ranks leave it after so many batches. They do not if the workload has put
+        other weights into the model until the end of its evaluation.
+        """
+        if batches < self._next:
+            return False
+        ctx, seconds = self._ctx, (time.monotonic() - self._began) / batches
+        told = ctx.world.all_gather_object((ctx.stop_flag.requested, seconds))
+        self._next = batches + choose_sync_interval(max(each for _, each in told), _MOST_BATCHES)
+        if not any(stops for stops, _ in told):
+            return False
+        is_unchanged = digest_of(dict(ctx.module.named_parameters())) == self._weights
+        return all(ctx.world.all_gather_object(is_unchanged))
+
+
+def evaluate(ctx: TrainContext) -> dict[str, float] | None:
     """Compute the metrics of the test split. Collective.
 
     Returns:
-        Metrics by name, the same on every rank; empty if the workload has no test split.
+        Metrics by name, the same on every rank; empty if the workload has no test split. None if
+        it was left, since a rank was asked to stop.
 
     Raises:
         ConfigError: If the test split is a stream.
@@ -101,34 +149,40 @@ def evaluate(ctx: TrainContext) -> dict[str, float]:
     world = ctx.world
     own = split_range(len(samples), world.data_size, world.data_rank)
     longest = len(split_range(len(samples), world.data_size, 0))
-    fetch = fetcher(ctx.workload, samples)
     sums: dict[str, tuple[float, int]] = {}
-    generators = Generators.all(world.device)
+    generators, poll = Generators.all(world.device), StopPoll(ctx)
+    fetch = fetcher(ctx.workload, samples)
     with eval_mode(ctx.module), torch.no_grad():
-        for offset in range(0, longest if ctx.strategy.sharded else len(own), ctx.evaluation_batch):
+        for done, offset in enumerate(range(0, longest, ctx.evaluation_batch)):
             ctx.heartbeat.beat(Phase.EVALUATE, ctx.state.step)
             ctx.stop_flag.raise_if_leaving()
+            if done and poll.should_leave(done):
+                ctx.strategy.reshard()
+                return None
             # A rank whose samples are used up still joins the forward passes of a sharded model,
             # with a sample that is not counted.
             start = own.start + offset
             counted = start < own.stop
-            indices = (
-                torch.arange(start, min(start + ctx.evaluation_batch, own.stop))
-                if counted
-                else torch.tensor([0])
-            )
+            if not (counted or ctx.strategy.sharded):
+                continue
+            last = min(start + ctx.evaluation_batch, own.stop)
+            indices = torch.arange(start, last) if counted else torch.tensor([0])
             seed = derive(ctx.state.seed, EVALUATE, start)
             batch = ctx.workload.to_device(fetch(indices, seed))
             generators.seed(seed)
             with ctx.precision.autocast():
                 measured = ctx.workload.evaluate(ctx.module, batch)
-            for name, (total, count) in measured.items() if counted else ():
-                before = sums.get(name, (0.0, 0))
-                sums[name] = (before[0] + float(total), before[1] + count)
+            _add(sums, measured if counted else {})
     ctx.strategy.reshard()
-    return ctx.workload.summarize(
-        _means(world.all_gather_object(sums if ctx.strategy.is_counted else {}))
-    )
+    told = world.all_gather_object(sums if ctx.strategy.is_counted else {})
+    return ctx.workload.summarize(_means(told))
+
+
+def _add(sums: dict[str, tuple[float, int]], measured: Mapping[str, tuple[Any, int]]) -> None:
+    """Add the sums and counts of a batch."""
+    for name, (total, count) in measured.items():
+        before = sums.get(name, (0.0, 0))
+        sums[name] = (before[0] + float(total), before[1] + count)
 
 
 def _means(every: list[dict[str, tuple[float, int]]]) -> dict[str, float]:

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from kdist_trainer import log
-from kdist_trainer.config.changes import EditEffect
 from kdist_trainer.data.loader import MicroBatch
 from kdist_trainer.instrumentation.device_stats import was_counting
 from kdist_trainer.liveness import Phase
@@ -21,7 +20,12 @@ from kdist_trainer.parallel.ddp import explain_unused
 from kdist_trainer.rng import WEIGHTS, Generators, derive
 from kdist_trainer.training import kept_attributes, regroup
 from kdist_trainer.training.context import TrainContext
-from kdist_trainer.training.evaluation import measure, should_stop_early
+from kdist_trainer.training.environment import describe_environment
+from kdist_trainer.training.evaluation import (
+    EvaluationLeftError,
+    measure,
+    should_stop_early,
+)
 from kdist_trainer.training.interval_sync import (
     flush_pending_losses,
     raise_nonfinite,
@@ -30,6 +34,7 @@ from kdist_trainer.training.interval_sync import (
 )
 from kdist_trainer.training.loss_check import reject_mean
 from kdist_trainer.training.optimizer import clear_gradients
+from kdist_trainer.training.resume_log import log_resume
 from kdist_trainer.training.sync import StepRecord
 from kdist_trainer.training.training_state import TrainState
 
@@ -44,9 +49,12 @@ def train(ctx: TrainContext) -> str:
         NonFiniteError: If the loss is not finite and the job asks to stop then.
         StorageError: If a required save fails.
     """
-    with explain_unused(ctx.module):
-        setup(ctx)
-        outcome = run_steps(ctx)
+    try:
+        with explain_unused(ctx.module):
+            setup(ctx)
+            outcome = run_steps(ctx)
+    except EvaluationLeftError:
+        outcome = stop(ctx)
     ctx.collective_timer.close()
     ctx.tensorboard.close()
     ctx.checkpointing.close()
@@ -54,10 +62,13 @@ def train(ctx: TrainContext) -> str:
 
 
 def run_steps(ctx: TrainContext) -> str:
-    """Run the steps of a training that is set up; returns "done" or "stopped". Collective."""
-    # a rank that is alone and only saves; several would have to agree
-    only_saves = ctx.world.size == 1 and ctx.stop_flag.requested
-    while ctx.state.step < ctx.target and not only_saves:
+    """Run the steps of a training that is set up; returns "done" or "stopped". Collective.
+
+    Raises:
+        EvaluationLeftError: If a rank was asked to stop during an evaluation; on all ranks.
+    """
+    ends_at_once = only_saves(ctx)
+    while ctx.state.step < ctx.target and not ends_at_once:
         ctx.stop_flag.raise_if_leaving()
         if not train_step(ctx):
             rollback(ctx)
@@ -75,6 +86,11 @@ def run_steps(ctx: TrainContext) -> str:
         elif interval.save or ctx.checkpointing.is_due(ctx.state.step):
             save(ctx)
     return finish(ctx) if ctx.state.step >= ctx.target else stop(ctx)
+
+
+def only_saves(ctx: TrainContext) -> bool:
+    """Whether this rank is alone and asked to stop; several would have to agree."""
+    return ctx.world.size == 1 and ctx.stop_flag.requested
 
 
 def train_step(ctx: TrainContext) -> bool:
@@ -118,6 +134,8 @@ def train_step(ctx: TrainContext) -> bool:
     first = state.samples_seen
     state.step += 1
     state.samples_seen += batch.samples
+    if state.step == ctx.first_step:
+        state.set_writer(ctx.world.size, describe_environment(ctx.settings, ctx.world))
     last = state.samples_seen - 1
     ctx.step_records.append(StepRecord(state.step, first, last, seconds, learning_rate))
     ctx.stats.add_step(seconds, batch.own_samples * ctx.strategy.is_counted, state.step)
@@ -148,8 +166,12 @@ def setup(ctx: TrainContext) -> None:
         if saved is None:
             ctx.pretrained.load()
     ctx.stats.add_wall(WallCategory.CHECKPOINT_RESTORE, ctx.step_timer.exclude())
+    if only_saves(ctx) and saved is not None:
+        ctx.state.set_writer(saved.world_size, saved.environment)
     if ctx.world.is_rank_zero:
         log_resume(ctx, saved)
+    if saved is not None:  # until the first step
+        ctx.state.set_writer(saved.world_size, saved.environment)
     if source is None:
         probe_bandwidth(ctx, WallCategory.INIT)
     else:
@@ -214,53 +236,6 @@ def first_pass(ctx: TrainContext, micro_batch: MicroBatch) -> None:
 def is_true_on_all_ranks(ctx: TrainContext, own: bool) -> bool:
     """Whether `own` is true on all ranks. Collective."""
     return all(ctx.world.all_gather_object(own))
-
-
-def log_resume(ctx: TrainContext, saved: TrainState | None) -> None:
-    """Log where the run continues, and whether its results will be bitwise identical to those of an
-    uninterrupted run.
-    """
-    if saved is None:
-        log.event("training-started", step=0)
-        return
-    if ctx.handover.source is None:
-        log.event(
-            "resumed",
-            step=saved.step,
-            samples_seen=saved.samples_seen,
-            checkpoint=ctx.checkpointing.resumed_from,
-        )
-    edits = [change for change in ctx.checkpointing.changes if change.effect is not EditEffect.FREE]
-    if edits:
-        log.warn(
-            "job-edited",
-            fields=[change.field for change in edits],
-            message="; ".join(map(str, edits)),
-        )
-    if asked := ctx.loader.past_end(step=saved.step, position=saved.samples_seen):
-        log.warn(
-            "past-end",
-            step=saved.step,
-            samples_seen=saved.samples_seen,
-            asked=asked,
-            message=f"the checkpoint is of step {saved.step}, after {saved.samples_seen} samples, "
-            f"and the job asks for {asked}: the run ends at this step; set a larger value to "
-            "continue it, or start again with --fresh",
-        )
-    before, now = saved.describe_writer(), ctx.state.describe_writer()
-    reasons = [f"saved by {before}; resumed by {now}"] if before != now else []
-    lost = ctx.buffers.moving_unsaved() if ctx.handover.source is None else []
-    if lost:
-        reasons.append(
-            f"{len(lost)} buffers of the model ({lost[0]}) are not persistent and begin again"
-        )
-    if reasons:
-        why = "; ".join(reasons)
-        log.event(
-            "not-reproducible",
-            why=why,
-            message=f"the training continues correctly, but is not bitwise identical: {why}",
-        )
 
 
 def probe_bandwidth(ctx: TrainContext, category: WallCategory) -> None:

@@ -49,8 +49,14 @@ class TrainState:
         known = {one.name for one in fields(cls)}
         return cls(**{key: value for key, value in document.items() if key in known})
 
+    def set_writer(self, world_size: int, environment: str) -> None:
+        """Set who has computed this state: the former group, until this one has taken a step."""
+        self.world_size, self.environment = world_size, environment
+
     def describe_writer(self) -> str:
-        """The environment that writes this state: equal texts mean bitwise equal results."""
+        """The ranks that compute this state, and their environment: equal texts mean bitwise equal
+        results.
+        """
         return f"{self.world_size} rank{'s'[: self.world_size - 1]}, {self.environment}"
 
 

@@ -66,7 +66,19 @@ def find_queue(ctx: DiagnosticContext) -> Diagnosis | None:
 
 
 def find_rejection(ctx: DiagnosticContext) -> Diagnosis | None:
-    """The API server rejects the pods (or the volume, or the Job) of the workload."""
+    """The API server rejects pods that the job needs (or the volume, or the Job)."""
+    return _diagnose_rejection(ctx) if ctx.here < ctx.status.nodes.min else None
+
+
+def find_refused_growth(ctx: DiagnosticContext) -> Diagnosis | None:
+    """The API server rejects more pods than the job needs: what ails those that exist is something
+    else.
+    """
+    enough = ctx.status.nodes.min <= ctx.here < ctx.status.nodes.max
+    return _diagnose_rejection(ctx) if enough else None
+
+
+def _diagnose_rejection(ctx: DiagnosticContext) -> Diagnosis | None:
     event = _find_rejection(ctx)
     if event is None:
         return None

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 
 from kdist.diagnose.rule import Diagnosis, DiagnosticContext, clip, name_pods
-from kdist.status import Pod, documents
+from kdist.status import Phase, Pod, documents
 from kdist.units import seconds
 
 _SLOW_PULL = 60.0  # seconds of pulling that are reported
@@ -22,8 +22,8 @@ ABSENT_SOURCE = re.compile(
 def find_mount_trouble(ctx: DiagnosticContext) -> Diagnosis | None:
     """A volume cannot be mounted. Slow pulls and waiting containers are only consequences."""
     # Images are pulled and containers created once all volumes are mounted: for a pod that fails
-    # there, the event is about a mount that has succeeded since.
-    pods = [pod for pod in ctx.waiting if pod.scheduled and not pod.troubled]
+    # there, or whose container has run, the event is about a mount that has succeeded since.
+    pods = [pod for pod in ctx.waiting if pod.scheduled and not (pod.troubled or pod.has_run)]
     reasons = ("FailedMount", "FailedAttachVolume", "FailedMapVolume")
     told = ctx.events_of("Pod", [pod.name for pod in pods], *reasons)
     event = next((each for each in told if not (each.lags or _is_there(ctx, each.message))), None)
@@ -290,7 +290,10 @@ def find_config_trouble(ctx: DiagnosticContext) -> Diagnosis | None:
 
 def find_start_trouble(ctx: DiagnosticContext) -> Diagnosis | None:
     """The image lacks the program to start."""
+    over = ctx.status.phase is Phase.FAILED
     for pod in ctx.pods:
+        if pod.running or (not over and ctx.is_replaced(pod)):
+            continue  # it has started since, or another one in its place
         end = pod.ended or pod.before
         reasons = {pod.reason, end.reason if end else ""}
         message = f"{pod.message} {end.message if end else ''}"

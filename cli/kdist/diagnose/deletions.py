@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Final
 
 from kdist.diagnose.rule import Diagnosis, DiagnosticContext
+from kdist.manifest import name_rendezvous
 from kdist.status import documents
 from kdist.units import count
 
@@ -84,7 +85,25 @@ _REFUSALS: Final = {
 
 
 def find_lost_config_map(ctx: DiagnosticContext) -> Diagnosis | None:
-    """The ConfigMap that holds the job was deleted while its pods exist."""
+    """The ConfigMap that holds the job was deleted, and a pod waits for it, or all train."""
+    return None if _stands_by(ctx) else _diagnose_lost_config_map(ctx)
+
+
+def find_unused_config_map(ctx: DiagnosticContext) -> Diagnosis | None:
+    """The same where all pods have started with it, and something else keeps the job from
+    training.
+    """
+    return _diagnose_lost_config_map(ctx) if _stands_by(ctx) else None
+
+
+def _stands_by(ctx: DiagnosticContext) -> bool:
+    """Whether nothing that the job does not do now is for lack of its ConfigMap."""
+    alive = [pod for pod in ctx.pods if not pod.over and not pod.deleting]
+    is_missing = len(alive) < ctx.status.nodes.min
+    return ctx.stuck and not is_missing and all(pod.has_run for pod in alive)
+
+
+def _diagnose_lost_config_map(ctx: DiagnosticContext) -> Diagnosis | None:
     alive = [pod for pod in ctx.pods if not pod.over and not pod.deleting]
     if ctx.seen.config_map or not alive or ctx.status.location == "local":
         return None
@@ -112,5 +131,5 @@ def _is_refused(ctx: DiagnosticContext, report: object) -> bool:
     only a moment after its ConfigMap has come back.
     """
     told = documents.text(report, "rendezvous_refusal")
-    back = told.startswith("404") and f"{ctx.name}-rendezvous" in ctx.seen.config_maps
+    back = told.startswith("404") and name_rendezvous(ctx.name) in ctx.seen.config_maps
     return documents.at(report, "rendezvous_refused") is True and not back

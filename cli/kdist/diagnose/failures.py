@@ -38,6 +38,7 @@ _HANDLED_ELSEWHERE = ("OOMKilled", "ContainerStatusUnknown")
 _KILLED = (137, 143)  # by SIGKILL or SIGTERM
 _NODE_RESTARTED = 255  # of a container whose node was restarted
 _FRESH = 1800.0  # seconds for which a failure is reported after the job has recovered
+_NOTICED = 120.0  # seconds within which the others notice that a container has ended
 
 
 def find_memory_trouble(ctx: DiagnosticContext) -> Diagnosis | None:
@@ -45,7 +46,7 @@ def find_memory_trouble(ctx: DiagnosticContext) -> Diagnosis | None:
     hit = [
         (pod, end)
         for pod in ctx.pods
-        if (end := _killed_for_memory(pod)) is not None and _is_fresh(ctx, end)
+        if (end := _killed_for_memory(pod)) is not None and _is_present(ctx, pod, end)
     ]
     record = ctx.status.exit_record
     if not hit:
@@ -98,6 +99,16 @@ def _killed_for_memory(pod: Pod) -> ContainerTermination | None:
 
 def _is_fresh(ctx: DiagnosticContext, end: ContainerTermination) -> bool:
     return end.at is None or ctx.now - end.at < _FRESH or ctx.status.phase.terminal
+
+
+def _is_present(ctx: DiagnosticContext, pod: Pod, end: ContainerTermination) -> bool:
+    """Whether an end may explain what is so now: it is not long past, and where its container runs
+    again, nothing later has ended the group of now.
+    """
+    failure = ctx.status.last_failure
+    if end.at is None or failure is None or failure.time is None or not (ctx.stuck and pod.running):
+        return _is_fresh(ctx, end)
+    return failure.time <= end.at + _NOTICED
 
 
 def _memory_limit(ctx: DiagnosticContext, pod: Pod) -> float | None:

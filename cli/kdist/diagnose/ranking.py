@@ -2,7 +2,9 @@
 
 A cause comes before its consequences: a volume that cannot be mounted before an image that is
 pulled slowly, the rank that was killed before the peers that lost it, the pods that cannot be
-created before the rendezvous that waits for them.
+created before the rendezvous that waits for them. What is wrong and keeps nothing from training now
+comes after all that does: a webhook that is away while all pods exist, a ConfigMap that all have
+read, a change that the controller does not accept.
 """
 
 from __future__ import annotations
@@ -57,13 +59,16 @@ RULES: tuple[Rule, ...] = (
     failures.find_crash,
     scheduling.find_unschedulable,
     failures.find_limit,
+    admission.find_refused_growth,
     agents.find_restart,
     failures.find_lost_peers,
     hangs.find_hang,
     fetching.find_fetching,
     runtime.find_rendezvous,
     container_start.find_slow_pull,
+    deletions.find_unused_config_map,
     warnings.find_warning,
+    resource.find_refused_change,
     admission.find_idle_operator,
     runtime.find_no_answer,
     runtime.find_starting,

@@ -9,7 +9,20 @@ from kdist.status import CONTROLLER_FIX
 
 
 def find_refusal(ctx: DiagnosticContext) -> Diagnosis | None:
-    """The controller does not accept the TrainingJob as it is."""
+    """The controller does not accept the TrainingJob as it is, and nothing of it runs."""
+    return None if _has_objects(ctx) else _diagnose_refusal(ctx)
+
+
+def find_refused_change(ctx: DiagnosticContext) -> Diagnosis | None:
+    """The controller does not accept a change of the TrainingJob: what runs is as it was before."""
+    return _diagnose_refusal(ctx) if _has_objects(ctx) else None
+
+
+def _has_objects(ctx: DiagnosticContext) -> bool:
+    return bool(ctx.pods) or ctx.seen.workload is not None
+
+
+def _diagnose_refusal(ctx: DiagnosticContext) -> Diagnosis | None:
     state = ctx.status.resource
     if state is None or not state.refusal:
         return None

@@ -165,6 +165,11 @@ class DiagnosticContext:
         return find_successor(pod, self.pods) is not None
 
     @property
+    def here(self) -> int:
+        """How many pods exist that may train, or may start again as they are."""
+        return sum(not pod.over and not pod.deleting for pod in self.pods)
+
+    @property
     def waiting(self) -> list[Pod]:
         """Pods that do not run yet, or not yet again."""
         return [

@@ -79,6 +79,11 @@ class Pod:
         return self.phase in ("Succeeded", "Failed")
 
     @property
+    def has_run(self) -> bool:
+        """Whether its container runs, or has run and ended."""
+        return self.running or self.ended is not None or self.before is not None
+
+    @property
     def troubled(self) -> bool:
         """Whether an error keeps it from running."""
         return self.reason not in _STARTING_REASONS

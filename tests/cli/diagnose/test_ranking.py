@@ -1,0 +1,106 @@
+"""What is wrong and keeps nothing from training now comes after what does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kdist.diagnose import diagnose
+from kdist.status import Snapshot
+from tests.cli.diagnose.scenes import event, scene
+from tests.cli.status.objects import (
+    NOW,
+    Document,
+    at,
+    config_map,
+    container,
+    ended_pod,
+    pod,
+    report,
+    terminated,
+    waiting,
+)
+
+FIRST, SECOND = "digits-0-abcde", "digits-1-abcde"
+AWAY = event(
+    "FailedCreate",
+    "Error creating: Internal error occurred: failed calling webhook "
+    '"mutate.example.com": failed to call webhook: Post "https://hook.kube-system.svc:443/mutate": '
+    "connect: connection refused",
+    kind="Job",
+)
+
+
+def killed_again_and_again(index: int = 1, *, ago: float = 20) -> Document:
+    """A pod whose container is started again after each time that it is killed for its memory."""
+    before = terminated(137, "OOMKilled", ago=ago)
+    state = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 40s"}}
+    statuses = [container(state=state, restarts=3, before=before)]
+    return pod(index, phase="Running", containerStatuses=statuses)
+
+
+def stuck(*pods: Document, events: tuple[Document, ...] = (), **more: Any) -> Snapshot:
+    reports = {FIRST: report("rendezvous")}
+    return scene(list(pods), *events, reports=reports, **more)
+
+
+def test_a_webhook_that_is_away_is_no_cause_while_every_pod_exists() -> None:
+    found = diagnose(stuck(pod(0), killed_again_and_again(), events=(AWAY,)))
+    assert found.cause == "out-of-memory"
+    assert "webhook-away" not in [each.cause for each in found.also]
+
+
+def test_a_webhook_that_is_away_is_the_cause_where_a_pod_is_missing() -> None:
+    found = diagnose(stuck(pod(0), ended_pod(1, 137, "OOMKilled"), events=(AWAY,)))
+    assert found.cause == "webhook-away"
+    assert [each.cause for each in found.also][:1] == ["out-of-memory"]
+
+
+def test_a_webhook_that_keeps_a_job_from_growing_comes_after_what_ails_its_pods() -> None:
+    elastic = {"reported": config_map(most=4)}
+    found = diagnose(stuck(pod(0), killed_again_and_again(), events=(AWAY,), **elastic))
+    assert (found.cause, [each.cause for each in found.also]) == ("out-of-memory", ["webhook-away"])
+
+
+def test_a_config_map_that_is_gone_comes_after_what_keeps_pods_that_have_it_from_training() -> None:
+    seen = replace(stuck(pod(0), killed_again_and_again()), config_map={})
+    found = diagnose(seen)
+    assert (found.cause, [each.cause for each in found.also]) == (
+        "out-of-memory",
+        ["configmap-gone"],
+    )
+    new = pod(1, phase="Pending", **waiting("ContainerCreating"))
+    waits = diagnose(replace(seen, pods=[pod(0), new]))
+    assert waits.cause == "configmap-gone"
+
+
+def test_a_volume_that_was_mounted_since_is_no_cause_of_what_its_container_does() -> None:
+    slow = event("FailedMount", 'MountVolume.SetUp failed for volume "data": timeout', name=SECOND)
+    ended = container(state={"terminated": {"exitCode": 137, "reason": "OOMKilled"}})
+    killed = pod(1, phase="Running", containerStatuses=[ended])
+    assert diagnose(stuck(pod(0), killed, events=(slow,))).cause == "out-of-memory"
+
+
+def test_memory_of_long_ago_does_not_explain_what_was_lost_now() -> None:
+    before = terminated(137, "OOMKilled", ago=900)
+    runs = container(
+        state={"running": {"startedAt": at(890)}}, ready=True, restarts=1, before=before
+    )
+    again = pod(1, phase="Running", containerStatuses=[runs])
+    failure = {"cause": "signal", "message": "killed by SIGKILL", "time": NOW.timestamp() - 3}
+    reports = {
+        FIRST: report("restarting", last_failure=failure),
+        SECOND: report("restarting", ranks=(1,)),
+    }
+    assert diagnose(scene([pod(0), again], reports=reports)).cause == "signal"
+
+
+@pytest.mark.parametrize("runs", [True, False])
+def test_a_container_that_has_started_since_is_not_said_to_lack_its_program(runs: bool) -> None:
+    before = terminated(127, "StartError", ago=60)
+    state = {"running": {"startedAt": at(5)}} if runs else {"waiting": {"reason": "BackOff"}}
+    statuses = [container(state=state, ready=runs, restarts=1, before=before)]
+    found = diagnose(stuck(pod(0), pod(1, phase="Running", containerStatuses=statuses)))
+    assert (found.cause == "container-start") is not runs

@@ -80,6 +80,15 @@ _SPECIAL: dict[str, dict[str, Any]] = {
     "replicas-differ": {
         "message": "rank 1 holds other weights or optimizer states after step 7 than rank 0"
     },
+    "save-waits": {
+        "message": "storage: /ckpt: the finished training, step 500, waits to be saved: OSError: "
+        "[Errno 28] No space left on device; free space, or repair it; next try in 20 s, or as "
+        "soon as there is room"
+    },
+    "storage-unavailable": {
+        "message": "cannot write the lock of /ckpt: the checkpoint folder /ckpt does not answer; "
+        "ranks go on in place"
+    },
     "past-end": {"message": "the checkpoint is past the last step: nothing is left to do"},
     "checkpoint-fallback": {"reason": "a checksum differs"},
 }

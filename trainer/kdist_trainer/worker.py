@@ -375,6 +375,8 @@ def beat(heartbeat: Heartbeat | None, phase: Phase) -> None:
 def record(error: BaseException, heartbeat: Heartbeat | None, ctx: TrainContext | None) -> None:
     """Record the failure for the agent, with the step and the collective that this rank was in."""
     collective = heartbeat.read().collective if heartbeat is not None else None
+    if ctx is not None:
+        ctx.step_log.close()
     failure.record(
         error,
         step=ctx.state.step if ctx is not None else None,

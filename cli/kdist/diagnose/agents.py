@@ -61,10 +61,14 @@ def find_failed_saves(ctx: DiagnosticContext) -> Diagnosis | None:
     room, _, advice = ctx.status.checkpoint_room.removeprefix("storage: ").partition(": ")
     why = f"storage: {room}" if room else "the log says why (checkpoint-failed)"
     at = f" at step {step:,}" if step is not None else ""
+    what = f"{count(failed, 'checkpoint')} could not be saved {since}: {why}"
+    if step is not None and step == ctx.status.target_steps:
+        what = f"{why}: the finished training{at} waits to be saved, {what.partition(':')[0]}"
+    else:
+        what = f"{ctx.name} trains{at}, and {what}; a failure would lose the steps since then"
     return Diagnosis(
         "storage",
-        f"{ctx.name} trains{at}, and {count(failed, 'checkpoint')} could not be saved {since}: "
-        f"{why}; a failure would lose the steps since then",
+        what,
         "blocked",
         fix=advice or "free space, or repair the volume",
         commands=(ctx.kdist("logs", "--tail", "50"), ctx.kdist("status", "-w")),

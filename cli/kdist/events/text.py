@@ -218,6 +218,8 @@ SENTENCES: dict[str, Callable[[Event], str]] = {
     "job-edited": lambda e: f"the job was edited since its checkpoint: {e['message']}",
     "loss-not-finite": lambda e: f"the loss of step {e['step']} is {e['loss']}: {e['message']}",
     "separate-ranks": lambda e: str(e["message"]),
+    "save-waits": lambda e: str(e["message"]),
+    "storage-unavailable": lambda e: str(e["message"]),
     "replicas-differ": lambda e: str(e["message"]),
     "past-end": lambda e: str(e["message"]),
     "rank-parts-changed": lambda e: str(e["message"]),

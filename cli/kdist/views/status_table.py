@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from kdist.status import JobStatus, Phase, Pod, RankStatus, ResourceState
-from kdist.units import age, number, seconds, size
+from kdist.units import age, count, number, seconds, size
 
 RANK_HEADER = (
     "RANK",
@@ -108,6 +108,11 @@ def _checkpoint_rows(status: JobStatus) -> Iterator[tuple[str, str]]:
         yield "last checkpoint", describe_checkpoint(status.last_checkpoint_step, seconds_ago)
     if status.at_risk is not None and not status.phase.terminal:
         yield "at risk", f"{age(status.at_risk)} of training, if all ranks were lost now"
+    if status.failed_saves and not status.phase.terminal:
+        room = status.checkpoint_room.removeprefix("storage: ") or "the log says why"
+        waits = status.step is not None and status.step == status.target_steps
+        what = "the finished training waits to be saved; " if waits else ""
+        yield "storage", f"{what}{count(status.failed_saves, 'save')} failed: {room}"
     if status.checkpoint_interval is not None and not status.phase.terminal:
         written = status.checkpoint_bytes_per_hour
         rate = "" if written is None else f", {size(written)} an hour"

@@ -29,13 +29,14 @@ _observing = contextlib.ExitStack()
 
 def is_at(operation: Operation, at: str) -> bool:
     """Whether a save has come to `write` its tensors, to its `manifest`, to the `rename` of its
-    folder, or to `latest`.
+    folder, or to `latest`, or a group to the `lock` of the folder.
     """
     name, target = operation.name, operation.target
     return {
         "write": name == "fsync" and operation.path.suffix == ".distcp",
         "manifest": name == "fsync" and operation.path.name == "manifest.json",
         "rename": name == "rename" and NAME_PATTERN.fullmatch(target.name if target else ""),
+        "lock": name == "create" and operation.path.parent.name == "lock",
         "latest": name == "replace" and target is not None and target.name == "LATEST",
     }[at] not in (False, None)
 

@@ -42,7 +42,7 @@ def carry_and_save(rank: Rank, root: Path) -> bool:
     """Rank 1 writes step 1 alone, then all save step 2; returns whether that has succeeded."""
     store = open_store(root, rank)
     load(store)
-    record = [store.lock_record]
+    record = [store.folder.lock_record]
     dist.broadcast_object_list(record)
     if rank.rank == 1:
         own = store.carry(make_state(1), position(1), step=1)
@@ -106,7 +106,7 @@ def test_a_save_goes_on_through_the_groups_that_its_rank_is_in(root: StoragePath
         group = open_store(root, generation=generation, is_known=True, spared=[own.folder])
         assert own.is_in_progress, "it waits for a group"
         own.detach()
-    record = group.lock_record
+    record = group.folder.lock_record
     assert record is not None
     own.attach(record)
     done = own.wait()
@@ -136,14 +136,14 @@ def test_a_commit_that_comes_after_the_lock_of_the_next_group_is_repeated_in_a_b
 
     monkeypatch.setattr(commit, "_put_manifest", put_late)
     own = first.carry(make_state(2), position(2), step=2)
-    assert first.lock_record is not None
-    own.attach(first.lock_record)
+    assert first.folder.lock_record is not None
+    own.attach(first.folder.lock_record)
     assert is_held.wait(60)
     own.detach()
     group = open_store(bucket, generation=2, is_known=True, spared=[own.folder])
-    assert group.lock_record is not None
+    assert group.folder.lock_record is not None
     go_on.set()
-    own.attach(group.lock_record)
+    own.attach(group.folder.lock_record)
     assert own.wait().path == bucket / "step-00000002-e2"
     assert save(group, 3).ok, "which removes what does not count"
     remove(bucket / "step-00000003-e2" / "manifest.json")
@@ -158,8 +158,8 @@ def test_a_save_that_is_dropped_or_overtaken_leaves_nothing(root: StoragePath) -
     assert dropped.wait().cause == DROPPED
     overtaken = store.carry(make_state(2), position(2), step=2)
     assert save(store, 3).ok
-    assert store.lock_record is not None
-    overtaken.attach(store.lock_record)
+    assert store.folder.lock_record is not None
+    overtaken.attach(store.folder.lock_record)
     assert overtaken.wait().cause == DROPPED
     assert not CheckpointDirectory(root).temporary()
     assert load(open_store(root, generation=2)) == 3
@@ -202,8 +202,8 @@ def hand_over(rank: Rank, root: Path) -> tuple[bool, bool]:
         goes_on = store.handed_over
         assert goes_on is not None
         group = open_store(root / "0", generation=2, is_known=True, spared=[goes_on.folder])
-        assert group.lock_record is not None
-        goes_on.attach(group.lock_record)
+        assert group.folder.lock_record is not None
+        goes_on.attach(group.folder.lock_record)
         assert goes_on.is_in_progress
         release.set()
         return goes_on.wait().ok, resumable_step(root / "0") == 1

@@ -4,6 +4,7 @@ nothing to light.
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from kdist_trainer.checkpoint.layout import Checkpoint
 from kdist_trainer.checkpoint.lock import Lock, LockLostError
 from kdist_trainer.checkpoint.manifest import name_of
+from kdist_trainer.checkpoint.storage import Operation, observed
 from kdist_trainer.errors import CheckpointMismatchError
 
 
@@ -35,6 +37,26 @@ def test_a_group_that_comes_late_is_refused_also_where_another_run_was_before(
     with pytest.raises(LockLostError, match="generation 2 of run r holds"):
         Lock(tmp_path).acquire(run_id="r", generation=generation)
     holder.check()
+
+
+def test_a_lock_that_was_written_but_not_synced_is_taken_by_the_next_attempt(
+    tmp_path: Path,
+) -> None:
+    lock, failures = Lock(tmp_path), [1]
+
+    def fail_once(operation: Operation) -> None:
+        if operation.name == "fsync_folder" and operation.path.name == "lock" and failures:
+            failures.pop()
+            raise OSError(errno.EIO, "Input/output error")
+
+    with observed(fail_once):
+        with pytest.raises(OSError, match="Input/output"):
+            lock.acquire(run_id="r", generation=3)
+        assert lock.mine is None
+        assert lock.acquire(run_id="r", generation=3).generation == 3
+    lock.check()
+    with pytest.raises(LockLostError):
+        Lock(tmp_path).acquire(run_id="r", generation=3)
 
 
 def use(root: Path, *, generations: int) -> None:

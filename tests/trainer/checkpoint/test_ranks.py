@@ -120,7 +120,7 @@ def continue_apart(rank: Rank, roots: list[Path]) -> tuple[int, int | None]:
     """Continue in place, save step 9, and mark the run as not ended."""
     store = open_store(roots[rank.rank], rank, is_known=True)
     assert save(store, 9).ok
-    store.reopen()
+    store.folder.reopen()
     return store.epoch, store.resumed.step if store.resumed is not None else None
 
 

@@ -69,18 +69,26 @@ def line(step: int, *, generation: int = 1) -> dict[str, Any]:
     return to_line(StepRecord(step, step, step, 0.1), 0.5, generation=generation, world_size=2)
 
 
+def complete(root: Path, lines: list[dict[str, Any]], *, generation: int) -> None:
+    """What rank 0 of a group does with the lines of the former one."""
+    step_log = StepLog(root, world(generation=generation))
+    step_log.complete(lines)
+    step_log.close()
+
+
 def test_the_new_rank_0_writes_the_lines_that_the_ledger_lacks_and_no_others(
     tmp_path: Path,
 ) -> None:
     former = StepLog(tmp_path, world(generation=1))
     former.add_steps([StepRecord(1, 1, 1, 0.1), StepRecord(2, 2, 2, 0.1)], [0.5, 0.5])
-    StepLog(tmp_path, world()).complete([line(1), line(2), line(3)])
+    former.close()
+    complete(tmp_path, [line(1), line(2), line(3)], generation=2)
     assert [one["step"] for one in RunLedger(tmp_path).read_steps()] == [1, 2, 3]
 
 
 def test_a_step_that_another_generation_has_done_is_another_line(tmp_path: Path) -> None:
-    StepLog(tmp_path, world(generation=1)).complete([line(1)])
-    StepLog(tmp_path, world(generation=3)).complete([line(1, generation=2)])
+    complete(tmp_path, [line(1)], generation=1)
+    complete(tmp_path, [line(1, generation=2)], generation=3)
     assert [one["generation"] for one in RunLedger(tmp_path).read_steps()] == [1, 2]
 
 

@@ -4,6 +4,7 @@ raises.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
@@ -13,6 +14,8 @@ import pytest
 import torch
 
 from kdist_trainer.checkpoint.ledger import RunLedger, StepLedger
+from kdist_trainer.checkpoint.storage import Operation, observed
+from kdist_trainer.training import step_log as step_log_module
 from kdist_trainer.training.step_log import StepLog
 from kdist_trainer.training.sync import StepRecord
 from kdist_trainer.world import World
@@ -27,7 +30,9 @@ def record(step: int) -> StepRecord:
 
 
 def test_a_step_is_one_line_with_its_samples_and_the_bits_of_its_loss(tmp_path: Path) -> None:
-    StepLog(tmp_path, world_of(0)).add_steps([record(1)], [0.1])
+    step_log = StepLog(tmp_path, world_of(0))
+    step_log.add_steps([record(1)], [0.1])
+    step_log.flush()
     line = {
         "step": 1,
         "generation": 4,
@@ -49,6 +54,7 @@ def test_what_the_rank_waited_for_others_is_shared_out_among_the_steps_since(
     step_log.add_steps([], [])
     step_log.add_steps([record(4)], [1.0])
     step_log.add_steps([record(5), record(6)], [1.0] * 2)
+    step_log.close()
     expected = [0.1, 0.1, 0.1, 0.0, 0.5, 0.5]
     assert [line["wait_seconds"] for line in RunLedger(tmp_path).read_steps()] == expected
 
@@ -59,10 +65,12 @@ def test_lines_that_a_disk_refuses_wait_and_hold_back_the_commit(tmp_path: Path)
     step_log = StepLog(tmp_path, world_of(0))
     step_log.add_steps([record(1)], [1.0])
     step_log.add_steps([record(2)], [0.5])
+    step_log.flush()
     with pytest.raises(OSError, match="2 lines"):
         step_log.sync()
     obstacle.rmdir()
     step_log.add_steps([record(3)], [0.25])
+    step_log.flush()
     step_log.sync()
     assert [line["step"] for line in RunLedger(tmp_path).read_steps()] == [1, 2, 3]
 
@@ -71,8 +79,10 @@ def test_an_event_that_cannot_be_written_is_let_go(tmp_path: Path) -> None:
     (tmp_path / "ledger").write_text("in the way")
     step_log = StepLog(tmp_path, world_of(0))
     step_log.add_event("first_step", step=1)
+    step_log.flush()
     (tmp_path / "ledger").unlink()
     step_log.add_event("first_step", step=2)
+    step_log.flush()
     assert [
         (event["event"], event["generation"], event["step"])
         for event in RunLedger(tmp_path).events()
@@ -84,6 +94,7 @@ def test_lines_of_later_steps_that_are_being_written_hold_back_no_commit(
 ) -> None:
     step_log = StepLog(tmp_path, world_of(0))
     step_log.add_steps([record(1)], [1.0])
+    step_log.flush()
     commits = []
     append = StepLedger.append
 
@@ -94,7 +105,28 @@ def test_lines_of_later_steps_that_are_being_written_hold_back_no_commit(
 
     monkeypatch.setattr(StepLedger, "append", commit_meanwhile)
     step_log.add_steps([record(2)], [0.5])
+    step_log.flush()
     assert commits
+    assert [line["step"] for line in RunLedger(tmp_path).read_steps()] == [1, 2]
+
+
+def test_a_disk_that_hangs_holds_no_step_and_gets_its_lines_once_it_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step_log_module, "ANSWER_SECONDS", 0.05)
+    answers = threading.Event()
+    step_log = StepLog(tmp_path, world_of(0))
+
+    def hold(_operation: Operation) -> None:
+        answers.wait()
+
+    with observed(hold):  # the folder of the ledger cannot be made yet
+        step_log.add_steps([record(1)], [1.0])
+        step_log.flush()
+        step_log.add_steps([record(2)], [0.5])
+        assert not RunLedger(tmp_path).read_steps()
+        answers.set()
+        step_log.sync()
     assert [line["step"] for line in RunLedger(tmp_path).read_steps()] == [1, 2]
 
 

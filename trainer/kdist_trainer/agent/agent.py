@@ -156,6 +156,7 @@ class ElasticAgent(ElasticAgentBase):
             self._early.standby.close()
             self._end_workers()
             self._survivors.close()
+            self._ledger.close()
         self._rendezvous_handler.end_membership()
         state = WorkerState.SUCCEEDED if self.record["code"] == Exit.DONE else WorkerState.FAILED
         return RunResult(state=state)
@@ -348,9 +349,8 @@ class ElasticAgent(ElasticAgentBase):
 
     def _end_workers(self) -> list[int]:
         """Kill the workers that are not kept; returns those that survive it."""
-        kept = self._survivors.kept
-        unkillable = self._workers.kill(timeout_seconds=_KILL_SECONDS, keep=kept)
-        if not kept:
+        unkillable = self._workers.kill(timeout_seconds=_KILL_SECONDS, keep=self._survivors.kept)
+        if not self._survivors.kept:
             self._workers.close()
             self._workers = WorkerProcesses(self._early.standby.pids)
         return unkillable

@@ -23,7 +23,11 @@ def back_off(ledger: RestartLedger, telemetry: AgentTelemetry, stop: StopSignals
     room on the disk that was full, or somebody asks for a stop.
     """
     refused, repeated = ledger.storage_backoff_seconds(), ledger.failure_backoff_seconds()
-    full = telemetry.find_full() if refused or ledger.has_failed_to_save() else ""
+    if ledger.goes_on_in_place():
+        refused = 0  # nothing is lost by going on, and no storage is needed for it
+        full = ""
+    else:
+        full = telemetry.find_full() if refused or ledger.has_failed_to_save() else ""
     seconds = refused or repeated
     if full:
         seconds = min(_MAX_FULL_SECONDS, FULL_SECONDS * max(1, refused, repeated))

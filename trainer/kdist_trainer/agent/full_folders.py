@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
+from kdist_trainer.checkpoint.bounded_calls import BoundedCalls
+
 SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - its room is looked at, nothing is written
 _LITTLE_BYTES: Final = 1 << 20
 _LITTLE_SHARE: Final = 0.01
+_ANSWER_SECONDS: Final = 1.0
+_calls: dict[Path, BoundedCalls] = {}
+_asking = threading.Lock()
 _UNITS: Final = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 ADVICE: Final[Mapping[str, str]] = {
@@ -43,7 +49,9 @@ def _describe(use: str, folder: object, *, however: bool = False, has: str = "ha
     if not isinstance(folder, Path):
         return ""
     try:
-        found = os.statvfs(folder)
+        found = _ask(folder)
+    except TimeoutError:
+        return f"storage: {folder} ({use}) does not answer: look at its disk or its server"
     except FileNotFoundError:
         if folder == SHARED_MEMORY:
             return ""
@@ -56,6 +64,14 @@ def _describe(use: str, folder: object, *, however: bool = False, has: str = "ha
         return ""
     left = "no room for another file" if no_files else f"{_show(free)} free of {_show(total)}"
     return f"storage: {folder} ({use}) {has} {left}: {ADVICE[use]}"
+
+
+def _ask(folder: Path) -> os.statvfs_result:
+    """The room of a folder. Raises `OSError`, and `TimeoutError` if it does not answer soon."""
+    with _asking:
+        if folder not in _calls:
+            _calls[folder] = BoundedCalls(str(folder), seconds=_ANSWER_SECONDS)
+        return _calls[folder].call(lambda: os.statvfs(folder))
 
 
 def _show(amount: float) -> str:

@@ -9,12 +9,11 @@ documents, so any agent may take over.
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
-from kdist_trainer import log
 from kdist_trainer.agent import run_history
 from kdist_trainer.agent.coordination import AgentStore, Document, failures_of
-from kdist_trainer.agent.event_log import EventLog, StoreEventLog
 from kdist_trainer.agent.exit_record import root_cause
 from kdist_trainer.agent.generation import FAILURE, PLANNED, RESUME, START, Generation
 from kdist_trainer.agent.repetition import (
@@ -25,12 +24,12 @@ from kdist_trainer.agent.repetition import (
     have_parted,
     is_transient,
 )
+from kdist_trainer.agent.run_records import RunRecords
 from kdist_trainer.agent.single_start import NoRule, SingleStart, judge
 from kdist_trainer.agent.slow_start import AT_START, WAITED, describe_slow_start, was_starting
 from kdist_trainer.causes.code import REPLICAS_DIFFER
 from kdist_trainer.checkpoint.interval import read_history
-from kdist_trainer.checkpoint.ledger import RunLedger, find_last_sign
-from kdist_trainer.checkpoint.lock import Lock
+from kdist_trainer.checkpoint.ledger import find_last_sign
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.checkpoint.training_time import at_risk_seconds, unsaved_seconds
 from kdist_trainer.config import Cause, Exit
@@ -45,7 +44,7 @@ def _backoff_seconds(times: int) -> int:
     return min(2 ** (times - 2), _MAX_BACKOFF_SECONDS) if times >= 2 else 0
 
 
-class RestartLedger:
+class RestartLedger(RunRecords):
     """The events of one run, as the agent with group rank 0 reads and writes them.
 
     Args:
@@ -67,28 +66,11 @@ class RestartLedger:
         devices: str = "",
         code: str = "",
     ) -> None:
+        super().__init__(agent_store, checkpoints)
         self._devices = devices
         self._code = code
         self.single_start = single_start or NoRule()
-        self._agent_store = agent_store
-        self._checkpoints = checkpoints
-        self._committed = 0
-        self._events: EventLog = (
-            StoreEventLog(agent_store) if checkpoints is None else RunLedger(checkpoints)
-        )
         self._max_restarts = max_restarts
-
-    def append_event(self, event: str, **fields: Any) -> bool:
-        """Write an event; returns whether it was written. A disk error is logged only."""
-        try:
-            self._events.append(event, **fields)
-        except OSError as error:
-            log.warn(
-                "ledger-write-failed",
-                message=f"{event} could not be written to the run ledger: {error}",
-            )
-            return False
-        return True
 
     def _note_end(self, events: list[dict[str, Any]], failure: Failure, *, at_start: bool) -> str:
         """Write the failure that ended the latest generation; returns a sentence if the latest ones
@@ -149,7 +131,7 @@ class RestartLedger:
         step = committed if kept is None else max(committed, kept)
         restarts = 0
         if reason in (FAILURE, *PLANNED):
-            restarts = count_restarts(events, step=step) + self._unwritten(committed)
+            restarts = count_restarts(events, step=step) + self._unwritten(step)
             restarts += 1 if failure else 0
         lost = 0 if kept is not None else self._count_lost(last, document, events, step=step)
         slow_start = self._note_end(events, failure, at_start=starting) if failure else ""
@@ -186,8 +168,9 @@ class RestartLedger:
         if not last:
             return 0
         known = failures_of(document)
-        reached = run_history.find_reached(events, known, self._checkpoints, generation=last)
-        return max(0, reached - step)
+        root = self._checkpoints
+        find = partial(run_history.find_reached, events, known, root, generation=last)
+        return max(0, self.ask(find, 0) - step)
 
     def _begin(
         self,
@@ -283,6 +266,13 @@ class RestartLedger:
         )
         if not is_written and generation.reason == FAILURE:
             self._count_unwritten(generation.from_step)
+        elif is_written and self._unwritten(generation.from_step):
+            self._agent_store.change(_UNWRITTEN, dict.clear)  # they are in the ledger by now
+
+    def goes_on_in_place(self) -> bool:
+        """Whether ranks of the latest group hold its state, and need no storage to go on."""
+        last = self._agent_store.last_generation()
+        return bool(last) and "kept_step" in self._agent_store.generation(last)
 
     def storage_backoff_seconds(self) -> int:
         """The wait before the next group, in seconds, while the ledger cannot be written."""
@@ -350,7 +340,8 @@ class RestartLedger:
         if failure and failure.primary and not (left_early and lost):
             return FAILURE, failure
         if lost:
-            seen = find_last_sign(self._read(), self._checkpoints)
+            events = self._read()
+            seen = self.ask(lambda: find_last_sign(events, self._checkpoints), time.time())
             return FAILURE, Failure(
                 cause=Cause.NODE_LOST,
                 code=Exit.PEERS_LOST,
@@ -364,25 +355,3 @@ class RestartLedger:
         return FAILURE, failure or Failure.of_node(
             Cause.RENDEZVOUS, Exit.PEERS_LOST, "the worker group did not start", generation=last
         )
-
-    def _read(self) -> list[dict[str, Any]]:
-        try:
-            return self._events.events()
-        except OSError as error:
-            log.warn("ledger-unreadable", message=f"the run ledger could not be read: {error}")
-            return []
-
-    def committed_step(self) -> int:
-        """The step of the newest committed checkpoint, 0 if there is none; the one that was known
-        last if the storage fails.
-        """
-        if self._checkpoints is None:
-            return 0
-        try:
-            newest = Lock(self._checkpoints).find_newest()
-        except OSError as error:
-            message = f"the checkpoints could not be listed: {error}"
-            log.warn("checkpoints-unreadable", message=message)
-        else:
-            self._committed = newest.step if newest else 0
-        return self._committed

@@ -20,7 +20,6 @@ from kdist_trainer.agent.exit_analysis import GroupResult, find_early_exit
 from kdist_trainer.agent.exit_record import (
     RunOutcome,
     failed,
-    read_done,
     root_cause,
     stopped,
     success,
@@ -370,9 +369,7 @@ class TerminationPolicy:
             return record
 
     def _read_done(self) -> dict[str, Any] | None:
-        return read_done(
-            self._settings.checkpoints, self._settings.config, run_id=self._settings.run_id
-        )
+        return self._ledger.read_done(self._settings)
 
     def _close(self) -> None:
         with suppress(RendezvousError):

@@ -1,4 +1,4 @@
-"""A function that runs while the training continues: `BackgroundTask`."""
+"""Functions that run while the training continues: `BackgroundTask` and `AskedThread`."""
 
 from __future__ import annotations
 
@@ -54,3 +54,59 @@ class BackgroundTask(Generic[T]):
         if isinstance(result, BaseException):
             raise result
         return result
+
+
+class AskedThread:
+    """Calls one function on a thread of its own whenever it is asked to; several times that it is
+    asked meanwhile count as one. The thread begins when it is first asked.
+    """
+
+    def __init__(self, work: Callable[[], None], end: Callable[[], None]) -> None:
+        """Do nothing yet.
+
+        Args:
+            work: called whenever it is asked to; raises nothing.
+            end: called on the thread at its end.
+        """
+        self._work, self._end = work, end
+        self._changed = threading.Condition()
+        self._asked = self._done = 0
+        self._thread: threading.Thread | None = None
+
+    def ask(self) -> None:
+        """Have the function called, soon."""
+        with self._changed:
+            self._asked += 1
+            self._changed.notify_all()
+            if self._thread is None:
+                self._thread = start_thread(self._run, name="ledger", on_error=OnError.REPORT)
+
+    def wait(self, seconds: float | None) -> bool:
+        """Wait so long at most, or without an end, until what was asked so far is done; returns
+        whether it is.
+        """
+        with self._changed:
+            asked = self._asked
+            return self._changed.wait_for(lambda: self._done >= asked, seconds)
+
+    def end(self, seconds: float) -> None:
+        """Have the thread end after what was asked so far, and wait so long at most for it."""
+        with self._changed:
+            thread, self._thread = self._thread, None
+            self._changed.notify_all()
+        if thread is not None:
+            thread.join(seconds)
+
+    def _run(self) -> None:
+        own = threading.current_thread()
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._asked > self._done or self._thread is not own)
+                asked = self._asked
+                if asked == self._done or self._thread not in (None, own):
+                    break  # it was to end, or another one goes on in its place
+            self._work()
+            with self._changed:
+                self._done = max(self._done, asked)
+                self._changed.notify_all()
+        self._end()

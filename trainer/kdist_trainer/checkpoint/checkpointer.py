@@ -15,22 +15,24 @@ from typing import Any
 from kdist_trainer.checkpoint.background import BackgroundTask
 from kdist_trainer.checkpoint.carried_save import CarriedSave
 from kdist_trainer.checkpoint.commit import CommitRequest, Save, SaveResult
+from kdist_trainer.checkpoint.folder_access import FolderAccess
 from kdist_trainer.checkpoint.group import CheckpointGroup, RankInfo
 from kdist_trainer.checkpoint.layout import Checkpoint, CheckpointDirectory
 from kdist_trainer.checkpoint.loadable import Description, LoadableCheck
-from kdist_trainer.checkpoint.lock import Lock, LockLostError, LockRecord
+from kdist_trainer.checkpoint.lock import LockLostError
 from kdist_trainer.checkpoint.manifest import Manifest, name_of, write_state
-from kdist_trainer.checkpoint.opening import FolderOpener, LockRequest
+from kdist_trainer.checkpoint.opening import SHARDED, LockRequest
 from kdist_trainer.checkpoint.reader import LoadedCheckpoint
+from kdist_trainer.checkpoint.required_save import RequiredSave
 from kdist_trainer.checkpoint.restore import Fallback, JobCheck, Restore
-from kdist_trainer.checkpoint.run_identity import RunIdentity, write_done
+from kdist_trainer.checkpoint.run_identity import RunIdentity, refuse_earlier
 from kdist_trainer.checkpoint.staging import Paths, Stager
 from kdist_trainer.checkpoint.state_json import UnloadableStateError
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.checkpoint.target import Template
 from kdist_trainer.checkpoint.writer import Writer
 from kdist_trainer.config import Checkpointing
-from kdist_trainer.errors import CheckpointMismatchError, PeersLostError, StorageError
+from kdist_trainer.errors import StorageError
 
 __all__ = ["CheckpointManager", "Fallback", "Save", "SaveResult"]
 _ABANDON_SECONDS, _ABANDON_LOOKS = 0.2, 5
@@ -45,8 +47,10 @@ class CheckpointManager:
 
     on_result: Callable[[SaveResult], None] | None = None
     """Called with the result of each save, on the thread that polls or waits."""
-    check_group: Callable[[], None] = staticmethod(lambda: None)
-    """Called while a save is waited for; raises if the group is broken, and nobody should wait."""
+    must_be_shared: str | None = None
+    """Why all ranks must share the folder, and what to do otherwise; None if they need not."""
+    on_open: Callable[[], None] = staticmethod(lambda: None)
+    """Called on every rank once the folder is open that did not answer at first."""
 
     def __init__(
         self,
@@ -75,7 +79,8 @@ class CheckpointManager:
             holders: among the ranks with the same tensors, this one's index and their number; by
                 default all ranks have the same ones.
             is_known: whether ranks of a former group, which has used the folder, continue in
-                place: what is saved follows the newest checkpoint.
+                place: what is saved follows the newest checkpoint, and storage that fails is
+                `trouble`, not an error: they need it for saves only.
             spared: names of the folders that ranks of former groups still write to.
 
         Raises:
@@ -85,38 +90,47 @@ class CheckpointManager:
         """
         self.directory = CheckpointDirectory(root)
         self._group = CheckpointGroup(world)
-        self._lock = Lock(root)
         self._identity = RunIdentity(run_id=run_id, job=job, world_size=world.size)
         self._blocking = config.mode == "blocking"
-        request = LockRequest(run_id, world.generation, take_over, spared)
-        self._opener = FolderOpener(self.directory, self._lock, self._group, request)
-        self._folder = (
-            self._opener.continue_in_place()
-            if is_known
-            else self._opener.open(must_be_shared=self.must_be_shared(sharded=sharded))
+        self._config, self._spared, self._holders = config, spared, holders
+        self.folder = FolderAccess(
+            self.directory,
+            self._group,
+            LockRequest(run_id, world.generation, take_over, spared),
+            must_be_shared=self.must_be_shared or (SHARDED if sharded else None),
+            is_known=is_known,
         )
-        self.resumed = self._folder.newest
-        self.shared = all(self._folder.sees)
-        self._sees_rank_zero_folder = self._folder.sees[self._group.rank]
-        self.epoch = self._folder.epoch
-        folder: Any = {"group": self._group, "lock": self._lock, "shared": self.shared}
-        self._restore = Restore(self.directory, by_rank_zero=config.load == "broadcast", **folder)
-        self._writer = Writer(self.directory, config=config, spared=spared, **folder)
-        self._config = config
-        rank, size = holders or (self._group.rank, self._group.size)
-        self._stager = Stager(
-            rank=rank, size=size if self.shared else int(self._group.is_rank_zero)
-        )
+        self.required = RequiredSave(self._group, root)
+        self._use_folder()
         self.loadable = LoadableCheck()
         """Whoever builds what a new process has sets its `prove`."""
-        self.cuts = self._folder.cuts
-        """The saves in a row that lost ranks have cut before this group was started."""
         self._saves = 0
         self._attempt: CommitRequest | None = None
         """The newest save that was started."""
         self.handed_over: CarriedSave | None = None
         """The save that this rank goes on with alone after `abandon`."""
         self._background = BackgroundTask[SaveResult]()
+
+    def _use_folder(self) -> None:
+        """Save to the folder and restore from it, as far as it is open."""
+        folder, group = self.folder, self._group
+        self.resumed, self.epoch = folder.opened.newest, folder.opened.epoch
+        self.cuts = folder.opened.cuts
+        """The saves in a row that lost ranks have cut before this group was started."""
+        self.shared = folder.shared
+        given: Any = {"group": group, "lock": folder.lock, "shared": self.shared}
+        by_rank_zero = self._config.load == "broadcast"
+        self._restore = Restore(self.directory, by_rank_zero=by_rank_zero, **given)
+        self._writer = Writer(self.directory, config=self._config, spared=self._spared, **given)
+        rank, size = self._holders or (group.rank, group.size)
+        self._stager = Stager(rank=rank, size=size if self.shared else int(group.is_rank_zero))
+
+    def open(self) -> None:
+        """Open the folder, if that has failed so far; see `FolderAccess`. Raises `StorageError`."""
+        if self.folder.trouble is not None:
+            self.folder.open_late()
+            self._use_folder()
+            self.on_open()
 
     @property
     def fallbacks(self) -> list[Fallback]:
@@ -150,13 +164,15 @@ class CheckpointManager:
         Raises:
             CheckpointMismatchError: the checkpoint is of other data or another model, its job is
                 rejected, or none of the checkpoints can be read.
+            StorageError: the folder cannot be opened.
         """
+        self.open()
         found = self._restore.load(
             model_and_optimizer, fingerprint=fingerprint, check_job=check_job
         )
         if found is not None:
             self._follow(found.manifest)
-        self._opener.set_base(self.resumed)
+        self.folder.set_base(self.resumed)
         return found.state if found is not None else None
 
     def save(
@@ -196,35 +212,30 @@ class CheckpointManager:
         started = time.monotonic()
         waited = self._background.busy
         self.wait()
-        self._refuse_earlier(step)
-        staged, paths = self._stager.stage(tensors, first=first)
-        described = self.loadable.check(tensors)
-        must_succeed, waits = required or final is not None, blocking or self._blocking
-        request = CommitRequest(
-            manifest=self._describe(step, state),
-            state=write_state(state, self._identity.job),
-            temporary=Path(),
-            started=started,
-            visible_seconds=None if waits or must_succeed else time.monotonic() - started,
-            before_commit=before_commit,
-        )
-        start = partial(self._start, request, staged, paths, described)
-        start()
-        if must_succeed:
-            self._retry_save(start)
-        elif waits:
+        is_needed, waits = required or final is not None, blocking or self._blocking
+        begun: list[Callable[[], None]] = []
+
+        def begin() -> SaveResult | None:
+            if (refused := self._open_for(step)) is not None:
+                return refused
+            if not begun:
+                self._refuse_earlier(step)
+                staged, paths = self._stager.stage(tensors, first=first)
+                described = self.loadable.check(tensors)
+                seen = None if waits or is_needed else time.monotonic() - started
+                request = self._request(step, state, started, seen, before_commit)
+                begun.append(partial(self._start, request, staged, paths, described))
+            begun[0]()
+            return None
+
+        def attempt() -> SaveResult:
+            result = begin() or self._collect()
+            return self._end_run(step, final) if result.ok and final is not None else result
+
+        if is_needed:
+            self.required.make(attempt, is_last=final is not None)
+        elif begin() is None and waits:
             self.wait()
-        if final is not None:
-            identity = self._identity
-            document = {
-                "run_id": identity.run_id,
-                "step": step,
-                "checkpoint": request.manifest.name,
-                **final,
-                "job": identity.job,
-            }
-            sees = self._sees_rank_zero_folder
-            write_done(self.directory, self._group, document, sees_rank_zero_folder=sees)
         return Save(step, time.monotonic() - started, waited)
 
     def poll(self) -> None:
@@ -238,20 +249,6 @@ class CheckpointManager:
         """
         if self._background.pending:
             self._collect()
-
-    def reopen(self) -> None:
-        """Mark the run as not ended, by removing DONE. Raises `StorageError`."""
-        if not self._folder.may_be_done:
-            return
-
-        def remove() -> None:
-            if self._group.is_rank_zero or not self._sees_rank_zero_folder:
-                self.directory.remove_done()
-
-        try:
-            self._group.on_all_ranks(remove)
-        except OSError as error:
-            raise StorageError(f"cannot remove DONE from {self.directory.root}: {error}") from error
 
     def abandon(self) -> SaveResult | None:
         """End the save in progress of a group whose connections are cut: it is committed, or it
@@ -277,11 +274,6 @@ class CheckpointManager:
                 break
         return SaveResult(step, ok=False, cause="other", secondary=True)
 
-    @property
-    def lock_record(self) -> LockRecord | None:
-        """What rank 0 holds the folder by."""
-        return self._lock.mine
-
     def carry(self, tensors: dict[str, Any], state: dict[str, Any], *, step: int) -> CarriedSave:
         """Begin a save of the whole state that this rank, which holds all of it, writes alone. Not
         collective; the arguments are those of `save`.
@@ -290,15 +282,11 @@ class CheckpointManager:
         stager = Stager(rank=0, size=1)
         staged, paths = stager.stage(tensors)
         described = self.loadable.check(tensors)
-        manifest = self._describe(step, state)
-        request = CommitRequest(
-            manifest=manifest,
-            state=write_state(state, self._identity.job),
-            # all ranks count their own saves alike, to name the same folder
-            temporary=self.directory.new_folder(manifest.name, f"{self._folder.name}-carried"),
-            started=started,
-            visible_seconds=time.monotonic() - started,
-        )
+        request = self._request(step, state, started, time.monotonic() - started)
+        # all ranks count their own saves alike, to name the same folder
+        name = f"{self.folder.opened.name}-carried"
+        temporary = self.directory.new_folder(request.manifest.name, name)
+        request = replace(request, temporary=temporary)
         return CarriedSave.begin(self.directory, self._config, request, staged, paths, described)
 
     def acknowledge(self, result: SaveResult) -> None:
@@ -315,17 +303,33 @@ class CheckpointManager:
         A rank that fails must not call this: the others may be gone. It may be called twice.
         """
         self.wait()
-        if self._group.is_rank_zero:
-            self._lock.release()
+        self.folder.release()
 
-    def must_be_shared(self, *, sharded: bool) -> str | None:
-        """Why all ranks must share the folder, and what to do otherwise; None if they need not."""
-        if not sharded:
+    def _open_for(self, step: int) -> SaveResult | None:
+        """Open the folder to save `step`, if that has failed so far; returns the result if it fails
+        again, or if there is a newer checkpoint.
+        """
+        if self.folder.trouble is None:
             return None
-        return (
-            "and each holds a part of the model: "
-            "use a volume that all nodes mount (ReadWriteMany), or strategy ddp"
-        )
+        try:
+            self.open()
+        except StorageError as error:
+            return self._report(self.folder.refuse(step, error))
+        newest = self.resumed
+        if newest is None or newest.step <= step:
+            return None
+        return SaveResult(newest.step, ok=True, path=newest.path)
+
+    def _report(self, result: SaveResult) -> SaveResult:
+        if self.on_result is not None:
+            self.on_result(result)
+        return result
+
+    def _end_run(self, step: int, final: dict[str, Any]) -> SaveResult:
+        """Write DONE after the last checkpoint."""
+        document = self._identity.describe_end(step, epoch=self.epoch, final=final)
+        result = self.folder.end_run(document)
+        return result if result.ok else self._report(result)
 
     def _follow(self, manifest: Manifest) -> None:
         """Note the checkpoint that what is saved from now on follows."""
@@ -335,20 +339,31 @@ class CheckpointManager:
             self._writer.acknowledged = None  # it could not be read
 
     def _refuse_earlier(self, step: int) -> None:
-        """Raise `CheckpointMismatchError` if there is a checkpoint of a later step: that one would
-        be resumed from.
-        """
+        """Raises `CheckpointMismatchError`."""
         acknowledged = self._writer.acknowledged
         newest = max(
             acknowledged.step if acknowledged is not None else -1,
             self.resumed.step if self.resumed is not None else -1,
         )
-        if step < newest:
-            raise CheckpointMismatchError(
-                f"the state of step {step} is not saved: the newest checkpoint of this run is of "
-                f"step {newest}, and a restart would resume from that one; count the steps on "
-                "from what resume() has returned, or start again with --fresh"
-            )
+        refuse_earlier(step, newest=newest)
+
+    def _request(
+        self,
+        step: int,
+        state: dict[str, Any],
+        started: float,
+        visible_seconds: float | None,
+        before_commit: Callable[[], None] | None = None,
+    ) -> CommitRequest:
+        """What to commit, without the folder of an attempt."""
+        return CommitRequest(
+            manifest=self._describe(step, state),
+            state=write_state(state, self._identity.job),
+            temporary=Path(),
+            started=started,
+            visible_seconds=visible_seconds,
+            before_commit=before_commit,
+        )
 
     def _describe(self, step: int, state: dict[str, Any]) -> Manifest:
         last = self._writer.acknowledged or self.resumed
@@ -370,14 +385,12 @@ class CheckpointManager:
 
     def _new_folder(self, name: str) -> StoragePath:
         self._saves += 1
-        return self.directory.new_folder(name, f"{self._folder.name}-{self._saves}")
+        return self.directory.new_folder(name, f"{self.folder.opened.name}-{self._saves}")
 
     def _collect(self) -> SaveResult:
         while not self._background.wait(_ABANDON_SECONDS):
-            self.check_group()
-        result = self._background.collect()
-        if self.on_result is not None:
-            self.on_result(result)
+            self.required.look()
+        result = self._report(self._background.collect())
         if result.cause == "superseded":
             raise LockLostError(result.error)
         if result.cause == "unloadable":
@@ -385,16 +398,3 @@ class CheckpointManager:
         if result.ok:
             self.loadable.confirm()
         return result
-
-    def _retry_save(self, start: Callable[[], None]) -> None:
-        """Wait for the current attempt and make a second one if the disk failed.
-
-        Raises `StorageError` if that fails too, and `PeersLostError` when other ranks are gone.
-        """
-        result = self._collect()
-        if not (result.ok or result.secondary):
-            start()
-            result = self._collect()
-        if not result.ok:
-            problem = PeersLostError if result.secondary else StorageError
-            raise problem(f"the state of step {result.step} could not be saved: {result.error}")

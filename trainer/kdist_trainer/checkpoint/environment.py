@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from kdist_trainer.checkpoint.checkpointer import CheckpointManager
 from kdist_trainer.checkpoint.location import open_location
 from kdist_trainer.config import Checkpointing, TrainConfig
 from kdist_trainer.errors import ConfigError
-from kdist_trainer.liveness import Heartbeat, heartbeat_path
+from kdist_trainer.liveness import Heartbeat, Phase, heartbeat_path
 
 Manager = TypeVar("Manager", bound=CheckpointManager)
 _open: list[tuple[int, CheckpointManager]] = []  # the process, and what has its checkpoints open
@@ -86,12 +87,30 @@ def close_manager(manager: CheckpointManager) -> None:
     _open[:] = [one for one in _open if one[1] is not manager]
 
 
+def sign_of_life() -> Callable[[], None]:
+    """What tells the agent that this script is saving and does not hang, if it sends heartbeats."""
+    heartbeat = _attach()
+
+    def beat() -> None:
+        if heartbeat is not None and (last := heartbeat.read()).count:
+            heartbeat.beat(Phase.SAVE, last.step)
+
+    return beat
+
+
 def _tell_agent() -> None:
     """Tell the agent that this script continues after a restart: without it a failure ends the job.
 
     Before the folder is opened, which may fail for a reason that a restart outlasts.
     """
+    if (heartbeat := _attach()) is not None:
+        heartbeat.mark_checkpoints()
+
+
+def _attach() -> Heartbeat | None:
+    """The heartbeat of this rank; None without an agent."""
     scratch, local_rank = os.environ.get("KDIST_SCRATCH"), os.environ.get("LOCAL_RANK", "0")
     if scratch:
         with suppress(OSError, ValueError):
-            Heartbeat.attach(heartbeat_path(scratch, local_rank)).mark_checkpoints()
+            return Heartbeat.attach(heartbeat_path(scratch, local_rank))
+    return None

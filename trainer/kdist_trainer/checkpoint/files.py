@@ -25,7 +25,7 @@ from kdist_trainer.checkpoint.checkpointer import CheckpointManager
 from kdist_trainer.checkpoint.commit import CommitRequest, SaveResult
 from kdist_trainer.checkpoint.manifest import FILES, Manifest, write_state
 from kdist_trainer.digest import Digest
-from kdist_trainer.errors import PeersLostError, StorageError, classify
+from kdist_trainer.errors import StorageError, classify
 from kdist_trainer.object_store.path import ObjectPath
 
 WriteFiles = Callable[[Path], None]
@@ -34,6 +34,11 @@ WriteFiles = Callable[[Path], None]
 
 class FileCheckpointManager(CheckpointManager):
     """Commits and verifies what a framework writes. Collective, as `CheckpointManager` is."""
+
+    must_be_shared = (
+        "which the checkpoints of a framework need: use a volume that all nodes mount "
+        "(ReadWriteMany), or kdist's Checkpointer in a loop of your own"
+    )
 
     def find(self, framework: str) -> tuple[int, Path] | None:
         """Find the newest checkpoint that verifies; what is saved from now on follows it.
@@ -50,7 +55,7 @@ class FileCheckpointManager(CheckpointManager):
         found = self._restore.find(framework)
         if found is not None:
             self._follow(found.manifest)
-        self._opener.set_base(self.resumed)
+        self.folder.set_base(self.resumed)
         if found is None or self.resumed is None:
             return None
         path = self.resumed.path
@@ -110,22 +115,21 @@ class FileCheckpointManager(CheckpointManager):
         started = time.monotonic()
         self.wait()
         self._refuse_earlier(step)
-        for _ in range(2 if required else 1):
-            acknowledged = self._writer.acknowledged
-            if acknowledged is not None and acknowledged.step == step:
-                return
-            self._commit_files(write, framework=framework, step=step, started=started)
-            if not required:
-                if blocking or self._blocking:
-                    self.wait()
-                return
-            result = self._collect()
-            if result.ok:
-                return
-            if result.secondary:
-                break
-        problem = PeersLostError if result.secondary else StorageError
-        raise problem(f"the state of step {result.step} could not be saved: {result.error}")
+        commit = partial(self._commit_files, write, framework=framework, step=step, started=started)
+
+        def attempt() -> SaveResult:
+            commit()
+            return self._collect()
+
+        acknowledged = self._writer.acknowledged
+        if acknowledged is not None and acknowledged.step == step:
+            return
+        if required:
+            self.required.make(attempt, is_last=False)
+            return
+        commit()
+        if blocking or self._blocking:
+            self.wait()
 
     def _commit_files(
         self, write: WriteFiles, *, framework: str, step: int, started: float
@@ -208,13 +212,6 @@ class FileCheckpointManager(CheckpointManager):
 
         shares = self._group.on_all_ranks(upload)
         return {name: digest for share in shares for name, digest in share.items()}
-
-    def must_be_shared(self, *, sharded: bool) -> str | None:  # noqa: ARG002 - all formats need it
-        """Why all ranks must share the folder, and what to do otherwise."""
-        return (
-            "which the checkpoints of a framework need: use a volume that all nodes mount "
-            "(ReadWriteMany), or kdist's Checkpointer in a loop of your own"
-        )
 
 
 def _local_folder() -> Path:

@@ -38,12 +38,15 @@ class Lock:
     def __init__(self, root: StoragePath) -> None:
         self._root = root
         self._records = open_records(root)
+        self._tried = ""
+        """The holder of the record that `acquire` has tried to create last."""
         self.mine: LockRecord | None = None
 
     def acquire(
         self, *, run_id: str, generation: int, at_least: int = 0, take_over: bool = False
     ) -> LockRecord:
-        """Lock the folder for this run. A later generation of the same run takes over at once.
+        """Lock the folder for this run. A later generation of the same run takes over at once. It
+        may be called again after an error of the disk.
 
         Args:
             run_id: the run.
@@ -60,6 +63,11 @@ class Lock:
             OSError: the disk failed.
         """
         highest, last = self._records.read()
+        if self.mine is None and last is not None and last.holder == self._tried:
+            self._records.rewrite(last)  # by a call that failed before it was durable
+            self.mine = last
+            self.check()
+            return last
         if last is not None and last.run_id == run_id:
             # above it there may be records without content, which groups that crashed have left
             latest = last.generation + highest - last.epoch
@@ -86,6 +94,7 @@ class Lock:
             fences=last.fences if last is not None else (),
             generation=generation,
         )
+        self._tried = record.holder
         self._create(record)
         self.check()
         return record
@@ -125,7 +134,7 @@ class Lock:
         """Release the folder for any other run. Does nothing if the lock was lost."""
         with suppress(LockLostError, OSError):
             self._rewrite(released=True)
-        self.mine = None
+        self.mine, self._tried = None, ""
 
     def last(self) -> LockRecord | None:
         """The newest complete record: a crash may leave a higher one empty. Raises `OSError`."""

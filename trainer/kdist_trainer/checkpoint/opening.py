@@ -2,6 +2,8 @@
 
 Nobody trains while the ranks of a group exchange messages. Those that continue in place therefore
 need only two exchanges here: rank 0 does all that it has to do, then every rank says what it sees.
+They need no storage to go on either: what the folder does not answer in time goes on while they
+train, and is asked for again before a save (`FolderAccess.open_late`).
 """
 
 from __future__ import annotations
@@ -10,10 +12,11 @@ import secrets
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from kdist_trainer import log
 from kdist_trainer.checkpoint import commit, probe
+from kdist_trainer.checkpoint.bounded_calls import BoundedCalls
 from kdist_trainer.checkpoint.cut_saves import count_cuts, record_leftovers
 from kdist_trainer.checkpoint.group import CheckpointGroup
 from kdist_trainer.checkpoint.layout import Checkpoint, CheckpointDirectory
@@ -22,6 +25,11 @@ from kdist_trainer.checkpoint.lock import Lock
 from kdist_trainer.errors import CheckpointMismatchError, StorageError
 
 T = TypeVar("T")
+SHARDED: Final = (
+    "and each holds a part of the model: use a volume that all nodes mount (ReadWriteMany), or "
+    "strategy ddp"
+)
+"""Why ranks that hold parts of the state must share the folder, and what to do otherwise."""
 
 
 class LockRequest(NamedTuple):
@@ -54,6 +62,11 @@ class OpenFolder(NamedTuple):
     may_be_done: bool = True
     cuts: int = 0
 
+    @classmethod
+    def unopened(cls, ranks: int) -> OpenFolder:
+        """What stands for a folder that does not answer yet."""
+        return cls([True] * ranks, epoch=0, name="")
+
 
 class FolderOpener:
     """Opens one folder for the ranks of a group. Every method is collective."""
@@ -69,6 +82,8 @@ class FolderOpener:
         self._lock = lock
         self._group = group
         self._request = request
+        what = f"the checkpoint folder {directory.root}"
+        self._beginning, self._calls = BoundedCalls(what), BoundedCalls(what)
 
     def open(self, *, must_be_shared: str | None) -> OpenFolder:
         """Open the folder for ranks that start or restart.
@@ -101,27 +116,40 @@ class FolderOpener:
 
     def continue_in_place(self) -> OpenFolder:
         """Open the folder for ranks of which some have used it in their former group, whose state
-        they have in memory: what they save follows the newest checkpoint. Raises as `open` does.
+        they have in memory: what they save follows the newest checkpoint.
+
+        Raises as `open` does, and `StorageError` from a `TimeoutError` if the storage does not
+        answer within seconds. It may be called again then, and goes on where it was.
         """
-        root, group = self._directory.root, self._group
-        token, epoch, newest, name = self._on_lock(self._begin)
-
-        def look() -> tuple[bool, int, bool]:
-            is_done = self._directory.done() is not None
-            return probe.read_token(root, token), self._find_epoch(), is_done
-
+        group = self._group
+        token, epoch, newest, name = self._on_lock(lambda: self._beginning.resume(self._begin))
         try:
-            every = group.on_all_ranks(look)
+            every = group.on_all_ranks(lambda: self._calls.call(lambda: self._look(token)))
+        except OSError as error:
+            raise StorageError(f"cannot read {self._directory.root}: {error}") from error
         finally:
             if group.is_rank_zero:
-                probe.remove_token(root, token)
+                with suppress(OSError):
+                    self._calls.call(lambda: probe.remove_token(self._directory.root, token))
         sees = [one for one, _, _ in every]
         self._check_shared(sees, None)
         others = max((found for is_seen, found, _ in every if not is_seen), default=0)
         if others >= epoch:
             epoch = others + 1
-            self._on_lock(lambda: self._lock.raise_epoch(epoch))
+            self._on_lock(lambda: self._calls.call(lambda: self._lock.raise_epoch(epoch)))
         return OpenFolder(sees, epoch, name, newest, any(is_done for _, _, is_done in every))
+
+    @property
+    def has_answered(self) -> bool:
+        """Whether on rank 0, which asks, the folder has answered what it did not in time."""
+        return self._beginning.has_answered
+
+    def _look(self, token: probe.Token) -> tuple[bool, int, bool]:
+        """Whether this rank sees rank 0's folder, its highest epoch, and whether the run is done by
+        it.
+        """
+        is_done = self._directory.done() is not None
+        return probe.read_token(self._directory.root, token), self._find_epoch(), is_done
 
     def _on_lock(self, work: Callable[[], T]) -> T:
         """Do something to the lock on rank 0, and return its result on every rank. Raises what it
@@ -144,7 +172,11 @@ class FolderOpener:
         """Rank 0's part of `continue_in_place`."""
         token = probe.write_token(self._directory.root)
         try:
-            epoch = self._acquire(at_least=0)
+            if self._lock.mine is None:
+                epoch = self._acquire(at_least=0)
+            else:  # by an attempt that the storage has failed later
+                self._lock.check()
+                epoch = self._lock.mine.epoch
             newest = self._lock.find_newest()
             self._lock.set_base(newest)
         except BaseException:

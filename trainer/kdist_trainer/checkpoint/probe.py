@@ -46,7 +46,10 @@ def probe(root: StoragePath, group: CheckpointGroup) -> list[bool]:
         CheckpointMismatchError: the file system lacks something that checkpoints need; raised on
             every rank.
     """
-    token = group.on_rank_zero(lambda: write_token(root, is_new=True))
+    try:
+        token = group.on_rank_zero(lambda: write_token(root, is_new=True))
+    except OSError as error:
+        raise StorageError(f"cannot write to the checkpoint folder {root}: {error}") from error
     try:
         return group.on_all_ranks(lambda: read_token(root, token))
     finally:
@@ -63,19 +66,20 @@ def write_token(root: StoragePath, *, is_new: bool = False) -> Token:
             takes a dozen syncs of the disk.
 
     Raises:
-        StorageError: the folder cannot be written.
+        OSError: the folder cannot be written.
         CheckpointMismatchError: the file system lacks something that checkpoints need.
     """
     token = Token(f"probe-{secrets.token_hex(8)}", secrets.token_hex(16))
+    storage.make_folder(root, durable=True)
+    if is_new and isinstance(root, Path):
+        check_file_system(root)
+    elif is_new and isinstance(root, ObjectPath):
+        check_conditions(root / token.name)
     try:
-        storage.make_folder(root, durable=True)
-        if is_new and isinstance(root, Path):
-            check_file_system(root)
-        elif is_new and isinstance(root, ObjectPath):
-            check_conditions(root / token.name)
         storage.write_new(root / token.name, token.text.encode(), exclusive=True)
-    except OSError as error:
-        raise StorageError(f"cannot write to the checkpoint folder {root}: {error}") from error
+    except OSError:
+        remove_token(root, token)  # without content
+        raise
     return token
 
 

@@ -14,9 +14,9 @@ import torch
 import kdist_trainer
 from kdist_trainer.checkpoint.group import CheckpointGroup
 from kdist_trainer.checkpoint.layout import CheckpointDirectory
-from kdist_trainer.checkpoint.manifest import Manifest
+from kdist_trainer.checkpoint.manifest import Manifest, name_of
 from kdist_trainer.checkpoint.storage import StoragePath
-from kdist_trainer.errors import StorageError
+from kdist_trainer.errors import CheckpointMismatchError, StorageError
 from kdist_trainer.json_text import encode_json
 
 
@@ -47,6 +47,23 @@ class RunIdentity:
                 "torch": torch.__version__,
                 "python": platform.python_version(),
             },
+        )
+
+    def describe_end(self, step: int, *, epoch: int, final: Mapping[str, Any]) -> dict[str, Any]:
+        """The document that says that the run has ended with the checkpoint of `step`."""
+        document = {"run_id": self.run_id, "step": step, "checkpoint": name_of(step, epoch)}
+        return {**document, **final, "job": self.job}
+
+
+def refuse_earlier(step: int, *, newest: int) -> None:
+    """Raise `CheckpointMismatchError` if there is a checkpoint of a later step: that one would be
+    resumed from.
+    """
+    if step < newest:
+        raise CheckpointMismatchError(
+            f"the state of step {step} is not saved: the newest checkpoint of this run is of "
+            f"step {newest}, and a restart would resume from that one; count the steps on "
+            "from what resume() has returned, or start again with --fresh"
         )
 
 

@@ -194,6 +194,11 @@ class SaveClock:
         """How much training may lie between two saves; None to save by the clock never."""
         return self.interval.seconds(self._total())
 
+    @property
+    def pause_seconds(self) -> float:
+        """How long the next save is to wait, since those before were not committed."""
+        return max(0.0, self._retry_at - self._total())
+
     def take_news(self) -> dict[str, float] | None:
         """See `SaveInterval.take_news`."""
         return self.interval.take_news(self._total())

@@ -24,11 +24,17 @@ from torch.optim import Optimizer
 
 from kdist_trainer.checkpoint.agreement import SaveAgreement
 from kdist_trainer.checkpoint.checkpointer import CheckpointManager, SaveResult
-from kdist_trainer.checkpoint.environment import ScriptWorld, close_manager, open_manager
+from kdist_trainer.checkpoint.environment import (
+    ScriptWorld,
+    close_manager,
+    open_manager,
+    sign_of_life,
+)
 from kdist_trainer.checkpoint.group import CheckpointGroup
 from kdist_trainer.checkpoint.interval import make_interval
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.checkpoint.rank_parts import StatefulObject
+from kdist_trainer.checkpoint.required_save import Waiting
 from kdist_trainer.checkpoint.save_clock import SaveClock
 from kdist_trainer.checkpoint.script_objects import Keeper, ScriptObjects
 from kdist_trainer.checkpoint.script_state import ScriptState
@@ -98,7 +104,13 @@ class Checkpointer:
             self._agreement = SaveAgreement(
                 self._group, self._clock, RunLedger(self._store.directory.root)
             )
+            agreement, clock = self._agreement, self._clock
             self._store.on_result = self._report
+            self._store.required.waiting = Waiting(
+                is_asked_to_stop=lambda: agreement.requested,
+                beat=sign_of_life(),
+                pause_seconds=lambda: clock.pause_seconds,
+            )
             self._store.loadable.prove = self._script.find_problems
             self._stats.checkpoint_interval = self._clock.interval_seconds
             self._newest = self._script.show(self._store.peek(), self._group)

@@ -322,7 +322,9 @@ def make_checkpoints(
         find_edits=partial(find_edits, settings, is_stream=data.is_stream),
         clock=SaveClock.from_environment(make_interval(train.checkpoint.every)),
         carried=None if handover.kept is None else handover.kept.carried,
-        check_group=runtime.stop_flag.raise_if_leaving,
+        stop_flag=runtime.stop_flag,
+        heartbeat=runtime.heartbeat,
+        reporter=runtime.reporter,
     )
 
 
@@ -364,8 +366,7 @@ def make_collective_timer(
     """The timer of collectives for this job, strategy and device."""
     if train.collective_timing == "off" or runtime.world.size == 1:
         return NullTimer()
-    stats = runtime.stats
-    on_device = runtime.world.device.type == "cuda"
+    stats, on_device = runtime.stats, runtime.world.device.type == "cuda"
     if train.strategy != "ddp":
         return CudaCollectiveTimer(stats) if on_device else GlooCollectiveTimer(stats, step_timer)
     heartbeat = runtime.heartbeat if isinstance(runtime.heartbeat, Heartbeat) else None
@@ -384,8 +385,7 @@ def make_bandwidth_probe(train: Training, runtime: RankRuntime) -> BandwidthProb
 def make_tensorboard(train: Training, runtime: RankRuntime) -> TensorBoardWriter:
     """The writer of event files, which writes on rank 0 only, and only if the job asks for it."""
     writes = train.tensorboard == "scalars" and runtime.world.is_rank_zero
-    root = runtime.checkpoints if writes else None
-    return TensorBoardWriter(root, runtime.stats)
+    return TensorBoardWriter(runtime.checkpoints if writes else None, runtime.stats)
 
 
 def make_profiler(runtime: RankRuntime, state: TrainState, step_timer: StepTimer) -> Profiler:

@@ -50,7 +50,7 @@ class Carrying:
         news = self.news  # read once: the save may end at any time
         is_going_on = self.own is not None and not news.step
         return Carrier(
-            None if manager is None else manager.lock_record,
+            None if manager is None else manager.folder.lock_record,
             self.own.step if self.own is not None and is_going_on else None,
             news,
         )

@@ -17,14 +17,18 @@ from kdist_trainer.checkpoint.carried_save import CarriedSave
 from kdist_trainer.checkpoint.checkpointer import CheckpointManager, SaveResult
 from kdist_trainer.checkpoint.interval import EVENT, make_interval
 from kdist_trainer.checkpoint.reader import LoadedCheckpoint, SavedIndex
+from kdist_trainer.checkpoint.required_save import Waiting
 from kdist_trainer.checkpoint.save_clock import SaveClock
 from kdist_trainer.checkpoint.target import describe_index
 from kdist_trainer.config import Every
 from kdist_trainer.config.changes import Change
+from kdist_trainer.liveness import Heartbeat, NullHeartbeat, Phase
+from kdist_trainer.metrics.reporter import Reporter
 from kdist_trainer.metrics.step_stats import StepStats
 from kdist_trainer.training.carried_news import CarriedNews
 from kdist_trainer.training.carrying import Carrier, Carrying
 from kdist_trainer.training.step_log import StepLog
+from kdist_trainer.training.sync import StopFlag
 from kdist_trainer.training.training_state import TrainingState, TrainState
 from kdist_trainer.workload import apply_edits
 from kdist_trainer.world import to_local
@@ -46,7 +50,9 @@ class TrainerCheckpointing:
         find_edits: Callable[[Mapping[str, Any]], list[Change]] = lambda _: [],
         clock: SaveClock | None = None,
         carried: CarriedSave | None = None,
-        check_group: Callable[[], None] = lambda: None,
+        stop_flag: StopFlag | None = None,
+        heartbeat: Heartbeat | NullHeartbeat | None = None,
+        reporter: Reporter | None = None,
     ) -> None:
         """Make the checkpointing of a run.
 
@@ -61,8 +67,9 @@ class TrainerCheckpointing:
                 raises `CheckpointMismatchError`.
             clock: Says when a save is due by the time; by default a new one for `every`.
             carried: The save that this rank writes alone since a former group.
-            check_group: Called while a save is waited for; raises if this rank is to leave its
-                group.
+            stop_flag: Says whether this rank is to leave its group, or to stop.
+            heartbeat: Of this rank, which goes on while the ranks wait for the storage.
+            reporter: Of this rank, likewise.
         """
         self.manager = manager
         self.clock = clock or SaveClock(make_interval(every))
@@ -85,12 +92,14 @@ class TrainerCheckpointing:
         self._stats = stats
         self._started_step = -1
         """Step of the newest save that was started."""
+        self._heartbeat, self._reporter = heartbeat or NullHeartbeat(), reporter
         self._is_checked = False
         """Whether the state has been proven to be loadable, or was loaded."""
         if manager is not None:
             self.clock.cuts = manager.cuts
             manager.on_result = self._count
-            manager.check_group = check_group
+            manager.on_open = self._take_folder
+            manager.required.waiting = self._wait_by(stop_flag or StopFlag())
             manager.loadable = training.loading.check
             training.loading.observe(training, is_restoring=False)
 
@@ -148,10 +157,42 @@ class TrainerCheckpointing:
         self._stats.add_checkpoint("restore")
         return saved
 
-    def skip_load(self) -> None:
-        """Continue from a state in memory and not from a checkpoint."""
-        if self.manager is not None and self.manager.resumed is not None:
+    def skip_load(self, committed: int) -> None:
+        """Continue from a state in memory and not from a checkpoint. `committed` is the step of the
+        newest one that the former group knew of, -1 for none.
+        """
+        if self.manager is None:
+            return
+        if self.manager.folder.trouble is not None:
+            self.committed_step = committed
+        elif self.manager.resumed is not None:
             self._started_step = self.committed_step = self.manager.resumed.step
+
+    def _wait_by(self, stop_flag: StopFlag) -> Waiting:
+        """How this rank waits for the storage."""
+        return Waiting(
+            check_group=stop_flag.raise_if_leaving,
+            is_asked_to_stop=lambda: stop_flag.requested,
+            beat=self._show_life,
+            pause_seconds=lambda: self.clock.pause_seconds,
+        )
+
+    def _show_life(self) -> None:
+        """Say that this rank waits for the storage, and what has failed."""
+        self._heartbeat.beat(Phase.SAVE, self.training.state.step)
+        if self._reporter is not None:
+            self._reporter.send()
+
+    def _take_folder(self) -> None:
+        """Go on with the folder, which is open only now, at a save. Collective."""
+        assert self.manager is not None  # noqa: S101 - it has the folder
+        self.carrying.drop()  # this save is of a later step
+        newest = self.manager.resumed
+        if newest is not None and newest.step > self.committed_step:
+            self.committed_step = newest.step
+            if newest.step > self.training.state.step:
+                self.clock.restored(newest.step)  # what is not beyond it need not be saved
+        self.manager.folder.reopen()
 
     def go_on(self, told: Sequence[Carrier], *, source: int, is_due: bool) -> None:
         """Go on with the clock that was loaded, and with the save that a rank writes alone.
@@ -161,9 +202,14 @@ class TrainerCheckpointing:
         done = max((one.news for one in told), key=lambda news: (news.step > 0, abs(news.step)))
         if done.step and (result := done.describe()) is not None:
             self._acknowledge(result)
+        manager = self.manager
+        trouble = None if manager is None else manager.folder.trouble
         _, carried = self.carrying.find(told) or (0, None)
-        self.clock.follow(self.committed_step, carried=carried)
+        self.clock.follow(self.committed_step, carried=carried if trouble is None else None)
         self.carrying.go_on(told, source=source, is_due=is_due and not done.step)
+        if manager is not None and trouble is not None:
+            # counted, so that it is seen; the next save is due when it would be otherwise
+            manager.folder.describe(self.training.state.step, trouble).add_to(self._stats)
 
     def continue_from(self, saved: TrainState) -> None:
         """Continue from a state that a rank has kept in memory, and whose tensors are here.
@@ -198,7 +244,7 @@ class TrainerCheckpointing:
     def reopen(self) -> None:
         """Mark the run as continuing, even if it was completed before."""
         if self.manager is not None:
-            self.manager.reopen()
+            self.manager.folder.reopen()
 
     @property
     def resumed_from(self) -> str | None:
@@ -221,7 +267,10 @@ class TrainerCheckpointing:
         """
         seconds = answered_after_steps * (self._stats.step_ewma or 0.0)
         step = self.training.state.step
-        return self.manager is not None and self.clock.is_due(step, answered_after=seconds)
+        if self.manager is None:
+            return False
+        # what had stopped answering is used while it answers
+        return self.clock.is_due(step, answered_after=seconds) or self.manager.folder.has_answered
 
     def save(self, *, required: bool = False, done: Mapping[str, Any] | None = None) -> None:
         """Save the current state; a failure is counted and training continues. Collective.
@@ -236,6 +285,8 @@ class TrainerCheckpointing:
         if self.manager is None:
             return
         training, state = self.training, self.training.state
+        if done is None and state.step < self.committed_step:
+            return  # these ranks had no folder when they went on, and others have come further
         is_last = required or done is not None
         if is_last and self.carrying.step == state.step and (result := self.carrying.drop()):
             self._acknowledge(result)

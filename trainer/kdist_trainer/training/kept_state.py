@@ -94,6 +94,7 @@ class KeptState:
             is not known, so that the newest checkpoint is restored.
         clock: How much training no checkpoint holds; see `SaveClock.to_json`.
         is_due: Whether the state is to be saved by that clock.
+        committed: The step of the newest checkpoint that the rank knows of, -1 for none.
         carried: The save that this rank writes alone.
     """
 
@@ -114,6 +115,7 @@ class KeptState:
     moved: Sequence[str] = ()
     clock: dict[str, Any] = field(default_factory=dict)
     is_due: bool = False
+    committed: int = -1
     carried: CarriedSave | None = None
 
     @property

@@ -112,6 +112,7 @@ def keep(ctx: TrainContext) -> KeptState | None:
         moved=moved,
         clock=ctx.checkpointing.clock.to_json(),
         is_due=ctx.checkpointing.is_due_by_clock(),
+        committed=ctx.checkpointing.committed_step,
         carried=ctx.checkpointing.carrying.own,
     )
 
@@ -215,7 +216,7 @@ def take_over(ctx: TrainContext, source: int) -> tuple[TrainState, int | None]:
     told: list[_Told] = ctx.world.all_gather_object(tell(ctx, source))
     document = told[source].document
     saved, target = TrainState.from_json(document["state"]), document["target"]
-    ctx.checkpointing.skip_load()
+    ctx.checkpointing.skip_load(document["committed"])
     if ctx.checkpointing.committed_step > saved.step:
         ctx.handover = Handover()
         restored = restore(ctx)
@@ -292,6 +293,7 @@ def describe_kept(ctx: TrainContext, kept: KeptState) -> dict[str, Any]:
         "refusals": kept.guard.refusals,
         "clock": kept.clock,
         "is_due": kept.is_due,
+        "committed": kept.committed,
     }
 
 

@@ -1,16 +1,20 @@
 """Rank 0's lines in the run's ledger: every step's samples and loss, and what happened to the run.
 
-A full disk must not end a training: lines that cannot be written wait for the next attempt. But no
-checkpoint is committed before the lines of the steps it holds are on the disk.
+A disk that is full or does not answer must not end or hold a training: lines that cannot be written
+in time wait for the next attempt. But no checkpoint is committed before the lines of the steps it
+holds are on the disk.
 """
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from kdist_trainer import log
+from kdist_trainer.checkpoint.background import AskedThread
+from kdist_trainer.checkpoint.bounded_calls import ANSWER_SECONDS
 from kdist_trainer.checkpoint.ledger import RunLedger, StepLedger
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.training.sync import StepRecord
@@ -39,10 +43,28 @@ class _Line(NamedTuple):
             line["world_size"],
         )
 
+    def to_json(self) -> dict[str, Any]:
+        """See `to_line`."""
+        return to_line(
+            self.record,
+            self.loss,
+            wait_seconds=self.wait_seconds,
+            generation=self.generation,
+            world_size=self.world_size,
+        )
+
+
+class _Writing(NamedTuple):
+    """What is to be written."""
+
+    work: Callable[[], None]
+    lines: int
+    """How many lines it writes; 0 for an event."""
+
 
 class StepLog:
-    """Writes the ledger of the training loop; on ranks other than 0, and without a folder, it
-    writes nothing.
+    """Writes the ledger of the training loop, on a thread of its own; on ranks other than 0, and
+    without a folder, it writes nothing.
     """
 
     def __init__(
@@ -69,8 +91,10 @@ class StepLog:
         self._waited_seconds = waited
         self._waited_before = 0.0
         self._steps: StepLedger | None = None
-        self._pending: list[dict[str, Any]] = []
-        self._refused = False
+        self._waiting: deque[_Writing] = deque()
+        self._refused: OSError | None = None
+        """Why lines were not written at the last attempt."""
+        self._writer = AskedThread(self._write_waiting, self._close_file)
 
     def add_steps(self, records: Iterable[StepRecord], losses: Iterable[float]) -> None:
         """Write one line per step; the time waited for peers since the last call is divided among
@@ -82,36 +106,23 @@ class StepLog:
         waited = self._waited_seconds()
         wait = max(0.0, waited - self._waited_before) / len(records)
         self._waited_before = waited
-        for record, loss in zip(records, losses, strict=True):
-            if self._keeps_lines:
-                self._uncommitted.append(_Line(record, loss, wait, **self._common))
-            if self._root is not None:
-                self._pending.append(to_line(record, loss, wait_seconds=wait, **self._common))
-        self.flush()
+        given = [
+            _Line(record, loss, wait, **self._common)
+            for record, loss in zip(records, losses, strict=True)
+        ]
+        if self._keeps_lines:
+            self._uncommitted.extend(given)
+        self._post(lambda: self._append([line.to_json() for line in given]), lines=len(given))
 
     def uncommitted(self) -> list[dict[str, Any]]:
         """The lines since the last commit, oldest first."""
-        return [
-            to_line(
-                line.record,
-                line.loss,
-                wait_seconds=line.wait_seconds,
-                generation=line.generation,
-                world_size=line.world_size,
-            )
-            for line in list(self._uncommitted)
-        ]
+        return [line.to_json() for line in list(self._uncommitted)]
 
     def complete(self, lines: Sequence[dict[str, Any]]) -> None:
         """Write those of the former group's lines that the ledger does not have."""
-        keys = {(line["generation"], line["step"]) for line in lines}
-        written = StepLedger.find_written(self._root, keys) if self._root is not None else set()
-        for line in lines:
-            if self._keeps_lines:
-                self._uncommitted.append(_Line.parse(line))
-            if self._root is not None and (line["generation"], line["step"]) not in written:
-                self._pending.append(line)
-        self.flush()
+        if self._keeps_lines:
+            self._uncommitted.extend(map(_Line.parse, lines))
+        self._post(lambda: self._append_missing(lines), lines=len(lines))
 
     def forget(self, step: int) -> None:
         """Forget the lines up to `step`: they are on the disk, and a checkpoint follows them."""
@@ -120,32 +131,31 @@ class StepLog:
 
     def add_event(self, name: str, **fields: Any) -> None:
         """Write an event of the run."""
-        root = self._root
-        if root is not None:
-            self._attempt(
-                lambda: RunLedger(root).append(
-                    name, generation=self._common["generation"], **fields
-                )
-            )
+        if (root := self._root) is not None:
+            given = {"generation": self._common["generation"], "time": round(time.time(), 3)}
+            self._post(lambda: RunLedger(root).append(name, **given, **fields))
 
     def flush(self) -> None:
-        """Write the pending lines, if the disk accepts them."""
-        if not self._pending:
-            return
-        self._refused = not self._attempt(self._write)
-        if self._refused:
-            self.close()  # opened again, it first ends a line that the failure may have cut
+        """Wait until what was given is written, if the disk accepts it in time."""
+        if self._waiting:
+            self._writer.ask()
+            if not self._writer.wait(ANSWER_SECONDS):
+                self._refused = TimeoutError(f"{self._root} does not answer")
 
     def sync(self) -> None:
-        """Sync to disk every line that was given before the save began. Called before each commit,
-        in the writer's thread, while the training may be writing the lines of later steps, so that
-        pending lines alone say nothing, or has left the group.
+        """Sync to disk every line that was given before the save began, which `flush` has waited
+        for. Called before each commit, in the writer's thread, while the training may be giving the
+        lines of later steps, so that waiting lines alone say nothing, or has left the group.
 
         Raises:
-            OSError: If the disk refused lines at the last attempt, or fails now.
+            OSError: If the disk has refused lines and still does, or fails now.
         """
-        if self._refused:
-            raise OSError(f"{len(self._pending)} lines of the step ledger could not be written")
+        if self._refused is not None and self._waiting:
+            self._writer.ask()
+            self._writer.wait(None)
+        if self._refused is not None and (count := sum([one.lines for one in self._waiting])):
+            what = f"{count} lines of the step ledger could not be written: {self._refused}"
+            raise OSError(self._refused.errno, what)
         steps = self._steps
         try:
             if steps is not None:
@@ -158,29 +168,53 @@ class StepLog:
             StepLedger.sync_file(self._root)
 
     def close(self) -> None:
-        """Close the file; the next line opens it again."""
+        """Write what is left, if the disk accepts it in time, and close the file; the next line
+        opens it again.
+        """
+        self._writer.end(0.0 if isinstance(self._refused, TimeoutError) else ANSWER_SECONDS)
+
+    def _post(self, work: Callable[[], None], *, lines: int = 0) -> None:
+        """Have the thread write so many lines, or an event."""
+        if self._root is not None:
+            self._waiting.append(_Writing(work, lines))
+            self._writer.ask()
+
+    def _write_waiting(self) -> None:
+        """Write what waits; called on the thread. Lines that are refused wait on, events do not."""
+        while self._waiting:
+            first = self._waiting[0]
+            try:
+                first.work()
+            except OSError as error:
+                self._close_file()  # opened again, it first ends a line that was cut
+                log.warn(
+                    "ledger-write-failed",
+                    error=str(error),
+                    message=f"the run's ledger cannot be written: {error}",
+                )
+                if first.lines:
+                    self._refused = error
+                    return
+            if self._waiting and self._waiting[0] is first:
+                self._waiting.popleft()
+        self._refused = None
+
+    def _append(self, lines: Sequence[dict[str, Any]]) -> None:
+        assert self._root is not None  # noqa: S101 - lines are only written where there is a folder
+        if self._steps is None:
+            self._steps = StepLedger(self._root)
+        self._steps.append(lines)
+
+    def _append_missing(self, lines: Sequence[dict[str, Any]]) -> None:
+        assert self._root is not None  # noqa: S101 - lines are only written where there is a folder
+        keys = {(line["generation"], line["step"]) for line in lines}
+        written = StepLedger.find_written(self._root, keys)
+        self._append([one for one in lines if (one["generation"], one["step"]) not in written])
+
+    def _close_file(self) -> None:
         steps, self._steps = self._steps, None  # first: a commit in progress may still sync it
         if steps is not None:
             steps.close()
-
-    def _write(self) -> None:
-        assert self._root is not None  # noqa: S101 - lines are only pending where there is a folder
-        if self._steps is None:
-            self._steps = StepLedger(self._root)
-        self._steps.append(self._pending)
-        self._pending = []
-
-    def _attempt(self, write: Callable[[], None]) -> bool:
-        try:
-            write()
-        except OSError as error:
-            log.warn(
-                "ledger-write-failed",
-                error=str(error),
-                message=f"the run's ledger cannot be written: {error}",
-            )
-            return False
-        return True
 
 
 def to_line(

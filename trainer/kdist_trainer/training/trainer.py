@@ -57,6 +57,7 @@ def train(ctx: TrainContext) -> str:
         outcome = stop(ctx)
     ctx.collective_timer.close()
     ctx.tensorboard.close()
+    ctx.step_log.close()
     ctx.checkpointing.close()
     return outcome
 

@@ -1,0 +1,12 @@
+"""The digits, whose ranks hold a finished training for a few seconds only."""
+
+from __future__ import annotations
+
+from kdist_trainer.checkpoint import required_save
+from kdist_trainer.workloads.digits import Digits
+
+required_save.LONGEST_SECONDS = 3.0  # type: ignore[misc]  # of an hour
+
+
+class Impatient(Digits):
+    """Options: those of the digits."""

@@ -36,6 +36,8 @@ _OPENED_NONE = "no rank has opened a Checkpointer"  # the trainer's words
 _LAGS = 10  # times that a webhook may refuse what it has not heard of
 _MADE_AGAIN = 120.0  # seconds from the end of the old pods until the first new one, at most
 _UNHEARD = re.compile(r'denied the request: \w+\.[\w.-]+ "[^"]+" not found')
+_FORMS = 15.0
+"""Seconds within which no new group has formed: a failure then is noticed late."""
 _RETRIES = 5  # times, some 15 s, that a kubelet may miss what it needs for a new pod
 _UNSYNCED = re.compile(r"failed to sync \w+ cache: timed out|no relationship found between node")
 
@@ -123,14 +125,19 @@ class DiagnosticContext:
     @cached_property
     def started(self) -> float | None:
         """When a user had the job start again (unix seconds), if that explains what it does: pods
-        that were all made long after it are those of another start.
+        that were all made long after it are those of another start, and a worker group of the new
+        pods may have failed since.
         """
         at = read_start(self.seen.config_map, self.seen.resource)
         if at is None or not explains_start(at, self.now):
             return None
         grace = documents.integer(self.seen.job, "spec", "terminationGracePeriodSeconds") or 0
         made = [pod.created for pod in self.pods if not pod.over and pod.created is not None]
-        return at if not made or min(made) <= at + grace + _MADE_AGAIN else None
+        if not made:
+            return at
+        first = min(made)  # before `at` it is one that still has to end
+        is_past = first > at + grace + _MADE_AGAIN or (first >= at and self.has_failed_since(first))
+        return None if is_past else at
 
     @cached_property
     def continuation(self) -> str:
@@ -155,6 +162,13 @@ class DiagnosticContext:
         spec = documents.mapping(self.seen.job, "spec")
         script, limit = documents.at(spec, "script"), documents.at(spec, "maxRestarts")
         return script is not None and limit is None and not self.status.last_checkpoint_step
+
+    def has_failed_since(self, at: float) -> bool:
+        """Whether a worker group that has formed after `at` (unix seconds) has failed: what is so
+        now follows from that, and no longer from what was before.
+        """
+        failure = self.status.last_failure
+        return failure is not None and (failure.time or 0.0) > at + _FORMS
 
     def document(self, pod: Pod) -> Document:
         """The pod's object."""

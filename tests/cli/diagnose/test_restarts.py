@@ -13,7 +13,7 @@ from kdist.backends import WorkloadState
 from kdist.diagnose import diagnose
 from kdist.status import Phase, Snapshot
 from tests.cli.diagnose.scenes import creating, event, scene
-from tests.cli.status.objects import Document, at, config_map, pod, report
+from tests.cli.status.objects import NOW, Document, at, config_map, pod, report
 
 OLD, NEW = "digits-1-abcde", "digits-1-fghij"
 SUSPENDED = WorkloadState(suspended=True)
@@ -125,6 +125,26 @@ def test_pods_that_were_all_made_long_after_a_restart_are_those_of_a_later_loss(
     assert diagnose(later).cause == "pod-lost"
     soon = scene(new_pods(120), reported=asked(240), reports=joining())
     assert diagnose(soon).cause == "start-requested"
+
+
+def failed(seconds_ago: float) -> Document:
+    """What an agent reports of its group, which lost a node."""
+    failure = {"cause": "node_lost", "message": "", "time": NOW.timestamp() - seconds_ago}
+    return report("restarting", last_failure={**failure, "primary": True})
+
+
+def test_a_failure_of_the_group_that_was_started_again_explains_what_comes_after_it() -> None:
+    pods = [made(pod(0, name="digits-0-fghij"), 110), made(creating(1, name="digits-1-klmno"), 3)]
+    reports = {"digits-0-fghij": failed(20)}
+    found = diagnose(scene(pods, reported=asked(130), reports=reports))
+    assert found.cause == "pod-lost"
+    assert "start-requested" not in [each.cause for each in found.also]
+
+
+def test_a_failure_as_the_new_pods_come_is_that_of_the_group_before() -> None:
+    reports = {"digits-0-fghij": failed(105), NEW: report("rendezvous", ranks=(1,))}
+    found = diagnose(scene(new_pods(110), reported=asked(130), reports=reports))
+    assert found.cause == "start-requested"
 
 
 def test_new_pods_whose_agents_are_long_in_loading_are_those_of_the_restart() -> None:

@@ -11,7 +11,7 @@ from typing import Final
 from kdist.diagnose import scheduling
 from kdist.diagnose.fetching import advise_on_size
 from kdist.diagnose.rule import Diagnosis, DiagnosticContext, Severity, clip, name_pods
-from kdist.status import ContainerTermination, ExitRecord, Phase, Pod, documents
+from kdist.status import ContainerTermination, ExitRecord, Phase, Pod, documents, find_successor
 from kdist.units import size
 from kdist_trainer.causes.general import (
     ENDED_BY_ITSELF,
@@ -38,7 +38,6 @@ _HANDLED_ELSEWHERE = ("OOMKilled", "ContainerStatusUnknown")
 _KILLED = (137, 143)  # by SIGKILL or SIGTERM
 _NODE_RESTARTED = 255  # of a container whose node was restarted
 _FRESH = 1800.0  # seconds for which a failure is reported after the job has recovered
-_NOTICED = 120.0  # seconds within which the others notice that a container has ended
 
 
 def find_memory_trouble(ctx: DiagnosticContext) -> Diagnosis | None:
@@ -94,21 +93,20 @@ def find_memory_trouble(ctx: DiagnosticContext) -> Diagnosis | None:
 
 
 def _killed_for_memory(pod: Pod) -> ContainerTermination | None:
-    return next((end for end in (pod.ended, pod.before) if end and end.reason == "OOMKilled"), None)
-
-
-def _is_fresh(ctx: DiagnosticContext, end: ContainerTermination) -> bool:
-    return end.at is None or ctx.now - end.at < _FRESH or ctx.status.phase.terminal
+    latest = pod.ended or pod.before
+    return latest if latest is not None and latest.reason == "OOMKilled" else None
 
 
 def _is_present(ctx: DiagnosticContext, pod: Pod, end: ContainerTermination) -> bool:
-    """Whether an end may explain what is so now: it is not long past, and where its container runs
-    again, nothing later has ended the group of now.
+    """Whether an end may explain what is so now: it is not long past, and the container which has
+    taken its place is not being ended by now, and was in no group that has failed.
     """
-    failure = ctx.status.last_failure
-    if end.at is None or failure is None or failure.time is None or not (ctx.stuck and pod.running):
-        return _is_fresh(ctx, end)
-    return failure.time <= end.at + _NOTICED
+    if end.at is None or ctx.status.phase.terminal:
+        return True
+    again = [each.started for each in (pod, find_successor(pod, ctx.pods)) if each is not None]
+    since = [at for at in again if at is not None and at > end.at]
+    is_past = bool(since) and (pod.deleting or ctx.has_failed_since(min(since)))
+    return ctx.now - end.at < _FRESH and not is_past
 
 
 def _memory_limit(ctx: DiagnosticContext, pod: Pod) -> float | None:

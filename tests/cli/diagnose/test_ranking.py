@@ -83,18 +83,34 @@ def test_a_volume_that_was_mounted_since_is_no_cause_of_what_its_container_does(
     assert diagnose(stuck(pod(0), killed, events=(slow,))).cause == "out-of-memory"
 
 
-def test_memory_of_long_ago_does_not_explain_what_was_lost_now() -> None:
-    before = terminated(137, "OOMKilled", ago=900)
-    runs = container(
-        state={"running": {"startedAt": at(890)}}, ready=True, restarts=1, before=before
-    )
-    again = pod(1, phase="Running", containerStatuses=[runs])
+def restarted(ago: float) -> Document:
+    """A pod whose container was killed for its memory, and runs again ten seconds later."""
+    before = terminated(137, "OOMKilled", ago=ago)
+    state = {"running": {"startedAt": at(ago - 10)}}
+    again = container(state=state, ready=True, restarts=1, before=before)
+    return pod(1, phase="Running", containerStatuses=[again])
+
+
+@pytest.mark.parametrize(
+    ("ago", "cause"), [(900, "signal"), (60, "signal"), (5, "out-of-memory"), (14, "out-of-memory")]
+)
+def test_memory_does_not_explain_what_was_lost_after_the_container_trained_again(
+    ago: float, cause: str
+) -> None:
     failure = {"cause": "signal", "message": "killed by SIGKILL", "time": NOW.timestamp() - 3}
     reports = {
         FIRST: report("restarting", last_failure=failure),
         SECOND: report("restarting", ranks=(1,)),
     }
-    assert diagnose(scene([pod(0), again], reports=reports)).cause == "signal"
+    assert diagnose(scene([pod(0), restarted(ago)], reports=reports)).cause == cause
+
+
+def test_a_pod_that_is_taken_away_is_lost_though_it_was_killed_for_its_memory_before() -> None:
+    leaving = restarted(60)
+    leaving["metadata"] = {**leaving["metadata"], "deletionTimestamp": at(-25)}
+    found = diagnose(scene([pod(0), leaving], reports={FIRST: report("rendezvous")}))
+    assert found.cause == "pod-lost"
+    assert "out-of-memory" not in [each.cause for each in found.also]
 
 
 @pytest.mark.parametrize("runs", [True, False])

@@ -27,18 +27,23 @@ _NOTICED: Final = 120.0
 _NODE_RESTARTED: Final = 255
 """The exit code of a container whose node was restarted, with the reason `Unknown`."""
 _NODE_REASONS: Final = ("NodeLost", "Shutdown", "NodeShutdown", "Terminated")
+_ENDS: Final = ("Killing", "Preempted", "TaintManagerEviction", "Evicted", "NodeNotReady")
+"""Events about a pod that exists no longer which tell of its end, or are the last of it."""
 _NEW: Final = 20.0  # seconds that a pod is younger than the first one, if it came later
 _LOADS: Final = 90.0  # seconds that an agent may take to answer
 
 
 class _Loss(NamedTuple):
-    """One pod that was lost: what happened to it, its evidence, and when (unix time) if known."""
+    """One pod that was lost: what happened, its evidence, when (unix time) if known, and whether
+    with its node, which comes before those that a controller ends for it.
+    """
 
     pod: str
     place: int | None
     what: str
     evidence: str
     at: float | None = None
+    of_node: bool = False
 
 
 def find_lost_node(ctx: DiagnosticContext) -> Diagnosis | None:
@@ -133,7 +138,7 @@ def find_lost_pod(ctx: DiagnosticContext) -> Diagnosis | None:
     found = [loss for loss in found if not _is_past(ctx, loss, latest)]
     if not found:
         return None
-    found.sort(key=lambda loss: loss.at or ctx.now)
+    found.sort(key=lambda loss: (not loss.of_node, loss.at or ctx.now))
     shown = list({_place_of(loss): loss for loss in reversed(found)}.values())[::-1]
     words = "; ".join(loss.what for loss in shown[:3])
     if len(shown) > 3:
@@ -293,7 +298,7 @@ def _find_deleted(ctx: DiagnosticContext) -> Iterator[_Loss]:
                 for event in ctx.events
                 if event.kind == "Pod"
                 and event.at >= made
-                and event.reason in ("Killing", "Preempted", "TaintManagerEviction", "Evicted")
+                and event.reason in _ENDS
                 and read_index(event.name) == index
                 and (event.name not in here or (newest and event.at < (newest.created or 0.0)))
                 and ctx.now - event.at < _OUTAGE
@@ -301,8 +306,9 @@ def _find_deleted(ctx: DiagnosticContext) -> Iterator[_Loss]:
             None,
         )
         if gone is not None:
-            what = f"pod {gone.name} was deleted {ctx.ago(gone.at)}".rstrip() + _explain(ctx, gone)
-            yield _Loss(gone.name, index, what, str(gone), gone.at)
+            why = _explain(ctx, gone)
+            what = f"pod {gone.name} was deleted {ctx.ago(gone.at)}".rstrip() + why
+            yield _Loss(gone.name, index, what, str(gone), gone.at, of_node=bool(why))
         elif index not in places and (
             any(pod.index == index or pod.troubled for pod in ctx.pods) or not ctx.pods
         ):
@@ -321,13 +327,14 @@ def _find_deleted(ctx: DiagnosticContext) -> Iterator[_Loss]:
 
 
 def _explain(ctx: DiagnosticContext, gone: KubernetesEvent) -> str:
-    """Why a pod was deleted, if its node was the reason; the kubelet of a node that comes back ends
-    it later.
+    """Why a pod was deleted, if its node was the reason: who gives it up deletes it ("Cancelling
+    deletion" is said then), and the kubelet of a node that comes back ends it later.
     """
-    told = ctx.events_of("Pod", [gone.name], "TaintManagerEviction", "Scheduled")
-    latest = next((each for each in told if each.at <= gone.at), None)
-    tainted = latest is not None and latest.message.startswith("Marking for deletion")
-    return f": {EVICTIONS['DeletionByTaintManager'][0]}" if tainted else ""
+    told = ctx.events_of("Pod", [gone.name], "TaintManagerEviction", "NodeNotReady", "Scheduled")
+    before = (one for one in told if one.at <= gone.at and not one.message.startswith("Cancelling"))
+    latest = next(before, None)
+    is_lost = latest is not None and latest.reason != "Scheduled"
+    return f": {EVICTIONS['DeletionByTaintManager'][0]}" if is_lost else ""
 
 
 def _is_new(ctx: DiagnosticContext, pod: Pod, first: float) -> bool:

@@ -5,6 +5,7 @@ peers do, or what a pod left that was replaced.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -184,6 +185,24 @@ def test_a_pod_that_its_lost_node_ends_when_it_is_back_was_deleted_for_that_node
     again = event("Scheduled", "assigned", name=OLD, ago=40)
     later = scene([pod(0), new_pod()], killing(12), again, tainted, reports=waiting())
     assert why not in diagnose(later).sentence
+
+
+@pytest.mark.parametrize("cancelled", [True, False])
+def test_a_pod_that_was_given_up_for_its_node_comes_before_those_that_were_ended_with_it(
+    cancelled: bool,
+) -> None:
+    given_up = [event("NodeNotReady", "Node is not ready", name=OLD, ago=20)]
+    if cancelled:
+        message = "Cancelling deletion of Pod ml/digits-1-abcde"
+        given_up.insert(0, event("TaintManagerEviction", message, name=OLD, ago=16))
+    other = event("Killing", "Stopping container trainer", name="digits-0-00000", ago=18)
+    pods = [started(pod(0), 5), started(pod(1, name=NEW), 5)]
+    found = diagnose(scene(pods, other, *given_up))
+    assert re.match(
+        rf"pod {OLD} was deleted \d+ s ago: its node was tainted or stopped responding; "
+        "pod digits-0-00000 was deleted 18 s ago; in its place",
+        found.sentence,
+    ), found.sentence
 
 
 def test_a_job_whose_pod_its_controller_is_long_in_replacing_is_told_why() -> None:

@@ -99,14 +99,22 @@ def _killed_for_memory(pod: Pod) -> ContainerTermination | None:
 
 def _is_present(ctx: DiagnosticContext, pod: Pod, end: ContainerTermination) -> bool:
     """Whether an end may explain what is so now: it is not long past, and the container which has
-    taken its place is not being ended by now, and was in no group that has failed.
+    taken its place has not trained, is not being ended, and was in no group that has failed.
     """
     if end.at is None or ctx.status.phase.terminal:
         return True
-    again = [each.started for each in (pod, find_successor(pod, ctx.pods)) if each is not None]
-    since = [at for at in again if at is not None and at > end.at]
-    is_past = bool(since) and (pod.deleting or ctx.has_failed_since(min(since)))
+    now = find_successor(pod, ctx.pods) or pod
+    has_run = now.started is not None and now.started > end.at
+    is_past = has_run and (
+        now.deleting or _has_trained(ctx, now) or ctx.has_failed_since(now.started or 0.0)
+    )
     return ctx.now - end.at < _FRESH and not is_past
+
+
+def _has_trained(ctx: DiagnosticContext, pod: Pod) -> bool:
+    """Whether ranks of a pod have finished steps since its container has started."""
+    ranks = documents.items(ctx.seen.reports.get(pod.name), "ranks")
+    return ctx.stuck and any(documents.number(each, "step_seconds") is not None for each in ranks)
 
 
 def _memory_limit(ctx: DiagnosticContext, pod: Pod) -> float | None:

@@ -100,9 +100,20 @@ def test_memory_does_not_explain_what_was_lost_after_the_container_trained_again
     failure = {"cause": "signal", "message": "killed by SIGKILL", "time": NOW.timestamp() - 3}
     reports = {
         FIRST: report("restarting", last_failure=failure),
-        SECOND: report("restarting", ranks=(1,)),
+        SECOND: report("restarting", ranks=()),
     }
     assert diagnose(scene([pod(0), restarted(ago)], reports=reports)).cause == cause
+
+
+@pytest.mark.parametrize(("seconds", "cause"), [(0.2, "pod-lost"), (None, "out-of-memory")])
+def test_memory_does_not_explain_a_loss_that_is_not_noticed_yet_if_the_container_has_trained(
+    seconds: float | None, cause: str
+) -> None:
+    leaving = pod(0)
+    leaving["metadata"] = {**leaving["metadata"], "deletionTimestamp": at(-25)}
+    own = report("rendezvous", ranks=(1,))
+    own["ranks"][0]["step_seconds"] = seconds
+    assert diagnose(scene([leaving, restarted(60)], reports={SECOND: own})).cause == cause
 
 
 def test_a_pod_that_is_taken_away_is_lost_though_it_was_killed_for_its_memory_before() -> None:

@@ -100,6 +100,17 @@ def test_a_run_that_is_asked_to_stop_while_it_trains_saves_its_step(
         assert_all_is_saved(run)
 
 
+@pytest.mark.parametrize("every", [1, 4])
+def test_a_run_that_saves_at_every_exchange_of_its_ranks_hears_that_it_is_to_stop(
+    every: int, orders: Path, tmp_path: Path
+) -> None:
+    train = {"checkpoint": {"every": {"steps": every}}, "syncEverySteps": 4}
+    with TrainingRun(tmp_path, describe(100_000, orders=str(orders), train=train)) as run:
+        run.wait_until(lambda: run.steps() and run.steps()[-1]["step"] > 60, "steps")
+        run.process.send_signal(signal.SIGTERM)
+        assert_all_is_saved(run)
+
+
 def test_a_run_that_is_asked_to_stop_once_all_its_ranks_are_lost_says_so(
     orders: Path, tmp_path: Path
 ) -> None:

@@ -83,6 +83,10 @@ class TrainContext:
     """The newest step after which the ranks have compared what they hold."""
     is_consistent: bool = False
     """Whether weights, optimizer and `state` belong together: not before they are restored."""
+    stop_agreed: bool = False
+    """Whether all ranks know that one was asked to stop."""
+    profile_agreed: bool = False
+    """Whether all ranks know that one has a profile request, and none has begun it."""
     first_step: int = 1
     """The first step of this worker group."""
     checkpointing: TrainerCheckpointing

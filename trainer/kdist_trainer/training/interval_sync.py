@@ -92,6 +92,9 @@ def record_interval(ctx: TrainContext, result: IntervalResult) -> None:
         NonFiniteError: If a loss is not finite and the job asks to stop then.
         ReplicasDifferError: If ranks hold other values than they should.
     """
+    # kept, as a save may be what collects them: it takes part in no decision of the loop
+    ctx.stop_agreed |= result.stop
+    ctx.profile_agreed |= result.profile
     replicas.check(ctx, result)
     ctx.checkpointing.take_news(result.carried)
     if not result.records:

@@ -78,7 +78,8 @@ def run_steps(ctx: TrainContext) -> str:
         interval = sync_ranks(ctx)
         if interval.stop:
             break
-        if interval.profile:
+        if ctx.profile_agreed:
+            ctx.profile_agreed = False
             ctx.profiler.start(ctx.target)
         if ctx.bandwidth_probe.is_due(interval.step_seconds * len(interval.records)):
             probe_bandwidth(ctx, WallCategory.IDLE)
@@ -86,6 +87,8 @@ def run_steps(ctx: TrainContext) -> str:
             ctx.target = ctx.state.step
         elif interval.save or ctx.checkpointing.is_due(ctx.state.step):
             save(ctx)
+        if ctx.stop_agreed:  # it was collected for an evaluation or a save
+            break
     return finish(ctx) if ctx.state.step >= ctx.target else stop(ctx)
 
 

@@ -234,5 +234,6 @@ def test_a_standby_that_is_killed_is_replaced_while_the_training_goes_on(tmp_pat
         kill(run.agents()["node-0"])
         run.wait_until(lambda: not is_alive(second), "the end of the standby with its agent")
         run.process.send_signal(signal.SIGINT)
-        assert run.wait() == 130, run.output()
+        # its ranks died with the agent, so that nobody could save their steps
+        assert run.wait() == 10, run.output()
     assert not run.processes()

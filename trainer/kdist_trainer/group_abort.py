@@ -17,6 +17,7 @@ once a group is made. What becomes of a group that was left is in `left_groups`.
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -177,11 +178,12 @@ def _error() -> PeersLostError:
 def _open_sockets() -> dict[int, str]:
     """The names of this process's sockets, by descriptor; empty where the system has no list."""
     found = {}
-    for entry in _DESCRIPTORS.iterdir() if is_supported() else ():
+    # by strings: a recovery lists them a dozen times, of which paths would take 6 ms
+    for name in os.listdir(_DESCRIPTORS) if is_supported() else ():  # noqa: PTH208
         with suppress(OSError):  # closed meanwhile
-            target = str(entry.readlink())
+            target = os.readlink(f"{_DESCRIPTORS}/{name}")  # noqa: PTH115
             if target.startswith("socket:"):
-                found[int(entry.name)] = target
+                found[int(name)] = target
     return found
 
 

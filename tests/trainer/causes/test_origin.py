@@ -14,7 +14,7 @@ from torch.multiprocessing.spawn import ProcessRaisedException, start_processes
 from torch.utils.data import DataLoader
 
 import kdist_trainer
-from kdist_trainer.causes.origin import frames_of
+from kdist_trainer.causes.origin import Origin, frames_of
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.config.exit_codes import Fault, Rerun
 from kdist_trainer.errors import DeviceFaultError, NodeFaultError, Retry, find
@@ -162,3 +162,11 @@ def test_no_copy_of_variables_stays_in_a_frame_that_goes_on() -> None:
     del held
     next(frames)
     assert reference() is None, "the error, its frames and what they hold go with the `except`"
+
+
+@pytest.mark.parametrize("pad", [("x " * 10**6, ""), ("", " x" * 10**6)])
+def test_of_a_long_message_both_ends_are_looked_at(pad: tuple[str, str]) -> None:
+    text = "gloo/transport/tcp/pair.cc:547] Connection closed by peer"
+    error = RuntimeError(f"{pad[0]}{text}{pad[1]}")
+    assert find(error).signature == "gloo-closed"
+    assert len(Origin.of(error).text) < 10_000

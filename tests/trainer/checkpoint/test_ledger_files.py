@@ -48,6 +48,19 @@ def test_which_steps_are_written_is_found_without_reading_all_lines(
     assert not parsed
 
 
+def test_of_a_generation_without_steps_the_lines_of_those_before_are_not_searched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = StepLedger(tmp_path)
+    ledger.append({"generation": 3, "step": n, "pad": "x" * 100} for n in range(1, 10_001))
+    ledger.close()
+    parsed = count_parsed(monkeypatch)
+    assert StepLedger.find_last_step(tmp_path, 4) == 0
+    assert 0 < len(parsed) < 1000
+    assert StepLedger.find_last_step(tmp_path, 3) == 10_000
+    assert StepLedger.find_last_step(tmp_path, 2) == 0
+
+
 def test_of_a_file_that_grows_only_what_is_new_is_parsed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

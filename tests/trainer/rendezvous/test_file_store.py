@@ -16,6 +16,7 @@ import pytest
 import torch.distributed as dist
 
 from kdist_trainer.rendezvous.file_store import FileStore
+from tests.patience import soon
 
 
 def test_a_writer_does_not_wait_for_ever_for_one_that_was_stopped_in_the_middle(
@@ -109,9 +110,15 @@ def test_a_store_keeps_the_keys_of_the_round_that_begins_and_of_the_two_before(
             store.set(f"torch.rendezvous.run.1.{number}/kdist/agent/{rank}", "node")
         stores[number % 2].compare_set(f"kdist/run.1/generation/{number}", "", "{}")
         stores[0].set("kdist/run.1/last", str(number))
-    kept = {unquote(each.name[1:]) for each in tmp_path.glob("=*")}
-    assert kept == {
+    expected = {
         "kdist/run.1/last",
         *(f"kdist/run.1/generation/{number}" for number in (9, 10, 11)),
         *(f"torch.rendezvous.run.1.{n}/kdist/agent/{rank}" for n in (9, 10, 11) for rank in (0, 1)),
     }
+
+    def kept() -> set[str]:
+        assert stores[1].get("kdist/run.1/last") == b"11"  # whoever reads later removes
+        return {unquote(each.name[1:]) for each in tmp_path.glob("=*")}
+
+    assert kept() > expected, "not while the round begins"
+    assert soon(lambda: kept() == expected, 20.0), kept()

@@ -77,7 +77,7 @@ class RestartLedger(RunRecords):
         were all lost as they started, else an empty one.
         """
         start = {AT_START: True} if at_start else {}
-        waited = {WAITED: seconds} if (seconds := self.failure_backoff_seconds()) else {}
+        waited = {WAITED: seconds} if (seconds := self.failure_backoff_seconds(events)) else {}
         code = {CODE: self._code} if failure.signature == REPLICAS_DIFFER else {}
         self.append_failure(failure, **start, **waited, **code)
         ended = {"event": "failure", "generation": failure.generation, "time": failure.time}
@@ -276,6 +276,8 @@ class RestartLedger(RunRecords):
 
     def storage_backoff_seconds(self) -> int:
         """The wait before the next group, in seconds, while the ledger cannot be written."""
+        if not self._agent_store.read(_UNWRITTEN):
+            return 0  # whatever is committed
         return _backoff_seconds(self._unwritten(self.committed_step()))
 
     def has_failed_to_save(self) -> bool:
@@ -288,9 +290,9 @@ class RestartLedger(RunRecords):
         last = self._agent_store.last_generation()
         return root_cause(failures_of(self._agent_store.generation(last))) if last else None
 
-    def failure_backoff_seconds(self) -> int:
+    def failure_backoff_seconds(self, events: list[dict[str, Any]] | None = None) -> int:
         """The wait before the next group, in seconds, if the same failure ended the latest groups:
-        two of them, or three if it may be transient.
+        two of them, or three if it may be transient. `events` spares reading them.
 
         There is none after lost nodes, since restarting their agents takes time by itself, and none
         if the next group is not started.
@@ -298,7 +300,7 @@ class RestartLedger(RunRecords):
         failure = self._last_failure()
         if failure is None or failure.cause is Cause.NODE_LOST:
             return 0
-        events, transient = self._read(), is_transient(failure)
+        events, transient = self._read() if events is None else events, is_transient(failure)
         times = count_repeats(events, failure)
         is_last = not transient and times >= alike_limit(failure)
         is_last |= count_restarts(events) >= self._max_restarts

@@ -26,7 +26,7 @@ _SETUP = "fix the call of torch.distributed at {place}"
 
 def _near(text: str) -> str:
     """A pattern that counts only in a message about a collective."""
-    return rf"(?s)(?=.*({_C10D})).*({text})"
+    return rf"(?s)\A(?=.*({_C10D})).*({text})"  # anchored: else tried from every character
 
 
 def _lost(name: str, text: str, source: str, example: str, advice: str = _FIRST) -> Row:

@@ -36,6 +36,8 @@ _LOAD = re.compile(
 _LOADERS = re.compile(r"kdist_trainer/(checkpoint|training|parallel)/(?!pretrained|pipeline_sch)")
 _FRAME = re.compile(r'^\s*File "(?P<file>.+)", line (?P<line>\d+), in (?P<name>.+)$', re.MULTILINE)
 _TRACEBACK = "Traceback (most recent call last):"
+_END = 4_000
+"""Characters of a message's beginning, and of its end, that are looked at."""
 _RAISES = {"RAISE_VARARGS", "RERAISE"}
 MACHINE_TYPES = frozenset(
     {
@@ -184,8 +186,13 @@ class Origin:
 
     @property
     def text(self) -> str:
-        """`TYPE: MESSAGE`, which patterns are compared with."""
-        return f"{self.names[0]}: {self.message}"
+        """`TYPE: MESSAGE`, which patterns are compared with: of a long one the ends, since the time
+        that some of them take grows with its square.
+        """
+        text = f"{self.names[0]}: {self.message}"
+        if len(text) <= 2 * _END:
+            return text
+        return f"{text[:_END]}\n...\n{text[-_END:]}"
 
     @property
     def own(self) -> int | None:

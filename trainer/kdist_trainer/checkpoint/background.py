@@ -1,74 +1,114 @@
-"""Functions that run while the training continues: `BackgroundTask` and `AskedThread`."""
+"""Functions that run while the training continues: `BackgroundTask` and `OnDemandThread`."""
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from queue import SimpleQueue
+from typing import Final, Generic, TypeVar
 
 from kdist_trainer.threads import OnError, start_thread
 
 T = TypeVar("T")
+_MAX_IDLE: Final = 4
+
+
+class _IdleThread:
+    """A thread that runs one function after the other, whoever gives them.
+
+    Linux has a new thread wait behind all that run, for milliseconds on a busy machine, and one
+    that has slept before them: of a recovery, which calls storage a dozen times, that was a tenth.
+    """
+
+    free: Final[list[_IdleThread]] = []
+    """Those that have nothing to do."""
+
+    def __init__(self) -> None:
+        self._given = SimpleQueue[Callable[[], None]]()
+        start_thread(self._run, name="background", on_error=OnError.REPORT)
+
+    @classmethod
+    def start(cls, work: Callable[[], None]) -> None:
+        """Call `work`, which raises nothing, on a thread that is free or else on a new one."""
+        try:
+            thread = cls.free.pop()
+        except IndexError:
+            thread = cls()
+        thread._given.put(work)
+
+    def _run(self) -> None:
+        while True:
+            self._given.get()()
+            if len(self.free) >= _MAX_IDLE:
+                return
+            self.free.append(self)
+
+
+os.register_at_fork(after_in_child=_IdleThread.free.clear)
 
 
 class BackgroundTask(Generic[T]):
     """Runs one function at a time on a daemon thread, which never delays the process's end."""
 
     def __init__(self) -> None:
-        self._thread: threading.Thread | None = None
+        self._ended: threading.Event | None = None
         self._results: list[T | BaseException] = []
 
     @property
     def busy(self) -> bool:
         """Whether a function is running."""
-        return self._thread is not None and self._thread.is_alive()
+        return self._ended is not None and not self._ended.is_set()
 
     @property
     def pending(self) -> bool:
         """Whether a function was started whose result was not collected."""
-        return self._thread is not None
+        return self._ended is not None
 
     def start(self, work: Callable[[], T]) -> None:
         """Start `work`; the previous result must have been collected."""
+        ended = threading.Event()
 
         def run() -> None:
             try:
                 self._results.append(work())
             except BaseException as error:  # noqa: BLE001 - raised where the result is collected
                 self._results.append(error)
+            finally:
+                ended.set()
 
-        self._thread = start_thread(run, name="checkpoint", on_error=OnError.REPORT)
+        _IdleThread.start(run)
+        self._ended = ended
 
     def wait(self, seconds: float) -> bool:
         """Wait so long at most for the function that was started; returns whether it has ended."""
-        if self._thread is not None:
-            self._thread.join(seconds)
-        return not self.busy
+        return self._ended is None or self._ended.wait(seconds)
 
     def collect(self) -> T:
         """Wait for the function that was started; returns its result, or raises its error."""
-        assert self._thread is not None  # noqa: S101 - called only while pending
-        self._thread.join()
-        self._thread = None
+        assert self._ended is not None  # noqa: S101 - called only while pending
+        self._ended.wait()
+        self._ended = None
         result = self._results.pop()
         if isinstance(result, BaseException):
             raise result
         return result
 
 
-class AskedThread:
+class OnDemandThread:
     """Calls one function on a thread of its own whenever it is asked to; several times that it is
     asked meanwhile count as one. The thread begins when it is first asked.
     """
 
-    def __init__(self, work: Callable[[], None], end: Callable[[], None]) -> None:
+    def __init__(self, name: str, work: Callable[[], None], end: Callable[[], None]) -> None:
         """Do nothing yet.
 
         Args:
+            name: of the thread.
             work: called whenever it is asked to; raises nothing.
             end: called on the thread at its end.
         """
-        self._work, self._end = work, end
+        self._name, self._work, self._end = name, work, end
         self._changed = threading.Condition()
         self._asked = self._done = 0
         self._thread: threading.Thread | None = None
@@ -79,7 +119,7 @@ class AskedThread:
             self._asked += 1
             self._changed.notify_all()
             if self._thread is None:
-                self._thread = start_thread(self._run, name="ledger", on_error=OnError.REPORT)
+                self._thread = start_thread(self._run, name=self._name, on_error=OnError.REPORT)
 
     def wait(self, seconds: float | None) -> bool:
         """Wait so long at most, or without an end, until what was asked so far is done; returns

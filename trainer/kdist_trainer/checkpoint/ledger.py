@@ -77,6 +77,8 @@ class StepLedger:
                 own = [each for each in lines if each.get("generation") == generation]
                 if steps := [int(each["step"]) for each in own if "step" in each]:
                     return max(steps)
+                if lines and lines[-1].get("generation", generation) < generation:
+                    break  # it has written none
         return 0
 
     @staticmethod

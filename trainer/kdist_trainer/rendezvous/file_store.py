@@ -11,6 +11,7 @@ rounds: that it begins says that all nodes of the round before had come together
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import threading
 import time
@@ -31,6 +32,8 @@ _FIRST_POLL_SECONDS = 0.001
 _LOCK = "lock"
 _KEPT_ROUNDS = 3
 """The one that begins, and the two newest ones that were complete."""
+_REMOVAL_SECONDS = 2.0
+"""How long after a round has begun those before it are removed."""
 
 
 class FileStore(Store):
@@ -49,6 +52,8 @@ class FileStore(Store):
         self._timeout_seconds = timeout_seconds
         self._newest: dict[str, int] = {}
         """By what is counted, the newest number that this process has written."""
+        self._removes_at = math.inf
+        """When the keys of old rounds are removed, a monotonic time."""
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def set(self, key: str, value: str | bytes) -> None:
@@ -112,6 +117,8 @@ class FileStore(Store):
         return self.folder / f"={quote(key, safe='')}"
 
     def _read(self, key: str) -> bytes | None:
+        if time.monotonic() > self._removes_at:
+            self._remove_old()
         try:
             return spend(self._path(key).read_bytes)
         except FileNotFoundError:
@@ -126,20 +133,24 @@ class FileStore(Store):
         except OSError as error:
             # torch handles errors of a store, not those of a disk
             raise dist.DistStoreError(f"{key} cannot be written: {error}") from error
-        self._remove_old(key)
+        self._note_round(key)
 
-    def _remove_old(self, key: str) -> None:
-        """Remove the keys of old rounds if `key` is the first one of its round that this process
-        writes. What cannot be removed is left.
+    def _note_round(self, key: str) -> None:
+        """Have the keys of old rounds removed if `key` is the first one of its round that this
+        process writes: not at once, since the others wait for this key and the next ones.
         """
         prefix, number = split_number(key) or ("", 0)
-        if number <= self._newest.get(prefix, 0):
-            return
-        self._newest[prefix] = number
+        if number > self._newest.get(prefix, 0):
+            self._newest[prefix] = number
+            self._removes_at = min(self._removes_at, time.monotonic() + _REMOVAL_SECONDS)
+
+    def _remove_old(self) -> None:
+        """Remove the keys of old rounds. What cannot be removed is left."""
+        self._removes_at = math.inf
         with suppress(OSError):
-            keys = [unquote(each.name[1:]) for each in self.folder.glob("=*")]
-            for old in find_old(keys, kept=_KEPT_ROUNDS):
-                self._path(old).unlink(missing_ok=True)
+            names = {unquote(each.name[1:]): each for each in self.folder.glob("=*")}
+            for old in find_old(names, kept=_KEPT_ROUNDS):
+                names[old].unlink(missing_ok=True)
 
     def _wait_for(self, keys: Sequence[str], seconds: float) -> None:
         deadline = time.monotonic() + seconds

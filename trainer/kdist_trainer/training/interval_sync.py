@@ -67,8 +67,8 @@ def sync_ranks(ctx: TrainContext) -> IntervalResult:
 
 
 def take_records(ctx: TrainContext) -> tuple[tuple[StepRecord, ...], tuple[Tensor, ...]]:
-    """Take this rank's steps since the last exchange, and their losses. The clock of the saves
-    takes their time in here: a call in each step would cost a microsecond.
+    """Take this rank's steps since the last exchange, and their losses. Their time is added to the
+    clock of the saves here: a call in each step would cost a microsecond.
     """
     records, losses = tuple(ctx.step_records), tuple(ctx.losses)
     ctx.step_records.clear()
@@ -92,7 +92,7 @@ def record_interval(ctx: TrainContext, result: IntervalResult) -> None:
         NonFiniteError: If a loss is not finite and the job asks to stop then.
         ReplicasDifferError: If ranks hold other values than they should.
     """
-    # kept, as a save may be what collects them: it takes part in no decision of the loop
+    # kept: where an evaluation or a save collects the exchange, the loop does not see its result
     ctx.stop_agreed |= result.stop
     ctx.profile_agreed |= result.profile
     replicas.check(ctx, result)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from kdist_trainer import log
-from kdist_trainer.checkpoint.background import AskedThread
+from kdist_trainer.checkpoint.background import OnDemandThread
 from kdist_trainer.checkpoint.bounded_calls import ANSWER_SECONDS
 from kdist_trainer.checkpoint.ledger import RunLedger, StepLedger
 from kdist_trainer.checkpoint.storage import StoragePath
@@ -94,7 +94,7 @@ class StepLog:
         self._waiting: deque[_Writing] = deque()
         self._refused: OSError | None = None
         """Why lines were not written at the last attempt."""
-        self._writer = AskedThread(self._write_waiting, self._close_file)
+        self._writer = OnDemandThread("ledger", self._write_waiting, self._close_file)
 
     def add_steps(self, records: Iterable[StepRecord], losses: Iterable[float]) -> None:
         """Write one line per step; the time waited for peers since the last call is divided among

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -46,12 +46,21 @@ class Fleet:
         namespace: where they are.
         kinds: of workloads.
         controlled: whether the controller makes their objects.
+        train: fields of their training that are not as in the others.
     """
 
-    def __init__(self, namespace: Namespace, kinds: Sequence[str], *, controlled: bool) -> None:
+    def __init__(
+        self,
+        namespace: Namespace,
+        kinds: Sequence[str],
+        *,
+        controlled: bool,
+        train: Mapping[str, Any] | None = None,
+    ) -> None:
         self.namespace = namespace
         self.kinds = tuple(kinds)
         self.controlled = controlled
+        self._train = train or {}
         self._cluster: Cluster = cluster.connect(
             namespace=namespace.name,
             file=namespace.environment["KUBECONFIG"],
@@ -76,7 +85,7 @@ class Fleet:
         """
         self.namespace.copy_sources()
         for kind in self.kinds:
-            self.namespace.write(_describe(calm, kind), f"{kind}.yaml")
+            self.namespace.write(_describe(calm, kind, self._train), f"{kind}.yaml")
         self.each(self._start)
         waiting = [kind for kind in self.kinds if not self._train_within(kind, _PATIENCE)]
         for kind in waiting:
@@ -179,7 +188,7 @@ def _explain(kind: str, source: str, error: KdistError) -> Look:
     return Look(kind, source, _UNREACHABLE, error.message)
 
 
-def _describe(calm: Job, kind: str) -> dict[str, Any]:
+def _describe(calm: Job, kind: str, train: Mapping[str, Any]) -> dict[str, Any]:
     """A job of two nodes without end, on different ones if possible, whose image is looked up in
     its registry at each start.
     """
@@ -189,7 +198,7 @@ def _describe(calm: Job, kind: str) -> dict[str, Any]:
     document = calm(
         backend=kind,
         nodes=2,
-        train={"workload": "calm:Sleepy", "steps": 1_000_000, "evaluate": "never"},
+        train={"workload": "calm:Sleepy", "steps": 1_000_000, "evaluate": "never", **train},
         resources={"cpu": 0.4, "memory": "1Gi"},
         podTemplate={"spec": {"affinity": {"podAntiAffinity": wish}}},
     )

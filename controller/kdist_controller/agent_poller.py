@@ -163,6 +163,12 @@ class AgentPoller:
                 if now - at < _STALE_SECONDS
             }
 
+    def silent(self, key: JobKey) -> set[str]:
+        """The pods whose agents were asked last and did not answer."""
+        with self._lock:
+            found = self._inquiries.get(key)
+            return set() if found is None else set(found.silent)
+
     def diagnosis(self, key: JobKey) -> Diagnosis | None:
         """Why the job does not progress, if that was asked lately."""
         with self._lock:

@@ -33,6 +33,7 @@ class Observed:
         children: its other objects; metadata only.
         pods: its pods.
         reports: the agents' newest `/status` documents, by pod.
+        silent: the pods whose agents did not answer when they were asked last.
         makers: uids of what makes its pods: the workload, and what that has created for it.
         kinds: (API version, kind) of everything that the cluster serves.
         result: how the run of a job without workload has ended; None if nobody can say.
@@ -53,6 +54,7 @@ class Observed:
     children: Mapping[ObjectKey, Document] = field(default_factory=dict)
     pods: Sequence[Document] = ()
     reports: Mapping[str, Document] = field(default_factory=dict)
+    silent: Collection[str] = ()
     makers: frozenset[str] = frozenset()
     kinds: Collection[tuple[str, str]] = ()
     result: ExitRecord | None = None
@@ -109,9 +111,11 @@ class Observed:
 
     @cached_property
     def snapshot(self) -> Snapshot:
-        """All of it in the form that status and diagnosis are read from. Agents that have not
-        answered lately were perhaps not asked: usually only that of rank 0 is.
+        """All of it in the form that status and diagnosis are read from. Usually only the agent of
+        rank 0 is asked, and that of a controller which has just begun none.
         """
+        known = {*self.reports, *self.silent}
+        running = [pod for pod in self.pods if documents.text(pod, "status", "phase") == "Running"]
         return Snapshot(
             self.resource.key.name,
             self.resource.key.namespace,
@@ -123,7 +127,7 @@ class Observed:
             self.pods,
             reports=self.reports,
             nodes=self.nodes,
-            skipped=sum(documents.name(pod) not in self.reports for pod in self.pods),
+            skipped=sum(documents.name(pod) not in known for pod in running),
             config_maps={each.name for each in self.children if each.kind == "ConfigMap"},
             taken=self.now,
         )

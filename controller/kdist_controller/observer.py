@@ -107,6 +107,7 @@ class Observer:
             makers=sorted_.makers,
             rivals={**sorted_.rivals, **self._look_at_foreign(resource)},
             reports=self._poller.answers(key),
+            silent=self._poller.silent(key),
             kinds=self.kinds,
             result=self._find_result(resource)
             if own is not None and sorted_.workload is None

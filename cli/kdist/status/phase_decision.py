@@ -53,6 +53,7 @@ class Evidence:
         ttl: seconds after which the cluster deletes a finished workload; None if never.
         resource: state of its TrainingJob; None without one.
         started: when a user last had it start again (unix seconds); None if never.
+        unasked: number of agents that nobody has asked.
     """
 
     state: WorkloadState | None
@@ -66,6 +67,7 @@ class Evidence:
     ttl: int | None = None
     resource: ResourceState | None = None
     started: float | None = None
+    unasked: int = 0
 
     @property
     def starts_again(self) -> bool:
@@ -270,18 +272,23 @@ def _joining(
 
 
 def _unanswered(evidence: Evidence, working: Sequence[Pod], *, again: bool) -> PhaseDecision:
-    """Decide the phase where containers run but no agent answers: it loads, or is unreachable."""
+    """Decide the phase where containers run but no agent answers: it loads, is unreachable, or was
+    not asked.
+    """
     ages = [evidence.now - pod.started for pod in working if pod.started is not None]
+    is_unknown = evidence.unasked >= len(working)
+    unknown = "its pods run; what their agents do is not known yet"
     if not ages or max(ages) < _STARTING_SECONDS:
         return PhaseDecision(
-            Phase.RECOVERING if again else Phase.STARTING, "Loading", "the agents load torch"
+            Phase.RECOVERING if again else Phase.STARTING,
+            "Loading",
+            unknown if is_unknown else "the agents load torch",
         )
     if len(working) < evidence.nodes.min:
         message = f"{len(working)} of {evidence.nodes.min} needed nodes run"
         return PhaseDecision(Phase.RECOVERING if again else Phase.PENDING, "TooFewNodes", message)
-    return PhaseDecision(
-        Phase.RUNNING, "NoAnswer", "its pods run, but their agents cannot be reached from here"
-    )
+    unreachable = "its pods run, but their agents cannot be reached from here"
+    return PhaseDecision(Phase.RUNNING, "NoAnswer", unknown if is_unknown else unreachable)
 
 
 def _not_running(evidence: Evidence, *, again: bool) -> PhaseDecision:

@@ -57,6 +57,7 @@ def read_status(
     resource: Document | None = None,
     fetches: Mapping[str, object] | None = None,
     progress: Document | None = None,
+    unasked: int = 0,
 ) -> JobStatus:
     """Derive the status of one job.
 
@@ -73,6 +74,7 @@ def read_status(
         resource: the job's TrainingJob; None without one.
         fetches: the newest event of each init container that fetches, by pod.
         progress: the newest event of the log that tells of the training; counts without reports.
+        unasked: number of agents that nobody has asked.
     """
     now = time.time() if now is None else now
     namespace = namespace or documents.text(config_map, "metadata", "namespace")
@@ -90,7 +92,7 @@ def read_status(
     ttl = documents.integer(spec, "ttlSecondsAfterFinished") if backend != "statefulset" else None
     known_resource = None if resource is None else read_resource(resource)
     read = (state, known_pods, known_reports, nodes, asked, queue, record, now, ttl, known_resource)
-    decided = decide(Evidence(*read, started=read_start(config_map, resource)))
+    decided = decide(Evidence(*read, started=read_start(config_map, resource), unasked=unasked))
     told = read_training(current, step=record.step if record else None)
     counted = _count_restarts(known_reports.values(), known_pods)
     return JobStatus(
@@ -304,7 +306,7 @@ class Snapshot:
         nodes: the cluster's nodes that matter to the job.
         claims: volume claims of pending pods by name; an empty document if a claim does not exist.
         admission: the job's object in its queue.
-        skipped: number of agents that there was no time to request.
+        skipped: number of agents that were not asked, such as for lack of time.
         deployments: deployments of all namespaces, if no controller creates the job's pods.
         taken: unix time.
         resource: the job's TrainingJob; None if it was applied without one.
@@ -382,6 +384,7 @@ class Snapshot:
             resource=self.resource,
             fetches=self.fetches,
             progress=self.progress,
+            unasked=self.skipped,
         )
 
 

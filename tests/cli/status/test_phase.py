@@ -64,6 +64,22 @@ def test_a_pod_that_stands_by_is_no_node_of_the_group() -> None:
     assert {each.name: each.state for each in found.pods}[third] == "Standby"
 
 
+@pytest.mark.parametrize("seconds", [20, 500])
+def test_of_agents_that_nobody_has_asked_it_says_that_nothing_is_known(seconds: int) -> None:
+    now = NOW.timestamp() - 500 + seconds
+    known = [look(unasked=unasked, now=now).message for unasked in range(3)]
+    assert (
+        known[0]
+        == known[1]
+        == {
+            20: "the agents load torch",
+            500: "its pods run, but their agents cannot be reached from here",
+        }[seconds]
+    )
+    assert "is not known yet" in known[2]
+    assert "not known" not in look(reports=TRAINING, unasked=1, now=now).message
+
+
 def stopped_pod(index: int) -> dict[str, Any]:
     """A pod whose training was stopped on request."""
     return ended_pod(index, 200, record=STOPPED)
@@ -86,8 +102,7 @@ def look(
         pods,
         reports or {},
         state=state,
-        now=NOW.timestamp(),
-        **more,
+        **{"now": NOW.timestamp(), **more},
     )
 
 

@@ -80,10 +80,8 @@ def read_status(
     namespace = namespace or documents.text(config_map, "metadata", "namespace")
     backend, run_id = _read_placement(config_map, resource, namespace)
     known_pods = _read_pods(pods, reports, lost_nodes, fetches or {})
-    known_reports = read_reports(
-        {pod.name: reports[pod.name] for pod in known_pods if pod.name in reports and not pod.over},
-        run_id=run_id,
-    )
+    own = {one.name: reports[one.name] for one in known_pods if one.name in reports and not one.over}
+    known_reports = read_reports(own, run_id=run_id)
     current = newest_generation(known_reports)
     record = _find_record(workload, known_pods, current)
     spec = documents.mapping(_find_job(config_map, resource), "spec")
@@ -92,7 +90,7 @@ def read_status(
     ttl = documents.integer(spec, "ttlSecondsAfterFinished") if backend != "statefulset" else None
     known_resource = None if resource is None else read_resource(resource)
     read = (state, known_pods, known_reports, nodes, asked, queue, record, now, ttl, known_resource)
-    decided = decide(Evidence(*read, started=read_start(config_map, resource), unasked=unasked))
+    decided = decide(Evidence(*read, read_start(config_map, resource), unasked))
     told = read_training(current, step=record.step if record else None)
     counted = _count_restarts(known_reports.values(), known_pods)
     return JobStatus(

@@ -67,7 +67,8 @@ assert os.waitpid(child, 0)[1] == 0
 
 
 def test_a_forked_process_has_threads_of_its_own() -> None:
-    subprocess.run([sys.executable, "-c", FORKS], cwd=ROOT, check=True, timeout=SECONDS)
+    done = subprocess.run([sys.executable, "-c", FORKS], cwd=ROOT, check=False, timeout=SECONDS)
+    assert done.returncode == 0
 
 
 def background_threads() -> list[threading.Thread]:

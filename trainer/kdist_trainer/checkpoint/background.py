@@ -25,16 +25,19 @@ class _IdleThread:
     """Those that have nothing to do."""
 
     def __init__(self) -> None:
+        self._process = os.getpid()
         self._given = SimpleQueue[Callable[[], None]]()
         start_thread(self._run, name="background", on_error=OnError.REPORT)
 
     @classmethod
     def start(cls, work: Callable[[], None]) -> None:
         """Call `work`, which raises nothing, on a thread that is free or else on a new one."""
-        try:
-            thread = cls.free.pop()
-        except IndexError:
-            thread = cls()
+        thread = None
+        while thread is None or thread._process != os.getpid():  # a fork has none of the threads
+            try:
+                thread = cls.free.pop()
+            except IndexError:
+                thread = cls()
         thread._given.put(work)
 
     def _run(self) -> None:
@@ -43,9 +46,6 @@ class _IdleThread:
             if len(self.free) >= _MAX_IDLE:
                 return
             self.free.append(self)
-
-
-os.register_at_fork(after_in_child=_IdleThread.free.clear)
 
 
 class BackgroundTask(Generic[T]):

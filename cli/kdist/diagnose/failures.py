@@ -112,9 +112,15 @@ def _is_present(ctx: DiagnosticContext, pod: Pod, end: ContainerTermination) -> 
 
 
 def _has_trained(ctx: DiagnosticContext, pod: Pod) -> bool:
-    """Whether ranks of a pod have finished steps since its container has started."""
+    """Whether the job has trained since the container of a pod has started. Not if it trains now
+    with enough pods: what was before is a further finding then.
+    """
+    since, status = pod.started or ctx.now, ctx.status
+    if status.phase is Phase.RUNNING:
+        return status.nodes.ready < status.nodes.min and ctx.had_formed(since, ctx.now)
     ranks = documents.items(ctx.seen.reports.get(pod.name), "ranks")
-    return ctx.stuck and any(documents.number(each, "step_seconds") is not None for each in ranks)
+    stepped = any(documents.number(each, "step_seconds") is not None for each in ranks)
+    return ctx.stuck and (stepped or ctx.had_formed(since, status.last_checkpoint_time))
 
 
 def _memory_limit(ctx: DiagnosticContext, pod: Pod) -> float | None:

@@ -168,7 +168,12 @@ class DiagnosticContext:
         now follows from that, and no longer from what was before.
         """
         failure = self.status.last_failure
-        return failure is not None and (failure.time or 0.0) > at + _FORMS
+        return failure is not None and self.had_formed(at, failure.time)
+
+    @staticmethod
+    def had_formed(since: float, at: float | None) -> bool:
+        """Whether a worker group that has formed after `since` may have been there at `at`."""
+        return (at or 0.0) > since + _FORMS
 
     def document(self, pod: Pod) -> Document:
         """The pod's object."""

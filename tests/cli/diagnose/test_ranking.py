@@ -111,9 +111,34 @@ def test_memory_does_not_explain_a_loss_that_is_not_noticed_yet_if_the_container
 ) -> None:
     leaving = pod(0)
     leaving["metadata"] = {**leaving["metadata"], "deletionTimestamp": at(-25)}
-    own = report("rendezvous", ranks=(1,))
+    saved = NOW.timestamp() - 70
+    own = report("rendezvous", ranks=(1,), last_checkpoint_time=saved)
     own["ranks"][0]["step_seconds"] = seconds
     assert diagnose(scene([leaving, restarted(60)], reports={SECOND: own})).cause == cause
+
+
+@pytest.mark.parametrize(("ago", "cause"), [(60, "pod-lost"), (14, "out-of-memory")])
+def test_memory_does_not_explain_a_pod_that_is_taken_away_while_agents_say_that_they_train(
+    ago: float, cause: str
+) -> None:
+    leaving = pod(0)
+    leaving["metadata"] = {**leaving["metadata"], "deletionTimestamp": at(-25)}
+    reports = {FIRST: report(), SECOND: report(ranks=(1,))}
+    for seen in ({"reports": reports}, {"reports": {FIRST: reports[FIRST]}, "skipped": 1}):
+        assert diagnose(scene([leaving, restarted(ago)], **seen)).cause == cause
+
+
+@pytest.mark.parametrize(("saved", "cause"), [(20, "pod-lost"), (48, "out-of-memory")])
+def test_memory_does_not_explain_a_new_group_if_the_job_was_saved_since_its_container_started(
+    saved: float, cause: str
+) -> None:
+    new = pod(0, name="digits-0-fghij")
+    new["metadata"] = {**new["metadata"], "creationTimestamp": at(10)}
+    told = report("initializing", ranks=(1,), last_checkpoint_time=NOW.timestamp() - saved)
+    told["ranks"][0]["step_seconds"] = None
+    killing = event("Killing", "Stopping container trainer", name=FIRST, ago=15)
+    found = diagnose(scene([new, restarted(60)], killing, reports={SECOND: told}))
+    assert found.cause == cause
 
 
 def test_a_pod_that_is_taken_away_is_lost_though_it_was_killed_for_its_memory_before() -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kdist.diagnose.rule import Diagnosis, DiagnosticContext, name_all
+from kdist.diagnose.rule import Diagnosis, DiagnosticContext, name_all, name_pods
 from kdist.status import Phase, RankStatus, documents
 from kdist.units import seconds
 
@@ -49,12 +49,24 @@ def find_hang(ctx: DiagnosticContext) -> Diagnosis | None:
     first = places[0][1][0]
     return Diagnosis(
         "hang",
-        f"{what} for {seconds(since)}{usual}: {words}; {outlook}",
+        f"{what} for {seconds(since)}{usual}: {words}{_name_unanswering(ctx, silent)}; {outlook}",
         "waiting",
         tuple(evidence),
         fix,
         (ctx.kdist("logs", "--rank", str(first.rank), "--tail", "100"), ctx.kdist("top")),
     )
+
+
+def _name_unanswering(ctx: DiagnosticContext, silent: Sequence[RankStatus]) -> str:
+    """The pods that ranks in collectives may wait for, whose agents do not answer while others do:
+    what they do is not known.
+    """
+    if ctx.seen.skipped or ctx.seen.lack or not all(rank.collective for rank in silent):
+        return ""
+    pods = [pod for pod in ctx.pods if pod.working and not ctx.seen.reports.get(pod.name)]
+    if not pods:
+        return ""
+    return f"; {name_pods(pods)} may keep them waiting: no agent answers there, so why is not known"
 
 
 def _is_silent(rank: RankStatus) -> bool:

@@ -65,6 +65,17 @@ def test_ranks_in_one_collective_and_in_different_ones_are_told_apart() -> None:
     assert "in different collectives" in other.sentence
 
 
+def test_why_ranks_that_make_steps_wait_is_not_known_where_an_agent_does_not_answer() -> None:
+    told = report(ranks=(1,))
+    told["ranks"][0] |= {"heartbeat_age": 5.4, "collective": SUM}
+    found = diagnose(scene([pod(0), pod(1)], reports={FIRST: told}))
+    assert (found.cause, found.severity) == ("hang", "waiting")
+    words = f"{SECOND} may keep them waiting: no agent answers there, so why is not known"
+    assert words in found.sentence
+    both = {FIRST: told, SECOND: report()}
+    assert "not known" not in diagnose(scene([pod(0), pod(1)], reports=both)).sentence
+
+
 def test_what_agents_that_do_not_answer_know_is_not_known() -> None:
     seen = scene([pod(0), pod(1)], reports={FIRST: script_rank(0, **WAITS)})
     found = diagnose(seen)

@@ -124,6 +124,18 @@ def restart(fleet: Fleet) -> None:
     fleet.each(lambda kind: fleet.namespace.kdist("restart", kind, "--timeout=8m", timeout=500))
 
 
+def spread(fleet: Fleet, node: str) -> None:
+    """Start the jobs again that have no pod on a node, as a drain of it leaves them."""
+
+    def act(kind: str) -> None:
+        pods = fleet.namespace.pods(kind)
+        alive = [pod for pod in pods if pod["status"]["phase"] == "Running"]
+        if node not in {pod["spec"]["nodeName"] for pod in alive}:
+            fleet.namespace.kdist("restart", kind, "--timeout=8m", timeout=500)
+
+    fleet.each(act)
+
+
 def exhaust_memory(fleet: Fleet) -> None:
     """Take more memory than the limit in the second pod of every job, until it is killed."""
     fleet.each(
@@ -271,6 +283,8 @@ def test_a_look_while_a_node_is_off_and_comes_back_names_the_event_and_never_a_c
         Phase("node off", lose(doomed), NODE, NODE_ROUNDS),
         Phase("node back", bring_back(doomed), NODE),
     ]
+    fleet.settle(calm)
+    spread(fleet, doomed)
     assert go_through(fleet, calm, phases, capsys) == []
 
 

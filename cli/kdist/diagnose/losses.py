@@ -130,10 +130,10 @@ def find_lost_pod(ctx: DiagnosticContext) -> Diagnosis | None:
     ):
         return None
     # where all pods are new, only what is known to have ended the ones before them is a loss
-    losses = _find_deleted(ctx) if begins else _find_losses(ctx)
+    losses = _find_losses(ctx)
     found = [loss for loss in losses if not _came_before(ctx, loss) and not _was_asked(ctx, loss)]
     if begins:
-        found = [loss for loss in found if loss.at is not None and loss.place is not None]
+        found = [loss for loss in found if loss.of_node or None not in (loss.at, loss.place)]
     latest = max((loss.at or ctx.now for loss in found), default=ctx.now)
     found = [loss for loss in found if not _is_past(ctx, loss, latest)]
     if not found:
@@ -254,7 +254,7 @@ def _read_loss(ctx: DiagnosticContext, pod: Pod) -> _Loss | None:
     node = f" {pod.node}" if pod.node else ""
     what = f"pod {pod.name} ended with its node{node}, which was restarted or shut down"
     said = pod.message or (f"{end.reason}, exit code {end.code}" if end else pod.reason)
-    return _Loss(pod.name, pod.index, what, f"pod/{pod.name}: {clip(said)}", at)
+    return _Loss(pod.name, pod.index, what, f"pod/{pod.name}: {clip(said)}", at, of_node=True)
 
 
 def _is_present(ctx: DiagnosticContext, pod: Pod, at: float | None) -> bool:

@@ -289,6 +289,14 @@ def test_where_one_lost_pod_has_all_made_again_the_first_one_is_named_first() ->
     assert found.also == ()
 
 
+def test_a_pod_that_was_given_up_with_its_node_is_named_before_those_that_its_jobset_ends() -> None:
+    given_up = pod(0, phase="Failed", reason="NodeLost")
+    found = diagnose(scene([given_up], killing(4)))
+    assert found.cause == "pod-lost"
+    assert found.sentence.startswith(f"pod {FIRST} ended with its node")
+    assert f"pod {OLD} was deleted 4.0 s ago" in found.sentence
+
+
 def test_the_pods_of_a_job_that_was_deleted_and_sent_again_are_no_loss() -> None:
     pods = [started(pod(0), 10), started(pod(1, name=NEW), 10)]
     found = diagnose(scene(pods, killing(30), over=workload(age=15)))

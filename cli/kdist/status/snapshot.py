@@ -80,8 +80,8 @@ def read_status(
     namespace = namespace or documents.text(config_map, "metadata", "namespace")
     backend, run_id = _read_placement(config_map, resource, namespace)
     known_pods = _read_pods(pods, reports, lost_nodes, fetches or {})
-    own = {one.name: reports[one.name] for one in known_pods if one.name in reports and not one.over}
-    known_reports = read_reports(own, run_id=run_id)
+    answering = [pod for pod in known_pods if pod.name in reports and not pod.over]
+    known_reports = read_reports({pod.name: reports[pod.name] for pod in answering}, run_id=run_id)
     current = newest_generation(known_reports)
     record = _find_record(workload, known_pods, current)
     spec = documents.mapping(_find_job(config_map, resource), "spec")

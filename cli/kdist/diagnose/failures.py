@@ -99,7 +99,8 @@ def _killed_for_memory(pod: Pod) -> ContainerTermination | None:
 
 def _is_present(ctx: DiagnosticContext, pod: Pod, end: ContainerTermination) -> bool:
     """Whether an end may explain what is so now: it is not long past, and the container which has
-    taken its place has not trained, is not being ended, and was in no group that has failed.
+    taken its place has not trained, is not being ended, and was in no group that has failed. Of one
+    that has ended too, it is known that the job has trained by a checkpoint.
     """
     if end.at is None or ctx.status.phase.terminal:
         return True
@@ -108,6 +109,7 @@ def _is_present(ctx: DiagnosticContext, pod: Pod, end: ContainerTermination) -> 
     is_past = has_run and (
         now.deleting or _has_trained(ctx, now) or ctx.has_failed_since(now.started or 0.0)
     )
+    is_past |= not has_run and ctx.stuck and ctx.had_formed(end.at, ctx.status.last_checkpoint_time)
     return ctx.now - end.at < _FRESH and not is_past
 
 

@@ -141,6 +141,19 @@ def test_memory_does_not_explain_a_new_group_if_the_job_was_saved_since_its_cont
     assert found.cause == cause
 
 
+@pytest.mark.parametrize(("saved", "cause"), [(20, "pod-lost"), (85, "out-of-memory")])
+def test_memory_does_not_explain_the_loss_of_the_pod_that_has_trained_in_the_place_of_its_own(
+    saved: float, cause: str
+) -> None:
+    killed = ended_pod(1, 137, "OOMKilled", ago=90)
+    after = ended_pod(1, 200, name="digits-1-fghij", ago=4)
+    after["metadata"] = {**after["metadata"], "creationTimestamp": at(80)}
+    told = {"runId": "r1", "lastCheckpoint": {"step": 60, "time": at(saved)}}
+    resource = {"metadata": {"name": "digits"}, "spec": {"nodes": 2}, "status": told}
+    killing = event("Killing", "Stopping container trainer", name=FIRST, ago=12)
+    assert diagnose(scene([killed, after], killing, resource=resource)).cause == cause
+
+
 def test_a_pod_that_is_taken_away_is_lost_though_it_was_killed_for_its_memory_before() -> None:
     leaving = restarted(60)
     leaving["metadata"] = {**leaving["metadata"], "deletionTimestamp": at(-25)}

@@ -107,10 +107,22 @@ def _is_present(ctx: DiagnosticContext, pod: Pod, end: ContainerTermination) -> 
     now = find_successor(pod, ctx.pods) or pod
     has_run = now.started is not None and now.started > end.at
     is_past = has_run and (
-        now.deleting or _has_trained(ctx, now) or ctx.has_failed_since(now.started or 0.0)
+        now.deleting
+        or _may_have_trained(ctx, now)
+        or _has_trained(ctx, now)
+        or ctx.has_failed_since(now.started or 0.0)
     )
     is_past |= not has_run and ctx.stuck and ctx.had_formed(end.at, ctx.status.last_checkpoint_time)
     return ctx.now - end.at < _FRESH and not is_past
+
+
+def _may_have_trained(ctx: DiagnosticContext, pod: Pod) -> bool:
+    """Whether a pod, of which nothing else is known, runs for long enough that it may have been in
+    a group, while another one is taken away: that explains what is so now in either case.
+    """
+    is_unknown = pod.running and pod.name not in ctx.seen.reports
+    is_long = ctx.had_formed(pod.started or ctx.now, ctx.now)
+    return is_unknown and is_long and any(each.deleting for each in ctx.pods if each is not pod)
 
 
 def _has_trained(ctx: DiagnosticContext, pod: Pod) -> bool:

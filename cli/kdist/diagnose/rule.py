@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
+from kdist.spec.training_job import Spec
 from kdist.status import (
     AGAIN,
     BLOCKING,
@@ -126,15 +127,16 @@ class DiagnosticContext:
     def started(self) -> float | None:
         """When a user had the job start again (unix seconds), if that explains what it does: pods
         that were all made long after it are those of another start, and a worker group of the new
-        pods may have failed since.
+        pods may have failed since, or have saved before all of them ended.
         """
         at = read_start(self.seen.config_map, self.seen.resource)
         if at is None or not explains_start(at, self.now):
             return None
-        grace = documents.integer(self.seen.job, "spec", "terminationGracePeriodSeconds") or 0
+        default = Spec.model_fields["termination_grace_period_seconds"].default
+        grace = documents.integer(self.seen.job, "spec", "terminationGracePeriodSeconds") or default
         made = [pod.created for pod in self.pods if not pod.over and pod.created is not None]
-        if not made:
-            return at
+        if not made:  # those before have saved within their grace period
+            return None if self.had_formed(at + grace, self.status.last_checkpoint_time) else at
         first = min(made)  # before `at` it is one that still has to end
         is_past = first > at + grace + _MADE_AGAIN or (first >= at and self.has_failed_since(first))
         return None if is_past else at

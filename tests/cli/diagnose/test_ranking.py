@@ -154,6 +154,15 @@ def test_memory_does_not_explain_the_loss_of_the_pod_that_has_trained_in_the_pla
     assert diagnose(scene([killed, after], killing, resource=resource)).cause == cause
 
 
+@pytest.mark.parametrize(("ago", "cause"), [(40, "pod-lost"), (10, "out-of-memory")])
+def test_memory_does_not_explain_a_pod_that_is_taken_away_while_no_agent_answers(
+    ago: float, cause: str
+) -> None:
+    leaving = ended_pod(0, 200, ago=4)
+    leaving["metadata"] = {**leaving["metadata"], "deletionTimestamp": at(-15)}
+    assert diagnose(scene([leaving, restarted(ago)])).cause == cause
+
+
 def test_a_pod_that_is_taken_away_is_lost_though_it_was_killed_for_its_memory_before() -> None:
     leaving = restarted(60)
     leaving["metadata"] = {**leaving["metadata"], "deletionTimestamp": at(-25)}

@@ -127,6 +127,18 @@ def test_pods_that_were_all_made_long_after_a_restart_are_those_of_a_later_loss(
     assert diagnose(soon).cause == "start-requested"
 
 
+@pytest.mark.parametrize(("saved", "is_past"), [(60, True), (130, False)])
+def test_a_job_without_pods_that_has_saved_after_its_restart_lacks_them_for_another_reason(
+    saved: float, is_past: bool
+) -> None:
+    spec = asked(150)
+    told = {"lastCheckpoint": {"step": 60, "time": at(saved)}}
+    resource = {"spec": {"nodes": 2, "restartedAt": at(150)}, "status": told}
+    found = diagnose(scene([], reported=spec, resource=resource))
+    causes = [found.cause, *(each.cause for each in found.also)]
+    assert ("start-requested" not in causes) == is_past, causes
+
+
 def failed(seconds_ago: float) -> Document:
     """What an agent reports of its group, which lost a node."""
     failure = {"cause": "node_lost", "message": "", "time": NOW.timestamp() - seconds_ago}

@@ -191,17 +191,16 @@ def _place_of(loss: _Loss) -> int | str:
 
 def _came_before(ctx: DiagnosticContext, loss: _Loss) -> bool:
     """Whether a failure of its own, or of another loss, has ended the group since."""
-    failure = ctx.status.last_failure
-    if failure is None or failure.time is None or loss.at is None:
+    if loss.at is None or ctx.has_gone_on_since(loss.at):
+        return loss.at is not None
+    if (failure := ctx.status.last_failure) is None or failure.time is None:
         return False
     by_itself = failure.primary and failure.cause not in FOLLOWS
     return failure.time > loss.at + (0.0 if by_itself else _NOTICED)
 
 
 def _is_past(ctx: DiagnosticContext, loss: _Loss, latest: float) -> bool:
-    """Whether another pod had begun in its place before the latest loss, which is the present
-    one.
-    """
+    """Whether another pod had begun in its place before the latest loss, the present one."""
     return loss.at is not None and any(
         pod.index == loss.place
         and not pod.over

@@ -172,6 +172,17 @@ class DiagnosticContext:
         failure = self.status.last_failure
         return failure is not None and self.had_formed(at, failure.time)
 
+    def has_gone_on_since(self, at: float) -> bool:
+        """Whether a worker group of pods that all began after `at` (unix seconds) has failed or
+        saved: with an older pod, either may be of the group before.
+        """
+        begun = [pod.started or self.now for pod in self.pods if not pod.over]
+        if not begun or min(begun) < at:
+            return False
+        latest = max(begun)
+        saved = self.had_formed(latest, self.status.last_checkpoint_time)
+        return saved or self.has_failed_since(latest)
+
     @staticmethod
     def had_formed(since: float, at: float | None) -> bool:
         """Whether a worker group that has formed after `since` may have been there at `at`."""

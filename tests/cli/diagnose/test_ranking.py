@@ -178,3 +178,35 @@ def test_a_container_that_has_started_since_is_not_said_to_lack_its_program(runs
     statuses = [container(state=state, ready=runs, restarts=1, before=before)]
     found = diagnose(stuck(pod(0), pod(1, phase="Running", containerStatuses=statuses)))
     assert (found.cause == "container-start") is not runs
+
+
+@pytest.mark.parametrize(
+    ("told", "is_past"),
+    [
+        ({"last_checkpoint_time": 20, "last_failure": None}, True),
+        ({"last_checkpoint_time": 200, "last_failure": 10}, True),
+        ({"last_checkpoint_time": 200, "last_failure": None}, False),
+        ({"last_checkpoint_time": 200, "last_failure": 58}, False),
+    ],
+)
+def test_a_loss_before_all_pods_explains_nothing_once_their_group_has_saved_or_failed(
+    told: dict[str, float | None], is_past: bool
+) -> None:
+    new = [pod(number, name=f"digits-{number}-fghij") for number in range(2)]
+    for each in new:
+        each["metadata"] = {**each["metadata"], "creationTimestamp": at(65)}
+        each["status"]["containerStatuses"][0]["state"] = {"running": {"startedAt": at(60)}}
+    known: dict[str, Any] = {
+        name: None if ago is None else NOW.timestamp() - ago for name, ago in told.items()
+    }
+    if known["last_failure"]:
+        failure = {"cause": "node_lost", "message": "", "primary": False, "rank": 1, "step": 7}
+        known["last_failure"] = {**failure, "time": known["last_failure"]}
+    killing = [
+        event("Killing", "Stopping container trainer", name=f"digits-{number}-abcde", ago=80)
+        for number in range(2)
+    ]
+    agents = {"digits-1-fghij": report("rendezvous", ranks=(1,), **known)}
+    found = diagnose(scene(new, *killing, reports=agents))
+    causes = [found.cause, *(each.cause for each in found.also)]
+    assert ("pod-lost" not in causes) == is_past, causes

@@ -125,7 +125,7 @@ def restart(fleet: Fleet) -> None:
 
 
 def spread(fleet: Fleet, node: str) -> None:
-    """Start the jobs again that have no pod on a node, as a drain of it leaves them."""
+    """Restart the jobs that have no pod on this node, such as after it was drained."""
 
     def act(kind: str) -> None:
         pods = fleet.namespace.pods(kind)

@@ -47,8 +47,8 @@ def space(cluster: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> 
     [(["job"], ["statefulset"], 15), (["pytorchjob", "trainjob", "jobset"], [], 5)],
 )
 def test_jobs_that_lose_a_pod_every_90_seconds_go_on_and_save(
-    space: Namespace,
     namespace: Namespace,
+    space: Namespace,  # removed first, so that the volumes of both are freed
     calm: Job,
     direct: list[str],
     controlled: list[str],

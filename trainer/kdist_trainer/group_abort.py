@@ -178,7 +178,7 @@ def _error() -> PeersLostError:
 def _open_sockets() -> dict[int, str]:
     """The names of this process's sockets, by descriptor; empty where the system has no list."""
     found = {}
-    # by strings: a recovery lists them a dozen times, of which paths would take 6 ms
+    # not by paths, which take several times as long: a recovery lists them a dozen times
     for name in os.listdir(_DESCRIPTORS) if is_supported() else ():  # noqa: PTH208
         with suppress(OSError):  # closed meanwhile
             target = os.readlink(f"{_DESCRIPTORS}/{name}")  # noqa: PTH115

@@ -99,8 +99,8 @@ def _killed_for_memory(pod: Pod) -> ContainerTermination | None:
 
 def _is_present(ctx: DiagnosticContext, pod: Pod, end: ContainerTermination) -> bool:
     """Whether an end may explain what is so now: it is not long past, and the container which has
-    taken its place has not trained, is not being ended, and was in no group that has failed. Of one
-    that has ended too, it is known that the job has trained by a checkpoint.
+    taken its place has not trained, is not being ended, and was in no group that has failed. Where
+    the pod in its place has ended too, a later checkpoint shows that the job has trained.
     """
     if end.at is None or ctx.status.phase.terminal:
         return True
@@ -112,13 +112,14 @@ def _is_present(ctx: DiagnosticContext, pod: Pod, end: ContainerTermination) -> 
         or _has_trained(ctx, now)
         or ctx.has_failed_since(now.started or 0.0)
     )
-    is_past |= not has_run and ctx.stuck and ctx.had_formed(end.at, ctx.status.last_checkpoint_time)
+    if now is not pod and now.over:
+        is_past |= ctx.had_formed(now.created or ctx.now, ctx.status.last_checkpoint_time)
     return ctx.now - end.at < _FRESH and not is_past
 
 
 def _may_have_trained(ctx: DiagnosticContext, pod: Pod) -> bool:
-    """Whether a pod, of which nothing else is known, runs for long enough that it may have been in
-    a group, while another one is taken away: that explains what is so now in either case.
+    """Whether a pod whose agent does not answer has run for long enough to have been in a group,
+    while another pod is taken away: that explains what is so now in either case.
     """
     is_unknown = pod.running and pod.name not in ctx.seen.reports
     is_long = ctx.had_formed(pod.started or ctx.now, ctx.now)
@@ -126,8 +127,8 @@ def _may_have_trained(ctx: DiagnosticContext, pod: Pod) -> bool:
 
 
 def _has_trained(ctx: DiagnosticContext, pod: Pod) -> bool:
-    """Whether the job has trained since the container of a pod has started. Not if it trains now
-    with enough pods: what was before is a further finding then.
+    """Whether the job has trained since the container of a pod started. Not where it trains now
+    with enough pods: what was before is a further finding there.
     """
     since, status = pod.started or ctx.now, ctx.status
     if status.phase is Phase.RUNNING:

@@ -129,10 +129,9 @@ def find_lost_pod(ctx: DiagnosticContext) -> Diagnosis | None:
         or (record is not None and record.permanent)
     ):
         return None
-    # where all pods are new, only what is known to have ended the ones before them is a loss
     losses = _find_losses(ctx)
     found = [loss for loss in losses if not _came_before(ctx, loss) and not _was_asked(ctx, loss)]
-    if begins:
+    if begins:  # all pods are new: only what is known to have ended those before them is a loss
         found = [loss for loss in found if loss.of_node or None not in (loss.at, loss.place)]
     latest = max((loss.at or ctx.now for loss in found), default=ctx.now)
     found = [loss for loss in found if not _is_past(ctx, loss, latest)]
@@ -190,9 +189,11 @@ def _place_of(loss: _Loss) -> int | str:
 
 
 def _came_before(ctx: DiagnosticContext, loss: _Loss) -> bool:
-    """Whether a failure of its own, or of another loss, has ended the group since."""
-    if loss.at is None or ctx.has_gone_on_since(loss.at):
-        return loss.at is not None
+    """Whether the job has gone on since, or another failure has ended the group."""
+    if loss.at is None:
+        return False
+    if ctx.has_gone_on_since(loss.at):
+        return True
     if (failure := ctx.status.last_failure) is None or failure.time is None:
         return False
     by_itself = failure.primary and failure.cause not in FOLLOWS

@@ -127,7 +127,7 @@ class DiagnosticContext:
     def started(self) -> float | None:
         """When a user had the job start again (unix seconds), if that explains what it does: pods
         that were all made long after it are those of another start, and a worker group of the new
-        pods may have failed since, or have saved before all of them ended.
+        pods may have failed since, or have saved before all its pods ended.
         """
         at = read_start(self.seen.config_map, self.seen.resource)
         if at is None or not explains_start(at, self.now):

@@ -61,11 +61,10 @@ def find_no_answer(ctx: DiagnosticContext) -> Diagnosis | None:
     """The pods run, but their agents cannot be reached."""
     if ctx.status.reason != "NoAnswer":
         return None
-    evidence = tuple(
-        f"pod/{pod.name}: {pod.state}, no response on port {METRICS_PORT}"
-        for pod in ctx.pods
-        if pod.working
-    )[:4]
+    working = [pod for pod in ctx.pods if pod.working]
+    was_asked = ctx.seen.skipped < len(working)
+    answer = f"no response on port {METRICS_PORT}" if was_asked else "not asked yet"
+    evidence = tuple(f"pod/{pod.name}: {pod.state}, {answer}" for pod in working)[:4]
     fix = "see the logs; a NetworkPolicy may block the API server, or the agents may be stuck"
     return Diagnosis(
         "no-answer",

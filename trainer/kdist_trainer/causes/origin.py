@@ -186,8 +186,8 @@ class Origin:
 
     @property
     def text(self) -> str:
-        """`TYPE: MESSAGE`, which patterns are compared with: of a long one the ends, since the time
-        that some of them take grows with its square.
+        """`TYPE: MESSAGE`, which the patterns search: of a long one both ends, since the time that
+        some patterns take grows with the square of its length.
         """
         text = f"{self.names[0]}: {self.message}"
         if len(text) <= 2 * _END:

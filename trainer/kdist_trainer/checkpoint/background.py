@@ -11,41 +11,51 @@ from typing import Final, Generic, TypeVar
 from kdist_trainer.threads import OnError, start_thread
 
 T = TypeVar("T")
-_MAX_IDLE: Final = 4
+_MAX_FREE: Final = 4
 
 
-class _IdleThread:
-    """A thread that runs one function after the other, whoever gives them.
+class _ReusableThread:
+    """A daemon thread that calls one function after another.
 
-    Linux has a new thread wait behind all that run, for milliseconds on a busy machine, and one
-    that has slept before them: of a recovery, which calls storage a dozen times, that was a tenth.
+    Linux schedules a new thread behind those that run, which takes milliseconds on a busy machine,
+    and one that wakes up ahead of them; a recovery calls storage a dozen times. The threads of
+    `concurrent.futures` would keep the process from ending while a call hangs.
     """
 
-    free: Final[list[_IdleThread]] = []
+    free: Final[list[_ReusableThread]] = []
     """Those that have nothing to do."""
 
     def __init__(self) -> None:
         self._process = os.getpid()
-        self._given = SimpleQueue[Callable[[], None]]()
+        self._given = SimpleQueue[tuple[Callable[[], None], threading.Event]]()
         start_thread(self._run, name="background", on_error=OnError.REPORT)
 
     @classmethod
-    def start(cls, work: Callable[[], None]) -> None:
-        """Call `work`, which raises nothing, on a thread that is free or else on a new one."""
-        thread = None
+    def start(cls, work: Callable[[], None]) -> threading.Event:
+        """Call `work`, which raises nothing, on a free thread or else on a new one; returns an
+        event that is set once it has ended.
+        """
+        thread, ended = None, threading.Event()
         while thread is None or thread._process != os.getpid():  # a fork has none of the threads
             try:
                 thread = cls.free.pop()
             except IndexError:
                 thread = cls()
-        thread._given.put(work)
+        thread._given.put((work, ended))
+        return ended
 
     def _run(self) -> None:
-        while True:
-            self._given.get()()
-            if len(self.free) >= _MAX_IDLE:
-                return
-            self.free.append(self)
+        is_kept = True
+        while is_kept:
+            work, ended = self._given.get()
+            try:
+                work()
+            finally:
+                is_kept = len(self.free) < _MAX_FREE
+                if is_kept:  # first: whoever waits for the end may give the next function
+                    self.free.append(self)
+                ended.set()
+            del work, ended  # while it waits it must not keep what the function refers to
 
 
 class BackgroundTask(Generic[T]):
@@ -67,18 +77,14 @@ class BackgroundTask(Generic[T]):
 
     def start(self, work: Callable[[], T]) -> None:
         """Start `work`; the previous result must have been collected."""
-        ended = threading.Event()
 
         def run() -> None:
             try:
                 self._results.append(work())
             except BaseException as error:  # noqa: BLE001 - raised where the result is collected
                 self._results.append(error)
-            finally:
-                ended.set()
 
-        _IdleThread.start(run)
-        self._ended = ended
+        self._ended = _ReusableThread.start(run)
 
     def wait(self, seconds: float) -> bool:
         """Wait so long at most for the function that was started; returns whether it has ended."""

@@ -77,7 +77,8 @@ class StepLedger:
                 own = [each for each in lines if each.get("generation") == generation]
                 if steps := [int(each["step"]) for each in own if "step" in each]:
                     return max(steps)
-                if lines and lines[-1].get("generation", generation) < generation:
+                last = lines[-1].get("generation") if lines else None
+                if isinstance(last, int) and last < generation:
                     break  # it has written none
         return 0
 

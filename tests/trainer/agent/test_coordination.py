@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from torch._C._distributed_c10d import HashStore
 
-from kdist_trainer.agent.coordination import AgentStore, failures_of
+from kdist_trainer.agent.coordination import NOTHING_KEPT, AgentStore, failures_of
 from kdist_trainer.agent.exit_record import failed, root_cause, stopped, success, write_record
 from kdist_trainer.agent.settings import Settings
 from kdist_trainer.config import Cause, Exit, Nodes, Script, TrainConfig
@@ -59,6 +59,17 @@ def test_what_hundreds_of_ranks_leave_behind_fits_into_one_document() -> None:
     assert len(str(agent_store.generation(1))) < 400_000
     assert (first := root_cause(kept)) is not None
     assert (first.time, first.traceback) == (100, lines)
+
+
+def test_failures_are_posted_together_with_the_newest_step_that_is_kept() -> None:
+    store = HashStore()
+    for node, step in (("node-0", 17), ("node-1", 16), ("node-2", NOTHING_KEPT)):
+        agent_store = AgentStore(store, run_id="run", node=node)
+        agent_store.post_failures(1, [failure(1.0)], kept_step=step)
+    agent_store.post_failures(2, [failure(1.0)])
+    assert agent_store.generation(1)["kept_step"] == 17
+    assert len(failures_of(agent_store.generation(1))) == 3
+    assert "kept_step" not in agent_store.generation(2)
 
 
 def test_the_first_result_stands_for_all_and_for_this_run_only() -> None:

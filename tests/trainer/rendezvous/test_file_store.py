@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import fcntl
 import multiprocessing
+import os
 import resource
+import stat
 import threading
 from pathlib import Path
 from random import Random
@@ -99,6 +101,19 @@ def test_writers_killed_at_any_moment_leave_a_store_that_others_go_on_with(tmp_p
         count = store.add("count", 1)
         assert count > last
         last = count
+
+
+def test_only_the_owner_may_read_what_is_stored_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        store = FileStore(tmp_path / "store")
+        store.set("key", "first")
+        store.set("key", "x")
+    finally:
+        os.umask(before)
+    assert store.get("key") == b"x"
+    modes = {each.name: stat.S_IMODE(each.stat().st_mode) for each in store.folder.iterdir()}
+    assert set(modes.values()) == {0o600}, modes
 
 
 def test_a_store_keeps_the_keys_of_the_round_that_begins_and_of_the_two_before(

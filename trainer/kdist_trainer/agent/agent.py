@@ -349,7 +349,7 @@ class ElasticAgent(ElasticAgentBase):
 
     def _end_workers(self) -> list[int]:
         """Kill the workers that are not kept; returns those that survive it."""
-        unkillable = self._workers.kill(timeout_seconds=_KILL_SECONDS, keep=self._survivors.kept)
+        unkillable = self._survivors.end_others(self._workers, timeout_seconds=_KILL_SECONDS)
         if not self._survivors.kept:
             self._workers.close()
             self._workers = WorkerProcesses(self._early.standby.pids)

@@ -29,6 +29,8 @@ _WRITER = "writer"
 _RUN_RESULT = "run_result"
 _CHECKPOINTS = "checkpoints"
 _REQUESTED_AT = "kdist.dev/requested-at"  # an annotation that kdist writes when a user starts a job
+NOTHING_KEPT = -1
+"""The step of a node none of whose workers has left its generation with a state."""
 _MAX_PRIMARY = 3
 _SECONDARY_LINES = 5
 
@@ -156,7 +158,12 @@ class AgentStore:
         return int(self.read("last").get("generation", 0))
 
     def post_failures(
-        self, number: int, failures: list[Failure], *, rank_states: list[Document] | None = None
+        self,
+        number: int,
+        failures: list[Failure],
+        *,
+        rank_states: list[Document] | None = None,
+        kept_step: int = NOTHING_KEPT,
     ) -> list[Failure]:
         """Add the most relevant of this node's failures to a generation.
 
@@ -164,6 +171,7 @@ class AgentStore:
             number: The generation.
             failures: The failures of this node's ranks.
             rank_states: The states of all ranks of this node.
+            kept_step: See `post_kept_step`.
 
         Returns:
             The failures that all nodes have posted so far.
@@ -176,6 +184,8 @@ class AgentStore:
             document.setdefault("failures", []).extend(
                 failure.to_document() for failure in selected
             )
+            if kept_step > NOTHING_KEPT:
+                _note_kept(document, kept_step)
 
         return failures_of(self._change_generation(number, edit))
 
@@ -195,10 +205,7 @@ class AgentStore:
 
     def post_kept_step(self, number: int, step: int) -> None:
         """Record that a worker of this node has left the generation with the state of `step`."""
-        self._change_generation(
-            number,
-            lambda document: document.update(kept_step=max(step, document.get("kept_step", 0))),
-        )
+        self._change_generation(number, lambda document: _note_kept(document, step))
 
     def mark_finished(self, number: int) -> Document:
         """Record that this node's workers have succeeded; returns the document."""
@@ -237,6 +244,10 @@ class AgentStore:
 
     def _change_generation(self, number: int, edit: Callable[[Document], Any]) -> Document:
         return self.change(f"generation/{number}", edit)
+
+
+def _note_kept(document: Document, step: int) -> None:
+    document["kept_step"] = max(step, document.get("kept_step", 0))
 
 
 def _select(failures: list[Failure]) -> list[Failure]:

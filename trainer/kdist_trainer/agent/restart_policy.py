@@ -9,6 +9,7 @@ documents, so any agent may take over.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -72,12 +73,22 @@ class RestartLedger(RunRecords):
         self.single_start = single_start or NoRule()
         self._max_restarts = max_restarts
 
-    def _note_end(self, events: list[dict[str, Any]], failure: Failure, *, at_start: bool) -> str:
-        """Write the failure that ended the latest generation; returns a sentence if the latest ones
-        were all lost as they started, else an empty one.
+    def _note_end(
+        self,
+        events: list[dict[str, Any]],
+        failure: Failure | None,
+        document: Document,
+        *,
+        at_start: bool,
+    ) -> str:
+        """Write the failure that ended the latest generation, whose document this is, if one did;
+        returns a sentence if the latest ones were all lost as they started, else an empty one.
         """
+        if failure is None:
+            return ""
+        backoff = self._find_backoff(document, lambda: events)
         start = {AT_START: True} if at_start else {}
-        waited = {WAITED: seconds} if (seconds := self.failure_backoff_seconds(events)) else {}
+        waited = {WAITED: backoff} if backoff else {}
         code = {CODE: self._code} if failure.signature == REPLICAS_DIFFER else {}
         self.append_failure(failure, **start, **waited, **code)
         ended = {"event": "failure", "generation": failure.generation, "time": failure.time}
@@ -134,7 +145,7 @@ class RestartLedger(RunRecords):
             restarts = count_restarts(events, step=step) + self._unwritten(step)
             restarts += 1 if failure else 0
         lost = 0 if kept is not None else self._count_lost(last, document, events, step=step)
-        slow_start = self._note_end(events, failure, at_start=starting) if failure else ""
+        slow_start = self._note_end(events, failure, document, at_start=starting)
         repeats = count_repeats(events, failure) if failure and not is_transient(failure) else 0
         over = self._is_over(failure, restarts, repeats, refusal=refusal, slow=slow_start)
         generation = Generation(
@@ -160,6 +171,10 @@ class RestartLedger(RunRecords):
         if not over:
             self._begin(generation, agents, world_size, requested_at=rule[0])
         return generation
+
+    def _find_last_sign(self) -> float:
+        events = self._read()
+        return self.ask(lambda: find_last_sign(events, self._checkpoints), time.time())
 
     def _count_lost(
         self, last: int, document: Document, events: list[dict[str, Any]], *, step: int
@@ -290,17 +305,23 @@ class RestartLedger(RunRecords):
         last = self._agent_store.last_generation()
         return root_cause(failures_of(self._agent_store.generation(last))) if last else None
 
-    def failure_backoff_seconds(self, events: list[dict[str, Any]] | None = None) -> int:
+    def failure_backoff_seconds(self) -> int:
         """The wait before the next group, in seconds, if the same failure ended the latest groups:
-        two of them, or three if it may be transient. `events` spares reading them.
+        two of them, or three if it may be transient.
 
         There is none after lost nodes, since restarting their agents takes time by itself, and none
         if the next group is not started.
         """
-        failure = self._last_failure()
+        last = self._agent_store.last_generation()
+        document = self._agent_store.generation(last) if last else {}
+        return self._find_backoff(document, self._read)
+
+    def _find_backoff(self, document: Document, read: Callable[[], list[dict[str, Any]]]) -> int:
+        """The wait after the generation with this document; `read` returns the events."""
+        failure = root_cause(failures_of(document))
         if failure is None or failure.cause is Cause.NODE_LOST:
             return 0
-        events, transient = self._read() if events is None else events, is_transient(failure)
+        events, transient = read(), is_transient(failure)
         times = count_repeats(events, failure)
         is_last = not transient and times >= alike_limit(failure)
         is_last |= count_restarts(events) >= self._max_restarts
@@ -342,8 +363,7 @@ class RestartLedger(RunRecords):
         if failure and failure.primary and not (left_early and lost):
             return FAILURE, failure
         if lost:
-            events = self._read()
-            seen = self.ask(lambda: find_last_sign(events, self._checkpoints), time.time())
+            told = [one.time for one in known]
             return FAILURE, Failure(
                 cause=Cause.NODE_LOST,
                 code=Exit.PEERS_LOST,
@@ -352,7 +372,7 @@ class RestartLedger(RunRecords):
                 node=lost[0],
                 generation=last,
                 step=max((one.step for one in known if one.step is not None), default=None),
-                time=min((one.time for one in known), default=seen),
+                time=min(told) if told else self._find_last_sign(),
             )
         return FAILURE, failure or Failure.of_node(
             Cause.RENDEZVOUS, Exit.PEERS_LOST, "the worker group did not start", generation=last

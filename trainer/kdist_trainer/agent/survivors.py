@@ -44,6 +44,7 @@ class Survivors:
         """Whether the workers of the present group may keep their training for the next one."""
         self.kept: dict[int, int] = {}
         """The last finished step of each kept worker, by local rank; -1 if it has no state yet."""
+        self._others_have_ended = False
         if can_keep_workers(config):
             self._control = ControlServer(scratch / _SOCKET)
 
@@ -117,7 +118,7 @@ class Survivors:
         outside = self._take_back(workers)
         if not self.may_continue:
             self.kept = {number: -1 for number in outside if number in workers.living}
-            workers.kill(keep=list(self.kept))
+            self._others_have_ended = not workers.kill(keep=list(self.kept))
             return
         connected = self._connected(workers)
         for number, rank in connected.items():
@@ -143,7 +144,15 @@ class Survivors:
             if rank.left is not None and number in living
         }
         self.kept |= {number: -1 for number in outside if number in living}
-        workers.kill(keep=list(self.kept))
+        self._others_have_ended = not workers.kill(keep=list(self.kept))
+
+    def end_others(self, workers: WorkerProcesses, *, timeout_seconds: float) -> list[int]:
+        """Kill the workers that are not kept, unless `keep` has: reading all processes of the node
+        again would take milliseconds of a recovery. Returns those that survive it.
+        """
+        if self._others_have_ended:
+            return []
+        return workers.kill(timeout_seconds=timeout_seconds, keep=self.kept)
 
     def _take_back(self, workers: WorkerProcesses) -> list[int]:
         """The local ranks of workers that were to join the group and were not ready for it; they
@@ -183,7 +192,7 @@ class Survivors:
         """Have the kept workers join the group of these environments, by local rank."""
         for number in self.kept:
             self._control_server.join_when_ready(number, workers.pid(number), environments[number])
-        self.kept = {}
+        self.kept, self._others_have_ended = {}, False
 
     def join_alone(
         self, workers: WorkerProcesses, local_rank: int, environment: dict[str, str]

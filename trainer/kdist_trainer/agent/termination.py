@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 
 from kdist_trainer import log
-from kdist_trainer.agent.coordination import AgentStore, Document, failures_of
+from kdist_trainer.agent.coordination import NOTHING_KEPT, AgentStore, Document, failures_of
 from kdist_trainer.agent.desync import RankState, find_mismatch, format_collectives
 from kdist_trainer.agent.exit_analysis import GroupResult, find_early_exit
 from kdist_trainer.agent.exit_record import (
@@ -154,13 +154,16 @@ class TerminationPolicy:
         the failure is permanent; returns the root cause over all nodes.
         """
         states = result.rank_states
-        if (step := max(result.kept.values(), default=-1)) >= 0:
-            self._agent_store.post_kept_step(generation.number, step)
+        step = max(result.kept.values(), default=NOTHING_KEPT)
         if result.failures:
             posted = list(result.failures.values())
             if cause is not None and cause not in posted:
                 posted.append(cause)
-            self._agent_store.post_failures(generation.number, posted, rank_states=states)
+            self._agent_store.post_failures(
+                generation.number, posted, rank_states=states, kept_step=step
+            )
+        elif step > NOTHING_KEPT:
+            self._agent_store.post_kept_step(generation.number, step)
         self._end_if_over()
         if cause is None:
             return None

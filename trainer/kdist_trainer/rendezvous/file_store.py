@@ -127,8 +127,7 @@ class FileStore(Store):
     def _write(self, key: str, value: bytes) -> None:
         fresh = self.folder / f"new-{os.getpid()}-{threading.get_ident()}"
         try:
-            spend(lambda: fresh.touch(mode=0o600))
-            spend(lambda: fresh.write_bytes(value))
+            spend(lambda: _write_private(fresh, value))
             fresh.replace(self._path(key))
         except OSError as error:
             # torch handles errors of a store, not those of a disk
@@ -193,6 +192,13 @@ class FileStore(Store):
                     raise dist.DistStoreError(f"{message} the lock {self.folder / _LOCK}") from None
             time.sleep(pause)
             pause = min(POLL_SECONDS, pause + POLL_SECONDS / 10)
+
+
+def _write_private(path: Path, value: bytes) -> None:
+    """Write a file that only its owner may read."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+    with os.fdopen(os.open(path, flags, 0o600), "wb") as file:
+        file.write(value)
 
 
 def _bytes(value: str | bytes) -> bytes:

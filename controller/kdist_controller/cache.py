@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from kdist import backends
@@ -15,7 +15,7 @@ from kdist.manifest import JOB_LABEL
 from kdist.ownership import ObjectKey
 from kdist.spec import KIND
 from kdist.status import documents
-from kdist_controller.resource import MAX_VALUES, OVERSIZED, JobKey
+from kdist_controller.resource import MAX_VALUES, OVERSIZED, JobKey, JobReader
 
 Document = dict[str, Any]
 
@@ -120,12 +120,14 @@ class JobObjects:
         own: all of the job's own ConfigMap, as it was fetched last.
         objects: its workload and its other objects.
         pods: its pods, by name.
+        reader: reads the TrainingJob, for as long as there are objects of the job.
     """
 
     resource: Document | None = None
     own: Document | None = None
     objects: dict[ObjectKey, Document] = field(default_factory=dict)
     pods: dict[str, Document] = field(default_factory=dict)
+    reader: JobReader = field(default_factory=JobReader)
 
 
 class Cache:
@@ -204,7 +206,7 @@ class Cache:
         """The objects of a job, as they are now."""
         with self._lock:
             job = self._jobs.get(key) or JobObjects()
-            return JobObjects(job.resource, job.own, dict(job.objects), dict(job.pods))
+            return replace(job, objects=dict(job.objects), pods=dict(job.pods))
 
     def find_jobs_on(self, node: str) -> set[JobKey]:
         """The jobs with a pod on this node."""

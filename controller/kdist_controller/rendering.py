@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Final
@@ -34,12 +35,12 @@ def list_children(job: TrainingJob, placement: Placement) -> frozenset[ObjectKey
     """The objects of a job besides its workload and its own ConfigMap. Raises as `render_objects`
     does.
     """
-    return _list(_write(job), replace(placement, suspended=False), job.metadata.name)
+    return _list(_Text(_write(job)), replace(placement, suspended=False), job.metadata.name)
 
 
 def digest(job: TrainingJob) -> str:
     """The digest of a job that a record of it has."""
-    return _digest(_write(job))
+    return _digest(_Text(_write(job)))
 
 
 def find_sized(job: TrainingJob, placement: Placement) -> tuple[Manifest, dict[str, Any]]:
@@ -74,9 +75,30 @@ def _write(job: TrainingJob) -> str:
     return encode_json(job.to_document(), ensure_ascii=False)
 
 
+class _Text:
+    """A text by which a cache finds a result, and which it does not keep: of thousands of jobs that
+    have come and gone, the texts would take more memory than the results.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Text) and self._digest == other._digest
+
+    def __hash__(self) -> int:
+        return hash(self._digest)
+
+    def take(self) -> str:
+        """The text, once."""
+        text, self._text = self._text, ""
+        return text
+
+
 @lru_cache(maxsize=4096)
-def _digest(text: str) -> str:
-    return digest_text(text)
+def _digest(text: _Text) -> str:
+    return digest_text(text.take())
 
 
 @lru_cache(maxsize=64)  # whole objects, which are large
@@ -86,10 +108,10 @@ def _render(text: str, placement: Placement) -> tuple[Manifest, ...]:
 
 
 @lru_cache(maxsize=4096)
-def _list(text: str, placement: Placement, name: str) -> frozenset[ObjectKey]:
+def _list(text: _Text, placement: Placement, name: str) -> frozenset[ObjectKey]:
     kind = backends.get(placement.backend).kind
     return frozenset(
         ObjectKey(each.api_version, each.kind, each.name)
-        for each in _render(text, placement)
+        for each in _render(text.take(), placement)
         if (each.kind, each.name) not in (("ConfigMap", name), (kind, name))
     )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from kdist.errors import InvalidJobError, Problem
@@ -29,8 +28,7 @@ MAX_VALUES: Final = 5_000
 OVERSIZED: Final = "oversized"
 """Key of a trimmed TrainingJob whose spec has more values and was left out."""
 _MAX_CACHED: Final = 16_384
-"""Length of a TrainingJob in characters up to which the parsed job is cached. It is needed again
-whenever any object of that job changes.
+"""Length of a TrainingJob in characters up to which the parsed job is kept.
 """
 
 
@@ -44,15 +42,35 @@ class JobKey(NamedTuple):
         return f"{self.namespace}/{self.name}"
 
 
+class JobReader:
+    """Reads the text of one TrainingJob, and keeps the job that it has read last, which is needed
+    again whenever any object of that job changes. Threads may share it.
+    """
+
+    def __init__(self) -> None:
+        self._last: tuple[str, TrainingJob] | None = None
+
+    def read(self, text: str, name: str) -> TrainingJob:
+        """The job of this text, of a TrainingJob of this name. Raises `InvalidJobError`."""
+        last = self._last
+        if last is not None and last[0] == text:
+            return last[1]
+        job = load_text(text, source=name, generated=True).with_replicas()
+        self._last = (text, job) if len(text) <= _MAX_CACHED else None
+        return job
+
+
 @dataclass(frozen=True)
 class Resource:
     """A TrainingJob resource.
 
     Attributes:
         document: the object.
+        reader: reads what it asks for.
     """
 
     document: Document
+    reader: JobReader = field(default_factory=JobReader, compare=False, repr=False)
 
     @property
     def key(self) -> JobKey:
@@ -135,13 +153,7 @@ class Resource:
             text = encode_json(job, ensure_ascii=False)
         except ValueError as error:  # too deep
             raise InvalidJobError(self.key.name, (), next_command="") from error
-        read = _read if len(text) <= _MAX_CACHED else _read.__wrapped__
-        return read(text, self.key.name)
-
-
-@lru_cache(maxsize=4096)
-def _read(text: str, name: str) -> TrainingJob:
-    return load_text(text, source=name, generated=True).with_replicas()
+        return self.reader.read(text, self.key.name)
 
 
 def _own(entries: object) -> dict[str, Any]:

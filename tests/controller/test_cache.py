@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import pytest
 
 from kdist.errors import InvalidJobError
-from kdist.spec import API_VERSION, KIND
+from kdist.spec import API_VERSION, KIND, TrainingJob
 from kdist_controller.cache import Cache, trim
 from kdist_controller.node_cache import NodeCache, trim_node
 from kdist_controller.resource import JobKey, Resource
@@ -98,3 +99,43 @@ def test_a_trainingjob_with_more_values_than_any_job_is_refused_and_takes_no_mem
         Resource(kept).read_job()
     honest = {**document, "spec": {"nodes": 2}}
     assert trim(honest)["spec"] == {"nodes": 2}
+
+
+def test_a_trainingjob_is_read_once_while_its_text_stays_whatever_else_of_it_changes() -> None:
+    cache = Cache()
+
+    def read() -> TrainingJob:
+        found = cache.read(KEY)
+        assert found.resource is not None
+        return Resource(found.resource, found.reader).read_job()
+
+    cache.put(_resource(1, nodes=2))
+    first = read()
+    cache.put({**_resource(2, nodes=2), "status": {"phase": "Running"}})
+    cache.put(pod(3))
+    assert read() is first
+    cache.put(_resource(4, nodes=3))
+    assert (read().spec.nodes.max, first.spec.nodes.max) == (3, 2)
+    assert read() is read()
+
+
+def test_what_was_read_of_a_trainingjob_goes_with_it() -> None:
+    cache = Cache()
+    cache.put(_resource(1, nodes=2))
+    found = cache.read(KEY)
+    assert found.resource is not None
+    reader = weakref.ref(found.reader)
+    job = weakref.ref(Resource(found.resource, found.reader).read_job())
+    cache.put(pod(2))
+    cache.drop(_resource(3, nodes=2))
+    cache.drop(pod(3))
+    del found
+    assert (reader(), job()) == (None, None)
+
+
+def _resource(version: int, *, nodes: int) -> dict[str, Any]:
+    """The job's TrainingJob, trimmed."""
+    metadata = {"name": KEY.name, "namespace": KEY.namespace, "uid": "7"}
+    metadata["resourceVersion"] = str(version)
+    spec = {"image": "digits:1", "nodes": nodes, "train": {"workload": "digits", "steps": 5}}
+    return trim({"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec})

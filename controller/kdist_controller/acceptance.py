@@ -72,7 +72,7 @@ def check(observed: Observed, wanted: TrainingJob, placement: Placement) -> bool
             "code: {configMap: NAME}",
         )
     own = (ObjectKey("v1", "ConfigMap", name), ObjectKey(backend.api_version, backend.kind, name))
-    names = {*list_children(wanted, placement), *own}
+    names = {*list_children(wanted, placement, observed.resource.results), *own}
     rivals = [(key, each) for key, each in observed.rivals.items() if key in names]
     waits = [key for key, each in rivals if _is_leftover(observed, each)]
     foreign = [(key, each) for key, each in rivals if key not in waits]

@@ -15,7 +15,7 @@ from kdist.manifest import JOB_LABEL
 from kdist.ownership import ObjectKey
 from kdist.spec import KIND
 from kdist.status import documents
-from kdist_controller.resource import MAX_VALUES, OVERSIZED, JobKey, JobReader
+from kdist_controller.resource import MAX_VALUES, OVERSIZED, JobKey, Results
 
 Document = dict[str, Any]
 
@@ -120,14 +120,14 @@ class JobObjects:
         own: all of the job's own ConfigMap, as it was fetched last.
         objects: its workload and its other objects.
         pods: its pods, by name.
-        reader: reads the TrainingJob, for as long as there are objects of the job.
+        results: what was made of the TrainingJob, for as long as there are objects of the job.
     """
 
     resource: Document | None = None
     own: Document | None = None
     objects: dict[ObjectKey, Document] = field(default_factory=dict)
     pods: dict[str, Document] = field(default_factory=dict)
-    reader: JobReader = field(default_factory=JobReader)
+    results: Results = field(default_factory=Results)
 
 
 class Cache:

@@ -85,7 +85,7 @@ class Observed:
         """What the job's own ConfigMap says that its objects were made from."""
         if self.config_map is None:
             return Record()
-        wanted = "" if self.wanted is None else digest(self.wanted)
+        wanted = "" if self.wanted is None else digest(self.wanted, self.resource.results)
         return read_record(self.resource, self.config_map, wanted=wanted)
 
     @property

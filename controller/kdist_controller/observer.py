@@ -90,7 +90,7 @@ class Observer:
         if found.resource is None:
             self._foreign.pop(key, None)
             return None
-        resource = Resource(found.resource, found.reader)
+        resource = Resource(found.resource, found.results)
         backend = find_backend(resource, found)
         sorted_ = sort_objects(resource, found, backend)
         own = self._read_own(resource, found) if sorted_.own is not None else None

@@ -86,7 +86,10 @@ def _find_outdated(observed: Observed, wanted: TrainingJob) -> list[str]:
     if observed.config_map is None or observed.applied is None:
         return []
     known = documents.texts(observed.resource.status, "appliedDigests")
-    if known and known[-1] not in (observed.record.digest, digest(wanted)):
+    if known and known[-1] not in (
+        observed.record.digest,
+        digest(wanted, observed.resource.results),
+    ):
         return ["spec: what its pods were made from is not known"]
     return find_differences(wanted, observed.applied, observed.backend)
 
@@ -101,7 +104,7 @@ def _list_digests(
     found = observed.record.digest
     if any(isinstance(each, ApplyObjects) and each.only == "all" for each in actions):
         before = known[-1:] or [found] * bool(found)
-        return tuple(dict.fromkeys([*before, digest(wanted)]))
+        return tuple(dict.fromkeys([*before, digest(wanted, observed.resource.results)]))
     if not known and found:
         return (found,)
     return tuple(known[-1:] if found in known[-1:] and not actions else known)
@@ -237,7 +240,7 @@ def _is_over(observed: Observed) -> bool:
 
 def _complete(observed: Observed, wanted: TrainingJob, placement: Placement) -> _Step | None:
     """Make objects again that somebody has deleted."""
-    expected = list_children(wanted, placement)
+    expected = list_children(wanted, placement, observed.resource.results)
     missing = {key for key in expected if key not in observed.children}
     if _has_settings(observed):
         missing = {key for key in missing if not _is_settings(key, wanted)}
@@ -250,7 +253,7 @@ def _prune(
     observed: Observed, wanted: TrainingJob, placement: Placement
 ) -> tuple[DeleteObject, ...]:
     """Delete the objects that the job has no longer; never a claim."""
-    expected = list_children(wanted, placement)
+    expected = list_children(wanted, placement, observed.resource.results)
     mounted = any(_is_settings(key, wanted) for key in expected if key in observed.children)
     return tuple(
         DeleteObject(key)

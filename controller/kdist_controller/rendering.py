@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Final
@@ -13,6 +12,7 @@ from kdist.manifest import Manifest
 from kdist.ownership import ObjectKey
 from kdist.spec import TrainingJob
 from kdist_controller.record import digest_text
+from kdist_controller.resource import Results
 from kdist_trainer.json_text import encode_json
 from kdist_trainer.untrusted_text import parse_json
 
@@ -31,16 +31,17 @@ def render_own(job: TrainingJob, placement: Placement) -> Manifest:
     return next(each for each in render_objects(job, placement) if (each.kind, each.name) == own)
 
 
-def list_children(job: TrainingJob, placement: Placement) -> frozenset[ObjectKey]:
+def list_children(job: TrainingJob, placement: Placement, results: Results) -> frozenset[ObjectKey]:
     """The objects of a job besides its workload and its own ConfigMap. Raises as `render_objects`
     does.
     """
-    return _list(_Text(_write(job)), replace(placement, suspended=False), job.metadata.name)
+    placement = replace(placement, suspended=False)
+    return results.recall(_list, _write(job), placement, job.metadata.name)
 
 
-def digest(job: TrainingJob) -> str:
+def digest(job: TrainingJob, results: Results) -> str:
     """The digest of a job that a record of it has."""
-    return _digest(_Text(_write(job)))
+    return results.recall(digest_text, _write(job))
 
 
 def find_sized(job: TrainingJob, placement: Placement) -> tuple[Manifest, dict[str, Any]]:
@@ -75,43 +76,16 @@ def _write(job: TrainingJob) -> str:
     return encode_json(job.to_document(), ensure_ascii=False)
 
 
-class _Text:
-    """A text by which a cache finds a result, and which it does not keep: of thousands of jobs that
-    have come and gone, the texts would take more memory than the results.
-    """
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self._digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Text) and self._digest == other._digest
-
-    def __hash__(self) -> int:
-        return hash(self._digest)
-
-    def take(self) -> str:
-        """The text, once."""
-        text, self._text = self._text, ""
-        return text
-
-
-@lru_cache(maxsize=4096)
-def _digest(text: _Text) -> str:
-    return digest_text(text.take())
-
-
 @lru_cache(maxsize=64)  # whole objects, which are large
 def _render(text: str, placement: Placement) -> tuple[Manifest, ...]:
     job = TrainingJob.model_validate(parse_json(text), by_alias=True, by_name=False)
     return tuple(render.render(job, placement))
 
 
-@lru_cache(maxsize=4096)
-def _list(text: _Text, placement: Placement, name: str) -> frozenset[ObjectKey]:
+def _list(text: str, placement: Placement, name: str) -> frozenset[ObjectKey]:
     kind = backends.get(placement.backend).kind
     return frozenset(
         ObjectKey(each.api_version, each.kind, each.name)
-        for each in _render(text.take(), placement)
+        for each in _render(text, placement)
         if (each.kind, each.name) not in (("ConfigMap", name), (kind, name))
     )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar, TypeVarTuple, Unpack
 
 from kdist.errors import InvalidJobError, Problem
 from kdist.load import load_text
@@ -27,9 +28,10 @@ MAX_VALUES: Final = 5_000
 """How many values a spec may have: parsed, an empty list takes fifty times its text."""
 OVERSIZED: Final = "oversized"
 """Key of a trimmed TrainingJob whose spec has more values and was left out."""
-_MAX_CACHED: Final = 16_384
-"""Length of a TrainingJob in characters up to which the parsed job is kept.
-"""
+_MAX_KEPT: Final = 16_384
+"""Length of a TrainingJob in characters up to which the parsed job is kept."""
+_Arguments = TypeVarTuple("_Arguments")
+_Result = TypeVar("_Result")
 
 
 class JobKey(NamedTuple):
@@ -42,22 +44,23 @@ class JobKey(NamedTuple):
         return f"{self.namespace}/{self.name}"
 
 
-class JobReader:
-    """Reads the text of one TrainingJob, and keeps the job that it has read last, which is needed
-    again whenever any object of that job changes. Threads may share it.
+class Results:
+    """What was made of one TrainingJob last, by the function that made it, which is needed again
+    whenever any object of that job changes. Threads may share it.
     """
 
     def __init__(self) -> None:
-        self._last: tuple[str, TrainingJob] | None = None
+        self._last: dict[Callable[..., Any], tuple[tuple[Any, ...], Any]] = {}
 
-    def read(self, text: str, name: str) -> TrainingJob:
-        """The job of this text, of a TrainingJob of this name. Raises `InvalidJobError`."""
-        last = self._last
-        if last is not None and last[0] == text:
-            return last[1]
-        job = load_text(text, source=name, generated=True).with_replicas()
-        self._last = (text, job) if len(text) <= _MAX_CACHED else None
-        return job
+    def recall(self, make: Callable[[Unpack[_Arguments]], _Result], *of: *_Arguments) -> _Result:
+        """What `make` returns `of` these arguments, without calling it for the same ones again."""
+        known = self._last.get(make)
+        if known is not None and known[0] == of:
+            found: _Result = known[1]
+            return found
+        made = make(*of)
+        self._last[make] = (of, made)
+        return made
 
 
 @dataclass(frozen=True)
@@ -66,11 +69,11 @@ class Resource:
 
     Attributes:
         document: the object.
-        reader: reads what it asks for.
+        results: what was made of it.
     """
 
     document: Document
-    reader: JobReader = field(default_factory=JobReader, compare=False, repr=False)
+    results: Results = field(default_factory=Results, compare=False, repr=False)
 
     @property
     def key(self) -> JobKey:
@@ -153,7 +156,13 @@ class Resource:
             text = encode_json(job, ensure_ascii=False)
         except ValueError as error:  # too deep
             raise InvalidJobError(self.key.name, (), next_command="") from error
-        return self.reader.read(text, self.key.name)
+        if len(text) > _MAX_KEPT:
+            return _read(text, self.key.name)
+        return self.results.recall(_read, text, self.key.name)
+
+
+def _read(text: str, name: str) -> TrainingJob:
+    return load_text(text, source=name, generated=True).with_replicas()
 
 
 def _own(entries: object) -> dict[str, Any]:

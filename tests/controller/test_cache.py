@@ -107,7 +107,7 @@ def test_a_trainingjob_is_read_once_while_its_text_stays_whatever_else_of_it_cha
     def read() -> TrainingJob:
         found = cache.read(KEY)
         assert found.resource is not None
-        return Resource(found.resource, found.reader).read_job()
+        return Resource(found.resource, found.results).read_job()
 
     cache.put(_resource(1, nodes=2))
     first = read()
@@ -124,13 +124,13 @@ def test_what_was_read_of_a_trainingjob_goes_with_it() -> None:
     cache.put(_resource(1, nodes=2))
     found = cache.read(KEY)
     assert found.resource is not None
-    reader = weakref.ref(found.reader)
-    job = weakref.ref(Resource(found.resource, found.reader).read_job())
+    results = weakref.ref(found.results)
+    job = weakref.ref(Resource(found.resource, found.results).read_job())
     cache.put(pod(2))
     cache.drop(_resource(3, nodes=2))
     cache.drop(pod(3))
     del found
-    assert (reader(), job()) == (None, None)
+    assert (results(), job()) == (None, None)
 
 
 def _resource(version: int, *, nodes: int) -> dict[str, Any]:

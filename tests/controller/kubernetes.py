@@ -32,6 +32,8 @@ KINDS = (
     ("coordination.k8s.io/v1", "Lease"),
 )
 _WATCH_SECONDS = 5.0
+_EVENTS_KEPT = 500
+"""How many events there are at most; an API server removes them after an hour."""
 
 
 class _Place(NamedTuple):
@@ -198,6 +200,8 @@ class Kubernetes:
         document["kind"] = self._kinds[place.api_version, place.plural]
         self._note("ADDED" if before is None else "MODIFIED", place, document)
         self.objects[place] = document
+        if document["kind"] == "Event":
+            self._expire_events()
         self._control(place, document)
         return copy.deepcopy(self.objects.get(place, document))
 
@@ -206,6 +210,12 @@ class Kubernetes:
         document["metadata"]["resourceVersion"] = str(version)
         self._history.append((version, change, place, copy.deepcopy(document)))
         self._changed.notify_all()
+
+    def _expire_events(self) -> None:
+        """Remove the oldest events that are too many."""
+        events = [place for place, each in self.objects.items() if each["kind"] == "Event"]
+        for place in events[:-_EVENTS_KEPT]:
+            self._note("DELETED", place, self.objects.pop(place))
 
     def delete(self, place: _Place) -> None:
         """Delete an object, and all objects that nobody owns then."""

@@ -120,7 +120,7 @@ class JobObjects:
         own: all of the job's own ConfigMap, as it was fetched last.
         objects: its workload and its other objects.
         pods: its pods, by name.
-        results: what was made of the TrainingJob, for as long as there are objects of the job.
+        results: the latest results of functions of the TrainingJob.
     """
 
     resource: Document | None = None

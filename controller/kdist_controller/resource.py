@@ -45,15 +45,15 @@ class JobKey(NamedTuple):
 
 
 class Results:
-    """What was made of one TrainingJob last, by the function that made it, which is needed again
-    whenever any object of that job changes. Threads may share it.
+    """The latest result of each function of one TrainingJob. It is needed again whenever any object
+    of the job changes, and is gone when the cache forgets the job. Threads may share it.
     """
 
     def __init__(self) -> None:
         self._last: dict[Callable[..., Any], tuple[tuple[Any, ...], Any]] = {}
 
     def recall(self, make: Callable[[Unpack[_Arguments]], _Result], *of: *_Arguments) -> _Result:
-        """What `make` returns `of` these arguments, without calling it for the same ones again."""
+        """The result of `make`, which is called only if its latest arguments were others."""
         known = self._last.get(make)
         if known is not None and known[0] == of:
             found: _Result = known[1]
@@ -69,7 +69,7 @@ class Resource:
 
     Attributes:
         document: the object.
-        results: what was made of it.
+        results: the latest results of functions of it.
     """
 
     document: Document

@@ -1,9 +1,9 @@
 """Where a pod is taken every minute and a half, jobs with the default settings go on from where
 they were, save, and say what happened. These tests take minutes of a whole cluster.
 
-A Job is among those that are disturbed for five minutes only: its controller waits 10 s before it
-replaces a pod, and twice as long after each further loss, so that after a quarter of an hour such a
-job mostly waits. `kdist why` says so, and which kinds do not.
+A Job is disturbed for five minutes only: Kubernetes waits 10 s before it replaces a pod of a Job,
+and twice as long after each further loss, so that after a quarter of an hour such a job mostly
+waits. `kdist why` says so, and names the kinds that do not wait.
 """
 
 from __future__ import annotations

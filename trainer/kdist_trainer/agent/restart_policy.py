@@ -86,7 +86,7 @@ class RestartLedger(RunRecords):
         """
         if failure is None:
             return ""
-        backoff = self._find_backoff(document, lambda: events)
+        backoff = self._find_backoff(root_cause(failures_of(document)), lambda: events)
         start = {AT_START: True} if at_start else {}
         waited = {WAITED: backoff} if backoff else {}
         code = {CODE: self._code} if failure.signature == REPLICAS_DIFFER else {}
@@ -312,13 +312,12 @@ class RestartLedger(RunRecords):
         There is none after lost nodes, since restarting their agents takes time by itself, and none
         if the next group is not started.
         """
-        last = self._agent_store.last_generation()
-        document = self._agent_store.generation(last) if last else {}
-        return self._find_backoff(document, self._read)
+        return self._find_backoff(self._last_failure(), self._read)
 
-    def _find_backoff(self, document: Document, read: Callable[[], list[dict[str, Any]]]) -> int:
-        """The wait after the generation with this document; `read` returns the events."""
-        failure = root_cause(failures_of(document))
+    def _find_backoff(
+        self, failure: Failure | None, read: Callable[[], list[dict[str, Any]]]
+    ) -> int:
+        """The wait after this failure; `read` returns the events, if they are needed."""
         if failure is None or failure.cause is Cause.NODE_LOST:
             return 0
         events, transient = read(), is_transient(failure)

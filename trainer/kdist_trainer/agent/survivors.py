@@ -45,6 +45,7 @@ class Survivors:
         self.kept: dict[int, int] = {}
         """The last finished step of each kept worker, by local rank; -1 if it has no state yet."""
         self._others_have_ended = False
+        """Whether `keep` has ended all workers that are not kept."""
         if can_keep_workers(config):
             self._control = ControlServer(scratch / _SOCKET)
 
@@ -147,8 +148,8 @@ class Survivors:
         self._others_have_ended = not workers.kill(keep=list(self.kept))
 
     def end_others(self, workers: WorkerProcesses, *, timeout_seconds: float) -> list[int]:
-        """Kill the workers that are not kept, unless `keep` has: reading all processes of the node
-        again would take milliseconds of a recovery. Returns those that survive it.
+        """Kill the workers that are not kept, unless `keep` has done so: to look at all processes
+        of the node again would take milliseconds of a recovery. Returns those that survive it.
         """
         if self._others_have_ended:
             return []

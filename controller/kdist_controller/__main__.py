@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ctypes
 import logging
 import os
 import signal
@@ -30,6 +31,8 @@ from kdist_trainer.serving.addresses import LOOPBACK, own_addresses, with_loopba
 
 LEASE: Final = "kdist-controller"
 PORT: Final = 9402
+_M_ARENA_MAX, _ARENAS = -8, 2
+"""See mallopt(3)."""
 _RETRY_SECONDS = 10.0
 _REQUEST_SECONDS = 5.0
 _NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
@@ -39,12 +42,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a replica until it is told to end; returns its exit code."""
     given = _parser().parse_args(arguments)
     descriptors.raise_limit()
+    _limit_arenas()
     _log_to_stderr(given.log_level)
     try:
         return _run(given)
     except KdistError as error:
         logging.getLogger(__name__).error("%s", error)
         return int(error.code)
+
+
+def _limit_arenas() -> None:
+    """Have all threads share two arenas of glibc's malloc: else each of some forty keeps the memory
+    that its largest answer of the API server took, 12 MB within 10,000 reconciles.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:  # other C libraries have no arenas
+        mallopt(_M_ARENA_MAX, _ARENAS)
 
 
 def _run(given: argparse.Namespace) -> int:

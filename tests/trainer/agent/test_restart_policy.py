@@ -71,6 +71,9 @@ class Job:
             self.agent_store, checkpoints=self.checkpoints, max_restarts=self.max_restarts
         )
 
+    def failure_backoff_seconds(self) -> int:
+        return (ledger := self.ledger()).failure_backoff_seconds(ledger.read_latest())
+
 
 @pytest.fixture(params=["with checkpoints", "without"])
 def job(tmp_path: Path, request: pytest.FixtureRequest) -> Job:
@@ -338,14 +341,12 @@ def test_a_crash_that_comes_back_at_the_same_step_ends_the_job_before_its_budget
     job.max_restarts = 10
     job.open()
     job.agent_store.post_failures(1, [crashed(1, step=5)])
-    assert (job.open().repeats, job.ledger().failure_backoff_seconds()) == (1, 0)
-    job.agent_store.post_failures(
-        2, [crashed(2, step=5, rank=0)]
-    )  # whichever rank it befalls first
-    assert job.ledger().failure_backoff_seconds() == 1
+    assert (job.open().repeats, job.failure_backoff_seconds()) == (1, 0)
+    job.agent_store.post_failures(2, [crashed(2, step=5, rank=0)])  # whichever rank is the first
+    assert job.failure_backoff_seconds() == 1
     assert job.open().exhausted is False
     job.agent_store.post_failures(3, [crashed(3, step=5)])
-    assert job.ledger().failure_backoff_seconds() == 0, "nothing follows that would have to wait"
+    assert job.failure_backoff_seconds() == 0, "nothing follows that would have to wait"
     last = job.open()
     assert (last.exhausted, last.repeats, last.restarts) == (True, 3, 3)
 
@@ -359,11 +360,9 @@ def test_failures_that_differ_or_come_from_outside_are_chance_and_slow_down_from
         [killed(1), killed(2), killed(3), crashed(4, step=5), crashed(5, step=6), lost_peer(6)], 1
     ):
         job.agent_store.post_failures(number, [failure])
-        assert job.ledger().failure_backoff_seconds() == (1 if number == 3 else 0), (
-            "the same for the third time"
-        )
+        assert job.failure_backoff_seconds() == (1 if number == 3 else 0), "the same three times"
         job.max_restarts = number - 1
-        assert job.ledger().failure_backoff_seconds() == 0, "the restart limit is reached"
+        assert job.failure_backoff_seconds() == 0, "the restart limit is reached"
         job.max_restarts = 10
         generation = job.open()
         assert generation.exhausted is False

@@ -144,6 +144,22 @@ def test_news_reports_newcomers_from_members_that_left(tmp_path: Path) -> None:
         node.leave()
 
 
+def test_a_node_that_is_left_alone_holds_no_connection_and_misses_nobody(tmp_path: Path) -> None:
+    pair = [meet(tmp_path), meet(tmp_path)]
+    meet_all(pair)
+    assert soon(lambda: len(find_memberships()) == 2)
+    pair[1].leave()
+    meet_all(pair[:1])
+    assert soon(lambda: not find_memberships())
+    assert (pair[0].count_members(), pair[0].has_silent_members()) == (1, False)
+    assert pair[0].status().left == 0
+
+
+def find_memberships() -> list[threading.Thread]:
+    """The threads that follow the connections of members."""
+    return [each for each in threading.enumerate() if each.name == "kdist-membership"]
+
+
 def test_nobody_waits_for_the_word_of_a_node_that_has_left_a_new_group(tmp_path: Path) -> None:
     here, there = meet(tmp_path, low=2), meet(tmp_path, low=2)
     found, _ = meet_all([here, there])

@@ -22,12 +22,13 @@ def back_off(ledger: RestartLedger, telemetry: AgentTelemetry, stop: StopSignals
     """Wait if the disk refuses writes or the same failure repeats: until the time is over, there is
     room on the disk that was full, or somebody asks for a stop.
     """
-    refused, repeated = ledger.storage_backoff_seconds(), ledger.failure_backoff_seconds()
-    if ledger.goes_on_in_place():
+    latest = ledger.read_latest()
+    refused, repeated = ledger.storage_backoff_seconds(), ledger.failure_backoff_seconds(latest)
+    if "kept_step" in latest:
         refused = 0  # nothing is lost by going on, and no storage is needed for it
         full = ""
     else:
-        full = telemetry.find_full() if refused or ledger.has_failed_to_save() else ""
+        full = telemetry.find_full() if refused or ledger.has_failed_to_save(latest) else ""
     seconds = refused or repeated
     if full:
         seconds = min(_MAX_FULL_SECONDS, FULL_SECONDS * max(1, refused, repeated))

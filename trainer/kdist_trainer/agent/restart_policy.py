@@ -284,10 +284,10 @@ class RestartLedger(RunRecords):
         elif is_written and self._unwritten(generation.from_step):
             self._agent_store.change(_UNWRITTEN, dict.clear)  # they are in the ledger by now
 
-    def goes_on_in_place(self) -> bool:
-        """Whether ranks of the latest group hold its state, and need no storage to go on."""
+    def read_latest(self) -> Document:
+        """The document of the latest generation; empty if there is none."""
         last = self._agent_store.last_generation()
-        return bool(last) and "kept_step" in self._agent_store.generation(last)
+        return self._agent_store.generation(last) if last else {}
 
     def storage_backoff_seconds(self) -> int:
         """The wait before the next group, in seconds, while the ledger cannot be written."""
@@ -295,24 +295,22 @@ class RestartLedger(RunRecords):
             return 0  # whatever is committed
         return _backoff_seconds(self._unwritten(self.committed_step()))
 
-    def has_failed_to_save(self) -> bool:
-        """Whether the storage ended the latest group, and restarts are left."""
-        failure = self._last_failure()
+    def has_failed_to_save(self, latest: Document) -> bool:
+        """Whether the storage ended the latest group, whose document this is, and restarts are
+        left.
+        """
+        failure = root_cause(failures_of(latest))
         is_storage = failure is not None and failure.cause is Cause.STORAGE
         return is_storage and count_restarts(self._read()) < self._max_restarts
 
-    def _last_failure(self) -> Failure | None:
-        last = self._agent_store.last_generation()
-        return root_cause(failures_of(self._agent_store.generation(last))) if last else None
-
-    def failure_backoff_seconds(self) -> int:
+    def failure_backoff_seconds(self, latest: Document) -> int:
         """The wait before the next group, in seconds, if the same failure ended the latest groups:
-        two of them, or three if it may be transient.
+        two of them, or three if it may be transient. `latest` is the document of the last one.
 
         There is none after lost nodes, since restarting their agents takes time by itself, and none
         if the next group is not started.
         """
-        return self._find_backoff(self._last_failure(), self._read)
+        return self._find_backoff(root_cause(failures_of(latest)), self._read)
 
     def _find_backoff(
         self, failure: Failure | None, read: Callable[[], list[dict[str, Any]]]

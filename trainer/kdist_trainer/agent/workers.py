@@ -128,6 +128,8 @@ class WorkerProcesses:
         """Kill the running workers, except those of the local ranks in `keep`, and every process
         that the others have started; returns those that have not exited after `timeout_seconds`.
         """
+        if self._processes and not self.exits() and self._processes.keys() <= set(keep):
+            return []  # whatever runs is theirs, also what has lost its parent
         lost = [
             number
             for number, code in self.exits().items()

@@ -197,8 +197,12 @@ class FileStore(Store):
 def _write_private(path: Path, value: bytes) -> None:
     """Write a file that only its owner may read."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-    with os.fdopen(os.open(path, flags, 0o600), "wb") as file:
-        file.write(value)
+    descriptor = os.open(path, flags, 0o600)
+    try:
+        while value:
+            value = value[os.write(descriptor, value) :]
+    finally:
+        os.close(descriptor)
 
 
 def _bytes(value: str | bytes) -> bytes:

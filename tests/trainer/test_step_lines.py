@@ -59,6 +59,13 @@ def test_a_short_ledger_comes_as_it_is() -> None:
     assert records(encoded(lines), most=10_000) == lines
 
 
+@pytest.mark.parametrize("name", ["step", "generation", "world_size", "first", "last"])
+def test_a_line_with_a_number_that_cannot_be_read_is_left_out(name: str) -> None:
+    lines = [encoded([line]) for line in written(range(1, 5))]
+    lines[1] = lines[1].replace(b'"%s":' % name.encode(), b'"%s":%s' % (name.encode(), b"9" * 5000))
+    assert list(steps_of(records(b"".join(lines)))) == [1, 3, 4]
+
+
 @pytest.mark.parametrize("spaced", [False, True], ids=["as written", "other spaces"])
 def test_a_long_one_is_few_records_with_the_same_sums_and_no_step_twice(spaced: bool) -> None:
     lines = written(range(1, 30_001))

@@ -27,9 +27,9 @@ _LINE_BYTES: Final = 1 << 20
 _LONG_LINE: Final = 200  # bytes; a line has some 150
 # A line as it is written; every other one is parsed as JSON, which takes eight times as long.
 _LINE: Final = re.compile(
-    rb'\{"step":(\d{1,18}+),"generation":(\d{1,18}+),"world_size":\d++,"first":\d++,"last":\d++,'
-    rb'"loss":(?:"[^"\\\x00-\x1f\x80-\xff]*+"|null),'
-    rb'"seconds":(\d[\d.e+-]{0,40}+),"wait_seconds":(\d[\d.e+-]{0,40}+)\}\n'
+    rb'\{"step":(\d{1,18}),"generation":(\d{1,18}),"world_size":\d{1,18},"first":\d{1,18},'
+    rb'"last":\d{1,18},"loss":(?:null|"[^"\\\x00-\x1f\x80-\xff]*"),'
+    rb'"seconds":(\d[\d.e+-]{0,40}),"wait_seconds":(\d[\d.e+-]{0,40})\}\n'
 )
 _SUMS: Final = ("seconds", "wait_seconds")
 
@@ -142,11 +142,7 @@ class StepLines:
         try:
             if any(found[::5]):
                 raise ValueError
-            steps, texts = list(map(int, found[1::5])), found[2::5]
-            if texts.count(texts[0]) == len(texts):
-                generations = [int(texts[0])] * len(texts)
-            else:
-                generations = list(map(int, texts))
+            steps, generations = list(map(int, found[1::5])), list(map(int, found[2::5]))
             seconds, waits = list(map(float, found[3::5])), list(map(float, found[4::5]))
         except ValueError:
             self._read_json(lines)

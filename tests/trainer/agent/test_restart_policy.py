@@ -72,7 +72,8 @@ class Job:
         )
 
     def failure_backoff_seconds(self) -> int:
-        return (ledger := self.ledger()).failure_backoff_seconds(ledger.read_latest())
+        ledger = self.ledger()
+        return ledger.failure_backoff_seconds(ledger.read_latest_generation())
 
 
 @pytest.fixture(params=["with checkpoints", "without"])

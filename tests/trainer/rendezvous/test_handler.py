@@ -144,7 +144,9 @@ def test_news_reports_newcomers_from_members_that_left(tmp_path: Path) -> None:
         node.leave()
 
 
-def test_a_node_that_is_left_alone_holds_no_connection_and_misses_nobody(tmp_path: Path) -> None:
+def test_a_node_that_is_left_alone_keeps_no_connection_and_misses_none(
+    tmp_path: Path,
+) -> None:
     pair = [meet(tmp_path), meet(tmp_path)]
     meet_all(pair)
     assert soon(lambda: len(find_memberships()) == 2)

@@ -22,7 +22,7 @@ def back_off(ledger: RestartLedger, telemetry: AgentTelemetry, stop: StopSignals
     """Wait if the disk refuses writes or the same failure repeats: until the time is over, there is
     room on the disk that was full, or somebody asks for a stop.
     """
-    latest = ledger.read_latest()
+    latest = ledger.read_latest_generation()
     refused, repeated = ledger.storage_backoff_seconds(), ledger.failure_backoff_seconds(latest)
     if "kept_step" in latest:
         refused = 0  # nothing is lost by going on, and no storage is needed for it

@@ -284,7 +284,7 @@ class RestartLedger(RunRecords):
         elif is_written and self._unwritten(generation.from_step):
             self._agent_store.change(_UNWRITTEN, dict.clear)  # they are in the ledger by now
 
-    def read_latest(self) -> Document:
+    def read_latest_generation(self) -> Document:
         """The document of the latest generation; empty if there is none."""
         last = self._agent_store.last_generation()
         return self._agent_store.generation(last) if last else {}

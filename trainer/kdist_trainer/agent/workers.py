@@ -127,9 +127,10 @@ class WorkerProcesses:
     def kill(self, *, timeout_seconds: float = 10.0, keep: Collection[int] = ()) -> list[int]:
         """Kill the running workers, except those of the local ranks in `keep`, and every process
         that the others have started; returns those that have not exited after `timeout_seconds`.
+        If all of them run and are kept, nothing is killed.
         """
         if self._processes and not self.exits() and self._processes.keys() <= set(keep):
-            return []  # whatever runs is theirs, also what has lost its parent
+            return []  # a process that has lost its parent was started by one of them too
         lost = [
             number
             for number, code in self.exits().items()

@@ -237,7 +237,7 @@ class Rendezvous(RendezvousBase):
         participants = self._state_holder.state.participants
         self._nodes = {rank: node for node, rank in participants.items()}
         self._membership = None
-        if host is not None and len(participants) > 1:  # one alone has nobody to miss
+        if host is not None and len(participants) > 1:  # a node alone watches no other
             rank, ranks = participants[self.node], participants.values()
             self._membership = RoundMembership(self._server, host, rank=rank, ranks=ranks)
 

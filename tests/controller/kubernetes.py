@@ -9,9 +9,11 @@ import copy
 import itertools
 import json
 import threading
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from functools import partial
 from http import HTTPStatus
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from kdist.backends import DEPENDENT_KINDS, workload_kinds
@@ -132,7 +134,7 @@ class Kubernetes:
         while True:
             with self._changed:
                 self._changed.wait_for(partial(self._has_news, seen), _WATCH_SECONDS)
-                news = [each for each in self._history if each[0] > seen]
+                news = self._history[bisect_right(self._history, seen, key=itemgetter(0)) :]
             if not news:
                 return
             for version, change, where, document in news:

@@ -81,9 +81,11 @@ _PARSERS = {
     "json.JSONDecoder",
     "from_json",
     "pydantic_core.from_json",
+    *(f"msgspec.json.{name}" for name in ("decode", "Decoder")),
     *(f"yaml.{name}" for name in ("load", "load_all", "safe_load", "safe_load_all", "full_load")),
     *(f"yaml.{name}" for name in ("parse", "scan", "compose", "compose_all", "unsafe_load")),
 }
+_PARSING_MODULES = {"json", "yaml", "pydantic_core", "msgspec.json"}
 _PARSING_METHODS = {"model_validate_json", "validate_json", "parse_raw", "raw_decode"}
 
 
@@ -93,7 +95,7 @@ def one_reader(source: str) -> Iterator[str]:
     """
     for node in ast.walk(ast.parse(source)):
         names = [alias.name for alias in node.names] if isinstance(node, ast.ImportFrom) else []
-        if isinstance(node, ast.ImportFrom) and node.module in ("json", "yaml", "pydantic_core"):
+        if isinstance(node, ast.ImportFrom) and node.module in _PARSING_MODULES:
             if found := {f"{node.module}.{name}" for name in names} & _PARSERS:
                 yield f"{node.lineno}: imports {', '.join(sorted(found))}"
         elif isinstance(node, ast.Attribute) and (

@@ -96,13 +96,31 @@ def test_no_record_crosses_a_step_that_a_generation_began_from_or_that_was_commi
     assert (first["step"], "steps" in first) == (15_001, False)
 
 
+def test_blank_lines_are_no_steps() -> None:
+    assert records(b"\n" * 200_000) == []
+
+
+@pytest.mark.parametrize("loss", [b"NaN", b"1.5", rb'"\ud800"', b"[[1]]"])
+def test_a_loss_in_another_form_costs_no_step(loss: bytes) -> None:
+    lines = [encoded([line]) for line in written(range(1, 400))]
+    lines[200] = lines[200].partition(b'"loss"')[0] + b'"loss":%s}\n' % loss
+    assert list(steps_of(records(b"".join(lines)))) == list(range(1, 400))
+
+
 def test_a_gap_stays_one() -> None:
-    lines = written([*range(1, 12_000), *range(12_005, 30_000)])
+    lines = written([*range(1, 12_000), *range(12_005, 30_000), 10**15])
     found = records(encoded(lines))
     assert list(steps_of(found)) == [line["step"] for line in lines]
 
 
-TORN = [b'{"step":7,"gene', b"\xff\xfe\n", b"[1]\n", b"{}\n", b'{"step":true,"generation":1}\n']
+TORN = [
+    b'{"step":7,"gene',
+    b"\xff\xfe\n",
+    b"[1]\n",
+    b"{}\n",
+    b"\n",
+    b'{"step":true,"generation":1}\n',
+]
 
 
 @given(

@@ -31,7 +31,6 @@ from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.formats import check_format, stamp
 from kdist_trainer.json_text import encode_json
 from kdist_trainer.object_store.path import ObjectPath
-from kdist_trainer.step_lines import MOST_RECORDS, StepLines
 
 FOLDER = "ledger"
 STEPS = "steps.jsonl"
@@ -163,19 +162,21 @@ class RunLedger:
         return read_lines(self._steps)
 
     def sum_steps(
-        self, events: Iterable[Mapping[str, Any]], *, most: int = MOST_RECORDS
+        self, events: Iterable[Mapping[str, Any]], *, most: int | None = None
     ) -> list[dict[str, Any]]:
         """The lines of `steps.jsonl` in bounded memory, successive ones merged where there are
         many (`step_lines`).
 
         Args:
             events: those of this ledger.
-            most: about how many records to return, besides those of the newest lines.
+            most: about how many records to return, as `StepLines` takes it.
 
         Raises:
             OSError: the storage failed.
             NewerFormatError: a newer version wrote a line.
         """
+        from kdist_trainer.step_lines import StepLines
+
         files = find_files(self._steps)
         lines = StepLines(events, nbytes=sum(files.values()), most=most)
         for file in files:

@@ -28,7 +28,6 @@ from kdist_trainer.checkpoint.manifest import (
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.errors import CheckpointMismatchError
 from kdist_trainer.json_text import encode_json
-from kdist_trainer.step_lines import MOST_RECORDS
 
 Entry = dict[str, Any]
 
@@ -160,9 +159,9 @@ def choose(root: StoragePath, step: int | None) -> Checkpoint:
     )
 
 
-def read_ledger(root: StoragePath, *, most_steps: int = MOST_RECORDS) -> dict[str, Any]:
-    """Read the events and steps of the run; of more than `most_steps` lines successive ones are
-    merged. Raises `OSError` or `NewerFormatError`.
+def read_ledger(root: StoragePath, *, most_steps: int | None = None) -> dict[str, Any]:
+    """Read the events and steps of the run; of very many lines successive ones are merged, into
+    about `most_steps` records. Raises `OSError` or `NewerFormatError`.
     """
     ledger = RunLedger(root)
     events = ledger.events()

@@ -3,23 +3,20 @@
 set -euo pipefail
 
 monitoring_version() { awk -v module="$1" '$1 == module {print $2}' "$HERE/programs/monitoring/go.mod"; }
-operator_module() { echo "github.com/prometheus-operator/prometheus-operator@$(monitoring_version github.com/prometheus-operator/prometheus-operator)"; }
 
 # The operator, and a Prometheus that finds pods by itself, which Debian's does not. Prints NAME VALUE lines.
 monitoring() {
   local operator=github.com/prometheus-operator/prometheus-operator prometheus=github.com/prometheus/prometheus flags version name
   flags=$(go env GOFLAGS)
   export GOFLAGS="$flags -tags=remove_all_sd,enable_kubernetes_sd" # of all that finds targets, Kubernetes alone
-  build_module monitoring prometheus-operator $operator/cmd/operator
-  build_module monitoring prometheus-config-reloader $operator/cmd/prometheus-config-reloader
-  build_module monitoring prometheus-kubernetes $prometheus/cmd/prometheus
+  program prometheus-operator prometheus-config-reloader prometheus-kubernetes
   for name in prometheus-operator prometheus-config-reloader; do
     monitoring_image "$name" "$(monitoring_version $operator)" "/bin/$name"
   done
   version=$(monitoring_version $prometheus | sed -E 's/^v0\.(.)0?/v\1./') # the module's v0.313.1 is the program's v3.13.1
   monitoring_image prometheus-kubernetes "$version" /bin/prometheus
   echo "version $version"
-  echo "manifests $(go env GOMODCACHE)/$(operator_module)/example"
+  echo "manifests $(module_folder $operator monitoring)/example"
 }
 
 monitoring_image() { # monitoring_image NAME VERSION PATH-IN-IMAGE
@@ -46,8 +43,7 @@ prometheus_image() { # prints its name
 monitoring_kinds() { # the kinds alone: no operator is there to act on them, and the tests do what it would
   local kind folder
   kubectl get crd podmonitors.monitoring.coreos.com prometheusrules.monitoring.coreos.com >/dev/null 2>&1 && return
-  go mod download "$(operator_module)"
-  folder=$(go env GOMODCACHE)/$(operator_module)/example/prometheus-operator-crd
+  folder=$(module_folder github.com/prometheus-operator/prometheus-operator monitoring)/example/prometheus-operator-crd
   for kind in podmonitors prometheusrules; do
     kubectl apply --server-side -f "$folder/monitoring.coreos.com_$kind.yaml" >/dev/null
   done

@@ -2,8 +2,10 @@
 # The node's image: kind's own where it can be pulled, else made from Debian and the programs we built.
 set -euo pipefail
 
-NODE_IMAGE=kdist/node:v$KUBERNETES
-NODE_BASE=kdist/node-base:v$KUBERNETES
+# Others are made when programs change.
+NODE_TAG=v$KUBERNETES-$(find "$HERE/programs" "$HERE/shell/node.sh" -type f | sort | xargs cat | sha256sum | cut -c-12)
+NODE_IMAGE=kdist/node:$NODE_TAG
+NODE_BASE=kdist/node-base:$NODE_TAG
 
 # binary_image NAME:TAG BINARY PATH-IN-IMAGE [BASE [USER]]: an image of one program
 binary_image() {
@@ -17,7 +19,7 @@ binary_image() {
 }
 
 kind_node() { # name of the image that this version of kind was released with
-  sed -n 's/.*"\(kindest\/node:[^"]*\)".*/\1/p' "$(go env GOMODCACHE)/sigs.k8s.io/kind@$KIND_VERSION/pkg/apis/config/defaults/image.go"
+  sed -n 's/.*"\(kindest\/node:[^"]*\)".*/\1/p' "$(module_folder sigs.k8s.io/kind)/pkg/apis/config/defaults/image.go"
 }
 have_image() { docker image inspect "$1" >/dev/null 2>&1; }
 can_pull() { # asked once: a machine without a way out would wait each time
@@ -33,6 +35,7 @@ node_image() { # leaves its name in $NODE
   node_base
   say "making the node image"
   preload
+  docker images --format '{{.Repository}}:{{.Tag}}' | grep '^kdist/node' | grep -v ":$NODE_TAG$" | xargs -r docker image rm >/dev/null
   export CHOSEN=$NODE_IMAGE
 }
 
@@ -42,7 +45,7 @@ node_base() { # what kind's images/base/Dockerfile makes
   say "making the node's base image"
   local root kind
   root=$(mktemp -d -p "$CACHE")
-  kind=$(go env GOMODCACHE)/sigs.k8s.io/kind@$KIND_VERSION/images/base/files
+  kind=$(module_folder sigs.k8s.io/kind)/images/base/files
   debootstrap --variant=minbase --include=systemd,systemd-sysv,dbus,conntrack,iptables,iproute2,ethtool,socat,util-linux,mount,kmod,libseccomp2,ca-certificates,curl,jq,procps,runc \
     bookworm "$root" >/dev/null
   cp -r --no-preserve=mode "$kind/." "$root/"
@@ -85,11 +88,10 @@ preload() { # Kubernetes' own images go into the node's store, as kind's `build 
   folder=$(mktemp -d -p "$CACHE")
   # The second is the sandbox that kind's containerd asks for.
   mapfile -t images < <("$BIN/kubeadm" config images list --kubernetes-version "v$KUBERNETES" 2>/dev/null; echo registry.k8s.io/pause:3.10)
-  CGO_ENABLED=0 go build -ldflags "-s -w" -o "$folder/pause" "$HERE/programs/pause.go"
   for image in "${images[@]}"; do
     name=${image##*/} name=${name%%:*}
     case $name in
-      pause) binary_image "$image" "$folder/pause" /pause ;;
+      pause) binary_image "$image" "$BIN/pause" /pause ;;
       coredns) binary_image "$image" "$BIN/coredns" /coredns ;;
       kube-proxy) binary_image "$image" "$BIN/kube-proxy" /usr/local/bin/kube-proxy "$NODE_BASE" ;;
       *) binary_image "$image" "$BIN/$name" "/usr/local/bin/$name" ;;

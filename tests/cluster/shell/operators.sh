@@ -2,19 +2,26 @@
 # The real operators: their own manifests, from their own modules, and their programs built from the same source.
 set -euo pipefail
 
-operator() {
-  local name=$1 binary=$1 module overlay modules folder image
-  case $name in
-    jobset) module=sigs.k8s.io/jobset@v0.12.0/config overlay=default ;;
-    kueue) module=sigs.k8s.io/kueue@v0.19.2/config overlay=default ;;
-    training-operator) module=github.com/kubeflow/training-operator@v1.9.4/manifests overlay=overlays/standalone ;;
-    trainer) binary=trainer-controller-manager module=github.com/kubeflow/trainer/v2@v2.3.0/manifests overlay=overlays/manager ;;
-    *) fail "no operator $name: there are ${OPERATORS[*]}" ;;
+operator_program() { # operator_program NAME: prints what its program is called
+  case $1 in
+    trainer) echo trainer-controller-manager ;;
+    jobset | kueue | training-operator) echo "$1" ;;
+    *) fail "no operator $1: there are ${OPERATORS[*]}" ;;
   esac
-  operator_program "$binary"
-  modules=$(go env GOMODCACHE)
+}
+
+operator() {
+  local name=$1 binary module manifests overlay folder image
+  binary=$(operator_program "$name")
+  case $name in
+    jobset) module=sigs.k8s.io/jobset manifests=config overlay=default ;;
+    kueue) module=sigs.k8s.io/kueue manifests=config overlay=default ;;
+    training-operator) module=github.com/kubeflow/training-operator manifests=manifests overlay=overlays/standalone ;;
+    trainer) module=github.com/kubeflow/trainer/v2 manifests=manifests overlay=overlays/manager ;;
+  esac
+  program "$binary"
   folder=$(mktemp -d -p "$CACHE")
-  cp -r --no-preserve=mode "$modules/$module/." "$folder"
+  cp -r --no-preserve=mode "$(module_folder "$module")/$manifests/." "$folder"
   sed -i '/third-party\/jobset/d' "$folder/$overlay/kustomization.yaml" # trainer's would fetch JobSet, which is here by its own name
   kubectl kustomize "$folder/$overlay" >"$folder/all.yaml" 2>/dev/null
   image=$(sed -n 's/^        image: //p' "$folder/all.yaml" | head -1)

@@ -2,7 +2,9 @@ module kdist.dev/cluster/kube-linter
 
 go 1.26.0
 
-require golang.stackrox.io/kube-linter v0.8.3
+tool golang.stackrox.io/kube-linter/cmd/kube-linter
+
+require golang.stackrox.io/kube-linter v0.8.3 // indirect
 
 require (
 	cel.dev/expr v0.25.1 // indirect

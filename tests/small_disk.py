@@ -23,9 +23,9 @@ def small_disk(folder: Path, *, mib: int) -> Iterator[Path]:
 
 
 def fill(folder: Path) -> Path:
-    """Take what space is left; the file that took it."""
+    """Take what space is left, or is left again; the file that took it."""
     ballast = folder / "ballast"
-    with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+    with ballast.open("ab", buffering=0) as file, contextlib.suppress(OSError):
         while file.write(bytes(4096)):
             pass
     return ballast

@@ -4,8 +4,8 @@ Three million lines are half a gigabyte. So successive steps of one generation b
 the line of its last step, with the sum of their seconds and their number as `steps`. What a reader
 asks for stays exact: the first step of each generation and the newest lines are records of their
 own, and a record never crosses a step from which a generation began or that was committed, nor a
-gap. Free of torch: the command line reads with it too. Imported where lines are read alone: msgspec
-takes 20 ms, and a rank that starts again only writes.
+gap. Free of torch: the command line reads with it too. Only what reads lines imports this module:
+msgspec takes 20 ms to import, and a rank that starts again only writes.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _Seconds = Annotated[float, Meta(ge=0)]
 
 
 class WrittenLine(Struct, forbid_unknown_fields=True, gc=False):
-    """A line as `StepLedger` writes it. One of every other form is read as any JSON is, which takes
-    ten times as long.
+    """A line as `StepLedger` writes it. A line of any other form is read by `parse_json`, which is
+    much slower.
     """
 
     step: _Number
@@ -250,7 +250,7 @@ def _find_cuts(events: Iterable[Mapping[str, Any]]) -> set[int]:
 
 
 def _find_ends(lines: Sequence[WrittenLine]) -> list[int]:
-    """Before which lines a step does not follow the one before it in the same generation."""
+    """The lines whose step does not follow the one before it in the same generation."""
     steps = [line.step for line in lines]
     first = steps[0] if steps else 0
     follow = steps == list(range(first, first + len(steps)))

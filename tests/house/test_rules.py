@@ -75,7 +75,6 @@ EXEMPT: dict[Rule, dict[str, str]] = {
 
 EVERYWHERE: dict[Rule, Sequence[Path]] = {
     rules.short_file: python_files(),
-    rules.short_functions: python_files(),
     rules.opens_with_a_docstring: python_files(),
     rules.no_dangerous_calls: SHOWN,
     rules.unpickles_nowhere_else: SHOWN,
@@ -96,9 +95,7 @@ EVERYWHERE: dict[Rule, Sequence[Path]] = {
 }
 
 BAD = [
-    (rules.short_file, "x = 1\n" * 401),
-    (rules.short_functions, "def f():\n" + "    x = 1\n" * 50),
-    (rules.short_functions, "class C:\n  async def f(self):\n    'Doc.'\n" + "    x = 1\n" * 50),
+    (rules.short_file, "x = 1\n" * 901),
     (rules.opens_with_a_docstring, "import os\n"),
     (rules.package_says_what_belongs_in_it, '"""The parts."""\n'),
     (rules.no_print, "print('x')\n"),
@@ -157,8 +154,7 @@ BAD = [
 
 GOOD = [
     (rules.no_second_store, "TCPStore(host, port, is_master=False, wait_for_workers=False)\n"),
-    (rules.short_file, "x = 1\n" * 400),
-    (rules.short_functions, "def f():\n    '''Doc.\n\n    More.\n    '''\n" + "    x = 1\n" * 49),
+    (rules.short_file, "x = 1\n" * 900),
     (rules.opens_with_a_docstring, ""),
     (rules.no_print, "console.table(rows)\n"),
     (rules.one_style, "console.style('x', 'red')\n"),

@@ -29,7 +29,7 @@ from torch.distributed.distributed_c10d import Store
 
 from bench.table import title
 from kdist_trainer.agent.coordination import AgentStore
-from kdist_trainer.agent.rendezvous_poller import PollResult, RendezvousPoller
+from kdist_trainer.agent.monitor import PollResult, RendezvousPoller
 from kdist_trainer.rendezvous.configmap_client import ConfigMap
 from kdist_trainer.rendezvous.handler import open_rendezvous
 from kdist_trainer.rendezvous.kubernetes_store import KubernetesStore

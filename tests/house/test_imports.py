@@ -31,7 +31,7 @@ LIGHT = {
     "kdist_trainer.metrics.exporter": "torch numpy kdist click",
     "kdist_trainer.metrics.reporter": "torch numpy kdist click",
     "kdist_trainer.metrics.step_stats": "torch numpy kdist click",
-    "kdist_trainer.checkpoint.layout": "torch numpy kdist click",
+    "kdist_trainer.checkpoint.manifest": "torch numpy kdist click",
     "kdist_trainer.checkpoint.ledger": "torch numpy kdist click msgspec",
     "kdist_trainer.object_store.store": "torch numpy obstore asyncio kdist click",
     "kdist_trainer.fetch.__main__": "torch numpy obstore huggingface_hub kdist click",

@@ -19,10 +19,13 @@ from kdist.report.ledger import parse_lines
 from kdist.status import ExitRecord
 from kdist_trainer import formats
 from kdist_trainer.agent import exit_record
-from kdist_trainer.checkpoint.layout import CheckpointDirectory
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.checkpoint.lock import Lock
-from kdist_trainer.checkpoint.manifest import UnsupportedCheckpointError, write_state
+from kdist_trainer.checkpoint.manifest import (
+    CheckpointDirectory,
+    UnsupportedCheckpointError,
+    write_state,
+)
 from kdist_trainer.config import TrainConfig
 from kdist_trainer.errors import CheckpointMismatchError
 from kdist_trainer.formats import FORMAT, FORMATS, STRICT, NewerFormatError, stamp, take_format

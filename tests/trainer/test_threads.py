@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from kdist_trainer import log, threads
-from kdist_trainer.checkpoint.background import BackgroundTask
+from kdist_trainer.checkpoint.group import BackgroundTask
 from kdist_trainer.rendezvous.exchange import ExchangeHost
 from kdist_trainer.rendezvous.membership import MemberConnection
 from kdist_trainer.threads import OnError, start_thread

@@ -45,11 +45,11 @@ from kdist_trainer.left_groups import left
 from kdist_trainer.liveness import Heartbeat, NullHeartbeat, Phase
 from kdist_trainer.metrics.reporter import Reporter
 from kdist_trainer.metrics.step_stats import StepStats
-from kdist_trainer.training import prepared, regroup, trainer
+from kdist_trainer.training import regroup, trainer
 from kdist_trainer.training.builder import RankRuntime, assemble
 from kdist_trainer.training.context import TrainContext
 from kdist_trainer.training.kept_state import KeptState
-from kdist_trainer.training.prepared import PreparedTraining
+from kdist_trainer.training.regroup import PreparedTraining
 from kdist_trainer.training.sync import StopFlag
 from kdist_trainer.workload import Workload
 from kdist_trainer.world import World, abandon, uses_gpus
@@ -192,10 +192,10 @@ class ManagedRank:
             raise PeersLostError("the agent of this worker cannot be reached")
         purpose = os.environ[WAITING_VARIABLE]
         torch.set_num_threads(config.threads_per_rank)
-        prepared.warm_up_torch()
+        regroup.warm_up_torch()
         try:
             if purpose != WAITS_ONLY:
-                self._prepared = prepared.prepare(train, torch.device("cpu"))
+                self._prepared = regroup.prepare(train, torch.device("cpu"))
         except BaseException as error:
             if purpose == STANDS_BY:
                 raise
@@ -363,7 +363,7 @@ def read_config(path: Path) -> TrainConfig:
 
 def load_workload(train: Training, world: World) -> Workload:
     """Make the workload that the job names."""
-    return prepared.load_workload(train, world.device)
+    return regroup.load_workload(train, world.device)
 
 
 def beat(heartbeat: Heartbeat | None, phase: Phase) -> None:

@@ -7,14 +7,12 @@ OpenID provider and for port forwarding; never its typed models, which take half
 import.
 """
 
-from kdist.cluster.access import Impersonation
 from kdist.cluster.api_errors import ApiError, ApiNotFoundError
-from kdist.cluster.applied import Applied, normalize
-from kdist.cluster.client import Cluster, connect
+from kdist.cluster.client import Applied, Cluster, connect, find_resource, list_resources, normalize
 from kdist.cluster.job_objects import JobObjects
+from kdist.cluster.kubeconfig import Impersonation
 from kdist.cluster.pod_makers import find_makers
 from kdist.cluster.streams import ExecSession
-from kdist.cluster.training_jobs import find_resource, list_resources
 from kdist.cluster.transport import deadline
 from kdist.ownership import ForeignError, JobOwner, describe_owner
 

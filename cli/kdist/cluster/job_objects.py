@@ -24,9 +24,7 @@ from typing import Any, Final, Literal, TypeVar
 
 from kdist import backends
 from kdist.cluster.api_errors import ApiError, ApiNotFoundError
-from kdist.cluster.applied import Applied, normalize
-from kdist.cluster.concurrency import ABSENT, guard, retry_on_conflict
-from kdist.cluster.objects import Objects
+from kdist.cluster.client import ABSENT, Applied, Objects, guard, normalize, retry_on_conflict
 from kdist.cluster.transport import ApiResponse
 from kdist.errors import KdistError
 from kdist.manifest import JOB_LABEL, TRAINING_JOB, Manifest, find_owner

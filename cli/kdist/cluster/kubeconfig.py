@@ -1,4 +1,6 @@
-"""Reads the kubeconfig, or the service account of the pod that this runs in.
+"""Reads the kubeconfig, or the service account of the pod that this runs in, and makes of it the
+address and the identity for the API server, connection pools and websockets. Credentials come from
+the kubeconfig itself, a token file, an exec plugin, or the official client.
 
 Every field of a kubeconfig is used or rejected by name: a field that is silently ignored may be the
 one that defines the identity.
@@ -13,24 +15,405 @@ from __future__ import annotations
 
 import base64
 import ipaddress
+import math
 import os
-from collections.abc import Mapping, Sequence
+import stat
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import partial
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
+from typing import Any, NamedTuple, Protocol
+from urllib.parse import quote, unquote, urlsplit
 
-from kdist.cluster.access import Access, Impersonation, cluster_info
-from kdist.cluster.credentials import (
-    Credential,
-    CredentialSource,
-    Fixed,
-    Plugin,
-    TokenFile,
-    bearer,
-    read_small_file,
-)
-from kdist.errors import Code, KdistError
-from kdist_trainer.untrusted_text import MalformedTextError
+from kdist.errors import Code, KdistError, UsageError
+from kdist.threads import OnError, start_thread
+from kdist_trainer.json_text import encode_json
+from kdist_trainer.untrusted_text import MalformedTextError, parse_json
+
+EARLY_SECONDS = 10.0
+"""Seconds before their expiry at which credentials of a plugin are renewed."""
+_SHOWN_LINES = 20
+_MOST_BYTES = 1 << 20
+
+
+class Credential(NamedTuple):
+    """An `Authorization` header, a client certificate with its key (PEM text), or both."""
+
+    authorization: str = ""
+    certificate: str = ""
+    key: str = ""
+
+
+def bearer(token: str) -> Credential:
+    """The credential that sends a token. Raises `ValueError`, without the token, for one that no
+    header can hold.
+    """
+    if not (token.isascii() and token.isprintable()):
+        raise ValueError("the token has characters that no header can hold, such as a line end")
+    return Credential(f"Bearer {token}" if token else "")
+
+
+def read_small_file(file: Path) -> str:
+    """A token, certificate or key. Raises `OSError`, and `ValueError` for what is none: no regular
+    file, larger than a mebibyte, or no text.
+    """
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe would be waited for
+    with os.fdopen(os.open(file, flags), "rb") as opened:
+        if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
+            raise ValueError(f"{file} is no regular file")
+        data = opened.read(_MOST_BYTES + 1)
+    if len(data) > _MOST_BYTES:
+        raise ValueError(f"{file} is larger than {_MOST_BYTES >> 20} MiB")
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise ValueError(f"{file} is no text") from None
+
+
+class CredentialSource(Protocol):
+    """Provides valid credentials."""
+
+    def get(self) -> Credential:
+        """The credentials. Raises `KdistError` with code UNREACHABLE if there are none."""
+        ...
+
+    def forget(self) -> bool:
+        """Drop credentials that the server rejected; whether `get` can return others."""
+        ...
+
+
+class Fixed(NamedTuple):
+    """Credentials from the kubeconfig, or the `Authorization` header that `ask` returns."""
+
+    credential: Credential = Credential()
+    ask: Callable[[], str] | None = None
+
+    def get(self) -> Credential:
+        """The credentials, with the current `Authorization` header."""
+        return self.credential if self.ask is None else Credential(self.ask())
+
+    def forget(self) -> bool:
+        """There are no others."""
+        return False
+
+
+@dataclass(frozen=True)
+class TokenFile:
+    """A token in a file, which is replaced before the token expires, so it is read each time."""
+
+    file: Path
+
+    def get(self) -> Credential:
+        """The current token."""
+        try:
+            return bearer(read_small_file(self.file).strip())
+        except (OSError, ValueError) as error:
+            raise KdistError(f"the token cannot be read: {error}", code=Code.UNREACHABLE) from error
+
+    def forget(self) -> bool:
+        """There are no others: the file was just read."""
+        return False
+
+
+class Plugin:
+    """A program that prints credentials (`users[].user.exec`). It runs when they are first needed,
+    and again before they expire.
+    """
+
+    def __init__(
+        self, settings: Mapping[str, Any], *, folder: Path, cluster: Mapping[str, Any]
+    ) -> None:
+        command = settings.get("command")
+        if (
+            not isinstance(command, str)
+            or not command
+            or not isinstance(settings.get("apiVersion"), str)
+        ):
+            raise ValueError("exec needs `command` and `apiVersion`")
+        # As in kubectl: a path is relative to the kubeconfig, a bare name is searched in PATH.
+        path = str(folder / command) if os.sep in command else command
+        self._argv = [path, *(str(each) for each in settings.get("args") or [])]
+        self._version = str(settings["apiVersion"])
+        self._hint = str(settings.get("installHint") or "").strip()
+        self._env = {str(each["name"]): str(each["value"]) for each in settings.get("env") or []}
+        self._mode = settings.get("interactiveMode") or "IfAvailable"
+        self._cluster = cluster if settings.get("provideClusterInfo") else None
+        self._lock = threading.Lock()
+        self._found: Credential | None = None
+        self._until = float("inf")
+
+    def get(self) -> Credential:
+        """The credentials of the last run while they are valid, else of a new run."""
+        with self._lock:
+            if self._found is None or time.time() > self._until - EARLY_SECONDS:
+                self._found, self._until = self._read(self._run())
+            return self._found
+
+    def forget(self) -> bool:
+        """The next `get` runs the plugin again."""
+        with self._lock:
+            self._found = None
+        return True
+
+    def _run(self) -> str:
+        """Run the plugin; its stdout. In a terminal its stderr is forwarded, because a login may
+        prompt.
+        """
+        import subprocess  # most credentials come from no plugin
+
+        interactive = self._mode != "Never" and sys.stdin is not None and sys.stdin.isatty()
+        if self._mode == "Always" and not interactive:
+            raise self._fail("it needs a terminal (interactiveMode: Always), and there is none")
+        spec = {
+            "interactive": interactive,
+            **({"cluster": self._cluster} if self._cluster is not None else {}),
+        }
+        request = {"apiVersion": self._version, "kind": "ExecCredential", "spec": spec}
+        env = {**os.environ, **self._env, "KUBERNETES_EXEC_INFO": encode_json(request)}
+        stdin = None if interactive else subprocess.DEVNULL
+        try:
+            process = subprocess.Popen(
+                self._argv, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env
+            )
+        except OSError as error:
+            raise self._fail(f"it cannot be started: {error.strerror or error}") from error
+        stderr = bytearray()
+        listener = start_thread(
+            partial(_collect, process.stderr, stderr, interactive),
+            name="credential plugin",
+            on_error=OnError.REPORT,  # only the plugin's words are missing
+        )
+        with process:
+            out = process.stdout.read() if process.stdout else b""
+            listener.join()
+        if process.returncode:
+            raise self._fail(
+                f"it ended with code {process.returncode}", stderr.decode(errors="replace")
+            )
+        return out.decode(errors="replace")
+
+    def _read(self, text: str) -> tuple[Credential, float]:
+        """The credentials in the plugin's output, and the unix time at which they expire."""
+        try:
+            answer = parse_json(text)
+            status = answer["status"]
+            token, certificate = (
+                status.get("token") or "",
+                status.get("clientCertificateData") or "",
+            )
+            key, end = status.get("clientKeyData") or "", status.get("expirationTimestamp")
+            until = datetime.fromisoformat(end).timestamp() if end else float("inf")
+            authorization = bearer(str(token)).authorization
+            if answer.get("apiVersion") != self._version:
+                raise ValueError(
+                    f"it answers in {answer.get('apiVersion')}, not in {self._version}"
+                )
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise self._fail(f"it does not answer with an ExecCredential ({error})") from error
+        if not token and not (certificate and key):
+            raise self._fail("its answer holds neither a token nor a certificate with its key")
+        return Credential(authorization, certificate, key), until
+
+    def _fail(self, why: str, stderr: str = "") -> KdistError:
+        lines = stderr.strip().splitlines()[-_SHOWN_LINES:]
+        message = "\n  ".join(
+            [
+                f"no credentials: the plugin `{' '.join(self._argv)}` of the kubeconfig: {why}",
+                *lines,
+            ]
+        )
+        hint = self._hint or "run it by itself, or log in to the cluster again"
+        return KdistError(message, hint=hint, code=Code.UNREACHABLE)
+
+
+def _collect(stream: Any, collected: bytearray, live: bool) -> None:
+    """Collect what a program prints; with `live`, forward it to stderr at once."""
+    while chunk := os.read(stream.fileno(), 2**16):
+        collected.extend(chunk)
+        if live:
+            os.write(2, chunk)
+
+
+CONNECT_SECONDS = 10.0
+_SWITCHING_PROTOCOLS = 101
+_CHANNELS = "v5.channel.k8s.io,v4.channel.k8s.io"
+
+
+@dataclass(frozen=True)
+class Impersonation:
+    """The identity to act as. The server checks the rights of that identity; the caller needs the
+    right to impersonate it.
+
+    Raises:
+        UsageError: groups, a uid or extras without a user, or a name that no header can hold.
+    """
+
+    user: str = ""
+    groups: tuple[str, ...] = ()
+    uid: str = ""
+    extra: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if (self.groups or self.uid or self.extra) and not self.user:
+            raise UsageError(
+                "groups, a uid or extras can only be impersonated together with a user",
+                hint="add --as USER",
+            )
+        values = [
+            self.user,
+            *self.groups,
+            self.uid,
+            *(each for found in self.extra.values() for each in found),
+        ]
+        if bad := next((each for each in values if not each.isprintable()), None):
+            raise UsageError(f"{bad!r} is no valid name of a user or group")
+
+    def headers(self) -> list[tuple[str, str]]:
+        """The impersonation headers as client-go writes them, one for each group."""
+        found = [("impersonate-user", self.user), ("impersonate-uid", self.uid)]
+        found += [("impersonate-group", each) for each in self.groups]
+        for key, values in self.extra.items():
+            found += [(f"impersonate-extra-{quote(key.lower(), safe='')}", each) for each in values]
+        return [(name, value) for name, value in found if value]
+
+
+@dataclass(frozen=True)
+class Access:
+    """How to reach an API server, and as whom.
+
+    Attributes:
+        context: name of the context in the kubeconfig.
+        namespace: default namespace.
+        server: URL of the API server.
+        credentials: source of the credentials.
+        impersonation: identity to act as.
+        authority: CA certificates as PEM text; empty for those of the system.
+        verify: whether the server's certificate is verified.
+        server_name: name that the server's certificate must be for, if not that of `server`.
+        proxy: URL of the proxy; empty for a direct connection.
+    """
+
+    context: str
+    namespace: str
+    server: str
+    credentials: CredentialSource = field(default_factory=Fixed)
+    impersonation: Impersonation = field(default_factory=Impersonation)
+    authority: str = ""
+    verify: bool = True
+    server_name: str = ""
+    proxy: str = ""
+
+    def headers(self, credential: Credential) -> list[tuple[str, str]]:
+        """The headers for authentication and impersonation."""
+        own = [("authorization", credential.authorization)] if credential.authorization else []
+        return [("user-agent", "kdist"), *own, *self.impersonation.headers()]
+
+    def pool(self, connections: int, credential: Credential) -> Any:
+        """A pool that keeps up to `connections` connections open, all with one TLS context. Raises
+        `OSError` for a key that cannot be used.
+        """
+        from kdist.cluster import connections as made
+
+        settings: dict[str, Any] = {"maxsize": connections}
+        tls = self._tls(credential) if self.server.startswith("https") else None
+        if tls is not None and self.server_name:
+            settings["server_hostname"] = self.server_name
+        return made.make_pool(proxy=self.proxy, proxy_user=self._proxy_user(), tls=tls, **settings)
+
+    def websocket(self, path: str) -> Any:
+        """Open a websocket to this path, with the channel protocol of exec. Raises the errors of
+        `websocket-client`.
+        """
+        from websocket import WebSocket, WebSocketBadStatusException
+
+        credential = self.credentials.get()
+        websocket: Any = WebSocket(skip_utf8_validation=False)
+        headers = [*self.headers(credential), ("sec-websocket-protocol", _CHANNELS)]
+        websocket.connect(
+            f"{self.server.replace('http', 'ws', 1)}{path}",
+            header=[f"{name}: {value}" for name, value in headers],
+            socket=self._socket(credential),
+            redirect_limit=0,
+        )
+        if websocket.status != _SWITCHING_PROTOCOLS:
+            websocket.close()
+            raise WebSocketBadStatusException("it redirects", websocket.status)
+        websocket.settimeout(None)
+        websocket.sock.allow(math.inf)
+        return websocket
+
+    def _socket(self, credential: Credential) -> Any:
+        """A socket to the server, whose deadline also holds for the answer to the handshake."""
+        from kdist.cluster import connections as made
+
+        server, proxy = urlsplit(self.server), urlsplit(self.proxy)
+        is_tls = server.scheme == "https"
+        if self.proxy and proxy.scheme != "http":
+            raise KdistError(
+                (
+                    "exec, port-forward and what needs them cannot go through a proxy that "
+                    f"is reached over TLS ({proxy.hostname})"
+                ),
+                hint="name its address with http:// in `proxy-url`, if it has one",
+                code=Code.UNREACHABLE,
+            )
+        user = self._proxy_user()
+        return made.open_socket(
+            (server.hostname or "", server.port or (443 if is_tls else 80)),
+            seconds=CONNECT_SECONDS,
+            tls=self._tls(credential) if is_tls else None,
+            server_name=self.server_name,
+            proxy=(proxy.hostname or "", proxy.port or 80) if self.proxy else None,
+            proxy_headers={"Proxy-Authorization": _basic(*user)} if user else {},
+        )
+
+    def _proxy_user(self) -> tuple[str, str] | None:
+        proxy = urlsplit(self.proxy)
+        return (unquote(proxy.username), unquote(proxy.password or "")) if proxy.username else None
+
+    def _tls(self, credential: Credential) -> Any:
+        import ssl
+
+        from urllib3.util import ssl_
+
+        context = ssl_.create_urllib3_context()
+        if not self.verify:
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        elif self.authority:
+            context.load_verify_locations(cadata=self.authority)
+        else:
+            context.load_default_certs()
+        if credential.certificate:
+            # OpenSSL reads a key from a file only
+            with tempfile.NamedTemporaryFile(mode="w", suffix=".pem") as file:
+                file.write(f"{credential.certificate}\n{credential.key}")
+                file.flush()
+                context.load_cert_chain(file.name)
+        return context
+
+
+def _basic(user: str, password: str) -> str:
+    return f"Basic {base64.b64encode(f'{user}:{password}'.encode()).decode()}"
+
+
+def cluster_info(server: str, cluster: Mapping[str, Any], authority: str) -> dict[str, Any]:
+    """The description of the cluster for a credential plugin (`provideClusterInfo`)."""
+    found: dict[str, Any] = {"server": server}
+    for name in ("tls-server-name", "insecure-skip-tls-verify", "proxy-url"):
+        if cluster.get(name):
+            found[name] = cluster[name]
+    if authority:
+        found["certificate-authority-data"] = base64.b64encode(authority.encode()).decode()
+    for each in cluster.get("extensions") or []:
+        if each.get("name") == "client.authentication.k8s.io/exec":
+            found["config"] = each.get("extension")
+    return found
+
 
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _CERTIFICATES = ("client-certificate", "client-key")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kdist.backends import Backend
-from kdist.cluster.objects import Objects
+from kdist.cluster.client import Objects
 from kdist.errors import NotFoundError
 
 

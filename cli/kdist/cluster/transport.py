@@ -15,9 +15,8 @@ from typing import Any, TypeVar
 from urllib.parse import urlencode
 
 from kdist.cluster import retry
-from kdist.cluster.access import CONNECT_SECONDS, Access
 from kdist.cluster.api_errors import explain, read_status
-from kdist.cluster.credentials import Credential
+from kdist.cluster.kubeconfig import CONNECT_SECONDS, Access, Credential
 from kdist.cluster.retry import RETRYABLE, Attempts, RetryPolicy, is_permanent, is_wrong_certificate
 from kdist.errors import Code, KdistError
 from kdist.manifest import to_json

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from kdist.cluster import Cluster
     from kdist.events import Entry
     from kdist.jobs.job import ClusterJob
-    from kdist.jobs.logs import LogRequest
-    from kdist.jobs.pod_log import PodLine, RankFilter
+    from kdist.jobs.logs import LogRequest, PodLine, RankFilter
     from kdist.local.job import LocalJob
     from kdist.status import Pod, Snapshot
 
@@ -193,11 +192,11 @@ class _Selection(NamedTuple):
 def _show_kept(cluster: Cluster, name: str, generation: int | None, chosen: _Selection) -> int:
     """Show the kept log of a job in the cluster."""
     from kdist import events
-    from kdist.jobs import kept_logs
+    from kdist.jobs import logs
 
     target = _find(cluster, name)
     with TemporaryDirectory() as folder:
-        files = kept_logs.fetch(target, Path(folder), generation=generation, notify=console.message)
+        files = logs.fetch(target, Path(folder), generation=generation, notify=console.message)
         _print_entries(events.read_files(files, tail=chosen.tail), chosen)
     return Code.OK
 
@@ -267,14 +266,14 @@ def _find(cluster: Cluster, name: str) -> ClusterJob:
 
 def _has_only_kept_log(cluster: Cluster, snapshot: Snapshot) -> bool:
     """Whether the job has no pods any more, gets none for now, and keeps its log."""
-    from kdist.jobs import kept_logs
+    from kdist.jobs import logs
     from kdist.status import Phase
 
     status = snapshot.status
     is_over = status.phase.terminal or status.phase is Phase.SUSPENDED
     if status.pods or not is_over:
         return False
-    return kept_logs.are_kept(_find(cluster, snapshot.name))
+    return logs.are_kept(_find(cluster, snapshot.name))
 
 
 def _follow(
@@ -299,7 +298,7 @@ def _follow(
 
 
 def _rank_filter(ranks: str, snapshot: Snapshot) -> RankFilter:
-    from kdist.jobs.pod_log import RankFilter
+    from kdist.jobs.logs import RankFilter
 
     known: dict[str, list[int]] = {}
     for rank in snapshot.status.ranks:

@@ -116,7 +116,7 @@ def _watch_job(cluster: Cluster, name: str) -> Iterator[Moment]:
 
 def _watch_run(run: LocalJob) -> Iterator[Moment]:
     """Yield the state of a run on this machine until its `kdist run` has ended."""
-    from kdist.local.diagnosis import diagnose_run
+    from kdist.local.status import diagnose_run
 
     while True:
         active = run.active

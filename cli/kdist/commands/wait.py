@@ -58,9 +58,9 @@ def command(
         console.result(f"{targets.find_job(job, file).name} is deleted")
         return Code.OK
     if run is not None:
-        from kdist.local import conditions
+        from kdist.local.status import wait_for as wait_for_local
 
-        ended = conditions.wait_for(run, goal, timeout=timeout, notify=console.message)
+        ended = wait_for_local(run, goal, timeout=timeout, notify=console.message)
         console.result(f"{run.name} is deleted" if ended is None else describe_status(ended))
         return Code.OK
     found = targets.find_job(job, file)

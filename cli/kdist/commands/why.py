@@ -44,7 +44,7 @@ def command(
 
     run = targets.find_local(job, file, local=local, **cluster_options)
     if run is not None:
-        from kdist.local.diagnosis import diagnose_run
+        from kdist.local.status import diagnose_run
 
         status, cause = diagnose_run(run)
         return _show(run.name, str(status.phase), cause, output)

@@ -1,7 +1,7 @@
 """Recognizes the trainer's events in lines of logs.
 
 An event is a JSON object that starts with its time, at the start of a line: only agents write such
-lines, since every line that a rank has printed has a prefix (`kdist_trainer.agent.log_relay`).
+lines, since every line that a rank has printed has a prefix (`kdist_trainer.agent.logs`).
 Prints may contain carriage returns (progress bars) and text that looks like an event.
 """
 

@@ -10,10 +10,7 @@ status means is `kdist.status`.
 """
 
 from kdist.jobs.agents import Agents
-from kdist.jobs.events import Events
-from kdist.jobs.finalization import finalize
-from kdist.jobs.job_list import list_snapshots
-from kdist.jobs.snapshot import fetch_snapshot, watch_job
+from kdist.jobs.snapshot import Events, fetch_snapshot, finalize, list_snapshots, watch_job
 from kdist.jobs.wait import GOALS, describe_status, exit_code, wait_for
 
 __all__ = [

@@ -2,25 +2,308 @@
 of weights. `checkpoint_rows` shows which checkpoint is LATEST, which one a training would resume
 from, and which are damaged.
 
-The trainer's tool runs in a running pod of the job, or else in a helper pod. An export always uses
-a helper pod, because reading weights needs torch and memory that a training may not have to spare.
+The trainer's tool runs in a running pod of the job, or else in a helper pod, which is created for
+the purpose and deleted afterwards. That has the image, account and volumes of the job, mounts only
+the checkpoints, and mounts them read-only unless they are to be archived. For checkpoints in a
+bucket it mounts an empty volume and has the variables by which the job reaches the bucket. An
+export always uses a helper pod, because reading weights needs torch and memory that a training may
+not have to spare.
 """
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from kdist.errors import Code, KdistError
-from kdist.jobs.helper_pod import CONTAINER, TOOL_TIMEOUT, helper_pod, idle_pod, wait_for_phase
+from kdist import rbac
+from kdist.backends import RUNTIME
+from kdist.deploy import Difference
+from kdist.errors import Code, KdistError, NotFoundError
+from kdist.jobs import job, wait
 from kdist.jobs.job import ClusterJob
 from kdist.jobs.wait import Notify
+from kdist.manifest import OWNER, Manifest, mark
+from kdist.status.documents import at, items, text
 from kdist.units import age, number, size
 from kdist_trainer.untrusted_text import MalformedTextError, parse_json
+
+_HELPER_LABEL = "kdist.dev/viewer"
+RIGHTS = (*rbac.on_pods("get create delete"), *rbac.on_pods("get", part="log"))
+"""Rights needed for a helper pod."""
+_START_TIMEOUT = 180.0  # seconds
+TOOL_TIMEOUT = 600
+_MOUNT = "/checkpoints"
+_COPIED_FIELDS = (
+    "nodeSelector",
+    "tolerations",
+    "imagePullSecrets",
+    "securityContext",
+    "priorityClassName",
+    "runtimeClassName",
+)
+_STORE_VARIABLES = re.compile(
+    "(AWS|AZURE|GOOGLE|KDIST_CHECKPOINTS)_|SSL_CERT_|(HTTP|HTTPS|NO|ALL)_PROXY$", re.IGNORECASE
+)
+"""Names of the variables by which a program finds a bucket, and the way to it."""
+_IDLE_SECONDS = 6 * 3600
+_IDLE = ["python", "-c", f"import time; time.sleep({_IDLE_SECONDS})"]
+_COPY_SIZE = "1Gi"
+CONTAINER = "viewer"
+"""Its name in every helper pod."""
+
+
+@contextmanager
+def helper_pod(
+    target: ClusterJob,
+    command: Sequence[str],
+    *,
+    read_only: bool = True,
+    memory: str = "256Mi",
+    seconds: int = TOOL_TIMEOUT,
+    node: str = "",
+) -> Iterator[str]:
+    """Create a pod with the job's checkpoints, and delete it at the end of the context.
+
+    Args:
+        target: the job.
+        command: what the pod runs.
+        read_only: whether it mounts the checkpoints read-only.
+        memory: request and limit of its memory.
+        seconds: after which Kubernetes ends it.
+        node: on which it runs; any node if empty.
+
+    Yields:
+        The name of the pod.
+
+    Raises:
+        KdistError: rights are missing (FORBIDDEN), or the server rejects the pod.
+    """
+    name = f"{target.name[:40].rstrip('-')}-viewer-{secrets.token_hex(3)}"
+    live = [] if target.is_resource else _find_live(target)
+    document = build_helper_pod(
+        target,
+        live or job.render_objects(target.without_code()),
+        name,
+        command,
+        read_only=read_only,
+        memory=memory,
+    )
+    document["spec"]["activeDeadlineSeconds"] = seconds
+    if node:
+        terms = [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}]
+        required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+        document["spec"]["affinity"] = {"nodeAffinity": required}
+    rbac.require(target.cluster, RIGHTS)
+    if not (live or target.is_resource):
+        what = (
+            f"{target.name} has no {target.backend.kind}: the pod that reads its checkpoints is "
+            f"made from what ConfigMap {target.name} in namespace {target.namespace} says"
+        )
+        target.approve(what, Difference.text(document).splitlines())
+    target.objects.create(document)
+    try:
+        yield name
+    finally:
+        target.objects.remove("v1", "Pod", name, grace=0)
+
+
+def _find_live(target: ClusterJob) -> list[Manifest]:
+    """The object in the cluster that the job's pods are made from, which its ConfigMap cannot
+    change; empty if there is none.
+    """
+    try:
+        found = target.workload()
+        if not any(pod_specs(found)):  # a TrainJob's are in its runtime
+            version = target.backend.api_version
+            found = target.cluster.get(version, RUNTIME, target.name)
+            target.owner.check(found, api_version=version, kind=RUNTIME)
+    except NotFoundError:
+        return []
+    return [Manifest(found)]
+
+
+@contextmanager
+def idle_pod(
+    target: ClusterJob,
+    command: Sequence[str] = _IDLE,
+    *,
+    seconds: int = _IDLE_SECONDS,
+    memory: str = "256Mi",
+    node: str = "",
+) -> Iterator[str]:
+    """A helper pod in which commands can be run until the block ends, once it runs.
+
+    Takes the arguments of `helper_pod`; the command only has to wait.
+
+    Raises:
+        KdistError: it cannot start.
+    """
+    with helper_pod(target, command, seconds=seconds, memory=memory, node=node) as pod:
+        if wait_for_phase(target, pod, ("Running", "Succeeded", "Failed")) != "Running":
+            again = f"kubectl describe pod {pod} -n {target.namespace}"
+            raise KdistError(f"pod {pod} ended too early", next_command=again)
+        yield pod
+
+
+@contextmanager
+def reading_pod(target: ClusterJob, notify: Notify) -> Iterator[tuple[str, str]]:
+    """A pod in which the trainer's tools can be run several times, and its container: a running one
+    of the job, or else a helper pod. Raises as `idle_pod` does.
+    """
+    running = next((pod for pod in target.pods() if pod.running and not pod.deleting), None)
+    if running is not None:
+        yield running.name, running.container
+        return
+    notify(f"no pod of {target.name} runs: starting a helper pod")
+    with idle_pod(target) as pod:
+        yield pod, CONTAINER
+
+
+def wait_for_phase(target: ClusterJob, name: str, phases: Collection[str]) -> str:
+    """Wait until the helper pod is in one of these phases, and return it. Raises `KdistError` if it
+    cannot start.
+    """
+    return wait.wait_until(
+        lambda: _phase(target, name, phases),
+        timeout=_START_TIMEOUT,
+        what=f"helper pod {name} to run",
+        notify=lambda _: None,
+        next_command=f"kubectl describe pod {name} -n {target.namespace}",
+    )
+
+
+def _phase(target: ClusterJob, name: str, phases: Collection[str]) -> str | None:
+    pod = target.cluster.get("v1", "Pod", name)
+    for status in items(pod, "status", "containerStatuses"):
+        reason = text(status, "state", "waiting", "reason")
+        if reason in (
+            "ErrImagePull",
+            "ImagePullBackOff",
+            "InvalidImageName",
+            "CreateContainerConfigError",
+        ):
+            raise KdistError(
+                f"pod {name} cannot start: {reason}: {text(status, 'state', 'waiting', 'message')}"
+            )
+    phase = text(pod, "status", "phase")
+    return phase if phase in phases else None
+
+
+def build_helper_pod(
+    target: ClusterJob,
+    manifests: Sequence[Manifest],
+    name: str,
+    command: Sequence[str],
+    *,
+    read_only: bool,
+    memory: str = "256Mi",
+) -> dict[str, Any]:
+    """Build the helper pod from the training's pod: its image, rights and node selection, and the
+    volume with the checkpoints.
+
+    Args:
+        target: the job.
+        manifests: its rendered objects.
+        name: of the helper pod.
+        command: what it runs.
+        read_only: whether it mounts the checkpoints read-only.
+        memory: request and limit of its memory.
+    """
+    pod = next((found for one in manifests for found in pod_specs(one.document)), {})
+    trainer = next(
+        (one for one in items(pod, "containers") if one.get("name") == target.backend.container), {}
+    )
+    volumes, mounts = _find_volumes(target, pod, trainer, read_only=read_only)
+    container = _make_container(trainer, command, mounts, memory=memory)
+    spec = {key: pod[key] for key in _COPIED_FIELDS if key in pod}
+    if target.uses_bucket:
+        container["env"] += _find_store_variables(trainer)
+        spec["serviceAccountName"] = pod.get("serviceAccountName")
+    # a volume may be mounted by its cloud identity
+    if (account := pod.get("serviceAccountName")) not in (None, target.name):
+        spec["serviceAccountName"] = account
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": name,
+            "labels": {
+                "app.kubernetes.io/managed-by": "kdist",
+                "app.kubernetes.io/component": CONTAINER,
+                _HELPER_LABEL: target.name,
+            },
+            "annotations": {OWNER: mark(target.name, "Pod", name)},
+        },
+        "spec": {
+            **spec,
+            "restartPolicy": "Never",
+            "activeDeadlineSeconds": TOOL_TIMEOUT,
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "terminationGracePeriodSeconds": 0,
+            "containers": [container],
+            "volumes": volumes,
+        },
+    }
+
+
+def _find_volumes(
+    target: ClusterJob, pod: Mapping[str, Any], trainer: Mapping[str, Any], *, read_only: bool
+) -> tuple[list[Any], list[Any]]:
+    """The volume of the checkpoints and its mount; for those in a bucket, room for a copy."""
+    if target.uses_bucket:
+        room = {"name": "tmp", "emptyDir": {"sizeLimit": _COPY_SIZE}}
+        return [room], [{"name": "tmp", "mountPath": "/tmp"}]  # noqa: S108 - in the pod
+    mounts = [mount for mount in items(trainer, "volumeMounts") if mount.get("mountPath") == _MOUNT]
+    volumes = [
+        one for one in items(pod, "volumes") if mounts and one.get("name") == mounts[0].get("name")
+    ]
+    for volume in volumes:
+        if read_only and at(volume, "persistentVolumeClaim") is not None:
+            mounts = [{**mount, "readOnly": True} for mount in mounts]
+    return volumes, mounts
+
+
+def _make_container(
+    trainer: Mapping[str, Any], command: Sequence[str], mounts: list[Any], *, memory: str
+) -> dict[str, Any]:
+    """The helper pod's container, with the image and the rights of the training's container."""
+    return {
+        "name": CONTAINER,
+        "image": trainer.get("image"),
+        "imagePullPolicy": trainer.get("imagePullPolicy", "IfNotPresent"),
+        "command": list(command),
+        "env": [
+            {"name": "PYTHONDONTWRITEBYTECODE", "value": "1"},
+            {"name": "HOME", "value": "/tmp"},  # noqa: S108 - in the pod
+        ],
+        "resources": {name: {"cpu": "200m", "memory": memory} for name in ("requests", "limits")},
+        "securityContext": trainer.get("securityContext", {}),
+        "volumeMounts": mounts,
+    }
+
+
+def _find_store_variables(trainer: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The variables of the training's container by which a bucket is reached."""
+    return [one for one in items(trainer, "env") if _STORE_VARIABLES.match(text(one, "name"))]
+
+
+def pod_specs(document: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield every pod spec in a document, at any depth."""
+    if isinstance(document, Mapping):
+        if isinstance(document.get("containers"), list):
+            yield document
+        for value in document.values():
+            yield from pod_specs(value)
+    elif isinstance(document, list):
+        for value in document:
+            yield from pod_specs(value)
+
 
 HEADER = ("STEP", "NAME", "AGE", "SIZE", "RANKS", "SAMPLES", "STATE", "")
 

@@ -1,4 +1,8 @@
-"""The logs of all pods of a job as one stream, which goes on through restarts and replaced pods."""
+"""The logs of a job in the cluster: those of all pods as one stream, which goes on through restarts
+and replaced pods, with a selection of lines by rank; and those that its agents keep next to the
+checkpoints, where they outlive the pods. The kept ones are read as checkpoints are: by the
+trainer's tool, in a running pod of the job or in a helper pod.
+"""
 
 from __future__ import annotations
 
@@ -7,26 +11,100 @@ import queue
 import re
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, Final
 
 from kdist.diagnose import diagnose
 from kdist.errors import KdistError, NotFoundError, UsageError
+from kdist.events import Event, ParsedLine, split_line
+from kdist.jobs import checkpoints
 from kdist.jobs.agents import Agents
-from kdist.jobs.events import Events
-from kdist.jobs.finalization import finalize
-from kdist.jobs.pod_log import PodLine
-from kdist.jobs.snapshot import fetch_snapshot
+from kdist.jobs.checkpoints import reading_pod
+from kdist.jobs.job import ClusterJob
+from kdist.jobs.snapshot import Events, fetch_snapshot, finalize
 from kdist.jobs.wait import Notify, timeout_error
 from kdist.status import Pod, Snapshot, documents, read_pod
+from kdist.status.documents import Document, integer, items, texts
 from kdist.threads import OnError, start_thread
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
+
+
+_RANK_PREFIX = re.compile(r"\[rank(\d{1,9})\]:")
+
+
+@dataclass(frozen=True)
+class PodLine:
+    """One line that a container wrote.
+
+    Attributes:
+        pod: the pod of the container.
+        stamp: time of the line as the kubelet writes it; stamps compare as text.
+        text: the line without its stamp and newline.
+    """
+
+    pod: Pod
+    stamp: str
+    text: str
+
+    @cached_property
+    def _parsed(self) -> ParsedLine:
+        return split_line(self.text)
+
+    @property
+    def event(self) -> Event | None:
+        """The trainer's event in the line; None if it holds none."""
+        return self._parsed.event
+
+    @property
+    def printed(self) -> str:
+        """The printed text, without the event and without what a progress bar has overwritten."""
+        return self._parsed.printed
+
+    @property
+    def source(self) -> str:
+        """The pod's name without the random suffix that a Job adds: `digits-0`."""
+        index = self.pod.index
+        head, _, suffix = self.pod.name.rpartition("-")
+        has_suffix = index is not None and head.endswith(f"-{index}") and len(suffix) == 5
+        return head if has_suffix else self.pod.name
+
+
+class RankFilter:
+    """Selects the lines of some ranks: events that name their rank, and prints, which the agent
+    prefixes with `[rank3]: `.
+
+    A line without a rank is selected if its pod runs one of the ranks. Which pod runs which ranks
+    is learned from the agents' own events.
+
+    Args:
+        wanted: the ranks to select.
+        known: ranks of each pod, as far as known before the first line.
+    """
+
+    def __init__(self, wanted: Collection[int], known: Mapping[str, Collection[int]]) -> None:
+        self._wanted = frozenset(wanted)
+        self._ranks_of_pod: dict[str, set[int]] = {pod: set(ranks) for pod, ranks in known.items()}
+
+    def matches(self, line: PodLine) -> bool:
+        """Whether the line belongs to a selected rank. Pass the lines of one pod in their order."""
+        event = line.event
+        prefix = _RANK_PREFIX.match(line.text)
+        rank = event.get("rank") if event else int(prefix[1]) if prefix else None
+        if event and event["event"] == "rendezvous-completed":
+            self._ranks_of_pod[line.pod.name] = set()
+        if isinstance(rank, int):
+            if event and event["event"] == "worker-started":
+                self._ranks_of_pod.setdefault(line.pod.name, set()).add(rank)
+            return rank in self._wanted
+        return bool(self._wanted & self._ranks_of_pod.get(line.pod.name, set()))
+
 
 POLL_SECONDS = 1.0  # between two snapshots of the job while its logs are followed
 MOST_STREAMS = 64  # logs that are read at the same time
@@ -398,3 +476,83 @@ class Follower:
 def without_times(sentence: str) -> str:
     """The sentence without its durations, to compare what it says."""
     return re.sub(r"\d+(:\d\d)+|[\d.]+ (s|ms|µs)\b", "…", sentence)
+
+
+_MORE_BYTES: Final = 1 << 20
+_NODE: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,200}")
+
+
+def are_kept(target: ClusterJob) -> bool:
+    """Whether the job's agents keep their logs, and there are checkpoints to keep them with."""
+    spec = target.job.spec
+    return checkpoints.has_checkpoints(target) and spec.logs.max_bytes > 0
+
+
+def fetch(
+    target: ClusterJob, folder: Path, *, generation: int | None, notify: Notify
+) -> dict[str, Path]:
+    """Copy what is kept of each node's log to a file in `folder`.
+
+    Args:
+        target: the job.
+        folder: an existing folder.
+        generation: only this one; None for the last one of which there is something.
+        notify: receives a message if a helper pod is needed.
+
+    Returns:
+        The file of each node.
+
+    Raises:
+        NotFoundError: nothing is kept, or nothing of this generation.
+        KdistError: the job has no checkpoints in the cluster, or they cannot be read.
+    """
+    checkpoints.check_has_checkpoints(target)
+    with reading_pod(target, notify) as (pod, container):
+        tool = ["python", "-m", checkpoints.MODULE, "logs", target.checkpoints]
+        code, output = target.cluster.run(pod, tool, container=container)
+        answer = checkpoints.read_answer(output.decode(errors="replace"), code, pod)
+        wanted, nodes = choose(target.name, answer, generation)
+        found = {}
+        for node in nodes:
+            command = [*tool, "--name", node, "--generation", str(wanted)]
+            found[node] = folder / node
+            most = 2 * target.job.spec.logs.max_bytes + _MORE_BYTES  # it may be written just now
+            with found[node].open("wb") as file:
+                write = partial(_write, file, most=most)
+                code = target.cluster.exec(
+                    pod, command, container=container, out=write, err=lambda _: None
+                )
+            if code != 0:
+                raise KdistError(f"the kept log of {node} cannot be read: exit code {code}")
+        return found
+
+
+def _write(file: BinaryIO, data: bytes, *, most: int) -> None:
+    if file.tell() + len(data) > most:
+        raise KdistError(f"the kept log of {Path(file.name).name} is larger than {most} bytes")
+    file.write(data)
+
+
+def choose(job: str, document: Document, generation: int | None) -> tuple[int, list[str]]:
+    """The generation to show, and the nodes that have a log of it.
+
+    Raises:
+        NotFoundError: there is none.
+        KdistError: what answered names no nodes; their names become files here.
+    """
+    kept: Mapping[int, list[str]] = {
+        integer(one, "generation") or 0: texts(one, "nodes")
+        for one in items(document, "generations")
+    }
+    if not kept:
+        raise NotFoundError(f"no log of {job} is kept", next_command="kdist explain spec.logs")
+    wanted = max(kept) if generation is None else generation
+    if wanted not in kept:
+        raise NotFoundError(
+            f"no log of generation {wanted} of {job} is kept; there are those of "
+            f"{', '.join(map(str, sorted(kept)))}"
+        )
+    nodes = kept[wanted]
+    if not all(_NODE.fullmatch(node) for node in nodes):
+        raise KdistError(f"what keeps the logs of {job} names nodes that cannot be any")
+    return wanted, nodes

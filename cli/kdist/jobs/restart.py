@@ -8,12 +8,12 @@ from datetime import UTC, datetime
 
 from kdist import deploy, rbac
 from kdist.errors import NotFoundError
-from kdist.jobs import checkpoints, helper_pod, job, resource, review, suspend, wait
+from kdist.jobs import checkpoints, job, resource, review, suspend, wait
 from kdist.jobs.job import ClusterJob, Document
 from kdist.jobs.wait import Notify
 from kdist.manifest import Manifest
 from kdist.rbac import Right
-from kdist.status.exit_record import describe_saved
+from kdist.status.pods import describe_saved
 
 _DELETE_TIMEOUT = 120.0
 
@@ -83,7 +83,7 @@ def _restart_resource(
     """Restart a TrainingJob: the controller does it once `restartedAt` has changed. To archive its
     checkpoints, the job is suspended meanwhile.
     """
-    rbac.require(target.cluster, [*target.patch_rights(), *(helper_pod.RIGHTS if fresh else ())])
+    rbac.require(target.cluster, [*target.patch_rights(), *(checkpoints.RIGHTS if fresh else ())])
     moved = None
     if fresh:
         if not target.state().finished:
@@ -131,7 +131,7 @@ def _require(
             Right("delete", target.backend.api_version, target.backend.kind, name=target.name)
         )
     if fresh:
-        wanted += helper_pod.RIGHTS
+        wanted += checkpoints.RIGHTS
     rbac.require(target.cluster, wanted)
 
 

@@ -1,9 +1,15 @@
-"""Fetches a `Snapshot` of one job, or of every job of a namespace: what every job has is requested
-at the same time, then what the first responses refer to.
+"""Fetches a `Snapshot` of one job, or of every job of a namespace, with as few requests as the jobs
+allow: what every job has is requested at the same time, then what the first responses refer to.
+
+`Events` lists the events of a namespace once and then watches them; `is_about` selects those of a
+job: of its pods, deleted ones included, its workload and its volume claims. A finished job whose
+workload kind cannot end by itself is scaled to zero pods.
 """
 
 from __future__ import annotations
 
+import re
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,14 +19,16 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kdist import backends
+from kdist.backends import Backend
 from kdist.errors import JobNotFoundError, KdistError, NotFoundError
 from kdist.jobs import fetch_log
 from kdist.jobs.agents import Agents
-from kdist.jobs.events import Events, is_about
-from kdist.jobs.finalization import finalize
-from kdist.manifest import job_selector
+from kdist.manifest import JOB_LABEL, job_selector
 from kdist.status import (
     BACKEND,
+    OUTCOME,
+    ExitRecord,
+    Phase,
     Pod,
     Snapshot,
     documents,
@@ -29,9 +37,137 @@ from kdist.status import (
     read_pod,
 )
 from kdist.status.documents import Document
+from kdist.threads import OnError, start_thread
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
+
+
+_KINDS = (
+    "Job",
+    "JobSet",
+    "TrainJob",
+    "PyTorchJob",
+    "StatefulSet",
+    "TrainingJob",
+    "Workload",
+    "ConfigMap",
+    "PodDisruptionBudget",
+)
+
+
+def is_about(event: Document, name: str, pods: Iterable[Document], claims: Collection[str]) -> bool:
+    """Whether an event is about an object of a job. Names decide, because an event outlives its
+    object.
+
+    Args:
+        event: the event.
+        name: of the job.
+        pods: the job's pods.
+        claims: names of its volume claims.
+    """
+    kind, about = (
+        documents.text(event, "involvedObject", "kind"),
+        documents.text(event, "involvedObject", "name"),
+    )
+    if kind == "Pod":
+        return any(documents.name(pod) == about for pod in pods) or is_pod_name(about, name)
+    if kind == "PersistentVolumeClaim":
+        return about in claims or about == f"{name}-checkpoints"
+    if about == name:
+        return kind in _KINDS
+    # A JobSet creates Jobs of its own name, a role and a number.
+    return kind == "Job" and re.fullmatch(rf"{re.escape(name)}-[a-z]+-\d+", about) is not None
+
+
+def is_pod_name(pod: str, name: str) -> bool:
+    """Whether a pod of the job `name` may have this name, for any workload kind."""
+    suffix = r"(-(worker|master|node|trainer)(-\d+){1,2}|-\d+)(-[a-z0-9]{5})?"
+    return re.fullmatch(re.escape(name) + suffix, pod) is not None
+
+
+class Events:
+    """The current events of one namespace. A shared namespace has thousands, too many to list every
+    second, so they are watched.
+
+    Where the user may list but not watch them, or the watch has ended, the next `read` lists them
+    again.
+    """
+
+    def __init__(self, cluster: Cluster, namespace: str) -> None:
+        self._cluster = cluster
+        self._namespace = namespace
+        self._known: dict[str, dict[str, Any]] = {}
+        self._lock = threading.Lock()
+        self._watching: threading.Thread | None = None
+
+    def read(self) -> list[dict[str, Any]]:
+        """All events. Raises as `Cluster.list` does."""
+        if self._watching is None or not self._watching.is_alive():
+            listed, version = self._cluster.list_with_version(
+                "v1", "Event", namespace=self._namespace
+            )
+            self._known = {_event_key(each): each for each in listed}
+            if version:  # where the watch starts
+                # once it has ended, `read` starts it again
+                self._watching = start_thread(
+                    partial(self._watch, version), name="events", on_error=OnError.REPORT
+                )
+        with self._lock:
+            return list(self._known.values())
+
+    def _watch(self, version: str) -> None:
+        try:
+            for change, document in self._cluster.watch(
+                "v1", "Event", namespace=self._namespace, since=version
+            ):
+                with self._lock:
+                    if change == "DELETED":
+                        self._known.pop(_event_key(document), None)
+                    else:
+                        self._known[_event_key(document)] = document
+        except KdistError:
+            return  # the next `read` lists them, and raises the error
+
+
+def _event_key(event: dict[str, Any]) -> str:
+    metadata = event.get("metadata") or {}
+    return str(metadata.get("uid") or metadata.get("name"))
+
+
+_ENDLESS = "statefulset"  # the workload kind that cannot end by itself
+
+
+def finalize(cluster: Cluster, snapshot: Snapshot) -> bool:
+    """Scale a finished job to zero pods, and record its outcome on the workload, where the workload
+    cannot end by itself. Every command that observes such a job does so.
+
+    Returns:
+        Whether the workload was changed. It is not where the user lacks the right.
+
+    Raises:
+        KdistError: the API server is unreachable (UNREACHABLE).
+    """
+    from kdist.cluster import ApiError, ForeignError, JobObjects, JobOwner
+
+    status = snapshot.status
+    if snapshot.resource is not None:
+        return False  # the controller does
+    if snapshot.backend != _ENDLESS or not status.kept_alive or not status.phase.terminal:
+        return False
+    if not documents.integer(snapshot.workload, "spec", "replicas"):
+        return False
+    record = status.exit_record or ExitRecord(
+        0 if status.phase is Phase.SUCCEEDED else 1, outcome=str(status.phase).lower()
+    )
+    patch = {"metadata": {"annotations": {OUTCOME: record.to_text()}}, "spec": {"replicas": 0}}
+    backend = backends.get(_ENDLESS)
+    try:
+        owner = JobOwner(snapshot.namespace or cluster.namespace, snapshot.name, _ENDLESS)
+        JobObjects(cluster, owner).change(backend.api_version, backend.kind, snapshot.name, patch)
+    except (ForeignError, ApiError):
+        return False
+    return True
 
 
 _T = TypeVar("_T")
@@ -389,3 +525,174 @@ def _if_permitted(fetch: Callable[[], _T], otherwise: _T) -> _T:
         if error.status in (HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND):
             return otherwise
         raise
+
+
+def list_snapshots(
+    cluster: Cluster,
+    namespace: str | None = None,
+    *,
+    all_namespaces: bool = False,
+    selector: str = "",
+    known: dict[str, Document] | None = None,
+) -> list[Snapshot]:
+    """Fetch every job as it is now, without events, nodes and claims; one agent of each job is
+    polled. Raises as `fetch_snapshot` does.
+
+    Only the metadata of ConfigMaps are listed, because most hold code; the jobs' own are then
+    fetched one by one.
+
+    Args:
+        cluster: the cluster.
+        namespace: of the jobs; None for the connection's own.
+        all_namespaces: the jobs of all namespaces.
+        selector: only jobs with these labels.
+        known: cache of ConfigMaps. With the same dict a later call fetches only those that have
+            changed.
+    """
+    from kdist.cluster import list_resources
+
+    known = {} if known is None else known
+    namespace = namespace or cluster.namespace
+    wanted = ",".join(part for part in (JOB_LABEL, selector) if part)
+
+    def find(api_version: str, kind: str, *, metadata_only: bool = False) -> list[Any]:
+        return cluster.list(
+            api_version,
+            kind,
+            namespace=namespace,
+            all_namespaces=all_namespaces,
+            selector=wanted,
+            metadata_only=metadata_only,
+        )
+
+    with thread_pool() as pool:
+        listed = pool.submit(find, "v1", "Pod")
+        listed_resources = pool.submit(
+            list_resources, cluster, namespace, all_namespaces=all_namespaces, selector=selector
+        )
+        config_maps = _read_config_maps(
+            cluster, pool, find("v1", "ConfigMap", metadata_only=True), known
+        )
+        kinds = _find_backends(config_maps)
+        found = {
+            kind.name: pool.submit(or_empty, partial(find, kind.api_version, kind.kind))
+            for kind in kinds
+        }
+        workloads = {
+            (name, *_key(each)): each for name, task in found.items() for each in task.result()
+        }
+        pods = _group_by_job(listed.result())
+        resources = {_key(each): each for each in listed_resources.result()}
+        each = pool.map(
+            lambda one: _summarize(cluster, one, workloads, pods.get(_key(one), []), resources),
+            config_maps,
+        )
+        without = {*pods, *resources}.difference(map(_key, config_maps))
+        bare = pool.map(lambda key: _summarize_without(cluster, key, pods, resources), without)
+        both = (one for one in (*each, *bare) if one is not None)
+        return sorted(both, key=lambda one: (one.namespace, one.name))
+
+
+def _find_backends(config_maps: Sequence[Document]) -> list[Backend]:
+    """The workload kinds of these jobs."""
+    names = {documents.annotation(each, BACKEND) for each in config_maps}
+    return [backend for backend in map(find_backend, sorted(names)) if backend is not None]
+
+
+def _summarize_without(
+    cluster: Cluster,
+    key: tuple[str, str],
+    pods_of: Mapping[tuple[str, str], Sequence[Any]],
+    resources: Mapping[tuple[str, str], Document],
+) -> Snapshot | None:
+    """A job whose ConfigMap does not exist, by the workload that has made its pods, or by its
+    TrainingJob; None if it has neither.
+    """
+    from kdist.deploy.live_workload import find_live_workload
+
+    namespace, name = key
+    pods, resource = pods_of.get(key, ()), resources.get(key)
+    live = find_live_workload(cluster, name, namespace) if pods else None
+    if live is None:
+        return None if resource is None else Snapshot(name, namespace, resource=resource)
+    return Snapshot(
+        name,
+        namespace,
+        workload=live.document,
+        state=live.backend.read(live.document),
+        pods=pods,
+        reports=_poll_first(cluster, namespace, pods),
+        resource=resource,
+        placed=live.decided,
+    )
+
+
+def _group_by_job(pods: Iterable[Document]) -> dict[tuple[str, str], list[Any]]:
+    """The pods by the namespace and the name of the job that has made them."""
+    found: dict[tuple[str, str], list[Any]] = {}
+    for pod in pods:
+        namespace, name = (
+            documents.text(pod, "metadata", "namespace"),
+            documents.label(pod, JOB_LABEL),
+        )
+        if backends.is_made_for(pod, name):
+            found.setdefault((namespace, name), []).append(pod)
+    return found
+
+
+def _read_config_maps(
+    cluster: Cluster,
+    pool: ThreadPoolExecutor,
+    listed: Sequence[Document],
+    known: dict[str, Document],
+) -> list[Document]:
+    """Fetch the jobs' own ConfigMaps among those listed, and update `known`, which holds them by
+    uid and version.
+    """
+    own = [each for each in listed if documents.label(each, JOB_LABEL) == documents.name(each)]
+    versions = [
+        ":".join(documents.text(each, "metadata", key) for key in ("uid", "resourceVersion"))
+        for each in own
+    ]
+    tasks = {
+        version: pool.submit(
+            or_none, partial(cluster.get, "v1", "ConfigMap", documents.name(each), _key(each)[0])
+        )
+        for each, version in zip(own, versions, strict=True)
+        if version not in known
+    }
+    found = {version: known.get(version) or tasks[version].result() for version in versions}
+    known.clear()
+    known.update({version: document for version, document in found.items() if document is not None})
+    return list(known.values())
+
+
+def _summarize(
+    cluster: Cluster,
+    config_map: Document,
+    workloads: dict[Any, Any],
+    pods: Sequence[Any],
+    resources: Mapping[tuple[str, str], Document],
+) -> Snapshot:
+    backend = find_backend(documents.annotation(config_map, BACKEND))
+    namespace, name = _key(config_map)
+    workload = workloads.get((backend.name, namespace, name)) if backend is not None else None
+    state = backend.read(workload) if backend is not None and workload is not None else None
+    reports = _poll_first(cluster, namespace, pods)
+    owned = any(find_owning_resource(each) is not None for each in (config_map, workload))
+    resource = resources.get((namespace, name)) if owned else None
+    return Snapshot(
+        name, namespace, config_map, workload, state, pods, reports=reports, resource=resource
+    )
+
+
+def _poll_first(cluster: Cluster, namespace: str, pods: Iterable[Any]) -> dict[str, Any]:
+    """What the agent of the first pod that runs says."""
+    first = sorted(
+        (read_pod(pod) for pod in pods), key=lambda pod: (not pod.working, pod.index or 0)
+    )[:1]
+    return Agents(cluster, namespace=namespace, max_tunnels=0).poll(first)
+
+
+def _key(document: Document) -> tuple[str, str]:
+    return documents.text(document, "metadata", "namespace"), documents.name(document)

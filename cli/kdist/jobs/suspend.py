@@ -15,7 +15,7 @@ from kdist.jobs.job import ClusterJob, Document
 from kdist.jobs.wait import Notify, PodExits
 from kdist.status import ASKED, Pod, WorkloadState, read_resource
 from kdist.status.documents import annotation, integer
-from kdist.status.exit_record import describe_saved
+from kdist.status.pods import describe_saved
 from kdist.units import count
 
 _GROUP, _KIND = "kueue.x-k8s.io/", "Workload"

@@ -13,7 +13,7 @@ from typing import Any
 
 from kdist.cluster import ExecSession
 from kdist.errors import KdistError, NotFoundError
-from kdist.jobs import agents, checkpoints, helper_pod
+from kdist.jobs import agents, checkpoints
 from kdist.jobs.job import ClusterJob
 from kdist.jobs.wait import Notify
 from kdist_trainer.untrusted_text import MalformedTextError, parse_json
@@ -63,8 +63,8 @@ def run_tensorboard(target: ClusterJob, *, notify: Notify) -> Iterator[TensorBoa
     node = running.node if running is not None else ""
     settings: dict[str, Any] = {"seconds": _MAX_SECONDS, "memory": _MEMORY, "node": node}
     with (
-        helper_pod.idle_pod(target, idle, **settings) as name,
-        target.cluster.session(name, _command(target), container=helper_pod.CONTAINER) as session,
+        checkpoints.idle_pod(target, idle, **settings) as name,
+        target.cluster.session(name, _command(target), container=checkpoints.CONTAINER) as session,
     ):
         yield TensorBoardSession(name, _read_port(session, name), session.is_open)
 

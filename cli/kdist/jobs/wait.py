@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from kdist.errors import Code, KdistError, NotFoundError
 from kdist.jobs.agents import Agents
-from kdist.jobs.events import Events
-from kdist.jobs.finalization import finalize
 from kdist.jobs.resource import refuse
-from kdist.jobs.snapshot import fetch_snapshot
+from kdist.jobs.snapshot import Events, fetch_snapshot, finalize
 from kdist.status import ExitRecord, JobStatus, Phase, Pod, Snapshot, read_pod
 
 if TYPE_CHECKING:

@@ -1,21 +1,29 @@
 """The status of a run on this machine, in the words of a job on a cluster: each agent counts as a
-pod, its scratch folder `node-0` as the pod's name.
+pod, its scratch folder `node-0` as the pod's name. With it what `kdist wait` waits for, and why a
+run is in its state: the rules of `kdist.diagnose` for what its agents report, and how it ended.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from kdist.diagnose import Diagnosis, diagnose
+from kdist.diagnose.rule import DiagnosticContext
+from kdist.errors import Code, KdistError
 from kdist.events import parse
+from kdist.jobs import GOALS, describe_status, exit_code
 from kdist.local import agents, run_dir
 from kdist.local.end_report import describe_unsaved
 from kdist.local.fetching import read_fetch
 from kdist.local.job import LocalJob, list_jobs
 from kdist.local.location import folder_of
+from kdist.local.summary import describe_next
 from kdist.report.ledger import build_report, read_ledger
 from kdist.spec import Exit
 from kdist.status import (
@@ -26,6 +34,7 @@ from kdist.status import (
     NonfiniteLoss,
     Phase,
     Pod,
+    Snapshot,
     documents,
 )
 from kdist.status.agent_status import (
@@ -35,7 +44,7 @@ from kdist.status.agent_status import (
     newest_generation,
     read_training,
 )
-from kdist.status.exit_record import DONE
+from kdist.status.pods import DONE
 
 BACKEND = "local"
 _TAIL = 1 << 16  # bytes of a log in which the last progress is looked for
@@ -281,3 +290,97 @@ def _read_training(
         return {"target_steps": target} if target else {}
     restarts = max(report.restarts for report in reports.values())
     return {**read_training(newest_generation(reports)), "restarts": restarts}
+
+
+_POLL_SECONDS = 0.5
+
+
+def wait_for(
+    job: LocalJob, goal: str, *, timeout: float | None, notify: Callable[[str], None]
+) -> JobStatus | None:
+    """Wait until the run reaches a goal, and return its status then; None if it is deleted.
+
+    Args:
+        job: the run.
+        goal: one of `GOALS`.
+        timeout: in seconds; None waits forever.
+        notify: receives each change of the status.
+
+    Raises:
+        KdistError: the run has ended otherwise (JOB_FAILED, JOB_CANCELLED), or did not reach the
+            goal in time (TIMEOUT).
+    """
+    end = float("inf") if timeout is None else time.monotonic() + timeout
+    reported = ""
+    while job.root.is_dir():
+        active = job.active
+        status = read_status(job)
+        if GOALS[goal](status):
+            return status
+        if (line := describe_status(status)) != reported:
+            notify(line)
+            reported = line
+        if not active and goal != "deleted":
+            raise KdistError(
+                f"{job.name} is {status.phase}: its `kdist run` has ended before `{goal}`",
+                next_command=job.kdist("why"),
+                code=exit_code(status) or Code.JOB_CANCELLED,
+            )
+        if time.monotonic() >= end:
+            raise KdistError(
+                f"{job.name} is {status.phase} and has not reached `{goal}` after {timeout:.0f} s",
+                next_command=job.kdist("why"),
+                code=Code.TIMEOUT,
+            )
+        time.sleep(_POLL_SECONDS)
+    return None
+
+
+_CAUSES = {"NotSaved": "not-saved"}
+"""Causes that are not the reason of the status in small letters."""
+
+
+@dataclass(frozen=True)
+class _RunSnapshot(Snapshot):
+    """The status of a run, where rules expect the documents of a cluster."""
+
+    run: LocalJob = field(kw_only=True)
+
+    @cached_property
+    def status(self) -> JobStatus:
+        """The status of the run."""
+        return read_status(self.run)
+
+    @property
+    def job(self) -> Mapping[str, Any]:
+        """The settings of the run, where rules look for the limits of a job."""
+        return {"spec": run_dir.read_json(self.run.root / "train.json") or {}}
+
+
+def diagnose_run(job: LocalJob) -> tuple[JobStatus, Diagnosis]:
+    """The status of the run, and why it is in it."""
+    seen = _RunSnapshot(job.name, run=job)
+    status = seen.status
+    if status.phase is Phase.SUSPENDED:
+        words = f"{job.name} is suspended: {status.message}"
+        commands: tuple[str, ...] = (job.next_resume,)
+        return status, Diagnosis("suspended", words, "waiting", (), "resume it", commands)
+    if status.phase in (Phase.UNKNOWN, Phase.STOPPED) or (
+        status.phase is Phase.FAILED and status.exit_record is None
+    ):
+        cause = _CAUSES.get(status.reason, status.reason.lower()) or "failed"
+        words = f"{job.name} does not run: {status.message or 'its agents left no exit record'}"
+        fix = f"start it again: {DiagnosticContext(seen).continuation}"
+        commands = (job.next_run, job.kdist("logs", "--tail", "20"))
+        return status, Diagnosis(cause, words, "failed", (), fix, commands)
+    found = diagnose(seen)
+    # an agent is no Kubernetes object, whose kind would stand before its name
+    evidence = tuple(line.removeprefix("pod/") for line in found.evidence)
+    found = replace(found, evidence=evidence)
+    if found.severity == "failed":
+        fix = found.fix.replace("apply and restart", "run it again")
+        record = status.exit_record
+        again = job.next_run if record is None else describe_next(record, job.next_run)
+        commands = (job.kdist("logs", "--tail", "20"), again)
+        found = replace(found, fix=fix, commands=commands)
+    return status, found

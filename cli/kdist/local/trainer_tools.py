@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kdist.errors import KdistError
-from kdist.jobs.kept_logs import choose
+from kdist.jobs.logs import choose
 from kdist.jobs.profile import MODULE, AgentTool
 from kdist.local import agents
 from kdist.local.launch import install_command
@@ -72,7 +72,7 @@ def export(checkpoints: CheckpointLocation, file: Path, *arguments: str) -> dict
 def fetch_kept_logs(
     job: str, checkpoints: CheckpointLocation, folder: Path, *, generation: int | None
 ) -> dict[str, Path]:
-    """Copy what is kept of each node's log to a file in `folder`, as `kept_logs.fetch` of
+    """Copy what is kept of each node's log to a file in `folder`, as `logs.fetch` of
     `kdist.jobs` does. Raises `NotFoundError` or `KdistError`.
     """
     failure = f"the logs in {checkpoints.text} cannot be read"

@@ -2,27 +2,30 @@
 in, a `JobStatus` out.
 
 `snapshot` holds the documents of a job and derives the status from them, `phase_decision` decides
-the phase, `fetching` says what pods fetch before they train. `pod`, `init_container`,
-`agent_status`, `exit_record` and `nonfinite_loss` each read one kind of document, with the access
-functions of `documents`, because documents of a cluster may be incomplete or invalid; `rerun` says
-how a run that failed is started again. `step_history` collects
-steps over time, for live views.
+the phase, `fetching` says what pods fetch before they train. `pods`, `agent_status` and
+`nonfinite_loss` each read one kind of document, with the access functions of `documents`, because
+documents of a cluster may be incomplete or invalid; `rerun` says how a run that failed is started
+again. `step_history` collects steps over time, for live views.
 
 Fetching documents is `kdist.jobs`, explaining a phase is `kdist.diagnose`, and showing it is
 `kdist.views`. Read `snapshot` first.
 """
 
 from kdist.status.agent_status import AgentStatus, LastFailure, RankStatus
-from kdist.status.exit_record import ExitRecord
-from kdist.status.init_container import (
-    FETCHER,
-    ContainerTermination,
-    FetchProgress,
-    InitContainer,
-)
 from kdist.status.job_status import JobStatus, Nodes, Phase, WorkloadState
 from kdist.status.nonfinite_loss import NonfiniteLoss
-from kdist.status.pod import Pod, container_of, find_successor, read_index, read_pod
+from kdist.status.pods import (
+    FETCHER,
+    ContainerTermination,
+    ExitRecord,
+    FetchProgress,
+    InitContainer,
+    Pod,
+    container_of,
+    find_successor,
+    read_index,
+    read_pod,
+)
 from kdist.status.rerun import AGAIN, BLOCKING, FIXED, choose_rerun, describe_change
 from kdist.status.resource_state import (
     CONTROLLER_FIX,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from kdist.status import documents
-from kdist.status.exit_record import ExitRecord
+from kdist.status.pods import ExitRecord
 
 RUNNING_STATES = ("running", "checkpointing")
 JOINING_STATES = ("pending", "rendezvous", "initializing")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kdist.status.init_container import FetchProgress
-from kdist.status.pod import Pod
+from kdist.status.pods import FetchProgress, Pod
 from kdist.units import count
 
 

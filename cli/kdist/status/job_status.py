@@ -8,9 +8,7 @@ from enum import StrEnum
 from typing import Any, Literal
 
 from kdist.status.agent_status import LastFailure, RankStatus
-from kdist.status.exit_record import ExitRecord
-from kdist.status.init_container import FetchProgress
-from kdist.status.pod import Pod
+from kdist.status.pods import ExitRecord, FetchProgress, Pod
 from kdist.status.resource_state import ResourceState
 from kdist.units import camel_case
 

@@ -13,14 +13,13 @@ from kdist.status.agent_status import (
     AgentStatus,
     newest_generation,
 )
-from kdist.status.exit_record import STOPPED, ExitRecord, describe_saved
 from kdist.status.fetching import (
     describe_fetching,
     explain_permanent_failure,
     find_permanent_failure,
 )
 from kdist.status.job_status import Nodes, Phase, WorkloadState
-from kdist.status.pod import Pod
+from kdist.status.pods import STOPPED, ExitRecord, Pod, describe_saved
 from kdist.status.resource_state import ResourceState
 
 REFUSED = "RendezvousRefused"

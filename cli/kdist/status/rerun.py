@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from kdist.status.exit_record import ExitRecord
+from kdist.status.pods import ExitRecord
 
 AGAIN, FIXED, BLOCKING = "again", "fixed", "blocking"
 """How the trainer's record says it: as it was, after a change, or with CUDA_LAUNCH_BLOCKING=1."""

@@ -19,13 +19,20 @@ from kdist.status.agent_status import (
     read_training,
 )
 from kdist.status.documents import Document
-from kdist.status.exit_record import DONE, PEERS_LOST, STOPPED, ExitRecord
 from kdist.status.fetching import find_permanent_failure, find_slowest
-from kdist.status.init_container import FetchProgress
 from kdist.status.job_status import JobStatus, Nodes, WorkloadState
 from kdist.status.nonfinite_loss import NonfiniteLoss
 from kdist.status.phase_decision import Evidence, PhaseDecision, decide
-from kdist.status.pod import Pod, find_successor, read_pod
+from kdist.status.pods import (
+    DONE,
+    PEERS_LOST,
+    STOPPED,
+    ExitRecord,
+    FetchProgress,
+    Pod,
+    find_successor,
+    read_pod,
+)
 from kdist.status.resource_state import ResourceState, read_numbers, read_resource
 from kdist_trainer.untrusted_text import MalformedTextError, parse_json
 

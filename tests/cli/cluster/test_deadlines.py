@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from kdist import cluster
-from kdist.cluster import Cluster, access, streams, watch
+from kdist.cluster import Cluster, kubeconfig, streams, watch
 from kdist.errors import Code, KdistError
 from tests import hostile
 from tests.cli.cluster.api import write_kubeconfig
@@ -34,7 +34,7 @@ REQUESTS: dict[str, Callable[[Cluster], object]] = {
 @pytest.fixture
 def connect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Cluster]:
     """`connect(url)` connects without patience."""
-    monkeypatch.setattr(access, "CONNECT_SECONDS", SECONDS)
+    monkeypatch.setattr(kubeconfig, "CONNECT_SECONDS", SECONDS)
     monkeypatch.setattr(streams, "_FRAME_SECONDS", SECONDS)
     monkeypatch.setattr(watch, "ROUND_SECONDS", SECONDS)
     monkeypatch.setattr(watch, "SILENCE_SECONDS", SECONDS)

@@ -15,7 +15,7 @@ import pytest
 
 from kdist import cluster
 from kdist.cluster import Impersonation, kubeconfig
-from kdist.cluster.access import Access
+from kdist.cluster.kubeconfig import Access
 from kdist.errors import Code, KdistError, UsageError
 from tests.cli.cluster.api import Api, Reply, refusal, write_kubeconfig
 from tests.cli.cluster.conftest import Connect, Serve

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from kdist.jobs import checkpoints, drill, kept_logs
+from kdist.jobs import checkpoints, drill, logs
 from kdist.jobs.drill_report import Ledger
 from kdist.jobs.drill_target import DrillTarget
 from kdist.jobs.faults import Situation
@@ -16,7 +16,7 @@ BUCKET = "url: 's3://bucket/runs'"
 def test_its_checkpoints_and_logs_outlive_the_pods() -> None:
     target = jobs.target(checkpoints=BUCKET)
     assert checkpoints.has_checkpoints(target)
-    assert kept_logs.are_kept(target)
+    assert logs.are_kept(target)
 
 
 class _Place:

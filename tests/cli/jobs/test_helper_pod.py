@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kdist import backends
-from kdist.jobs import helper_pod
+from kdist.jobs import checkpoints as pods
 from tests.cli.jobs import jobs
 
 BUCKET = "url: 's3://bucket/runs', endpoint: 'http://minio:9000', secret: store"
@@ -19,7 +19,7 @@ def build_helper_pod(
     backend: str = "job", *, read_only: bool = True, checkpoints: str = "claim: shared"
 ) -> dict[str, Any]:
     target = jobs.target(backend=backend, checkpoints=checkpoints)
-    return helper_pod.build_helper_pod(
+    return pods.build_helper_pod(
         target, jobs.objects(target), "digits-viewer-1", ["python", "-m", "x"], read_only=read_only
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kdist.errors import KdistError, NotFoundError
-from kdist.jobs.kept_logs import choose
+from kdist.jobs.logs import choose
 
 KEPT = {
     "generations": [

@@ -12,8 +12,7 @@ import pytest
 from kdist import jobs
 from kdist.cluster import Cluster
 from kdist.errors import NotFoundError, UsageError
-from kdist.jobs.logs import Follower, LogRequest, read, without_times
-from kdist.jobs.pod_log import PodLine, RankFilter
+from kdist.jobs.logs import Follower, LogRequest, PodLine, RankFilter, read, without_times
 from kdist.status import read_pod
 from tests.cli.cluster.conftest import Connect, Serve
 from tests.cli.jobs.test_wait import DONE

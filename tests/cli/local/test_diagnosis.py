@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from kdist.local.diagnosis import diagnose_run
 from kdist.local.job import LocalJob
 from kdist.local.run_dir import RunFolder, make_private
+from kdist.local.status import diagnose_run
 from tests.cli.conftest import ServeAgent
 
 

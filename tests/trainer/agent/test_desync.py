@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from kdist_trainer.agent.desync import (
+from kdist_trainer.agent.hangs import (
     DesyncDetector,
     find_mismatch,
     find_missing,
     format_collectives,
     format_ranks,
+    resolve_root_cause,
     write_calls,
 )
-from kdist_trainer.agent.hang_detection import resolve_root_cause
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.failure import Failure
 from kdist_trainer.liveness import Call

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kdist_trainer.checkpoint.layout import CheckpointDirectory
+from kdist_trainer.checkpoint.manifest import CheckpointDirectory
 from kdist_trainer.config import Exit
 from tests.patience import soon
 from tests.trainer.agent.lab import Lab

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kdist_trainer.agent.hang_detection import (
+from kdist_trainer.agent.hangs import (
     Watchdog,
     dump_stacks,
     find_hung_rank,
@@ -24,7 +24,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
-        monkeypatch.setattr("kdist_trainer.agent.hang_detection.time.monotonic", lambda: self.now)
+        monkeypatch.setattr("kdist_trainer.agent.hangs.time.monotonic", lambda: self.now)
 
     def pass_by(self, seconds: float, watchdog: Watchdog) -> list[int]:
         """Let time pass with a poll every half second; returns what the last poll found."""

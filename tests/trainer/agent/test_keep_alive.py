@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kdist_trainer.checkpoint.layout import CheckpointDirectory
+from kdist_trainer.checkpoint.manifest import CheckpointDirectory
 from tests.trainer.agent.lab import Lab
 
 pytestmark = pytest.mark.processes

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kdist_trainer.agent import kept_log
-from kdist_trainer.agent.kept_log import KeptLog, place_of, read_secrets
+from kdist_trainer.agent import logs
+from kdist_trainer.agent.logs import KeptLog, place_of, read_secrets
 from kdist_trainer.checkpoint import kept_logs
 from kdist_trainer.checkpoint.kept_logs import LOGS, list_segments
 from tests.patience import soon
@@ -69,7 +69,7 @@ def test_no_value_of_a_secret_is_written(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_delays_nothing_and_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(kept_log, "_RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(logs, "_RETRY_SECONDS", 0.0)
     (tmp_path / LOGS).write_text("in the way")
     printed: list[str] = []
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from kdist_trainer.agent import log_relay
-from kdist_trainer.agent.log_relay import LogRelay
+from kdist_trainer.agent import logs
+from kdist_trainer.agent.logs import LogRelay
 from kdist_trainer.agent.rank_lines import RankLines
 from kdist_trainer.output import pipe_path
 from tests.patience import soon
@@ -21,7 +21,7 @@ from tests.patience import soon
 AGENT = """
 import os, pathlib, subprocess, sys
 from kdist_trainer import log
-from kdist_trainer.agent.log_relay import LogRelay
+from kdist_trainer.agent.logs import LogRelay
 
 scratch, rank = pathlib.Path(sys.argv[1]), sys.argv[2]
 with LogRelay(scratch, ranks=2) as relay:
@@ -146,7 +146,7 @@ def test_an_unexpected_error_of_the_relay_is_logged_and_the_pipe_is_read_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[bytes] = []
-    monkeypatch.setattr(log_relay, "_write_whole", lambda _, data: written.append(data))
+    monkeypatch.setattr(logs, "_write_whole", lambda _, data: written.append(data))
     feed = RankLines.feed
 
     def fail_at_mark(lines: RankLines, data: bytes) -> list[bytes]:

@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from kdist_trainer.agent.generation import Generation
+from kdist_trainer.agent.coordination import Generation
 from kdist_trainer.agent.restart_policy import RestartLedger
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.failure import Failure

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 from torch._C._distributed_c10d import HashStore
 
-from kdist_trainer.agent.coordination import AgentStore
-from kdist_trainer.agent.generation import Generation
+from kdist_trainer.agent.coordination import AgentStore, Generation
 from kdist_trainer.agent.repetition import count_repeats, count_restarts
 from kdist_trainer.agent.restart_policy import RestartLedger
 from kdist_trainer.checkpoint.ledger import RunLedger
@@ -23,8 +22,7 @@ from kdist_trainer.checkpoint.training_time import UNSAVED_VARIABLE
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.failure import Failure
 from kdist_trainer.object_store.location import ObjectLocation
-from kdist_trainer.object_store.path import ObjectPath
-from kdist_trainer.object_store.store import ObjectStore
+from kdist_trainer.object_store.store import ObjectPath, ObjectStore
 from tests.trainer.object_store.s3_server import ACCESS_KEY, BUCKET, SECRET, S3Server, always
 
 AGENTS = {"node-0": "a", "node-1": "b"}

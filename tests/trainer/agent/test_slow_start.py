@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from torch._C._distributed_c10d import HashStore
 
-from kdist_trainer.agent.coordination import AgentStore
-from kdist_trainer.agent.generation import STOP, Generation
+from kdist_trainer.agent.coordination import STOP, AgentStore, Generation
 from kdist_trainer.agent.repetition import final_failure
 from kdist_trainer.agent.restart_policy import RestartLedger
 from kdist_trainer.agent.slow_start import describe_slow_start, was_starting

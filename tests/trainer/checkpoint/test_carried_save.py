@@ -15,12 +15,10 @@ import torch.distributed as dist
 
 from kdist_trainer.checkpoint import commit
 from kdist_trainer.checkpoint.commit import DROPPED
-from kdist_trainer.checkpoint.layout import CheckpointDirectory
-from kdist_trainer.checkpoint.manifest import read_manifest
+from kdist_trainer.checkpoint.manifest import CheckpointDirectory, read_manifest
 from kdist_trainer.checkpoint.storage import Operation, StoragePath, observed, remove
 from kdist_trainer.object_store.location import ObjectLocation
-from kdist_trainer.object_store.path import ObjectPath
-from kdist_trainer.object_store.store import ObjectStore
+from kdist_trainer.object_store.store import ObjectPath, ObjectStore
 from kdist_trainer.training.carrying import Carrier, Carrying
 from kdist_trainer.training.checkpointing import TrainerCheckpointing
 from tests.patience import soon

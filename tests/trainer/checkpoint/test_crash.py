@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from kdist_trainer.checkpoint.layout import CheckpointDirectory
+from kdist_trainer.checkpoint.manifest import CheckpointDirectory
 from tests.trainer.checkpoint.states import load, open_store, resumable_step, save
 
 pytestmark = pytest.mark.processes

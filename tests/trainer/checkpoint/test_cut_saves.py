@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from kdist_trainer.checkpoint.cut_saves import EVENT, count_cuts
-from kdist_trainer.checkpoint.layout import CheckpointDirectory
 from kdist_trainer.checkpoint.ledger import RunLedger
+from kdist_trainer.checkpoint.manifest import CheckpointDirectory
 from kdist_trainer.checkpoint.storage import Operation, observed
 from tests.trainer.checkpoint.ranks import Rank, run_ranks
 from tests.trainer.checkpoint.states import make_state, open_store, position, save

@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from kdist_trainer.checkpoint.layout import CheckpointDirectory
 from kdist_trainer.checkpoint.ledger import RunLedger
-from kdist_trainer.checkpoint.manifest import Manifest, read_manifest
+from kdist_trainer.checkpoint.manifest import CheckpointDirectory, Manifest, read_manifest
 from kdist_trainer.checkpoint.safe_unpickler import METADATA
 from kdist_trainer.digest import Digest
 from kdist_trainer.errors import CheckpointMismatchError

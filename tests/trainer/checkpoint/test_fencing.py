@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from kdist_trainer.checkpoint import commit, storage
-from kdist_trainer.checkpoint.layout import CheckpointDirectory
 from kdist_trainer.checkpoint.lock import LockLostError
+from kdist_trainer.checkpoint.manifest import CheckpointDirectory
 from kdist_trainer.checkpoint.storage import Operation
 from tests.trainer.checkpoint.ranks import prepared_context
 from tests.trainer.checkpoint.states import load, open_store, resumable_step, save

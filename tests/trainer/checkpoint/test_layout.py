@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kdist_trainer.checkpoint.layout import CheckpointDirectory
 from kdist_trainer.checkpoint.lock import Lock
-from kdist_trainer.checkpoint.manifest import name_of, parse_name
+from kdist_trainer.checkpoint.manifest import CheckpointDirectory, name_of, parse_name
 from tests.trainer.checkpoint.states import load, open_store, save
 
 

@@ -88,9 +88,9 @@ def test_lines_of_writers_at_work_at_once_do_not_mix(tmp_path: Path) -> None:
 
 def test_agents_can_read_ledger_layout_and_lock_without_torch() -> None:
     program = (
-        "import sys, kdist_trainer.checkpoint.ledger, kdist_trainer.checkpoint.layout, "
+        "import sys, kdist_trainer.checkpoint.ledger, kdist_trainer.checkpoint.manifest, "
         "kdist_trainer.checkpoint.lock,"
-        " kdist_trainer.checkpoint.layout, kdist_trainer.checkpoint.commit, "
+        " kdist_trainer.checkpoint.manifest, kdist_trainer.checkpoint.commit, "
         "kdist_trainer.checkpoint.commit\n"
         "sys.exit('torch' in sys.modules)"
     )

@@ -9,16 +9,18 @@ from typing import Any
 import pytest
 
 from kdist.report.ledger import build_report, parse_lines
-from kdist_trainer.checkpoint import ledger_files, storage
+from kdist_trainer.checkpoint import storage
 from kdist_trainer.checkpoint.interval import read_history
-from kdist_trainer.checkpoint.ledger import EVENTS, FOLDER, RunLedger
-from kdist_trainer.checkpoint.ledger_bounds import (
+from kdist_trainer.checkpoint.ledger import (
+    EVENTS,
+    FOLDER,
     MOST_BYTES,
+    RunLedger,
     count_bytes_written,
     count_commits,
+    find_files,
     shorten,
 )
-from kdist_trainer.checkpoint.ledger_files import find_files
 from kdist_trainer.json_text import encode_json
 from tests.trainer.checkpoint import test_object_store
 from tests.trainer.checkpoint.test_object_store import root_of
@@ -138,7 +140,7 @@ def test_a_ledger_that_cannot_be_written_again_stays_as_it_is(
 def test_the_events_of_a_process_that_saves_for_months_stay_few(
     server: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ledger_files, "_SEGMENT_BYTES", 30_000)
+    monkeypatch.setattr("kdist_trainer.checkpoint.ledger._SEGMENT_BYTES", 30_000)
     root = root_of(server)
     ledger = RunLedger(root)
     ledger.append("generation", generation=1, reason="start")

@@ -9,9 +9,15 @@ from typing import Any
 
 import pytest
 
-from kdist_trainer.checkpoint import ledger_files
-from kdist_trainer.checkpoint.ledger import FOLDER, STEPS, StepLedger
-from kdist_trainer.checkpoint.ledger_files import GrowingLines, read_lines, read_newest
+from kdist_trainer.checkpoint.ledger import (
+    FOLDER,
+    STEPS,
+    GrowingLines,
+    StepLedger,
+    parse_lines,
+    read_lines,
+    read_newest,
+)
 
 
 def write(path: Path, first: int, last: int, *, text: str = "") -> None:
@@ -105,11 +111,11 @@ def test_a_file_that_took_the_place_of_another_is_read_from_its_beginning(
 def count_parsed(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """The lines that are parsed from now on."""
     parsed: list[bytes] = []
-    parse = ledger_files.parse_lines
+    parse = parse_lines
 
     def note(data: bytes) -> list[dict[str, Any]]:
         parsed.extend(data.splitlines())
         return parse(data)
 
-    monkeypatch.setattr(ledger_files, "parse_lines", note)
+    monkeypatch.setattr("kdist_trainer.checkpoint.ledger.parse_lines", note)
     return parsed

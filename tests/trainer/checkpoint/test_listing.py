@@ -16,9 +16,8 @@ import pytest
 
 from kdist_trainer.checkpoint import listing, staging
 from kdist_trainer.checkpoint.__main__ import main
-from kdist_trainer.checkpoint.layout import CheckpointDirectory
 from kdist_trainer.checkpoint.ledger import RunLedger, StepLedger
-from kdist_trainer.checkpoint.manifest import read_raw_manifest
+from kdist_trainer.checkpoint.manifest import CheckpointDirectory, read_raw_manifest
 from kdist_trainer.digest import Digest
 from tests.trainer.checkpoint.states import load, make_state, open_store, position, save
 

@@ -13,9 +13,8 @@ import torch
 
 from kdist_trainer.checkpoint import loadable, staging
 from kdist_trainer.checkpoint.checkpointer import CheckpointManager
-from kdist_trainer.checkpoint.layout import CheckpointDirectory
 from kdist_trainer.checkpoint.lock import Lock
-from kdist_trainer.checkpoint.manifest import Manifest
+from kdist_trainer.checkpoint.manifest import CheckpointDirectory, Manifest
 from kdist_trainer.checkpoint.state_json import UnloadableStateError
 from tests.trainer.checkpoint.ranks import Rank, run_ranks
 from tests.trainer.checkpoint.states import load, make_state, open_store, opened, position, save

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from kdist_trainer.checkpoint.layout import Checkpoint
 from kdist_trainer.checkpoint.lock import Lock, LockLostError
-from kdist_trainer.checkpoint.manifest import name_of
+from kdist_trainer.checkpoint.manifest import Checkpoint, name_of
 from kdist_trainer.checkpoint.storage import Operation, observed
 from kdist_trainer.errors import CheckpointMismatchError
 

@@ -13,9 +13,12 @@ from pathlib import Path
 import pytest
 
 from kdist_trainer.checkpoint import storage
-from kdist_trainer.checkpoint.layout import CheckpointDirectory
 from kdist_trainer.checkpoint.lock import Lock
-from kdist_trainer.checkpoint.manifest import DamagedCheckpointError, check_digests
+from kdist_trainer.checkpoint.manifest import (
+    CheckpointDirectory,
+    DamagedCheckpointError,
+    check_digests,
+)
 from kdist_trainer.checkpoint.reader import inspect
 from kdist_trainer.checkpoint.storage import Operation
 from tests.trainer.checkpoint.disk import Disk, Fate

@@ -15,12 +15,12 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from kdist_trainer.agent.kept_log import KeptLog
+from kdist_trainer.agent.logs import KeptLog
 from kdist_trainer.checkpoint import kept_logs, listing
 from kdist_trainer.checkpoint.checkpointer import CheckpointManager
-from kdist_trainer.checkpoint.layout import CheckpointDirectory
 from kdist_trainer.checkpoint.ledger import RunLedger, StepLedger
 from kdist_trainer.checkpoint.lock import LockLostError
+from kdist_trainer.checkpoint.manifest import CheckpointDirectory
 from kdist_trainer.errors import CheckpointMismatchError, KdistTrainerError, StorageError
 from kdist_trainer.metrics.persistence import (
     CounterState,
@@ -29,8 +29,7 @@ from kdist_trainer.metrics.persistence import (
     write_counters,
 )
 from kdist_trainer.object_store.location import ObjectLocation
-from kdist_trainer.object_store.path import ObjectPath
-from kdist_trainer.object_store.store import ObjectStore
+from kdist_trainer.object_store.store import ObjectPath, ObjectStore
 from tests.patience import soon
 from tests.trainer.checkpoint.states import load, open_store, save
 from tests.trainer.object_store.s3_server import (

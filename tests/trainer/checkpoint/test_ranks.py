@@ -14,8 +14,7 @@ import torch
 import torch.distributed as dist
 
 from kdist_trainer.checkpoint.checkpointer import CheckpointManager, SaveResult
-from kdist_trainer.checkpoint.layout import CheckpointDirectory
-from kdist_trainer.checkpoint.manifest import read_manifest
+from kdist_trainer.checkpoint.manifest import CheckpointDirectory, read_manifest
 from kdist_trainer.config import Cause, Checkpointing, Exit
 from kdist_trainer.errors import CheckpointMismatchError, PeersLostError, classify
 from tests.trainer.checkpoint.ranks import Rank, run_ranks

@@ -13,8 +13,8 @@ import pytest
 
 from kdist_trainer.checkpoint import storage
 from kdist_trainer.checkpoint.checkpointer import SaveResult
-from kdist_trainer.checkpoint.layout import CheckpointDirectory
 from kdist_trainer.checkpoint.lock import LockLostError
+from kdist_trainer.checkpoint.manifest import CheckpointDirectory
 from kdist_trainer.checkpoint.storage import Operation
 from kdist_trainer.errors import CheckpointMismatchError, StorageError
 from tests.small_disk import fill, small_disk

@@ -20,10 +20,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from kdist_trainer import Checkpointer, Reporter, signals
 from kdist_trainer.checkpoint import interval
-from kdist_trainer.checkpoint.layout import CheckpointDirectory
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.checkpoint.lock import Lock
-from kdist_trainer.checkpoint.manifest import read_manifest
+from kdist_trainer.checkpoint.manifest import CheckpointDirectory, read_manifest
 from kdist_trainer.errors import CheckpointMismatchError
 from kdist_trainer.metrics.wire import GAUGES, SLOTS, unpack
 from tests.trainer.checkpoint.exported import digest_of, digest_of_export

@@ -15,10 +15,9 @@ import torch
 
 from kdist_trainer.checkpoint import commit, storage
 from kdist_trainer.checkpoint.checkpointer import SaveResult
-from kdist_trainer.checkpoint.layout import CheckpointDirectory
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.checkpoint.lock import Lock
-from kdist_trainer.checkpoint.manifest import MANIFEST, read_manifest
+from kdist_trainer.checkpoint.manifest import MANIFEST, CheckpointDirectory, read_manifest
 from kdist_trainer.checkpoint.reader import inspect
 from kdist_trainer.checkpoint.storage import Operation
 from kdist_trainer.config import Every

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kdist_trainer.errors import DataError
-from kdist_trainer.fetch.folder import LOCK, FetchFolder
+from kdist_trainer.fetch.fetcher import LOCK, FetchFolder
 from kdist_trainer.fetch.request import FetchRequest
 from kdist_trainer.fetch.source import RemoteFile
 

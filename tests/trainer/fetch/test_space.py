@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kdist_trainer.fetch.space import format_bytes
+from kdist_trainer.fetch.fetcher import format_bytes
 from tests.small_disk import small_disk
 from tests.trainer.fetch.conftest import Bucket
 from tests.trainer.fetch.program import fetch, start

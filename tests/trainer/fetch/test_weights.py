@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kdist_trainer.checkpoint import export
-from kdist_trainer.checkpoint.layout import CheckpointDirectory
+from kdist_trainer.checkpoint.manifest import CheckpointDirectory
 from kdist_trainer.config import Init
 from kdist_trainer.errors import ConfigError
 from kdist_trainer.training.pretrained import SafetensorsFile, SafetensorsShards, open_init

@@ -11,9 +11,8 @@ from contextlib import suppress
 import pytest
 
 from kdist_trainer.object_store import retry
-from kdist_trainer.object_store.client import Tag
 from kdist_trainer.object_store.errors import ObjectChangedError
-from kdist_trainer.object_store.store import ObjectStore
+from kdist_trainer.object_store.store import ObjectStore, Tag
 from tests.trainer.object_store.s3_server import S3Server, drawn
 from tests.trainer.object_store.test_store import race
 

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from kdist_trainer.object_store import reader
+from kdist_trainer.object_store import files
 from kdist_trainer.object_store.errors import ObjectChangedError
 from kdist_trainer.object_store.store import ObjectStore
 from tests.trainer.object_store.conftest import Open
@@ -19,7 +19,7 @@ DATA = random.Random(2).randbytes(10 * BLOCK + 77)
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader, "BLOCK_BYTES", BLOCK)
+    monkeypatch.setattr(files, "BLOCK_BYTES", BLOCK)
 
 
 def test_an_object_is_read_like_a_file(any_store: ObjectStore) -> None:
@@ -39,7 +39,7 @@ def test_an_object_is_read_like_a_file(any_store: ObjectStore) -> None:
         assert file.seek(-5, io.SEEK_END) == len(DATA) - 5
         assert file.read() == DATA[-5:]
         with pytest.raises(ValueError, match="seek"):
-            reader.ObjectReader(any_store, "file", 1).seek(-1)
+            files.ObjectReader(any_store, "file", 1).seek(-1)
 
 
 def test_a_whole_object_is_read_with_one_request_a_block(
@@ -55,19 +55,19 @@ def test_the_next_blocks_are_requested_while_one_is_used(
     store: ObjectStore, server: S3Server
 ) -> None:
     store.put("file", DATA)
-    file = reader.ObjectReader(store, "file", len(DATA))
+    file = files.ObjectReader(store, "file", len(DATA))
     file.read(1)
     file.read(1)
     file.close()
     file.close()
-    assert server.count("GET") <= 1 + reader.READ_AHEAD
+    assert server.count("GET") <= 1 + files.READ_AHEAD
     with pytest.raises(ValueError, match="closed"):
         file.read(1)
 
 
 def test_who_jumps_fetches_nothing_ahead(store: ObjectStore, server: S3Server) -> None:
     store.put("file", DATA)
-    with reader.ObjectReader(store, "file", len(DATA)) as file:
+    with files.ObjectReader(store, "file", len(DATA)) as file:
         for number in (9, 3, 6):
             file.seek(number * BLOCK)
             assert file.read(10) == DATA[number * BLOCK :][:10]

@@ -8,13 +8,12 @@ from collections.abc import Callable
 import pytest
 
 from kdist_trainer.object_store import retry
-from kdist_trainer.object_store.client import Tag
 from kdist_trainer.object_store.errors import (
     ObjectAccessError,
     ObjectChangedError,
     ObjectTimeoutError,
 )
-from kdist_trainer.object_store.store import ObjectStore
+from kdist_trainer.object_store.store import ObjectStore, Tag
 from tests.trainer.object_store.conftest import Open
 from tests.trainer.object_store.s3_server import (
     ACCESS_KEY,

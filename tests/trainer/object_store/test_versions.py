@@ -8,11 +8,10 @@ import time
 
 import pytest
 
-from kdist_trainer.object_store.client import Tag
 from kdist_trainer.object_store.errors import ObjectAccessError, ObjectChangedError
 from kdist_trainer.object_store.errors import ObjectCredentialError as CredentialError
 from kdist_trainer.object_store.location import ObjectLocation, check_readable
-from kdist_trainer.object_store.store import ObjectStore
+from kdist_trainer.object_store.store import ObjectStore, Tag
 from tests.trainer.object_store.conftest import Open
 from tests.trainer.object_store.s3_server import BUCKET, Entry, S3Server
 

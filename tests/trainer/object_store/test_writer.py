@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from kdist_trainer.digest import new_hasher
-from kdist_trainer.object_store import writer
+from kdist_trainer.object_store import files
 from kdist_trainer.object_store.errors import ObjectChangedError, ObjectStoreError
 from kdist_trainer.object_store.store import ObjectStore
 from tests.trainer.object_store.conftest import Open
@@ -24,7 +24,7 @@ KEY = "a/prefix/file"
 
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "PART_BYTES", SMALLEST)
+    monkeypatch.setattr(files, "PART_BYTES", SMALLEST)
 
 
 def digest_of(data: bytes) -> tuple[int, str]:
@@ -155,7 +155,7 @@ def test_what_is_abandoned_is_not_there(store: ObjectStore, server: S3Server, si
             file.write(DATA[:size])
             raise KeyError
 
-    opened: list[writer.ObjectWriter] = []
+    opened: list[files.ObjectWriter] = []
     with pytest.raises(KeyError):
         fail()
     (file,) = opened
@@ -176,7 +176,7 @@ def test_a_full_bucket_is_named(store: ObjectStore, server: S3Server) -> None:
 def test_an_object_with_too_many_parts_is_refused(
     store: ObjectStore, server: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer, "MOST_PARTS", 2)
+    monkeypatch.setattr(files, "MOST_PARTS", 2)
     with pytest.raises(OSError, match="too large") as refused:
         write(store, DATA, piece=len(DATA))
     assert refused.value.errno == 27

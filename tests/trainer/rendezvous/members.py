@@ -21,9 +21,9 @@ from kdist_trainer.agent.coordination import AgentStore
 from kdist_trainer.rendezvous import timings
 from kdist_trainer.rendezvous.configmap_client import ApiEndpoint, ConfigMap
 from kdist_trainer.rendezvous.exchange import ExchangeHost
-from kdist_trainer.rendezvous.gathering import Gatherer, Gathering
 from kdist_trainer.rendezvous.handler import Rendezvous, open_rendezvous
 from kdist_trainer.rendezvous.kubernetes_store import KubernetesStore
+from kdist_trainer.rendezvous.many_nodes import Gatherer, Gathering
 from kdist_trainer.rendezvous.timings import RendezvousTimings
 from kdist_trainer.rendezvous.torch_internals import Node
 

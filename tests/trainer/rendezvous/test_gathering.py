@@ -16,12 +16,11 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     RendezvousTimeout,
 )
 
-from kdist_trainer.rendezvous import gathering
+from kdist_trainer.rendezvous import many_nodes
 from kdist_trainer.rendezvous.configmap_client import Copy
-from kdist_trainer.rendezvous.exchange import ExchangeServer
-from kdist_trainer.rendezvous.gathering import Gatherer, Gathering
-from kdist_trainer.rendezvous.join_requests import JoinRequest
+from kdist_trainer.rendezvous.exchange import ExchangeServer, JoinRequest
 from kdist_trainer.rendezvous.kubernetes_store import KubernetesStore
+from kdist_trainer.rendezvous.many_nodes import Gatherer, Gathering
 from kdist_trainer.rendezvous.ports import pick_port
 from kdist_trainer.rendezvous.state import RendezvousState
 from kdist_trainer.rendezvous.timings import RendezvousTimings
@@ -180,7 +179,7 @@ def test_a_node_joins_by_itself_in_the_place_of_a_gatherer_that_has_ended(open_s
 def test_a_node_joins_by_itself_if_the_gatherer_lives_and_does_not_join_it(
     open_state: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gathering, "_ANSWER_SECONDS", 0.05)
+    monkeypatch.setattr(many_nodes, "_ANSWER_SECONDS", 0.05)
     idle, other = open_state(0), open_state(1)
     assert join(idle)
     other.expire()

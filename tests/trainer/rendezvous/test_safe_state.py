@@ -26,8 +26,8 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 from kdist_trainer.allow_list import UnsafePickleError
 from kdist_trainer.rendezvous.exchange import ExchangeHost
 from kdist_trainer.rendezvous.file_store import FileStore
-from kdist_trainer.rendezvous.gathering import Gatherer
 from kdist_trainer.rendezvous.kubernetes_store import KubernetesStore, encode_key
+from kdist_trainer.rendezvous.many_nodes import Gatherer
 from kdist_trainer.rendezvous.safe_state import read_state
 from kdist_trainer.rendezvous.state import RendezvousState
 from kdist_trainer.rendezvous.timings import RendezvousTimings

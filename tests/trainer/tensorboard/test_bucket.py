@@ -14,7 +14,7 @@ import pytest
 from kdist_trainer.checkpoint.location import open_location
 from kdist_trainer.metrics.step_stats import StepStats
 from kdist_trainer.object_store import growing
-from kdist_trainer.object_store.path import ObjectPath
+from kdist_trainer.object_store.store import ObjectPath
 from kdist_trainer.tensorboard import FOLDER, TensorBoardWriter, mirror, writer
 from kdist_trainer.tensorboard.__main__ import main
 from tests.patience import soon

@@ -22,9 +22,9 @@ from torch.utils.data import TensorDataset
 
 from kdist_trainer import config, worker
 from kdist_trainer.checkpoint import interval
-from kdist_trainer.checkpoint.layout import CheckpointDirectory
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.checkpoint.lock import Lock
+from kdist_trainer.checkpoint.manifest import CheckpointDirectory
 from kdist_trainer.config import TrainConfig
 from kdist_trainer.liveness import Heartbeat
 from kdist_trainer.metrics.reporter import Reporter

@@ -18,7 +18,7 @@ from kdist_trainer import config
 from kdist_trainer.config import TrainConfig
 from kdist_trainer.metrics.reporter import Reporter
 from kdist_trainer.metrics.step_stats import StepStats
-from kdist_trainer.training import prepared
+from kdist_trainer.training import regroup
 from kdist_trainer.training.builder import RankRuntime, assemble
 from kdist_trainer.training.ema import Ema
 from kdist_trainer.training.sync import StopFlag
@@ -56,8 +56,8 @@ def build(early: bool, section: dict[str, Any]) -> dict[str, Any]:
     assert train is not None
     built = None
     if early:
-        prepared.warm_up_torch()
-        built = prepared.prepare(train, torch.device("cpu"))
+        regroup.warm_up_torch()
+        built = regroup.prepare(train, torch.device("cpu"))
         torch.rand(3), np.random.rand(3), random.random()  # something else has drawn since
     with open_world(described, train) as world:
         stats = StepStats(rank=world.rank, generation=1)
@@ -98,5 +98,5 @@ def test_the_warm_up_leaves_the_generators_as_they_were() -> None:
     torch.manual_seed(3)
     first = torch.rand(4)
     torch.manual_seed(3)
-    prepared.warm_up_torch()
+    regroup.warm_up_torch()
     assert torch.equal(torch.rand(4), first)

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from kdist_trainer.checkpoint import export
-from kdist_trainer.checkpoint.layout import CheckpointDirectory
+from kdist_trainer.checkpoint.manifest import CheckpointDirectory
 from kdist_trainer.errors import DataError
 from kdist_trainer.training.pretrained import CheckpointFolder, SafetensorsFile, open_source
 from kdist_trainer.workload import WorkloadContext

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from kdist_trainer.checkpoint.layout import CheckpointDirectory
 from kdist_trainer.checkpoint.ledger import RunLedger
+from kdist_trainer.checkpoint.manifest import CheckpointDirectory
 from kdist_trainer.training.training_state import TrainState
 from tests.faults.check_ledger import assert_every_sample_once
 from tests.trainer.training.group import RankFailed, run_group

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from kdist_trainer.checkpoint.layout import CheckpointDirectory
 from kdist_trainer.checkpoint.ledger import RunLedger
+from kdist_trainer.checkpoint.manifest import CheckpointDirectory
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.failure import read
 from kdist_trainer.training.sync import choose_sync_interval

@@ -30,21 +30,17 @@ from kdist_trainer import log
 from kdist_trainer.agent import exit_analysis, renewal
 from kdist_trainer.agent.backoff import back_off
 from kdist_trainer.agent.code_identity import identify_code
-from kdist_trainer.agent.coordination import AgentStore
-from kdist_trainer.agent.early_workers import EarlyWorkers
+from kdist_trainer.agent.coordination import AgentStore, Generation
 from kdist_trainer.agent.exit_analysis import GroupResult
 from kdist_trainer.agent.exit_record import RunOutcome, failed, stopped
-from kdist_trainer.agent.final_save import save_kept_state
-from kdist_trainer.agent.generation import Generation
-from kdist_trainer.agent.hang_detection import Watchdog
-from kdist_trainer.agent.monitor import WorkerMonitor
+from kdist_trainer.agent.hangs import Watchdog
+from kdist_trainer.agent.monitor import PollResult, RendezvousPoller, WorkerMonitor
 from kdist_trainer.agent.rank_activity import RankActivity
-from kdist_trainer.agent.rendezvous_poller import PollResult, RendezvousPoller
 from kdist_trainer.agent.renewal import NOBODY
 from kdist_trainer.agent.restart_policy import RestartLedger
 from kdist_trainer.agent.settings import Settings
 from kdist_trainer.agent.single_start import SingleStart
-from kdist_trainer.agent.survivors import Survivors
+from kdist_trainer.agent.survivors import EarlyWorkers, Survivors, save_kept_state
 from kdist_trainer.agent.telemetry import AgentTelemetry
 from kdist_trainer.agent.termination import TerminationPolicy
 from kdist_trainer.agent.workers import WorkerProcesses

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kdist_trainer import failure, preallocated, result
-from kdist_trainer.agent.desync import RankState
+from kdist_trainer.agent.hangs import RankState
 from kdist_trainer.causes.advice import shorten
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.config.exit_codes import CODES, Rerun

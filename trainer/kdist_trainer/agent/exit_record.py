@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from kdist_trainer.checkpoint.layout import CheckpointDirectory
+from kdist_trainer.checkpoint.manifest import CheckpointDirectory
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.config import Cause, Exit, TrainConfig
 from kdist_trainer.config.changes import compare_done

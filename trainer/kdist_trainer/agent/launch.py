@@ -20,8 +20,7 @@ from kdist_trainer import descriptors, liveness, log, process_tree
 from kdist_trainer.agent import forkserver, script_processes
 from kdist_trainer.agent.exit_record import failed, read_done, stopped, success, write_record
 from kdist_trainer.agent.full_folders import SHARED_MEMORY
-from kdist_trainer.agent.kept_log import KeptLog, LogCopy, NullKeptLog, place_of, read_secrets
-from kdist_trainer.agent.log_relay import LogRelay
+from kdist_trainer.agent.logs import KeptLog, LogCopy, LogRelay, NullKeptLog, place_of, read_secrets
 from kdist_trainer.agent.settings import (
     KEEP_ALIVE,
     Settings,
@@ -40,7 +39,7 @@ from kdist_trainer.failure import Failure, describe
 from kdist_trainer.json_text import encode_json
 from kdist_trainer.metrics.exporter import SCRIPT, Exporter
 from kdist_trainer.metrics.persistence import counters_path
-from kdist_trainer.object_store.path import ObjectPath
+from kdist_trainer.object_store.store import ObjectPath
 from kdist_trainer.rendezvous.endpoint import FILE
 from kdist_trainer.serving.addresses import LOOPBACK, own_addresses, with_loopback
 from kdist_trainer.signals import StopRequested, StopSignals, stop_margin

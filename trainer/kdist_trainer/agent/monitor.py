@@ -3,25 +3,40 @@ exited.
 
 The monitor detects exits, hangs, desynchronized collectives, lost nodes and requests to stop, and
 returns the result of the worker group. torch elastic's counterpart is the loop of `_invoke_run`.
+
+A node that is lost, such as by a power cut, falls silent: it closes no connection, so that a
+collective waits for its timeout, and torch's connect for ever. The rendezvous and the generation's
+document are polled in a background thread, so that a slow or unreachable store never blocks the
+monitor's loop.
 """
 
 from __future__ import annotations
 
 import math
 import signal
+import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kdist_trainer import log, result
 from kdist_trainer.agent import exhaustion, exit_analysis
-from kdist_trainer.agent.coordination import AgentStore, failures_of
-from kdist_trainer.agent.desync import DesyncDetector, Mismatch, RankState
+from kdist_trainer.agent.coordination import (
+    JOIN,
+    RENEW,
+    STOP,
+    AgentStore,
+    Document,
+    Generation,
+    failures_of,
+)
 from kdist_trainer.agent.exit_analysis import GroupResult
 from kdist_trainer.agent.exit_record import root_cause
-from kdist_trainer.agent.generation import JOIN, RENEW, STOP, Generation
-from kdist_trainer.agent.hang_detection import (
+from kdist_trainer.agent.hangs import (
+    DesyncDetector,
+    Mismatch,
+    RankState,
     Watchdog,
     dump_stacks,
     find_hung_rank,
@@ -30,17 +45,139 @@ from kdist_trainer.agent.hang_detection import (
     mismatch_failure,
     read_or_empty,
 )
-from kdist_trainer.agent.node_loss import NodeLossDetector
-from kdist_trainer.agent.rendezvous_poller import PollResult, warn_of
-from kdist_trainer.agent.survivors import Survivors
+from kdist_trainer.agent.survivors import Survivors, can_keep_workers
 from kdist_trainer.agent.telemetry import AgentTelemetry
 from kdist_trainer.agent.workers import WorkerProcesses
 from kdist_trainer.config import TrainConfig
 from kdist_trainer.failure import Failure
 from kdist_trainer.instrumentation.fault_handler import stacks_path
 from kdist_trainer.liveness import Phase
+from kdist_trainer.rendezvous.handler import SILENCE_SECONDS
+from kdist_trainer.rendezvous.kubernetes_store import StoreRefusedError
 from kdist_trainer.rendezvous.state import RendezvousStatus
 from kdist_trainer.signals import StopSignals, stop_margin
+from kdist_trainer.threads import OnError, start_thread
+
+WAIT_SECONDS = 5.0
+"""How long all ranks of this node must have waited in one collective before a silent node counts as
+lost: an agent may pause, or be cut off from the store, while its ranks run.
+"""
+SILENT_SECONDS = 2.0
+"""How long a node must have missed its keep-alives, in addition, before it counts as lost."""
+SCRIPT_SILENT_SECONDS = 30.0
+"""The same for scripts: their ranks may wait in a barrier for minutes on purpose."""
+_WAIT_FACTOR = 2.0
+"""How much longer the wait must be than the longest completed one."""
+
+
+class NodeLossDetector:
+    """Watches the other nodes of one generation.
+
+    Args:
+        config: The configuration of the job.
+        generation: The generation.
+        watchdog: Knows how long the ranks of this node have been waiting.
+        has_silent_members: Whether a member is silent, by the members' connections. It counts only
+            if the others can continue in place without it: then a node that was only slow returns
+            at little cost.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        generation: Generation,
+        watchdog: Watchdog,
+        has_silent_members: Callable[[], bool],
+    ) -> None:
+        self._watchdog = watchdog
+        self._least_seconds = SILENT_SECONDS if config.train is not None else SCRIPT_SILENT_SECONDS
+        self._hang_seconds = config.hang_timeout_seconds
+        fewest, _ = generation.bounds
+        self._can_do_without = can_keep_workers(config) and fewest < len(generation.nodes)
+        self._has_silent_members = has_silent_members
+        self._silent_since: float | None = None
+
+    def is_lost(self, status: RendezvousStatus) -> bool:
+        """Whether a node is lost, given the latest state of the rendezvous."""
+        is_silent = self._can_do_without and self._has_silent_members()
+        if is_silent and self._has_waited(SILENCE_SECONDS):
+            return True
+        now, watchdog = time.monotonic(), self._watchdog
+        missing = status.silent or status.left
+        self._silent_since = (self._silent_since or now) if missing else None
+        if self._silent_since is None:
+            return False
+        silent = now - self._silent_since
+        if silent > self._hang_seconds and watchdog.has_no_heartbeats():
+            return True
+        return silent > self._least_seconds and self._has_waited(WAIT_SECONDS)
+
+    def _has_waited(self, seconds: float) -> bool:
+        """Whether the ranks of this node have waited so long in one collective."""
+        least = max(seconds, _WAIT_FACTOR * self._watchdog.longest_wait)
+        return self._watchdog.waited_seconds() > least
+
+
+@dataclass(frozen=True)
+class PollResult:
+    """The state of the rendezvous, and the generation's document, which is read after it: an agent
+    that leaves on purpose writes the document first.
+    """
+
+    status: RendezvousStatus = field(
+        default_factory=lambda: RendezvousStatus(
+            waiting=0, vacant=0, left=0, silent=0, closed=False
+        )
+    )
+    document: Document = field(default_factory=dict)
+
+
+def warn_of(error: Exception) -> None:
+    """Log that the rendezvous cannot be read, or that the API server refuses it."""
+    reason = error.__cause__ or error  # torch's own message does not say why
+    if isinstance(reason, StoreRefusedError):
+        message = f"the workers go on, and no other group can form after this one: {reason}"
+        log.warn("rendezvous-refused", message=message)
+    else:
+        log.warn("rendezvous-unreachable", message=f"the rendezvous cannot be read: {reason}")
+
+
+class RendezvousPoller:
+    """Calls `source` every `seconds` within the `with` block. Calling the poller returns the latest
+    result, or raises the error of the latest poll.
+    """
+
+    def __init__(self, source: Callable[[], PollResult], *, seconds: float) -> None:
+        self._source = source
+        self._seconds = seconds
+        self._latest: PollResult | Exception = PollResult()
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __call__(self) -> PollResult:
+        latest = self._latest
+        if isinstance(latest, Exception):
+            raise latest
+        return latest
+
+    def __enter__(self) -> RendezvousPoller:
+        self._thread = start_thread(
+            self._poll_loop, name="kdist-rendezvous", on_error=OnError.RESTART
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        if self._thread is not None:
+            self._thread.join()  # from here on only the agent's own thread uses the rendezvous
+
+    def _poll_loop(self) -> None:
+        while not self._stopped.wait(self._seconds):
+            try:
+                self._latest = self._source()
+            except Exception as error:  # noqa: BLE001 - raised in the thread that calls the poller
+                self._latest = error
+
 
 POLL_SECONDS = 0.1
 """The poll interval of the loop; it notices the exit of a worker at once."""

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from kdist_trainer.agent.generation import FAILURE, PLANNED, Generation
+from kdist_trainer.agent.coordination import FAILURE, PLANNED, Generation
 from kdist_trainer.causes import BY_NAME
 from kdist_trainer.causes.code import REPLICAS_DIFFER
 from kdist_trainer.causes.general import SLOW, SLOW_START

@@ -14,9 +14,17 @@ from functools import partial
 from typing import Any
 
 from kdist_trainer.agent import run_history
-from kdist_trainer.agent.coordination import AgentStore, Document, failures_of
+from kdist_trainer.agent.coordination import (
+    FAILURE,
+    PLANNED,
+    RESUME,
+    START,
+    AgentStore,
+    Document,
+    Generation,
+    failures_of,
+)
 from kdist_trainer.agent.exit_record import root_cause
-from kdist_trainer.agent.generation import FAILURE, PLANNED, RESUME, START, Generation
 from kdist_trainer.agent.repetition import (
     CODE,
     alike_limit,

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from kdist_trainer.agent.generation import FAILURE, Generation
+from kdist_trainer.agent.coordination import FAILURE, Generation
 from kdist_trainer.checkpoint.ledger import StepLedger
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.failure import Failure

@@ -17,9 +17,16 @@ from typing import Any, Final
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 
 from kdist_trainer import log
-from kdist_trainer.agent.coordination import AgentStore, Document, failures_of
+from kdist_trainer.agent.coordination import (
+    FAILURE,
+    PLANNED,
+    RESUME,
+    AgentStore,
+    Document,
+    Generation,
+    failures_of,
+)
 from kdist_trainer.agent.exit_record import root_cause
-from kdist_trainer.agent.generation import FAILURE, PLANNED, RESUME, Generation
 from kdist_trainer.config import Cause, Exit, TrainConfig
 from kdist_trainer.failure import Failure
 from kdist_trainer.liveness import RankSnapshot

@@ -12,8 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any, Final
 
-from kdist_trainer.agent.coordination import Document
-from kdist_trainer.agent.generation import FAILURE, PLANNED
+from kdist_trainer.agent.coordination import FAILURE, PLANNED, Document
 from kdist_trainer.untrusted_text import finite_number
 
 AT_START: Final = "at_start"

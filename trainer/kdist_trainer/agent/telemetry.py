@@ -8,16 +8,16 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from kdist_trainer import log
+from kdist_trainer.agent.coordination import FAILURE, START, Generation
 from kdist_trainer.agent.exit_analysis import signal_name
 from kdist_trainer.agent.full_folders import describe_full, describe_room
-from kdist_trainer.agent.generation import FAILURE, START, Generation
 from kdist_trainer.agent.single_start import RULE
 from kdist_trainer.failure import Failure
 from kdist_trainer.metrics.run_counts import RunHistory
 
 if TYPE_CHECKING:
     from kdist_trainer.agent.coordination import AgentStore
-    from kdist_trainer.agent.log_relay import LogRelay
+    from kdist_trainer.agent.logs import LogRelay
     from kdist_trainer.config import TrainConfig
     from kdist_trainer.metrics.exporter import Exporter
     from kdist_trainer.rendezvous.handler import Rendezvous

@@ -14,8 +14,14 @@ from typing import Any, NoReturn
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 
 from kdist_trainer import log
-from kdist_trainer.agent.coordination import NOTHING_KEPT, AgentStore, Document, failures_of
-from kdist_trainer.agent.desync import RankState, find_mismatch, format_collectives
+from kdist_trainer.agent.coordination import (
+    NOTHING_KEPT,
+    STOP,
+    AgentStore,
+    Document,
+    Generation,
+    failures_of,
+)
 from kdist_trainer.agent.exit_analysis import GroupResult, find_early_exit
 from kdist_trainer.agent.exit_record import (
     RunOutcome,
@@ -25,8 +31,13 @@ from kdist_trainer.agent.exit_record import (
     success,
 )
 from kdist_trainer.agent.finish import FinishExchange
-from kdist_trainer.agent.generation import STOP, Generation
-from kdist_trainer.agent.hang_detection import gather_rank_states, resolve_root_cause
+from kdist_trainer.agent.hangs import (
+    RankState,
+    find_mismatch,
+    format_collectives,
+    gather_rank_states,
+    resolve_root_cause,
+)
 from kdist_trainer.agent.repetition import final_failure
 from kdist_trainer.agent.restart_policy import RestartLedger
 from kdist_trainer.agent.settings import Settings

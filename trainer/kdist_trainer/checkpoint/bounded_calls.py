@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
-from kdist_trainer.checkpoint.background import BackgroundTask
+from kdist_trainer.checkpoint.group import BackgroundTask
 
 T = TypeVar("T")
 ANSWER_SECONDS: Final = 5.0

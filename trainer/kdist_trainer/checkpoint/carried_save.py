@@ -12,12 +12,11 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, NamedTuple
 
-from kdist_trainer.checkpoint.background import BackgroundTask
 from kdist_trainer.checkpoint.commit import CommitRequest, SaveResult
-from kdist_trainer.checkpoint.group import CheckpointGroup
-from kdist_trainer.checkpoint.layout import CheckpointDirectory
+from kdist_trainer.checkpoint.group import BackgroundTask, CheckpointGroup
 from kdist_trainer.checkpoint.loadable import Description
 from kdist_trainer.checkpoint.lock import Lock, LockRecord
+from kdist_trainer.checkpoint.manifest import CheckpointDirectory
 from kdist_trainer.checkpoint.membership import Membership
 from kdist_trainer.checkpoint.staging import Paths
 from kdist_trainer.checkpoint.writer import Writer

@@ -12,15 +12,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kdist_trainer.checkpoint.background import BackgroundTask
 from kdist_trainer.checkpoint.carried_save import CarriedSave
 from kdist_trainer.checkpoint.commit import CommitRequest, Save, SaveResult
 from kdist_trainer.checkpoint.folder_access import FolderAccess
-from kdist_trainer.checkpoint.group import CheckpointGroup, RankInfo
-from kdist_trainer.checkpoint.layout import Checkpoint, CheckpointDirectory
+from kdist_trainer.checkpoint.group import BackgroundTask, CheckpointGroup, RankInfo
 from kdist_trainer.checkpoint.loadable import Description, LoadableCheck
 from kdist_trainer.checkpoint.lock import LockLostError
-from kdist_trainer.checkpoint.manifest import Manifest, name_of, write_state
+from kdist_trainer.checkpoint.manifest import (
+    Checkpoint,
+    CheckpointDirectory,
+    Manifest,
+    name_of,
+    write_state,
+)
 from kdist_trainer.checkpoint.opening import SHARDED, LockRequest
 from kdist_trainer.checkpoint.reader import LoadedCheckpoint
 from kdist_trainer.checkpoint.required_save import RequiredSave

@@ -21,11 +21,12 @@ from pathlib import Path
 from typing import Final
 
 from kdist_trainer.checkpoint import storage
-from kdist_trainer.checkpoint.layout import Checkpoint, CheckpointDirectory
 from kdist_trainer.checkpoint.lock import Lock, LockLostError
 from kdist_trainer.checkpoint.manifest import (
     MANIFEST,
     STATE,
+    Checkpoint,
+    CheckpointDirectory,
     DamagedCheckpointError,
     Manifest,
     UnsupportedCheckpointError,
@@ -36,7 +37,7 @@ from kdist_trainer.checkpoint.state_json import UnloadableStateError
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.digest import Digest
 from kdist_trainer.metrics.step_stats import StepStats
-from kdist_trainer.object_store.path import ObjectPath
+from kdist_trainer.object_store.store import ObjectPath
 
 DROPPED: Final = "dropped"
 """The cause of a save that was not wanted any more, which is no failure."""

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
-from kdist_trainer.checkpoint.layout import CheckpointDirectory
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.checkpoint.lock import Lock
+from kdist_trainer.checkpoint.manifest import CheckpointDirectory
 
 EVENT: Final = "save_cut"
 """Name of the event in the run's ledger."""

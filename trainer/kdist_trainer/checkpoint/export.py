@@ -21,9 +21,9 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from kdist_trainer.checkpoint import listing
-from kdist_trainer.checkpoint.layout import Checkpoint
 from kdist_trainer.checkpoint.manifest import (
     FILES,
+    Checkpoint,
     DamagedCheckpointError,
     Manifest,
     UnsupportedCheckpointError,

@@ -26,7 +26,7 @@ from kdist_trainer.checkpoint.commit import CommitRequest, SaveResult
 from kdist_trainer.checkpoint.manifest import FILES, Manifest, write_state
 from kdist_trainer.digest import Digest
 from kdist_trainer.errors import StorageError, classify
-from kdist_trainer.object_store.path import ObjectPath
+from kdist_trainer.object_store.store import ObjectPath
 
 WriteFiles = Callable[[Path], None]
 """Writes this rank's files into a folder that all ranks share. Called on every rank."""

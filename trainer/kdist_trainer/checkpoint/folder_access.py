@@ -12,8 +12,8 @@ from typing import Any
 from kdist_trainer import log
 from kdist_trainer.checkpoint.commit import SaveResult, cause_of
 from kdist_trainer.checkpoint.group import CheckpointGroup
-from kdist_trainer.checkpoint.layout import Checkpoint, CheckpointDirectory
 from kdist_trainer.checkpoint.lock import Lock, LockRecord
+from kdist_trainer.checkpoint.manifest import Checkpoint, CheckpointDirectory
 from kdist_trainer.checkpoint.opening import FolderOpener, LockRequest, OpenFolder
 from kdist_trainer.checkpoint.run_identity import write_done
 from kdist_trainer.errors import StorageError

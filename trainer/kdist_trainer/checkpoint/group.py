@@ -1,23 +1,36 @@
-"""The process group of checkpoints: it exchanges small objects and broadcasts state.
+"""The process group of checkpoints, in which ranks exchange small objects, broadcast state and
+agree on when to save and when to stop, and the threads that save while the training continues.
 
 Saves run in a background thread, so their messages use a gloo group of their own, with a long
 timeout because a rank may wait for another rank's disk. In a broadcast one rank reads whole tensors
 and sends them in flat buckets through CPU memory, and each rank keeps its shard; no rank holds the
-state twice.
+state twice. A rank that stops or saves alone would leave the others waiting in their next
+collective.
 """
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, NamedTuple, Protocol, TypeVar
+from queue import SimpleQueue
+from types import FrameType
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from kdist_trainer import group_abort
+from kdist_trainer import group_abort, log
+from kdist_trainer.checkpoint.interval import EVENT
+from kdist_trainer.checkpoint.ledger import RunLedger
+from kdist_trainer.checkpoint.save_clock import SaveClock
+from kdist_trainer.signals import StopCounter
+from kdist_trainer.threads import OnError, start_thread
 
 T = TypeVar("T")
 _TIMEOUT = timedelta(hours=6)
@@ -271,3 +284,246 @@ def _fill_from(
         if name in tensors:
             fill(tensors[name], flat[start : start + count].view(layouts[name].shape))
         start += count
+
+
+_AGREE_SECONDS = 0.5
+_MAX_CALLS = 1000
+
+
+class SaveAgreement:
+    """Exchanges stop requests, and whether a save is due by rank 0's clock, about twice a second.
+
+    A second request by SIGTERM (`StopCounter`) ends the process at once.
+    """
+
+    def __init__(self, group: CheckpointGroup, clock: SaveClock, ledger: RunLedger) -> None:
+        """Agree on nothing yet; `listen` to be told by SIGTERM.
+
+        Args:
+            group: the ranks that save together.
+            clock: says when a save is due.
+            ledger: receives when the first step was done: it is how long a run has trained.
+        """
+        self.stopping = False
+        """Whether all ranks have agreed to stop."""
+        self._group = group
+        self._clock = clock
+        self._ledger = ledger
+        self.requested = False
+        """Whether this rank was asked to stop."""
+        self._calls = 0
+        self._agree_at = 1
+        self._agreed_calls = 0
+        self._agreed_time = time.monotonic()
+        self._former: Any = None
+        self._terminations = StopCounter()
+
+    def listen(self) -> None:
+        """Take SIGTERM as a request to stop, also if another handler was installed since. Does
+        nothing outside the main thread, which alone may.
+        """
+        if threading.current_thread() is threading.main_thread():
+            former = signal.signal(signal.SIGTERM, self._on_signal)
+            if self._former is None:
+                self._former = former
+
+    def unlisten(self) -> None:
+        """Give SIGTERM back to the handler that it had before `listen`."""
+        if self._former is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self._former)
+            self._former = None
+
+    def poll(self, step: int) -> bool:
+        """Exchange requests if it is time to; called by all ranks after every step.
+
+        Args:
+            step: the number of completed steps.
+
+        Returns:
+            Whether a save is due by rank 0's clock, the same on all ranks.
+        """
+        if not self._calls and self._group.is_rank_zero:
+            self._record("first_step", step=step, seconds=round(self._clock.trained, 3))
+        self._clock.tick()
+        self._calls += 1
+        if self._calls < self._agree_at:
+            return False
+        now = time.monotonic()
+        seconds_per_call = (now - self._agreed_time) / (self._calls - self._agreed_calls)
+        cost = self._clock.interval.cost or 0.0
+        due = self._clock.is_due(step)
+        answers = self._group.gather((self.requested, due, seconds_per_call, cost))
+        self.stopping = any(stop for stop, _, _, _ in answers)
+        slowest = max(seconds for _, _, seconds, _ in answers)
+        self._clock.interval.take_costs(max(cost for _, _, _, cost in answers))
+        self._tell_interval()
+        self._agreed_time = now
+        self._agreed_calls = self._calls
+        self._agree_at = self._calls + max(
+            1, min(_MAX_CALLS, int(_AGREE_SECONDS / max(slowest, 1e-6)))
+        )
+        return answers[0][1]
+
+    def _tell_interval(self) -> None:
+        if self._group.is_rank_zero and (news := self._clock.take_news()):
+            log.event("save-interval", **news)
+            self._record(EVENT, **news)
+
+    def _record(self, event: str, **fields: Any) -> None:
+        generation = int(os.environ.get("KDIST_GENERATION", "1"))
+        try:
+            self._ledger.append(event, generation=generation, **fields)
+        except OSError as error:
+            log.warn("ledger-write-failed", error=str(error))
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        if self._terminations.add():
+            os._exit(128 + number)
+        self.requested = True
+
+
+_MAX_FREE: Final = 4
+
+
+class _ReusableThread:
+    """A daemon thread that calls one function after another.
+
+    Linux schedules a new thread behind those that run, which takes milliseconds on a busy machine,
+    and one that wakes up ahead of them; a recovery calls storage a dozen times. The threads of
+    `concurrent.futures` would keep the process from ending while a call hangs.
+    """
+
+    free: Final[list[_ReusableThread]] = []
+    """Those that have nothing to do."""
+
+    def __init__(self) -> None:
+        self._process = os.getpid()
+        self._given = SimpleQueue[tuple[Callable[[], None], threading.Event]]()
+        start_thread(self._run, name="background", on_error=OnError.REPORT)
+
+    @classmethod
+    def start(cls, work: Callable[[], None]) -> threading.Event:
+        """Call `work`, which raises nothing, on a free thread or else on a new one; returns an
+        event that is set once it has ended.
+        """
+        thread, ended = None, threading.Event()
+        while thread is None or thread._process != os.getpid():  # a fork has none of the threads
+            try:
+                thread = cls.free.pop()
+            except IndexError:
+                thread = cls()
+        thread._given.put((work, ended))
+        return ended
+
+    def _run(self) -> None:
+        is_kept = True
+        while is_kept:
+            work, ended = self._given.get()
+            try:
+                work()
+            finally:
+                is_kept = len(self.free) < _MAX_FREE
+                if is_kept:  # first: whoever waits for the end may give the next function
+                    self.free.append(self)
+                ended.set()
+            del work, ended  # while it waits it must not keep what the function refers to
+
+
+class BackgroundTask(Generic[T]):
+    """Runs one function at a time on a daemon thread, which never delays the process's end."""
+
+    def __init__(self) -> None:
+        self._ended: threading.Event | None = None
+        self._results: list[T | BaseException] = []
+
+    @property
+    def busy(self) -> bool:
+        """Whether a function is running."""
+        return self._ended is not None and not self._ended.is_set()
+
+    @property
+    def pending(self) -> bool:
+        """Whether a function was started whose result was not collected."""
+        return self._ended is not None
+
+    def start(self, work: Callable[[], T]) -> None:
+        """Start `work`; the previous result must have been collected."""
+
+        def run() -> None:
+            try:
+                self._results.append(work())
+            except BaseException as error:  # noqa: BLE001 - raised where the result is collected
+                self._results.append(error)
+
+        self._ended = _ReusableThread.start(run)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait so long at most for the function that was started; returns whether it has ended."""
+        return self._ended is None or self._ended.wait(seconds)
+
+    def collect(self) -> T:
+        """Wait for the function that was started; returns its result, or raises its error."""
+        assert self._ended is not None  # noqa: S101 - called only while pending
+        self._ended.wait()
+        self._ended = None
+        result = self._results.pop()
+        if isinstance(result, BaseException):
+            raise result
+        return result
+
+
+class OnDemandThread:
+    """Calls one function on a thread of its own whenever it is asked to; several times that it is
+    asked meanwhile count as one. The thread begins when it is first asked.
+    """
+
+    def __init__(self, name: str, work: Callable[[], None], end: Callable[[], None]) -> None:
+        """Do nothing yet.
+
+        Args:
+            name: of the thread.
+            work: called whenever it is asked to; raises nothing.
+            end: called on the thread at its end.
+        """
+        self._name, self._work, self._end = name, work, end
+        self._changed = threading.Condition()
+        self._asked = self._done = 0
+        self._thread: threading.Thread | None = None
+
+    def ask(self) -> None:
+        """Have the function called, soon."""
+        with self._changed:
+            self._asked += 1
+            self._changed.notify_all()
+            if self._thread is None:
+                self._thread = start_thread(self._run, name=self._name, on_error=OnError.REPORT)
+
+    def wait(self, seconds: float | None) -> bool:
+        """Wait so long at most, or without an end, until what was asked so far is done; returns
+        whether it is.
+        """
+        with self._changed:
+            asked = self._asked
+            return self._changed.wait_for(lambda: self._done >= asked, seconds)
+
+    def end(self, seconds: float) -> None:
+        """Have the thread end after what was asked so far, and wait so long at most for it."""
+        with self._changed:
+            thread, self._thread = self._thread, None
+            self._changed.notify_all()
+        if thread is not None:
+            thread.join(seconds)
+
+    def _run(self) -> None:
+        own = threading.current_thread()
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._asked > self._done or self._thread is not own)
+                asked = self._asked
+                if asked == self._done or self._thread not in (None, own):
+                    break  # it was to end, or another one goes on in its place
+            self._work()
+            with self._changed:
+                self._done = max(self._done, asked)
+                self._changed.notify_all()
+        self._end()

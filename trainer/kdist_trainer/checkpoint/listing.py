@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from kdist_trainer.checkpoint import storage
-from kdist_trainer.checkpoint.layout import Checkpoint, CheckpointDirectory
 from kdist_trainer.checkpoint.ledger import EVENTS, FOLDER, STEPS, RunLedger
 from kdist_trainer.checkpoint.lock import Lock
 from kdist_trainer.checkpoint.manifest import (
     MANIFEST,
+    Checkpoint,
+    CheckpointDirectory,
     DamagedCheckpointError,
     Manifest,
     UnsupportedCheckpointError,

@@ -11,8 +11,7 @@ from pathlib import Path
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.config import CHECKPOINTS_ENDPOINT, CHECKPOINTS_REGION
 from kdist_trainer.object_store.location import ObjectLocation
-from kdist_trainer.object_store.path import ObjectPath
-from kdist_trainer.object_store.store import open_store
+from kdist_trainer.object_store.store import ObjectPath, open_store
 
 
 def open_location(text: str) -> StoragePath:

@@ -19,9 +19,9 @@ from kdist_trainer.checkpoint import commit, probe
 from kdist_trainer.checkpoint.bounded_calls import BoundedCalls
 from kdist_trainer.checkpoint.cut_saves import count_cuts, record_leftovers
 from kdist_trainer.checkpoint.group import CheckpointGroup
-from kdist_trainer.checkpoint.layout import Checkpoint, CheckpointDirectory
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.checkpoint.lock import Lock
+from kdist_trainer.checkpoint.manifest import Checkpoint, CheckpointDirectory
 from kdist_trainer.errors import CheckpointMismatchError, StorageError
 
 T = TypeVar("T")

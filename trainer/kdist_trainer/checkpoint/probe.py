@@ -18,7 +18,7 @@ from kdist_trainer.checkpoint.manifest import name_of
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.errors import CheckpointMismatchError, StorageError
 from kdist_trainer.object_store.errors import ObjectChangedError
-from kdist_trainer.object_store.path import ObjectPath
+from kdist_trainer.object_store.store import ObjectPath
 
 
 class Token(NamedTuple):

@@ -23,10 +23,15 @@ from torch import Tensor
 from kdist_trainer import log
 from kdist_trainer.checkpoint import commit, reader
 from kdist_trainer.checkpoint.group import CheckpointGroup, broadcast_state, send
-from kdist_trainer.checkpoint.layout import Checkpoint, CheckpointDirectory
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.checkpoint.lock import Lock
-from kdist_trainer.checkpoint.manifest import DamagedCheckpointError, Manifest, check_digests
+from kdist_trainer.checkpoint.manifest import (
+    Checkpoint,
+    CheckpointDirectory,
+    DamagedCheckpointError,
+    Manifest,
+    check_digests,
+)
 from kdist_trainer.checkpoint.reader import LoadedCheckpoint, SavedIndex
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.checkpoint.target import Target, Template

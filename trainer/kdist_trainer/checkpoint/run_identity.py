@@ -13,8 +13,7 @@ import torch
 
 import kdist_trainer
 from kdist_trainer.checkpoint.group import CheckpointGroup
-from kdist_trainer.checkpoint.layout import CheckpointDirectory
-from kdist_trainer.checkpoint.manifest import Manifest, name_of
+from kdist_trainer.checkpoint.manifest import CheckpointDirectory, Manifest, name_of
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.errors import CheckpointMismatchError, StorageError
 from kdist_trainer.json_text import encode_json

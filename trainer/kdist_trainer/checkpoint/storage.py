@@ -24,8 +24,8 @@ from pathlib import Path
 from types import TracebackType
 
 from kdist_trainer.digest import Digest, new_hasher
-from kdist_trainer.object_store.path import ObjectPath
-from kdist_trainer.object_store.writer import ObjectWriter
+from kdist_trainer.object_store.files import ObjectWriter
+from kdist_trainer.object_store.store import ObjectPath
 
 StoragePath = Path | ObjectPath
 """A file or folder on a file system, or a name in an object store."""

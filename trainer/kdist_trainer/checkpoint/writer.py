@@ -28,18 +28,17 @@ from kdist_trainer.checkpoint.commit import (
 from kdist_trainer.checkpoint.cut_saves import record_cut
 from kdist_trainer.checkpoint.dcp import DcpPlanner, DcpWriter, without_crc32
 from kdist_trainer.checkpoint.group import CheckpointGroup
-from kdist_trainer.checkpoint.layout import CheckpointDirectory
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.checkpoint.loadable import Description, check_saved
 from kdist_trainer.checkpoint.lock import Lock, LockLostError, LockRecord
-from kdist_trainer.checkpoint.manifest import MANIFEST, read_raw_manifest
+from kdist_trainer.checkpoint.manifest import MANIFEST, CheckpointDirectory, read_raw_manifest
 from kdist_trainer.checkpoint.membership import Membership, SaveDroppedError
 from kdist_trainer.checkpoint.staging import Paths
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.config import Checkpointing
 from kdist_trainer.digest import Digest
 from kdist_trainer.errors import classify
-from kdist_trainer.object_store.path import ObjectPath
+from kdist_trainer.object_store.store import ObjectPath
 
 Content = Callable[[], dict[str, Digest]]
 """Writes this rank's files to the temporary folder, synced, and returns the digests of all ranks'

@@ -3,8 +3,8 @@ into a folder of this machine before a job starts, with progress, checksums and 
 
 `source` says what a place to fetch from can do; `bucket` does it for object stores, `web` for
 http:// and https://, `hub` for hf://. `fetcher` runs one fetch from start to end: it lists,
-compares with what is there (`folder`), and has `transfer` fetch what is missing. `progress` counts,
-and decides how long failed requests are repeated. Free of torch.
+compares with what is there, fetches what is missing, and decides how long failed requests are
+repeated. Free of torch.
 
 A fetch may be killed at any time. What is in `files` is whole, and of the version that `fetch.json`
 names: a file is moved there when it is complete, and what is of another version is removed before

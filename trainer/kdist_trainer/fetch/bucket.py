@@ -11,7 +11,6 @@ from typing import Final, TypeVar
 from kdist_trainer.errors import ConfigError, DataError
 from kdist_trainer.fetch.request import FetchRequest
 from kdist_trainer.fetch.source import ChangedError, FileBody, RemoteFile, TransientError
-from kdist_trainer.object_store.client import ObjectInfo, Tag
 from kdist_trainer.object_store.errors import (
     ObjectAccessError,
     ObjectChangedError,
@@ -19,7 +18,7 @@ from kdist_trainer.object_store.errors import (
     ObjectTimeoutError,
 )
 from kdist_trainer.object_store.location import ObjectLocation
-from kdist_trainer.object_store.store import RETRY_SECONDS, ObjectStore
+from kdist_trainer.object_store.store import RETRY_SECONDS, ObjectInfo, ObjectStore, Tag
 
 PARALLEL: Final = 12
 """Ranges that are requested at a time."""

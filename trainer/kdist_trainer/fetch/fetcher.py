@@ -1,25 +1,584 @@
-"""Runs one fetch from start to end."""
+"""One fetch from start to end: whether what is to be fetched fits, into what the job allows and on
+the disk; the transfer of each file, which continues what has come, repeats what fails and compares
+the digest; and how far it has come.
+
+The folder that a fetch fills has `files` for whole files, `partial` for others, and `fetch.json`,
+which says what both are versions of.
+"""
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import hashlib
+import io
+import os
+import random
+import shutil
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from typing import Final
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final, TypeVar
 
 from kdist_trainer import log
-from kdist_trainer.errors import DataError
+from kdist_trainer.errors import DataError, StorageError
 from kdist_trainer.fetch.bucket import BucketSource
 from kdist_trainer.fetch.checksums import LARGEST_SUMS, SUMS, digests_below, is_sums, parse_sums
-from kdist_trainer.fetch.folder import FetchFolder
-from kdist_trainer.fetch.hub import HubSource
-from kdist_trainer.fetch.progress import FetchProgress, Retries, RetryPolicy
+from kdist_trainer.fetch.hub import INDEX, LARGEST_INDEX, HubSource, shards_of
 from kdist_trainer.fetch.request import FetchRequest
 from kdist_trainer.fetch.source import ChangedError, FetchSource, RemoteFile, TransientError
-from kdist_trainer.fetch.space import check_space
-from kdist_trainer.fetch.transfer import Transfer
 from kdist_trainer.fetch.web import WebSource
-from kdist_trainer.fetch.weights import INDEX, LARGEST_INDEX, shards_of
+from kdist_trainer.json_text import encode_json
+from kdist_trainer.untrusted_text import parse_json
+
+REPORT_SECONDS: Final = 2.0
+FIRST_WAIT_SECONDS: Final = 0.25
+LONGEST_WAIT_SECONDS: Final = 30.0
+
+T = TypeVar("T")
+
+
+class FetchProgress:
+    """Counts bytes and files. Safe to use from several threads.
+
+    What counts as progress is what was never reached before: a file that ends at the same byte
+    again and again makes none.
+    """
+
+    def __init__(self, request: FetchRequest) -> None:
+        self._request = request
+        self._lock = threading.Lock()
+        self._positions: dict[str, int] = {}
+        self._highest: dict[str, int] = {}
+        self._done = 0
+        self._files_done = 0
+        self._files = 0
+        self._total: int | None = None
+        self.advances = 0
+        """Grows whenever there is progress."""
+        self._reported: tuple[float, int] | None = None
+
+    def begin(self, *, files: int, total: int | None) -> None:
+        """Start to count again, with the number of files and bytes."""
+        with self._lock:
+            self._positions.clear()
+            self._done = self._files_done = 0
+            self._files, self._total = files, total
+            self._reported = None
+
+    def set_position(self, name: str, position: int) -> None:
+        """Of a file, so many bytes have come."""
+        with self._lock:
+            self._done += position - self._positions.get(name, 0)
+            self._positions[name] = position
+            if position > self._highest.get(name, -1):
+                self._highest[name] = position
+                self.advances += 1
+
+    def finish_file(self) -> None:
+        """A file is complete."""
+        with self._lock:
+            self._files_done += 1
+
+    @property
+    def done_bytes(self) -> int:
+        """The bytes that are there."""
+        return self._done
+
+    def report(self) -> None:
+        """Log how far it is, unless that was done less than `REPORT_SECONDS` ago."""
+        with self._lock:
+            now, done = time.monotonic(), self._done
+            before = self._reported or (now, done)
+            if self._reported is not None and now - before[0] < REPORT_SECONDS:
+                return
+            is_first, self._reported = self._reported is None, (now, done)
+            fields: dict[str, Any] = {
+                "url": self._request.url,
+                "field": self._request.field,
+                "done_bytes": done,
+                "total_bytes": self._total,
+                "files_done": self._files_done,
+                "files": self._files,
+            }
+        if not is_first:
+            speed = max(0, round((done - before[1]) / (now - before[0])))
+            log.event("data-progress", **fields, bytes_per_second=speed)
+
+
+class FetchStopped(Exception):  # noqa: N818 - no error
+    """Another file has failed for good: this one is given up."""
+
+
+class RetryPolicy:
+    """Repeats requests as long as the fetch makes progress."""
+
+    def __init__(self, request: FetchRequest, progress: FetchProgress) -> None:
+        self.request = request
+        self.progress = progress
+        self.stopped = threading.Event()
+
+    def retry(self, call: Callable[[], T]) -> T:
+        """Do it until it raises no `TransientError`. Raises what `Retries.wait` raises."""
+        retries = Retries(self)
+        while True:
+            try:
+                return call()
+            except TransientError as error:
+                retries.wait(self.request.url, error)
+
+
+class Retries:
+    """The failures of one call. They begin again whenever the fetch has made progress."""
+
+    def __init__(self, policy: RetryPolicy) -> None:
+        self._policy = policy
+        self._advances = -1
+        self._attempt = 0
+        self._since = 0.0
+
+    def wait(self, what: str, error: TransientError) -> None:
+        """Wait before a request is repeated.
+
+        Args:
+            what: the file or URL.
+            error: why the request failed.
+
+        Raises:
+            StorageError: there was no progress for too long.
+            FetchStopped: the fetch has failed otherwise.
+        """
+        request, advances = self._policy.request, self._policy.progress.advances
+        if advances != self._advances:
+            self._advances, self._attempt, self._since = advances, 0, time.monotonic()
+        self._attempt += 1
+        stalled, allowed = time.monotonic() - self._since, request.stall_seconds
+        if stalled >= allowed:
+            raise StorageError(
+                f"{request.field}: {what} cannot be fetched: {error}; nothing has come for "
+                f"{stalled:.0f} s: start it again when the server works, what has come is kept"
+            )
+        longest = min(LONGEST_WAIT_SECONDS, FIRST_WAIT_SECONDS * 2 ** min(self._attempt - 1, 20))
+        random_wait = longest * random.uniform(0.5, 1.0)  # noqa: S311 - spreads load
+        seconds = min(max(error.wait_seconds, random_wait), allowed - stalled + 0.01)
+        log.warn(
+            "data-retry",
+            url=request.url,
+            field=request.field,
+            file=what,
+            reason=str(error),
+            seconds=round(seconds, 3),
+        )
+        if self._policy.stopped.wait(seconds):
+            raise FetchStopped
+
+
+STATE: Final = "fetch.json"
+FILES: Final = "files"
+PARTIAL: Final = "partial"
+LOCK: Final = "lock"
+_VERSION: Final = 1
+_LONGEST_PART: Final = 255  # bytes of a name on the usual file systems
+
+
+@dataclass
+class KnownFile:
+    """What `fetch.json` says of a file: its version, and once it is complete its size and, if it
+    was compared, its digest.
+    """
+
+    tag: str
+    size: int | None
+    sha256: str = ""
+
+
+class FetchFolder:
+    """The folder of one fetch. Every method raises `OSError`."""
+
+    def __init__(self, request: FetchRequest) -> None:
+        """Read what an earlier fetch has left; nothing is written yet."""
+        self.files = request.folder / FILES
+        self._field = request.field
+        self._folder = request.folder
+        self._source = {
+            "version": _VERSION,
+            "url": request.url,
+            "endpoint": request.endpoint,
+            "region": request.region,
+        }
+        self._known: dict[str, KnownFile] = {}
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def locked(self, waiting: Callable[[], None]) -> Iterator[None]:
+        """Keep other fetches out; calls `waiting` once if there is one."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        # a link would have another file created, or emptied; a pipe would be waited for
+        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        with os.fdopen(os.open(self._folder / LOCK, flags, 0o666), "wb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                waiting()
+                fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def adopt(self, files: Sequence[RemoteFile]) -> None:
+        """Keep what belongs to these files, remove all else, and record their versions. Raises
+        `DataError` for names that cannot be files together.
+        """
+        self._check_names(files)
+        known = self._known or self._read()
+        kept: dict[str, KnownFile] = {}
+        for file in files:
+            entry = known.get(file.name)
+            is_same = entry is not None and bool(file.tag) and entry.tag == file.tag
+            if entry is not None and is_same and file.size in (None, entry.size):
+                kept[file.name] = entry
+            else:
+                kept[file.name] = KnownFile(file.tag, file.size)
+                # before `fetch.json` names the new version
+                self.discard(file.name)
+        self._remove_others(kept)
+        self._known = kept
+        for folder in (self.files, self._folder / PARTIAL):
+            folder.mkdir(exist_ok=True)
+        self.save()
+
+    def is_complete(self, file: RemoteFile) -> bool:
+        """Whether the file is there, of its listed version."""
+        size = self._known[file.name].size
+        try:
+            return (self.files / file.name).stat().st_size == size
+        except OSError:
+            return False
+
+    def partial(self, file: RemoteFile) -> Path:
+        """The path of what has come of the file so far."""
+        return self._partial(file.name)
+
+    def partial_bytes(self, file: RemoteFile) -> int:
+        """The size of what has come so far and can be continued, in bytes."""
+        if not file.tag:
+            return 0
+        try:
+            size = self.partial(file).stat().st_size
+        except OSError:
+            return 0
+        return size if file.size is None or size <= file.size else 0
+
+    def digest(self, file: RemoteFile) -> str:
+        """The digest of a complete file that was computed before; empty if none was."""
+        return self._known[file.name].sha256
+
+    def finish(self, file: RemoteFile, digest: str) -> None:
+        """Move a file that has come whole to where the job reads it."""
+        partial, path = self.partial(file), self.files / file.name
+        size = partial.stat().st_size
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with self._lock:
+            self._known[file.name] = KnownFile(file.tag, size, digest)
+            if file.size is None:
+                # its size is not in the record yet
+                self._write()
+        partial.replace(path)
+
+    def record_digest(self, file: RemoteFile, digest: str) -> None:
+        """Remember that a complete file was compared."""
+        self._known[file.name].sha256 = digest
+
+    def discard(self, name: str) -> None:
+        """Remove a file, whole or partial."""
+        with suppress(OSError):
+            (self.files / name).unlink()
+        with suppress(FileNotFoundError):
+            self._partial(name).unlink()
+
+    def save(self) -> None:
+        """Write `fetch.json`."""
+        with self._lock:
+            self._write()
+
+    def close(self) -> None:
+        """Save, and remove the folder of partial files once there are none."""
+        self.save()
+        shutil.rmtree(self._folder / PARTIAL, ignore_errors=True)
+
+    def _partial(self, name: str) -> Path:
+        return self._folder / PARTIAL / sha256(name.encode()).hexdigest()[:32]
+
+    def _read(self) -> dict[str, KnownFile]:
+        try:
+            document: dict[str, Any] = parse_json((self._folder / STATE).read_bytes())
+            if {key: document.get(key) for key in self._source} != self._source:
+                return {}
+            return {
+                name: KnownFile(str(one["tag"]), one["size"], str(one["sha256"]))
+                for name, one in document["files"].items()
+            }
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return {}
+
+    def _write(self) -> None:
+        document = self._source | {
+            "files": {name: asdict(one) for name, one in self._known.items()}
+        }
+        fresh = self._folder / f"{STATE}.new"
+        fresh.write_text(encode_json(document))
+        fresh.replace(self._folder / STATE)
+
+    def _remove_others(self, kept: dict[str, KnownFile]) -> None:
+        partial = {self._partial(name).name for name in kept}
+        for path in self._folder.glob(f"{PARTIAL}/*"):
+            if path.name not in partial:
+                path.unlink()
+        for parent, folders, names in os.walk(self.files, topdown=False):
+            for name in names:
+                path = Path(parent) / name
+                if str(path.relative_to(self.files)) not in kept:
+                    path.unlink()
+            for name in folders:
+                with suppress(OSError):  # not empty
+                    (Path(parent) / name).rmdir()
+
+    def _check_names(self, files: Sequence[RemoteFile]) -> None:
+        names = {file.name for file in files}
+        for name in names:
+            parts = name.split("/")
+            if (
+                any(part in {"", ".", ".."} for part in parts)
+                or "\0" in name
+                or any(len(part.encode(errors="replace")) > _LONGEST_PART for part in parts)
+                or not _is_text(name)
+            ):
+                raise DataError(f"{self._field}: {name!r} cannot be the name of a file: rename it")
+            for depth in range(1, len(parts)):
+                folder = "/".join(parts[:depth])
+                if folder in names:
+                    raise DataError(
+                        f"{self._field}: {folder!r} is a file, and {name!r} is below it, which no "
+                        "folder can have: rename one of them"
+                    )
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def is_full(error: OSError) -> bool:
+    """Whether there is no space left."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+_UNITS = ("Ki", "Mi", "Gi", "Ti")
+
+
+def check_space(request: FetchRequest, folder: FetchFolder, files: Sequence[RemoteFile]) -> None:
+    """Raise `DataError` if the files are larger than the job allows, or than the disk's space.
+
+    Args:
+        request: what is fetched.
+        folder: where to.
+        files: all of them; those of unknown size count as empty here.
+    """
+    total = sum(file.size or 0 for file in files)
+    if request.max_bytes is not None and total > request.max_bytes:
+        raise too_large_error(request, total)
+    missing = sum(
+        max(0, (file.size or 0) - folder.partial_bytes(file))
+        for file in files
+        if not folder.is_complete(file)
+    )
+    free = free_bytes(request)
+    if missing > free:
+        raise DataError(
+            f"{request.field}: {format_bytes(missing)} of {request.url} are to be fetched, but "
+            f"{request.folder} has {format_bytes(free)} free: make room there, or raise "
+            f"{request.field}.size so that the pods are placed on nodes with more space"
+        )
+
+
+def too_large_error(
+    request: FetchRequest, total: int | None = None, *, at_least: int = 0
+) -> DataError:
+    """The error of files that are larger than the job allows."""
+    amount = format_bytes(total) if total is not None else f"at least {format_bytes(at_least)}"
+    return DataError(
+        f"{request.field}: {request.url} has {amount}, more than the "
+        f"{format_bytes(request.max_bytes or 0)} of {request.field}.size: raise "
+        f"{request.field}.size"
+    )
+
+
+def full_error(request: FetchRequest, file: RemoteFile, partial: Path) -> DataError:
+    """The error of a disk that has become full while a file was written to `partial`."""
+    done = partial.stat().st_size
+    missing = f"{format_bytes(file.size - done)} of" if file.size is not None else "the rest of"
+    return DataError(
+        f"{request.field}: no space is left for {missing} {file.name}: {request.folder} has "
+        f"{format_bytes(free_bytes(request))} free: make room there, or raise "
+        f"{request.field}.size so that the pods are placed on nodes with more space"
+    )
+
+
+def free_bytes(request: FetchRequest) -> int:
+    """The free space of the disk, in bytes."""
+    found = os.statvfs(request.folder)
+    return found.f_bavail * found.f_frsize
+
+
+def format_bytes(number: int) -> str:
+    """A number of bytes for people, exact and rounded."""
+    amount, unit = float(number), ""
+    for larger in _UNITS:
+        if amount < 1024:
+            break
+        amount, unit = amount / 1024, larger
+    return f"{number} bytes" if not unit else f"{number} bytes ({amount:.1f} {unit}B)"
+
+
+_READ_BYTES: Final = 1 << 20
+
+
+class Transfer:
+    """Fetches files into a folder. Safe to use from several threads, for different files."""
+
+    def __init__(
+        self,
+        request: FetchRequest,
+        source: FetchSource,
+        folder: FetchFolder,
+        progress: FetchProgress,
+        policy: RetryPolicy,
+    ) -> None:
+        self._request = request
+        self._source = source
+        self._folder = folder
+        self._progress = progress
+        self._policy = policy
+
+    def fetch(self, file: RemoteFile, digest: str = "", *, most: int | None = None) -> None:
+        """Fetch a file, unless it is there.
+
+        Args:
+            file: as it was listed.
+            digest: its SHA-256; empty if it is not known.
+            most: the most bytes that it may have; None for any number.
+
+        Raises:
+            ChangedError: it is no longer the listed one.
+            DataError: it is too large, or its digest is another one twice.
+            StorageError: the server failed for too long.
+            FetchStopped: the fetch has failed otherwise.
+            OSError: this machine's disk failed.
+        """
+        wanted = digest or file.sha256
+        found = self._check_present(file, wanted)
+        for is_last in (False, True):
+            if found is None:
+                found = self._download(file, is_hashed=bool(wanted), most=most)
+                if found == wanted:
+                    self._folder.finish(file, found)
+            if found == wanted:
+                break
+            self._folder.discard(file.name)
+            self._progress.set_position(file.name, 0)
+            if is_last:
+                raise DataError(
+                    f"{self._request.field}: the SHA-256 of {file.name} is {found} instead of "
+                    f"{wanted}, also when it is fetched again: correct the digest, or the file "
+                    f"at {self._request.url}"
+                )
+            found = None
+        self._progress.set_position(file.name, (self._folder.files / file.name).stat().st_size)
+        self._progress.finish_file()
+
+    def _check_present(self, file: RemoteFile, wanted: str) -> str | None:
+        """The digest of the complete file, empty if none is wanted; None if it is not there."""
+        if not self._folder.is_complete(file):
+            return None
+        if not wanted or self._folder.digest(file) == wanted:
+            return wanted
+        found = hash_file(self._folder.files / file.name)
+        self._folder.record_digest(file, found)
+        return found
+
+    def _download(self, file: RemoteFile, *, is_hashed: bool, most: int | None) -> str:
+        retries = Retries(self._policy)
+        while True:
+            try:
+                return self._continue(file, is_hashed=is_hashed, most=most)
+            except TransientError as error:
+                retries.wait(file.name, error)
+
+    def _continue(self, file: RemoteFile, *, is_hashed: bool, most: int | None) -> str:
+        """Fetch what is missing; returns the digest, empty if it is not wanted."""
+        path = self._folder.partial(file)
+        start = self._folder.partial_bytes(file)
+        try:
+            with path.open("r+b" if path.exists() else "w+b", buffering=0) as partial:
+                digest = hashlib.sha256()
+                if is_hashed:
+                    _hash_start(partial, start, digest)
+                position = start
+                chunks: Iterator[bytes | memoryview] = iter(())
+                if file.size is None or start < file.size:
+                    body = self._source.read(file, start)
+                    position, chunks = body.start, body.chunks
+                    if position != start:
+                        digest = hashlib.sha256()
+                partial.truncate(position)
+                partial.seek(position)
+                self._progress.set_position(file.name, position)
+                for chunk in chunks:
+                    position += len(chunk)
+                    self._check_chunk(position, most)
+                    _write_all(partial, chunk)
+                    if is_hashed:
+                        digest.update(chunk)
+                    self._progress.set_position(file.name, position)
+        except OSError as error:
+            if is_full(error):
+                raise full_error(self._request, file, path) from None
+            raise
+        if file.size is not None and position != file.size:
+            raise ChangedError(f"{position} bytes came instead of {file.size}")
+        return digest.hexdigest() if is_hashed else ""
+
+    def _check_chunk(self, position: int, most: int | None) -> None:
+        if self._policy.stopped.is_set():
+            raise FetchStopped
+        if most is not None and position > most:
+            raise too_large_error(self._request, at_least=position)
+
+
+def hash_file(path: Path) -> str:
+    """The SHA-256 of a file. Raises `OSError`."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _hash_start(file: io.FileIO, length: int, digest: hashlib._Hash) -> None:
+    left = length
+    while left > 0 and (chunk := file.read(min(left, _READ_BYTES))):
+        digest.update(chunk)
+        left -= len(chunk)
+
+
+def _write_all(file: io.FileIO, data: bytes | memoryview) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[file.write(view) :]
+
 
 _TICK_SECONDS: Final = 0.5
 _SAVE_SECONDS: Final = 10.0

@@ -1,4 +1,5 @@
-"""Fetches from Hugging Face, or another hub with its interface.
+"""Fetches from Hugging Face, or another hub with its interface: a data set, or the weights of a
+model, which are its safetensors files, their index, and its configuration.
 
 huggingface_hub finds the commit that a revision names, and its files with their sizes and digests.
 The files themselves come by the same requests as those of https://, so that they are continued,
@@ -9,23 +10,61 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import PurePosixPath
 from queue import Empty, SimpleQueue
 from typing import Any, Final
 
 from kdist_trainer.config.object_stores import HUB_TOKEN
 from kdist_trainer.config.source_url import HUB
 from kdist_trainer.errors import ConfigError, DataError, KdistTrainerError
-from kdist_trainer.fetch.http_client import (
+from kdist_trainer.fetch.request import FetchRequest
+from kdist_trainer.fetch.source import FileBody, RemoteFile, TransientError
+from kdist_trainer.fetch.web import (
     TIMEOUT_SECONDS,
     StatusError,
     WebClient,
     read_authorization,
+    read_web,
 )
-from kdist_trainer.fetch.request import FetchRequest
-from kdist_trainer.fetch.source import FileBody, RemoteFile, TransientError
-from kdist_trainer.fetch.web import read_web
-from kdist_trainer.fetch.weights import is_weights
 from kdist_trainer.threads import OnError, start_thread
+from kdist_trainer.untrusted_text import parse_json
+
+INDEX: Final = ".safetensors.index.json"
+LARGEST_INDEX: Final = 256 << 20
+_FURTHER: Final = frozenset({"config.json", "SHA256SUMS"})
+
+
+def is_weights(name: str) -> bool:
+    """Whether a file of a repository is needed to start from its weights. Those in folders are of
+    other models or other formats, and are never read.
+    """
+    return "/" not in name and (name.endswith((".safetensors", INDEX)) or name in _FURTHER)
+
+
+def shards_of(index: bytes, where: str) -> list[str]:
+    """The names of the files in an index.
+
+    Args:
+        index: its content.
+        where: its field and URL, for errors.
+
+    Raises:
+        DataError: it is no index, or names files that are not next to it.
+    """
+    try:
+        names = set(parse_json(index, max_bytes=LARGEST_INDEX)["weight_map"].values())
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise DataError(f"{where}: is no index of safetensors files") from None
+    if not names or not all(
+        isinstance(name, str)
+        and PurePosixPath(name).name == name
+        and name not in ("", "..")
+        and name.isprintable()
+        for name in names
+    ):
+        raise DataError(f"{where}: its weight_map must name files next to it")
+    return sorted(names)
+
 
 ENDPOINT: Final = "HF_ENDPOINT"
 _DENIED: Final = frozenset({401, 403})

@@ -1,26 +1,210 @@
-"""Fetches a file over HTTP, and files next to it."""
+"""Fetches a file over HTTP, and files next to it, with the standard library.
+
+obstore's client of HTTP does not do: it refuses a range where the server sends the whole file, and
+a reply without `Content-Length`; and it shows neither status nor headers, by which a partial file
+is continued. urllib follows redirects and proxies, and needs no further package.
+"""
 
 from __future__ import annotations
 
 import http.client
+import os
 import re
-from collections.abc import Sequence
+import ssl
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from typing import Final
-from urllib.parse import quote
+from email.message import Message
+from typing import IO, Any, Final
+from urllib import request as urls
+from urllib.error import HTTPError, URLError
+from urllib.parse import quote, urlsplit
 
 from kdist_trainer.config.object_stores import AUTHORIZATION
 from kdist_trainer.config.source_url import base_name
-from kdist_trainer.errors import ConfigError, DataError, KdistTrainerError
-from kdist_trainer.fetch.http_client import (
-    TIMEOUT_SECONDS,
-    StatusError,
-    WebClient,
-    read_authorization,
-    read_chunks,
+from kdist_trainer.deadline_http import (
+    DeadlineConnection,
+    DeadlineTlsConnection,
+    Pace,
+    guard_tls,
 )
+from kdist_trainer.errors import ConfigError, DataError, KdistTrainerError
 from kdist_trainer.fetch.request import FetchRequest
 from kdist_trainer.fetch.source import ChangedError, FileBody, RemoteFile, TransientError
+
+TIMEOUT_SECONDS: Final = 60.0
+LONGEST_WAIT_SECONDS: Final = 120.0
+CHUNK_BYTES: Final = 1 << 20
+SLOWEST: Final = 1024
+"""Bytes a second; a slower answer counts as none."""
+_DEADLINE: Any = DeadlineConnection  # urllib always gives the time-out that it requires
+_DEADLINE_TLS: Any = DeadlineTlsConnection
+_SAFE = "/%:@!$&'()*+,;=~-._"
+
+
+class StatusError(Exception):
+    """The server refused the request with a status of 4xx that is not retried."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(f"status {status} {reason}".rstrip())
+        self.status = status
+
+
+class WebClient:
+    """Makes requests with one credential, which no other server gets by a redirect."""
+
+    def __init__(self, authorization: str = "", *, timeout: float = TIMEOUT_SECONDS) -> None:
+        """Prepare.
+
+        Args:
+            authorization: the value of the header `Authorization`; empty for none.
+            timeout: seconds in which an answer has to begin, and in each of which it has to go on
+                by at least `SLOWEST` bytes a second.
+        """
+        self.authorization = authorization
+        self._timeout = Pace(timeout, each=max(1, round(timeout * SLOWEST)))
+        self._opener = urls.OpenerDirector()
+        for handler in (
+            urls.ProxyHandler(),
+            urls.UnknownHandler(),
+            _Plain(),
+            _Tls(),
+            urls.HTTPDefaultErrorHandler(),
+            _Redirects(),
+            urls.HTTPErrorProcessor(),
+        ):
+            self._opener.add_handler(handler)
+
+    def open(
+        self, url: str, headers: Mapping[str, str] | None = None, *, method: str = "GET"
+    ) -> http.client.HTTPResponse:
+        """Request a URL; the caller closes the response.
+
+        Raises:
+            TransientError: it may succeed later.
+            StatusError: the status is 4xx.
+            DataError: for good, for another reason.
+        """
+        given = {"User-Agent": "kdist", "Accept-Encoding": "identity", **(headers or {})}
+        if self.authorization:
+            given["Authorization"] = self.authorization
+        asked = urls.Request(encode(url), headers=given, method=method)  # noqa: S310 - see _opener
+        try:
+            response: http.client.HTTPResponse = self._opener.open(asked, timeout=self._timeout)
+        except HTTPError as error:
+            with closing(error):
+                raise _status_error(error, url) from None
+        except (URLError, OSError, http.client.HTTPException) as error:
+            raise _transport_error(error, url) from None
+        return response
+
+
+def read_chunks(response: http.client.HTTPResponse, length: int | None) -> Iterator[bytes]:
+    """The body in pieces, and no more than `length` bytes of it. Raises `TransientError` if it is
+    cut short.
+    """
+    left = length
+    with closing(response):
+        while left is None or left > 0:
+            try:
+                chunk = response.read1(CHUNK_BYTES if left is None else min(left, CHUNK_BYTES))
+            except (OSError, http.client.HTTPException) as error:
+                raise TransientError(_describe(error)) from None
+            if not chunk:
+                break
+            left = None if left is None else left - len(chunk)
+            yield chunk
+    if left:
+        raise TransientError(f"the reply was cut short: {left} bytes are missing")
+
+
+def read_authorization(variable: str, field: str) -> str:
+    """The value of a variable that is sent in a header; empty if it is not set. Raises
+    `ConfigError` if it cannot be sent.
+    """
+    value = os.environ.get(variable, "").strip()
+    if not (value.isascii() and value.isprintable()):
+        raise ConfigError(
+            f"{field}: {variable} has characters that no header can have: correct that key of the "
+            f"Secret that {field}.secret names"
+        )
+    return value
+
+
+def encode(url: str) -> str:
+    """The URL with the characters that a request may have."""
+    parts = urlsplit(url)
+    return parts._replace(path=quote(parts.path, safe=_SAFE)).geturl()
+
+
+class _Plain(urls.HTTPHandler):
+    def http_open(self, req: urls.Request) -> http.client.HTTPResponse:
+        return self.do_open(_DEADLINE, req)
+
+
+class _Tls(urls.HTTPSHandler):
+    def __init__(self) -> None:
+        super().__init__()
+        self._tls = guard_tls(ssl.create_default_context())
+
+    def https_open(self, req: urls.Request) -> http.client.HTTPResponse:
+        return self.do_open(_DEADLINE_TLS, req, context=self._tls)
+
+
+class _Redirects(urls.HTTPRedirectHandler):
+    def redirect_request(
+        self, req: urls.Request, fp: IO[bytes], code: int, msg: str, headers: Message, newurl: str
+    ) -> urls.Request | None:
+        fresh = super().redirect_request(req, fp, code, msg, headers, newurl)  # type: ignore[arg-type]
+        if fresh is None:
+            return None
+        before, after = urlsplit(req.full_url), urlsplit(fresh.full_url)
+        if (before.scheme, after.scheme) == ("https", "http"):
+            raise DataError(
+                f"{before.scheme}://{before.netloc} redirects from https to http://{after.netloc}, "
+                "where what is fetched could be changed on its way"
+            )
+        if (before.scheme, before.netloc) != (after.scheme, after.netloc):
+            fresh.remove_header("Authorization")
+        fresh.method = req.get_method()
+        return fresh
+
+
+def _status_error(error: HTTPError, url: str) -> Exception:
+    status, reason = error.code, str(error.reason).splitlines()[0] if error.reason else ""
+    if status in {408, 425, 429} or (status >= 500 and status not in {501, 505}):
+        return TransientError(f"status {status} {reason}".rstrip(), _retry_after(error.headers))
+    if status in {409, 412}:
+        return ChangedError(f"status {status} {reason}".rstrip())
+    if 300 <= status < 400:
+        return DataError(f"{url} cannot be fetched: its redirects do not end at a file")
+    return StatusError(status, reason)
+
+
+def _retry_after(headers: Message | None) -> float:
+    text = headers.get("Retry-After", "") if headers is not None else ""
+    return min(float(text), LONGEST_WAIT_SECONDS) if text.isdecimal() else 0.0
+
+
+def _transport_error(error: Exception, url: str) -> Exception:
+    reason: Any = error.reason if isinstance(error, URLError) else error
+    if isinstance(reason, ssl.SSLCertVerificationError):
+        return DataError(
+            f"{url} cannot be fetched: the server's certificate is not valid "
+            f"({reason.verify_message}); SSL_CERT_FILE can name a file of further authorities"
+        )
+    if isinstance(error, URLError) and isinstance(reason, str):
+        return DataError(f"{url} cannot be fetched: {reason}")
+    if isinstance(error, http.client.InvalidURL):
+        return ConfigError(f"{url} is no URL: {error}")
+    return TransientError(_describe(reason))
+
+
+def _describe(error: Any) -> str:
+    if isinstance(error, TimeoutError):
+        return "no reply in time"
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return str(text).splitlines()[0][:200]
+
 
 _RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
 UNAUTHORIZED: Final = 401

@@ -41,7 +41,7 @@ from kdist_trainer.metrics.run_counts import RunCounts
 from kdist_trainer.metrics.status_sources import StatusSources
 from kdist_trainer.metrics.wall_time import WallTimeBreakdown
 from kdist_trainer.metrics.wire import GAUGES, SLOTS, MalformedRecordError, unpack
-from kdist_trainer.object_store.path import ObjectPath
+from kdist_trainer.object_store.store import ObjectPath
 from kdist_trainer.serving.pages import HttpResponse, serve_pages, text_response
 from kdist_trainer.serving.server import BoundedServer
 

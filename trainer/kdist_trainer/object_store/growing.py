@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from kdist_trainer.object_store.path import ObjectPath
+from kdist_trainer.object_store.store import ObjectPath
 
 FLUSH_SECONDS = 10.0
 """How long what is appended may wait to be written."""

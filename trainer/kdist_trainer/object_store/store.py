@@ -1,9 +1,14 @@
-"""The operations on objects that everything else is made of.
+"""An object store: names in it with the part of pathlib's interface that checkpoints use, requests
+by obstore, and the operations on objects that everything else is made of.
 
-Each call has one budget of time, in which it is tried again after errors that may pass: 5xx, 429,
-timeouts, lost connections. A conditional write whose reply was lost may have been done, and then
-meets itself when it is tried again: it is settled by reading back. So callers put something into
-the content that no other writer would put there.
+Each operation has one budget of time, in which it is tried again after errors that may pass: 5xx,
+429, timeouts, lost connections. A conditional write whose reply was lost may have been done, and
+then meets itself when it is tried again: it is settled by reading back. So callers put something
+into the content that no other writer would put there.
+
+obstore is imported when a client is made. It starts threads of its own, which do not survive a
+fork: make a client in the process that uses it. Bodies are signed by their SHA-256, so a store
+takes none that was damaged on its way.
 """
 
 from __future__ import annotations
@@ -11,22 +16,247 @@ from __future__ import annotations
 import errno
 import io
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from functools import cache
-from typing import Final, TypeVar
+from typing import IO, TYPE_CHECKING, Any, Final, TypeVar
 
-from kdist_trainer.object_store.client import NO_TAG, Client, ObjectInfo, Stored, Tag
 from kdist_trainer.object_store.errors import (
     FailureKind,
     ObjectChangedError,
     ObjectTimeoutError,
     RequestError,
     public_error,
+    request_error,
 )
+from kdist_trainer.object_store.files import BLOCK_BYTES, ObjectReader, ObjectWriter
 from kdist_trainer.object_store.location import ObjectLocation, check_name, check_readable
-from kdist_trainer.object_store.reader import BLOCK_BYTES, ObjectReader
-from kdist_trainer.object_store.retry import Attempts
-from kdist_trainer.object_store.writer import ObjectWriter
+from kdist_trainer.object_store.retry import LONGEST_WAIT_SECONDS, REQUEST_SHARE, Attempts
+
+if TYPE_CHECKING:
+    from obstore import GetOptions, PutMode, UpdateVersion, WritableFile
+    from obstore.store import ClientConfig, RetryConfig
+    from obstore.store import ObjectStore as Backend
+
+
+CONNECT_SECONDS: Final = 5.0
+PAGE: Final = 1000
+
+
+@dataclass(frozen=True)
+class Tag:
+    """One version of an object. S3 and Azure compare `etag`, Google `version`."""
+
+    etag: str = ""
+    version: str = ""
+
+
+NO_TAG: Final = Tag()
+
+
+@dataclass(frozen=True)
+class Stored:
+    """An object's content and its version."""
+
+    data: bytes
+    tag: Tag
+
+
+@dataclass(frozen=True)
+class ObjectInfo:
+    """An object in a listing: its name below the store's prefix, its size in bytes, when it was
+    written by the store's clock, and its version.
+    """
+
+    name: str
+    size: int
+    modified: datetime
+    tag: Tag = NO_TAG
+
+
+class Client:
+    """Requests for objects below one location. Every method raises `RequestError`; safe to use from
+    several threads.
+    """
+
+    def __init__(self, location: ObjectLocation, retry_seconds: float) -> None:
+        try:
+            import obstore
+        except ImportError:
+            raise ImportError(
+                f"{location} needs the package obstore: pip install 'obstore>=0.12'"
+            ) from None
+        self._obstore = obstore
+        request = timedelta(seconds=max(retry_seconds * REQUEST_SHARE, 0.1))
+        self._backend = _backend(location, timeout=request, retry_seconds=0)
+        # Streams retry their parts themselves, since only they still have them.
+        self._streaming = _backend(
+            location, timeout=timedelta(seconds=retry_seconds), retry_seconds=retry_seconds
+        )
+
+    def get(self, name: str, max_bytes: int) -> Stored:
+        """A whole object, unless it is larger."""
+        with _translated():
+            found = self._obstore.get(self._backend, name)
+            meta = found.meta
+            size = meta["size"]
+            if size > max_bytes:
+                raise RequestError(
+                    FailureKind.TOO_LARGE,
+                    f"it has {size} bytes, more than the {max_bytes} it may have",
+                )
+            data = bytes(found.bytes())
+        _check_length(data, size)
+        return Stored(data, _tag(meta))
+
+    def get_range(
+        self, name: str, start: int, length: int, size: int, tag: Tag = NO_TAG
+    ) -> memoryview:
+        """`length` bytes from byte `start` of an object of `size` bytes, of the version with this
+        tag if it has one. They are not copied.
+        """
+        options: GetOptions = {"range": (start, start + length)}
+        if tag.etag:
+            options["if_match"] = tag.etag
+        with _translated():
+            found = self._obstore.get(self._backend, name, options=options)
+            actual, etag = found.meta["size"], found.meta["e_tag"]
+            if actual != size:
+                raise RequestError(FailureKind.CHANGED, f"it has {actual} bytes instead of {size}")
+            if tag.etag and etag and etag != tag.etag:
+                raise RequestError(FailureKind.CHANGED, "it is another version")
+            data = memoryview(found.bytes())
+        _check_length(data, length)
+        return data
+
+    def put(
+        self, name: str, data: bytes, condition: Tag | None = None, *, new: bool = False
+    ) -> Tag:
+        """Write an object by one request: any, only a `new` one, or one that still has the tag."""
+        mode: PutMode = "create" if new else "overwrite" if condition is None else _mode(condition)
+        with _translated():
+            return _tag(
+                self._obstore.put(self._backend, name, data, mode=mode, use_multipart=False)
+            )
+
+    def info(self, name: str) -> ObjectInfo:
+        """Size and time of an object."""
+        with _translated():
+            return _info(self._obstore.head(self._backend, name))
+
+    def list(self, prefix: str, after: str | None) -> Iterator[Sequence[ObjectInfo]]:
+        """Pages of the objects below a prefix whose names come after one."""
+        with _translated():
+            for page in self._obstore.list(
+                self._backend, prefix or None, offset=after, chunk_size=PAGE
+            ):
+                yield [_info(one) for one in page]
+
+    def list_folders(self, prefix: str) -> Sequence[str]:
+        """Prefixes directly below a prefix."""
+        with _translated():
+            found = self._obstore.list_with_delimiter(self._backend, prefix or None)
+        return sorted(found["common_prefixes"])
+
+    def delete(self, names: Sequence[str]) -> None:
+        """Delete objects."""
+        with _translated():
+            self._obstore.delete(self._backend, names)
+
+    def copy(self, name: str, target: str) -> None:
+        """Have the store copy an object."""
+        with _translated():
+            self._obstore.copy(self._backend, name, target)
+
+    def open_writer(self, name: str, part_bytes: int, parallel: int) -> WritableFile:
+        """A stream into a new object, whose own methods raise other errors."""
+        with _translated():
+            return self._obstore.open_writer(
+                self._streaming, name, buffer_size=part_bytes, max_concurrency=parallel
+            )
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except (RequestError, GeneratorExit):
+        raise
+    except Exception as error:  # noqa: BLE001 - the library has a dozen types without a base
+        raise request_error(error) from None
+
+
+def _check_length(data: bytes | memoryview, length: int) -> None:
+    if len(data) != length:
+        raise RequestError(FailureKind.TRANSIENT, f"{len(data)} bytes came instead of {length}")
+
+
+def _tag(found: Any) -> Tag:
+    return Tag(found["e_tag"] or "", found["version"] or "")
+
+
+def _mode(tag: Tag) -> UpdateVersion:
+    mode: UpdateVersion = {}
+    if tag.etag:
+        mode["e_tag"] = tag.etag
+    if tag.version:
+        mode["version"] = tag.version
+    return mode
+
+
+def _info(meta: Any) -> ObjectInfo:
+    return ObjectInfo(meta["path"], meta["size"], meta["last_modified"], _tag(meta))
+
+
+def _backend(location: ObjectLocation, *, timeout: timedelta, retry_seconds: float) -> Backend:
+    connect = min(timeout, timedelta(seconds=CONNECT_SECONDS))
+    options: ClientConfig = {
+        "timeout": timeout,
+        "connect_timeout": connect,
+        "allow_http": location.endpoint.startswith("http://"),
+        "user_agent": "kdist",
+    }
+    retry: RetryConfig = {
+        "max_retries": 10_000 if retry_seconds else 0,
+        "retry_timeout": timedelta(seconds=retry_seconds),
+        "backoff": {"max_backoff": timedelta(seconds=LONGEST_WAIT_SECONDS)},
+    }
+    build: dict[str, Callable[..., Backend]] = {"s3": _s3, "gs": _google, "az": _azure}
+    try:
+        return build[location.scheme](
+            location, prefix=location.prefix or None, client_options=options, retry_config=retry
+        )
+    except Exception as error:  # noqa: BLE001 - the library has a dozen types without a base
+        # no request was made: what is in the environment cannot be used
+        raise RequestError(FailureKind.UNIDENTIFIED, request_error(error).cause) from None
+
+
+def _s3(location: ObjectLocation, **arguments: Any) -> Backend:
+    from obstore.store import S3Store
+
+    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    config: dict[str, Any] = {"region": location.region or region or "us-east-1"}
+    if location.endpoint:
+        # servers of one's own seldom have a host name for each bucket
+        config |= {"endpoint": location.endpoint, "virtual_hosted_style_request": False}
+    return S3Store(location.bucket, config=config, **arguments)  # type: ignore[arg-type]
+
+
+def _google(location: ObjectLocation, **arguments: Any) -> Backend:
+    from obstore.store import GCSStore
+
+    config: dict[str, Any] = {"base_url": location.endpoint} if location.endpoint else {}
+    return GCSStore(location.bucket, config=config, **arguments)  # type: ignore[arg-type]
+
+
+def _azure(location: ObjectLocation, **arguments: Any) -> Backend:
+    from obstore.store import AzureStore
+
+    config: dict[str, Any] = {"endpoint": location.endpoint} if location.endpoint else {}
+    return AzureStore(location.bucket, config=config, **arguments)  # type: ignore[arg-type]
+
 
 RETRY_SECONDS: Final = 60.0
 DELETE_BATCH: Final = 1000
@@ -321,3 +551,98 @@ def open_store(location: ObjectLocation) -> ObjectStore:
 def _open_store(location: ObjectLocation, _process: int) -> ObjectStore:
     """One for each process: its threads do not survive a fork."""
     return ObjectStore(location)
+
+
+_MOST_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class ObjectPath:
+    """The name of an object, or of the objects below it.
+
+    There are no folders: one exists as long as there is an object below it. What is written is
+    there at once and as a whole, for every reader.
+    """
+
+    store: ObjectStore
+    key: str = ""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the name; another process reads it through a client of its own."""
+        return _reopen, (self.store.location, self.key)
+
+    def __truediv__(self, name: str) -> ObjectPath:
+        return ObjectPath(self.store, f"{self.key}/{name}" if self.key else name)
+
+    def __str__(self) -> str:
+        return f"{self.store.location}/{self.key}" if self.key else str(self.store.location)
+
+    @property
+    def name(self) -> str:
+        """The last part."""
+        return self.key.rpartition("/")[2]
+
+    @property
+    def parent(self) -> ObjectPath:
+        """Without the last part; of the store itself, the store."""
+        return ObjectPath(self.store, self.key.rpartition("/")[0])
+
+    def with_name(self, name: str) -> ObjectPath:
+        """With another last part."""
+        return self.parent / name
+
+    def read_bytes(self, max_bytes: int = _MOST_BYTES) -> bytes:
+        """The content. Raises `FileNotFoundError` or `OSError`."""
+        return self.store.get(self.key, max_bytes).data
+
+    def read_text(self, encoding: str = "utf-8") -> str:
+        """The content as text. Raises `FileNotFoundError`, `OSError` or `UnicodeDecodeError`."""
+        return self.read_bytes().decode(encoding)
+
+    def write_bytes(self, data: bytes) -> None:
+        """Replace the content. Raises `OSError`."""
+        self.store.put(self.key, data)
+
+    def is_dir(self) -> bool:
+        """Whether there is an object below it. Raises `OSError`."""
+        return bool(self.store.list(self.key))
+
+    def exists(self) -> bool:
+        """Whether it is an object. Raises `OSError`."""
+        try:
+            self.store.info(self.key)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def modified_at(self) -> float:
+        """When the object was written, in Unix seconds. Raises `FileNotFoundError` or `OSError`."""
+        return self.store.info(self.key).modified.timestamp()
+
+    def folders(self) -> Iterator[ObjectPath]:
+        """What has objects below it, one level down. Raises `OSError`."""
+        for key in self.store.list_folders(self.key):
+            yield ObjectPath(self.store, key)
+
+    def files(self) -> dict[str, int]:
+        """The objects below it by their names relative to it, with their sizes in bytes. Raises
+        `OSError`.
+        """
+        prefix = f"{self.key}/" if self.key else ""
+        return {found.name[len(prefix) :]: found.size for found in self.store.list(self.key)}
+
+    def open(self, size: int) -> IO[bytes]:
+        """Open for reading, as a file that can be sought.
+
+        Args:
+            size: of the object in bytes.
+
+        Raises:
+            FileNotFoundError: there is no such object.
+            OSError: the store failed.
+        """
+        return self.store.open(self.key, size)
+
+
+def _reopen(location: ObjectLocation, key: str) -> ObjectPath:
+    return ObjectPath(open_store(location), key)

@@ -25,11 +25,10 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 from kdist_trainer.rendezvous.exchange import ExchangeHost, ExchangeServer
 from kdist_trainer.rendezvous.exchange_store import ExchangeStore, HostEndedError
 from kdist_trainer.rendezvous.file_store import FileStore
-from kdist_trainer.rendezvous.gathering import Gathering
 from kdist_trainer.rendezvous.key_holders import open_key
 from kdist_trainer.rendezvous.kubernetes_store import KubernetesStore
+from kdist_trainer.rendezvous.many_nodes import Gathering, Relay, RelayHost, RelayMember
 from kdist_trainer.rendezvous.ports import pick_port
-from kdist_trainer.rendezvous.relay import Relay, RelayHost, RelayMember
 from kdist_trainer.rendezvous.round_membership import RoundMembership
 from kdist_trainer.rendezvous.state import Peers, RendezvousState, RendezvousStatus
 from kdist_trainer.rendezvous.timings import JITTER, RendezvousTimings

@@ -18,7 +18,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBa
 from kdist_trainer.allow_list import AllowList, UnsafePickleError
 from kdist_trainer.rendezvous import key_holders
 from kdist_trainer.rendezvous.exchange import ExchangeHost
-from kdist_trainer.rendezvous.gathering import Gatherer
+from kdist_trainer.rendezvous.many_nodes import Gatherer
 from kdist_trainer.rendezvous.torch_internals import Node, State
 
 _EXTENSIONS: dict[str, Callable[[object], bool]] = {

@@ -15,8 +15,8 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousSe
 
 from kdist_trainer.rendezvous.exchange import ExchangeHost
 from kdist_trainer.rendezvous.exchange_key import NO_KEY
-from kdist_trainer.rendezvous.gathering import Gathering
 from kdist_trainer.rendezvous.key_holders import all_have_key, name_key
+from kdist_trainer.rendezvous.many_nodes import Gathering
 from kdist_trainer.rendezvous.safe_state import SafeBackend
 from kdist_trainer.rendezvous.timings import JITTER, RendezvousTimings
 from kdist_trainer.rendezvous.torch_internals import Node, StateHolder

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from kdist_trainer.checkpoint import storage
-from kdist_trainer.object_store.path import ObjectPath
+from kdist_trainer.object_store.store import ObjectPath
 from kdist_trainer.tensorboard.writer import PREFIX
 from kdist_trainer.threads import OnError, start_thread
 

@@ -29,7 +29,7 @@ from kdist_trainer.checkpoint import storage
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.metrics.step_stats import StepPhase, StepStats
 from kdist_trainer.object_store.growing import GrowingObject
-from kdist_trainer.object_store.path import ObjectPath
+from kdist_trainer.object_store.store import ObjectPath
 from kdist_trainer.threads import OnError, start_thread
 
 Points = queue.Queue[tuple[int, float, Mapping[str, float]] | None]

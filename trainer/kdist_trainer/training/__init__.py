@@ -11,6 +11,6 @@ for it: `ema`, `early_stopping`, `gradient_guard`, `pretrained`, `profiler`.
 
 How a model is distributed over ranks is in `kdist_trainer.parallel`; how a checkpoint reaches the
 disk, in `kdist_trainer.checkpoint`. `regroup` is recovery in place: how a rank leaves a broken
-group with its `kept_state`, and how the next group continues with it. `prepared` is what a worker
-builds before it has a group.
+group with its `kept_state`, how the next group continues with it, and what a worker builds before
+it has a group.
 """

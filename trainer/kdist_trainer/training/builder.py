@@ -35,7 +35,7 @@ from kdist_trainer.instrumentation.step_timer import (
 from kdist_trainer.liveness import Heartbeat, NullHeartbeat
 from kdist_trainer.metrics.reporter import Reporter
 from kdist_trainer.metrics.step_stats import StepPhase, StepStats
-from kdist_trainer.object_store.path import ObjectPath
+from kdist_trainer.object_store.store import ObjectPath
 from kdist_trainer.parallel.pipeline import Pipeline
 from kdist_trainer.rng import WEIGHTS, Generators, derive
 from kdist_trainer.tensorboard import TensorBoardWriter
@@ -54,9 +54,9 @@ from kdist_trainer.training.gradient_guard import GradientGuard, NullGradientGua
 from kdist_trainer.training.kept_state import Handover, KeptState
 from kdist_trainer.training.model import Model, build_model
 from kdist_trainer.training.optimizer import make_optimizer
-from kdist_trainer.training.prepared import PreparedTraining
 from kdist_trainer.training.pretrained import NullPretrained, Pretrained
 from kdist_trainer.training.profiler import Profiler
+from kdist_trainer.training.regroup import PreparedTraining
 from kdist_trainer.training.step_log import StepLog
 from kdist_trainer.training.sync import StopFlag, SyncExchange
 from kdist_trainer.training.training_state import Stateful, TrainingState, TrainState

@@ -33,7 +33,7 @@ from bench.control_plane import ControlPlane, control_plane
 from kdist import cluster
 from kdist.agent_metrics import METRICS_PORT
 from kdist.cluster import Cluster
-from kdist.spec import crd
+from kdist.crd import definition
 
 NAMESPACES = 50
 CHANGES = 100
@@ -87,7 +87,7 @@ def main() -> None:
             nodes(plane, folder),
         ):
             os.environ["KUBECONFIG"] = str(plane.kubeconfig)
-            plane.kubectl("apply", "--server-side", "-f", "-", stdin=crd.text())
+            plane.kubectl("apply", "--server-side", "-f", "-", stdin=definition.text())
             plane.kubectl("wait", "--for=condition=Established", "crd/trainingjobs.kdist.dev")
             client = cluster.connect()
             keys = list(create(plane, client, count))

@@ -15,12 +15,12 @@ from typing import Any
 
 import click
 
-from kdist import __version__, console
+from kdist import __version__, console, slices
 from kdist.commands import options
 from kdist.errors import Code, JobNotFoundError, KdistError, UsageError
 
 # section -> command -> its line in `kdist --help`. The command's code is
-# `kdist.commands.<name>:command`, with `_` for each `-`.
+# `kdist.commands.<name>:command`, with `_` for each `-`, or `kdist.<slice>.command:command`.
 COMMANDS: dict[str, dict[str, str]] = {
     "Write": {
         "init": "Write a job.yaml to start from.",
@@ -93,20 +93,37 @@ def keep_lines(text: str) -> str:
     return text.replace("\\b\n", "\b\n")
 
 
+def load_command(name: str) -> click.Command:
+    """Import the command of this name."""
+    if name in slices.COMMANDS:
+        module = slices.load(slices.COMMANDS[name], "command")
+    else:
+        module = import_module(f"kdist.commands.{name.replace('-', '_')}")
+    command: click.Command = module.command
+    return command
+
+
+def sections() -> dict[str, dict[str, str]]:
+    """The part of `COMMANDS` that this installation has."""
+    missing = {name for name, each in slices.COMMANDS.items() if not slices.is_installed(each)}
+    return {
+        section: {name: line for name, line in commands.items() if name not in missing}
+        for section, commands in COMMANDS.items()
+    }
+
+
 class Commands(click.Group):
     """A group that imports a command only when it is called, and always exits with a `Code`."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         """Names of all commands, in the order of the help."""
-        return [name for section in COMMANDS.values() for name in section]
+        return [name for section in sections().values() for name in section]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import the command; None if there is no such name."""
         if cmd_name not in self.list_commands(ctx):
             return None
-        command: click.Command = import_module(
-            f"kdist.commands.{cmd_name.replace('-', '_')}"
-        ).command
+        command = load_command(cmd_name)
         # a group's own commands too
         for each in (command, *getattr(command, "commands", {}).values()):
             each.help = keep_lines(each.help or "")
@@ -148,7 +165,7 @@ class Commands(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         """The sections of `kdist --help`, from the table alone."""
         width = max(len(name) for section in COMMANDS.values() for name in section)
-        for section, commands in COMMANDS.items():
+        for section, commands in sections().items():
             with formatter.section(section):
                 formatter.write_dl([(name.ljust(width), line) for name, line in commands.items()])
 

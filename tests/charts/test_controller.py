@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from kdist.spec import crd
+from kdist.crd import definition
 from kdist_controller import rights
 from kdist_controller.__main__ import PORT
 from tests.charts.rights_files import CONTROLLER
@@ -24,7 +24,9 @@ DEFINITION = CHART / "crd" / "trainingjobs.yaml"
 
 
 def test_the_charts_crd_and_rights_are_fresh() -> None:
-    assert crd.text() == DEFINITION.read_text(), "run: kdist explain -o crd > " + str(DEFINITION)
+    assert definition.text() == DEFINITION.read_text(), "run: kdist explain -o crd > " + str(
+        DEFINITION
+    )
     how = "run: python -m tests.charts.rights_files"
     assert CONTROLLER.read_text() == rights.chart_templates(), how
 

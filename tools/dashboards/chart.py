@@ -9,9 +9,8 @@ import time
 from collections.abc import Iterator, Sequence
 
 from kdist.dashboards.model import Panel
-from kdist.html.chart import TOP, Plot, Tick, tick_text, time_ticks
-from kdist.html.colors import paint
-from kdist.html.markup import Markup, element
+from kdist.report.chart import TOP, Plot, Tick, tick_text, time_ticks
+from kdist.report.page import Markup, element, paint
 from tools.dashboards.curve import (
     Curve,
     EventMarker,

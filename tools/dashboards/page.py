@@ -8,9 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from kdist.dashboards.grafana import positions
 from kdist.dashboards.model import Dashboard, Kind, Panel, PanelRow
-from kdist.html.colors import STATUS, paint
-from kdist.html.markup import Markup, element
-from kdist.html.page import render_page
+from kdist.report.page import STATUS, Markup, element, paint, render_page
 from tools.dashboards.curve import EventMarker
 from tools.dashboards.panel import COLUMN, LINE, PanelSource, render_panel
 from tools.dashboards.prometheus import Prometheus, Series, Window, fill

@@ -10,9 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kdist.dashboards.model import Kind, Panel, Threshold, color_of
-from kdist.html.colors import STATUS, Color, paint
-from kdist.html.markup import Markup, element, join
-from kdist.html.page import legend, legend_key, table
+from kdist.report.page import STATUS, Color, Markup, element, join, legend, legend_key, paint, table
 from tools.dashboards.chart import render_chart, render_sparkline
 from tools.dashboards.curve import Curve, EventMarker
 from tools.dashboards.prometheus import Labels, Series, Window

@@ -6,7 +6,7 @@ import math
 import re
 from itertools import pairwise
 
-from kdist.html.chart import Tick, decade_ticks, round_ticks
+from kdist.report.chart import Tick, decade_ticks, round_ticks
 
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _RATES = {"Bps": "B/s", "cps": "/s", "flops": "FLOP/s"}

@@ -8,10 +8,20 @@ import math
 from collections.abc import Iterator, Sequence
 
 from kdist.bench.result import COLUMNS, Result, duration
-from kdist.html.chart import Plot, decade_ticks, decades, svg, tick_text
-from kdist.html.colors import SERIES, STATUS, paint
-from kdist.html.markup import Markup, element, join
-from kdist.html.page import DOCUMENT, legend, legend_key, render_page, table
+from kdist.report.chart import Plot, decade_ticks, decades, svg, tick_text
+from kdist.report.page import (
+    DOCUMENT,
+    SERIES,
+    STATUS,
+    Markup,
+    element,
+    join,
+    legend,
+    legend_key,
+    paint,
+    render_page,
+    table,
+)
 from kdist.units import rate, size
 
 _WIDTH, _HEIGHT, _LEFT = 920, 280, 84

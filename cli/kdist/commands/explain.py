@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from kdist import console
+from kdist import console, slices
 from kdist.commands import options
 from kdist.errors import NotFoundError, UsageError
 
@@ -34,7 +34,7 @@ def command(field: str, recursive: bool, output: str) -> None:
 
     Exits with 4 if there is no such field.
     """
-    from kdist.spec import crd, reference
+    from kdist.spec import reference
 
     if output in ("jsonschema", "crd"):
         if field:
@@ -42,7 +42,11 @@ def command(field: str, recursive: bool, output: str) -> None:
                 f"-o {output} describes the whole file and cannot be combined with FIELD",
                 next_command=f"kdist explain -o {output}",
             )
-        console.document((crd.text() if output == "crd" else reference.schema_text()).rstrip("\n"))
+        if output == "crd":
+            text = slices.load("crd", "definition").text()
+        else:
+            text = reference.schema_text()
+        console.document(text.rstrip("\n"))
         return
     found = reference.look_up(field)
     if found is None:

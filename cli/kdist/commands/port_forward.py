@@ -9,22 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kdist import console
+from kdist import console, slices
 from kdist.agent_metrics import METRICS_PORT
 from kdist.commands import options, targets
-from kdist.errors import KdistError, UsageError
+from kdist.errors import UsageError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from kdist.jobs.job import ClusterJob
     from kdist.local.job import LocalJob
 
 _NAMED = {"metrics": METRICS_PORT, "status": METRICS_PORT}
 _TENSORBOARD = re.compile(r"(?:(\d{1,5})?:)?tensorboard")
-_TENSORBOARD_PORT = 6006
 _POLL_SECONDS = 2.0
-_MIN_LIFETIME_SECONDS = 5.0  # a TensorBoard that ends sooner is not started again
 _PORT = re.compile(r"(?:(\d{1,5})?:)?(\d{1,5})")
 
 
@@ -69,8 +65,8 @@ def command(
                 raise UsageError(
                     "`tensorboard` cannot be combined with other ports, --rank or --pod"
                 )
-            _show_tensorboard(
-                job, read_tensorboard_port(ports[0]), timeout=timeout, **cluster_options
+            slices.load("tensorboard", "forward").show(
+                job, ports[0], timeout=timeout, **cluster_options
             )
         else:
             wanted = [read_port(each) for each in ports or ("metrics",)]
@@ -95,59 +91,6 @@ def _instead(run: LocalJob) -> targets.Instead:
         return targets.Instead("it has no agents that listen now", run.kdist("status"))
     return targets.Instead(
         "its agents listen on this machine", f"curl http://127.0.0.1:{min(ports.items())[1]}/status"
-    )
-
-
-def read_tensorboard_port(text: str) -> int:
-    """The local port of `tensorboard`, `LOCAL:tensorboard` or `:tensorboard`, where 0 means a
-    free one. Raises `UsageError`.
-    """
-    found = _TENSORBOARD.fullmatch(text)
-    if found is None or not 0 <= int(found[1] or 0) < 65_536:
-        raise UsageError(
-            f"`{text}` is not a port; write tensorboard, LOCAL:tensorboard or :tensorboard"
-        )
-    return int(found[1]) if found[1] else 0 if ":" in text else _TENSORBOARD_PORT
-
-
-def _show_tensorboard(
-    job: str, local: int, *, timeout: float | None, **cluster_options: Any
-) -> None:
-    root = targets.find_run(job, None, **cluster_options)
-    if root is not None:
-        _show_local_tensorboard(root, local)
-        return
-    from kdist.jobs import tensorboard
-
-    target = targets.find_target(job, None, timeout=timeout, **cluster_options)
-    while True:
-        with tensorboard.run_tensorboard(target, notify=console.message) as session:
-            began = time.monotonic()
-            target.cluster.check_forward(session.pod, session.port)
-            with target.cluster.forward(session.pod, session.port, local=local) as port:
-                console.result(
-                    f"TensorBoard of {target.name} in pod {session.pod}: http://127.0.0.1:{port}/"
-                )
-                while session.is_open():
-                    pass
-            local = port
-        if time.monotonic() - began < _MIN_LIFETIME_SECONDS:
-            raise KdistError(
-                f"TensorBoard ended at once in pod {session.pod}",
-                next_command=target.command("logs"),
-            )
-        console.message(f"TensorBoard in pod {session.pod} has ended; starting it again")
-
-
-def _show_local_tensorboard(root: Path, local: int) -> None:
-    from kdist.local import trainer_tools
-
-    trainer_tools.run_tensorboard(
-        root,
-        local,
-        on_ready=lambda port: console.result(
-            f"TensorBoard of {root.name}: http://127.0.0.1:{port}/"
-        ),
     )
 
 

@@ -16,7 +16,7 @@ from kdist.dashboards.model import (
     PanelRow,
     Variable,
 )
-from kdist.html.colors import STATUS
+from kdist.report.page import STATUS
 from kdist_trainer.json_text import encode_json
 
 _SOURCE = {"type": "prometheus", "uid": "${datasource}"}

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from kdist.html.colors import DARK_RED, GREYS, SERIES, Color
+from kdist.report.page import DARK_RED, GREYS, SERIES, Color
 
 NAMED: dict[str, Color] = {
     # phases of a step
@@ -65,7 +65,7 @@ class Kind(StrEnum):
 @dataclass(frozen=True)
 class Threshold:
     """From `value` on (None: from the lowest), a number is shown in `color`, a key of
-    `kdist.html.colors.STATUS`.
+    `kdist.report.page.STATUS`.
     """
 
     value: float | None

@@ -9,12 +9,12 @@ from typing import Any
 
 from kdist.errors import KdistError
 from kdist.events import last_printed_line
+from kdist.ledger import build_report, read_events, read_ledger, valid_fields
 from kdist.local import run_dir
 from kdist.local.location import CheckpointLocation
 from kdist.local.run_dir import RunFolder
 from kdist.local.supervisor import Outcome
 from kdist.local.trainer_tools import copy_records
-from kdist.report.ledger import build_report, read_events, read_ledger, valid_fields
 from kdist.status import NonfiniteLoss, documents
 from kdist.units import count
 

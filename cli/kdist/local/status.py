@@ -18,13 +18,13 @@ from kdist.diagnose.rule import DiagnosticContext
 from kdist.errors import Code, KdistError
 from kdist.events import parse
 from kdist.jobs import GOALS, describe_status, exit_code
+from kdist.ledger import build_report, read_ledger
 from kdist.local import agents, run_dir
 from kdist.local.end_report import describe_unsaved
 from kdist.local.fetching import read_fetch
 from kdist.local.job import LocalJob, list_jobs
 from kdist.local.location import folder_of
 from kdist.local.summary import describe_next
-from kdist.report.ledger import build_report, read_ledger
 from kdist.spec import Exit
 from kdist.status import (
     AgentStatus,

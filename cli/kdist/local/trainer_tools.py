@@ -1,21 +1,18 @@
 """Runs the trainer's tools for a run on this machine, each in a subprocess, because the command
-line never imports the trainer: checkpoints, export of weights, profiles, and TensorBoard.
+line never imports the trainer: checkpoints, kept logs, and export of weights.
 """
 
 from __future__ import annotations
 
 import os
-import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from kdist.errors import KdistError
 from kdist.jobs.logs import choose
-from kdist.jobs.profile import MODULE, AgentTool
-from kdist.local import agents
 from kdist.local.launch import install_command
 from kdist.local.location import CheckpointLocation, folder_of, location_of
 from kdist.local.run_dir import open_private
@@ -120,79 +117,3 @@ def _run(
         )
         raise KdistError(f"{failure}: {last[0]}", hint=hint)
     return document
-
-
-def local_agents(root: Path) -> list[AgentTool]:
-    """The profiling tool of each running agent. Raises `KdistError` if there are none."""
-    nodes = [root / node for node in agents.ports(root)]
-    if not nodes:
-        raise KdistError(f"no agent of {root.name} answers yet", hint="try again in a second")
-    place = [] if location_of(root).is_bucket else ["--root", str(folder_of(root))]
-    return [_profiling_tool(node, place) for node in nodes]
-
-
-def _profiling_tool(scratch: Path, place: Sequence[str]) -> AgentTool:
-    def run(arguments: Sequence[str]) -> bytes:
-        command = [
-            sys.executable,
-            "-m",
-            MODULE,
-            *arguments,
-            "--scratch",
-            str(scratch),
-            *place,
-        ]
-        done = subprocess.run(command, capture_output=True, check=False)
-        if done.returncode != 0:
-            last = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or [
-                f"exit code {done.returncode}"
-            ]
-            raise KdistError(f"the profile of {scratch.parent}: {last[0]}")
-        return done.stdout
-
-    return run
-
-
-_MODULE = "kdist_trainer.tensorboard"
-_FOLDER = "tensorboard"
-
-
-def run_tensorboard(root: Path, port: int, *, on_ready: Callable[[int], object]) -> None:
-    """Run TensorBoard on the event files of a run until it ends.
-
-    Args:
-        root: the run folder.
-        port: on loopback; 0 for a free one.
-        on_ready: receives the port when TensorBoard listens.
-
-    Raises:
-        KdistError: there are no event files, or TensorBoard is not installed.
-    """
-    location = location_of(root)
-    events = f"{location.text}/{_FOLDER}"
-    command = [sys.executable, "-m", _MODULE, events, "--port", str(port)]
-    # Its standard input is a pipe that closes when this process ends, for whatever reason.
-    with subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, **location.variables},
-    ) as process:
-        try:
-            on_ready(_read_port(process, events, is_bucket=location.is_bucket))
-            process.wait()
-        finally:
-            process.terminate()
-
-
-def _read_port(process: subprocess.Popen[bytes], events: str, *, is_bucket: bool) -> int:
-    try:
-        report: Any = parse_json(process.stdout.readline() if process.stdout else b"")
-    except MalformedTextError:
-        report = None
-    if isinstance(report, dict) and isinstance(report.get("port"), int):
-        return int(report["port"])
-    problem = report.get("problem") if isinstance(report, dict) else "TensorBoard does not start"
-    command = "" if is_bucket else f"tensorboard --logdir {shlex.quote(events)}"
-    raise KdistError(str(problem), next_command=command)

@@ -1,10 +1,7 @@
-"""The goodput report of a run: where its time went, computed from the ledger next to its
-checkpoints.
+"""`kdist report`: where the time of a run went, computed from the ledger next to its checkpoints.
 
-`ledger` reads the ledger's records and computes the end report (steps, restarts, recovery times,
-goodput); `goodput` adds the time by category and by attempt; `text` turns the report into rows for
-a terminal, `html` into a page. Read `goodput` first: its categories are what all the others show.
-
-Everything here is a pure function of records. Where they come from, a folder on this machine or a
-helper pod, is up to the caller: `kdist.local` or `kdist.jobs.history`.
+`goodput` adds the time by category and by attempt to the end report of `kdist.ledger`; `text` turns
+the report into rows for a terminal, `html` into a page, drawn with `page` and `chart`. `history`
+reads the run of a job in a cluster. Read `goodput` first: its categories are what all the others
+show.
 """

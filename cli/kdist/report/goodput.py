@@ -15,17 +15,20 @@ from itertools import pairwise
 from math import inf
 from typing import Any
 
-from kdist.report.ledger import (
+from kdist.ledger import (
     Generation,
     Record,
     build_report,
     close_intervals,
     find_limits,
     last_saved,
+    overlay,
     read_generations,
+    read_spans,
+    sum_seconds,
+    up_to,
     valid_fields,
 )
-from kdist.report.spans import overlay, read_spans, sum_seconds, up_to
 
 CATEGORIES = (
     "queue",

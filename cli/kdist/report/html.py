@@ -7,7 +7,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kdist.html.chart import (
+from kdist.report import text
+from kdist.report.chart import (
     BOTTOM,
     TOP,
     Plot,
@@ -18,10 +19,21 @@ from kdist.html.chart import (
     tick_text,
     time_ticks,
 )
-from kdist.html.colors import DARK_RED, GREYS, SERIES, STATUS, Color, paint
-from kdist.html.markup import Markup, element, join
-from kdist.html.page import DOCUMENT, render_page, swatch, table
-from kdist.report import text
+from kdist.report.page import (
+    DARK_RED,
+    DOCUMENT,
+    GREYS,
+    SERIES,
+    STATUS,
+    Color,
+    Markup,
+    element,
+    join,
+    paint,
+    render_page,
+    swatch,
+    table,
+)
 from kdist.report.text import LABELS
 from kdist.units import number, seconds
 

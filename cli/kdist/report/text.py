@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from statistics import median
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from kdist.ledger import recoveries
 from kdist.status import NonfiniteLoss, separate_ranks
 from kdist.units import number, seconds
 
@@ -123,13 +123,6 @@ def summary(report: Report) -> str:
     if (loss := NonfiniteLoss.read({"nonfinite_loss": report.get("nonFiniteLoss")})) is not None:
         parts.append(f"loss {loss}")
     return " · ".join(parts)
-
-
-def recoveries(found: Sequence[float]) -> str:
-    """How long recoveries took: of several their number, the median and the worst."""
-    if len(found) == 1:
-        return seconds(found[0])
-    return f"{seconds(median(found))} (median of {number(len(found))}, worst {seconds(max(found))})"
 
 
 def _share(part: float, total: float) -> str:

@@ -16,16 +16,16 @@ from typing import Any
 
 import pytest
 
+from kdist.crd import definition
 from kdist.load import load_text
-from kdist.spec import crd
 from tests.cli.cluster.api import write_kubeconfig
-from tests.cli.spec.broken_rules import MESSAGES, break_rule
+from tests.cli.crd.broken_rules import MESSAGES, break_rule
 from tests.cluster.namespace import Namespace
 from tests.manifests.jobs import EXAMPLES, IMAGE, full
 from tests.trainer.rendezvous.control_plane import BINARIES, ControlPlane
 
 pytestmark = pytest.mark.e2e
-NAME = f"{crd.PLURAL}.{crd.GROUP}"
+NAME = f"{definition.PLURAL}.{definition.GROUP}"
 CONDITION = {
     "type": "Running",
     "status": "True",
@@ -49,7 +49,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, str
         path = f"{BINARIES}{os.pathsep}{os.environ['PATH']}"
         environment = {**os.environ, "KUBECONFIG": str(folder / "config"), "PATH": path}
         space = Namespace("ml", folder, environment)
-        try_to_apply(space, crd.text(), "--server-side")
+        try_to_apply(space, definition.text(), "--server-side")
         space.kubectl("wait", "--for=condition=Established", f"crd/{NAME}", "--timeout=60s")
         yield environment
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from kdist.jobs import checkpoints, drill, logs
-from kdist.jobs.drill_report import Ledger
-from kdist.jobs.drill_target import DrillTarget
-from kdist.jobs.faults import Situation
+from kdist.drill import drill
+from kdist.drill.faults import Situation
+from kdist.drill.report import Ledger
+from kdist.drill.target import DrillTarget
+from kdist.jobs import checkpoints, logs
 from tests.cli.jobs import jobs
 
 BUCKET = "url: 's3://bucket/runs'"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kdist.report import html, text
 from kdist.report.goodput import CATEGORIES, PodStartup, build_goodput_report
-from tests.cli.report.test_ledger import commit, failure, first_step, generation, step
+from tests.cli.test_ledger import commit, failure, first_step, generation, step
 
 Record = dict[str, Any]
 

@@ -16,12 +16,11 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from kdist.app import COMMANDS
+from kdist.app import COMMANDS, load_command
 from tests.cli.cluster.api import write_kubeconfig
 from tests.cli.cluster.conftest import Serve, _hurry, serve
 from tests.cli.situations import runs
@@ -159,7 +158,7 @@ def test_every_command_that_takes_a_job_is_among_them(situation: str) -> None:
         name
         for section in COMMANDS.values()
         for name in section
-        for parameter in import_module(f"kdist.commands.{name.replace('-', '_')}").command.params
+        for parameter in load_command(name).params
         if parameter.name in JOB_PARAMETERS
     }
     assert taking - {each.split()[0] for each in TYPED[situation]} == WITHOUT_SITUATION & taking

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kdist.dashboards import DASHBOARDS
 from kdist.dashboards.model import Kind, Panel, bars, lines, stat
-from kdist.html.colors import STATUS, paint
+from kdist.report.page import STATUS, paint
 from tools.dashboards.panel import PanelSource, render_panel
 from tools.dashboards.prometheus import Series, Window
 

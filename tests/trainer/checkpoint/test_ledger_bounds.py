@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kdist.report.ledger import build_report, parse_lines
+from kdist.ledger import build_report, parse_lines
 from kdist_trainer.checkpoint import storage
 from kdist_trainer.checkpoint.interval import read_history
 from kdist_trainer.checkpoint.ledger import (

@@ -1,0 +1,286 @@
+"""`kdist bench`: measures collectives between ranks, on this machine or on a cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kdist import console
+from kdist.commands import options, targets
+from kdist.errors import Code, KdistError, UsageError
+from kdist_trainer.json_text import encode_json
+
+if TYPE_CHECKING:
+    from kdist.bench import BenchSpec, Result
+    from kdist.spec import TrainingJob
+
+
+_COLLECTIVES = [
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "broadcast",
+    "reduce",
+    "gather",
+    "scatter",
+    "all_to_all",
+    "barrier",
+    "object",
+]
+
+
+def _size(value: str) -> int:
+    from kdist.bench import read_size
+
+    try:
+        return read_size(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+@click.command()
+@click.argument("collective", type=click.Choice(_COLLECTIVES), metavar="COLLECTIVE")
+@click.option(
+    "-b",
+    "--min",
+    "least",
+    type=_size,
+    metavar="SIZE",
+    default="1KiB",
+    show_default=True,
+    help="Smallest size; K, M, G are powers of 1024.",
+)
+@click.option(
+    "-e",
+    "--max",
+    "most",
+    type=_size,
+    metavar="SIZE",
+    default="64MiB",
+    show_default=True,
+    help="Largest size.",
+)
+@click.option(
+    "--factor",
+    type=click.IntRange(2, 1024),
+    default=4,
+    show_default=True,
+    help="Factor from one size to the next.",
+)
+@click.option(
+    "--rounds",
+    type=click.IntRange(3, 100_000),
+    default=20,
+    show_default=True,
+    help="Rounds of each size.",
+)
+@click.option(
+    "--warmup",
+    type=click.IntRange(1, 10_000),
+    default=5,
+    show_default=True,
+    help="Warm-up rounds of each size, which are not measured.",
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0.01, 3600),
+    default=5.0,
+    show_default=True,
+    help="Time limit of each size, in seconds.",
+)
+@click.option(
+    "--slow",
+    type=click.FloatRange(1.01),
+    default=2.0,
+    show_default=True,
+    help="A pair is slow if it takes this many times the median of the others.",
+)
+@click.option(
+    "--nodes",
+    type=click.IntRange(1, 4096),
+    metavar="N",
+    help="Number of nodes (default: the job's, else 1).",
+)
+@click.option(
+    "--procs-per-node",
+    "--procs",
+    metavar="N|auto",
+    help="Ranks on each node (default: the job's, else 2).",
+)
+@click.option(
+    "-f",
+    "--filename",
+    "file",
+    metavar="FILE",
+    shell_complete=options.complete_file,
+    help="Measure on the nodes that this job requests.",
+)
+@click.option(
+    "--cluster", "on_cluster", is_flag=True, help="Run on the cluster; -n and --context imply it."
+)
+@click.option("--image", metavar="IMAGE", help="Image of the trainer, if there is no job file.")
+@click.option("--keep", is_flag=True, help="Keep the benchmark's job on the cluster.")
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the result to this file instead of stdout.",
+)
+@options.cluster_options
+@options.output_option("table", "json", "html")
+def command(
+    collective: str,
+    *,
+    output: str,
+    out: Path | None,
+    file: str | None,
+    on_cluster: bool,
+    image: str | None,
+    **given: Any,
+) -> int:
+    r"""Measure collectives between ranks, locally or on a cluster.
+
+    Reports bandwidth and latency, checks every result, and names a slow rank or pair of ranks. The
+    benchmark is a job of its own, with the same agent and rendezvous as a training job; on a
+    cluster it is applied, waited for and deleted. Bandwidths are defined as in nccl-tests: algbw is
+    size / time; busbw, which is comparable across numbers of ranks, is algbw times 2(n-1)/n for
+    all_reduce, (n-1)/n for all_gather, reduce_scatter, gather, scatter and all_to_all, and 1 for
+    the others. Percentiles are those of single rounds; a round takes as long as its slowest rank.
+
+    \b
+    Collectives:
+      all_reduce all_gather reduce_scatter broadcast reduce gather scatter all_to_all barrier object
+
+    \b
+    Examples:
+      kdist bench all_reduce
+      kdist bench all_reduce --min 1KiB --max 64MiB --factor 4 --nodes 2 --procs 2
+      kdist bench all_gather -f job.yaml -n ml           (on the nodes that the job would get)
+      kdist bench all_to_all -o html --out bench.html
+
+    \b
+    Exit codes:
+      0 measured   2 wrong usage   6 timeout   10 a result was wrong, or the job failed
+    """
+    from kdist import bench
+
+    numbers = {name: given.pop(name) for name in ("factor", "rounds", "warmup", "seconds", "slow")}
+    spec = bench.BenchSpec(
+        collective=collective, min=given.pop("least"), max=given.pop("most"), **numbers
+    )
+    remote = on_cluster or targets.asks_cluster(given["namespace"], given["context"])
+    job, base = _make_job(spec, file, image, given.pop("nodes"), given.pop("procs_per_node"))
+    keep = given.pop("keep")
+    result = (
+        _measure_on_cluster(job, base, keep=keep, **given)
+        if remote
+        else _measure_locally(job, base)
+    )
+    _show(result, output=output, out=out)
+    if result.wrong:
+        raise KdistError(
+            f"{result.wrong} elements of the results of {collective} are wrong",
+            code=Code.JOB_FAILED,
+        )
+    return Code.OK
+
+
+def _make_job(
+    spec: BenchSpec, file: str | None, image: str | None, nodes: int | None, procs: str | None
+) -> tuple[TrainingJob, Path]:
+    from kdist import bench, load
+
+    base = load.load_file(file) if file is not None else None
+    changes = [f"spec.image={image}"] if image is not None else []
+    changes += (
+        [f"spec.nodes={encode_json({'min': nodes, 'max': nodes})}"] if nodes is not None else []
+    )
+    changes += [f"spec.procsPerNode={procs}"] if procs is not None else []
+    folder = Path.cwd() if file in (None, "-") else Path(str(file)).absolute().parent
+    return bench.make_job(spec, base, overrides=changes), folder
+
+
+def _measure_locally(job: TrainingJob, base: Path) -> Result:
+    """Run the bench as processes on this machine. Its folder is deleted unless something failed."""
+    import shutil
+
+    from kdist import bench, events, local, render
+
+    local.check_torch()
+
+    class Lines:
+        """One line per event on stderr."""
+
+        def show(self, entry: Any) -> None:
+            console.message(events.format_line(entry))
+
+        def draw(self, progress: Any) -> None:  # noqa: ARG002 - Display's signature
+            """There is no progress to show."""
+            console.flush_messages()
+
+    train_json = render.read_train_json(render.render(job))
+    with console.nonblocking_messages():
+        ended = local.run_job(
+            job, train_json, base=base, fresh=True, display=Lines(), lines_only=True
+        )
+    folder = Path(str(ended.report["folder"]))
+    lines = [
+        line
+        for log in sorted(folder.glob("node-*/log"))
+        for line in log.read_text(errors="replace").split("\n")
+    ]
+    result = bench.read_events(lines)
+    if ended.stopped_by is not None:
+        raise KdistError("the benchmark was stopped", code=Code.INTERRUPTED)
+    if not result.done:
+        failure = ended.report["failure"] or {}
+        raise KdistError(
+            f"the benchmark failed: {failure.get('message') or 'see its log'}",
+            hint=f"its logs are in {folder}",
+            code=Code.JOB_FAILED,
+        )
+    if not result.wrong:
+        shutil.rmtree(folder, ignore_errors=True)
+    return result
+
+
+def _measure_on_cluster(
+    job: TrainingJob,
+    base: Path,
+    *,
+    keep: bool,
+    namespace: str | None,
+    context: str | None,
+    timeout: float | None,
+) -> Result:
+    from kdist.bench import remote
+
+    cluster = targets.connect(namespace=namespace, context=context, job=job.metadata.namespace)
+    return remote.measure(
+        cluster, job, base=base, keep=keep, timeout=timeout, notify=console.message
+    )
+
+
+def _show(result: Result, *, output: str, out: Path | None) -> None:
+    if output == "table" and out is None:
+        from kdist.bench.result import COLUMNS
+
+        console.table(result.table(), header=COLUMNS)
+        console.message(result.headline())
+        if result.describe_pairs():
+            console.message(result.describe_pairs())
+        return
+    if output == "html":
+        from kdist.bench import html
+
+        text = html.render_result(result)
+    elif output == "json":
+        text = encode_json(result.to_document(), indent=2) + "\n"
+    else:
+        raise UsageError("--out takes -o json or -o html")
+    if out is None:
+        console.document(text.rstrip("\n"))
+    else:
+        out.write_text(text, encoding="utf-8")
+        console.message(f"Wrote {out}.")

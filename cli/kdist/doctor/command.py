@@ -1,0 +1,111 @@
+"""`kdist doctor`: whether a cluster and this machine can run jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+from kdist import console
+from kdist.commands import options, targets
+from kdist.errors import Code, KdistError
+
+if TYPE_CHECKING:
+    from kdist.doctor import Finding
+
+
+_COLORS = {"ok": "green", "note": "yellow", "missing": "red", "unknown": "yellow"}
+_TIMEOUT = 5.0  # seconds: an unreachable cluster is reported soon
+
+
+@click.command()
+@click.option("--local", is_flag=True, help="Check this machine only.")
+@options.output_option("table", "json", "yaml")
+@options.cluster_options
+def command(
+    *, local: bool, output: str, namespace: str | None, context: str | None, timeout: float | None
+) -> int:
+    r"""Check whether a cluster and this machine can run jobs.
+
+    Nothing is changed: the checks only read, or use a server-side dry run. Every ✗ comes with a
+    fix. Without a kubeconfig only this machine is checked, unless an option such as -n or
+    --context selects a cluster.
+
+    \b
+    Examples:
+      kdist doctor
+      kdist doctor -n ml --context prod
+      kdist doctor --local
+      kdist doctor -o json | jq '.checks[] | select(.mark != "ok")'
+
+    \b
+    Exit codes:
+      0 nothing required is missing   1 something is missing
+    """
+    from kdist import doctor
+
+    found: list[Finding] = []
+    _print_title("this machine", output)
+    found += _collect(doctor.check_machine(), output)
+    if not local:
+        _print_title("the cluster", output)
+        try:
+            cluster = targets.connect(
+                namespace=namespace,
+                context=context,
+                timeout=_TIMEOUT if timeout is None else timeout,
+            )
+        except KdistError as error:
+            found += _collect([_no_cluster(error, namespace, context)], output)
+        else:
+            found += _collect(doctor.check_cluster(cluster), output)
+    missing_findings = [each for each in found if each.mark is doctor.Severity.MISSING]
+    if output != "table":
+        checks = [each.to_document() for each in found]
+        console.emit(
+            {
+                "apiVersion": "cli.kdist.dev/v1",
+                "kind": "Checks",
+                "healthy": not missing_findings,
+                "checks": checks,
+            },
+            output=output,
+        )
+    elif missing_findings:
+        console.message(
+            f"{len(missing_findings)} of {len(found)} checks found something missing that jobs need"
+        )
+    return Code.ERROR if missing_findings else Code.OK
+
+
+def _no_cluster(error: KdistError, namespace: str | None, context: str | None) -> Finding:
+    """The finding for a cluster that cannot be used; no failure if none is configured."""
+    from kdist.cluster import kubeconfig
+    from kdist.doctor.finding import missing, note
+
+    if not targets.asks_cluster(namespace, context) and not kubeconfig.is_there():
+        return note("cluster", "no kubeconfig: local runs only")
+    return missing("cluster", str(error), error.hint)
+
+
+def _collect(findings: Iterable[Finding], output: str) -> Iterator[Finding]:
+    """Yield the findings; in table output, print each as it arrives."""
+    for each in findings:
+        if output == "table":
+            _show(each)
+        yield each
+
+
+def _print_title(title: str, output: str) -> None:
+    if output == "table":
+        console.result(console.style(title, bold=True))
+
+
+def _show(finding: Finding) -> None:
+    console.paragraph(
+        f"{finding.name}: {finding.detail}",
+        start=f"  {console.style(finding.mark.sign, _COLORS[finding.mark])} ",
+    )
+    if finding.fix and finding.mark.value != "ok":
+        console.paragraph(finding.fix, start="      fix: ")

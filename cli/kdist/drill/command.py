@@ -1,0 +1,201 @@
+"""`kdist drill`: a fault on purpose, and the report of the recovery."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import click
+
+from kdist import console
+from kdist.commands import options, targets
+from kdist.commands.confirmation import confirm
+from kdist.errors import Code, UsageError
+
+if TYPE_CHECKING:
+    from kdist.drill.faults import Fault, Situation
+    from kdist.drill.report import DrillReport
+    from kdist.drill.target import DrillTarget, Strike
+
+
+_FAULTS = ("rank", "agent", "pod", "silence", "disk-full", "api-away")
+
+
+@click.command()
+@options.job_argument
+@click.option(
+    "--fault",
+    type=click.Choice(_FAULTS),
+    help="What to do to it; without, show what it would survive.",
+)
+@click.option("--rank", type=click.IntRange(min=0), help="Rank to kill (default: the last).")
+@click.option("--node", type=click.IntRange(min=0), help="Node to strike (default: the last).")
+@click.option(
+    "--for",
+    "lasts",
+    type=options.seconds,
+    metavar="DURATION",
+    help="How long silence or disk-full lasts (default: until the others have noticed a silence).",
+)
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
+@options.accept_option
+@options.local_option
+@options.cluster_options
+@click.option(
+    "--dry-run",
+    type=click.Choice(["none", "client"]),
+    default="none",
+    help="Show what would be done, without doing it.",
+)
+@options.output_option("table", "json")
+def command(
+    job: str | None,
+    file: str | None,
+    *,
+    fault: str | None,
+    rank: int | None,
+    node: int | None,
+    lasts: float | None,
+    yes: bool,
+    local: bool,
+    dry_run: str,
+    output: str,
+    timeout: float | None,
+    **cluster_options: Any,
+) -> int:
+    r"""Hurt a running job on purpose, and report how it recovers.
+
+    Without --fault nothing is hurt: it shows which faults the job would survive now, and why not
+    the others. A fault that the job would not survive is refused.
+
+    \b
+    Faults:
+      rank       kill -9 of one rank
+      agent      kill -9 of a node's agent, whose ranks then end
+      pod        delete a pod at once; of a run here, kill an agent with its ranks
+      silence    stop all processes of a node (SIGSTOP), then let them go on
+      disk-full  fill a file system that holds nothing but the job's checkpoints
+      api-away   not possible with an owner's rights; refused
+
+    The report compares what the job's own records show with what is promised: the time without a
+    finished step, the steps that were done again, their losses bit by bit, the samples. Ctrl-C ends
+    a fault that lasts. --timeout is the time that the job gets to train again (5m).
+
+    \b
+    Examples:
+      kdist drill digits
+      kdist drill digits --fault rank
+      kdist drill digits --fault silence --node 1 --for 30s -n ml --yes
+
+    \b
+    Exit codes:
+      0 every promise was kept   1 one was broken, or the fault was refused   4 no such job
+      7 a right is missing
+    """
+    from kdist.drill import drill
+
+    if fault is None:
+        _refuse_options(rank=rank, node=node, lasts=lasts)
+    place = _find_place(job, file, local=local, timeout=timeout, **cluster_options)
+    chosen = cast("Fault | None", fault)
+    situation = drill.examine(place, chosen)
+    if chosen is None:
+        _preview(situation, output)
+        return Code.OK
+    strike = drill.plan_strike(situation, chosen, rank=rank, node=node, lasts=lasts)
+    _warn(situation, strike)
+    if dry_run == "client":
+        console.result(f"--fault {strike.fault} {_describe(situation, strike)} (client dry run)")
+        return Code.OK
+    if not yes:
+        what = _describe(situation, strike)
+        confirm(f"--fault {strike.fault} {what}", f"This {what}. Go on?")
+    report = drill.run_drill(place, strike, timeout=timeout, notify=console.message)
+    _show(report, output)
+    return Code.OK if report.kept else Code.ERROR
+
+
+def _find_place(
+    job: str | None, file: str | None, *, local: bool, timeout: float | None, **where: Any
+) -> DrillTarget:
+    run = targets.find_local(job, file, local=local, changes=True, **where)
+    if run is not None:
+        from kdist.drill.local import LocalDrillTarget
+
+        return LocalDrillTarget(run)
+    from kdist.drill.cluster import ClusterDrillTarget
+
+    return ClusterDrillTarget(targets.find_target(job, file, **where), timeout=timeout)
+
+
+def _refuse_options(**given: object) -> None:
+    """Raise `UsageError` for options that need a fault."""
+    names = {"rank": "--rank", "node": "--node", "lasts": "--for"}
+    for key, value in given.items():
+        if value is not None:
+            raise UsageError(f"{names[key]} needs --fault", next_command="kdist drill --help")
+
+
+def _preview(situation: Situation, output: str) -> None:
+    """Show which faults the job would survive, and why not the others."""
+    from kdist.drill import faults
+
+    found = [
+        {
+            "fault": fault,
+            "does": does,
+            "obstacle": faults.find_obstacle(fault, situation),
+            "costs": faults.describe_stakes(fault, situation),
+        }
+        for fault, does in faults.FAULTS.items()
+    ]
+    if output == "json":
+        console.emit(
+            {
+                "apiVersion": "cli.kdist.dev/v1",
+                "kind": "DrillPreview",
+                "job": situation.name,
+                "faults": [{**each, "survives": not each["obstacle"]} for each in found],
+            },
+            output="json",
+        )
+        return
+    for each in found:
+        fault, obstacle = each["fault"], each["obstacle"]
+        what = f"not now: {obstacle}" if obstacle else f"{each['does']}; costs {each['costs']}"
+        console.paragraph(what, start=f"{fault:11}{'no ' if obstacle else 'yes'}  ")
+    if possible := [each["fault"] for each in found if not each["obstacle"]]:
+        command = situation.check.replace("kdist status", "kdist drill", 1)
+        console.message(f"Next: {command} --fault {possible[0]}")
+
+
+def _describe(situation: Situation, strike: Strike) -> str:
+    from kdist.drill import faults
+
+    stakes = faults.describe_stakes(strike.fault, situation)
+    return f"{strike.deed} of {situation.name}, which costs {stakes}"
+
+
+def _warn(situation: Situation, strike: Strike) -> None:
+    from kdist.drill import faults
+
+    for warning in faults.list_warnings(strike.fault, situation, seconds=strike.seconds):
+        console.warning(f"{situation.name}: {warning}")
+
+
+def _show(report: DrillReport, output: str) -> None:
+    """Print the report."""
+    from kdist.drill.report import HEADER
+    from kdist.units import moment
+
+    if output == "json":
+        console.emit(report.to_document(), output="json")
+        return
+    seen = report.observation
+    console.paragraph(
+        f"{seen.before.name}: drill {seen.fault}, {seen.victim} at {moment(seen.began)}"
+    )
+    console.result("")
+    console.table([line.cells() for line in report.lines], header=HEADER)
+    console.result("")
+    for name, value in report.facts.items():
+        console.paragraph(value, start=f"{name:14}")

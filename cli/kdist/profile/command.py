@@ -1,0 +1,124 @@
+"""`kdist profile`: traces of the next steps of a running job."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kdist import console
+from kdist.commands import options, targets
+from kdist.errors import UsageError
+
+_TIMEOUT = 300.0  # seconds
+
+
+def _ranks(_: click.Context, __: click.Parameter, value: str) -> str:
+    if value == "all":
+        return ""
+    if not value or not all(each.isdigit() for each in value.split(",")):
+        raise click.BadParameter(f"`{value}` is neither all nor numbers such as 0,3")
+    return value
+
+
+def _refuse_output(_: click.Context, __: click.Parameter, value: str) -> None:
+    """`-o` is a format everywhere, and this command has none."""
+    if value:
+        raise UsageError(
+            f"-o {value}: -o is not an option of `kdist profile`",
+            hint=f"name the folder for the traces with --out {shlex.quote(value)}",
+        )
+
+
+@click.command()
+@options.job_argument
+@click.option(
+    "--steps",
+    type=click.IntRange(1, 1000),
+    default=5,
+    show_default=True,
+    help="Number of steps to record.",
+)
+@click.option(
+    "--ranks",
+    default="all",
+    show_default=True,
+    metavar="all|0,3",
+    callback=_ranks,
+    help="Which ranks record.",
+)
+@options.local_option
+@options.cluster_options
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder for the traces (default: ./NAME-profile).",
+)
+@click.option(
+    "-o",
+    "--output",
+    "_",
+    hidden=True,
+    expose_value=False,
+    callback=_refuse_output,
+    default="",
+    help="Refused; --out names the folder.",
+)
+def command(
+    job: str | None,
+    file: str | None,
+    *,
+    steps: int,
+    ranks: str,
+    local: bool,
+    timeout: float | None,
+    out: Path | None,
+    **cluster_options: Any,
+) -> None:
+    r"""Record the next steps of a running job with torch's profiler.
+
+    All ranks record the same steps, and only these are slowed down. Each
+    trace is a compressed Chrome trace (JSON) that https://ui.perfetto.dev opens directly.
+    COLLECTIVES is the share of the time in which a collective was in flight, whether or not it
+    overlapped with computation.
+
+    \b
+    Examples:
+      kdist profile digits
+      kdist profile digits --steps 20 --ranks 0,3 -n ml --out traces
+      kdist profile -f job.yaml --local
+
+    \b
+    Exit codes:
+      0 recorded   1 no agent could be reached   4 no such job or rank
+      6 not recorded within --timeout
+    """
+    from kdist.profile import recording
+
+    root = targets.find_run(job, file, local=local, active=True, **cluster_options)
+    if root is not None:
+        name, agents = root.name, recording.local_agents(root)
+    else:
+        target = targets.find_target(job, file, **cluster_options)
+        name, agents = target.name, recording.cluster_agents(target)
+    folder = out or Path(f"{name}-profile")
+    summaries = recording.record(
+        agents,
+        folder,
+        steps=steps,
+        ranks=ranks,
+        timeout=_TIMEOUT if timeout is None else timeout,
+        notify=console.message,
+    )
+    console.table(recording.rank_rows(summaries), header=("RANK", "STEPS", "A STEP", "COLLECTIVES"))
+    console.result("")
+    console.table(
+        recording.operation_rows(summaries),
+        header=("OPERATION", "CALLS", "CPU", "DEVICE", "OF ALL"),
+    )
+    console.message(
+        f"{len(summaries)} trace{'' if len(summaries) == 1 else 's'} in {folder}; "
+        "open them with https://ui.perfetto.dev"
+    )

@@ -1,0 +1,152 @@
+"""`kdist report`: the goodput report of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kdist import console
+from kdist.commands import options, targets
+from kdist.errors import NotFoundError
+from kdist_trainer.json_text import encode_json
+
+
+@click.command()
+@options.job_argument
+@options.local_option
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the report to this file instead of stdout.",
+)
+@options.accept_option
+@options.cluster_options
+@options.output_option("table", "json", "html")
+def command(
+    job: str | None,
+    file: str | None,
+    *,
+    local: bool,
+    out: Path | None,
+    output: str,
+    timeout: float | None,
+    **cluster: Any,
+) -> None:
+    r"""Show where the time of a run went: its goodput report.
+
+    Divides the time by attempt and cause, as recorded in the ledger next to the checkpoints: queue,
+    image pull, fetch of data by URL, rendezvous, start, productive steps, waiting in all-reduces,
+    checkpoints, steps that were lost and repeated, and the time in which nothing ran. It also works
+    for runs that have ended; queue, image pull and fetch are known only while the pods exist. `-o
+    html` is a single page with charts.
+
+    \b
+    Examples:
+      kdist report digits
+      kdist report .kdist/digits -o html --out report.html
+      kdist report digits -n ml -o json | jq .secondsByCategory
+    """
+    root = targets.find_run(
+        job, file, local=local, namespace=cluster["namespace"], context=cluster["context"]
+    )
+    report = _read_local(root) if root else _read_cluster(job, file, timeout=timeout, **cluster)
+    if output == "table":
+        _show(report)
+        return
+    from kdist.report import html
+
+    if out is None and output == "json":
+        console.emit(report, output="json")
+        return
+
+    text = html.render_report(report) if output == "html" else encode_json(report, indent=2) + "\n"
+    if out is None:
+        console.document(text.rstrip("\n"))
+    else:
+        out.write_text(text, encoding="utf-8")
+        console.message(f"Wrote {out}.")
+
+
+def _read_local(root: Path) -> dict[str, Any]:
+    import time
+
+    from kdist import ledger
+    from kdist.local import run_dir, summary
+    from kdist.local.job import LocalJob
+    from kdist.local.trainer_tools import refresh_records
+    from kdist.report import goodput
+
+    run = run_dir.read_json(root / "run.json") or {}
+    checkpoints = refresh_records(root)
+    events, steps = ledger.read_ledger(checkpoints)
+    if not events:
+        raise NotFoundError(f"there is no ledger of a run in {checkpoints}")
+    active = [(each["started"], each["ended"]) for each in run.get("invocations", ())] or [
+        (events[0].get("time", 0.0), None)
+    ]
+    job = LocalJob(root)
+    is_active = job.active
+    if is_active:
+        active[-1] = (active[-1][0], time.time())
+    startups = [
+        goodput.PodStartup(began, began, up, fetched=fetched)
+        for began, fetched, up in summary.starts(root, active)
+    ]
+    report = goodput.build_goodput_report(
+        events,
+        steps,
+        active=active,
+        startups=startups,
+        unsaved=not is_active and not job.is_done,
+    )
+    ended = run_dir.read_json(root / "report.json") or {}
+    report["nonFiniteLoss"] = ended.get("nonFiniteLoss")
+    return _document(root.name, report, source=str(root))
+
+
+def _read_cluster(job: str | None, file: str | None, **cluster: Any) -> dict[str, Any]:
+    from kdist.report import goodput, history
+
+    target = targets.find_target(job, file, **cluster)
+    found = history.read_history(target, notify=console.message)
+    if not found.events:
+        raise NotFoundError(
+            f"{target.name} has written no ledger yet", next_command=target.command("status")
+        )
+    startups = [goodput.PodStartup(*startup) for startup in found.startups]
+    report = goodput.build_goodput_report(
+        found.events,
+        found.steps,
+        active=found.intervals,
+        startups=startups,
+        unsaved=found.unsaved,
+    )
+    loss = found.nonfinite_loss
+    report["nonFiniteLoss"] = None if loss is None else loss.to_document()
+    return _document(target.name, report, source=f"{target.namespace}/{target.name}")
+
+
+def _document(name: str, report: dict[str, Any], *, source: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "cli.kdist.dev/v1",
+        "kind": "GoodputReport",
+        "job": name,
+        "from": source,
+        **report,
+    }
+
+
+def _show(report: dict[str, Any]) -> None:
+    from kdist.report import text
+
+    console.paragraph(f"{report['job']}: {text.headline(report)}")
+    for remark in text.remarks(report):
+        console.paragraph(remark)
+    console.result("")
+    console.table(text.totals(report), header=("CATEGORY", "TIME", "SHARE"))
+    console.result("")
+    console.paragraph(text.GOODPUT)
+    console.result("")
+    console.table(text.attempts(report), header=text.ATTEMPTS)

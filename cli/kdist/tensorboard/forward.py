@@ -1,0 +1,203 @@
+"""Shows the event files of a job in TensorBoard, for as long as a user views it, on a local port.
+
+For a job in the cluster it runs in the pod of rank 0 if that has memory to spare, because no volume
+needs to be mounted a second time then; otherwise, and for a job that has finished, in a small
+helper pod. For a run on this machine it is a subprocess.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kdist import console
+from kdist.cluster import ExecSession
+from kdist.commands import targets
+from kdist.errors import KdistError, NotFoundError, UsageError
+from kdist.jobs import agents, checkpoints
+from kdist.jobs.job import ClusterJob
+from kdist.jobs.wait import Notify
+from kdist.local.location import location_of
+from kdist_trainer.untrusted_text import MalformedTextError, parse_json
+
+MODULE = "kdist_trainer.tensorboard"
+FOLDER = "tensorboard"
+_START_TIMEOUT = 120.0
+_MEMORY = "512Mi"
+_MAX_SECONDS = 12 * 3600
+_PORT = re.compile(r"(?:(\d{1,5})?:)?tensorboard")
+_DEFAULT_PORT = 6006
+_MIN_LIFETIME_SECONDS = 5.0  # a TensorBoard that ends sooner is not started again
+
+
+def read_port(text: str) -> int:
+    """The local port of `tensorboard`, `LOCAL:tensorboard` or `:tensorboard`, where 0 means a
+    free one. Raises `UsageError`.
+    """
+    found = _PORT.fullmatch(text)
+    if found is None or not 0 <= int(found[1] or 0) < 65_536:
+        raise UsageError(
+            f"`{text}` is not a port; write tensorboard, LOCAL:tensorboard or :tensorboard"
+        )
+    return int(found[1]) if found[1] else 0 if ":" in text else _DEFAULT_PORT
+
+
+def show(job: str, port: str, *, timeout: float | None, **cluster_options: Any) -> None:
+    """Run TensorBoard for a job or a run on this machine, and forward a local port to it until
+    Ctrl-C. Raises `KdistError`.
+    """
+    local = read_port(port)
+    root = targets.find_run(job, None, **cluster_options)
+    if root is not None:
+        _show_local(root, local)
+        return
+    target = targets.find_target(job, None, timeout=timeout, **cluster_options)
+    while True:
+        with run_tensorboard(target, notify=console.message) as session:
+            began = time.monotonic()
+            target.cluster.check_forward(session.pod, session.port)
+            with target.cluster.forward(session.pod, session.port, local=local) as bound:
+                console.result(
+                    f"TensorBoard of {target.name} in pod {session.pod}: http://127.0.0.1:{bound}/"
+                )
+                while session.is_open():
+                    pass
+            local = bound
+        if time.monotonic() - began < _MIN_LIFETIME_SECONDS:
+            raise KdistError(
+                f"TensorBoard ended at once in pod {session.pod}",
+                next_command=target.command("logs"),
+            )
+        console.message(f"TensorBoard in pod {session.pod} has ended; starting it again")
+
+
+def _show_local(root: Path, local: int) -> None:
+    run_locally(
+        root,
+        local,
+        on_ready=lambda port: console.result(
+            f"TensorBoard of {root.name}: http://127.0.0.1:{port}/"
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class TensorBoardSession:
+    """A running TensorBoard, which listens on loopback inside a pod.
+
+    Attributes:
+        pod: name of the pod.
+        port: in the pod.
+        is_open: whether it still runs; takes a fraction of a second.
+    """
+
+    pod: str
+    port: int
+    is_open: Callable[[], bool]
+
+
+@contextmanager
+def run_tensorboard(target: ClusterJob, *, notify: Notify) -> Iterator[TensorBoardSession]:
+    """Run TensorBoard on the job's event files while the context lasts. Raises `KdistError` if that
+    is not possible.
+    """
+    checkpoints.check_has_checkpoints(target)
+    running = next((pod for pod in target.pods() if pod.running and not pod.deleting), None)
+    if running is not None:
+        pod = agents.choose_pod(target)
+        with target.cluster.session(pod.name, _command(target), container=pod.container) as session:
+            try:
+                port = _read_port(session, pod.name)
+            except MemoryShortError as error:
+                notify(f"{error}: starting a helper pod on its node")
+            else:
+                yield TensorBoardSession(pod.name, port, session.is_open)
+                return
+    else:
+        notify(f"no pod of {target.name} runs: starting a helper pod")
+    idle = ["python", "-m", MODULE, target.checkpoints, "--wait"]
+    node = running.node if running is not None else ""
+    settings: dict[str, Any] = {"seconds": _MAX_SECONDS, "memory": _MEMORY, "node": node}
+    with (
+        checkpoints.idle_pod(target, idle, **settings) as name,
+        target.cluster.session(name, _command(target), container=checkpoints.CONTAINER) as session,
+    ):
+        yield TensorBoardSession(name, _read_port(session, name), session.is_open)
+
+
+class MemoryShortError(KdistError):
+    """The pod has no memory for TensorBoard."""
+
+
+def _command(target: ClusterJob) -> list[str]:
+    return ["python", "-m", MODULE, f"{target.checkpoints}/{FOLDER}"]
+
+
+def _read_port(session: ExecSession, pod: str) -> int:
+    """The port on which TensorBoard listens, from its first line of output."""
+    line = session.read_line(_START_TIMEOUT)
+    try:
+        report: Any = parse_json(line or b"")
+    except MalformedTextError:
+        report = None
+    if isinstance(report, dict) and isinstance(report.get("port"), int):
+        return int(report["port"])
+    if not isinstance(report, dict) or "problem" not in report:
+        raise KdistError(
+            f"TensorBoard does not start in pod {pod}",
+            hint="the image may be older than this kdist",
+        )
+    kind = {"memory": MemoryShortError, "empty": NotFoundError}.get(
+        str(report.get("cause")), KdistError
+    )
+    raise kind(f"pod {pod}: {str(report['problem'])[:300]}")
+
+
+def run_locally(root: Path, port: int, *, on_ready: Callable[[int], object]) -> None:
+    """Run TensorBoard on the event files of a run until it ends.
+
+    Args:
+        root: the run folder.
+        port: on loopback; 0 for a free one.
+        on_ready: receives the port when TensorBoard listens.
+
+    Raises:
+        KdistError: there are no event files, or TensorBoard is not installed.
+    """
+    location = location_of(root)
+    events = f"{location.text}/{FOLDER}"
+    command = [sys.executable, "-m", MODULE, events, "--port", str(port)]
+    # Its standard input is a pipe that closes when this process ends, for whatever reason.
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, **location.variables},
+    ) as process:
+        try:
+            on_ready(_read_local_port(process, events, is_bucket=location.is_bucket))
+            process.wait()
+        finally:
+            process.terminate()
+
+
+def _read_local_port(process: subprocess.Popen[bytes], events: str, *, is_bucket: bool) -> int:
+    try:
+        report: Any = parse_json(process.stdout.readline() if process.stdout else b"")
+    except MalformedTextError:
+        report = None
+    if isinstance(report, dict) and isinstance(report.get("port"), int):
+        return int(report["port"])
+    problem = report.get("problem") if isinstance(report, dict) else "TensorBoard does not start"
+    command = "" if is_bucket else f"tensorboard --logdir {shlex.quote(events)}"
+    raise KdistError(str(problem), next_command=command)

@@ -1,0 +1,73 @@
+"""Jobs that break one rule of the CustomResourceDefinition each, by the rule's message."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kdist.crd import definition
+from kdist.spec import bucket, data
+from kdist_trainer.config import source, source_url
+from tests.manifests.jobs import full
+
+BROKEN: dict[str, list[tuple[str, Any]]] = {
+    "needs train (the managed loop) or script (a torchrun script)": [("train", None)],
+    "train and script exclude each other; keep one": [("script", {"module": "a"})],
+    "belongs to train: a script creates its own process group": [
+        ("train", None),
+        ("script", {"module": "a"}),
+        ("preflight", {}),
+    ],
+    "must be a whole number from 1 to 1024 or auto": [("procsPerNode", "all")],
+    data.NO_SOURCE: [("data", [{"mountPath": "/data"}])],
+    data.TWO_SOURCES: [("data", [{"mountPath": "/data", "claim": "a", "url": "s3://bucket"}])],
+    source.NEEDS_URL: [("data", [{"mountPath": "/data", "claim": "a", "size": "1Gi"}])],
+    source_url.NO_SCHEME: [("data", [{"mountPath": "/data", "url": "ftp://host/file"}])],
+    source.NO_ENDPOINT_HERE: [
+        ("data", [{"mountPath": "/data", "url": "gs://bucket", "endpoint": "https://host"}])
+    ],
+    "needs exactly one of path and url": [
+        ("train", {"workload": "digits", "epochs": 1, "init": {"strict": "on"}})
+    ],
+    "needs exactly one of claim, size, path and url": [("checkpoints", {})],
+    "belongs to a bucket: it needs url": [("checkpoints", {"claim": "a", "secret": "b"})],
+    source_url.HAS_CREDENTIALS: [("checkpoints", {"url": "s3://me:secret@bucket"})],
+    source_url.HAS_QUERY: [("checkpoints", {"url": "s3://bucket/runs?versionId=1"})],
+    bucket.NO_BUCKET: [("checkpoints", {"url": "https://bucket.s3.amazonaws.com"})],
+    source_url.NO_SERVER: [("checkpoints", {"url": "s3://bucket", "endpoint": "s3://minio"})],
+    "is for s3:// and az://: the buckets of gs:// have one address": [
+        ("checkpoints", {"url": "gs://bucket", "endpoint": "https://gcs.example.com"})
+    ],
+    "is for s3:// only": [("checkpoints", {"url": "az://bucket", "region": "eu-1"})],
+    "applies to a claim that is created for the job: it needs size": [
+        ("checkpoints", {"claim": "a", "class": "b"})
+    ],
+    "needs exactly one of value and secret": [("env", [{"name": "A"}])],
+    "must be Exists if there is no key": [("tolerations", [{"operator": "Equal"}])],
+    "cannot be used with the operator Exists": [
+        ("tolerations", [{"key": "a", "operator": "Exists", "value": "b"}])
+    ],
+    "needs exactly one of path and module": [("train", None), ("script", {})],
+    "needs exactly one of epochs and steps": [("train", {"workload": "digits"})],
+    "needs auto, seconds, steps, or steps with one of the others": [
+        ("train", {"workload": "digits", "epochs": 1, "checkpoint": {"every": {}}})
+    ],
+    "auto and seconds exclude each other; keep one": [
+        (
+            "train",
+            {
+                "workload": "digits",
+                "epochs": 1,
+                "checkpoint": {"every": {"auto": True, "seconds": 60}},
+            },
+        )
+    ],
+}
+MESSAGES = [message for path, rules in definition.RULES.items() if path for _, message, _ in rules]
+
+
+def break_rule(message: str) -> dict[str, Any]:
+    """The document of a job that breaks the rule with this message."""
+    document = full()
+    for name, value in BROKEN[message]:
+        document["spec"][name] = value
+    return document

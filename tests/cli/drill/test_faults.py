@@ -1,0 +1,163 @@
+"""Which faults a job would survive, by what is known of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kdist.drill import faults
+from kdist.drill.drill import plan_strike
+from kdist.drill.faults import FAULTS, Fault, Situation
+from kdist.errors import KdistError, NotFoundError, UsageError
+
+CONFIG: dict[str, Any] = {
+    "nodes": {"min": 2, "max": 2},
+    "maxRestarts": 10,
+    "hangTimeoutSeconds": 300,
+    "train": {"strategy": "ddp", "collectiveTiming": "on"},
+    "script": None,
+}
+FATAL: tuple[Fault, ...] = ("rank", "agent", "pod", "silence")
+
+
+def status(node: int, **fields: Any) -> dict[str, Any]:
+    """The `/status` of an agent with one rank."""
+    rank = {"rank": node, "local_rank": 0, "step": 31, "step_seconds": 0.02}
+    return {
+        "state": "running",
+        "generation": 3,
+        "world_size": 2,
+        "restarts_remaining": 10,
+        "last_checkpoint_step": None if node else 20,
+        "ranks": [rank],
+        "pid": 100 + node,
+        **fields,
+    }
+
+
+def situation(**fields: Any) -> Situation:
+    """A job of two nodes that trains and has saved step 20."""
+    common: dict[str, Any] = {
+        "name": "digits",
+        "place": "local",
+        "config": CONFIG,
+        "nodes": ("node-0", "node-1"),
+        "documents": {"node-0": status(0), "node-1": status(1)},
+        "check": "kdist status digits",
+    }
+    return Situation(**{**common, **fields})
+
+
+def reports(**fields: Any) -> dict[str, Any]:
+    return {"documents": {f"node-{node}": status(node, **fields) for node in (0, 1)}}
+
+
+def test_a_job_that_trains_and_has_saved_survives_what_ends_its_ranks() -> None:
+    found = {fault: faults.find_obstacle(fault, situation()) for fault in FAULTS}
+    assert [fault for fault, obstacle in found.items() if obstacle] == ["api-away"]
+    assert faults.describe_stakes("rank", situation()) == (
+        "at most 11 steps (since step 20), and a restart"
+    )
+    assert faults.describe_stakes("disk-full", situation()) == "no step"
+
+
+@pytest.mark.parametrize("fault", FATAL)
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"has_checkpoints": False}, "keeps no checkpoints"),
+        (reports(last_checkpoint_step=None), "no checkpoint yet, so all 31 steps"),
+        (reports(ranks=[]), "has not finished a step"),
+        (reports(restarts_remaining=1), "only 1 restart of maxRestarts: 10 is left"),
+        (reports(restarts_remaining=None), "do not say how many restarts are left"),
+        (reports(state="rendezvous"), "not training now (rendezvous)"),
+        ({"documents": {}}, "none of its agents answers"),
+        ({"inactive": "it is suspended"}, "it is suspended"),
+        ({"drill": "rank (pid 7)"}, "another drill is in progress: rank (pid 7)"),
+        ({"forbidden": dict.fromkeys(FATAL, "create pods/exec")}, "you may not create pods/exec"),
+    ],
+)
+def test_a_fault_that_the_job_would_not_survive_is_refused_with_the_reason(
+    fault: Fault, fields: dict[str, Any], reason: str
+) -> None:
+    found = situation(**fields)
+    assert reason in faults.find_obstacle(fault, found)
+    with pytest.raises(KdistError) as refused:
+        plan_strike(found, fault)
+    assert reason in refused.value.message
+    assert refused.value.next_command == "kdist status digits"
+
+
+def test_a_checkpoint_of_an_earlier_group_counts() -> None:
+    found = situation(**reports(last_checkpoint_step=None), saved=30)
+    assert faults.find_obstacle("rank", found) == ""
+    assert found.committed == 30
+
+
+def test_a_node_that_could_not_come_back_is_left_alone() -> None:
+    found = situation(place="cluster", unreturnable={"node-1": "every node is cordoned"})
+    for fault in ("agent", "pod"):
+        assert "node-1 could not come back" in faults.find_obstacle(fault, found)
+        assert faults.find_obstacle(fault, found, node="node-0") == ""
+    assert faults.find_obstacle("rank", found, node="node-1") == ""
+
+
+def test_an_agent_that_is_process_1_of_its_container_needs_its_pod_deleted() -> None:
+    found = situation(place="cluster", **reports(pid=1))
+    for fault in ("agent", "silence"):
+        assert "the fault `pod` takes the whole pod" in faults.find_obstacle(fault, found)
+    assert faults.find_obstacle("pod", found) == ""
+
+
+def test_a_disk_that_others_use_is_never_filled() -> None:
+    reason = "it is the machine's main file system"
+    assert faults.find_obstacle("disk-full", situation(disk=reason)) == reason
+    script = situation(config={**CONFIG, "train": None, "script": {"path": "train.py"}})
+    assert "a script writes" in faults.find_obstacle("disk-full", script)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({}, "a folder of this machine"),
+        ({"place": "cluster", "rendezvous": "c10d"}, "at node 0"),
+        ({"place": "cluster", "rendezvous": "kubernetes"}, "403 instead of nothing"),
+    ],
+)
+def test_why_the_api_server_cannot_be_taken_away(fields: dict[str, Any], reason: str) -> None:
+    assert reason in faults.find_obstacle("api-away", situation(**fields))
+
+
+def test_a_script_without_a_known_checkpoint_is_warned_about() -> None:
+    config = {**CONFIG, "train": None, "script": {"path": "train.py"}}
+    found = situation(config=config, **reports(last_checkpoint_step=None, ranks=[]))
+    assert faults.find_obstacle("agent", found) == ""
+    assert any("first step again" in each for each in faults.list_warnings("agent", found))
+
+
+def test_a_silence_lasts_by_default_until_the_others_have_noticed_it() -> None:
+    small = situation()
+    large = situation(place="cluster", config={**CONFIG, "nodes": {"min": 64, "max": 64}})
+    untimed = {**CONFIG, "train": {"strategy": "ddp", "collectiveTiming": "off"}}
+    for found in (small, large, situation(config=untimed)):
+        assert faults.default_seconds("silence", found) > faults.silence_bound(found)
+    assert faults.silence_bound(situation(config=untimed)) == 300
+    (told,) = faults.list_warnings("silence", small, seconds=1.0)
+    assert "so they wait for it" in told
+
+
+def test_the_last_rank_or_node_is_struck_unless_another_is_named() -> None:
+    strike = plan_strike(situation(), "rank")
+    assert (strike.node, strike.rank, strike.local_rank, strike.agent) == ("node-1", 1, 0, 101)
+    assert strike.deed == "kills rank 1 on node-1"
+    assert plan_strike(situation(), "pod", node=0).deed == "takes away node-0"
+    silence = plan_strike(situation(), "silence", node=0, lasts=2.0)
+    assert (silence.seconds, silence.deed) == (2.0, "stops all processes of node-0 for 2.0 s")
+    with pytest.raises(NotFoundError, match="its ranks: 0-1"):
+        plan_strike(situation(), "rank", rank=2)
+    with pytest.raises(NotFoundError, match="no node 2"):
+        plan_strike(situation(), "agent", node=2)
+    for fault, options in (("agent", {"rank": 1}), ("rank", {"node": 1}), ("pod", {"lasts": 3.0})):
+        with pytest.raises(UsageError):
+            plan_strike(situation(), fault, **options)  # type: ignore[arg-type]

@@ -11,7 +11,6 @@ from kdist import backends
 from kdist.backends import Backend, is_made_for
 from kdist.ownership import ObjectKey
 from kdist.status import documents
-from kdist.status.documents import Document
 from kdist_controller.cache import JobObjects
 from kdist_controller.resource import Resource
 
@@ -30,13 +29,13 @@ class Belongings:
         rivals: objects with its label that are somebody else's.
     """
 
-    own: Document | None = None
-    workload: Document | None = None
+    own: documents.Document | None = None
+    workload: documents.Document | None = None
     makers: frozenset[str] = frozenset()
-    children: Mapping[ObjectKey, Document] = field(default_factory=dict)
-    pods: tuple[Document, ...] = ()
-    leaving: tuple[Document, ...] = ()
-    rivals: Mapping[ObjectKey, Document] = field(default_factory=dict)
+    children: Mapping[ObjectKey, documents.Document] = field(default_factory=dict)
+    pods: tuple[documents.Document, ...] = ()
+    leaving: tuple[documents.Document, ...] = ()
+    rivals: Mapping[ObjectKey, documents.Document] = field(default_factory=dict)
 
 
 def find_backend(resource: Resource, found: JobObjects) -> Backend | None:
@@ -62,8 +61,8 @@ def sort_objects(resource: Resource, found: JobObjects, backend: Backend | None)
         backend: the kind of its workload; None if that is not decided.
     """
     name = resource.key.name
-    children: dict[ObjectKey, Document] = {}
-    rivals: dict[ObjectKey, Document] = {}
+    children: dict[ObjectKey, documents.Document] = {}
+    rivals: dict[ObjectKey, documents.Document] = {}
     for key, document in found.objects.items():
         (children if resource.owns(document) else rivals)[key] = document
     own = children.pop(ObjectKey("v1", "ConfigMap", name), None)
@@ -85,7 +84,9 @@ def sort_objects(resource: Resource, found: JobObjects, backend: Backend | None)
 
 
 def _find_makers(
-    objects: Mapping[ObjectKey, Document], backend: Backend | None, workload: Document | None
+    objects: Mapping[ObjectKey, documents.Document],
+    backend: Backend | None,
+    workload: documents.Document | None,
 ) -> frozenset[str]:
     if backend is None or workload is None:
         return frozenset()
@@ -98,10 +99,6 @@ def _find_makers(
     return frozenset(found)
 
 
-def _uid(document: Document) -> str:
-    return documents.text(document, "metadata", "uid")
-
-
-def _owners(document: Document) -> Iterable[str]:
+def _owners(document: documents.Document) -> Iterable[str]:
     owners = documents.items(document, "metadata", "ownerReferences")
     return [documents.text(each, "uid") for each in owners]

@@ -276,7 +276,7 @@ def _list(job: JobObjects, kind: str) -> list[Document]:
     return [each for each in job.objects.values() if each.get("kind") == kind]
 
 
-def _uid(document: Document) -> str:
+def _uid(document: Mapping[str, Any]) -> str:
     return documents.text(document, "metadata", "uid")
 
 

@@ -20,17 +20,19 @@ class Condition(NamedTuple):
     message: str
 
 
-def find(status: Document, kind: str) -> Document:
+def find_condition(status: Document, kind: str) -> Document:
     """The condition of this type in a status; empty if there is none."""
     return documents.condition({"status": status}, kind)
 
 
 def is_true(status: Document, kind: str) -> bool:
     """Whether the condition of this type is true."""
-    return find(status, kind).get("status") == "True"
+    return find_condition(status, kind).get("status") == "True"
 
 
-def merge(status: Document, wanted: Iterable[Condition], *, now: float) -> list[dict[str, Any]]:
+def merge_conditions(
+    status: Document, wanted: Iterable[Condition], *, now: float
+) -> list[dict[str, Any]]:
     """The conditions of a status with these in place of those of their types. The transition time
     is that of the last change between true and false.
     """

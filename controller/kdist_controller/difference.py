@@ -9,9 +9,10 @@ from typing import Any, Final
 
 from kdist.backends import Backend
 from kdist.spec import TrainingJob
+from kdist_controller.record import _LIVE
 from kdist_trainer.json_text import encode_json
 
-_LIVE: Final = ("nodes", "replicas", "suspend", "restartedAt")
+_NOT_COMPARED: Final = (*_LIVE, "restartedAt")
 """Fields of the spec that take effect without new pods, or are no part of them."""
 _FORMER_INTERVAL: Final = {"seconds": 300, "steps": None}
 """What earlier versions wrote out for jobs that name no interval: their pods keep it."""
@@ -59,7 +60,7 @@ def describe(differences: Sequence[str]) -> str:
 
 def _comparable(job: TrainingJob) -> dict[str, Any]:
     document = job.to_document()
-    spec = {name: value for name, value in document["spec"].items() if name not in _LIVE}
+    spec = {name: value for name, value in document["spec"].items() if name not in _NOT_COMPARED}
     checkpoint = (spec.get("train") or {}).get("checkpoint", {})
     if checkpoint.get("every") == _FORMER_INTERVAL:
         del checkpoint["every"]
@@ -78,10 +79,10 @@ def _compare(before: Any, after: Any, path: str) -> Iterator[str]:
             inner = f"{path}.{key}" if path else str(key)
             yield from _compare(before.get(key), after.get(key), inner)
     else:
-        yield f"{path}: {_show(before)} → {_show(after)}"
+        yield f"{path}: {_show_value(before)} → {_show_value(after)}"
 
 
-def _show(value: Any) -> str:
+def _show_value(value: Any) -> str:
     if value is None:
         return "none"
     text = value if isinstance(value, str) else encode_json(value, ensure_ascii=False)

@@ -23,7 +23,6 @@ from kdist.recovery import (
     replace_pods,
 )
 from kdist.status import Pod, documents
-from kdist.status.documents import Document
 from kdist.threads import OnError, start_thread
 from kdist_controller.agent_poller import Route, ask_agents
 from kdist_controller.cache import Cache
@@ -164,7 +163,7 @@ class NodeRecovery:
         pauses = [each.retry_seconds for each in found.decisions if each.retry_seconds]
         return min([_LONGEST_PAUSE, *pauses])
 
-    def _ask(self, key: JobKey, pods: Sequence[Pod]) -> dict[str, Document]:
+    def _ask(self, key: JobKey, pods: Sequence[Pod]) -> dict[str, documents.Document]:
         known = self._cache.read(key).pods
         wanted = [known[pod.name] for pod in pods if pod.running and pod.name in known]
         return ask_agents(self._route, key.namespace, wanted)

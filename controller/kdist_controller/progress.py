@@ -128,9 +128,11 @@ def _build(observed: Observed, decision: Decision, *, settled: bool) -> dict[str
             wanted.append(_outdated(decision))
     else:
         found |= {"phase": Phase.PENDING.value, "message": wanted[0].message}
-    merged = conditions.merge(before, wanted, now=observed.now)
+    merged = conditions.merge_conditions(before, wanted, now=observed.now)
     generic = _kstatus_conditions({**found, "conditions": merged}, decision)
-    found["conditions"] = conditions.merge({"conditions": merged}, generic, now=observed.now)
+    found["conditions"] = conditions.merge_conditions(
+        {"conditions": merged}, generic, now=observed.now
+    )
     return found
 
 
@@ -141,14 +143,14 @@ def _kstatus_conditions(status: Document, decision: Decision) -> Iterator[Condit
     busy = decision.refused is None and decision.stage is not Stage.STEADY
     stalled = {"reason": "NotStalled", "message": ""}
     for kind, state in (("Accepted", "False"), ("Failed", "True")):
-        if (found := conditions.find(status, kind)).get("status") == state:
+        if (found := conditions.find_condition(status, kind)).get("status") == state:
             stalled = dict(found)
     stuck = stalled["reason"] != "NotStalled"
     for each in (
         Condition("Reconciling", busy, decision.stage.value if busy else "Reconciled", ""),
         Condition("Stalled", stuck, stalled["reason"], stalled["message"]),
     ):
-        if each.status or conditions.find(status, each.type):
+        if each.status or conditions.find_condition(status, each.type):
             yield each
 
 
@@ -286,7 +288,7 @@ def _phase_conditions(
     if observed.held:
         words = "; ".join(each.explain(observed.now) for each in observed.held)
         yield Condition("VolumeAttached", False, "AttachedElsewhere", _clip(words))
-    elif conditions.find(observed.resource.status, "VolumeAttached"):
+    elif conditions.find_condition(observed.resource.status, "VolumeAttached"):
         yield Condition("VolumeAttached", True, "Attached", "")
     if status.queue:
         waits = phase is Phase.QUEUED
@@ -323,15 +325,18 @@ def _tell(before: Document, after: Mapping[str, Any], decision: Decision) -> Ite
         ("Failed", "Failed", True),
     ):
         if conditions.is_true(after, kind) and not conditions.is_true(before, kind):
-            found = conditions.find(after, kind)
+            found = conditions.find_condition(after, kind)
             yield Notice(told, documents.text(found, "message") or told, warns)
-    refused = conditions.find(after, "Accepted")
-    if refused.get("status") == "False" and refused != conditions.find(before, "Accepted"):
+    refused = conditions.find_condition(after, "Accepted")
+    if refused.get("status") == "False" and refused != conditions.find_condition(
+        before, "Accepted"
+    ):
         yield Notice("NotAccepted", documents.text(refused, "message"), warning=True)
     if conditions.is_true(before, "Suspended") and not conditions.is_true(after, "Suspended"):
         yield Notice("Resumed", "its pods start, and continue from the last checkpoint")
     now, then = (
-        documents.text(conditions.find(each, "Running"), "reason") for each in (after, before)
+        documents.text(conditions.find_condition(each, "Running"), "reason")
+        for each in (after, before)
     )
     if now == "Restarting" != then:
         yield Notice("Restarting", "its pods save and end, then all ranks start again")

@@ -71,7 +71,7 @@ def read_record(resource: Resource, config_map: Document, *, wanted: str) -> Rec
         digest = digest_text(text)
         named = [documents.text(stored, "metadata", each) for each in ("namespace", "name")]
         if named != [key.namespace, name]:
-            there = f"{_show(named[1])} in namespace {_show(named[0])}"
+            there = f"{_quote(named[1])} in namespace {_quote(named[0])}"
             return Record(objection=f"its job.json names the job {there}")
         job = render.read_job(config_map)
     except (KdistError, ValueError) as error:
@@ -86,7 +86,7 @@ def read_record(resource: Resource, config_map: Document, *, wanted: str) -> Rec
     return Record(job, text, digest)
 
 
-def _show(text: str) -> str:
+def _quote(text: str) -> str:
     return encode_json(text[:64])
 
 

@@ -100,7 +100,7 @@ def find_restart(ctx: DiagnosticContext) -> Diagnosis | None:
     if failure is None or ctx.status.phase is not Phase.RECOVERING:
         return None
     follows = failure.cause in FOLLOWS or not failure.primary
-    where = _where(failure)
+    where = _locate_failure(failure)
     if follows:
         sentence = f"{where} lost its peers, and which pod or node was lost is not known"
     else:
@@ -123,7 +123,7 @@ def find_restart(ctx: DiagnosticContext) -> Diagnosis | None:
     )
 
 
-def _where(failure: LastFailure) -> str:
+def _locate_failure(failure: LastFailure) -> str:
     parts = [f"rank {failure.rank}" if failure.rank is not None else "an agent"]
     parts += [f"on {failure.node}"] if failure.node else []
     parts += [f"at step {failure.step}"] if failure.step is not None else []

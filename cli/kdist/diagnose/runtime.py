@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from kdist.agent_metrics import METRICS_PORT
 from kdist.diagnose.rule import Diagnosis, DiagnosticContext, name_all
-from kdist.status import Phase, RankStatus, documents, separate_ranks
+from kdist.status import SEPARATE_RANKS_FIX, Phase, RankStatus, describe_separate_ranks, documents
 from kdist.status.phase_decision import ASKED_TO_START
 from kdist.units import age, count, number, seconds
 
@@ -149,8 +149,8 @@ def find_success(ctx: DiagnosticContext) -> Diagnosis | None:
     remarks = f", but its loss was {bad}" if bad is not None else ""
     ranks = record.separate_ranks if record is not None else 0
     if ranks:
-        remarks += f", but {separate_ranks.describe(ranks)}"
-    fix = separate_ranks.FIX if ranks else ""
+        remarks += f", but {describe_separate_ranks(ranks)}"
+    fix = SEPARATE_RANKS_FIX if ranks else ""
     return Diagnosis("done", f"{ctx.name} is done{step}{remarks}{kept_alive}", "fine", fix=fix)
 
 
@@ -225,9 +225,9 @@ def find_nothing_wrong(ctx: DiagnosticContext) -> Diagnosis:
     if status.world_size > 1 and ranks and all(rank.group is False for rank in ranks):
         return Diagnosis(
             "separate-ranks",
-            f"{trains}, but {separate_ranks.describe(status.world_size)}",
+            f"{trains}, but {describe_separate_ranks(status.world_size)}",
             "waiting",
-            fix=separate_ranks.FIX,
+            fix=SEPARATE_RANKS_FIX,
             commands=(ctx.kdist("status", "-w"),),
         )
     return Diagnosis(

@@ -9,7 +9,7 @@ from typing import Final
 from kdist.diagnose.rule import Diagnosis, DiagnosticContext, KubernetesEvent, clip
 from kdist.status import Phase, Pod, documents
 
-_RECENT: Final = 900.0  # seconds for which a warning counts
+_WARNING_SECONDS: Final = 900.0  # seconds for which a warning counts
 _HARMLESS: Final = ("Unhealthy", "BackOff", "FailedKillPod", "NodeNotReady", "RestartJobSet")
 """How reasons begin of what follows from something else, or is so for a moment at each start or
 end.
@@ -88,7 +88,11 @@ def find_warning(ctx: DiagnosticContext) -> Diagnosis | None:
 
 
 def _counts(ctx: DiagnosticContext, event: KubernetesEvent, waiting: set[str]) -> bool:
-    if not event.warns or event.reason.startswith(_HARMLESS) or ctx.now - event.at > _RECENT:
+    if (
+        not event.warns
+        or event.reason.startswith(_HARMLESS)
+        or ctx.now - event.at > _WARNING_SECONDS
+    ):
         return False
     if event.lags:
         return False

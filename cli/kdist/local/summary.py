@@ -18,11 +18,12 @@ from kdist.status import (
     BLOCKING,
     FETCHER,
     FIXED,
+    SEPARATE_RANKS_FIX,
     ExitRecord,
     NonfiniteLoss,
     choose_rerun,
     describe_change,
-    separate_ranks,
+    describe_separate_ranks,
 )
 from kdist.units import count, number, seconds, size
 
@@ -167,8 +168,8 @@ def conclude(ended: RunEnded, again: str) -> str | KdistError:
     if kind == "done" and report.get("nonFiniteLoss"):
         return f"{report['job']} is done, but its loss was {_nonfinite(report)}."
     if kind == "done" and (ranks := report.get("separateRanks")):
-        words = f"{report['job']} is done, but {separate_ranks.describe(ranks)}"
-        return f"{words}; {separate_ranks.FIX}"
+        words = f"{report['job']} is done, but {describe_separate_ranks(ranks)}"
+        return f"{words}; {SEPARATE_RANKS_FIX}"
     if kind == "done":
         return f"{report['job']} is done."
     if kind == "failed":

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kdist.ledger import recoveries
-from kdist.status import NonfiniteLoss, separate_ranks
+from kdist.status import SEPARATE_RANKS_FIX, NonfiniteLoss, describe_separate_ranks
 from kdist.units import number, seconds
 
 LABELS = {
@@ -104,7 +104,7 @@ def headline(report: Report) -> str:
 def remarks(report: Report) -> list[str]:
     """Sentences about what a reader would not expect of the run."""
     ranks = report.get("separateRanks")
-    return [f"{separate_ranks.describe(ranks)}; {separate_ranks.FIX}"] if ranks else []
+    return [f"{describe_separate_ranks(ranks)}; {SEPARATE_RANKS_FIX}"] if ranks else []
 
 
 def summary(report: Report) -> str:

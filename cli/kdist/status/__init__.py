@@ -34,6 +34,7 @@ from kdist.status.resource_state import (
     knows_numbers,
     read_resource,
 )
+from kdist.status.separate_ranks import SEPARATE_RANKS_FIX, describe_separate_ranks
 from kdist.status.snapshot import (
     ASKED,
     BACKEND,
@@ -60,6 +61,7 @@ __all__ = [
     "OUTCOME",
     "RENDEZVOUS",
     "RUN_ID",
+    "SEPARATE_RANKS_FIX",
     "STARTED",
     "AgentStatus",
     "ContainerTermination",
@@ -79,6 +81,7 @@ __all__ = [
     "choose_rerun",
     "container_of",
     "describe_change",
+    "describe_separate_ranks",
     "find_owning_resource",
     "find_successor",
     "knows_numbers",

@@ -87,9 +87,9 @@ def read_agent_document(document: object) -> dict[str, Any]:
     found = _scalars(document, _FIELDS)
     _add(found, document, "nodes", lambda each: _scalars(each, ("min", "max")))
     _add(found, document, "wall_seconds", _read_seconds)
-    _add(found, document, "exit", _read_exit)
-    _add(found, document, "peers", _read_peers)
-    _add(found, document, "last_failure", _read_failure)
+    _add(found, document, "exit", _trim_exit)
+    _add(found, document, "peers", _trim_peers)
+    _add(found, document, "last_failure", _trim_failure)
     if isinstance(documents.at(document, "ranks"), list):
         ranks = documents.items(document, "ranks")[:RANKS]
         found["ranks"] = [_scalars(each, _RANK_FIELDS) for each in ranks]
@@ -129,7 +129,7 @@ def _read_seconds(document: Mapping[Any, Any]) -> dict[str, Any]:
     return dict(kept[:_CATEGORIES])
 
 
-def _read_exit(document: Mapping[Any, Any]) -> dict[str, Any]:
+def _trim_exit(document: Mapping[Any, Any]) -> dict[str, Any]:
     lines = {
         name: [each[:_LINE] for each in documents.texts(document, name)[-_LINES:]]
         for name in ("traceback", "collectives")
@@ -141,12 +141,12 @@ def _read_exit(document: Mapping[Any, Any]) -> dict[str, Any]:
     return {**_scalars(document, _EXIT_FIELDS), **told, **lines}
 
 
-def _read_failure(document: Mapping[Any, Any]) -> dict[str, Any]:
+def _trim_failure(document: Mapping[Any, Any]) -> dict[str, Any]:
     texts = {name: documents.text(document, name)[: _LINES * _WORD] for name in ("message", "full")}
     return {**_scalars(document, _FAILURE_FIELDS), **texts}
 
 
-def _read_peers(document: Mapping[Any, Any]) -> dict[str, Any]:
+def _trim_peers(document: Mapping[Any, Any]) -> dict[str, Any]:
     names = {
         name: [each for each in documents.texts(document, name) if len(each) <= _WORD][:PEERS]
         for name in ("heard", "silent")

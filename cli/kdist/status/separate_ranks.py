@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import Final
 
-FIX: Final = (
+SEPARATE_RANKS_FIX: Final = (
     "to train one model on all ranks, call torch.distributed.init_process_group() and wrap the "
     "model, such as in DistributedDataParallel (docs/how-to/migrating.md); for one rank, "
     "nodes: 1 and procsPerNode: 1"
 )
-"""What to do."""
+"""What to do about ranks of a script that train without a process group."""
 
 
-def describe(ranks: int) -> str:
-    """What is known of them, without a full stop.
+def describe_separate_ranks(ranks: int) -> str:
+    """What is known of the ranks of a script of which none has formed a process group with the
+    others, without a full stop.
 
     Args:
         ranks: Their number.

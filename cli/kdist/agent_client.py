@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from kdist.agent_metrics import METRICS_PORT, AgentSample
 from kdist.errors import KdistError
-from kdist.status.agent_document import read_agent_document
+from kdist.status.agent_status import read_agent_document
 from kdist_trainer.deadline_http import DeadlineConnection
 from kdist_trainer.formats import NewerFormatError, check_format
 from kdist_trainer.untrusted_text import MalformedTextError, parse_json

@@ -1,11 +1,11 @@
 """The controller of TrainingJob resources, which runs in the cluster.
 
 `reconcile` is the whole of its decisions: a pure function from what is observed to what has to be
-done. Read it first, then `observation` (its input), `changes` (its output) and `progress` (the
-status that people read). Around it: `informer` keeps copies of the objects, `work_queue` says which
-job is next, `executor` does what was decided, `agent_poller` asks the agents, `election` has one
-leader of several replicas, and `controller` connects these. How objects are planned, rendered and
-read is `kdist`'s.
+done. Read it first, then `observation` (its input), `actions` (its output) and `status` (what
+people read). Around it: `cache` keeps copies of the objects, `work_queue` says which job is next,
+`executor` executes the decision, `agent_poller` polls the agents, `node_recovery` replaces the pods
+of lost nodes, `election` makes one of several replicas the leader, and `controller` connects these.
+How objects are planned, rendered and read is `kdist`'s.
 
 It is built on the watches of `kdist` and not on kopf, which writes annotations and finalizers into
 every resource, needs twice the memory, and stops where two of its replicas meet.

@@ -23,8 +23,8 @@ from kdist.terminal_text import visible_json
 from kdist.threads import OnError, start_thread
 from kdist_controller.controller import Controller, Settings
 from kdist_controller.election import Election
-from kdist_controller.endpoint import serve
 from kdist_controller.executor import FIELD_MANAGER
+from kdist_controller.metrics import serve
 from kdist_trainer import descriptors
 from kdist_trainer.json_text import encode_json
 from kdist_trainer.serving.addresses import LOOPBACK, own_addresses, with_loopback

@@ -26,8 +26,7 @@ from kdist.status.documents import Document
 from kdist.threads import OnError, start_thread
 from kdist_controller.metrics import Metrics
 from kdist_controller.observation import Observed
-from kdist_controller.record import note_start
-from kdist_controller.resource import JobKey
+from kdist_controller.resource import JobKey, note_start
 from kdist_controller.work_queue import WorkQueue
 
 _log = logging.getLogger(__name__)

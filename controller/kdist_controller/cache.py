@@ -1,21 +1,31 @@
-"""Copies of the objects of all TrainingJobs, by job, as far as decisions need them: a thousand jobs
-fit into a few megabytes. Whoever changes an object puts the answer here, so that nobody decides on
-what was before.
+"""Copies of the objects of all TrainingJobs, kept up to date by watches: `Informer` lists and
+watches one kind of objects, `Cache` keeps the trimmed copies by job, and `sort_objects` tells which
+of them a TrainingJob owns: a label selects, ownership decides.
+
+Whoever changes an object puts the API server's answer into the cache, so that no decision is made
+on an older state.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from http import HTTPStatus
+from typing import Any, Final, Protocol
 
 from kdist import backends
+from kdist.backends import Backend, is_made_for
+from kdist.cluster import ApiError, Cluster
+from kdist.errors import KdistError
 from kdist.manifest import JOB_LABEL
 from kdist.ownership import ObjectKey
 from kdist.spec import KIND
 from kdist.status import documents
-from kdist_controller.resource import MAX_VALUES, OVERSIZED, JobKey, Results
+from kdist.threads import OnError, start_thread
+from kdist_controller.resource import MAX_VALUES, OVERSIZED, JobKey, Resource, Results
 
 Document = dict[str, Any]
 
@@ -292,3 +302,196 @@ def _is_newer(document: Document, known: Document | None) -> bool:
     if now.isdecimal() and before.isdecimal():
         return int(now) > int(before)
     return now != before
+
+
+Trim = Callable[[Document], Document]
+
+_log = logging.getLogger(__name__)
+_PAUSE_SECONDS = 2.0
+
+
+class Sink(Protocol):
+    """Keeps the copies. Its methods return the jobs that a change concerns."""
+
+    def put(self, document: Document) -> Iterable[JobKey]:
+        """Keep an object."""
+
+    def drop(self, document: Document) -> Iterable[JobKey]:
+        """Forget a deleted object."""
+
+    def replace(
+        self, kind: str, namespace: str | None, listed: Iterable[Document]
+    ) -> Iterable[JobKey]:
+        """Keep these objects as all that there are."""
+
+
+class Informer:
+    """The copies of one kind of objects, kept by a thread.
+
+    Attributes:
+        synced: set once all objects have been listed.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        sink: Sink,
+        kind: tuple[str, str],
+        *,
+        namespace: str | None,
+        selector: str = "",
+        metadata_only: bool = False,
+        trim: Trim = trim,
+        notify: Callable[[Iterable[JobKey]], None],
+    ) -> None:
+        """Set up an informer; `start` starts it.
+
+        Args:
+            cluster: the cluster.
+            sink: where the copies are kept.
+            kind: API version and kind of the objects.
+            namespace: of the objects; None for all namespaces.
+            selector: label selector.
+            metadata_only: nothing but the metadata is needed.
+            trim: leaves of an object what the sink keeps.
+            notify: receives the jobs whose objects have changed.
+        """
+        self._cluster = cluster
+        self._sink = sink
+        self._kind = kind
+        self._namespace = namespace
+        self._selector = selector
+        self._metadata_only = metadata_only
+        self._trim = trim
+        self._notify = notify
+        self.synced = threading.Event()
+
+    def start(self) -> None:
+        """Start the thread, which ends with the process."""
+        name = f"watch-{self._kind[1].lower()}"
+        start_thread(self._run, name=name, on_error=OnError.RESTART)
+
+    def _run(self) -> None:
+        while True:
+            try:
+                self._keep()
+            except ApiError as error:
+                if error.status != HTTPStatus.GONE:
+                    _log.warning("cannot watch %s: %s", self._kind[1], error)
+                    time.sleep(_PAUSE_SECONDS)
+            except KdistError as error:
+                _log.warning("cannot watch %s: %s", self._kind[1], error)
+                time.sleep(_PAUSE_SECONDS)
+
+    def _keep(self) -> None:
+        """List and watch until the version has expired."""
+        listed, version = self._cluster.list_with_version(
+            *self._kind,
+            namespace=self._namespace,
+            selector=self._selector,
+            metadata_only=self._metadata_only,
+            trim=self._trim,
+        )
+        changed = self._sink.replace(self._kind[1], self._namespace, listed)
+        self.synced.set()
+        self._notify(changed)
+        for change, document in self._cluster.follow(
+            *self._kind,
+            namespace=self._namespace,
+            selector=self._selector,
+            since=version,
+            metadata_only=self._metadata_only,
+            trim=self._trim,
+        ):
+            if change == "BOOKMARK":
+                continue
+            self._notify((self._sink.drop if change == "DELETED" else self._sink.put)(document))
+
+
+@dataclass(frozen=True)
+class Belongings:
+    """The objects of one TrainingJob.
+
+    Attributes:
+        own: its ConfigMap.
+        workload: the object that makes its pods.
+        makers: uids of the workload, and of what that has created to make the pods.
+        children: its other objects.
+        pods: its pods.
+        leaving: pods of a workload of its name that is gone: they end soon.
+        rivals: objects with its label that are somebody else's.
+    """
+
+    own: documents.Document | None = None
+    workload: documents.Document | None = None
+    makers: frozenset[str] = frozenset()
+    children: Mapping[ObjectKey, documents.Document] = field(default_factory=dict)
+    pods: tuple[documents.Document, ...] = ()
+    leaving: tuple[documents.Document, ...] = ()
+    rivals: Mapping[ObjectKey, documents.Document] = field(default_factory=dict)
+
+
+def find_backend(resource: Resource, found: JobObjects) -> Backend | None:
+    """The kind of a job's workload: as its status says, else that of the workload that it has; None
+    if it is not decided.
+    """
+    chosen = documents.text(resource.status, "backend")
+    if chosen in backends.NAMES:
+        return backends.get(chosen)
+    for each in map(backends.get, backends.NAMES):
+        key = ObjectKey(each.api_version, each.kind, resource.key.name)
+        if key in found.objects and resource.owns(found.objects[key]):
+            return each
+    return None
+
+
+def sort_objects(resource: Resource, found: JobObjects, backend: Backend | None) -> Belongings:
+    """Sort what is known of a job.
+
+    Args:
+        resource: the TrainingJob.
+        found: the objects with the job's label.
+        backend: the kind of its workload; None if that is not decided.
+    """
+    name = resource.key.name
+    children: dict[ObjectKey, documents.Document] = {}
+    rivals: dict[ObjectKey, documents.Document] = {}
+    for key, document in found.objects.items():
+        (children if resource.owns(document) else rivals)[key] = document
+    own = children.pop(ObjectKey("v1", "ConfigMap", name), None)
+    workload = None
+    if backend is not None:
+        workload = children.pop(ObjectKey(backend.api_version, backend.kind, name), None)
+    makers = _find_makers(found.objects, backend, workload)
+    for key in [key for key, each in rivals.items() if _uid(each) in makers]:
+        del rivals[key]  # made by the workload itself
+    owner = resource.owner(makers)
+    pods = tuple(pod for pod in found.pods.values() if owner.owns(pod))
+    known = {_uid(each) for each in found.objects.values()}
+    leaving = tuple(
+        pod
+        for pod in found.pods.values()
+        if is_made_for(pod, name) and not owner.owns(pod) and known.isdisjoint(_owners(pod))
+    )
+    return Belongings(own, workload, makers, children, pods, leaving, rivals)
+
+
+def _find_makers(
+    objects: Mapping[ObjectKey, documents.Document],
+    backend: Backend | None,
+    workload: documents.Document | None,
+) -> frozenset[str]:
+    if backend is None or workload is None:
+        return frozenset()
+    found = {uid := _uid(workload)}
+    for step in backend.pod_owners(documents.name(workload)):
+        made = objects.get(ObjectKey(*step))
+        if made is None or uid not in _owners(made):
+            break
+        found.add(uid := _uid(made))
+    return frozenset(found)
+
+
+def _owners(document: documents.Document) -> Iterable[str]:
+    owners = documents.items(document, "metadata", "ownerReferences")
+    return [documents.text(each, "uid") for each in owners]

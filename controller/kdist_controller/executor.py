@@ -1,13 +1,16 @@
-"""Carries out what `reconcile` has decided. Every object is applied under the field manager of the
-controller, with the TrainingJob as its owner; what is changed or deleted is named by the uid that
-was observed.
+"""Executes what `reconcile` has decided: writes events and the status, and applies, changes and
+deletes objects. Objects are applied under the field manager of the controller, with the TrainingJob
+as their owner; what is changed or deleted is identified by the uid that was observed.
 """
 
 from __future__ import annotations
 
+import hashlib
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from http import HTTPStatus
 from typing import Any, Final
 
 from kdist import backends, deploy
@@ -20,8 +23,8 @@ from kdist.manifest import RECLAIM_POLICY, Manifest
 from kdist.ownership import ObjectKey
 from kdist.spec import API_VERSION, KIND
 from kdist.status import ASKED, OUTCOME, documents
-from kdist_controller.cache import Cache, trim
-from kdist_controller.changes import (
+from kdist_controller import status
+from kdist_controller.actions import (
     Action,
     AnnounceLimits,
     ApplyObjects,
@@ -34,9 +37,53 @@ from kdist_controller.changes import (
     ResizeWorkload,
     SuspendWorkload,
 )
-from kdist_controller.notices import COMPONENT, tell
+from kdist_controller.cache import Cache, trim
 from kdist_controller.observation import Observed
-from kdist_controller.rendering import find_sized, render_objects, render_own
+from kdist_controller.resource import Resource, find_sized, render_objects, render_own
+
+COMPONENT = "kdist-controller"
+
+
+def tell(cluster: Cluster, resource: Resource, notice: Notice, *, identity: str) -> None:
+    """Create an event. Its name follows from `identity`, so that one told twice is one.
+
+    Args:
+        cluster: the cluster, with the namespace of the TrainingJob.
+        resource: the TrainingJob.
+        notice: what to tell.
+        identity: what distinguishes this occasion from others with the same reason.
+    """
+    key = resource.key
+    whole = "\0".join((resource.uid, identity, notice.reason))
+    digest = hashlib.sha256(whole.encode()).hexdigest()[:16]
+    now = status.format_time(time.time())
+    event = {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": f"{key.name}.{digest}", "namespace": key.namespace},
+        "involvedObject": {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "name": key.name,
+            "namespace": key.namespace,
+            "uid": resource.uid,
+            "resourceVersion": documents.text(resource.document, "metadata", "resourceVersion"),
+        },
+        "reason": notice.reason,
+        "message": notice.message,
+        "type": "Warning" if notice.warning else "Normal",
+        "firstTimestamp": now,
+        "lastTimestamp": now,
+        "count": 1,
+        "source": {"component": COMPONENT},
+        "reportingComponent": COMPONENT,
+    }
+    try:
+        cluster.send_create(event)
+    except ApiError as error:
+        if error.status != HTTPStatus.CONFLICT:
+            raise
+
 
 FIELD_MANAGER: Final = COMPONENT
 

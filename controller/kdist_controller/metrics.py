@@ -1,16 +1,22 @@
-"""The controller's own metrics, for Prometheus."""
+"""The controller's own metrics, and the server of `/metrics` for Prometheus and of `/healthz` and
+`/readyz` for the kubelet.
+"""
 
 from __future__ import annotations
 
 from collections import Counter as Tally
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from http import HTTPStatus
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
 from kdist.status import Phase
+from kdist_trainer.serving.pages import HttpResponse, serve_pages, text_response
+from kdist_trainer.serving.server import BoundedServer
 
 _BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
@@ -90,3 +96,39 @@ class _Refused(Collector):
         for reason, count in self._refused().items():
             found.add_metric([reason], count)
         yield found
+
+
+def serve(
+    addresses: Sequence[str],
+    port: int,
+    registry: CollectorRegistry,
+    *,
+    healthy: Callable[[], bool],
+    ready: Callable[[], bool],
+) -> BoundedServer:
+    """Serve the pages of one controller, on a thread that ends with the process.
+
+    Args:
+        addresses: Where to listen.
+        port: 0 for a free one.
+        registry: The metrics.
+        healthy: Whether its threads still work.
+        ready: Whether it has what it needs.
+
+    Raises:
+        OSError: It cannot listen there.
+    """
+    routes = {
+        "/metrics": lambda _: HttpResponse(
+            HTTPStatus.OK, generate_latest(registry), CONTENT_TYPE_LATEST
+        ),
+        "/healthz": lambda _: _say(healthy()),
+        "/readyz": lambda _: _say(ready()),
+    }
+    return serve_pages("metrics", routes, addresses, port)
+
+
+def _say(good: bool) -> HttpResponse:
+    if good:
+        return text_response("ok", HTTPStatus.OK)
+    return text_response("not yet", HTTPStatus.SERVICE_UNAVAILABLE)

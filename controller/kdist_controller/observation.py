@@ -16,9 +16,7 @@ from kdist.recovery.decision import PodDecision
 from kdist.spec import TrainingJob
 from kdist.status import ASKED, ExitRecord, JobStatus, Pod, Snapshot, documents
 from kdist.status.documents import Document
-from kdist_controller.record import Record, correct, note_start, read_record
-from kdist_controller.rendering import digest
-from kdist_controller.resource import Resource
+from kdist_controller.resource import Record, Resource, correct, digest, note_start, read_record
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,14 @@
-"""Decides what has to be done for a TrainingJob, from what is observed now and from nothing else:
-so whatever happened while the controller was away, or in the middle of a change, is caught up.
+"""Decides what has to be done for a TrainingJob: whether it can be accepted, how it is placed, and
+the next actions. The decision depends only on what is observed now, so a controller that was away,
+or that was interrupted in the middle of a change, catches up.
 
-A restart is done when the job's own ConfigMap holds its `restartedAt`; a new size, when it holds
-the new number of nodes. Both are written last.
+A restart is complete when the job's own ConfigMap holds its `restartedAt`; a new size, when it
+holds the new number of nodes. Both are written last.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
@@ -14,13 +16,12 @@ from typing import Final, NamedTuple
 from kdist import backends
 from kdist.backends import Placement
 from kdist.errors import KdistError
-from kdist.ownership import ObjectKey
-from kdist.spec import TrainingJob
+from kdist.manifest import find_owner
+from kdist.ownership import ForeignError, ObjectKey
+from kdist.spec import KIND, TrainingJob
 from kdist.status import ExitRecord, documents
 from kdist.status.documents import Document
-from kdist_controller import progress
-from kdist_controller.acceptance import check, choose_placement
-from kdist_controller.changes import (
+from kdist_controller.actions import (
     Action,
     AnnounceLimits,
     ApplyObjects,
@@ -33,11 +34,100 @@ from kdist_controller.changes import (
     ResizeWorkload,
     SuspendWorkload,
 )
-from kdist_controller.difference import can_resize, can_scale, find_differences
 from kdist_controller.observation import Observed
-from kdist_controller.progress import Decision, Stage
-from kdist_controller.rendering import digest, list_children
+from kdist_controller.resource import can_resize, can_scale, digest, find_differences, list_children
+from kdist_controller.status import Decision, Stage, ended_at, is_terminal, report
 from kdist_trainer.untrusted_text import MalformedTextError, parse_json
+
+
+def choose_placement(observed: Observed, wanted: TrainingJob) -> Placement:
+    """Where and as which run the job runs: as its status says, else as is decided now, by the
+    TrainingJob's uid and what the cluster serves.
+
+    Raises:
+        KdistError: the job cannot run on this cluster.
+    """
+    status = observed.resource.status
+    backend = observed.backend.name if observed.backend else ""
+    if not backend:
+        backend = wanted.spec.backend
+        if backend == "auto":
+            backend = backends.choose(observed.kinds, wanted)
+        kind = backends.get(backend)
+        if (kind.api_version, kind.kind) not in observed.kinds:
+            raise KdistError(
+                f"backend {backend}: this cluster has no {kind.kind} ({kind.api_version})",
+                hint="install its operator, or let `backend: auto` choose what the cluster has",
+            )
+    rendezvous = documents.text(status, "rendezvous") or backends.choose_rendezvous(wanted)
+    run_id = documents.text(status, "runId")
+    if not run_id:
+        namespace, uid = observed.resource.key.namespace, observed.resource.uid
+        run_id = (
+            f"{namespace}/{wanted.run}"
+            if wanted.run is not None
+            else hashlib.sha256(uid.encode()).hexdigest()[:8]
+        )
+    return Placement(backend, "c10d" if rendezvous == "c10d" else "kubernetes", run_id)
+
+
+def check(observed: Observed, wanted: TrainingJob, placement: Placement) -> bool:
+    """Raise `KdistError` if the job cannot be made, or not be made like this.
+
+    Returns:
+        Whether objects of an earlier TrainingJob of this name have to go first.
+    """
+    name = observed.resource.key.name
+    backend = backends.get(placement.backend)
+    if wanted.spec.backend not in ("auto", placement.backend):
+        raise KdistError(
+            f"{name} runs as backend {placement.backend}, but spec.backend is "
+            f"{wanted.spec.backend}: the kind of an existing job cannot be changed",
+            hint="delete the TrainingJob, which keeps the checkpoints, and apply it again",
+        )
+    if wanted.spec.code is not None and wanted.spec.code.path is not None:
+        raise KdistError(
+            f"spec.code: {wanted.spec.code.path} is a folder, which does not travel with a "
+            "TrainingJob",
+            hint="put the code into the image, or into a ConfigMap and name it: "
+            "code: {configMap: NAME}",
+        )
+    own = (ObjectKey("v1", "ConfigMap", name), ObjectKey(backend.api_version, backend.kind, name))
+    names = {*list_children(wanted, placement, observed.resource.results), *own}
+    rivals = [(key, each) for key, each in observed.rivals.items() if key in names]
+    waits = [key for key, each in rivals if _is_leftover(observed, each)]
+    foreign = [(key, each) for key, each in rivals if key not in waits]
+    if foreign:
+        raise _refuse(observed, foreign)
+    return bool(waits)
+
+
+def _refuse(observed: Observed, foreign: Sequence[tuple[ObjectKey, Document]]) -> KdistError:
+    """The error of objects that have the name of one of the job's, and are not its own."""
+    name, namespace = observed.resource.key.name, observed.resource.key.namespace
+    marked = [key for key, each in foreign if find_owner(each, key.kind) == name]
+    if len(marked) == len(foreign):
+        objects = ", ".join(f"{key.kind} {key.name}" for key in marked)
+        return KdistError(
+            f"a job {name} without a TrainingJob is in namespace {namespace} already: {objects}",
+            hint=f"`kdist delete {name} -n {namespace}` deletes it and this TrainingJob, and keeps "
+            "the checkpoints: applied again, it continues from them",
+        )
+    errors = []
+    for key, each in foreign:
+        try:
+            observed.owner.check(each, api_version=key.api_version, kind=key.kind)
+        except ForeignError as error:
+            errors.append(error)
+    return ForeignError("; ".join(each.message for each in errors), hint=errors[0].hint)
+
+
+def _is_leftover(observed: Observed, document: Document) -> bool:
+    """Whether this is an object of an earlier TrainingJob of this name, with which it goes."""
+    owners = documents.items(document, "metadata", "ownerReferences")
+    key = (KIND, observed.resource.key.name)
+    return any((owner.get("kind"), owner.get("name")) == key for owner in owners)
+
 
 _CLAIM: Final = "PersistentVolumeClaim"
 _NODES_ANNOTATION: Final = "kdist.dev/nodes"
@@ -64,7 +154,7 @@ def reconcile(observed: Observed) -> Changes:
         placement = choose_placement(observed, wanted)
         waits = check(observed, wanted, placement)
     except KdistError as error:
-        changes = progress.report(observed, Decision(refused=error), actions=())
+        changes = report(observed, Decision(refused=error), actions=())
         return replace(changes, again=_FOREIGN_SECONDS if observed.rivals else None)
     step = _decide(observed, wanted, placement, waits=waits)
     steady = step.stage in (Stage.STEADY, Stage.RESIZING)
@@ -76,7 +166,7 @@ def reconcile(observed: Observed) -> Changes:
         outdated=_find_outdated(observed, wanted) if steady else (),
         digests=_list_digests(observed, wanted, step.actions),
     )
-    changes = progress.report(observed, decision, actions=step.actions)
+    changes = report(observed, decision, actions=step.actions)
     notices = (*changes.notices, *_object(observed, step.actions))
     return replace(changes, notices=notices, again=step.again, ask_now=step.ask_now)
 
@@ -165,7 +255,7 @@ def _create(observed: Observed, wanted: TrainingJob, placement: Placement) -> _S
         ended = observed.state is None or observed.state.finished or _is_over(observed)
         sized = can_scale(wanted, observed.backend) and not ended
         return _Step((resize, record) if sized else (record,))
-    if progress.is_terminal(observed.resource.status) or observed.result is not None:
+    if is_terminal(observed.resource.status) or observed.result is not None:
         return _Step((record,))
     if observed.alive or observed.leaving:
         # of an earlier TrainingJob of this name, whose objects are on their way out
@@ -199,7 +289,7 @@ def _restart(observed: Observed, wanted: TrainingJob, placement: Placement) -> _
 
 def _replace_workload(observed: Observed, wanted: TrainingJob, placement: Placement) -> _Step:
     """The workload does not exist: it ended and was deleted, or it has to be made again."""
-    if progress.is_terminal(observed.resource.status) or observed.result is not None:
+    if is_terminal(observed.resource.status) or observed.result is not None:
         return _Step(tuple(DeleteObject(key) for key in observed.children if key.kind != _CLAIM))
     if observed.alive or observed.leaving:
         return _Step()
@@ -218,7 +308,7 @@ def _finish(observed: Observed, wanted: TrainingJob) -> _Step:
             0 if status.phase.value == "Succeeded" else 1, outcome=status.phase.value.lower()
         )
         return _Step((RecordOutcome(record.to_text()),))
-    ended = progress.ended_at(observed)
+    ended = ended_at(observed)
     if ended is None or documents.text(observed.workload, "metadata", "deletionTimestamp"):
         return _Step()
     slack = _GRACE_SECONDS if backend.name in ("job", "jobset", "trainjob") else 0.0

@@ -1,18 +1,30 @@
-"""A TrainingJob resource as the API server has it, and the job that it asks for."""
+"""A TrainingJob: the resource, the job that its spec asks for, the objects rendered from it, and
+the record of what its existing objects were rendered from.
+
+That record is the job's own ConfigMap, which anybody with the right to edit ConfigMaps may have
+written. So no object is rendered from it, and what it says of the spec counts only if its digest is
+listed in the TrainingJob's status, which only the controller writes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, Final, NamedTuple, TypeVar, TypeVarTuple, Unpack
 
-from kdist.errors import InvalidJobError, Problem
+from kdist import backends, render
+from kdist.backends import Backend, Placement
+from kdist.errors import InvalidJobError, KdistError, Problem
 from kdist.load import load_text
-from kdist.ownership import JobOwner
+from kdist.manifest import Manifest
+from kdist.ownership import JobOwner, ObjectKey
 from kdist.spec import API_VERSION, KIND, TrainingJob
-from kdist.status import documents
+from kdist.status import BACKEND, RENDEZVOUS, RUN_ID, STARTED, documents
 from kdist.status.documents import Document
 from kdist_trainer.json_text import encode_json
+from kdist_trainer.untrusted_text import MalformedTextError, parse_json
 
 _FOREIGN_KEYS: Final = (
     "argocd.argoproj.io/",
@@ -169,3 +181,254 @@ def _own(entries: object) -> dict[str, Any]:
     """The labels or annotations that are meant for the job's objects too."""
     found = entries if isinstance(entries, dict) else {}
     return {key: value for key, value in found.items() if not key.startswith(_FOREIGN_KEYS)}
+
+
+_LIVE: Final = ("nodes", "replicas", "suspend")
+"""Fields of the spec that take effect without new pods."""
+_PLACED: Final = {BACKEND: "backend", RENDEZVOUS: "rendezvous", RUN_ID: "runId"}
+
+
+@dataclass(frozen=True)
+class Record:
+    """What the ConfigMap says.
+
+    Attributes:
+        job: the job that it names; None if that does not count.
+        text: the same as it is written.
+        digest: of what counts of the spec.
+        objection: why it does not count; empty if it does.
+    """
+
+    job: TrainingJob | None = None
+    text: str = ""
+    digest: str = ""
+    objection: str = ""
+
+    def with_nodes(self, job: TrainingJob) -> str:
+        """Its text with the number of nodes of another job."""
+        document = parse_json(self.text)
+        document["spec"]["nodes"] = job.to_document()["spec"]["nodes"]
+        return encode_json(document, ensure_ascii=False, indent=2) + "\n"
+
+
+def digest_text(text: str) -> str:
+    """Digest of what a `job.json` says of the pods; raises `MalformedTextError`."""
+    document = parse_json(text)
+    spec = document.get("spec") if isinstance(document, dict) else None
+    if not isinstance(spec, dict):
+        raise MalformedTextError("it has no spec")
+    kept = {name: value for name, value in spec.items() if name not in _LIVE}
+    return hashlib.sha256(encode_json(kept, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def read_record(resource: Resource, config_map: Document, *, wanted: str) -> Record:
+    """Read the record of a TrainingJob from the ConfigMap, which is its own.
+
+    Args:
+        resource: the TrainingJob.
+        config_map: all of the ConfigMap.
+        wanted: digest of the job that the TrainingJob asks for; empty if that is not valid.
+    """
+    text = documents.text(config_map, "data", "job.json")
+    key, name = resource.key, documents.name(config_map)
+    try:
+        stored = parse_json(text)
+        digest = digest_text(text)
+        named = [documents.text(stored, "metadata", each) for each in ("namespace", "name")]
+        if named != [key.namespace, name]:
+            there = f"{_quote(named[1])} in namespace {_quote(named[0])}"
+            return Record(objection=f"its job.json names the job {there}")
+        job = render.read_job(config_map)
+    except (KdistError, ValueError) as error:
+        return Record(objection=f"its job.json cannot be read: {error}")
+    known = documents.texts(resource.status, "appliedDigests")
+    if known and digest not in (*known, wanted):
+        return Record(objection="its job.json is not what the controller has written")
+    for annotation, name in _PLACED.items():
+        decided = documents.text(resource.status, name)
+        if decided and documents.annotation(config_map, annotation) != decided:
+            return Record(objection=f"its annotation {annotation} is not {decided}")
+    return Record(job, text, digest)
+
+
+def _quote(text: str) -> str:
+    return encode_json(text[:64])
+
+
+def correct(resource: Resource, config_map: Document, wanted: TrainingJob | None) -> Document:
+    """The ConfigMap as those that only read it may see it: what it says of the job and its
+    placement is replaced where it does not count.
+    """
+    metadata: dict[str, Any] = dict(documents.mapping(config_map, "metadata"))
+    decided = {
+        annotation: documents.text(resource.status, name)
+        for annotation, name in _PLACED.items()
+        if documents.text(resource.status, name)
+    }
+    metadata["annotations"] = {**documents.mapping(metadata, "annotations"), **decided}
+    document = {} if wanted is None else wanted.to_document()
+    data = {**documents.mapping(config_map, "data"), "job.json": encode_json(document)}
+    return {**config_map, "metadata": metadata, "data": data}
+
+
+def note_start(config_map: Document, restarted_at: str) -> Document:
+    """The ConfigMap with the moment at which the TrainingJob asks for a new start, where those that
+    diagnose the job look for it: they do not read the TrainingJob. As it is without either.
+    """
+    if not config_map or not restarted_at:
+        return config_map
+    metadata: dict[str, Any] = dict(documents.mapping(config_map, "metadata"))
+    metadata["annotations"] = {**documents.mapping(metadata, "annotations"), STARTED: restarted_at}
+    return {**config_map, "metadata": metadata}
+
+
+_FIXED: Final = ("template", "successPolicy")
+"""Fields of a workload that cannot change while its pods run."""
+
+
+def render_objects(job: TrainingJob, placement: Placement) -> tuple[Manifest, ...]:
+    """All objects of a job. Raises `KdistError` for one that cannot be rendered."""
+    return _render(_write(job), placement)
+
+
+def render_own(job: TrainingJob, placement: Placement) -> Manifest:
+    """The job's own ConfigMap. Raises as `render_objects` does."""
+    own = ("ConfigMap", job.metadata.name)
+    return next(each for each in render_objects(job, placement) if (each.kind, each.name) == own)
+
+
+def list_children(job: TrainingJob, placement: Placement, results: Results) -> frozenset[ObjectKey]:
+    """The objects of a job besides its workload and its own ConfigMap. Raises as `render_objects`
+    does.
+    """
+    placement = replace(placement, suspended=False)
+    return results.recall(_list, _write(job), placement, job.metadata.name)
+
+
+def digest(job: TrainingJob, results: Results) -> str:
+    """The digest of a job that a record of it has."""
+    return results.recall(digest_text, _write(job))
+
+
+def find_sized(job: TrainingJob, placement: Placement) -> tuple[Manifest, dict[str, Any]]:
+    """The workload of a job, and the part of it that follows from the number of nodes, but for
+    what cannot change while pods run.
+    """
+    nodes = job.spec.nodes
+    more = nodes.model_copy(update={"min": nodes.min + 1, "max": nodes.max + 1})
+    spec = job.spec.model_copy(update={"nodes": more})
+    one, other = (
+        next(each for each in render_objects(found, placement) if _is_workload(each, placement))
+        for found in (job, job.model_copy(update={"spec": spec}))
+    )
+    return one, _differing(one.document["spec"], other.document["spec"])
+
+
+def _is_workload(manifest: Manifest, placement: Placement) -> bool:
+    return manifest.kind == backends.get(placement.backend).kind
+
+
+def _differing(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in one.items():
+        if key in _FIXED or value == other.get(key):
+            continue
+        both = isinstance(value, dict) and isinstance(other.get(key), dict)
+        found[key] = _differing(value, other[key]) if both else value
+    return {key: value for key, value in found.items() if value != {}}
+
+
+def _write(job: TrainingJob) -> str:
+    return encode_json(job.to_document(), ensure_ascii=False)
+
+
+@lru_cache(maxsize=64)  # whole objects, which are large
+def _render(text: str, placement: Placement) -> tuple[Manifest, ...]:
+    job = TrainingJob.model_validate(parse_json(text), by_alias=True, by_name=False)
+    return tuple(render.render(job, placement))
+
+
+def _list(text: str, placement: Placement, name: str) -> frozenset[ObjectKey]:
+    kind = backends.get(placement.backend).kind
+    return frozenset(
+        ObjectKey(each.api_version, each.kind, each.name)
+        for each in _render(text, placement)
+        if (each.kind, each.name) not in (("ConfigMap", name), (kind, name))
+    )
+
+
+_NOT_COMPARED: Final = (*_LIVE, "restartedAt")
+"""Fields of the spec that take effect without new pods, or are no part of them."""
+_FORMER_INTERVAL: Final = {"seconds": 300, "steps": None}
+"""What earlier versions wrote out for jobs that name no interval: their pods keep it."""
+_SHOWN = 4
+_LONGEST_VALUE = 60
+
+
+def find_differences(
+    wanted: TrainingJob, applied: TrainingJob, backend: Backend | None
+) -> list[str]:
+    """Each difference that needs new pods, such as `spec.image: trainer:1 → trainer:2`.
+
+    Args:
+        wanted: the job that is asked for.
+        applied: the job that the pods were made from.
+        backend: the kind of its workload; None if it is not decided yet.
+    """
+    before, after = _comparable(applied), _comparable(wanted)
+    found = list(_compare(before, after, ""))
+    if wanted.spec.nodes != applied.spec.nodes and not can_resize(wanted, applied, backend):
+        found += _compare(_nodes(applied), _nodes(wanted), "spec.nodes")
+    return found
+
+
+def can_resize(wanted: TrainingJob, applied: TrainingJob, backend: Backend | None) -> bool:
+    """Whether the job can get its number of nodes without new pods for the others."""
+    if wanted.spec.nodes.standby != applied.spec.nodes.standby:
+        return False
+    return can_scale(applied, backend)
+
+
+def can_scale(job: TrainingJob, backend: Backend | None) -> bool:
+    """Whether the number of nodes of a job that runs can be changed."""
+    if backend is None:
+        return False
+    return not backend.scalable and (job.spec.queue is None or backend.name == "job")
+
+
+def describe(differences: Sequence[str]) -> str:
+    """The differences as one sentence, the first few in full."""
+    shown = "; ".join(differences[:_SHOWN])
+    more = len(differences) - _SHOWN
+    return f"{shown}; and {more} more" if more > 0 else shown
+
+
+def _comparable(job: TrainingJob) -> dict[str, Any]:
+    document = job.to_document()
+    spec = {name: value for name, value in document["spec"].items() if name not in _NOT_COMPARED}
+    checkpoint = (spec.get("train") or {}).get("checkpoint", {})
+    if checkpoint.get("every") == _FORMER_INTERVAL:
+        del checkpoint["every"]
+    return {"spec": spec}  # labels and annotations come with the next restart, and matter to none
+
+
+def _nodes(job: TrainingJob) -> Any:
+    return job.to_document()["spec"]["nodes"]
+
+
+def _compare(before: Any, after: Any, path: str) -> Iterator[str]:
+    if before == after:
+        return
+    if isinstance(before, dict) and isinstance(after, dict):
+        for key in dict.fromkeys([*before, *after]):
+            inner = f"{path}.{key}" if path else str(key)
+            yield from _compare(before.get(key), after.get(key), inner)
+    else:
+        yield f"{path}: {_show_value(before)} → {_show_value(after)}"
+
+
+def _show_value(value: Any) -> str:
+    if value is None:
+        return "none"
+    text = value if isinstance(value, str) else encode_json(value, ensure_ascii=False)
+    return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 1]}…"

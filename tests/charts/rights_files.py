@@ -5,7 +5,7 @@ tests.charts.rights_files`; tests compare.
 from __future__ import annotations
 
 from kdist import rights_text
-from kdist_controller import rights
+from kdist_controller import rbac
 from tests.house.tree import ROOT
 
 TEMPLATE = ROOT / "charts" / "kdist" / "templates" / "_rules.tpl"
@@ -22,5 +22,5 @@ def page() -> str:
 
 if __name__ == "__main__":
     TEMPLATE.write_text(rights_text.chart_templates())
-    CONTROLLER.write_text(rights.chart_templates())
+    CONTROLLER.write_text(rbac.chart_templates())
     PAGE.write_text(page())

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from kdist.crd import definition
-from kdist_controller import rights
+from kdist_controller import rbac
 from kdist_controller.__main__ import PORT
 from tests.charts.rights_files import CONTROLLER
 from tests.charts.rules import CHART, controller_alerts
@@ -28,7 +28,7 @@ def test_the_charts_crd_and_rights_are_fresh() -> None:
         DEFINITION
     )
     how = "run: python -m tests.charts.rights_files"
-    assert CONTROLLER.read_text() == rights.chart_templates(), how
+    assert CONTROLLER.read_text() == rbac.chart_templates(), how
 
 
 @pytest.mark.e2e

@@ -14,7 +14,7 @@ from typing import Literal
 import pytest
 
 from kdist import rbac
-from kdist_controller import rights
+from kdist_controller import rbac as controller_rbac
 from tests.charts.rules import CHART
 from tests.cluster.controller import SELECTOR, installed, remove, write_values
 from tests.cluster.helm import call_helm
@@ -28,10 +28,10 @@ pytestmark = [
     pytest.mark.timeout(600),
 ]
 
-JOBS = as_held(rbac.to_rules(rights.JOBS))
-NODES = as_held(rbac.to_rules(rights.NODES))
-ELECTION = as_held(rbac.to_rules(rights.ELECTION))
-NODE_LEASES = as_held(rbac.to_rules(rights.NODE_LEASES))
+JOBS = as_held(rbac.to_rules(controller_rbac.JOBS))
+NODES = as_held(rbac.to_rules(controller_rbac.NODES))
+ELECTION = as_held(rbac.to_rules(controller_rbac.ELECTION))
+NODE_LEASES = as_held(rbac.to_rules(controller_rbac.NODE_LEASES))
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 from kdist import rbac
 from kdist.rbac import Right
 from kdist.spec import API_VERSION, KIND
-from kdist_controller import rights
+from kdist_controller import rbac as controller_rbac
 from tests.charts.rules import CHART
 from tests.cluster.conftest import Job
 from tests.cluster.helm import call_helm
@@ -102,7 +102,7 @@ def bound(namespace: Namespace) -> Namespace:
         "apiVersion": rbac.RBAC,
         "kind": "Role",
         "metadata": {"name": "controller"},
-        "rules": rbac.to_rules(rights.JOBS),
+        "rules": rbac.to_rules(controller_rbac.JOBS),
     }
     namespace.kubectl("apply", "-f", "-", stdin=json.dumps(role))
     namespace.kubectl("create", "rolebinding", "controller", "--role=controller", "--user=carl")
@@ -118,7 +118,7 @@ def test_each_account_has_the_rights_of_the_documented_tables_and_no_other(
 ) -> None:
     assert held_by(bound, "vera") == table("view")
     assert held_by(bound, "alice") == table("view") | table("edit")
-    assert held_by(bound, "carl") == as_held(rbac.to_rules(rights.JOBS))
+    assert held_by(bound, "carl") == as_held(rbac.to_rules(controller_rbac.JOBS))
 
     bound.apply(calm(**UNPLACED), "--as", "alice")
     account = f"system:serviceaccount:{bound.name}:digits"
@@ -174,4 +174,4 @@ def test_deleting_a_job_deletes_its_key(bound: Namespace, calm: Job) -> None:
 
 
 def test_the_tables_name_the_trainings_own_kind() -> None:
-    assert Right("list", API_VERSION, KIND) in rights.JOBS
+    assert Right("list", API_VERSION, KIND) in controller_rbac.JOBS

@@ -15,11 +15,10 @@ from kdist.agent_client import AgentTransport
 from kdist.cluster import Cluster, ForeignError, retry
 from kdist_controller.agent_poller import AgentPoller
 from kdist_controller.cache import Cache, trim
+from kdist_controller.controller import Observer
 from kdist_controller.executor import FIELD_MANAGER, Executor
 from kdist_controller.metrics import Metrics
-from kdist_controller.node_cache import NodeCache
-from kdist_controller.node_recovery import NodeRecovery
-from kdist_controller.observer import Observer
+from kdist_controller.node_recovery import NodeCache, NodeRecovery
 from kdist_controller.reconcile import reconcile
 from kdist_controller.resource import JobKey
 from tests.cli.cluster.api import Api, write_kubeconfig

@@ -1,16 +1,21 @@
-"""The cache: newer versions replace older ones, what belongs to no job is not kept."""
+"""The cache: newer versions replace older ones, what belongs to no job is not kept, and a watch
+goes on after an object that it could not take in.
+"""
 
 from __future__ import annotations
 
+import threading
 import weakref
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
+from kdist.cluster import Cluster
 from kdist.errors import InvalidJobError
 from kdist.spec import API_VERSION, KIND, TrainingJob
-from kdist_controller.cache import Cache, trim
-from kdist_controller.node_cache import NodeCache, trim_node
+from kdist_controller.cache import Cache, Informer, trim
+from kdist_controller.node_recovery import NodeCache, trim_node
 from kdist_controller.resource import JobKey, Resource
 
 KEY = JobKey("ml", "digits")
@@ -139,3 +144,36 @@ def _resource(version: int, *, nodes: int) -> dict[str, Any]:
     metadata["resourceVersion"] = str(version)
     spec = {"image": "digits:1", "nodes": nodes, "train": {"workload": "digits", "steps": 5}}
     return trim({"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec})
+
+
+_SECONDS = 60.0
+
+
+class _FailingOnce(Cache):
+    """A cache that meets something unforeseen in the first list that it is given."""
+
+    lists = 0
+
+    def replace(
+        self, kind: str, namespace: str | None, listed: Iterable[dict[str, Any]]
+    ) -> set[JobKey]:
+        self.lists += 1
+        if self.lists == 1:
+            raise TypeError("no list of this shape was foreseen")
+        return super().replace(kind, namespace, listed)
+
+
+def test_a_watch_that_fails_in_an_unforeseen_way_starts_again(connection: Cluster) -> None:
+    heard = threading.Event()
+    informer = Informer(
+        connection,
+        _FailingOnce(),
+        ("v1", "Pod"),
+        namespace=None,
+        selector="",
+        metadata_only=False,
+        notify=lambda _: heard.set(),
+    )
+    informer.start()
+    assert informer.synced.wait(_SECONDS)
+    assert heard.wait(_SECONDS)

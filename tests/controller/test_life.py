@@ -14,7 +14,7 @@ from kdist.deploy import make_plan
 from kdist.diagnose import Diagnosis
 from kdist.load import load_text
 from kdist_controller.agent_poller import AgentPoller
-from kdist_controller.conditions import format_time
+from kdist_controller.status import format_time
 from tests.controller.conftest import JobOf, Stepper
 from tests.controller.kubernetes import Kubernetes
 

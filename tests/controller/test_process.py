@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from kdist_controller import rights
+from kdist_controller import rbac
 from tests.cli.cluster.api import Api, Asked, write_kubeconfig
 from tests.controller.conftest import JobOf
 from tests.controller.kubernetes import Kubernetes
@@ -186,7 +186,7 @@ def test_it_asks_for_nothing_that_its_rights_do_not_give(
     kubernetes.put("Job", {"metadata": {"name": "digits"}, "status": {"conditions": [end]}})
     until(lambda: ("Role", "digits") not in kubernetes.names())
     asked = {right for each in api.asked if (right := _right_of(each)) is not None}
-    tables = (rights.JOBS, rights.NODES, rights.NODE_LEASES, rights.ELECTION)
+    tables = (rbac.JOBS, rbac.NODES, rbac.NODE_LEASES, rbac.ELECTION)
     given = {(right.verb, right.group, right.resource) for table in tables for right in table}
     assert asked - given == set()
     assert {("patch", "batch", "jobs"), ("delete", "batch", "jobs")} <= asked

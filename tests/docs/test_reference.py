@@ -9,7 +9,7 @@ import pytest
 
 from kdist.app import COMMANDS
 from kdist.errors import Code
-from kdist.events.text import SENTENCES
+from kdist.events import SENTENCES
 from kdist_trainer.config.exit_codes import Exit
 from kdist_trainer.config.listeners import LISTENERS
 from tests.docs.blocks import DOCS

@@ -16,7 +16,7 @@ ALLOWED = {
     "cli/kdist/cluster/client.py": {"send_create"},  # reviews of rights, which store nothing
     "cli/kdist/deploy/admission.py": {"send_create"},  # a dry run, of a pod that is no job's
     "cli/kdist/doctor/cluster_checks.py": {"send_create"},  # a dry run, of a pod that is no job's
-    "controller/kdist_controller/notices.py": {"send_create"},  # events, which have no owner
+    "controller/kdist_controller/executor.py": {"send_create"},  # events, which have no owner
     # the controller's own Lease, as it was read
     "controller/kdist_controller/election.py": {"send_create", "send_patch"},
 }

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kdist.events import describe_event
-from kdist.events.text import SENTENCES
+from kdist.events import SENTENCES, describe_event
 
 _EXAMPLE: dict[str, Any] = {
     "local_rank": 1,

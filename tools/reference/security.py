@@ -12,7 +12,7 @@ from typing import Final
 from kdist import rbac
 from kdist.rbac import Right
 from kdist.spec import API_VERSION, KIND
-from kdist_controller import rights
+from kdist_controller import rbac as controller_rbac
 from kdist_trainer.config.listeners import LISTENERS
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "explanation" / "security.md"
@@ -56,10 +56,10 @@ def _roles() -> str:
 
 def _controller() -> str:
     tables: dict[str, Iterable[Right]] = {
-        "the namespaces whose TrainingJobs it acts on": rights.JOBS,
-        "the cluster": rights.NODES,
-        "`kube-node-lease`": rights.NODE_LEASES,
-        "its own namespace": rights.ELECTION,
+        "the namespaces whose TrainingJobs it acts on": controller_rbac.JOBS,
+        "the cluster": controller_rbac.NODES,
+        "`kube-node-lease`": controller_rbac.NODE_LEASES,
+        "its own namespace": controller_rbac.ELECTION,
     }
     found = [(where, rule) for where, table in tables.items() for rule in rbac.to_rules(table)]
     return _table("in", found)

@@ -1,4 +1,4 @@
-{{/* Made from the table of rights in controller/kdist_controller/rights.py: python -m tests.charts.rights_files */}}
+{{/* Made from the table of rights in controller/kdist_controller/rbac.py: python -m tests.charts.rights_files */}}
 {{- define "kdist.rules.controller.jobs" -}}
 - apiGroups: [""]
   resources: [configmaps]

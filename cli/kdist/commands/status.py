@@ -147,7 +147,7 @@ def _watch(moments: Iterable[Moment], output: str) -> int:
 
 def _watch_live(moments: Iterable[Moment]) -> int:
     from kdist import jobs
-    from kdist.status.step_history import StepHistory
+    from kdist.status.job_status import StepHistory
     from kdist.views import live
 
     history = StepHistory()

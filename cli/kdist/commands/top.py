@@ -165,7 +165,7 @@ def _show(
 def _live(name: str, poll: Poll, every: float, rank: int | None) -> None:
     """Refresh the view every `every` seconds until Ctrl-C."""
     from kdist import agent_metrics
-    from kdist.views.live_top import TopFrame
+    from kdist.views.live import TopFrame
 
     before: Mapping[str, AgentSample] | None = None
     try:

@@ -2,16 +2,15 @@
 Performs no I/O.
 
 Read `rule` first (the input and the result of a rule), then `ranking`: the rules in order, and the
-choice of the root cause. The rules are grouped by what they look at: `admission` (queues, rejected
-pods), `resource` (the TrainingJob), `scheduling`, `container_start`, `losses` (of pods and nodes),
-`deletions` (of other objects), `failures` (exit records, crashes), `agents` (what they tell of
-themselves), `hangs`, `runtime`, `warnings` (what Kubernetes says and no other rule knows) and
-`exchange`.
+choice of the root cause. The rules are grouped by what they examine: `admission` (queues, rejected
+pods, the controller), `scheduling`, `container_start`, `losses` (of pods, nodes and other objects),
+`failures` (exit records, crashes, what agents report) and `runtime` (hangs, the rendezvous,
+warnings of Kubernetes).
 
 Fetching the snapshot that they work on belongs to `kdist.jobs`.
 """
 
-from kdist.diagnose.exchange import KEY_MISSING
+from kdist.diagnose.losses import KEY_MISSING
 from kdist.diagnose.ranking import RULES, diagnose
 from kdist.diagnose.rule import Diagnosis
 

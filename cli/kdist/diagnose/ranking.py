@@ -13,68 +13,61 @@ from dataclasses import replace
 
 from kdist.diagnose import (
     admission,
-    agents,
     container_start,
-    deletions,
-    exchange,
     failures,
-    fetching,
-    hangs,
     losses,
-    resource,
     runtime,
     scheduling,
-    warnings,
 )
 from kdist.diagnose.rule import Diagnosis, DiagnosticContext, Rule
 from kdist.status import Phase, Snapshot
-from kdist.status.phase_decision import ASKED_TO_START, REFUSED
+from kdist.status.job_status import ASKED_TO_START, REFUSED
 
 RULES: tuple[Rule, ...] = (
-    resource.find_refusal,
-    resource.find_absent_controller,
+    admission.find_refusal,
+    admission.find_absent_controller,
     runtime.find_success,
     runtime.find_suspended,
     runtime.find_gone,
-    deletions.find_lost_config_map,
-    deletions.find_lost_account,
+    losses.find_lost_config_map,
+    losses.find_lost_account,
     admission.find_queue,
     admission.find_rejection,
     scheduling.find_claim_trouble,
     container_start.find_mount_trouble,
     container_start.find_config_trouble,
     container_start.find_image_trouble,
-    fetching.find_fetch_trouble,
+    container_start.find_fetch_trouble,
     failures.find_memory_trouble,
     container_start.find_start_trouble,
     losses.find_lost_node,
-    warnings.find_refused_pod,
-    agents.find_slow_start,
+    runtime.find_refused_pod,
+    failures.find_slow_start,
     failures.find_eviction,
     losses.find_lost_pod,
     runtime.find_start_request,
-    agents.find_full_disk,
-    agents.find_failed_saves,
+    failures.find_full_disk,
+    failures.find_failed_saves,
     failures.find_failure,
     failures.find_crash,
     scheduling.find_unschedulable,
     failures.find_limit,
     admission.find_refused_growth,
-    agents.find_restart,
+    failures.find_restart,
     failures.find_lost_peers,
-    hangs.find_hang,
-    fetching.find_fetching,
+    runtime.find_hang,
+    container_start.find_fetching,
     runtime.find_rendezvous,
     container_start.find_slow_pull,
-    deletions.find_unused_config_map,
-    warnings.find_warning,
-    resource.find_refused_change,
+    losses.find_unused_config_map,
+    runtime.find_warning,
+    admission.find_refused_change,
     admission.find_idle_operator,
     runtime.find_no_answer,
     runtime.find_starting,
     runtime.find_refused_connections,
-    resource.find_outdated,
-    exchange.find_missing_key,
+    admission.find_outdated,
+    losses.find_missing_key,
 )
 """From root causes to consequences."""
 
@@ -127,6 +120,6 @@ def _repeats(first: Diagnosis, other: Diagnosis) -> bool:
         return True
     if first.cause.startswith("claim-") and other.cause == "unschedulable":
         return "persistentvolumeclaim" in " ".join(other.evidence).lower()
-    if first.cause == fetching.FETCH:
+    if first.cause == container_start.FETCH:
         return other.cause in _OF_A_FETCH
     return first.cause == "out-of-memory" and other.cause in ("unknown", "signal", "crash")

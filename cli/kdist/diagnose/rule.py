@@ -25,7 +25,7 @@ from kdist.status import (
     read_start,
 )
 from kdist.status.documents import Document
-from kdist.status.phase_decision import explains_start
+from kdist.status.job_status import explains_start
 from kdist.units import seconds
 
 Severity = Literal["fine", "waiting", "blocked", "failed"]

@@ -1,32 +1,40 @@
 """Status of a job on a cluster, in words that do not depend on the kind of its workload: documents
 in, a `JobStatus` out.
 
-`snapshot` holds the documents of a job and derives the status from them, `phase_decision` decides
-the phase, `fetching` says what pods fetch before they train. `pods`, `agent_status` and
-`nonfinite_loss` each read one kind of document, with the access functions of `documents`, because
-documents of a cluster may be incomplete or invalid; `rerun` says how a run that failed is started
-again. `step_history` collects steps over time, for live views.
+`snapshot` holds the documents of a job and derives the status from them, `job_status` decides the
+phase. `pods`, `agent_status` and `resource_state` each read one kind of document, with the access
+functions of `documents`, because documents of a cluster may be incomplete or invalid.
 
 Fetching documents is `kdist.jobs`, explaining a phase is `kdist.diagnose`, and showing it is
 `kdist.views`. Read `snapshot` first.
 """
 
-from kdist.status.agent_status import AgentStatus, LastFailure, RankStatus
+from kdist.status.agent_status import (
+    SEPARATE_RANKS_FIX,
+    AgentStatus,
+    LastFailure,
+    RankStatus,
+    describe_separate_ranks,
+)
 from kdist.status.job_status import JobStatus, Nodes, Phase, WorkloadState
-from kdist.status.nonfinite_loss import NonfiniteLoss
 from kdist.status.pods import (
+    AGAIN,
+    BLOCKING,
     FETCHER,
+    FIXED,
     ContainerTermination,
     ExitRecord,
     FetchProgress,
     InitContainer,
+    NonfiniteLoss,
     Pod,
+    choose_rerun,
     container_of,
+    describe_change,
     find_successor,
     read_index,
     read_pod,
 )
-from kdist.status.rerun import AGAIN, BLOCKING, FIXED, choose_rerun, describe_change
 from kdist.status.resource_state import (
     CONTROLLER_FIX,
     ResourceState,
@@ -34,7 +42,6 @@ from kdist.status.resource_state import (
     knows_numbers,
     read_resource,
 )
-from kdist.status.separate_ranks import SEPARATE_RANKS_FIX, describe_separate_ranks
 from kdist.status.snapshot import (
     ASKED,
     BACKEND,

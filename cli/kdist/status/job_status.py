@@ -1,14 +1,35 @@
-"""The status of a job, independent of its workload kind: phase, reason, nodes and pods."""
+"""The status of a job, independent of its workload kind, and the decision about its phase: from the
+strongest evidence down, that is the workload's end, the user's requests, agents, pods.
+`StepHistory` estimates the remaining time from recent steps.
+"""
 
 from __future__ import annotations
 
 import math
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, Literal
 
-from kdist.status.agent_status import LastFailure, RankStatus
-from kdist.status.pods import ExitRecord, FetchProgress, Pod
+from kdist.status.agent_status import (
+    JOINING_STATES,
+    RUNNING_STATES,
+    AgentStatus,
+    LastFailure,
+    RankStatus,
+    newest_generation,
+)
+from kdist.status.pods import (
+    STOPPED,
+    ExitRecord,
+    FetchProgress,
+    Pod,
+    describe_fetching,
+    describe_saved,
+    explain_permanent_failure,
+    find_permanent_failure,
+)
 from kdist.status.resource_state import ResourceState
 from kdist.units import camel_case
 
@@ -156,3 +177,336 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return str(value) if isinstance(value, Phase) else value
+
+
+REFUSED = "RendezvousRefused"
+ASKED_TO_START = "StartRequested"
+_START_SECONDS = 300.0
+# An agent may take this long to answer: it loads torch, perhaps from a slow disk.
+_STARTING_SECONDS = 90.0
+
+
+def explains_start(asked_at: float | None, now: float) -> bool:
+    """Whether a request to start again explains what the job does now. One from the future, by more
+    than clocks differ, explains nothing: whoever may change the ConfigMap can write it.
+    """
+    return asked_at is not None and abs(now - asked_at) < _START_SECONDS
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Inputs of the phase decision.
+
+    Attributes:
+        state: state of the workload; None if it does not exist.
+        pods: pods of the job.
+        reports: status of each agent that answers, by pod.
+        nodes: nodes of the job.
+        asked: what the user requested last, such as `suspended`; empty if it is to run.
+        queue: name of the queue that admits the job; empty without one.
+        record: the exit record that explains the end; None without one.
+        now: unix seconds.
+        ttl: seconds after which the cluster deletes a finished workload; None if never.
+        resource: state of its TrainingJob; None without one.
+        started: when a user last had it start again (unix seconds); None if never.
+        unasked: number of agents that nobody has asked.
+    """
+
+    state: WorkloadState | None
+    pods: Sequence[Pod]
+    reports: Mapping[str, AgentStatus]
+    nodes: Nodes
+    asked: str
+    queue: str
+    record: ExitRecord | None
+    now: float
+    ttl: int | None = None
+    resource: ResourceState | None = None
+    started: float | None = None
+    unasked: int = 0
+
+    @property
+    def starts_again(self) -> bool:
+        """Whether a user has just had it start again, and did not suspend it since."""
+        return not self.asked and explains_start(self.started, self.now)
+
+    @property
+    def working(self) -> list[Pod]:
+        return [pod for pod in self.pods if pod.working]
+
+    @property
+    def alive(self) -> list[Pod]:
+        return [pod for pod in self.pods if not pod.over]
+
+
+@dataclass(frozen=True)
+class PhaseDecision:
+    """A phase, with a reason and a message where there is something to add."""
+
+    phase: Phase
+    reason: str = ""
+    message: str = ""
+
+
+def decide(evidence: Evidence) -> PhaseDecision:
+    """Decide the phase from the strongest evidence there is."""
+    return _decide_finished(evidence) or _decide_suspended(evidence) or _decide_active(evidence)
+
+
+def _decide_finished(evidence: Evidence) -> PhaseDecision | None:
+    """Decide the phase of a job that has ended, according to its workload or to agents that stay
+    alive after the training; None if it has not.
+    """
+    state, record = evidence.state, evidence.record
+    if state is None:
+        if evidence.alive:
+            return None
+        return _decide_start(evidence) or _decide_without_workload(evidence)
+    if state.finished == "succeeded":
+        return PhaseDecision(Phase.SUCCEEDED, state.reason, state.message)
+    if state.finished == "failed":
+        if _all_stopped(evidence):
+            saved = describe_saved(pod.record.step if pod.record else None for pod in evidence.pods)
+            return PhaseDecision(Phase.STOPPED, "Stopped", f"stopped on request; {saved}")
+        if record and record.permanent:
+            return PhaseDecision(
+                Phase.FAILED, record.cause or state.reason, record.message or state.message
+            )
+        return PhaseDecision(
+            Phase.FAILED, state.reason or (record.cause if record else ""), state.message
+        )
+    if pod := find_permanent_failure(evidence.alive):
+        return PhaseDecision(Phase.FAILED, *explain_permanent_failure(pod))
+    finished = [report for report in evidence.reports.values() if report.finished]
+    failed = [report for report in finished if report.state == "failed"]
+    if failed:
+        found = next((report.exit for report in failed if report.exit), record)
+        return PhaseDecision(
+            Phase.FAILED, found.cause if found else "", found.message if found else ""
+        )
+    if finished and len(finished) == len(evidence.working):
+        return PhaseDecision(Phase.SUCCEEDED, "KeptAlive", "done; its pods wait to be deleted")
+    return None
+
+
+def _decide_without_workload(evidence: Evidence) -> PhaseDecision:
+    if evidence.resource is None:
+        return PhaseDecision(Phase.UNKNOWN, "NoWorkload", _explain_missing(evidence.ttl))
+    phase, reason, message = evidence.resource.explain(evidence.now)
+    known = Phase(phase) if phase in set(Phase) else Phase.PENDING
+    return PhaseDecision(known, reason, message)
+
+
+def _explain_missing(ttl: int | None) -> str:
+    expired = (
+        "" if ttl is None else f", or expired {ttl:,} s after its end (ttlSecondsAfterFinished)"
+    )
+    return f"its workload does not exist: it was rejected or deleted{expired}; its run stays"
+
+
+def _all_stopped(evidence: Evidence) -> bool:
+    """Whether every pod ended with the code of a request to stop."""
+    codes = [pod.ended.code for pod in evidence.pods if pod.ended]
+    return (
+        bool(codes) and len(codes) == len(evidence.pods) and all(code == STOPPED for code in codes)
+    )
+
+
+def _decide_suspended(evidence: Evidence) -> PhaseDecision | None:
+    """Decide the phase of a job that is suspended, on request or by its queue; None if it is
+    not.
+    """
+    if evidence.state is None or not (evidence.state.suspended or evidence.asked):
+        return None
+    if not evidence.state.suspended and evidence.alive:
+        return None
+    if (started := _decide_start(evidence)) is not None:
+        return started
+    if evidence.alive:
+        return PhaseDecision(
+            Phase.RUNNING if evidence.working else Phase.SUSPENDED,
+            "Suspending",
+            "its pods save and end",
+        )
+    if evidence.asked:
+        return PhaseDecision(Phase.SUSPENDED, "Suspended", "suspended on request")
+    if evidence.queue:
+        return PhaseDecision(
+            Phase.QUEUED,
+            evidence.state.reason or "Queued",
+            evidence.state.message or f"waits in the queue {evidence.queue}",
+        )
+    return (
+        PhaseDecision(Phase.SUSPENDED, "Suspended", evidence.state.message)
+        if evidence.state.suspended
+        else None
+    )
+
+
+def _decide_start(evidence: Evidence) -> PhaseDecision | None:
+    """Decide the phase of a job that a user has just had start again, while its pods end, and until
+    there are new ones; None if nobody has.
+    """
+    if not evidence.starts_again:
+        return None
+    if evidence.alive:
+        phase = Phase.RUNNING if evidence.working else Phase.RECOVERING
+        return PhaseDecision(
+            phase, ASKED_TO_START, "its pods save and end, then it starts again, as asked"
+        )
+    return PhaseDecision(
+        Phase.RECOVERING, ASKED_TO_START, "it starts again, as asked: its pods are created again"
+    )
+
+
+def _decide_active(evidence: Evidence) -> PhaseDecision:
+    """Decide the phase of a job that runs or is starting."""
+    working = evidence.working
+    reports = newest_generation(
+        {pod.name: evidence.reports[pod.name] for pod in working if pod.name in evidence.reports}
+    )
+    if any(report.state in RUNNING_STATES for report in reports):
+        return _running(evidence, len(working))
+    if any(report.state == "hung" for report in reports):
+        return PhaseDecision(Phase.RECOVERING, "Hang", "ranks hang and are stopped")
+    if any(report.state == "restarting" for report in reports):
+        return PhaseDecision(
+            Phase.RECOVERING,
+            "Restarting",
+            "the ranks of a failed group are stopped, then a new group forms",
+        )
+    again = _has_history(evidence)
+    if any(report.state in JOINING_STATES for report in reports):
+        return _joining(reports, evidence.nodes, evidence.alive, again=again)
+    if any(report.state == "succeeded" for report in reports):
+        return PhaseDecision(Phase.RUNNING, "Finishing", "the training is done, its pods end")
+    if working:
+        return _unanswered(evidence, working, again=again)
+    if any(pod.lost for pod in evidence.pods):
+        return PhaseDecision(Phase.RECOVERING, "NodeLost", "none of its nodes responds")
+    return _not_running(evidence, again=again)
+
+
+def _running(evidence: Evidence, working: int) -> PhaseDecision:
+    if any(report.refused for report in evidence.reports.values()):
+        return PhaseDecision(Phase.RUNNING, REFUSED, "the API server refuses its agents")
+    if any(pod.lost for pod in evidence.pods):
+        return PhaseDecision(
+            Phase.RUNNING, "NodeLost", f"continues with {working} nodes: one does not respond"
+        )
+    if working < evidence.nodes.max:
+        return PhaseDecision(
+            Phase.RUNNING, "Smaller", f"runs on {working} of at most {evidence.nodes.max} nodes"
+        )
+    return PhaseDecision(Phase.RUNNING)
+
+
+def _has_history(evidence: Evidence) -> bool:
+    """Whether the job has run before."""
+    if any(
+        report.generation > 1 or report.restarts or report.step or report.checkpoint_step
+        for report in evidence.reports.values()
+    ):
+        return True
+    failed = bool(evidence.state and evidence.state.failed)
+    return failed or any(
+        pod.restarts or pod.ended or pod.before or (pod.lost and pod.started)
+        for pod in evidence.pods
+    )
+
+
+def _joining(
+    reports: Sequence[AgentStatus], nodes: Nodes, pods: Sequence[Pod], *, again: bool
+) -> PhaseDecision:
+    joined = sum(report.state == "rendezvous" for report in reports)
+    phase = Phase.RECOVERING if again else Phase.STARTING
+    if joined:
+        words = [f"{joined} of {nodes.max} nodes joined, {nodes.min} needed"]
+        words += filter(None, [describe_fetching(pods)])
+        return PhaseDecision(phase, "Rendezvous", "; ".join(words))
+    return PhaseDecision(phase, "Initializing", "the ranks start and load the workload")
+
+
+def _unanswered(evidence: Evidence, working: Sequence[Pod], *, again: bool) -> PhaseDecision:
+    """Decide the phase where containers run but no agent answers: it loads, is unreachable, or was
+    not asked.
+    """
+    ages = [evidence.now - pod.started for pod in working if pod.started is not None]
+    is_unknown = evidence.unasked >= len(working)
+    unknown = "its pods run; what their agents do is not known yet"
+    if not ages or max(ages) < _STARTING_SECONDS:
+        return PhaseDecision(
+            Phase.RECOVERING if again else Phase.STARTING,
+            "Loading",
+            unknown if is_unknown else "the agents load torch",
+        )
+    if len(working) < evidence.nodes.min:
+        message = f"{len(working)} of {evidence.nodes.min} needed nodes run"
+        return PhaseDecision(Phase.RECOVERING if again else Phase.PENDING, "TooFewNodes", message)
+    unreachable = "its pods run, but their agents cannot be reached from here"
+    return PhaseDecision(Phase.RUNNING, "NoAnswer", unknown if is_unknown else unreachable)
+
+
+def _not_running(evidence: Evidence, *, again: bool) -> PhaseDecision:
+    alive = evidence.alive
+    if not alive:
+        message = "its pods are not created yet"
+        return PhaseDecision(
+            Phase.RECOVERING if again else Phase.PENDING,
+            (evidence.state and evidence.state.reason) or "NoPods",
+            message,
+        )
+    if not any(pod.troubled for pod in alive) and (fetching := describe_fetching(alive)):
+        return PhaseDecision(Phase.RECOVERING if again else Phase.STARTING, "Fetching", fetching)
+    worst = next((pod for pod in alive if pod.troubled), alive[0])
+    if again:
+        return PhaseDecision(Phase.RECOVERING, worst.state, worst.message)
+    return PhaseDecision(
+        Phase.STARTING if worst.scheduled and not worst.troubled else Phase.PENDING,
+        worst.state,
+        worst.message,
+    )
+
+
+_MAX_LOSSES = 240
+_MAX_STEPS = 60
+
+
+class StepHistory:
+    """The last observations of a training's step and loss.
+
+    Attributes:
+        losses: finite losses, the newest last.
+    """
+
+    def __init__(self) -> None:
+        self.losses: deque[float] = deque(maxlen=_MAX_LOSSES)
+        self._steps: deque[tuple[float, int]] = deque(maxlen=_MAX_STEPS)
+
+    def record(self, now: float, step: int | None, loss: float | None) -> None:
+        """Record an observation; one of the same step as before is ignored.
+
+        Args:
+            now: time of the observation, in seconds of any one clock.
+            step: last completed step; None if unknown. A lower step than before discards the pace.
+            loss: loss of the step; None if unknown.
+        """
+        if step is None or (self._steps and self._steps[-1][1] == step):
+            return
+        if self._steps and step < self._steps[-1][1]:
+            self._steps.clear()
+        self._steps.append((now, step))
+        if loss is not None and math.isfinite(loss):
+            self.losses.append(loss)
+
+    def seconds_left(self, now: float, target: int | None, *, max_age: float) -> float | None:
+        """Estimate the seconds until step `target` from the pace of the recorded steps.
+
+        Returns:
+            The estimate; None without a target or a pace, or if the last step is more than
+            `max_age` seconds old.
+        """
+        if not target or len(self._steps) < 2 or now - self._steps[-1][0] > max_age:
+            return None
+        (since, first), (until, last) = self._steps[0], self._steps[-1]
+        return (target - last) * (until - since) / (last - first) if last > first else None

@@ -1,6 +1,6 @@
-"""A pod of a job: its node, and the state or the end of its training container, or of the init
-container before it, in the words of kubectl; how far init containers are that fetch data or weights
-by URL.
+"""A pod of a job: its node, the state or the termination of its training container, or of the init
+container before it, in kubectl's words; the download progress of init containers; and its exit
+record, with the way to start the run again.
 
 Agents write an exit record to the termination message of their container. Kubernetes truncates the
 message at 4096 bytes. If the agent died before it wrote one, the message is the end of the
@@ -10,18 +10,55 @@ container's log, or empty.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from kdist.events import parse
 from kdist.status import documents
 from kdist.status.documents import Document
-from kdist.status.nonfinite_loss import NonfiniteLoss
-from kdist.units import of_total, rate
+from kdist.units import count, of_total, rate
 from kdist_trainer.formats import NewerFormatError, check_format
 from kdist_trainer.json_text import encode_json
 from kdist_trainer.untrusted_text import MalformedTextError, parse_first_value, parse_json
+
+
+@dataclass(frozen=True)
+class NonfiniteLoss:
+    """The number of reported steps with such a loss, and the last loss, as text, if it was one of
+    them; empty if it was none, or is not known.
+    """
+
+    steps: int
+    last: str = ""
+
+    def __str__(self) -> str:
+        times = f"NaN or infinite in {count(self.steps, 'reported step')}"
+        return f"{times}, and is {self.last} at the end" if self.last else times
+
+    def to_document(self) -> dict[str, Any]:
+        """The numbers for programs."""
+        return {**asdict(self), "last": self.last or None}
+
+    @classmethod
+    def read(cls, record: object) -> NonfiniteLoss | None:
+        """What an exit record tells; None if no such loss was reported."""
+        told = documents.at(record, "nonfinite_loss")
+        steps = documents.integer(told, "steps") or 0
+        return cls(steps, documents.text(told, "last")) if steps > 0 else None
+
+    @classmethod
+    def gather(cls, records: Iterable[object]) -> NonfiniteLoss | None:
+        """The same of all nodes: a loss is reported by the ranks of some of them."""
+        return cls.merge(map(cls.read, records))
+
+    @classmethod
+    def merge(cls, told: Iterable[NonfiniteLoss | None]) -> NonfiniteLoss | None:
+        """What several nodes tell together."""
+        known = [each for each in told if each is not None]
+        steps = max((each.steps for each in known), default=0)
+        return cls(steps, next((each.last for each in known if each.last), "")) if steps else None
+
 
 DONE, STOPPED, PEERS_LOST = 0, 200, 201
 _KEYS = (
@@ -609,3 +646,66 @@ def _name_state(
     if deleting:
         return "Terminating"
     return (ended.reason if ended and ended.reason and not reason else reason) or phase or "Unknown"
+
+
+def find_permanent_failure(pods: Sequence[Pod]) -> Pod | None:
+    """A pod that its workload keeps starting although what it should fetch cannot be fetched; None
+    without one.
+    """
+    return next(
+        (pod for pod in pods if not pod.over and pod.init and pod.init.failed_permanently), None
+    )
+
+
+def explain_permanent_failure(pod: Pod) -> tuple[str, str]:
+    """The cause of such a pod's failure, and a sentence about it."""
+    record = pod.record
+    words = f"it cannot fetch {pod.init.what}" if pod.init else ""
+    cause, message = (record.cause, record.message) if record else ("", "")
+    return cause or "data", message or words
+
+
+def describe_fetching(pods: Sequence[Pod]) -> str:
+    """What pods fetch now, in a sentence that changes only when that does; empty if none does."""
+    fetching = [pod.init for pod in pods if pod.init is not None and pod.fetching]
+    if not fetching:
+        return ""
+    where = f" on {count(len(fetching), 'node')}" if len(pods) > 1 else ""
+    return f"fetching {fetching[0].what}{where}"
+
+
+def find_slowest(pods: Sequence[Pod]) -> FetchProgress | None:
+    """The progress of the fetching pod that has most to do; None if no progress is known."""
+    known = [pod.init.progress for pod in pods if pod.fetching and pod.init and pod.init.progress]
+    return max(known, key=lambda each: (each.total or 0) - each.done, default=None)
+
+
+AGAIN, FIXED, BLOCKING = "again", "fixed", "blocking"
+"""How the trainer's record says it: as it was, after a change, or with CUDA_LAUNCH_BLOCKING=1."""
+_OF_THE_USER = ("user_code", "config", "data", "mismatch", "nan")
+"""Causes that a run meets again as long as neither the job, the code nor the data has changed."""
+_PLACE = re.compile(r'File "(?P<file>.+)", line (?P<line>\d+)')
+
+
+def choose_rerun(record: ExitRecord) -> str:
+    """`again`, `fixed` or `blocking`. Records of trainers that do not tell, and of what fetches,
+    go by the cause.
+    """
+    return record.rerun or (FIXED if record.cause in _OF_THE_USER else AGAIN)
+
+
+def describe_change(record: ExitRecord, *, installs: bool, told: str) -> str:
+    """What to do before a run is started again.
+
+    Args:
+        record: how the run has ended.
+        installs: whether it goes on in the Python that lacked a package.
+        told: what says what to do where neither a line nor a package is known.
+    """
+    if record.signature == "missing-package" and installs:
+        return record.advice.rpartition(": ")[2]
+    if record.signature == "missing-package":
+        return "build an image that has the package"
+    if found := _PLACE.match(record.place):
+        return f"fix {found['file']}:{found['line']}"
+    return f"do what the {told} says"

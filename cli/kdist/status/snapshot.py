@@ -19,17 +19,17 @@ from kdist.status.agent_status import (
     read_training,
 )
 from kdist.status.documents import Document
-from kdist.status.fetching import find_permanent_failure, find_slowest
-from kdist.status.job_status import JobStatus, Nodes, WorkloadState
-from kdist.status.nonfinite_loss import NonfiniteLoss
-from kdist.status.phase_decision import Evidence, PhaseDecision, decide
+from kdist.status.job_status import Evidence, JobStatus, Nodes, PhaseDecision, WorkloadState, decide
 from kdist.status.pods import (
     DONE,
     PEERS_LOST,
     STOPPED,
     ExitRecord,
     FetchProgress,
+    NonfiniteLoss,
     Pod,
+    find_permanent_failure,
+    find_slowest,
     find_successor,
     read_pod,
 )

@@ -1,4 +1,5 @@
-"""One frame of a job's live view, arranged for the size of the terminal.
+"""One frame of a job's live view, arranged for the size of the terminal: `JobView` holds its
+values, `RankTable` its table of ranks.
 
 In a narrow terminal the progress bar, the loss curve and the less important numbers shrink or go;
 in a low one ranks that are well go first, then the state and the numbers.
@@ -7,6 +8,7 @@ in a low one ranks that are well go first, then the state and the numbers.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
@@ -17,7 +19,118 @@ from kdist.status import Phase
 from kdist.terminal_text import keep_colors, to_terminal
 from kdist.units import age, count, number, seconds
 from kdist.views import status_table
-from kdist.views.job_view import JobView
+
+_LEFT_ALIGNED = ("NODE", "POD", "STATE", "STATUS", "")
+
+
+@dataclass(frozen=True)
+class RankTable:
+    """One row for each rank, and for each node or pod without ranks. A row with a colored cell is
+    in trouble, and stays when there is no room for all.
+
+    Attributes:
+        header: names of the columns.
+        rows: the cells.
+        keep: columns that are never left out; long names in them are shortened.
+    """
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[Text]]
+    keep: Sequence[str] = ()
+
+    def render(self, width: int, max_rows: int) -> list[Text]:
+        """Format the table.
+
+        Args:
+            width: columns of the terminal.
+            max_rows: ranks to show; the others are counted in a last line.
+        """
+        shown = choose_rows(self.rows, max_rows)
+        lines = [[Text(name) for name in self.header], *shown]
+        widths = [max(line[index].cell_len for line in lines) for index in range(len(self.header))]
+        kept, gap = columns.choose(self.header, widths, width, keep=self.keep)
+        widths = columns.shrink(widths, kept, width, gap)
+        found = [self._render_row(line, kept, widths, gap) for line in lines]
+        found[0].stylize("dim")
+        hidden = len(self.rows) - len(shown)
+        return [*found, *([Text(f"… {count(hidden, 'more rank')}", "dim")] if hidden else [])]
+
+    def _render_row(
+        self, row: Sequence[Text], kept: Sequence[int], widths: Sequence[int], gap: int
+    ) -> Text:
+        cells = []
+        for index in kept:
+            plain = columns.shorten(row[index].plain, widths[index])
+            left = self.header[index] in _LEFT_ALIGNED
+            padded = plain.ljust(widths[index]) if left else plain.rjust(widths[index])
+            cells.append(Text(padded, row[index].style))
+        line = Text(" " * gap).join(cells)
+        line.rstrip()
+        return line
+
+
+def choose_rows(rows: Sequence[Sequence[Text]], limit: int) -> list[Sequence[Text]]:
+    """At most `limit` rows in their order: first those in trouble, then those at the beginning."""
+    if len(rows) <= limit:
+        return list(rows)
+    order = sorted(
+        range(len(rows)), key=lambda index: (not any(cell.style for cell in rows[index]), index)
+    )
+    return [rows[index] for index in sorted(order[: max(0, limit)])]
+
+
+@dataclass(frozen=True)
+class JobView:
+    """What a live view shows of a job. Values that are unknown are None and not shown.
+
+    Attributes:
+        name: name of the job.
+        ranks: the table of ranks.
+        phase: phase of a job on a cluster.
+        step: last completed step.
+        target: step at which the training ends.
+        seconds_left: estimated seconds until then.
+        elapsed: seconds since the start.
+        losses: recent losses, the newest last.
+        throughput: samples per second.
+        all_reduce_seconds: seconds per step.
+        nodes: nodes at work and wanted, such as `2/4`.
+        restarts_left: restarts until the job fails.
+        checkpoint_age: seconds since the last checkpoint.
+        at_risk: seconds of training that a loss of all ranks now would cost.
+        gap: what is missing from the view, in a sentence.
+        progress_bars: newest states of the ranks' own progress bars.
+        notice: what the job waits for or why it fails, in a sentence.
+        notice_style: style of the notice.
+        hint: shown where there is no notice.
+    """
+
+    name: str
+    ranks: RankTable
+    phase: Phase | None = None
+    step: int | None = None
+    target: int | None = None
+    seconds_left: float | None = None
+    elapsed: float | None = None
+    loss: float | None = None
+    losses: Sequence[float] = ()
+    throughput: float | None = None
+    learning_rate: float | None = None
+    all_reduce_seconds: float | None = None
+    nodes: str = ""
+    world_size: int = 0
+    generation: int = 0
+    restarts: int = 0
+    restarts_left: int | None = None
+    checkpoint_step: int | None = None
+    checkpoint_age: float | None = None
+    at_risk: float | None = None
+    gap: str = ""
+    progress_bars: Sequence[Entry] = ()
+    notice: str = ""
+    notice_style: str = "yellow"
+    hint: str = ""
+
 
 WATCH_HINT = "Ctrl-C ends this view, not the job"
 _BARS = "▁▂▃▄▅▆▇█"

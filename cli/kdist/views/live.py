@@ -1,4 +1,4 @@
-"""The live view of a job, on this machine or on a cluster.
+"""The live views of a job, on this machine or on a cluster, and of `kdist top`.
 
 `from_progress` and `from_status` fill a `JobView`; `render` turns it into a renderable of rich.
 """
@@ -6,24 +6,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from rich.console import RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.text import Text
 
-from kdist.agent_metrics import RankBreakdown, mark_slow
+from kdist import agent_metrics, columns
+from kdist.agent_metrics import AgentSample, RankBreakdown, mark_slow
 from kdist.diagnose import Diagnosis
 from kdist.events import Entry, describe_event
 from kdist.local.progress import STALE_SECONDS, NodeProgress, Progress
 from kdist.status import JobStatus
-from kdist.status.step_history import StepHistory
+from kdist.status.job_status import StepHistory
 from kdist.units import is_number, moment, seconds
-from kdist.views import status_table
-from kdist.views.frame import WATCH_HINT, Frame, render_print
-from kdist.views.job_view import JobView
-from kdist.views.rank_table import RankTable
+from kdist.views import status_table, top
+from kdist.views.frame import WATCH_HINT, Frame, JobView, RankTable, join_parts, render_print
 
 _MAX_HEARTBEAT_AGE = 10.0  # seconds, after which it is shown in red
 _PACE_MAX_AGE = 30.0  # seconds since a step, after which there is no estimate
@@ -193,3 +192,60 @@ def _to_local(stamp: str) -> str:
         return moment(datetime.fromisoformat(stamp).timestamp())
     except ValueError:
         return stamp[11:19]
+
+
+_SEPARATOR = " · "
+
+
+class TopFrame:
+    """One frame; rich draws it in the size that the terminal has at that moment."""
+
+    def __init__(
+        self,
+        name: str,
+        now: Mapping[str, AgentSample],
+        rows: Sequence[RankBreakdown],
+        rank: int | None,
+    ) -> None:
+        """Draw these rows.
+
+        Args:
+            name: name of the job.
+            now: the newest sample of each agent.
+            rows: one row per rank.
+            rank: the only rank to show; None for all.
+        """
+        self._headline = top.headline(name, now)
+        self._rows = agent_metrics.select_rows(rows, rank)
+        self._slow = list(agent_metrics.describe_slow(rows))
+        self._silent = not now
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield the lines of the frame."""
+        width, height = options.max_width, console.size.height
+        head = [Text(line, "bold") for line in join_parts(self._headline.split(_SEPARATOR), width)]
+        foot = [*self._sentences(width, max_lines=max(1, height // 3)), Text(WATCH_HINT, "dim")]
+        rows = height - 1 - len(head) - len(foot) - 2  # the table's header and its last line
+        if len(self._rows) <= rows + 1:
+            rows += 1
+        table = _make_table(self._rows).render(width, rows) if rows > 0 and self._rows else []
+        for line in [*head, *table, *foot][: max(1, height - 1)]:
+            line.no_wrap, line.overflow = True, "ellipsis"
+            yield line
+
+    def _sentences(self, width: int, max_lines: int) -> Iterator[Text]:
+        """What is wrong, in whole sentences: as many as fit, and how many there are besides."""
+        sentences = ["no agent answers"] if self._silent else self._slow
+        lines = 0
+        for place, sentence in enumerate(sentences):
+            wrapped = columns.wrap(sentence, width)
+            lines += len(wrapped)
+            if place and lines > max_lines:
+                yield Text(f"… {len(sentences) - place} more slow", "yellow")
+                return
+            yield from (Text(line, "yellow") for line in wrapped)
+
+
+def _make_table(rows: Sequence[RankBreakdown]) -> RankTable:
+    cells = [[Text(cell, "yellow" if row.slow else "") for cell in top.cells(row)] for row in rows]
+    return RankTable(top.HEADER, cells, keep=("POD",))

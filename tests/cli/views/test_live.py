@@ -12,9 +12,8 @@ from kdist.events import Entry
 from kdist.local.agents import StatusReply
 from kdist.local.progress import NodeProgress, Progress
 from kdist.status import Snapshot
-from kdist.status.step_history import StepHistory
-from kdist.views.frame import sparkline
-from kdist.views.job_view import JobView
+from kdist.status.job_status import StepHistory
+from kdist.views.frame import JobView, sparkline
 from kdist.views.live import from_progress, from_status, render, render_entry
 from tests.cli.diagnose.scenes import scene
 from tests.cli.status.objects import pod, report, unscheduled

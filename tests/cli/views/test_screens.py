@@ -22,11 +22,10 @@ from kdist.jobs import checkpoints
 from kdist.local.progress import NodeProgress, Progress
 from kdist.report import text as report_text
 from kdist.status import Snapshot
-from kdist.status.step_history import StepHistory
+from kdist.status.job_status import StepHistory
 from kdist.units import age, moment
 from kdist.views import status_table
-from kdist.views.live import from_progress, render
-from kdist.views.live_top import TopFrame
+from kdist.views.live import TopFrame, from_progress, render
 from tests.cli.diagnose.scenes import FAILED, scene
 from tests.cli.jobs.test_checkpoint_list import ENTRY
 from tests.cli.jobs.test_checkpoint_list import document as checkpoint_list

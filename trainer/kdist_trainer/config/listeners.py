@@ -67,7 +67,7 @@ LISTENERS: Final = (
         "-",
         "nothing",
         f"read counts of TrainingJobs and requests; {_BOUNDED}",
-        ("kdist_controller.endpoint",),
+        ("kdist_controller.metrics",),
     ),
     Listener(
         "torch's TCPStore of a group",

@@ -1,15 +1,20 @@
-"""The status of a TrainingJob: phase, conditions and numbers, from what is observed and what was
-decided. Also the events that its changes are told by.
+"""The status of a TrainingJob: phase, conditions and numbers, computed from the observed state and
+the decision about it, and the events that announce its changes.
+
+Conditions follow the conventions of Kubernetes: `merge_conditions` keeps the transition time of a
+condition whose status stays the same.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import Enum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from kdist.backends import Placement, warn_of_size
 from kdist.diagnose import Diagnosis, diagnose
@@ -19,11 +24,61 @@ from kdist.ownership import ForeignError
 from kdist.spec import TrainingJob
 from kdist.status import JobStatus, Phase, documents
 from kdist.status.documents import Document
-from kdist_controller import conditions
-from kdist_controller.changes import Action, Changes, Notice
-from kdist_controller.conditions import Condition
-from kdist_controller.difference import describe
+from kdist_controller.actions import Action, Changes, Notice
 from kdist_controller.observation import Observed
+from kdist_controller.resource import describe
+
+
+class Condition(NamedTuple):
+    """One condition."""
+
+    type: str
+    status: bool
+    reason: str
+    message: str
+
+
+def find_condition(status: Document, kind: str) -> Document:
+    """The condition of this type in a status; empty if there is none."""
+    return documents.condition({"status": status}, kind)
+
+
+def is_true(status: Document, kind: str) -> bool:
+    """Whether the condition of this type is true."""
+    return find_condition(status, kind).get("status") == "True"
+
+
+def merge_conditions(
+    status: Document, wanted: Iterable[Condition], *, now: float
+) -> list[dict[str, Any]]:
+    """The conditions of a status with these in place of those of their types. The transition time
+    is that of the last change between true and false.
+    """
+    found = {str(each.get("type")): dict(each) for each in documents.items(status, "conditions")}
+    for each in wanted:
+        before, state = found.get(each.type, {}), "True" if each.status else "False"
+        since = before.get("lastTransitionTime") if before.get("status") == state else None
+        found[each.type] = {
+            "type": each.type,
+            "status": state,
+            "reason": each.reason,
+            "message": each.message,
+            "lastTransitionTime": since or format_time(now),
+        }
+    return list(found.values())
+
+
+def camelize(cause: str) -> str:
+    """A cause as the reason of a condition: `out-of-memory` is `OutOfMemory`."""
+    words = [word for word in re.split(r"[^A-Za-z0-9]+", cause) if word]
+    found = "".join(word[0].upper() + word[1:] for word in words)
+    return found if found[:1].isalpha() else f"Cause{found}"
+
+
+def format_time(moment: float) -> str:
+    """Unix seconds as the API server writes times."""
+    return datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
 
 _KEPT: Final = (
     "step",
@@ -74,7 +129,7 @@ class Decision:
 
 def is_terminal(status: Document) -> bool:
     """Whether a TrainingJob's status says that the job has ended."""
-    return any(conditions.is_true(status, kind) for kind in ("Complete", "Failed"))
+    return any(is_true(status, kind) for kind in ("Complete", "Failed"))
 
 
 def ended_at(observed: Observed) -> float | None:
@@ -128,11 +183,9 @@ def _build(observed: Observed, decision: Decision, *, settled: bool) -> dict[str
             wanted.append(_outdated(decision))
     else:
         found |= {"phase": Phase.PENDING.value, "message": wanted[0].message}
-    merged = conditions.merge_conditions(before, wanted, now=observed.now)
+    merged = merge_conditions(before, wanted, now=observed.now)
     generic = _kstatus_conditions({**found, "conditions": merged}, decision)
-    found["conditions"] = conditions.merge_conditions(
-        {"conditions": merged}, generic, now=observed.now
-    )
+    found["conditions"] = merge_conditions({"conditions": merged}, generic, now=observed.now)
     return found
 
 
@@ -143,14 +196,14 @@ def _kstatus_conditions(status: Document, decision: Decision) -> Iterator[Condit
     busy = decision.refused is None and decision.stage is not Stage.STEADY
     stalled = {"reason": "NotStalled", "message": ""}
     for kind, state in (("Accepted", "False"), ("Failed", "True")):
-        if (found := conditions.find_condition(status, kind)).get("status") == state:
+        if (found := find_condition(status, kind)).get("status") == state:
             stalled = dict(found)
     stuck = stalled["reason"] != "NotStalled"
     for each in (
         Condition("Reconciling", busy, decision.stage.value if busy else "Reconciled", ""),
         Condition("Stalled", stuck, stalled["reason"], stalled["message"]),
     ):
-        if each.status or conditions.find_condition(status, each.type):
+        if each.status or find_condition(status, each.type):
             yield each
 
 
@@ -192,7 +245,7 @@ def _phase(observed: Observed, decision: Decision) -> tuple[Phase, str]:
     if decision.stage is Stage.CREATING:
         return Phase.PENDING, "Creating"
     status = observed.explained.status
-    return status.phase, conditions.camelize(status.reason or status.phase.value)
+    return status.phase, camelize(status.reason or status.phase.value)
 
 
 def _explain(observed: Observed, decision: Decision) -> Diagnosis:
@@ -277,7 +330,7 @@ def _eta(status: JobStatus, now: float) -> str | None:
 
 
 def _time(value: float | None) -> str | None:
-    return None if value is None else conditions.format_time(value)
+    return None if value is None else format_time(value)
 
 
 def _phase_conditions(
@@ -288,7 +341,7 @@ def _phase_conditions(
     if observed.held:
         words = "; ".join(each.explain(observed.now) for each in observed.held)
         yield Condition("VolumeAttached", False, "AttachedElsewhere", _clip(words))
-    elif conditions.find_condition(observed.resource.status, "VolumeAttached"):
+    elif find_condition(observed.resource.status, "VolumeAttached"):
         yield Condition("VolumeAttached", True, "Attached", "")
     if status.queue:
         waits = phase is Phase.QUEUED
@@ -304,7 +357,7 @@ def _phase_conditions(
     yield Condition(
         "Failed",
         failed,
-        conditions.camelize(cause.cause) if failed else "NotEnded",
+        camelize(cause.cause) if failed else "NotEnded",
         message if failed else "",
     )
 
@@ -324,19 +377,16 @@ def _tell(before: Document, after: Mapping[str, Any], decision: Decision) -> Ite
         ("Complete", "Complete", False),
         ("Failed", "Failed", True),
     ):
-        if conditions.is_true(after, kind) and not conditions.is_true(before, kind):
-            found = conditions.find_condition(after, kind)
+        if is_true(after, kind) and not is_true(before, kind):
+            found = find_condition(after, kind)
             yield Notice(told, documents.text(found, "message") or told, warns)
-    refused = conditions.find_condition(after, "Accepted")
-    if refused.get("status") == "False" and refused != conditions.find_condition(
-        before, "Accepted"
-    ):
+    refused = find_condition(after, "Accepted")
+    if refused.get("status") == "False" and refused != find_condition(before, "Accepted"):
         yield Notice("NotAccepted", documents.text(refused, "message"), warning=True)
-    if conditions.is_true(before, "Suspended") and not conditions.is_true(after, "Suspended"):
+    if is_true(before, "Suspended") and not is_true(after, "Suspended"):
         yield Notice("Resumed", "its pods start, and continue from the last checkpoint")
     now, then = (
-        documents.text(conditions.find_condition(each, "Running"), "reason")
-        for each in (after, before)
+        documents.text(find_condition(each, "Running"), "reason") for each in (after, before)
     )
     if now == "Restarting" != then:
         yield Notice("Restarting", "its pods save and end, then all ranks start again")

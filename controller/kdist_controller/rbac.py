@@ -57,7 +57,7 @@ def chart_templates() -> str:
         "election": ELECTION,
     }
     parts = [
-        "{{/* Made from the table of rights in controller/kdist_controller/rights.py: python -m "
+        "{{/* Made from the table of rights in controller/kdist_controller/rbac.py: python -m "
         "tests.charts.rights_files */}}\n"
     ]
     for name, rights in tables.items():

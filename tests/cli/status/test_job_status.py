@@ -1,15 +1,17 @@
 """The phase follows from the strongest evidence: the workload's end, the user's requests, the
-agents, and last the pods.
+agents, and last the pods. The pace of a training follows from its recent steps.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pytest
 
 from kdist.status import JobStatus, Phase, WorkloadState, read_status
+from kdist.status.job_status import StepHistory
 from tests.cli.status.objects import (
     NOW,
     config_map,
@@ -233,3 +235,33 @@ def test_of_a_job_that_was_stopped_only_what_is_known_is_called_saved(
 ) -> None:
     pods = [ended_pod(index, 200, record=one) for index, one in enumerate(records)]
     assert look(FAILED, pods).message == f"stopped on request; {said}"
+
+
+def test_the_time_left_follows_from_the_pace_of_recent_steps() -> None:
+    history = StepHistory()
+    assert history.seconds_left(0.0, 100, max_age=10) is None
+    history.record(0.0, 10, 1.0)
+    assert history.seconds_left(0.0, 100, max_age=10) is None
+    history.record(5.0, 20, 0.5)
+    assert history.seconds_left(5.0, 100, max_age=10) == 40.0
+    assert history.seconds_left(5.0, None, max_age=10) is None
+    assert history.seconds_left(16.0, 100, max_age=10) is None
+
+
+def test_a_rollback_discards_the_pace_and_keeps_the_losses() -> None:
+    history = StepHistory()
+    history.record(0.0, 10, 1.0)
+    history.record(1.0, 20, 0.5)
+    history.record(2.0, 5, 0.9)
+    assert history.seconds_left(2.0, 100, max_age=10) is None
+    assert list(history.losses) == [1.0, 0.5, 0.9]
+
+
+def test_repeated_steps_and_unknown_or_infinite_losses_add_no_point_to_the_curve() -> None:
+    history = StepHistory()
+    history.record(0.0, None, 1.0)
+    history.record(1.0, 10, 1.0)
+    history.record(2.0, 10, 0.5)
+    history.record(3.0, 20, math.nan)
+    history.record(4.0, 30, None)
+    assert list(history.losses) == [1.0]

@@ -14,7 +14,6 @@ import hashlib
 
 import torch
 import torch.distributed as dist
-from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
@@ -30,6 +29,8 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def load_samples() -> TensorDataset:
+    from sklearn.datasets import load_digits  # here: ddp_kdist.py runs without scikit-learn
+
     digits = load_digits()
     return TensorDataset(
         torch.tensor(digits.data, dtype=torch.float32) / 16, torch.tensor(digits.target)

@@ -13,13 +13,14 @@ import argparse
 
 import torch
 import torch.distributed as dist
-from ddp import digest, load_samples
+from ddp import digest
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from kdist_trainer import Checkpointer, Reporter
+from kdist_trainer.workloads.digits import read_scans
 
 
 def main() -> None:
@@ -29,7 +30,8 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     dist.init_process_group("gloo")
-    samples = load_samples()
+    images, labels = read_scans()
+    samples = TensorDataset(images.flatten(1), labels)
     sampler: DistributedSampler[tuple[torch.Tensor, ...]] = DistributedSampler(samples, seed=0)
     loader = DataLoader(samples, batch_size=32, sampler=sampler)
     module = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))

@@ -66,9 +66,10 @@ def test_the_image_runs_as_any_user_on_a_read_only_root(namespace: Namespace) ->
 
 
 WHO = """
-import json, os, getpass, torch, torch.distributed, sklearn.datasets, kdist_trainer.agent.launch
+import json, os, getpass, torch, torch.distributed, kdist_trainer.agent.launch
+from kdist_trainer.workloads.digits import read_scans
 getpass.getuser()
-rows = len(sklearn.datasets.load_digits().target)
+rows = len(read_scans()[1])
 print(json.dumps({"uid": os.getuid(), "gloo": torch.distributed.is_gloo_available(), "rows": rows}))
 """
 

@@ -27,7 +27,6 @@ _LOG_FILE = "KDIST_LOG_FILE"  # repeated from kdist_trainer.agent.log_file
 FOR_TRAINING = (
     "torch>=2.13",
     "numpy>=1.26",
-    "scikit-learn>=1.5",
     "safetensors>=0.5",
     "tensorboard>=2.18",
 )

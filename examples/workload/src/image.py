@@ -1,16 +1,14 @@
-"""An image classifier: handwritten digits of 8 x 8 points (scikit-learn's bundled data), all
-classes equally often.
-"""
+"""An image classifier: handwritten digits of 8 x 8 points, all classes equally often."""
 
 from typing import Any
 
 import torch
-from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 from kdist_trainer.workload import Samples, Split, Sums, Workload
+from kdist_trainer.workloads.digits import read_scans
 
 
 class Images(Workload):
@@ -27,9 +25,7 @@ class Images(Workload):
         )
 
     def dataset(self, split: Split) -> TensorDataset:
-        digits = load_digits()
-        images = torch.tensor(digits.images, dtype=torch.float32)[:, None] / 16
-        labels = torch.tensor(digits.target)
+        images, labels = read_scans()
         for_test = torch.arange(len(labels)) % 5 == 0
         chosen = for_test if split == "test" else ~for_test
         return TensorDataset(images[chosen], labels[chosen])

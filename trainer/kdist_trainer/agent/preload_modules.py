@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
-import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -47,8 +46,7 @@ def training(config: Path) -> Iterator[str]:
             yield from _EVENT_FILES
         name: str = train["workload"]
         if name.isidentifier():
-            yield (module := f"kdist_trainer.workloads.{name}")
-            yield from getattr(sys.modules.get(module), "PRELOAD", ())
+            yield f"kdist_trainer.workloads.{name}"
 
 
 def register_gloo() -> None:

@@ -1,7 +1,7 @@
 """The shipped workloads, one module each, named as in job.yaml; and the import of a user's own
 class.
 
-`digits` is scikit-learn's handwritten digits and a small network, `gpt` a GPT that every strategy
+`digits` is handwritten digits and a small network, `gpt` a GPT that every strategy
 can train. Both are examples of the public API in `kdist_trainer.workload` and use nothing else of
 the trainer. `load` takes a name from here, or `module:Class` of the user's code.
 """

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from kdist_trainer import preallocated
-from kdist_trainer.causes.advice import fill
+from kdist_trainer.causes.advice import fill_advice
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.config.exit_codes import FAULTS, Fault, Rerun
 from kdist_trainer.errors import find, find_place
@@ -216,7 +216,7 @@ def describe(
             place=place,
             signature=found.signature,
             fault=found.fault,
-            advice=fill(found.advice, error, place)[:_MESSAGE_LENGTH],
+            advice=fill_advice(found.advice, error, place)[:_MESSAGE_LENGTH],
             rerun=found.rerun,
         ),
         **known,

@@ -267,7 +267,7 @@ class ManagedRank:
         timeout = timedelta(seconds=collective_timeout_seconds)
         if self.ctx is not None:
             self._kept = regroup.keep(self.ctx)
-        why, self.ctx = regroup.describe(error), None
+        why, self.ctx = regroup.describe_error(error), None
         forget_frames(error)
         abandon(timeout)
         if self._kept is not None and (save := self._kept.carried) and save.is_in_progress:

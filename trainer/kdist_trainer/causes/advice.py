@@ -19,7 +19,7 @@ _PACKAGES = {
 """Packages whose name is not that of their module."""
 
 
-def fill(advice: str, error: BaseException, place: str | None) -> str:
+def fill_advice(advice: str, error: BaseException, place: str | None) -> str:
     """The advice with its fields filled in from the error and this process."""
     if "{" not in advice:
         return advice

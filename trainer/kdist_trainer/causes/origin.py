@@ -29,7 +29,7 @@ _COLLECTIVE = re.compile(
     r"torch/distributed/(distributed_c10d|c10d_logger|rendezvous|device_mesh|nn/functional"
     r"|_functional_collectives)\.py$"
 )
-_LOAD = re.compile(
+_LOADING = re.compile(
     r"load(_state_dict|_tensors|_values|_full_tensors|_metadata|_unsaved)?|_load_\w+|restore|resume"
     r"|restore_generators|receive_\w+|take_over|read_(state|values|all_values)"
 )
@@ -235,7 +235,7 @@ class Origin:
     def load(self) -> Frame | None:
         """The frame of kdist's own that was loading or receiving the state; None if none was."""
         for one in reversed(self.below):
-            if _LOADERS.search(one.file) and _LOAD.fullmatch(one.name):
+            if _LOADERS.search(one.file) and _LOADING.fullmatch(one.name):
                 return one
         return None
 

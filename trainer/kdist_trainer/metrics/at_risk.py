@@ -10,7 +10,7 @@ from kdist_trainer.metrics.wire import GAUGES, SLOTS, Record
 _INTERVAL = GAUGES["kdist_checkpoint_interval_seconds"]
 _COMMITTED_AT = GAUGES["kdist_checkpoint_last_success_timestamp_seconds"]
 _STEPPED_AT = GAUGES["kdist_last_step_timestamp_seconds"]
-_STEP_SECONDS = GAUGES["kdist_step_duration_ewma_seconds"]
+_STEP_EWMA = GAUGES["kdist_step_duration_ewma_seconds"]
 _SAVE_SECONDS = SLOTS["kdist_checkpoint_duration_seconds"].stop - 1
 """The sum of the durations until a save was durable."""
 
@@ -56,7 +56,7 @@ class WorkAtRisk:
             self._saves |= gauges[_INTERVAL] is not None or committed is not None
             if self._since is None:
                 stepped = gauges[_STEPPED_AT]
-                self._since = now if stepped is None else stepped - (gauges[_STEP_SECONDS] or 0.0)
+                self._since = now if stepped is None else stepped - (gauges[_STEP_EWMA] or 0.0)
             if committed is None or committed == self._committed:
                 return
             self._committed = committed

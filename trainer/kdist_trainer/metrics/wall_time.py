@@ -41,7 +41,7 @@ _CATEGORY_BY_PHASE = {
     Phase.EXIT: WallCategory.IDLE,
 }
 _GUESSED = (WallCategory.IDLE, WallCategory.INIT, WallCategory.UNOBSERVED)
-_ZEROS = [0.0] * len(WALL_CATEGORIES)
+_NO_SECONDS = [0.0] * len(WALL_CATEGORIES)
 
 
 class WallTimeBreakdown:
@@ -58,11 +58,11 @@ class WallTimeBreakdown:
             observed: Whether ranks report what they do from their start, as the managed loop does;
                 a script may never report.
         """
-        known = [persisted[category] for category in WALL_CATEGORIES] if persisted else _ZEROS
+        known = [persisted[category] for category in WALL_CATEGORIES] if persisted else _NO_SECONDS
         self._start = now - sum(known)
         self._state = "pending"
         self._before_steps = WallCategory.INIT if observed else WallCategory.UNOBSERVED
-        self._reported: Sequence[float] = _ZEROS
+        self._reported: Sequence[float] = _NO_SECONDS
         self._has_stepped = False
         self._classified = list(known)
         self._persisted = known

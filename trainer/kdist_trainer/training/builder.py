@@ -121,9 +121,9 @@ def assemble(
         buffers=model.buffers,
         precision=model.precision,
         forward_backward=make_forward_backward(workload, model, state, step_timer),
-        loss_scale=loss_scale.build(workload, world, step_timer),
+        loss_scale=loss_scale.build_loss_scale(workload, world, step_timer),
         optimizer=training.optimizer,
-        lr_scheduler=lr_scheduler.wrap(training.scheduler),
+        lr_scheduler=lr_scheduler.wrap_lr_scheduler(training.scheduler),
         ema=model.ema,
         guard=guard,
         early_stopping=early_stopping,
@@ -216,14 +216,14 @@ def make_training_state(
         strategy=model.strategy,
         module=model.module,
         optimizer=optimizer,
-        scheduler=lr_scheduler.make(workload, optimizer, train.schedule, steps=steps),
+        scheduler=lr_scheduler.make_lr_scheduler(workload, optimizer, train.schedule, steps=steps),
         ema=model.ema,
         extras=extras,
         state=state,
     )
     # the rank keeps it in all its groups, and the buffers know this one
     bare = replace(training, extras={})
-    training.loading.build = partial(new_process.built, train, workload, bare, steps=steps)
+    training.loading.build = partial(new_process.as_new_process, train, workload, bare, steps=steps)
     return training
 
 

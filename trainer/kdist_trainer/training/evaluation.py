@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -22,8 +22,10 @@ from kdist_trainer.metrics.step_stats import WallCategory
 from kdist_trainer.rng import EVALUATE, Generators, derive
 from kdist_trainer.state import digest_of, digests_of, eval_mode, read_module
 from kdist_trainer.stream import Stream
-from kdist_trainer.training.context import TrainContext
 from kdist_trainer.training.sync import choose_sync_interval
+
+if TYPE_CHECKING:
+    from kdist_trainer.training.context import TrainContext
 
 _MOST_BATCHES: Final = 1000
 """Batches between two looks at whether a rank is asked to stop."""

@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import math
 import time
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from torch import Tensor
 
 from kdist_trainer import log
 from kdist_trainer.errors import NonFiniteError
 from kdist_trainer.training import replicas
-from kdist_trainer.training.context import TrainContext
 from kdist_trainer.training.sync import (
     IntervalResult,
     StepRecord,
     SyncPayload,
     choose_sync_interval,
 )
+
+if TYPE_CHECKING:
+    from kdist_trainer.training.context import TrainContext
 
 PROGRESS_SECONDS = 1.0
 """Least time between two `progress` events."""
@@ -95,7 +97,7 @@ def record_interval(ctx: TrainContext, result: IntervalResult) -> None:
     # kept: where an evaluation or a save collects the exchange, the loop does not see its result
     ctx.stop_agreed |= result.stop
     ctx.profile_agreed |= result.profile
-    replicas.check(ctx, result)
+    replicas.check_replicas(ctx, result)
     ctx.checkpointing.take_news(result.carried)
     if not result.records:
         return

@@ -14,7 +14,7 @@ from kdist_trainer.training.context import TrainContext
 
 
 @contextmanager
-def watch(ctx: TrainContext) -> Iterator[None]:
+def watch_attributes(ctx: TrainContext) -> Iterator[None]:
     """Undo what the passes in the `with` block change in attributes of the model, and log it; the
     first step of the optimizer is watched too.
     """

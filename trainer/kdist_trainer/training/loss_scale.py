@@ -58,7 +58,7 @@ class CountedLossScale:
         return self._world.size / max(1, int(total))
 
 
-def build(workload: Workload, world: World, step_timer: StepTimer) -> LossScale:
+def build_loss_scale(workload: Workload, world: World, step_timer: StepTimer) -> LossScale:
     """Build the loss scale of a workload.
 
     Args:

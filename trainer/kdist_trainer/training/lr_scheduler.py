@@ -53,7 +53,7 @@ class ConstantLr:
         """Do nothing."""
 
 
-def make(
+def make_lr_scheduler(
     workload: Workload, optimizer: Optimizer, settings: Schedule, *, steps: int
 ) -> LRScheduler | None:
     """The workload's scheduler of a run of `steps` steps. Raises `ConfigError` if the training loop
@@ -64,7 +64,7 @@ def make(
     return scheduler
 
 
-def wrap(scheduler: LRScheduler | None) -> LrScheduler:
+def wrap_lr_scheduler(scheduler: LRScheduler | None) -> LrScheduler:
     """The scheduler that `Workload.scheduler` returned, as the training loop uses it."""
     if scheduler is None:
         return ConstantLr()

@@ -23,7 +23,7 @@ from kdist_trainer.workload import Workload
 
 
 @contextmanager
-def built(
+def as_new_process(
     train: Training, workload: Workload, training: TrainingState, *, steps: int
 ) -> Iterator[TrainingState | None]:
     """Within the `with` block, what a new process has, on the CPU. None if the user's code raises

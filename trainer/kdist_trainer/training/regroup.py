@@ -407,7 +407,7 @@ def merge_losses(survivors: Sequence[FormerRank]) -> list[dict[str, Any]]:
     return lines
 
 
-def describe(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """An error in one line, for the agent."""
     with contextlib.suppress(Exception):
         return f"{type(error).__name__}: {error}".partition("\n")[0]

@@ -8,13 +8,15 @@ checkpoint is of ranks that differ.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from kdist_trainer import log
 from kdist_trainer.errors import ReplicasDifferError
 from kdist_trainer.state import digest_of
-from kdist_trainer.training.context import TrainContext
 from kdist_trainer.training.sync import IntervalResult
+
+if TYPE_CHECKING:
+    from kdist_trainer.training.context import TrainContext
 
 _HEX_DIGITS: Final = 12
 """48 bits, which a float of 64 bits holds exactly."""
@@ -33,7 +35,7 @@ def take_digest(ctx: TrainContext) -> int | None:
     return int(digest_of([weights, optimizer])[:_HEX_DIGITS], 16)
 
 
-def check(ctx: TrainContext, result: IntervalResult) -> None:
+def check_replicas(ctx: TrainContext, result: IntervalResult) -> None:
     """End this group if ranks have posted different digests. Collective.
 
     Raises:

@@ -153,7 +153,7 @@ def setup(ctx: TrainContext) -> None:
     pretrained weights, and open the batches at that position. Collective.
     """
     if ctx.handover.warm_up is None:
-        with kept_attributes.watch(ctx):
+        with kept_attributes.watch_attributes(ctx):
             warm_up(ctx)
     else:
         regroup.use_warm_up(ctx, ctx.handover.warm_up)

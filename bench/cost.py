@@ -24,10 +24,10 @@ from bench.ranks import launch_measured, report
 from bench.table import columns, title
 from bench.work import take_both
 from kdist_trainer.instrumentation import collective_hooks
-from kdist_trainer.instrumentation.flight_recorder import FlightRecorder
+from kdist_trainer.instrumentation.collective_hooks import FlightRecorder
 from kdist_trainer.instrumentation.step_timer import NullTimer
 from kdist_trainer.liveness import NullHeartbeat
-from kdist_trainer.metrics.reporter import Reporter
+from kdist_trainer.metrics.transport import Reporter
 from kdist_trainer.training import trainer
 from kdist_trainer.training.context import TrainContext
 

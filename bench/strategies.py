@@ -86,8 +86,8 @@ def measure(strategy: str, precision: str, size: int) -> dict[str, float]:
 
 def rank() -> None:
     """One rank of a run."""
-    from kdist_trainer.metrics.reporter import Reporter
     from kdist_trainer.metrics.step_stats import StepStats
+    from kdist_trainer.metrics.transport import Reporter
     from kdist_trainer.training import trainer
     from kdist_trainer.training.builder import RankRuntime, assemble
     from kdist_trainer.training.sync import StopFlag

@@ -27,7 +27,7 @@ from bench.gpu.training import (
     told,
 )
 from bench.ranks import launch_measured, report
-from kdist_trainer.instrumentation import flight_recorder
+from kdist_trainer.instrumentation import collective_hooks
 from kdist_trainer.instrumentation.step_timer import CudaAllReduceTimer, GlooAllReduceTimer
 from kdist_trainer.liveness import Heartbeat
 from kdist_trainer.training.context import TrainContext
@@ -72,7 +72,7 @@ def rank() -> None:
                 seconds[kind] = time_block(ctx)
             groups.append(seconds)
         switch.turn(len(KINDS) - 1)  # all of it, which `open_training` closes
-        flight_recorder.remove()
+        collective_hooks.remove_recorder()
     report({"shape": shape._asdict(), **compare(groups)})
 
 
@@ -80,7 +80,7 @@ def measure_as_in_a_group(ctx: TrainContext) -> TrainContext:
     """Note and time the collectives of a rank that is alone."""
     heartbeat = ctx.heartbeat
     assert isinstance(heartbeat, Heartbeat)
-    flight_recorder.install(heartbeat)
+    collective_hooks.install_recorder(heartbeat)
     timer = CudaAllReduceTimer if ctx.world.device.type == "cuda" else GlooAllReduceTimer
     ctx.collective_timer = timer(ctx.stats, heartbeat)
     return ctx

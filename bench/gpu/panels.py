@@ -21,7 +21,7 @@ from kdist.agent_metrics import parse
 from kdist.dashboards.model import PanelRow
 from kdist.dashboards.training.operations import DEVICES, RESOURCES
 from kdist.local.agents import ports
-from kdist_trainer.metrics.endpoint import CATALOGUE
+from kdist_trainer.metrics.exporter import CATALOGUE
 
 STEPS = {"cuda": 50, "cpu": 5}
 """Before the first scrape, and again before the second one."""

@@ -30,11 +30,11 @@ from bench.gpu.training import (
     told,
 )
 from bench.ranks import report
-from kdist_trainer.instrumentation.intervals import union_length
 from kdist_trainer.instrumentation.step_timer import (
     CollectiveTimer,
     CudaAllReduceTimer,
     GlooAllReduceTimer,
+    union_length,
 )
 from kdist_trainer.metrics.step_stats import Op, StepStats
 

@@ -16,15 +16,14 @@ import torch
 from bench.gpu.parts import Order
 from bench.ranks import free_ports, launch
 from kdist_trainer.config import TrainConfig
-from kdist_trainer.instrumentation import flight_recorder
+from kdist_trainer.instrumentation import collective_hooks
 from kdist_trainer.liveness import NullHeartbeat
-from kdist_trainer.metrics.reporter import Reporter
 from kdist_trainer.metrics.step_stats import StepStats
+from kdist_trainer.metrics.transport import Reporter
 from kdist_trainer.training import trainer
 from kdist_trainer.training.builder import RankRuntime, assemble
 from kdist_trainer.training.context import TrainContext
-from kdist_trainer.training.interval_sync import flush_pending_losses, sync_ranks
-from kdist_trainer.training.sync import StopFlag
+from kdist_trainer.training.sync import StopFlag, flush_pending_losses, sync_ranks
 from kdist_trainer.worker import load_workload
 from kdist_trainer.world import World
 
@@ -103,7 +102,7 @@ def open_training(train: Mapping[str, Any], device: str) -> Iterator[TrainContex
     config = TrainConfig.model_validate(document, by_alias=True, strict=False)
     assert config.train is not None
     torch.set_num_threads(1)
-    heartbeat = flight_recorder.find_heartbeat()
+    heartbeat = collective_hooks.find_heartbeat()
     with World.from_environment(timeout_seconds=300) as world:
         if world.device.type != device:
             raise RuntimeError(f"the rank is on {world.device}, not on {device}")

@@ -27,7 +27,7 @@ from kdist_controller.executor import FIELD_MANAGER
 from kdist_controller.metrics import serve
 from kdist_trainer import descriptors
 from kdist_trainer.json_text import encode_json
-from kdist_trainer.serving.addresses import LOOPBACK, own_addresses, with_loopback
+from kdist_trainer.serving.server import LOOPBACK, own_addresses, with_loopback
 
 LEASE: Final = "kdist-controller"
 PORT: Final = 9402

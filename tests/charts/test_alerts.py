@@ -12,7 +12,7 @@ import pytest
 from kdist import backends
 from kdist.agent_metrics import STRAGGLER_RATIO
 from kdist_trainer.metrics.declarations import Kind
-from kdist_trainer.metrics.endpoint import CATALOGUE
+from kdist_trainer.metrics.exporter import CATALOGUE
 from tests.charts.rules import (
     FILES,
     SCENARIOS,

@@ -15,7 +15,7 @@ import pytest
 from kdist.dashboards import DASHBOARDS
 from kdist.dashboards.grafana import positions, to_document, to_json
 from kdist_trainer.metrics.declarations import Kind
-from kdist_trainer.metrics.endpoint import CATALOGUE
+from kdist_trainer.metrics.exporter import CATALOGUE
 from tests.charts import lint
 from tests.charts.rules import CHART, read_rules
 

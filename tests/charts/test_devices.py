@@ -22,8 +22,8 @@ import pytest
 from kdist.dashboards import DASHBOARDS
 from kdist.dashboards.model import Panel
 from kdist_trainer.metrics.exporter import Exporter
-from kdist_trainer.metrics.reporter import Reporter
 from kdist_trainer.metrics.step_stats import Op, StepStats
+from kdist_trainer.metrics.transport import Reporter
 from tests.charts.monitored import SCRAPE_SECONDS, scraping, until
 from tools.dashboards.page import render_dashboard
 from tools.dashboards.panel import name_of

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from kdist_trainer.training import regroup, trainer, transfer
+from kdist_trainer.training import regroup, trainer
 from kdist_trainer.world import World
 
 from .code.varied import find_point
@@ -44,7 +44,7 @@ MOMENTS = {
     "a newcomer is built": Moment("newcomer", regroup.plan_handover, "made ="),
     "ranks agree on a state": Moment("behind", regroup.plan_handover, "made ="),
     "a survivor takes over": Moment("ahead", regroup.take_over, "told:"),
-    "values are sent": Moment("behind", transfer.receive_values, "broadcast_state"),
+    "values are sent": Moment("behind", regroup.receive_values, "broadcast_state"),
     "a newcomer seeks its data": Moment("newcomer", trainer.setup, "seek_data(ctx)"),
 }
 SAVES_NEVER: dict[str, Any] = {"checkpoint": {"every": {"steps": 1_000_000}}}

@@ -29,7 +29,7 @@ LIGHT = {
     "kdist_trainer.errors": "torch numpy kdist click",
     "kdist_trainer.failure": "torch numpy kdist click",
     "kdist_trainer.metrics.exporter": "torch numpy kdist click",
-    "kdist_trainer.metrics.reporter": "torch numpy kdist click",
+    "kdist_trainer.metrics.transport": "torch numpy kdist click",
     "kdist_trainer.metrics.step_stats": "torch numpy kdist click",
     "kdist_trainer.checkpoint.manifest": "torch numpy kdist click",
     "kdist_trainer.checkpoint.ledger": "torch numpy kdist click msgspec",

@@ -53,7 +53,7 @@ EXEMPT: dict[Rule, dict[str, str]] = {
         "trainer/kdist_trainer/control.py": "a Unix socket in a folder that only this user reads",
         "trainer/kdist_trainer/hosted_store.py": "torch's stores listen there, which torch serves",
         "trainer/kdist_trainer/rendezvous/ports.py": "it tries whether a port is free",
-        "trainer/kdist_trainer/serving/addresses.py": "it opens the sockets of the one server",
+        "trainer/kdist_trainer/serving/server.py": "it opens the sockets of the one server",
     },
     rules.no_second_store: {
         "trainer/kdist_trainer/hosted_store.py": "it is the one that hosts stores",

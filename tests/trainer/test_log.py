@@ -138,8 +138,8 @@ def test_the_package_and_the_torch_free_rooms_load_without_torch() -> None:
     code = """
 import sys
 import kdist_trainer, kdist_trainer.config, kdist_trainer.log, kdist_trainer.metrics.exporter, \
-kdist_trainer.metrics.reporter
-assert kdist_trainer.Reporter is kdist_trainer.metrics.reporter.Reporter
+kdist_trainer.metrics.transport
+assert kdist_trainer.Reporter is kdist_trainer.metrics.transport.Reporter
 kdist_trainer.log.event("loaded", torch="torch" in sys.modules, numpy="numpy" in sys.modules)
 """
     (line,) = run_python(code)

@@ -29,7 +29,7 @@ from kdist_trainer import world as world_module
 from kdist_trainer.checkpoint.group import CheckpointGroup
 from kdist_trainer.config import Cause
 from kdist_trainer.errors import PeersLostError, classify
-from kdist_trainer.instrumentation import flight_recorder
+from kdist_trainer.instrumentation import collective_hooks
 from kdist_trainer.liveness import Heartbeat
 from kdist_trainer.torch_internals import HashStore
 from kdist_trainer.world import World, abandon, wait_for_ranks
@@ -169,7 +169,7 @@ def communicate_late() -> None:
 
 def leave_as_a_script_does(folder: Path) -> tuple[int, int]:
     heartbeat = Heartbeat.create(folder / f"beat-{os.environ['RANK']}")
-    flight_recorder.install(heartbeat)
+    collective_hooks.install_recorder(heartbeat)
     dist.init_process_group("gloo")
     model = DistributedDataParallel(nn.Linear(4, 4))
     model(torch.ones(2, 4)).sum().backward()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kdist_trainer.checkpoint.script_api import Checkpointer
     from kdist_trainer.errors import Retry
-    from kdist_trainer.metrics.reporter import Reporter
+    from kdist_trainer.metrics.transport import Reporter
 
 __version__ = "0.2.0.dev0"
 __all__ = ["Checkpointer", "Reporter", "Retry", "__version__"]
@@ -26,7 +26,7 @@ def __getattr__(name: str) -> Any:
     torch.
     """
     if name == "Reporter":
-        from kdist_trainer.metrics.reporter import Reporter
+        from kdist_trainer.metrics.transport import Reporter
 
         return Reporter
     if name == "Checkpointer":

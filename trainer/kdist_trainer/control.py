@@ -27,7 +27,7 @@ from typing import Any
 from kdist_trainer import group_abort, log
 from kdist_trainer.descriptors import spend
 from kdist_trainer.json_text import encode_json
-from kdist_trainer.metrics.reporter import short_address
+from kdist_trainer.metrics.transport import short_address
 from kdist_trainer.threads import OnError, start_thread
 from kdist_trainer.untrusted_text import MalformedTextError, parse_json, parse_object
 

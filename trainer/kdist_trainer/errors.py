@@ -8,9 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kdist_trainer.causes.code import REPLICAS_DIFFER
-from kdist_trainer.causes.origin import Origin, frames_of, is_user_code
-from kdist_trainer.causes.search import Classification, judge, look_up
+from kdist_trainer.causes.host import REPLICAS_DIFFER
+from kdist_trainer.causes.search import (
+    Classification,
+    Origin,
+    frames_of,
+    is_user_code,
+    judge,
+    look_up,
+)
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.config.exit_codes import FAULTS, Fault, Rerun
 

@@ -38,7 +38,7 @@ from kdist_trainer.state import (
     template,
 )
 from kdist_trainer.stream import Stream, StreamSamples
-from kdist_trainer.training import supported
+from kdist_trainer.training import workload_checks
 from kdist_trainer.workload import Samples, Workload, WorkloadContext
 
 _CPU = torch.device("cpu")
@@ -127,19 +127,19 @@ class _Checks:
 
     def _optimizer_and_scheduler_are_supported(self) -> Iterator[str]:
         model = self._make_model()
-        if problem := supported.find_model_problem(model):
+        if problem := workload_checks.find_model_problem(model):
             yield problem
             return
         optimizer = self.workload.optimizer(model, Optimizer())
-        if problem := supported.find_optimizer_problem(optimizer, model):
+        if problem := workload_checks.find_optimizer_problem(optimizer, model):
             yield problem
             return
         scheduler = self.workload.scheduler(optimizer, Schedule(), steps=self._steps)
-        if problem := supported.find_scheduler_problem(scheduler):
+        if problem := workload_checks.find_scheduler_problem(scheduler):
             yield problem
         elif scheduler is not None:
             try:
-                supported.check_end(scheduler, steps=self._steps)
+                workload_checks.check_end(scheduler, steps=self._steps)
             except ConfigError as error:
                 yield f"scheduler(): {error}"
 
@@ -206,7 +206,7 @@ class _Checks:
 
     def _gradients_are_finite(self) -> Iterator[str]:
         model = self._make_model().train()
-        if supported.find_model_problem(model):
+        if workload_checks.find_model_problem(model):
             return  # said before
         loss, _ = self._compute_loss(model, self._indices)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -234,10 +234,10 @@ class _Checks:
         self._compute_loss(model, self._indices)
         if changed := attributes.restore():
             yield f"model(): a pass changes {describe_changed(changed)}"
-        if supported.find_model_problem(model):
+        if workload_checks.find_model_problem(model):
             return  # said before
         optimizer = self.workload.optimizer(model, Optimizer())
-        if supported.find_optimizer_problem(optimizer, model):
+        if workload_checks.find_optimizer_problem(optimizer, model):
             return
         attributes = Attributes(optimizer)
         optimizer.step()
@@ -249,11 +249,11 @@ class _Checks:
         rank holds it whole: strategies that shard find what raises at the first restart.
         """
         model = self._make_model().train()
-        if supported.find_model_problem(model):
+        if workload_checks.find_model_problem(model):
             return  # said before
         buffers = Buffers(model, None)
         optimizer = self.workload.optimizer(model, Optimizer())
-        if supported.find_optimizer_problem(optimizer, model):
+        if workload_checks.find_optimizer_problem(optimizer, model):
             return
         self._compute_loss(model, self._indices)[0].backward()  # type: ignore[no-untyped-call]
         optimizer.step()
@@ -317,10 +317,10 @@ class _Checks:
 
     def _loss_decreases(self) -> Iterator[str]:
         model = self._make_model().train()
-        if supported.find_model_problem(model):
+        if workload_checks.find_model_problem(model):
             return  # said before
         optimizer = self.workload.optimizer(model, Optimizer())
-        if supported.find_optimizer_problem(optimizer, model):
+        if workload_checks.find_optimizer_problem(optimizer, model):
             return
         loss, count = self._compute_loss(model.eval(), self._indices)
         before = float(loss.detach())

@@ -20,8 +20,14 @@ from pathlib import Path
 import torch
 
 from kdist_trainer import failure, forked_memory, group_abort, log, output
-from kdist_trainer.bench.collectives import COLLECTIVES
-from kdist_trainer.bench.measure import Effort, Exchange, SlowLink, find_slow_link, measure
+from kdist_trainer.bench.measure import (
+    COLLECTIVES,
+    Effort,
+    Exchange,
+    SlowLink,
+    find_slow_link,
+    measure,
+)
 from kdist_trainer.checkpoint.location import open_location
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.config import AllReduceCheck, Cause, Nodes, TrainConfig, Training, count_bytes
@@ -40,15 +46,14 @@ from kdist_trainer.errors import (
     classify,
     is_user_code,
 )
-from kdist_trainer.instrumentation import fault_handler, flight_recorder
+from kdist_trainer.instrumentation import collective_hooks, fault_handler
 from kdist_trainer.left_groups import left
 from kdist_trainer.liveness import Heartbeat, NullHeartbeat, Phase
-from kdist_trainer.metrics.reporter import Reporter
 from kdist_trainer.metrics.step_stats import StepStats
+from kdist_trainer.metrics.transport import Reporter
 from kdist_trainer.training import regroup, trainer
 from kdist_trainer.training.builder import RankRuntime, assemble
-from kdist_trainer.training.context import TrainContext
-from kdist_trainer.training.kept_state import KeptState
+from kdist_trainer.training.context import KeptState, TrainContext
 from kdist_trainer.training.regroup import PreparedTraining
 from kdist_trainer.training.sync import StopFlag
 from kdist_trainer.workload import Workload
@@ -140,7 +145,7 @@ class ManagedRank:
     def __init__(self) -> None:
         self.ctx: TrainContext | None = None
         self._has_group = WAITING_VARIABLE not in os.environ
-        self.heartbeat = flight_recorder.find_heartbeat() if self._has_group else None
+        self.heartbeat = collective_hooks.find_heartbeat() if self._has_group else None
         self._stop_flag = StopFlag()
         self._stop_flag.install()
         self._control: GroupControl | None = None
@@ -220,7 +225,7 @@ class ManagedRank:
         heartbeat = self.heartbeat
         torch.set_num_threads(config.threads_per_rank)
         beat(heartbeat, Phase.RENDEZVOUS)
-        flight_recorder.record_collectives(heartbeat)
+        collective_hooks.record_collectives(heartbeat)
         with open_world(config, train) as world:
             beat(heartbeat, Phase.INIT)
             log.bind(rank=world.rank, generation=world.generation)
@@ -285,10 +290,10 @@ class ManagedRank:
             self._stop_flag.requested = True
         # the channel's thread may have aborted once more, after the groups were destroyed
         group_abort.reset()
-        flight_recorder.remove()
+        collective_hooks.remove_recorder()
         if self.heartbeat is not None:
             self.heartbeat.close()
-        self.heartbeat = flight_recorder.find_heartbeat()
+        self.heartbeat = collective_hooks.find_heartbeat()
         scratch, local_rank = _folder("KDIST_SCRATCH"), int(os.environ["LOCAL_RANK"])
         if scratch is not None:
             output.redirect(scratch, local_rank)

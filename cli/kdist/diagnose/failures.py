@@ -21,7 +21,7 @@ from kdist.status import (
     find_successor,
 )
 from kdist.units import count, size
-from kdist_trainer.causes.general import (
+from kdist_trainer.causes.row import (
     ENDED_BY_ITSELF,
     GENERAL,
     PARTED,

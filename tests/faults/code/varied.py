@@ -42,7 +42,7 @@ from kdist_trainer import config
 from kdist_trainer.errors import PeersLostError
 from kdist_trainer.parallel.buffers import Buffers
 from kdist_trainer.stream import Stream
-from kdist_trainer.training import evaluation, regroup, trainer, transfer
+from kdist_trainer.training import evaluation, regroup, trainer
 from kdist_trainer.training.checkpointing import TrainerCheckpointing
 from kdist_trainer.training.step_log import StepLog
 from kdist_trainer.workload import Samples, Split, Workload, WorkloadContext
@@ -116,11 +116,11 @@ FUNCTIONS = [
     regroup.hold,
     regroup.tell,
     regroup.describe_kept,
-    transfer.find_difference,
-    transfer.receive_state,
-    transfer.make_room,
-    transfer.receive_values,
-    transfer.load_values,
+    regroup.find_difference,
+    regroup.receive_state,
+    regroup.make_room,
+    regroup.receive_values,
+    regroup.load_values,
     regroup.record_losses,
     trainer.setup,
     trainer.seek_data,

@@ -22,7 +22,7 @@ from typing import NoReturn
 import torch
 import torch.distributed as dist
 
-from kdist_trainer.instrumentation import flight_recorder
+from kdist_trainer.instrumentation import collective_hooks
 from kdist_trainer.liveness import Heartbeat, Phase
 
 _open: list[Listener] = []
@@ -92,7 +92,7 @@ def disagree() -> NoReturn:
     heartbeat = Heartbeat.attach(
         Path(os.environ["KDIST_SCRATCH"], f"rank-{os.environ['LOCAL_RANK']}.heartbeat")
     )
-    flight_recorder.install(heartbeat)
+    collective_hooks.install_recorder(heartbeat)
     dist.init_process_group("gloo", timeout=timedelta(seconds=int(os.environ["LAB_TIMEOUT"])))
     for step in range(1, 4):
         heartbeat.beat(Phase.STEP, step)

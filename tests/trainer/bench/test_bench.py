@@ -13,9 +13,10 @@ import torch
 import torch.distributed as dist
 
 from kdist_trainer.bench import measure as pairing
-from kdist_trainer.bench.collectives import COLLECTIVES, Collective
 from kdist_trainer.bench.measure import (
+    COLLECTIVES,
     BenchRow,
+    Collective,
     Effort,
     SlowLink,
     find_slow,

@@ -14,7 +14,7 @@ from torch.multiprocessing.spawn import ProcessRaisedException, start_processes
 from torch.utils.data import DataLoader
 
 import kdist_trainer
-from kdist_trainer.causes.origin import Origin, frames_of
+from kdist_trainer.causes.search import Origin, frames_of
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.config.exit_codes import Fault, Rerun
 from kdist_trainer.errors import DeviceFaultError, NodeFaultError, Retry, find

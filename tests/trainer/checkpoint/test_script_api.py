@@ -24,7 +24,7 @@ from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.checkpoint.lock import Lock
 from kdist_trainer.checkpoint.manifest import CheckpointDirectory, read_manifest
 from kdist_trainer.errors import CheckpointMismatchError
-from kdist_trainer.metrics.wire import GAUGES, SLOTS, unpack
+from kdist_trainer.metrics.transport import GAUGES, SLOTS, unpack
 from tests.trainer.checkpoint.exported import digest_of, digest_of_export
 from tests.trainer.checkpoint.ranks import Rank, prepared_context, run_ranks
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from kdist_trainer import Checkpointer, Reporter, log
 from kdist_trainer.checkpoint.state_json import UnloadableStateError
 from kdist_trainer.errors import CheckpointMismatchError, ConfigError
-from kdist_trainer.metrics.reporter import shared_stats
+from kdist_trainer.metrics.transport import shared_stats
 from kdist_trainer.state import describe
 from tests.trainer.checkpoint.ranks import Rank, run_ranks
 from tests.trainer.checkpoint.script_trainings import (

@@ -15,7 +15,7 @@ from torch.distributed import _functional_collectives as functional
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from kdist_trainer.instrumentation import flight_recorder
+from kdist_trainer.instrumentation import collective_hooks
 from kdist_trainer.instrumentation.script_collectives import ScriptRecorder
 from kdist_trainer.liveness import Heartbeat
 from kdist_trainer.world import World
@@ -26,7 +26,7 @@ from tests.trainer.training.group import run_group
 def call_everything(folder: Path) -> dict[str, list[str]]:
     with World.from_environment(timeout_seconds=60) as world:
         heartbeat = Heartbeat.create(folder / f"beat-{world.rank}")
-        flight_recorder.install(heartbeat)
+        collective_hooks.install_recorder(heartbeat)
         reported: dict[str, list[str]] = {}
 
         def note(name: str) -> None:
@@ -78,7 +78,7 @@ def see_as_script(rank: int, heartbeat: Heartbeat, seen: Path) -> list[str]:
     """What rank 0 is in while rank 1 keeps it waiting, and once the collective has ended and nobody
     has waited for it.
     """
-    flight_recorder.install(heartbeat, ScriptRecorder)
+    collective_hooks.install_recorder(heartbeat, ScriptRecorder)
     if rank == 1:
         assert soon(seen.exists, 60)
     work = dist.all_reduce(torch.ones(6), async_op=True)

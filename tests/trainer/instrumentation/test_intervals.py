@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdist_trainer.instrumentation.intervals import union_length
+from kdist_trainer.instrumentation.step_timer import union_length
 
 
 @given(

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kdist_trainer import rng
-from kdist_trainer.integrations import generators
+from kdist_trainer.integrations import framework
 
 
 def draw() -> tuple[float, float, float]:
@@ -23,15 +23,15 @@ def test_each_rank_goes_on_with_its_own_numbers(
     expected = {}
     for rank in range(2):
         torch.manual_seed(rank)
-        generators.write(tmp_path, rank, epoch_ended=rank == 1)
+        framework.save_generators(tmp_path, rank, epoch_ended=rank == 1)
         expected[rank] = draw()
     assert expected[0] != expected[1]
     for rank in range(2):
-        found = generators.read(tmp_path, rank, 2)
+        found = framework.load_generators(tmp_path, rank, 2)
         assert found["epoch_ended"] is (rank == 1)
         rng.restore_generators(found["generators"])
         assert draw() == expected[rank]
     assert "rank-parts-changed" not in capfd.readouterr().err
-    assert generators.read(tmp_path, 2, 3) == {}
-    generators.read(tmp_path, 0, 3)
+    assert framework.load_generators(tmp_path, 2, 3) == {}
+    framework.load_generators(tmp_path, 0, 3)
     assert "of 2 ranks, and now there are 3" in capfd.readouterr().err

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kdist_trainer.metrics.exporter import Exporter
 from kdist_trainer.metrics.step_stats import Op, StepPhase, StepStats, WallCategory
-from kdist_trainer.metrics.wire import Record, pack, unpack
+from kdist_trainer.metrics.transport import Record, pack, unpack
 
 INFO = {
     "framework": "ddp",

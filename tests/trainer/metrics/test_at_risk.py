@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kdist_trainer.metrics.at_risk import WorkAtRisk
+from kdist_trainer.metrics.aggregation import WorkAtRisk
 from kdist_trainer.metrics.step_stats import StepStats
-from kdist_trainer.metrics.wire import Record, pack, unpack
+from kdist_trainer.metrics.transport import Record, pack, unpack
 
 BEGAN = 1000.0
 

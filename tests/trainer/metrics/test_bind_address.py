@@ -14,10 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from kdist_trainer.metrics import reporter
+from kdist_trainer.metrics import transport
 from kdist_trainer.metrics.exporter import Exporter
-from kdist_trainer.metrics.reporter import NoShortFolderError, Reporter, short_address
-from kdist_trainer.metrics.wire import pack
+from kdist_trainer.metrics.transport import NoShortFolderError, Reporter, pack, short_address
 from tests.trainer.metrics.scrape import (
     exporting,
     fetch,
@@ -95,7 +94,7 @@ def test_a_scratch_folder_with_a_very_long_path_works(
 @pytest.mark.processes
 def test_a_scrape_is_answered_while_the_workers_are_stopped(exporter: Exporter) -> None:
     code = """
-from kdist_trainer.metrics.reporter import Reporter
+from kdist_trainer.metrics.transport import Reporter
 from kdist_trainer.metrics.step_stats import StepStats
 stats = StepStats(rank=0, generation=1)
 reporter = Reporter(stats, min_interval_seconds=0)
@@ -174,7 +173,7 @@ def test_a_long_tmpdir_is_not_used_and_without_a_short_folder_the_way_out_is_nam
     monkeypatch.setenv("TMPDIR", str(long))
     with short_address(long / "metrics.sock") as address:
         assert len(address) <= 100
-    monkeypatch.setattr(reporter, "_SHORT_FOLDERS", (str(tmp_path / "none"),))
+    monkeypatch.setattr(transport, "_SHORT_FOLDERS", (str(tmp_path / "none"),))
     with (
         pytest.raises(NoShortFolderError, match=f"TMPDIR is {long}.*set TMPDIR to a folder"),
         short_address(long / "metrics.sock"),

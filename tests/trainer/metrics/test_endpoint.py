@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kdist_trainer.metrics.exporter import Exporter
-from kdist_trainer.metrics.reporter import Reporter
+from kdist_trainer.metrics.transport import Reporter
 from kdist_trainer.serving import connection as bounds
 from tests.trainer.metrics.scrape import (
     exporting,

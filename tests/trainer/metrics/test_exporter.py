@@ -11,10 +11,9 @@ import pytest
 
 from kdist_trainer.liveness import Heartbeat, Phase
 from kdist_trainer.metrics.exporter import Exporter
-from kdist_trainer.metrics.reporter import Reporter
-from kdist_trainer.metrics.run_counts import RunHistory
+from kdist_trainer.metrics.status import RunHistory
 from kdist_trainer.metrics.step_stats import StepPhase, StepStats
-from kdist_trainer.metrics.wire import pack
+from kdist_trainer.metrics.transport import Reporter, pack
 from tests.trainer.metrics.scrape import (
     counters,
     exporting,

@@ -13,10 +13,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kdist_trainer.checkpoint.commit import SaveResult
 from kdist_trainer.metrics.declarations import RENDEZVOUS_DURATION, STATES, Kind
-from kdist_trainer.metrics.endpoint import CATALOGUE, label_names
-from kdist_trainer.metrics.reporter import Reporter
+from kdist_trainer.metrics.exporter import CATALOGUE, label_names
 from kdist_trainer.metrics.step_stats import StepStats
-from kdist_trainer.metrics.wire import MAX_RECORD, pack
+from kdist_trainer.metrics.transport import MAX_RECORD, Reporter, pack
 from tests.trainer.metrics.metrics_page import PAGE, render
 from tests.trainer.metrics.scrape import (
     exporting,

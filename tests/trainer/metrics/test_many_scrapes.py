@@ -20,7 +20,7 @@ _SHARE = 5
 _PROGRAM = """
 import sys
 from pathlib import Path
-from kdist_trainer.metrics.wire import pack
+from kdist_trainer.metrics.transport import pack
 from tests.trainer.metrics.scrape import exporting, full_stats, record_everything, send_raw
 with exporting(Path(sys.argv[1])) as exporter:
     exporter.set_group(generation=1, world_size=8, local_ranks=list(range(8)))

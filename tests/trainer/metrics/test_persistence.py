@@ -15,7 +15,7 @@ import pytest
 
 from kdist_trainer.metrics.exporter import Exporter
 from kdist_trainer.metrics.persistence import CounterState, counters_path, read_counters
-from kdist_trainer.metrics.reporter import Reporter
+from kdist_trainer.metrics.transport import Reporter
 from tests.trainer.metrics.scrape import (
     INFO,
     Samples,

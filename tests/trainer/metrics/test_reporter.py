@@ -17,9 +17,8 @@ import pytest
 
 from kdist_trainer import Reporter
 from kdist_trainer.liveness import Heartbeat, Phase
-from kdist_trainer.metrics.reporter import CLOSE_SECONDS
 from kdist_trainer.metrics.step_stats import WALL_CATEGORIES, StepStats
-from kdist_trainer.metrics.wire import GAUGES, SLOTS, Record, unpack
+from kdist_trainer.metrics.transport import CLOSE_SECONDS, GAUGES, SLOTS, Record, unpack
 
 STEPS = SLOTS["kdist_steps_total"].start
 DROPPED = SLOTS["kdist_exporter_records_dropped_total"].start
@@ -29,7 +28,7 @@ DROPPED = SLOTS["kdist_exporter_records_dropped_total"].start
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "metrics.sock"
     monkeypatch.setenv("KDIST_METRICS_SOCKET", str(path))
-    monkeypatch.setattr("kdist_trainer.metrics.reporter._shared", [])  # as in a new process
+    monkeypatch.setattr("kdist_trainer.metrics.transport._shared", [])  # as in a new process
     return path
 
 
@@ -76,7 +75,7 @@ def test_without_an_agent_nothing_is_sent_and_nothing_fails(path: Path) -> None:
 def test_an_agent_that_restarts_gets_the_cumulative_counters(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kdist_trainer.metrics.reporter._RECONNECT_SECONDS", 0.0)
+    monkeypatch.setattr("kdist_trainer.metrics.transport._RECONNECT_SECONDS", 0.0)
     stats = StepStats()
     reporter = Reporter(stats, min_interval_seconds=0)
     for life in (1, 2):
@@ -239,10 +238,10 @@ while True:
 def test_closing_waits_for_a_reader_that_resumes(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kdist_trainer.metrics.reporter.CLOSE_SECONDS", 60.0)
+    monkeypatch.setattr("kdist_trainer.metrics.transport.CLOSE_SECONDS", 60.0)
     code = """
 import os, signal, socket, sys
-from kdist_trainer.metrics.wire import SLOTS, unpack
+from kdist_trainer.metrics.transport import SLOTS, unpack
 reader = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
 reader.bind(sys.argv[1])
 sys.stdout.write("ready\\n")

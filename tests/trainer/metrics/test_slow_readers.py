@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from kdist_trainer.metrics.reporter import short_address
+from kdist_trainer.metrics.transport import short_address
 from tests.trainer.metrics.scrape import fetch, read, total, value, wait_until
 from tests.trainer.metrics.training import PATIENCE, training
 

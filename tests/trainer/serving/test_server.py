@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 
 from kdist_trainer import descriptors
-from kdist_trainer.serving.connection import Bounds, Connection, Session
-from kdist_trainer.serving.server import BoundedServer
+from kdist_trainer.serving.server import BoundedServer, Bounds, Connection, Session
 from tests.patience import soon
 
 MEMBERS = 8

@@ -17,8 +17,8 @@ from kdist.spec import strategies
 from kdist_trainer import workloads
 from kdist_trainer.config import TrainConfig
 from kdist_trainer.errors import ConfigError
-from kdist_trainer.metrics.reporter import Reporter
 from kdist_trainer.metrics.step_stats import StepStats
+from kdist_trainer.metrics.transport import Reporter
 from kdist_trainer.training import trainer
 from kdist_trainer.training.builder import RankRuntime, assemble
 from kdist_trainer.training.sync import StopFlag

@@ -8,7 +8,7 @@ import pytest
 
 from kdist_trainer.config import EarlyStop
 from kdist_trainer.errors import ConfigError
-from kdist_trainer.training.early_stopping import EarlyStopping
+from kdist_trainer.training.evaluation import EarlyStopping
 
 
 def observed(patience: EarlyStopping, *values: float) -> list[bool]:

@@ -15,7 +15,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 from torch.nn import functional
 
 from kdist_trainer.errors import ConfigError
-from kdist_trainer.training.loss_check import reject_mean, split
+from kdist_trainer.training.workload_checks import reject_mean, split
 from kdist_trainer.workload import Workload, WorkloadContext
 from tests.trainer.training.cells import OFFLOADED, STRATEGIES, layout
 from tests.trainer.training.group import RankFailed

@@ -16,8 +16,11 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
-from kdist_trainer.instrumentation.collective_timer import GlooCollectiveTimer
-from kdist_trainer.instrumentation.step_timer import GlooAllReduceTimer, StepTimer
+from kdist_trainer.instrumentation.step_timer import (
+    GlooAllReduceTimer,
+    GlooCollectiveTimer,
+    StepTimer,
+)
 from kdist_trainer.metrics.step_stats import Op, StepPhase, StepStats
 from kdist_trainer.world import World
 from tests.trainer.training.group import run_group

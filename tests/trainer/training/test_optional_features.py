@@ -13,7 +13,7 @@ import torch
 
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.checkpoint.lock import Lock
-from kdist_trainer.training.ema import Ema
+from kdist_trainer.training.optimizer import Ema
 from tests.trainer.training.cells import document, layout
 from tests.trainer.training.group import RankFailed
 from tests.trainer.training.tasks import Wild, describe, done, losses, train_here

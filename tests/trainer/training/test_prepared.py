@@ -16,11 +16,11 @@ from torch.utils.data import TensorDataset
 
 from kdist_trainer import config
 from kdist_trainer.config import TrainConfig
-from kdist_trainer.metrics.reporter import Reporter
 from kdist_trainer.metrics.step_stats import StepStats
+from kdist_trainer.metrics.transport import Reporter
 from kdist_trainer.training import regroup
 from kdist_trainer.training.builder import RankRuntime, assemble
-from kdist_trainer.training.ema import Ema
+from kdist_trainer.training.optimizer import Ema
 from kdist_trainer.training.sync import StopFlag
 from kdist_trainer.worker import load_workload, open_world
 from kdist_trainer.workload import Split

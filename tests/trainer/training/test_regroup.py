@@ -13,7 +13,7 @@ from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.config import Training
 from kdist_trainer.errors import ConfigError
 from kdist_trainer.training import regroup
-from kdist_trainer.training.kept_state import FormerRank, UnrecordedStep
+from kdist_trainer.training.context import FormerRank, UnrecordedStep
 from kdist_trainer.training.step_log import StepLog, to_line
 from kdist_trainer.training.sync import StepRecord
 

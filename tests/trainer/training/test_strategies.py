@@ -17,7 +17,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 from kdist_trainer import parallel
 from kdist_trainer.config import Training
 from kdist_trainer.data.step_plan import ShardAssignment
-from kdist_trainer.training.gradient_guard import NullGradientGuard
+from kdist_trainer.training.optimizer import NullGradientGuard
 from kdist_trainer.workload import WorkloadContext
 from kdist_trainer.world import World, to_local
 from tests.trainer.training.cells import (

@@ -29,7 +29,7 @@ from torch.utils.data import TensorDataset
 from kdist_trainer import config
 from kdist_trainer.errors import CheckpointMismatchError, ConfigError
 from kdist_trainer.testing import check_workload
-from kdist_trainer.training.supported import (
+from kdist_trainer.training.workload_checks import (
     check_end,
     check_model,
     check_saved_scheduler,

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from kdist_trainer.state import describe
-from kdist_trainer.training import transfer
+from kdist_trainer.training import regroup
 from kdist_trainer.world import World
 from tests.trainer.training.group import run_group
 
@@ -24,13 +24,13 @@ def compare_states() -> list[str | None]:
             "model": {"a": torch.zeros(2), "_extra_state": {"passes": 3}},
             "scheduler": ({"last": 1},),
         }
-        equal = transfer.compare(ctx, 0, values)
+        equal = regroup.compare(ctx, 0, values)
         own = values if world.rank else None
-        without = transfer.compare(ctx, 1, own)
+        without = regroup.compare(ctx, 1, own)
         if world.rank == 2:
             values["model"]["_extra_state"]["passes"] = 4
             values["model"]["a"][1] = -0.0
-        return [equal, without, transfer.compare(ctx, 0, values)]
+        return [equal, without, regroup.compare(ctx, 0, values)]
 
 
 @pytest.mark.processes
@@ -66,14 +66,14 @@ def receive_states() -> tuple[str | None, str | None, float]:
             handover=SimpleNamespace(is_current=sends, kept=None),
             checkpointing=SimpleNamespace(training=training),
         )
-        kinds = world.broadcast_object(describe(transfer.held_values(ctx)), source=1)
+        kinds = world.broadcast_object(describe(regroup.held_values(ctx)), source=1)
         described = {"kinds": kinds, "absent": (), "made": ()}
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(
-                transfer, "load_values", lambda _, values, __: training.values.update(values)
+                regroup, "load_values", lambda _, values, __: training.values.update(values)
             )
-            own = transfer.receive_state(ctx, 1, {"values": described})
-        every = transfer.compare(ctx, 1, transfer.held_values(ctx), own)
+            own = regroup.receive_state(ctx, 1, {"values": described})
+        every = regroup.compare(ctx, 1, regroup.held_values(ctx), own)
         return own, every, float(training.values["model"]["weight"].sum())
 
 

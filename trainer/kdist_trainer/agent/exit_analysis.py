@@ -15,7 +15,7 @@ from pathlib import Path
 
 from kdist_trainer import failure, preallocated, result
 from kdist_trainer.agent.hangs import RankState
-from kdist_trainer.causes.advice import shorten
+from kdist_trainer.causes.row import shorten
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.config.exit_codes import CODES, Rerun
 from kdist_trainer.failure import Failure

@@ -41,7 +41,7 @@ from kdist_trainer.metrics.exporter import SCRIPT, Exporter
 from kdist_trainer.metrics.persistence import counters_path
 from kdist_trainer.object_store.store import ObjectPath
 from kdist_trainer.rendezvous.endpoint import FILE
-from kdist_trainer.serving.addresses import LOOPBACK, own_addresses, with_loopback
+from kdist_trainer.serving.server import LOOPBACK, own_addresses, with_loopback
 from kdist_trainer.signals import StopRequested, StopSignals, stop_margin
 
 if TYPE_CHECKING:

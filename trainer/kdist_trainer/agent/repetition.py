@@ -15,8 +15,8 @@ from typing import Any, Final
 
 from kdist_trainer.agent.coordination import FAILURE, PLANNED, Generation
 from kdist_trainer.causes import BY_NAME
-from kdist_trainer.causes.code import REPLICAS_DIFFER
-from kdist_trainer.causes.general import SLOW, SLOW_START
+from kdist_trainer.causes.host import REPLICAS_DIFFER
+from kdist_trainer.causes.row import SLOW, SLOW_START
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.config.exit_codes import Fault, Rerun
 from kdist_trainer.failure import Failure

@@ -21,7 +21,7 @@ from kdist_trainer import log
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.config import METRICS_PORT, NODES, Nodes, TrainConfig
 from kdist_trainer.json_text import encode_json
-from kdist_trainer.metrics.reporter import find_short_folder
+from kdist_trainer.metrics.transport import find_short_folder
 from kdist_trainer.rendezvous.endpoint import FILE, RendezvousEndpoint, parse
 
 

@@ -13,7 +13,7 @@ from kdist_trainer.agent.exit_analysis import signal_name
 from kdist_trainer.agent.full_folders import describe_full, describe_room
 from kdist_trainer.agent.single_start import RULE
 from kdist_trainer.failure import Failure
-from kdist_trainer.metrics.run_counts import RunHistory
+from kdist_trainer.metrics.status import RunHistory
 
 if TYPE_CHECKING:
     from kdist_trainer.agent.coordination import AgentStore

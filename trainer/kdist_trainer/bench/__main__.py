@@ -15,8 +15,8 @@ from dataclasses import asdict
 import torch
 
 from kdist_trainer import log
-from kdist_trainer.bench.collectives import COLLECTIVES
 from kdist_trainer.bench.measure import (
+    COLLECTIVES,
     NBYTES,
     Effort,
     Pair,
@@ -25,7 +25,7 @@ from kdist_trainer.bench.measure import (
     measure,
     sizes,
 )
-from kdist_trainer.instrumentation.flight_recorder import find_heartbeat, record_collectives
+from kdist_trainer.instrumentation.collective_hooks import find_heartbeat, record_collectives
 from kdist_trainer.liveness import Phase
 from kdist_trainer.world import World
 

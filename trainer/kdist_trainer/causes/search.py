@@ -1,15 +1,271 @@
-"""Looks an error up in the table: where it was raised decides first, then what it says."""
+"""Looks an error up in the table: where it was raised decides first, then what it says.
+
+`Origin` says where: in a collective, in kdist, in a library, or in the user's own code. An error
+that another process had raised, of a data loader or of torch's `spawn`, is reported as a text: its
+type, message and frames are read from there.
+"""
 
 from __future__ import annotations
 
+import builtins
+import dis
+import importlib.util
+import os
 import re
+import sysconfig
 from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from types import TracebackType
 
 from kdist_trainer.causes import TABLE
-from kdist_trainer.causes.origin import MACHINE_TYPES, Origin, Where
+from kdist_trainer.causes.host import HUB_HOSTS
 from kdist_trainer.causes.row import Row
-from kdist_trainer.causes.system import HUB_HOSTS
 from kdist_trainer.config.exit_codes import FAULTS, Cause, Exit, Fault, Rerun
+
+_PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
+_LIBRARY_PREFIXES = tuple(
+    f"{folder}{os.sep}"
+    for folder in (
+        *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")),
+        Path(__file__).parents[1],
+    )
+)
+_COLLECTIVE = re.compile(
+    r"torch/distributed/(distributed_c10d|c10d_logger|rendezvous|device_mesh|nn/functional"
+    r"|_functional_collectives)\.py$"
+)
+_LOADING = re.compile(
+    r"load(_state_dict|_tensors|_values|_full_tensors|_metadata|_unsaved)?|_load_\w+|restore|resume"
+    r"|restore_generators|receive_\w+|take_over|read_(state|values|all_values)"
+)
+_LOADERS = re.compile(r"kdist_trainer/(checkpoint|training|parallel)/(?!pretrained)")
+_FRAME = re.compile(r'^\s*File "(?P<file>.+)", line (?P<line>\d+), in (?P<name>.+)$', re.MULTILINE)
+_TRACEBACK = "Traceback (most recent call last):"
+_END = 4_000
+"""Characters of a message's beginning, and of its end, that are looked at."""
+_RAISES = {"RAISE_VARARGS", "RERAISE"}
+MACHINE_TYPES = frozenset(
+    {
+        "DistError",
+        "DistBackendError",
+        "DistNetworkError",
+        "DistStoreError",
+        "DistQueueEmptyError",
+        "OutOfMemoryError",
+        "AcceleratorError",
+    }
+)
+"""torch's own types, which are RuntimeErrors."""
+
+
+class Where(Enum):
+    """Where an error was raised, seen from the innermost line of the user's code."""
+
+    USER = "user"
+    LIBRARY = "library"
+    COLLECTIVE = "collective"
+    KDIST = "kdist"
+    NOWHERE = "nowhere"
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One frame of a traceback."""
+
+    file: str
+    line: int
+    name: str
+    raises: bool = False
+    """Whether a `raise` statement is what ran there."""
+    step: int | None = None
+    """The step that kdist's code worked on."""
+
+    @property
+    def place(self) -> str:
+        """The frame in a traceback's form."""
+        return f'File "{self.file}", line {self.line}, in {self.name}'
+
+
+def is_user_code(filename: str) -> bool:
+    """Whether a file belongs to the user, and not to Python, a library or kdist."""
+    return not (filename.startswith(("<", *_LIBRARY_PREFIXES)) or "site-packages" in filename)
+
+
+def _is_raise(trace: TracebackType) -> bool:
+    code = trace.tb_frame.f_code.co_code
+    return trace.tb_lasti >= 0 and dis.opname[code[trace.tb_lasti]] in _RAISES
+
+
+def frames_of(trace: TracebackType | None) -> list[Frame]:
+    """The frames of a traceback, the outermost first."""
+    frames = []
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        file = code.co_filename
+        # A frame that is asked keeps a copy of its variables, this error among them, until it ends
+        # or is asked again (Python 3.11): that of `ManagedRank.run` would keep a training.
+        is_asked = file.startswith(_PACKAGE) and "step" in code.co_varnames
+        step = trace.tb_frame.f_locals.get("step") if is_asked else None
+        frames.append(
+            Frame(
+                file,
+                trace.tb_lineno,
+                code.co_name,
+                raises=_is_raise(trace),
+                step=step if isinstance(step, int) else None,
+            )
+        )
+        trace = trace.tb_next
+    return frames
+
+
+def _frames_in(text: str) -> list[Frame]:
+    """The frames of the last traceback in a text."""
+    found = _FRAME.finditer(text.rpartition(_TRACEBACK)[2])
+    return [Frame(one["file"], int(one["line"]), one["name"]) for one in found]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """An error, by what it is and by where it was raised.
+
+    Attributes:
+        names: The names of its type and of the bases.
+        module: The module of its type.
+        message: What it says.
+        frames: Where it was raised, the outermost first.
+        number: Its error number of the system.
+        device_code: Its error number of the device's driver.
+    """
+
+    names: tuple[str, ...]
+    module: str
+    message: str
+    frames: tuple[Frame, ...] = ()
+    number: int | None = None
+    device_code: int | None = None
+
+    @classmethod
+    def of(cls, error: BaseException) -> Origin:
+        """The origin of an error; of the one that it reports, if it is another process's."""
+        names = tuple(base.__name__ for base in type(error).__mro__)
+        message = str(error)
+        if names[0] == "ProcessRaisedException" or message.startswith("Caught "):
+            reported = cls._of_report(message)
+            if reported is not None:
+                return reported
+        number = error.errno if isinstance(error, OSError) else None
+        device_code = getattr(error, "error_code", None) if "AcceleratorError" in names else None
+        return cls(
+            names,
+            type(error).__module__,
+            message,
+            tuple(frames_of(error.__traceback__)),
+            number if isinstance(number, int) else None,
+            device_code if isinstance(device_code, int) else None,
+        )
+
+    @classmethod
+    def _of_report(cls, report: str) -> Origin | None:
+        """The origin of the error in another process's traceback; None if there is none."""
+        lines = report.rpartition(_TRACEBACK)[2].splitlines()
+        start = next(
+            (number for number, line in enumerate(lines) if line and not line[0].isspace()), None
+        )
+        if start is None or _TRACEBACK not in report:
+            return None
+        qualified, _, message = "\n".join(lines[start:]).strip().partition(": ")
+        module, _, name = qualified.rpartition(".")
+        kind = getattr(builtins, name, None)
+        names: tuple[str, ...] = (name, "RuntimeError") if name in MACHINE_TYPES else (name,)
+        if isinstance(kind, type) and issubclass(kind, BaseException) and not module:
+            names, module = tuple(base.__name__ for base in kind.__mro__), "builtins"
+        number = re.match(r"\[Errno (\d+)\]", message)
+        return cls(
+            names,
+            module or "__main__",
+            message,
+            tuple(_frames_in(report)),
+            int(number[1]) if number else None,
+        )
+
+    @property
+    def text(self) -> str:
+        """`TYPE: MESSAGE`, which the patterns search: of a long one both ends, since the time that
+        some patterns take grows with the square of its length.
+        """
+        text = f"{self.names[0]}: {self.message}"
+        if len(text) <= 2 * _END:
+            return text
+        return f"{text[:_END]}\n...\n{text[-_END:]}"
+
+    @property
+    def own(self) -> int | None:
+        """The index of the innermost frame of the user's code; None if there is none."""
+        found = [number for number, one in enumerate(self.frames) if is_user_code(one.file)]
+        return found[-1] if found else None
+
+    @property
+    def below(self) -> tuple[Frame, ...]:
+        """The frames below the user's code; all of them if there is none of it."""
+        return self.frames if self.own is None else self.frames[self.own + 1 :]
+
+    @property
+    def where(self) -> Where:
+        """Where it was raised."""
+        if not self.frames:
+            return Where.NOWHERE
+        if any(_COLLECTIVE.search(one.file) for one in self.below):
+            return Where.COLLECTIVE
+        if any(one.file.startswith(_PACKAGE) for one in self.below) or self.own is None:
+            return Where.KDIST
+        return Where.LIBRARY if self.below else Where.USER
+
+    @property
+    def is_users(self) -> bool:
+        """Whether a call of the user's own raised it."""
+        return self.where in (Where.USER, Where.LIBRARY, Where.NOWHERE)
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether kdist itself raised it, by a `raise` statement, for what the user's code gave."""
+        return self.own is not None and self.is_raised and self.frames[-1].file.startswith(_PACKAGE)
+
+    @property
+    def is_raised(self) -> bool:
+        """Whether the innermost frame raised it by a `raise` statement."""
+        return bool(self.frames) and self.frames[-1].raises
+
+    @property
+    def load(self) -> Frame | None:
+        """The frame of kdist's own that was loading or receiving the state; None if none was."""
+        for one in reversed(self.below):
+            if _LOADERS.search(one.file) and _LOADING.fullmatch(one.name):
+                return one
+        return None
+
+    @property
+    def is_of_machines_type(self) -> bool:
+        """Whether it is of a type that torch or the system raises."""
+        return self.module in ("builtins", "socket", "") or bool(
+            self.module.startswith("torch") or MACHINE_TYPES & set(self.names)
+        )
+
+    @property
+    def is_of_users_type(self) -> bool:
+        """Whether the user's code defines its type."""
+        if self.module == "__main__":
+            return True
+        try:
+            spec = importlib.util.find_spec(self.module.partition(".")[0])
+        except (ImportError, ValueError):
+            return False
+        # another process may have found it where this one does not look
+        return spec is None or (
+            spec.origin not in (None, "built-in", "frozen") and is_user_code(str(spec.origin))
+        )
+
 
 _MACHINES_BASES = {"RuntimeError", "OSError"}
 _USERS_BASES = frozenset(

@@ -37,7 +37,7 @@ from kdist_trainer.checkpoint.script_state import ScriptState
 from kdist_trainer.config import Checkpointing, Every, TrainConfig
 from kdist_trainer.errors import ConfigError
 from kdist_trainer.liveness import Heartbeat, Phase, heartbeat_path
-from kdist_trainer.metrics.reporter import Reporter
+from kdist_trainer.metrics.transport import Reporter
 
 Manager = TypeVar("Manager", bound=CheckpointManager)
 _open: list[tuple[int, CheckpointManager]] = []  # the process, and what has its checkpoints open

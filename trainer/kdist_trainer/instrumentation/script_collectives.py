@@ -25,15 +25,14 @@ from torch import Tensor
 from torch.distributed import ProcessGroup, Work
 
 from kdist_trainer import log
-from kdist_trainer.instrumentation import collective_hooks, flight_recorder
-from kdist_trainer.instrumentation.collective_hooks import PostHook, on_completion
-from kdist_trainer.instrumentation.collective_timer import KINDS, payload
-from kdist_trainer.instrumentation.flight_recorder import FlightRecorder
+from kdist_trainer.instrumentation import collective_hooks
+from kdist_trainer.instrumentation.collective_hooks import FlightRecorder, PostHook, on_completion
+from kdist_trainer.instrumentation.step_timer import KINDS, payload
 from kdist_trainer.instrumentation.torch_internals import storage_id
 from kdist_trainer.liveness import Heartbeat, heartbeat_path
-from kdist_trainer.metrics import reporter
-from kdist_trainer.metrics.reporter import Reporter
+from kdist_trainer.metrics import transport
 from kdist_trainer.metrics.step_stats import Op, StepStats
+from kdist_trainer.metrics.transport import Reporter
 from kdist_trainer.threads import OnError, start_thread
 
 SEND_SECONDS = 1.0
@@ -46,14 +45,14 @@ _installed: list[ScriptCollectiveTimer] = []
 
 def install() -> None:
     """Time this process's collectives for the rest of its life, and send the sums to the agent."""
-    stats = reporter.shared_stats()
+    stats = transport.shared_stats()
     _installed.append(ScriptCollectiveTimer(stats))
     if "KDIST_SCRATCH" in os.environ:
         path = heartbeat_path(os.environ["KDIST_SCRATCH"], os.environ.get("LOCAL_RANK", "0"))
         # attached without a beat, which would start the watchdog
-        flight_recorder.install(Heartbeat.attach(path), ScriptRecorder)
+        collective_hooks.install_recorder(Heartbeat.attach(path), ScriptRecorder)
         # a child's collectives are not this rank's
-        os.register_at_fork(after_in_child=flight_recorder.remove)
+        os.register_at_fork(after_in_child=collective_hooks.remove_recorder)
 
 
 class ScriptRecorder(FlightRecorder):

@@ -8,8 +8,8 @@ Each is named after the framework's class that it extends, and imports the frame
 asked for: `import kdist_trainer.integrations` imports none. Outside kdist they do nothing, so that
 the script still runs under torchrun.
 
-`checkpoints` is what the three have in common: when to save and to stop, and the framework's own
-files committed and verified as kdist's own are. `values` knows the names that they log under.
+`framework` is what the three have in common: when to save and to stop, the framework's own files
+committed and verified as kdist's own are, and the names that they log under.
 """
 
 from __future__ import annotations

@@ -21,10 +21,10 @@ from typing import Any, Literal
 from accelerate import Accelerator
 from accelerate.tracking import GeneralTracker
 
-from kdist_trainer.integrations import values
-from kdist_trainer.integrations.checkpoints import FrameworkCheckpoints
+from kdist_trainer.integrations import framework
+from kdist_trainer.integrations.framework import FrameworkCheckpoints
 from kdist_trainer.liveness import Phase
-from kdist_trainer.metrics.reporter import Reporter
+from kdist_trainer.metrics.transport import Reporter
 
 
 class KdistTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ships no types
@@ -73,7 +73,7 @@ class KdistTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ships no
 
     def store_init_configuration(self, values_of_run: dict[str, Any]) -> None:
         """Read the number of steps from the configuration of the run."""
-        target = values.choose(values_of_run, values.TARGETS)
+        target = framework.choose_value(values_of_run, framework.TARGETS)
         self._target_steps = None if target is None else int(target)
 
     def log(self, logged: dict[str, Any], step: int | None = None, **_: Any) -> None:
@@ -83,13 +83,13 @@ class KdistTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ships no
             logged: values by name.
             step: the number of the step.
         """
-        metrics = values.of_evaluation(logged)
+        metrics = framework.evaluation_metrics(logged)
         if metrics:
             self._reporter.evaluated(metrics)
         known: dict[str, Any] = {
-            "loss": values.choose(logged, values.LOSS),
-            "learning_rate": values.choose(logged, values.LEARNING_RATE),
-            "grad_norm": values.choose(logged, values.GRAD_NORM),
+            "loss": framework.choose_value(logged, framework.LOSS),
+            "learning_rate": framework.choose_value(logged, framework.LEARNING_RATE),
+            "grad_norm": framework.choose_value(logged, framework.GRAD_NORM),
         }
         if all(value is None for value in known.values()):
             return

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import Tensor
 
 from kdist_trainer import rng
-from kdist_trainer.integrations import generators, values
-from kdist_trainer.integrations.checkpoints import FrameworkCheckpoints
+from kdist_trainer.integrations import framework
+from kdist_trainer.integrations.framework import FrameworkCheckpoints
 from kdist_trainer.liveness import Phase
-from kdist_trainer.metrics.reporter import Reporter
+from kdist_trainer.metrics.transport import Reporter
 
 if TYPE_CHECKING or "lightning" not in sys.modules:
     from pytorch_lightning import Callback, LightningModule, Trainer
@@ -79,7 +79,7 @@ class KdistCallback(Callback):
             # what `fit(ckpt_path=...)` calls: there is no public way to it from a hook
             trainer._checkpoint_connector.restore(self._restored)
             folder = Path(found[1])
-            self._saved = generators.read(folder, trainer.global_rank, trainer.world_size)
+            self._saved = framework.load_generators(folder, trainer.global_rank, trainer.world_size)
             if self._saved.get("epoch_ended"):
                 # the loader of the next epoch begins after this, and draws a number
                 rng.restore_generators(self._saved.pop("generators"))
@@ -148,7 +148,7 @@ class KdistCallback(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002 - Lightning's signature
         """Report an evaluation, of the metrics whose names say that they are of one."""
         if not trainer.sanity_checking:
-            self._reporter.evaluated(values.of_evaluation(trainer.callback_metrics))
+            self._reporter.evaluated(framework.evaluation_metrics(trainer.callback_metrics))
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002 - Lightning's signature
         """Save the last step, and wait for its commit."""
@@ -160,7 +160,7 @@ class KdistCallback(Callback):
         def write(folder: Path) -> None:
             trainer.save_checkpoint(folder / _FILE, weights_only=False)
             ended = bool(trainer.is_last_batch)
-            generators.write(folder, trainer.global_rank, epoch_ended=ended)
+            framework.save_generators(folder, trainer.global_rank, epoch_ended=ended)
 
         self._checkpoints.save(self._step, write)
 

@@ -21,10 +21,10 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from kdist_trainer.checkpoint.group import CheckpointGroup
 from kdist_trainer.config import Exit
-from kdist_trainer.integrations import values
-from kdist_trainer.integrations.checkpoints import FrameworkCheckpoints
+from kdist_trainer.integrations import framework
+from kdist_trainer.integrations.framework import FrameworkCheckpoints
 from kdist_trainer.liveness import Phase
-from kdist_trainer.metrics.reporter import Reporter
+from kdist_trainer.metrics.transport import Reporter
 
 
 class KdistTrainerCallback(TrainerCallback):
@@ -118,13 +118,13 @@ class KdistTrainerCallback(TrainerCallback):
         **_: Any,
     ) -> None:
         """Report what the trainer logs of its training."""
-        loss = values.choose(logs or {}, ("loss",))
+        loss = framework.choose_value(logs or {}, ("loss",))
         if loss is None:
             return
         logged: dict[str, Any] = {
             "loss": loss,
-            "learning_rate": values.choose(logs or {}, values.LEARNING_RATE),
-            "grad_norm": values.choose(logs or {}, values.GRAD_NORM),
+            "learning_rate": framework.choose_value(logs or {}, framework.LEARNING_RATE),
+            "grad_norm": framework.choose_value(logs or {}, framework.GRAD_NORM),
         }
         if self._unreported is not None:
             self._report_step(args, state, **logged)
@@ -164,7 +164,7 @@ class KdistTrainerCallback(TrainerCallback):
         **_: Any,
     ) -> None:
         """Report an evaluation."""
-        self._reporter.evaluated(values.of_evaluation(metrics or {}))
+        self._reporter.evaluated(framework.evaluation_metrics(metrics or {}))
 
     def on_train_end(
         self,

@@ -1,21 +1,33 @@
-"""The metrics of one agent: its own, and those that its ranks report, summed over generations.
-Performs no I/O and reads no clock.
+"""The numbers of one agent: its own metrics, those that its ranks report, its wall time by category
+and the work that no checkpoint holds. Performs no I/O and reads no clock.
 
-After a rendezvous this node may run other ranks. The label `rank` shows only the current ones. The
-counters of a rank that left are added to a rank that is new on this node (to the lowest rank if
-none is new), so every series and the sum over the ranks stay monotonic. Carried counters belong to
-the worker slots of this node; for the history of one rank use rates.
+`RankMetrics` sums over generations. After a rendezvous this node may run other ranks. The label
+`rank` shows only the current ones. The counters of a rank that left are added to a rank that is new
+on this node (to the lowest rank if none is new), so every series and the sum over the ranks stay
+monotonic. Carried counters belong to the worker slots of this node; for the history of one rank use
+rates.
+
+`WallTimeBreakdown` (goodput) has categories that only grow and always add up to the elapsed time.
+It has two sources. The first local rank reports the time that it spent, but each step only once it
+is over; the agent's state classifies the remaining time. So the exact breakdown of a moment is
+known a little later. The published values follow it: each reading distributes the time since the
+previous reading over the categories that lag behind the exact breakdown, in proportion to their
+lag. Published seconds are never taken back; a wrong guess during one step is corrected in the
+next.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
 import platform
+import threading
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kdist_trainer import __version__
+from kdist_trainer.liveness import Phase
+from kdist_trainer.metrics import declarations
 from kdist_trainer.metrics.declarations import (
     AGENT_METRICS,
     BUILD_INFO,
@@ -29,7 +41,7 @@ from kdist_trainer.metrics.declarations import (
     Scope,
 )
 from kdist_trainer.metrics.step_stats import COLLECTIVES, WALL_CATEGORIES, StepPhase, WallCategory
-from kdist_trainer.metrics.wire import COUNTER_SLOTS, GAUGES, RECORDED, SLOTS, Record
+from kdist_trainer.metrics.transport import COUNTER_SLOTS, GAUGES, RECORDED, SLOTS, Record
 
 Labels = tuple[str, ...]
 
@@ -384,3 +396,236 @@ def _wall_seconds(record: Record) -> list[float]:
 
 def _newer(record: Record, known: Record) -> bool:
     return (record.started_ns, record.sequence) > (known.started_ns, known.sequence)
+
+
+_CATEGORY_BY_STATE = {
+    "pending": WallCategory.STARTUP,
+    "rendezvous": WallCategory.RENDEZVOUS,
+    "standby": WallCategory.IDLE,
+    "initializing": WallCategory.INIT,
+    "running": WallCategory.IDLE,
+    "checkpointing": WallCategory.IDLE,
+    "restarting": WallCategory.RESTART,
+    "hung": WallCategory.STALLED,
+    "succeeded": WallCategory.IDLE,
+    "failed": WallCategory.IDLE,
+}
+_RANKS_RUNNING = {"initializing", "running", "checkpointing"}
+_CATEGORY_BY_PHASE = {
+    Phase.START: WallCategory.INIT,
+    Phase.RENDEZVOUS: WallCategory.INIT,
+    Phase.INIT: WallCategory.INIT,
+    Phase.RESTORE: WallCategory.CHECKPOINT_RESTORE,
+    Phase.DATA: WallCategory.DATA_WAIT,
+    Phase.STEP: WallCategory.PRODUCTIVE_STEP,
+    Phase.SYNC: WallCategory.PRODUCTIVE_STEP,
+    Phase.SAVE: WallCategory.CHECKPOINT_SAVE,
+    Phase.EVALUATE: WallCategory.EVALUATION,
+    Phase.EXIT: WallCategory.IDLE,
+}
+_GUESSED = (WallCategory.IDLE, WallCategory.INIT, WallCategory.UNOBSERVED)
+_NO_SECONDS = [0.0] * len(WALL_CATEGORIES)
+
+
+class WallTimeBreakdown:
+    """Seconds by category since `now`. Not thread-safe: callers hold a lock."""
+
+    def __init__(
+        self, now: float, persisted: Mapping[str, float] | None = None, *, observed: bool = True
+    ) -> None:
+        """Start the breakdown.
+
+        Args:
+            now: Monotonic time in seconds.
+            persisted: Seconds by category of previous agents, which are continued.
+            observed: Whether ranks report what they do from their start, as the managed loop does;
+                a script may never report.
+        """
+        known = [persisted[category] for category in WALL_CATEGORIES] if persisted else _NO_SECONDS
+        self._start = now - sum(known)
+        self._state = "pending"
+        self._before_steps = WallCategory.INIT if observed else WallCategory.UNOBSERVED
+        self._reported: Sequence[float] = _NO_SECONDS
+        self._has_stepped = False
+        self._classified = list(known)
+        self._persisted = known
+        self._published = list(known)
+
+    def enter(self, state: str, *, now: float) -> None:
+        """Change the agent's state; unreported time until now belongs to the previous state."""
+        self._classify(now, self._default_category())
+        self._state = state
+
+    def report(self, reported: Sequence[float], *, has_stepped: bool, now: float) -> None:
+        """Update the seconds that the ranks reported.
+
+        Time before `now` that they do not account for was idle; before the first step it was init,
+        or unobserved.
+
+        Args:
+            reported: Seconds by category, over all generations.
+            has_stepped: Whether the ranks have completed a step in this generation.
+            now: Monotonic time in seconds.
+        """
+        category = self._default_category()  # before has_stepped changes: time so far was no idling
+        self._reported = reported
+        self._has_stepped = has_stepped
+        if self._state in _RANKS_RUNNING:
+            self._classify(now, category)
+        self._correct(now)
+
+    def read(self, now: float, *, phase: Phase | None = None) -> dict[str, float]:
+        """Return the seconds by category: they add up to the time since the start, and none is less
+        than in the previous reading.
+
+        Args:
+            now: Monotonic time in seconds.
+            phase: The phase of the first local rank by its heartbeat; unreported time is attributed
+                to it for the time being.
+        """
+        exact = self._exact()
+        exact[WALL_CATEGORIES.index(self._current_category(phase))] += self._unaccounted(now)
+        lags = [
+            max(0.0, seconds - shown) for seconds, shown in zip(exact, self._published, strict=True)
+        ]
+        elapsed = max(0.0, now - self._start - sum(self._published))
+        if (total_lag := sum(lags)) > 0:
+            self._published = [
+                shown + lag * elapsed / total_lag
+                for shown, lag in zip(self._published, lags, strict=True)
+            ]
+        return dict(zip(WALL_CATEGORIES, self._published, strict=True))
+
+    def _current_category(self, phase: Phase | None) -> WallCategory:
+        """The category of time that is not over yet."""
+        if self._state not in _RANKS_RUNNING:
+            return _CATEGORY_BY_STATE[self._state]
+        if self._before_steps is WallCategory.UNOBSERVED and not self._has_stepped:
+            return WallCategory.UNOBSERVED
+        if phase:
+            return _CATEGORY_BY_PHASE[phase]
+        return WallCategory.PRODUCTIVE_STEP if self._has_stepped else WallCategory.INIT
+
+    def _default_category(self) -> WallCategory:
+        """The category of time that is over and that no rank accounted for."""
+        if self._state in _RANKS_RUNNING and not self._has_stepped:
+            return self._before_steps
+        return _CATEGORY_BY_STATE[self._state]
+
+    def _exact(self) -> list[float]:
+        return [
+            reported + classified
+            for reported, classified in zip(self._reported, self._classified, strict=True)
+        ]
+
+    def _unaccounted(self, now: float) -> float:
+        return max(0.0, now - self._start - sum(self._exact()))
+
+    def _correct(self, now: float) -> None:
+        """Undo guesses about time that a late report accounts for."""
+        excess = sum(self._exact()) - (now - self._start)
+        for category in _GUESSED:
+            index = WALL_CATEGORIES.index(category)
+            undone = min(max(0.0, excess), self._classified[index] - self._persisted[index])
+            self._classified[index] -= undone
+            excess -= undone
+
+    def _classify(self, now: float, category: WallCategory) -> None:
+        """Attribute all unaccounted time until now to a category."""
+        self._classified[WALL_CATEGORIES.index(category)] += self._unaccounted(now)
+
+
+_INTERVAL = GAUGES["kdist_checkpoint_interval_seconds"]
+_STEPPED_AT = GAUGES["kdist_last_step_timestamp_seconds"]
+_STEP_EWMA = GAUGES["kdist_step_duration_ewma_seconds"]
+_SAVE_SECONDS = SLOTS["kdist_checkpoint_duration_seconds"].stop - 1
+"""The sum of the durations until a save was durable."""
+
+
+class WorkAtRisk:
+    """The training time that is in memory and in no checkpoint. Thread-safe; all times are Unix
+    seconds.
+
+    It is not known, and not shown, without a checkpoint folder, where rank 0 is on another node,
+    while no rank of this node holds anything, and once the agent's work has ended.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept = self._spent = 0.0
+        self._since: float | None = None
+        self._committed: float | None = None
+        self._last_duration: float | None = None
+        self._saves = False
+        self._is_held = True
+        self._forget()
+
+    def start_group(self, kept: float, *, has_rank_zero: bool) -> None:
+        """Begin again for a new worker group.
+
+        Args:
+            kept: The training time that its ranks have kept in memory and no checkpoint holds.
+            has_rank_zero: Whether this agent runs rank 0.
+        """
+        with self._lock:
+            self._forget()
+            self._kept = kept
+            self._is_held = True
+            self._saves = self._saves and has_rank_zero
+
+    def add(self, record: Record, *, now: float) -> None:
+        """Take in a record of a rank; that of rank 0 counts."""
+        if record.rank != 0:
+            return
+        gauges = record.gauges
+        committed = gauges[_COMMITTED_AT]
+        with self._lock:
+            self._saves |= gauges[_INTERVAL] is not None or committed is not None
+            if self._since is None:
+                stepped = gauges[_STEPPED_AT]
+                self._since = now if stepped is None else stepped - (gauges[_STEP_EWMA] or 0.0)
+            if committed is None or committed == self._committed:
+                return
+            self._committed = committed
+            before, self._spent = self._spent, record.counters[_SAVE_SECONDS]
+            self._last_duration = max(0.0, self._spent - before)
+            self._kept = 0.0
+            self._since = max(self._since, committed - self._last_duration)
+
+    def stop(self, *, now: float, is_kept: bool) -> None:
+        """The group has ended: what ranks of this node have kept grows no more. If none has, and
+        another node's may have, it is not known here until the next group begins.
+        """
+        with self._lock:
+            self._is_held = is_kept
+            if self._since is not None:
+                self._kept += max(0.0, now - self._since)
+            self._since = None
+
+    def end(self) -> None:
+        """The agent's work has ended: nothing is at risk any more."""
+        with self._lock:
+            self._saves = False
+
+    def seconds(self, *, now: float) -> float | None:
+        """The work at risk, in seconds; None if it is not known here."""
+        with self._lock:
+            if not (self._saves and self._is_held):
+                return None
+            return self._kept + (0.0 if self._since is None else max(0.0, now - self._since))
+
+    def series(self, *, now: float) -> dict[str, dict[tuple[str, ...], list[float]]]:
+        """The series of it and of the duration of the last save, as far as they are known."""
+        at_risk = self.seconds(now=now)
+        duration = None if at_risk is None else self._last_duration
+        return {
+            metric.name: {} if value is None else {(): [value]}
+            for metric, value in (
+                (declarations.CHECKPOINT_AT_RISK, at_risk),
+                (declarations.CHECKPOINT_LAST_DURATION, duration),
+            )
+        }
+
+    def _forget(self) -> None:
+        self._kept = self._spent = 0.0
+        self._since = self._committed = None

@@ -1,10 +1,9 @@
 """Strategies of parallel training: one module per strategy, named as in job.yaml.
 
 Read `base` first: what a strategy does with the model, its gradients and its state. `ddp` also has
-`data_parallel`, `fsdp` also `hsdp`; `pipeline` is the stages of a model, `pipeline_schedule` the
-order of their passes. `buffers` keeps buffers such as running means equal on all ranks. Which
-samples a rank gets is in `data`, how the passes of a step are made in
-`training.forward_backward`.
+`data_parallel`, `fsdp` also `hsdp`; `pipeline` has the stages of a model and the order of their
+passes. `buffers` keeps buffers such as running means equal on all ranks. Which samples a rank gets
+is in `data`, how the passes of a step are made in `training.forward_backward`.
 """
 
 from __future__ import annotations

@@ -1,46 +1,245 @@
-"""Keeps one model on all ranks, and what a step may have to give up: buffers such as running means,
-and all else that a forward pass changes and no optimizer does, such as the frozen weights of a mean
-teacher, or extra state.
+"""Keeps one model on all ranks, and a copy of what a skipped step must not change: buffers such as
+running means, and all else that a forward pass changes and no optimizer does, such as the frozen
+weights of a mean teacher, or extra state.
 
 What changes is found by value, after each pass of the warm-up. After every step all ranks take over
 the buffers of the first model replica, and what else differs between ranks, so that a checkpoint,
 an evaluation and the hash of the weights see one model. A copy from after the last finished step is
-put back where a step is skipped or given up. What seems constant is not sent and not copied: a
+put back where a step is skipped or abandoned. What seems constant is not sent and not copied: a
 digest of it is compared before it counts.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn import SyncBatchNorm
 from torch.optim import Optimizer
 
-from kdist_trainer.parallel.late_changes import report_late
-from kdist_trainer.parallel.norm_modes import NormModes
-from kdist_trainer.parallel.slots import (
-    ExtraSlot,
-    FlatCopy,
-    Snapshot,
-    TensorSlot,
-    extra_slots,
-    find_changed,
-    flatten,
-    tensor_slots,
-)
+from kdist_trainer import log
 from kdist_trainer.state import (
     BufferSlot,
     ValueKind,
     absent_buffers,
+    buffer_slots,
     digest_of,
     kind_of,
     read_module,
 )
-from kdist_trainer.torch_internals import RunningNorm, own_buffers
+from kdist_trainer.state.names import Naming
+from kdist_trainer.torch_internals import BatchNorm, RunningNorm, own_buffers
+from kdist_trainer.world import to_local
+
+_NOTHING = digest_of(None)
+
+
+class ParameterSlot(NamedTuple):
+    """A parameter: what it refers to may be replaced, it stays."""
+
+    parameter: nn.Parameter
+    name: str
+
+    @property
+    def tensor(self) -> Tensor:
+        """The parameter."""
+        return self.parameter
+
+
+TensorSlot = BufferSlot | ParameterSlot
+
+
+class ExtraSlot(NamedTuple):
+    """A module with extra state."""
+
+    owner: nn.Module
+    name: str
+
+    def read(self) -> Any:
+        """A copy of the extra state."""
+        return copy.deepcopy(self.owner.get_extra_state())
+
+    def write(self, value: Any) -> None:
+        """Set the extra state."""
+        self.owner.set_extra_state(copy.deepcopy(value))
+
+
+def tensor_slots(module: nn.Module, *, with_parameters: bool) -> list[TensorSlot]:
+    """The slots of all buffers, each buffer once, and of the parameters if asked for."""
+    slots: dict[object, TensorSlot] = {}
+    for one in buffer_slots(module):
+        slots.setdefault(_place(one) if one.tensor is None else id(one.tensor), one)
+    found = list(slots.values())
+    if with_parameters:
+        naming = Naming(module)
+        found += [ParameterSlot(one, naming.plain(name)) for name, one in module.named_parameters()]
+    return found
+
+
+def extra_slots(module: nn.Module) -> list[ExtraSlot]:
+    """The modules that have extra state."""
+    naming = Naming(module)
+    return [
+        ExtraSlot(one, naming.plain(f"{path}._extra_state".lstrip(".")))
+        for path, one in module.named_modules()
+        if type(one).get_extra_state is not nn.Module.get_extra_state
+    ]
+
+
+class FlatCopy(NamedTuple):
+    """Tensors of all types on one device, and a copy of their bytes in one tensor."""
+
+    slots: list[TensorSlot]
+    tensors: list[Tensor]
+    """The tensors that were in these slots when the bytes were copied."""
+    layouts: list[tuple[torch.Size, torch.dtype]]
+    flat: Tensor
+    """The bytes: uint8, shape (sum of the tensors' bytes,)."""
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Put the tensors back into their slots, with these bytes."""
+        sizes = [shape.numel() * dtype.itemsize for shape, dtype in self.layouts]
+        parts = torch.split(self.flat, sizes)
+        for slot, tensor, (shape, dtype), part in zip(
+            self.slots, self.tensors, self.layouts, parts, strict=True
+        ):
+            _put_back(slot, tensor, part.view(dtype).view(shape))
+
+
+def flatten(slots: Sequence[TensorSlot]) -> list[FlatCopy]:
+    """Copy the bytes of tensors into one tensor per device, the widest types first, so that every
+    part is aligned.
+    """
+    devices: dict[torch.device, list[tuple[TensorSlot, Tensor]]] = {}
+    for slot in slots:
+        tensor = slot.tensor
+        if tensor is not None and to_local(tensor).numel():
+            devices.setdefault(tensor.device, []).append((slot, tensor))
+    copies = []
+    for pairs in devices.values():
+        pairs.sort(key=lambda pair: -pair[1].element_size())
+        own = [to_local(tensor) for _, tensor in pairs]
+        flat = torch.cat([one.reshape(-1).view(torch.uint8) for one in own])
+        layouts = [(one.shape, one.dtype) for one in own]
+        copies.append(
+            FlatCopy([slot for slot, _ in pairs], [tensor for _, tensor in pairs], layouts, flat)
+        )
+    return copies
+
+
+class Snapshot:
+    """A copy of everything that a forward pass may change, on the CPU."""
+
+    def __init__(self, module: nn.Module, *, with_parameters: bool) -> None:
+        self._module = module
+        slots = tensor_slots(module, with_parameters=with_parameters)
+        self._tensors = [(slot, slot.tensor, _copy(slot.tensor)) for slot in slots]
+        self._extras = [(one, one.read()) for one in extra_slots(module)]
+        self._places = {_place(one) for one in buffer_slots(module)}
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Have the module as it was: values, buffers that were None or not there, extra state."""
+        for new in [one for one in buffer_slots(self._module) if _place(one) not in self._places]:
+            del own_buffers(new.owner)[new.key]
+        for slot, tensor, saved in self._tensors:
+            if tensor is not None and saved is not None:
+                _put_back(slot, tensor, saved)
+            elif isinstance(slot, BufferSlot):
+                own_buffers(slot.owner)[slot.key] = tensor
+        for extra, value in self._extras:
+            extra.write(value)
+
+
+def _place(slot: BufferSlot) -> tuple[int, str]:
+    return id(slot.owner), slot.key
+
+
+def _put_back(slot: TensorSlot, tensor: Tensor, saved: Tensor) -> None:
+    """Put a tensor back into its slot, with the saved value of this rank's part."""
+    own = to_local(tensor)
+    if (own.shape, own.dtype) == (saved.shape, saved.dtype) and not own.is_inference():
+        own.copy_(saved)
+    elif isinstance(slot, ParameterSlot):
+        slot.parameter.data = saved.to(own.device, copy=True)
+    else:
+        tensor = saved.to(own.device, copy=True)
+    if isinstance(slot, BufferSlot):
+        own_buffers(slot.owner)[slot.key] = tensor
+
+
+def _copy(tensor: Tensor | None) -> Tensor | None:
+    if tensor is None or tensor.is_meta:
+        return None
+    return to_local(tensor).to("cpu", copy=True)
+
+
+def find_changed(before: Mapping[str, str], now: Mapping[str, str]) -> set[str]:
+    """Names whose digests differ, or which are only in one of the two."""
+    return {
+        name
+        for name in before.keys() | now.keys()
+        if before.get(name, _NOTHING) != now.get(name, _NOTHING)
+    }
+
+
+class NormModes:
+    """The modes of a model's batch norms."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._modes: list[tuple[nn.Module, bool]] = []
+        """Modes from before `use_running_stats`."""
+        self._norms = [
+            one
+            for one in module.modules()
+            if isinstance(one, BatchNorm) and not isinstance(one, SyncBatchNorm)
+        ]
+
+    @contextmanager
+    def running_stats(self) -> Iterator[None]:
+        """Within the `with` block, batch norms use their running statistics: one sample has no
+        variance, and none has no mean.
+        """
+        self.use_running_stats(True)
+        try:
+            yield
+        finally:
+            self.use_running_stats(False)
+
+    def use_running_stats(self, on: bool) -> None:
+        """Set whether batch norms use their running statistics."""
+        if on and not self._modes:
+            self._modes = [(norm, norm.training) for norm in self._norms]
+            for norm in self._norms:
+                norm.training = False
+        elif not on:
+            for module, mode in self._modes:
+                module.training = mode
+            self._modes = []
+
+
+def report_late(names: set[str], *, differ: bool) -> None:
+    """Log that values which seemed constant, or the same on every rank, are not."""
+    what = f"{len(names)} values of the model ({min(names)})"
+    before = ", before that each had its own" if differ else ""
+    log.warn(
+        "buffers-late",
+        message=f"{what} changed for the first time after the warm-up: ranks synchronize them "
+        f"from now on{before}",
+    )
+    if differ and dist.get_rank() == 0:
+        why = f"{what} were different on the ranks until they were synchronized"
+        log.event(
+            "not-reproducible",
+            why=why,
+            message=f"the training continues correctly, but is not bitwise identical: {why}",
+        )
 
 
 class Buffers:

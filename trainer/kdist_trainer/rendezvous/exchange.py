@@ -36,9 +36,7 @@ from kdist_trainer.rendezvous.membership import (
     MemberConnections,
 )
 from kdist_trainer.rendezvous.torch_internals import Node
-from kdist_trainer.serving.addresses import own_addresses
-from kdist_trainer.serving.connection import Bounds, Connection, Session
-from kdist_trainer.serving.server import BoundedServer
+from kdist_trainer.serving.server import BoundedServer, Bounds, Connection, Session, own_addresses
 from kdist_trainer.untrusted_text import parse_json
 
 JOIN = "join"

@@ -29,7 +29,7 @@ from kdist_trainer.untrusted_text import parse_json
 
 if TYPE_CHECKING:
     from kdist_trainer.rendezvous.exchange import ExchangeHost
-    from kdist_trainer.serving.connection import Connection
+    from kdist_trainer.serving.server import Connection
 
 MEMBER = "member"
 """The key of a request that asks for a connection of a member, with its group rank."""

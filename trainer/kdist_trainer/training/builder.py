@@ -1,17 +1,23 @@
 """Builds everything that one rank needs to train, from train.json and the rank's environment.
 
 `assemble` builds model, optimizer, data, checkpoints and metrics, and returns the `TrainContext` of
-the training loop.
+the training loop. `as_new_process` builds once more what a new process of the job would have, to
+prove that it could load this one's state, and leaves no trace: generators, and the globals of the
+workload's module, are restored.
 """
 
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from kdist_trainer.checkpoint.checkpointer import CheckpointManager
@@ -22,44 +28,54 @@ from kdist_trainer.config import TrainConfig, Training
 from kdist_trainer.data import step_plan
 from kdist_trainer.data.loader import Loader
 from kdist_trainer.data.step_plan import DataPlan
-from kdist_trainer.instrumentation.collective_timer import CudaCollectiveTimer, GlooCollectiveTimer
 from kdist_trainer.instrumentation.device_stats import DeviceStats
 from kdist_trainer.instrumentation.step_timer import (
     BandwidthProbe,
     CollectiveTimer,
     CudaAllReduceTimer,
+    CudaCollectiveTimer,
     GlooAllReduceTimer,
+    GlooCollectiveTimer,
     NullTimer,
     StepTimer,
 )
 from kdist_trainer.liveness import Heartbeat, NullHeartbeat
-from kdist_trainer.metrics.reporter import Reporter
 from kdist_trainer.metrics.step_stats import StepPhase, StepStats
+from kdist_trainer.metrics.transport import Reporter
 from kdist_trainer.object_store.store import ObjectPath
+from kdist_trainer.parallel.ddp import Replicated
 from kdist_trainer.parallel.pipeline import Pipeline
-from kdist_trainer.rng import WEIGHTS, Generators, derive
+from kdist_trainer.rng import WEIGHTS, Generators, GeneratorStates, derive
 from kdist_trainer.tensorboard import TensorBoardWriter
-from kdist_trainer.training import loss_scale, lr_scheduler, new_process, regroup
-from kdist_trainer.training.checkpointing import TrainerCheckpointing
-from kdist_trainer.training.context import TrainContext
-from kdist_trainer.training.early_stopping import EarlyStopping, NullEarlyStopping
-from kdist_trainer.training.edits import find_edits
-from kdist_trainer.training.environment import describe_environment
+from kdist_trainer.training import regroup
+from kdist_trainer.training.checkpointing import TrainerCheckpointing, find_edits
+from kdist_trainer.training.context import Handover, KeptState, TrainContext
+from kdist_trainer.training.evaluation import EarlyStopping, NullEarlyStopping
 from kdist_trainer.training.forward_backward import (
     ForwardBackward,
     GradientAccumulation,
     PipelinePasses,
+    build_loss_scale,
 )
-from kdist_trainer.training.gradient_guard import GradientGuard, NullGradientGuard
-from kdist_trainer.training.kept_state import Handover, KeptState
-from kdist_trainer.training.model import Model, build_model
-from kdist_trainer.training.optimizer import make_optimizer
+from kdist_trainer.training.model import Model, build_model, cast_model, make_ema
+from kdist_trainer.training.optimizer import (
+    GradientGuard,
+    NullGradientGuard,
+    make_lr_scheduler,
+    make_optimizer,
+    wrap_lr_scheduler,
+)
 from kdist_trainer.training.pretrained import NullPretrained, Pretrained
 from kdist_trainer.training.profiler import Profiler
 from kdist_trainer.training.regroup import PreparedTraining
 from kdist_trainer.training.step_log import StepLog
 from kdist_trainer.training.sync import StopFlag, SyncExchange
-from kdist_trainer.training.training_state import Stateful, TrainingState, TrainState
+from kdist_trainer.training.training_state import (
+    Stateful,
+    TrainingState,
+    TrainState,
+    describe_environment,
+)
 from kdist_trainer.workload import Workload
 from kdist_trainer.world import World
 
@@ -121,9 +137,9 @@ def assemble(
         buffers=model.buffers,
         precision=model.precision,
         forward_backward=make_forward_backward(workload, model, state, step_timer),
-        loss_scale=loss_scale.build_loss_scale(workload, world, step_timer),
+        loss_scale=build_loss_scale(workload, world, step_timer),
         optimizer=training.optimizer,
-        lr_scheduler=lr_scheduler.wrap_lr_scheduler(training.scheduler),
+        lr_scheduler=wrap_lr_scheduler(training.scheduler),
         ema=model.ema,
         guard=guard,
         early_stopping=early_stopping,
@@ -216,14 +232,14 @@ def make_training_state(
         strategy=model.strategy,
         module=model.module,
         optimizer=optimizer,
-        scheduler=lr_scheduler.make_lr_scheduler(workload, optimizer, train.schedule, steps=steps),
+        scheduler=make_lr_scheduler(workload, optimizer, train.schedule, steps=steps),
         ema=model.ema,
         extras=extras,
         state=state,
     )
     # the rank keeps it in all its groups, and the buffers know this one
     bare = replace(training, extras={})
-    training.loading.build = partial(new_process.as_new_process, train, workload, bare, steps=steps)
+    training.loading.build = partial(as_new_process, train, workload, bare, steps=steps)
     return training
 
 
@@ -398,3 +414,87 @@ def make_profiler(runtime: RankRuntime, state: TrainState, step_timer: StepTimer
         scratch=runtime.scratch,
         checkpoints=None if isinstance(runtime.checkpoints, ObjectPath) else runtime.checkpoints,
     )
+
+
+@contextmanager
+def as_new_process(
+    train: Training, workload: Workload, training: TrainingState, *, steps: int
+) -> Iterator[TrainingState | None]:
+    """Within the `with` block, what a new process has, on the CPU. None if the user's code raises
+    when it is called once more.
+
+    Args:
+        train: Settings of the training.
+        workload: The workload, of which another one is made.
+        training: The present training.
+        steps: Steps of the run.
+    """
+    with _without_trace(workload, training.world.device):
+        try:
+            fresh = _build(train, workload, training, steps=steps)
+        except Exception:  # noqa: BLE001 - the user's code may raise anything
+            fresh = None
+        yield fresh
+
+
+def _build(
+    train: Training, workload: Workload, training: TrainingState, *, steps: int
+) -> TrainingState:
+    other = type(workload)(workload.context)
+    module = cast_model(train, other, training.world.device).module
+    strategy: Any = Replicated()
+    strategy.module = module
+    optimizer = make_optimizer(train, other, module)
+    return replace(
+        training,
+        strategy=strategy,
+        module=module,
+        optimizer=optimizer,
+        scheduler=other.scheduler(optimizer, train.schedule, steps=steps),
+        ema=make_ema(train, module),
+    )
+
+
+@contextmanager
+def _without_trace(workload: Workload, device: torch.device) -> Iterator[None]:
+    """Within the `with` block user code runs whose traces are removed."""
+    generators = GeneratorStates.read()
+    on_device = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    namespaces = [(one, dict(vars(one))) for one in _namespaces(workload)]
+    environment, dtype = dict(os.environ), torch.get_default_dtype()
+    threads = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        generators.restore()
+        if on_device is not None:
+            torch.cuda.set_rng_state(on_device, device)
+        for owner, before in namespaces:
+            _restore(owner, before)
+        if dict(os.environ) != environment:
+            os.environ.clear()
+            os.environ.update(environment)
+        torch.set_default_dtype(dtype)
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
+
+
+def _namespaces(workload: Workload) -> list[Any]:
+    """The user's classes that a workload is of, and their modules."""
+    classes = [
+        one
+        for one in type(workload).__mro__
+        if one.__module__.partition(".")[0] not in ("builtins", "abc", "kdist_trainer")
+    ]
+    names = {one.__module__ for one in classes}
+    return [*classes, *(sys.modules[name] for name in names if name in sys.modules)]
+
+
+def _restore(owner: Any, before: dict[str, Any]) -> None:
+    """Give a class or module the attributes that it had."""
+    now = dict(vars(owner))
+    for name in now.keys() - before.keys():
+        delattr(owner, name)
+    for name, value in before.items():
+        if name not in now or now[name] is not value:
+            setattr(owner, name, value)

@@ -1,4 +1,4 @@
-"""The checkpoint contents of the training loop, and when they are saved and restored.
+"""When the training loop saves and restores, and what it allows to be edited in between.
 
 Besides model and optimizer a checkpoint holds the position in the training (`TrainState`) and small
 states such as the loss scaler. `CheckpointManager` does the saving.
@@ -21,12 +21,12 @@ from kdist_trainer.checkpoint.required_save import Waiting
 from kdist_trainer.checkpoint.save_clock import SaveClock
 from kdist_trainer.checkpoint.target import describe_index
 from kdist_trainer.config import Every
-from kdist_trainer.config.changes import Change
+from kdist_trainer.config.changes import Change, compare, explain_refusal
+from kdist_trainer.errors import CheckpointMismatchError
 from kdist_trainer.liveness import Heartbeat, NullHeartbeat, Phase
-from kdist_trainer.metrics.reporter import Reporter
 from kdist_trainer.metrics.step_stats import StepStats
-from kdist_trainer.training.carried_news import CarriedNews
-from kdist_trainer.training.carrying import Carrier, Carrying
+from kdist_trainer.metrics.transport import Reporter
+from kdist_trainer.training.carrying import CarriedNews, Carrier, Carrying
 from kdist_trainer.training.step_log import StepLog
 from kdist_trainer.training.sync import StopFlag
 from kdist_trainer.training.training_state import TrainingState, TrainState
@@ -394,3 +394,23 @@ class TrainerCheckpointing:
         if result.ok:
             self.committed_step = max(self.committed_step, result.step)
             self.step_log.forget(result.step)
+
+
+def find_edits(
+    settings: dict[str, Any], job: Mapping[str, Any], *, is_stream: bool
+) -> list[Change]:
+    """The fields that were edited since a checkpoint was written.
+
+    Args:
+        settings: The present `spec.train`.
+        job: The job that wrote the checkpoint.
+        is_stream: Whether the data set is a stream.
+
+    Raises:
+        CheckpointMismatchError: If a run with `settings` cannot continue from the checkpoint.
+    """
+    changes = compare(job["train"], settings, stream=is_stream) if "train" in job else []
+    problem = explain_refusal(changes)
+    if problem is not None:
+        raise CheckpointMismatchError(problem)
+    return changes

@@ -1,4 +1,5 @@
-"""Measure the model on the test split, each sample once, whatever the number of ranks.
+"""Evaluates the model on the test split, each sample once whatever the number of ranks, and stops a
+training early whose evaluations no longer improve.
 
 A request to stop does not wait for the end of an evaluation, which may take longer than the grace
 period: all ranks leave it between two batches, and the run does it again when it continues.
@@ -6,6 +7,7 @@ period: all ranks leave it between two batches, and the run does it again when i
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from kdist_trainer import log
+from kdist_trainer.config import EarlyStop
 from kdist_trainer.data.loader import fetcher
 from kdist_trainer.data.step_plan import split_range
 from kdist_trainer.errors import ConfigError
@@ -26,6 +29,7 @@ from kdist_trainer.training.sync import choose_sync_interval
 
 if TYPE_CHECKING:
     from kdist_trainer.training.context import TrainContext
+
 
 _MOST_BATCHES: Final = 1000
 """Batches between two looks at whether a rank is asked to stop."""
@@ -195,3 +199,53 @@ def _means(every: list[dict[str, tuple[float, int]]]) -> dict[str, float]:
         name: sum(total for total, _ in pairs) / max(1, sum(count for _, count in pairs))
         for name, pairs in found.items()
     }
+
+
+class EarlyStopping:
+    """Counts evaluations without improvement. The metrics are equal on all ranks, so all ranks
+    decide the same.
+    """
+
+    def __init__(self, settings: EarlyStop) -> None:
+        self._settings = settings
+        self._best: float | None = None
+        self._without_improvement = 0
+
+    def observe(self, metrics: Mapping[str, float]) -> bool:
+        """Record the metrics of an evaluation; returns whether the training should stop.
+
+        Raises:
+            ConfigError: If the workload does not report the metric.
+        """
+        name = self._settings.metric
+        if name not in metrics:
+            raise ConfigError(
+                f"train.earlyStop.metric: the evaluation has no `{name}`; it has "
+                f"{', '.join(sorted(metrics)) or 'none'}"
+            )
+        value = metrics[name] if self._settings.goal == "min" else -metrics[name]
+        if math.isfinite(value) and (
+            self._best is None or value < self._best - self._settings.min_delta
+        ):
+            self._best = value
+            self._without_improvement = 0
+        else:
+            self._without_improvement += 1
+        return self._without_improvement >= self._settings.patience
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state for a checkpoint."""
+        return {"best": self._best, "waited": self._without_improvement}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the state of `state_dict`."""
+        self._best = state["best"]
+        self._without_improvement = state["waited"]
+
+
+class NullEarlyStopping:
+    """Never stops the training early."""
+
+    def observe(self, metrics: Mapping[str, float]) -> bool:  # noqa: ARG002
+        """Record nothing."""
+        return False

@@ -21,9 +21,9 @@ from kdist_trainer.parallel.buffers import Buffers
 from kdist_trainer.parallel.pipeline import Pipeline
 from kdist_trainer.precision import Precision
 from kdist_trainer.state import separate
-from kdist_trainer.training.ema import Ema, NullEma
-from kdist_trainer.training.kept_state import Handover, KeptState
-from kdist_trainer.training.supported import check_model
+from kdist_trainer.training.context import Handover, KeptState
+from kdist_trainer.training.optimizer import Ema, NullEma
+from kdist_trainer.training.workload_checks import check_model
 from kdist_trainer.workload import Workload
 from kdist_trainer.world import World
 

@@ -1,13 +1,27 @@
-"""The optimizer of the training loop: how it is made, and how its gradients are cleared."""
+"""How weights are updated: the optimizer and its learning rates, the check that a gradient must
+pass before its update is applied, and the moving average of the weights.
+
+All ranks decide alike: the guard sees the norm of the gradient that is averaged over the ranks.
+"""
 
 from __future__ import annotations
 
-from torch import nn
-from torch.optim import Optimizer
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Final, NamedTuple, Protocol
 
-from kdist_trainer.config import Training
-from kdist_trainer.training.supported import check_optimizer
-from kdist_trainer.workload import Workload
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.swa_utils import get_ema_multi_avg_fn
+
+from kdist_trainer.config import Schedule, Training
+from kdist_trainer.state import parameter_names
+from kdist_trainer.training.workload_checks import check_end, check_optimizer, check_scheduler
+from kdist_trainer.workload import LrSchedule, Workload
+from kdist_trainer.world import to_local
 
 
 def make_optimizer(train: Training, workload: Workload, module: nn.Module) -> Optimizer:
@@ -36,3 +50,249 @@ def clear_gradients(optimizer: Optimizer) -> None:
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             parameter.grad = None
+
+
+class LrScheduler(Protocol):
+    """Sets the learning rates of the optimizer."""
+
+    def step(self) -> None:
+        """Set the learning rates of the next step."""
+        ...
+
+    def seek(self, step: int, *, steps: int) -> None:
+        """Set the learning rates of a run of `steps` steps after `step` of them."""
+        ...
+
+
+class WorkloadLrScheduler:
+    """A scheduler that the workload made itself: its position is part of its own saved state."""
+
+    def __init__(self, scheduler: LRScheduler) -> None:
+        self._scheduler = scheduler
+
+    def step(self) -> None:
+        """Set the learning rates of the next step."""
+        self._scheduler.step()
+
+    def seek(self, step: int, *, steps: int) -> None:  # noqa: ARG002 - a checkpoint restores it
+        """Check that there are rates up to the last step.
+
+        Raises:
+            ConfigError: If there are not.
+        """
+        check_end(self._scheduler, steps=steps)
+
+
+class ConstantLr:
+    """Learning rates that stay as the optimizer was built with."""
+
+    def step(self) -> None:
+        """Do nothing."""
+
+    def seek(self, step: int, *, steps: int) -> None:
+        """Do nothing."""
+
+
+def make_lr_scheduler(
+    workload: Workload, optimizer: Optimizer, settings: Schedule, *, steps: int
+) -> LRScheduler | None:
+    """The workload's scheduler of a run of `steps` steps. Raises `ConfigError` if the training loop
+    cannot use it.
+    """
+    scheduler = workload.scheduler(optimizer, settings, steps=steps)
+    check_scheduler(scheduler, workload)
+    return scheduler
+
+
+def wrap_lr_scheduler(scheduler: LRScheduler | None) -> LrScheduler:
+    """The scheduler that `Workload.scheduler` returned, as the training loop uses it."""
+    if scheduler is None:
+        return ConstantLr()
+    return scheduler if isinstance(scheduler, LrSchedule) else WorkloadLrScheduler(scheduler)
+
+
+WARMUP_STEPS: Final = 10
+"""Applied updates before a gradient can be called larger than usual."""
+_DECAY = 0.95
+"""Decay of the moving mean per step: about the last twenty steps count."""
+MAX_ROLLBACKS: Final = 5
+"""Rollbacks to one checkpoint before the training fails."""
+
+
+class Refusals(NamedTuple):
+    """What a guard has decided because of rollbacks; no checkpoint holds it."""
+
+    skipped_steps: set[int] = set()  # noqa: RUF012 - never changed in place
+    rollbacks: dict[int, int] = {}  # noqa: RUF012 - never changed in place
+    """Their number, by the step of the checkpoint."""
+
+
+class GradientGuard:
+    """Decides by the norm of the gradient whether an update is applied."""
+
+    needs_norm = True
+
+    def __init__(self, settings: Training) -> None:
+        self._rollback = settings.on_nonfinite == "rollback"
+        self._spike_factor = settings.grad_spike_factor
+        self._mean = 0.0
+        self._applied = 0
+        self.refusals = Refusals()
+
+    def skip_reason(self, step: int, norm: Tensor | float) -> str:
+        """Why the update of `step` must be skipped; empty if it is applied.
+
+        Args:
+            step: Number of the step, from 1.
+            norm: Norm of its gradient (a scalar); waits for its device.
+        """
+        norm = float(norm)
+        if step in self.refusals.skipped_steps:
+            return "the training was rolled back because of it"
+        if not math.isfinite(norm):
+            return f"its gradient's norm is {norm}"
+        if (
+            self._spike_factor is not None
+            and self._applied >= WARMUP_STEPS
+            and norm > self._spike_factor * self._mean
+        ):
+            return (
+                f"its gradient's norm {norm:.3g} is more than {self._spike_factor:g} times the "
+                f"usual {self._mean:.3g}"
+            )
+        self._mean = norm if not self._applied else _DECAY * self._mean + (1 - _DECAY) * norm
+        self._applied += 1
+        return ""
+
+    def rolls_back(self, step: int) -> bool:
+        """Whether a refused update of `step` asks for a rollback: only once for each step."""
+        return self._rollback and step not in self.refusals.skipped_steps
+
+    def skip_step(self, step: int, *, checkpoint_step: int) -> bool:
+        """Skip `step` when the training comes to it again after a rollback.
+
+        Args:
+            step: The refused step.
+            checkpoint_step: Step of the checkpoint that the training was rolled back to.
+
+        Returns:
+            False if there were more than `MAX_ROLLBACKS` rollbacks to that checkpoint.
+        """
+        skipped, rollbacks = self.refusals
+        count = rollbacks.get(checkpoint_step, 0) + 1
+        self.refusals = Refusals(skipped | {step}, {**rollbacks, checkpoint_step: count})
+        return count <= MAX_ROLLBACKS
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state for a checkpoint."""
+        return {"mean": self._mean, "admitted": self._applied}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the state of `state_dict`; skipped steps stay skipped."""
+        self._mean = state["mean"]
+        self._applied = state["admitted"]
+
+
+class NullGradientGuard:
+    """Lets every update pass."""
+
+    needs_norm = False
+    refusals = Refusals()
+
+    def skip_reason(self, step: int, norm: Tensor) -> str:  # noqa: ARG002
+        """Never a reason."""
+        return ""
+
+    def rolls_back(self, step: int) -> bool:  # noqa: ARG002
+        """Never."""
+        return False
+
+    def skip_step(self, step: int, *, checkpoint_step: int) -> bool:  # noqa: ARG002
+        """Skip nothing."""
+        return True
+
+
+class Ema:
+    """An exponential moving average of the weights that this rank holds.
+
+    After every step, average = decay * average + (1 - decay) * weight. Averages are fp32 where
+    weights have fewer bits: 1/1000 of a difference is too small to be added in bf16.
+    """
+
+    def __init__(self, module: nn.Module, decay: float) -> None:
+        # Collected once: a sharded model replaces its parameters while it computes.
+        self._weights: dict[str, Tensor] = {
+            name: weight for weight, name in parameter_names(module).items()
+        }
+        self._step_weight = 1 - decay
+        self._average = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
+        self.tensors = {name: _widen(weight) for name, weight in self._weights.items()}
+        pairs = [(weight, self.tensors[name]) for name, weight in self._weights.items()]
+        self._widened = [pair for pair in pairs if pair[0].dtype != pair[1].dtype]
+        self._same_dtype = [pair for pair in pairs if pair[0].dtype == pair[1].dtype]
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Move the averages towards the current weights."""
+        if self._same_dtype:
+            weights, averages = zip(
+                *[(to_local(weight), to_local(average)) for weight, average in self._same_dtype],
+                strict=True,
+            )
+            self._average(averages, weights, None)
+        # one by one, so that at most one weight has an fp32 copy at a time
+        for weight, average in self._widened:
+            own = to_local(average)
+            own.lerp_(to_local(weight).to(own.dtype), self._step_weight)
+
+    @torch.no_grad()
+    def reset(self) -> None:
+        """Set the averages to the current weights."""
+        for name, weight in self._weights.items():
+            to_local(self.tensors[name]).copy_(to_local(weight))
+
+    @contextmanager
+    def swapped_in(self) -> Iterator[None]:
+        """Within the `with` block, the model's weights are the averages."""
+        saved = [to_local(weight).clone() for weight, _ in self._widened]
+        with torch.no_grad():
+            for weight, average in self._widened:
+                to_local(weight).copy_(to_local(average))
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+            with torch.no_grad():
+                for (weight, _), own in zip(self._widened, saved, strict=True):
+                    to_local(weight).copy_(own)
+
+    @torch.no_grad()
+    def _swap(self) -> None:
+        for weight, average in self._same_dtype:
+            own, other = to_local(weight), to_local(average)
+            saved = own.clone()
+            own.copy_(other)
+            other.copy_(saved)
+
+
+class NullEma:
+    """No moving average: the weights themselves are evaluated."""
+
+    tensors: dict[str, Tensor] = {}  # noqa: RUF012 - never written
+
+    def update(self) -> None:
+        """Do nothing."""
+
+    def reset(self) -> None:
+        """Do nothing."""
+
+    def swapped_in(self) -> AbstractContextManager[None]:
+        """A `with` block that changes nothing."""
+        return nullcontext()
+
+
+def _widen(weight: Tensor) -> Tensor:
+    """A copy with at least 32 bits per element."""
+    narrow = weight.is_floating_point() and weight.dtype.itemsize < torch.float32.itemsize
+    return weight.detach().to(torch.float32) if narrow else weight.detach().clone()

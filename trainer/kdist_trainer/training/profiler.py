@@ -13,8 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from kdist_trainer import log
 from kdist_trainer.checkpoint.storage import FOLDER_MODE
-from kdist_trainer.instrumentation.intervals import union_length
-from kdist_trainer.instrumentation.step_timer import StepTimer
+from kdist_trainer.instrumentation.step_timer import StepTimer, union_length
 from kdist_trainer.metrics.step_stats import StepStats, WallCategory
 from kdist_trainer.profiling import requests
 from kdist_trainer.profiling.requests import ProfileRequest

@@ -5,38 +5,41 @@ one optimizer step.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from kdist_trainer import log
+from kdist_trainer.config.changes import EditEffect
 from kdist_trainer.data.loader import MicroBatch
 from kdist_trainer.instrumentation.device_stats import was_counting
 from kdist_trainer.liveness import Phase
 from kdist_trainer.metrics.step_stats import StepPhase, WallCategory
 from kdist_trainer.parallel.ddp import explain_unused
 from kdist_trainer.rng import WEIGHTS, Generators, derive
-from kdist_trainer.training import kept_attributes, regroup
+from kdist_trainer.state import Attributes, describe_changed, describe_changed_optimizer
+from kdist_trainer.training import regroup
 from kdist_trainer.training.context import TrainContext
-from kdist_trainer.training.environment import describe_environment
 from kdist_trainer.training.evaluation import (
     EvaluationLeftError,
     measure,
     should_stop_early,
 )
-from kdist_trainer.training.interval_sync import (
+from kdist_trainer.training.optimizer import clear_gradients
+from kdist_trainer.training.sync import (
+    StepRecord,
     flush_pending_losses,
     raise_nonfinite,
     record_refused_update,
     sync_ranks,
 )
-from kdist_trainer.training.loss_check import reject_mean
-from kdist_trainer.training.optimizer import clear_gradients
-from kdist_trainer.training.resume_log import log_resume
-from kdist_trainer.training.sync import StepRecord
-from kdist_trainer.training.training_state import TrainState
+from kdist_trainer.training.training_state import TrainState, describe_environment
+from kdist_trainer.training.workload_checks import reject_mean
 
 
 def train(ctx: TrainContext) -> str:
@@ -153,7 +156,7 @@ def setup(ctx: TrainContext) -> None:
     pretrained weights, and open the batches at that position. Collective.
     """
     if ctx.handover.warm_up is None:
-        with kept_attributes.watch_attributes(ctx):
+        with watch_attributes(ctx):
             warm_up(ctx)
     else:
         regroup.use_warm_up(ctx, ctx.handover.warm_up)
@@ -374,3 +377,86 @@ def hash_weights(ctx: TrainContext, max_bytes: int = 2**28) -> str | None:
         sha.update(state[name].contiguous().flatten().view(torch.uint8).numpy().data)
     own = sha.hexdigest()
     return str(ctx.world.broadcast_object(own)) if ctx.strategy.sharded else own
+
+
+def log_resume(ctx: TrainContext, saved: TrainState | None) -> None:
+    """Log where the run continues, and whether its results will be bitwise identical to those of an
+    uninterrupted run.
+    """
+    if saved is None:
+        log.event("training-started", step=0)
+        return
+    if ctx.handover.source is None:
+        log.event(
+            "resumed",
+            step=saved.step,
+            samples_seen=saved.samples_seen,
+            checkpoint=ctx.checkpointing.resumed_from,
+        )
+    edits = [change for change in ctx.checkpointing.changes if change.effect is not EditEffect.FREE]
+    if edits:
+        log.warn(
+            "job-edited",
+            fields=[change.field for change in edits],
+            message="; ".join(map(str, edits)),
+        )
+    if asked := ctx.loader.past_end(step=saved.step, position=saved.samples_seen):
+        log.warn(
+            "past-end",
+            step=saved.step,
+            samples_seen=saved.samples_seen,
+            asked=asked,
+            message=f"the checkpoint is of step {saved.step}, after {saved.samples_seen} samples, "
+            f"and the job asks for {asked}: the run ends at this step; set a larger value to "
+            "continue it, or start again with --fresh",
+        )
+    before, now = saved.describe_writer(), ctx.state.describe_writer()
+    reasons = [f"saved by {before}; resumed by {now}"] if before != now else []
+    lost = ctx.buffers.moving_unsaved() if ctx.handover.source is None else []
+    if lost:
+        reasons.append(
+            f"{len(lost)} buffers of the model ({lost[0]}) are not persistent and begin again"
+        )
+    if reasons:
+        why = "; ".join(reasons)
+        log.event(
+            "not-reproducible",
+            why=why,
+            message=f"the training continues correctly, but is not bitwise identical: {why}",
+        )
+
+
+@contextmanager
+def watch_attributes(ctx: TrainContext) -> Iterator[None]:
+    """Undo what the passes in the `with` block change in attributes of the model, and log it; the
+    first step of the optimizer is watched too.
+    """
+    if ctx.world.is_rank_zero:
+        _watch_step(ctx.optimizer)
+    attributes = Attributes(ctx.module)
+    yield
+    changed = attributes.restore()
+    if changed and ctx.world.is_rank_zero:
+        log.warn("attributes-not-kept", message=f"a pass changes {describe_changed(changed)}")
+
+
+def _watch_step(optimizer: Optimizer) -> None:
+    before: list[Attributes] = []
+
+    def note(_optimizer: Optimizer, _args: Any, _named: Any) -> None:
+        before.append(Attributes(optimizer))
+
+    def report(_optimizer: Optimizer, _args: Any, _named: Any) -> None:
+        for hook in hooks:
+            hook.remove()
+        changed = before[0].find_changed()
+        if changed:
+            log.warn(
+                "attributes-not-kept",
+                message=f"a step changes {describe_changed_optimizer(changed)}",
+            )
+
+    hooks = [
+        optimizer.register_step_pre_hook(note),
+        optimizer.register_step_post_hook(report),
+    ]

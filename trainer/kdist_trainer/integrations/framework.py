@@ -1,11 +1,19 @@
-"""When a framework's training is saved and stopped, and its checkpoints: `FrameworkCheckpoints`."""
+"""What the integrations of all frameworks need: when a training is saved and stopped, and its
+checkpoints (`FrameworkCheckpoints`); the generators of random numbers of each rank, as a file of
+its own in a checkpoint, for frameworks that save none; and the names under which frameworks and
+their users log what kdist shows.
+"""
 
 from __future__ import annotations
 
 import time
-from typing import Literal
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
 
-from kdist_trainer import log
+import torch
+
+from kdist_trainer import log, rng
 from kdist_trainer.checkpoint.commit import SaveResult
 from kdist_trainer.checkpoint.files import FileCheckpointManager, WriteFiles
 from kdist_trainer.checkpoint.group import CheckpointGroup, SaveAgreement
@@ -15,8 +23,8 @@ from kdist_trainer.checkpoint.save_clock import SaveClock
 from kdist_trainer.checkpoint.script_api import ScriptWorld, close_manager, open_manager
 from kdist_trainer.config import Checkpointing, Every
 from kdist_trainer.liveness import Phase
-from kdist_trainer.metrics.reporter import Reporter
 from kdist_trainer.metrics.step_stats import WallCategory
+from kdist_trainer.metrics.transport import Reporter
 
 _trained: list[bool] = []  # that this process has opened the run's checkpoints once
 
@@ -181,3 +189,73 @@ class FrameworkCheckpoints:
         result.add_to(self._reporter.stats)
         self._clock.save_ended(result)
         self._reporter.flush()
+
+
+def save_generators(folder: Path, rank: int, **notes: bool) -> None:
+    """Write the states of this rank's generators, and notes of where the training is."""
+    torch.save({"generators": rng.read_generators(), **notes}, _file(folder, rank))
+
+
+def load_generators(folder: Path, rank: int, size: int) -> dict[str, Any]:
+    """What `write` has written of this rank; empty if the checkpoint has nothing of it. Rank 0 logs
+    if the checkpoint is of another number of ranks.
+    """
+    saved = len(list(folder.glob(_file(folder, 0).name.replace("0", "*"))))
+    if rank == 0 and saved not in (0, size):
+        log.warn(
+            "rank-parts-changed",
+            saved=saved,
+            ranks=size,
+            message=(
+                f"the checkpoint has the random numbers of {saved} ranks, and now there are {size}:"
+                " those of ranks that are gone have no owner, and new ranks go on as the script "
+                "seeds them"
+            ),
+        )
+    file = _file(folder, rank)
+    if not file.exists():
+        return {}
+    found: dict[str, Any] = torch.load(file, weights_only=True)
+    return found
+
+
+def _file(folder: Path, rank: int) -> Path:
+    return folder / f"generators-{rank}.pt"
+
+
+LOSS = ("loss", "train_loss", "train/loss", "training_loss")
+LEARNING_RATE = ("learning_rate", "lr", "train/learning_rate", "train/lr")
+GRAD_NORM = ("grad_norm", "train/grad_norm")
+_EVALUATION = ("eval_", "eval/", "validation_", "validation/", "val_", "val/", "test_", "test/")
+TARGETS = ("max_train_steps", "max_steps", "total_steps", "num_training_steps")
+"""Names of the number of steps in the configuration of a run."""
+
+
+def choose_value(values: Mapping[str, Any], names: Iterable[str]) -> float | None:
+    """The number that is logged under the first of these names; None if there is none."""
+    for name in names:
+        number = _number(values.get(name))
+        if number is not None:
+            return number
+    return None
+
+
+def evaluation_metrics(values: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers that an evaluation has logged, without the `eval_` or `val/` in front."""
+    found = {}
+    for name, value in values.items():
+        prefix = next((one for one in _EVALUATION if name.startswith(one)), None)
+        number = _number(value)
+        if prefix is not None and number is not None:
+            found[name.removeprefix(prefix)] = number
+    return found
+
+
+def _number(value: Any) -> float | None:
+    """A number, or a tensor of one, as a float; None for anything else."""
+    if isinstance(value, bool | str) or value is None:
+        return None
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor of several
+        return None

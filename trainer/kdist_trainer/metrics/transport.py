@@ -1,28 +1,143 @@
-"""`Reporter` sends the metrics of a rank to its agent; scripts import it as
-`kdist_trainer.Reporter`.
+"""How the metrics of a rank reach its agent: datagrams over a Unix socket.
 
-Sending never blocks: if the agent is slow, stopped or gone, the record is dropped and counted. The
-counters are cumulative, so the next record that arrives includes everything in the lost ones.
+`Reporter`, which scripts import as `kdist_trainer.Reporter`, sends the rank's `StepStats`. Sending
+never blocks: if the agent is slow, stopped or gone, the record is dropped and counted. The counters
+are cumulative, so the next record that arrives includes everything in the lost ones. The agent's
+`Receiver` reads the socket.
+
+A record is a header followed by every number as a float64: first the counters and histograms, then
+the gauges, in the order of `StepStats`, in at most `MAX_RECORD` bytes. The header contains a digest
+of that layout, so a record of another version is rejected, never misread.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import dataclasses
 import errno
 import math
 import os
 import select
 import socket
+import struct
 import tempfile
+import threading
 import time
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 
 from kdist_trainer import log
 from kdist_trainer.liveness import Heartbeat, Phase, heartbeat_path
+from kdist_trainer.metrics.declarations import Kind, Metric
 from kdist_trainer.metrics.step_stats import StepStats, WallCategory
-from kdist_trainer.metrics.wire import pack
+from kdist_trainer.threads import OnError, start_thread
+
+MAX_RECORD = 1024
+"""Maximum size of a datagram in bytes."""
+
+_METRICS: dict[str, Metric] = {
+    declared.name: declared.metadata["metric"]
+    for declared in dataclasses.fields(StepStats)
+    if "metric" in declared.metadata
+}
+RECORDED: tuple[Metric, ...] = tuple(_METRICS.values())
+"""Every metric that a record carries, in the order of declaration."""
+
+_COUNTERS = [name for name, metric in _METRICS.items() if metric.kind is not Kind.GAUGE]
+_GAUGES = [name for name, metric in _METRICS.items() if metric.kind is Kind.GAUGE]
+_SINGLE = [name for name in _COUNTERS if _METRICS[name].slots == 1]
+_MULTIPLE = [name for name in _COUNTERS if _METRICS[name].slots > 1]
+_get_single = attrgetter(*_SINGLE)
+_get_multiple = attrgetter(*_MULTIPLE)
+_get_gauges = attrgetter(*_GAUGES)
+
+COUNTER_SLOTS = sum(_METRICS[name].slots for name in _COUNTERS)
+_SLOTS = COUNTER_SLOTS + len(_GAUGES)
+_MAGIC = b"kdst"
+LAYOUT = zlib.crc32(repr([_METRICS[name] for name in (*_SINGLE, *_MULTIPLE, *_GAUGES)]).encode())
+"""Digest of the layout: numbers written under another one have another meaning."""
+_PACKED = struct.Struct(f"<4sIIIQQQ{_SLOTS}d")
+assert _PACKED.size <= MAX_RECORD, f"a record would take {_PACKED.size} bytes"  # noqa: S101  found at the first import
+
+
+def _slices() -> dict[str, slice]:
+    found, start = {}, 0
+    for name in (*_SINGLE, *_MULTIPLE):
+        found[_METRICS[name].name] = slice(start, start + _METRICS[name].slots)
+        start += _METRICS[name].slots
+    return found
+
+
+SLOTS: dict[str, slice] = _slices()
+"""Position of a counter's or histogram's numbers in `Record.counters`, by the metric's name."""
+GAUGES: dict[str, int] = {_METRICS[name].name: index for index, name in enumerate(_GAUGES)}
+"""Position of a gauge in `Record.gauges`, by the metric's name."""
+
+
+class MalformedRecordError(ValueError):
+    """The datagram is not a record of this version."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """An unpacked datagram. `started_ns` is the Unix time of the rank's start in nanoseconds."""
+
+    rank: int
+    generation: int
+    sequence: int
+    started_ns: int
+    counters: tuple[float, ...]
+    gauges: tuple[float | None, ...]
+
+
+def pack(stats: StepStats) -> bytes:
+    """Pack the next record of `stats` and increment its sequence number."""
+    stats.sequence += 1
+    gauges = _get_gauges(stats)
+    numbers = list(_get_single(stats))
+    for values in _get_multiple(stats):
+        numbers += values
+    present = 0
+    for index, value in enumerate(gauges):
+        if value is None:
+            numbers.append(0.0)
+        else:
+            present |= 1 << index
+            numbers.append(value)
+    return _PACKED.pack(
+        _MAGIC,
+        LAYOUT,
+        stats.rank,
+        present,
+        stats.generation,
+        stats.sequence,
+        stats.started_ns,
+        *numbers,
+    )
+
+
+def unpack(datagram: bytes) -> Record:
+    """Unpack a datagram. Raises `MalformedRecordError`."""
+    if len(datagram) != _PACKED.size:
+        raise MalformedRecordError(f"{len(datagram)} bytes, not {_PACKED.size}")
+    magic, layout, rank, present, generation, sequence, started_ns, *numbers = _PACKED.unpack(
+        datagram
+    )
+    if magic != _MAGIC or layout != LAYOUT:
+        raise MalformedRecordError("other magic or layout")
+    counters = tuple(numbers[:COUNTER_SLOTS])
+    if not math.isfinite(sum(counters)):
+        raise MalformedRecordError("a counter is not finite")
+    gauges = tuple(
+        value if present >> index & 1 else None
+        for index, value in enumerate(numbers[COUNTER_SLOTS:])
+    )
+    return Record(rank, generation, sequence, started_ns, counters, gauges)
+
 
 MIN_INTERVAL_SECONDS = 0.2
 """Minimum interval between two records."""
@@ -365,3 +480,77 @@ class _Script:
             "learning_rate": stats.learning_rate,
         }
         log.event("progress", step=step, **progress, samples_per_second=rate)
+
+
+_BATCH = 64
+_MAX_BATCHES = 16
+
+
+class Receiver:
+    """A datagram socket and the thread that reads it."""
+
+    def __init__(
+        self, path: Path, *, on_datagram: Callable[[bytes], None], lock: threading.Lock
+    ) -> None:
+        """Bind the socket and start the thread. A socket that a dead agent left there is replaced.
+
+        Args:
+            path: Path of the socket, which gets mode 0600.
+            on_datagram: Called with each datagram, one at a time.
+            lock: Held during these calls, for a few milliseconds at most.
+
+        Raises:
+            OSError: The socket cannot be bound.
+        """
+        self._path = path
+        self._on_datagram = on_datagram
+        self._lock = lock
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            self._socket.setblocking(False)
+            path.unlink(missing_ok=True)
+            with short_address(path) as address:
+                self._socket.bind(address)
+            path.chmod(0o600)
+        except OSError:
+            self._socket.close()
+            raise
+        self._wake, self._woken = socket.socketpair()
+        self._thread = start_thread(
+            self._run, name="kdist-metrics-receiver", on_error=OnError.RESTART
+        )
+
+    def drain(self) -> None:
+        """Process the datagrams that have arrived, a bounded number. The caller holds the lock."""
+        for _ in range(_MAX_BATCHES):
+            if not self._read_batch():
+                return
+
+    def close(self) -> None:
+        """Process what has arrived, stop the thread and remove the socket."""
+        self._wake.send(b".")
+        self._thread.join()
+        with self._lock:
+            self.drain()
+        for end in (self._socket, self._wake, self._woken):
+            end.close()
+        with contextlib.suppress(OSError):
+            self._path.unlink(missing_ok=True)
+
+    def _run(self) -> None:
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        poll.register(self._woken, select.POLLIN)
+        while self._woken.fileno() not in {descriptor for descriptor, _ in poll.poll()}:
+            with self._lock:
+                self._read_batch()
+
+    def _read_batch(self) -> bool:
+        """Process a bounded number of datagrams. Returns whether there may be more."""
+        for _ in range(_BATCH):
+            try:
+                datagram = self._socket.recv(MAX_RECORD + 1)
+            except OSError:  # no more; any other error shows as missing records
+                return False
+            self._on_datagram(datagram)
+        return True

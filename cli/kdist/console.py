@@ -75,12 +75,11 @@ def emit(value: Any, *, output: str, name: str = "") -> None:
 
     Args:
         value: plain values, as for JSON.
-        output: `json`, `yaml`, `name` (only the name, for pipes) or `jsonpath=TEMPLATE`.
+        output: `json`, `yaml`, or `name` (only the name, for pipes).
         name: what `name` prints.
 
     Raises:
         ValueError: the format is unknown.
-        UsageError: the JSONPath template cannot be read.
     """
     if output == "json":
         text = encode_json(value, indent=2, ensure_ascii=False)
@@ -91,10 +90,6 @@ def emit(value: Any, *, output: str, name: str = "") -> None:
         document(to_yaml(value))
     elif output == "name":
         result(name)
-    elif output.startswith("jsonpath="):
-        from kdist import jsonpath
-
-        document(jsonpath.find(output.removeprefix("jsonpath="), value))
     else:
         raise ValueError(f"no output format {output!r}")
 

@@ -339,7 +339,7 @@ def _phase_conditions(
     status, cause = observed.status, _explain(observed, decision)
     message = _clip(cause.sentence)
     if observed.held:
-        words = "; ".join(each.explain(observed.now) for each in observed.held)
+        words = "; ".join(each.explain() for each in observed.held)
         yield Condition("VolumeAttached", False, "AttachedElsewhere", _clip(words))
     elif find_condition(observed.resource.status, "VolumeAttached"):
         yield Condition("VolumeAttached", True, "Attached", "")

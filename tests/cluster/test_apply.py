@@ -168,7 +168,7 @@ def test_jobs_are_picked_by_folder_and_by_label(namespace: Namespace, job: Job) 
         write(namespace, document, f"jobs/{name}.yaml")
     namespace.kdist("apply", "jobs")
     assert namespace.kdist("get", "-o", "name") == "job/a\njob/b\n"
-    assert namespace.kdist("get", "-l", "team=vision", "-o", "jsonpath={.items[*].name}") == "a\n"
+    assert namespace.kdist("get", "-l", "team=vision", "-o", "name") == "job/a\n"
     namespace.kdist("delete", "-l", "team=vision", "--no-wait")
     assert namespace.kdist("get", "-o", "name") == "job/b\n"
     header, row = namespace.kdist("get").splitlines()

@@ -128,7 +128,7 @@ def _size(value: str) -> int:
     help="Write the result to this file instead of stdout.",
 )
 @options.cluster_options
-@options.output_option("table", "json", "html")
+@options.output_option("table", "json")
 def command(
     collective: str,
     *,
@@ -157,7 +157,7 @@ def command(
       kdist bench all_reduce
       kdist bench all_reduce --min 1KiB --max 64MiB --factor 4 --nodes 2 --procs 2
       kdist bench all_gather -f job.yaml -n ml           (on the nodes that the job would get)
-      kdist bench all_to_all -o html --out bench.html
+      kdist bench all_to_all -o json --out bench.json
 
     \b
     Exit codes:
@@ -271,16 +271,11 @@ def _show(result: Result, *, output: str, out: Path | None) -> None:
         if result.describe_pairs():
             console.message(result.describe_pairs())
         return
-    if output == "html":
-        from kdist.bench import html
-
-        text = html.render_result(result)
-    elif output == "json":
-        text = encode_json(result.to_document(), indent=2) + "\n"
-    else:
-        raise UsageError("--out takes -o json or -o html")
+    if output != "json":
+        raise UsageError("--out takes -o json")
+    text = encode_json(result.to_document(), indent=2)
     if out is None:
-        console.document(text.rstrip("\n"))
+        console.document(text)
     else:
-        out.write_text(text, encoding="utf-8")
+        out.write_text(text + "\n", encoding="utf-8")
         console.message(f"Wrote {out}.")

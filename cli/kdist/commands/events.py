@@ -29,7 +29,7 @@ _RUN_WIDTHS = (20, 7, 21, 8, 24)
 @click.option(
     "--types", default="", metavar="TYPE,…", help="Only events of these types, e.g. Warning."
 )
-@options.output_option("table", "json", "yaml", "jsonpath")
+@options.output_option("table", "json", "yaml")
 @options.local_option
 @options.cluster_options
 def command(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,6 +13,7 @@ import click
 from kdist import columns, console
 from kdist.commands import options, targets
 from kdist.errors import Code, JobNotFoundError, KdistError, UsageError
+from kdist_trainer.json_text import encode_json
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
@@ -51,7 +53,7 @@ class Listed(NamedTuple):
 
 
 def _find_sort_path(_: click.Context, __: click.Parameter, value: str) -> str:
-    """The JSONPath of `--sort-by`, which is a column or a path. Raises `UsageError`."""
+    """The path of `--sort-by`, which is a column or a path of fields. Raises `UsageError`."""
     if not value:
         return ""
     if value.upper() in _COLUMNS:
@@ -61,16 +63,12 @@ def _find_sort_path(_: click.Context, __: click.Parameter, value: str) -> str:
             f"--sort-by: there is no column `{value}`",
             hint=f"the columns are {', '.join(_COLUMNS)}; a path as in -o json works too: .created",
         )
-    from kdist import jsonpath
-
-    bare = value.removeprefix("{").removesuffix("}").removeprefix("$")
-    path = bare if bare[:1] in (".", "[") else f".{bare}"
-    path = _KUBECTL_PATHS.get(path, path)
-    try:
-        jsonpath.find(f"{{{path}}}", {})
-    except UsageError as error:
-        raise UsageError(f"--sort-by cannot read `{value}`", hint=error.hint) from error
-    return f"{{{path}}}"
+    bare = value.removeprefix("{").removesuffix("}").removeprefix("$").removeprefix(".")
+    if not re.fullmatch(r"[\w-]+(\.[\w-]+)*", bare):
+        raise UsageError(
+            f"--sort-by cannot read `{value}`", hint="a path is fields and dots, as in .nodes.ready"
+        )
+    return _KUBECTL_PATHS.get(f".{bare}", f".{bare}")
 
 
 @click.command()
@@ -88,7 +86,7 @@ def _find_sort_path(_: click.Context, __: click.Parameter, value: str) -> str:
 )
 @click.option("--show-labels", is_flag=True, help="Add a column with the labels of each job.")
 @click.option("--no-headers", is_flag=True, help="Leave out the header of the table.")
-@options.output_option("table", "wide", "name", "json", "yaml", "jsonpath")
+@options.output_option("table", "wide", "name", "json", "yaml")
 @options.cluster_options
 def command(
     names: tuple[str, ...],
@@ -111,7 +109,7 @@ def command(
       kdist get -A -w
       kdist get --local --no-headers
       kdist get --sort-by age
-      kdist get digits -o jsonpath='{.step}'
+      kdist get digits -o json | jq .step
       kdist get -l team=vision -o json | jq '.items[].phase'
     """
     cluster_options = {name: flags[name] for name in ("namespace", "context", "timeout")}
@@ -256,10 +254,12 @@ def _sort(found: list[Listed], path: str) -> list[Listed]:
     """Sort by the value at this path, numbers before text; jobs without it come last."""
     if not path:
         return found
-    from kdist import jsonpath
+
+    from kdist.status import documents
 
     def key(each: Listed) -> tuple[int, float, str]:
-        text = jsonpath.find(path, each.status.to_document())
+        at = documents.at(each.status.to_document(), *path[1:].split("."))
+        text = at if isinstance(at, str) else encode_json(at)
         if text in ("", "null"):
             return 2, 0.0, ""
         try:

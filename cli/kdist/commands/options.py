@@ -246,22 +246,20 @@ def _or_before(context: click.Context, parameter: click.Parameter, value: Any) -
 
 
 def output_option(*formats: str, default: str = "table") -> Callable[[Command], Command]:
-    """Add `-o/--output` with these formats; the command receives `output`. `jsonpath` stands for
-    `jsonpath=TEMPLATE`.
-    """
+    """Add `-o/--output` with these formats; the command receives `output`."""
     kinds = [default, *(each for each in formats if each != default)]
 
     def check(_: click.Context, __: click.Parameter, value: str) -> str:
-        if value in kinds or (value.startswith("jsonpath=") and "jsonpath" in kinds):
+        if value in kinds:
             return value
-        raise click.BadParameter(f"`{value}` is not one of {', '.join(kinds)}")
+        instead = "; use `-o json | jq .FIELD`" if value.startswith("jsonpath") else ""
+        raise click.BadParameter(f"`{value}` is not one of {', '.join(kinds)}{instead}")
 
-    shown = "|".join(f"{each}=…" if each == "jsonpath" else each for each in kinds)
     return click.option(
         "-o",
         "--output",
         default=default,
-        metavar=shown,
+        metavar="|".join(kinds),
         callback=check,
         help="Output format.",
     )

@@ -113,14 +113,13 @@ class ClusterDrillTarget:
         found: dict[Fault, str] = {}
         for fault in FAULTS:
             missing = rbac.find_missing(self._target.cluster, self._rights(fault))
-            if missing and fault != "api-away":
+            if missing:
                 found[fault] = ", ".join(dict.fromkeys(map(str, missing)))
         return found
 
     def require_rights(self, fault: Fault) -> None:
         """See `DrillTarget.require_rights`."""
-        if fault != "api-away":  # it is refused for another reason
-            rbac.require(self._target.cluster, self._rights(fault))
+        rbac.require(self._target.cluster, self._rights(fault))
 
     def _rights(self, fault: Fault) -> list[Right]:
         """Rights to record the drill, to strike, and to read the ledger."""

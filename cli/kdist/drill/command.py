@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from kdist.drill.target import DrillTarget, Strike
 
 
-_FAULTS = ("rank", "agent", "pod", "silence", "disk-full", "api-away")
+_FAULTS = ("rank", "agent", "pod", "silence", "disk-full")
 
 
 @click.command()
@@ -74,7 +74,6 @@ def command(
       pod        delete a pod at once; of a run here, kill an agent with its ranks
       silence    stop all processes of a node (SIGSTOP), then let them go on
       disk-full  fill a file system that holds nothing but the job's checkpoints
-      api-away   not possible with an owner's rights; refused
 
     The report compares what the job's own records show with what is promised: the time without a
     finished step, the steps that were done again, their losses bit by bit, the samples. Ctrl-C ends

@@ -14,7 +14,7 @@ from kdist.status import documents
 from kdist.status.agent_status import RUNNING_STATES, AgentStatus
 from kdist.units import count
 
-Fault = Literal["rank", "agent", "pod", "silence", "disk-full", "api-away"]
+Fault = Literal["rank", "agent", "pod", "silence", "disk-full"]
 
 FAULTS: Final[dict[Fault, str]] = {
     "rank": "kill the process of one rank",
@@ -22,7 +22,6 @@ FAULTS: Final[dict[Fault, str]] = {
     "pod": "take one node away: its agent with its ranks",
     "silence": "stop all processes of one node for a while",
     "disk-full": "fill the file system of the checkpoints for a while",
-    "api-away": "keep the agents from the API server for a while",
 }
 """What each fault does."""
 
@@ -174,8 +173,6 @@ def find_obstacle(fault: Fault, situation: Situation, *, node: str = "") -> str:
 
 
 def _obstacles(fault: Fault, situation: Situation, node: str) -> Iterator[str]:
-    if fault == "api-away":
-        yield _explain_api(situation)
     if situation.inactive:
         yield situation.inactive
     if missing := situation.forbidden.get(fault):
@@ -245,18 +242,6 @@ def _fatal_obstacles(situation: Situation) -> Iterator[str]:
             f"only {count(left, 'restart')} of maxRestarts"
             f"{named} {'is' if left == 1 else 'are'} left; the next checkpoint resets the count"
         )
-
-
-def _explain_api(situation: Situation) -> str:
-    if situation.place == "local":
-        return "its agents meet in a folder of this machine and use no API server"
-    if situation.rendezvous != "kubernetes":
-        return "its agents meet at node 0 (rendezvous c10d) and use no API server"
-    return (
-        "an owner can only take the role of the pods away. The API server would then answer "
-        "403 instead of nothing: a pod that starts meanwhile takes that for a mistake and ends "
-        "the job, and if this command dies, nobody gives the role back"
-    )
 
 
 def list_warnings(fault: Fault, situation: Situation, *, seconds: float = 0.0) -> Iterator[str]:

@@ -11,7 +11,7 @@ node of a job is suspect: `observe` with its own way to the agents, `decide`, `r
 again after the shortest `PodDecision.retry_seconds`.
 """
 
-from kdist.recovery.attachment import HeldVolume, find_held_volumes, find_waiting_pods
+from kdist.recovery.attachment import HeldVolume, find_held_volumes
 from kdist.recovery.decision import PodDecision, decide
 from kdist.recovery.evidence import NodeState, RecoveryContext, Storage, read_nodes
 from kdist.recovery.loop import Recovery, recover, replace_pods
@@ -30,7 +30,6 @@ __all__ = [
     "decide",
     "fetch_held_volumes",
     "find_held_volumes",
-    "find_waiting_pods",
     "observe",
     "read_nodes",
     "recover",

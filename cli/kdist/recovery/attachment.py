@@ -7,7 +7,6 @@ pod there has ended. A volume that several nodes may mount keeps nobody waiting.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -19,39 +18,28 @@ from kdist.units import seconds
 FORCE_DETACH_SECONDS: Final = 360.0
 """After how long Kubernetes detaches a volume by force (`maxWaitForUnmountDuration`)."""
 _SINGLE = ("ReadWriteOnce", "ReadWriteOncePod")
-_REASON, _WORDS = "FailedAttachVolume", "Multi-Attach error"
-_VOLUME = re.compile(r'for volume "(?P<name>[^"]+)"')
 
 
 @dataclass(frozen=True)
 class HeldVolume:
-    """A volume that one node at a time can mount, and which is attached to another one than that of
-    the pod which needs it.
+    """A volume that one node at a time can mount, and which is attached to a node that is gone.
 
     Attributes:
         volume: its name.
-        claim: name of its claim; empty if unknown.
-        node: the node to which it is attached; empty if unknown.
-        pod: name of the pod that waits for it; empty if none does yet.
-        since: since when it waits, in unix seconds; None if unknown.
+        claim: name of its claim.
+        node: the node to which it is attached.
     """
 
     volume: str
-    claim: str = ""
-    node: str = ""
-    pod: str = ""
-    since: float | None = None
+    claim: str
+    node: str
 
-    def explain(self, now: float | None = None) -> str:
-        """A sentence about what waits, and for how long; `now` is in unix seconds."""
-        what = f"claim {self.claim}" if self.claim else f"volume {self.volume}"
-        where = f"node {self.node}" if self.node else "another node"
-        waits = f"{self.pod} waits: " if self.pod else ""
-        limit = f"{seconds(FORCE_DETACH_SECONDS)} min after the pod there has ended"
-        if now is not None and self.since is not None:
-            left = max(0.0, FORCE_DETACH_SECONDS - (now - self.since))
-            limit += f", which is in {seconds(left)} at most" if left else ", which is now"
-        return f"{waits}{what} is attached to {where}; Kubernetes detaches it by force {limit}"
+    def explain(self) -> str:
+        """A sentence about how long pods on other nodes have to wait for it."""
+        return (
+            f"claim {self.claim} is attached to node {self.node}; Kubernetes detaches it by force "
+            f"{seconds(FORCE_DETACH_SECONDS)} min after the pod there has ended"
+        )
 
 
 def find_held_volumes(
@@ -77,28 +65,3 @@ def find_held_volumes(
         if volume in attached and modes and all(mode in _SINGLE for mode in modes):
             found.append(HeldVolume(volume, name, node))
     return found
-
-
-def find_waiting_pods(events: Iterable[Document], pods: Iterable[str]) -> list[HeldVolume]:
-    """Find the pods that wait for a volume which is attached elsewhere, by their events: for those
-    who may not read VolumeAttachments.
-
-    Args:
-        events: events of the pods' namespace.
-        pods: names of pods that do not run yet.
-    """
-    names, found = set(pods), {}
-    for event in events:
-        pod = documents.text(event, "involvedObject", "name")
-        message = documents.text(event, "message")
-        volume = _VOLUME.search(message)
-        if (
-            pod in names
-            and documents.text(event, "reason") == _REASON
-            and _WORDS in message
-            and volume is not None
-        ):
-            since = documents.moment(event, "firstTimestamp")
-            since = documents.moment(event, "eventTime") if since is None else since
-            found[pod, volume["name"]] = HeldVolume(volume["name"], pod=pod, since=since)
-    return list(found.values())

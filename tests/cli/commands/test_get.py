@@ -128,6 +128,13 @@ def test_jobs_are_sorted_by_a_column_or_a_path(kdist: Kdist, tmp_path: Path) -> 
     assert "--sort-by cannot read `.a[`" in kdist("get", "--sort-by", ".a[").stderr
 
 
+def test_a_template_of_kubectl_is_refused_with_what_to_type(kdist: Kdist) -> None:
+    for command in (["get"], ["get", "digits"], ["events", "digits"]):
+        refused = kdist(*command, "-o", "jsonpath={.step}")
+        assert refused.exit_code == Code.USAGE
+        assert "use `-o json | jq .FIELD`" in refused.stderr
+
+
 def test_a_job_without_the_value_that_is_sorted_by_comes_last(
     kdist: Kdist, tmp_path: Path, kubeconfig: Path, serve: Serve
 ) -> None:

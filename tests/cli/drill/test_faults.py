@@ -55,7 +55,7 @@ def reports(**fields: Any) -> dict[str, Any]:
 
 def test_a_job_that_trains_and_has_saved_survives_what_ends_its_ranks() -> None:
     found = {fault: faults.find_obstacle(fault, situation()) for fault in FAULTS}
-    assert [fault for fault, obstacle in found.items() if obstacle] == ["api-away"]
+    assert [fault for fault, obstacle in found.items() if obstacle] == []
     assert faults.describe_stakes("rank", situation()) == (
         "at most 11 steps (since step 20), and a restart"
     )
@@ -115,18 +115,6 @@ def test_a_disk_that_others_use_is_never_filled() -> None:
     assert faults.find_obstacle("disk-full", situation(disk=reason)) == reason
     script = situation(config={**CONFIG, "train": None, "script": {"path": "train.py"}})
     assert "a script writes" in faults.find_obstacle("disk-full", script)
-
-
-@pytest.mark.parametrize(
-    ("fields", "reason"),
-    [
-        ({}, "a folder of this machine"),
-        ({"place": "cluster", "rendezvous": "c10d"}, "at node 0"),
-        ({"place": "cluster", "rendezvous": "kubernetes"}, "403 instead of nothing"),
-    ],
-)
-def test_why_the_api_server_cannot_be_taken_away(fields: dict[str, Any], reason: str) -> None:
-    assert reason in faults.find_obstacle("api-away", situation(**fields))
 
 
 def test_a_script_without_a_known_checkpoint_is_warned_about() -> None:

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from kdist.recovery import HeldVolume, find_held_volumes, find_waiting_pods
-from tests.cli.status.objects import NOW, at
+from kdist.recovery import HeldVolume, find_held_volumes
 
 POD = "digits-1-fghij"
 MULTI_ATTACH = (
@@ -24,12 +23,6 @@ def claim(*modes: str, volume: str = "pvc-1") -> dict[str, Any]:
 
 def attachment(node: str, volume: str = "pvc-1") -> dict[str, Any]:
     return {"spec": {"nodeName": node, "source": {"persistentVolumeName": volume}}}
-
-
-def event(message: str = MULTI_ATTACH, **changes: Any) -> dict[str, Any]:
-    about = {"kind": "Pod", "name": POD}
-    given = {"reason": "FailedAttachVolume", "message": message, "firstTimestamp": at(60)}
-    return {"involvedObject": about, **given, **changes}
 
 
 @pytest.mark.parametrize("mode", ["ReadWriteOnce", "ReadWriteOncePod"])
@@ -57,27 +50,3 @@ def test_no_volume_is_held_that_others_can_mount_or_that_is_elsewhere(
     document: dict[str, Any], attached: dict[str, Any]
 ) -> None:
     assert find_held_volumes({"ckpt": document}, [attached], node="worker-2") == []
-
-
-def test_a_pod_that_waits_for_a_volume_says_so_in_its_events_and_for_how_long() -> None:
-    found = find_waiting_pods([event(), event(count=3)], [POD])
-    assert found == [HeldVolume("pvc-1", pod=POD, since=NOW.timestamp() - 60)]
-    assert found[0].explain(NOW.timestamp()) == (
-        f"{POD} waits: volume pvc-1 is attached to another node; Kubernetes detaches it by force "
-        "6:00 min after the pod there has ended, which is in 5:00 at most"
-    )
-    assert found[0].explain(NOW.timestamp() + 600).endswith("which is now")
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        event(reason="FailedMount"),
-        event("AttachVolume.Attach failed for volume"),
-        event("Multi-Attach error"),
-        event(involvedObject={"kind": "Pod", "name": "another"}),
-        {},
-    ],
-)
-def test_other_events_keep_nobody_waiting(other: dict[str, Any]) -> None:
-    assert find_waiting_pods([other], [POD]) == []

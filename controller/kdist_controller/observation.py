@@ -11,8 +11,7 @@ from kdist.backends import Backend, WorkloadState
 from kdist.diagnose import Diagnosis
 from kdist.errors import KdistError
 from kdist.ownership import JobOwner, ObjectKey
-from kdist.recovery.attachment import HeldVolume
-from kdist.recovery.decision import PodDecision
+from kdist.recovery.decision import HeldVolume, PodDecision
 from kdist.spec import TrainingJob
 from kdist.status import ASKED, ExitRecord, JobStatus, Pod, Snapshot, documents
 from kdist.status.documents import Document

@@ -1,17 +1,22 @@
-"""Checks of a cluster: identity and permissions, the workload kinds and their operators, and what
-the namespace provides (Pod Security, quota, queues, nodes, GPUs, storage, DNS).
+"""Checks of a cluster: identity and permissions, the workload kinds and their operators, what the
+namespace provides (Pod Security, quota, queues, nodes, GPUs, storage, DNS), and whether it serves
+TrainingJobs, `kdist apply` sends them, and a controller acts on them.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from kdist import backends, rbac
 from kdist.backends import operators
-from kdist.cluster import ApiError, ApiNotFoundError
+from kdist.cluster import ApiError, ApiNotFoundError, list_resources
 from kdist.doctor.finding import Finding, missing, note, ok, unknown
 from kdist.errors import Code
+from kdist.manifest import TRAINING_JOB
+from kdist.rbac import Right
+from kdist.status import CONTROLLER_FIX, read_resource
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
@@ -370,3 +375,37 @@ def _is_ready(node: dict[str, Any]) -> bool:
 
 def _is_default(storage_class: dict[str, Any]) -> bool:
     return (storage_class["metadata"].get("annotations") or {}).get(_DEFAULT_CLASS) == "true"
+
+
+def check_training_jobs(cluster: Cluster) -> Iterator[Finding]:
+    """How `kdist apply` sends a job, and whether the controller answers for the TrainingJobs that
+    there are.
+    """
+    title = "TrainingJobs"
+    if not cluster.serves(*TRAINING_JOB):
+        yield ok(title, "not served: `kdist apply` sends the objects of a job themselves")
+        return
+    wanted = [Right(verb, *TRAINING_JOB) for verb in ("get", "create", "patch")]
+    lacking = [str(each) for each in rbac.find_missing(cluster, wanted)]
+    if lacking:
+        yield note(
+            title,
+            f"served, but not allowed: {', '.join(lacking)}; `kdist apply` sends the objects of a "
+            "job themselves",
+            rbac.advise(lacking, cluster.namespace),
+        )
+    else:
+        yield ok(title, "`kdist apply` sends one, and kdist's controller creates the objects")
+    now = time.time()
+    states = {
+        str(each["metadata"]["name"]): read_resource(each) for each in list_resources(cluster)
+    }
+    silent = [name for name, state in states.items() if state.explain(now)[1] == "NoController"]
+    if silent:
+        yield missing(
+            "controller of TrainingJobs",
+            f"no controller acts on {', '.join(silent)}",
+            CONTROLLER_FIX,
+        )
+    elif any(state.seen for state in states.values()):
+        yield ok("controller of TrainingJobs", f"has acted on {len(states)} in this namespace")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from kdist.doctor import cluster_checks, controller_checks, local_checks
+from kdist.doctor import cluster_checks, local_checks
 from kdist.doctor.finding import Finding, missing, ok, unknown
 from kdist.errors import KdistError
 
@@ -20,7 +20,7 @@ CHECKS: tuple[tuple[str, Check], ...] = (
     ("rights", cluster_checks.check_rights),
     ("workload kinds", cluster_checks.check_kinds),
     ("operators", cluster_checks.check_operators),
-    ("TrainingJobs", controller_checks.check_training_jobs),
+    ("TrainingJobs", cluster_checks.check_training_jobs),
     ("namespace", cluster_checks.check_namespace),
     ("pods", cluster_checks.check_pod_is_admitted),
     ("quota", cluster_checks.check_quota),

@@ -1,5 +1,7 @@
-"""Fetches what a decision is made from. Everything is read from the API server at this moment, and
-the agents are asked: a decision must not rest on what a watch has missed.
+"""Fetches what a decision is made from: nodes, Leases, volumes, pods, and the agents' reports.
+
+Everything is read from the API server at this moment, and the agents are asked: a decision must not
+rest on what a watch has missed.
 """
 
 from __future__ import annotations
@@ -14,8 +16,15 @@ from kdist.cluster import ApiError, find_makers
 from kdist.errors import NotFoundError
 from kdist.jobs.agents import Agents
 from kdist.manifest import job_selector
-from kdist.recovery.attachment import HeldVolume, find_held_volumes
-from kdist.recovery.evidence import LEASE_NAMESPACE, NodeState, RecoveryContext, Storage, read_nodes
+from kdist.recovery.decision import (
+    LEASE_NAMESPACE,
+    HeldVolume,
+    NodeState,
+    RecoveryContext,
+    Storage,
+    find_held_volumes,
+    read_nodes,
+)
 from kdist.status import Pod, documents, read_pod
 from kdist.status.agent_status import read_reports
 from kdist.status.documents import Document
@@ -23,6 +32,7 @@ from kdist.status.documents import Document
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
     from kdist.jobs.job import ClusterJob
+
 
 AskAgents = Callable[[Sequence[Pod]], Mapping[str, Document]]
 """Returns the `/status` documents of those agents that answer, by pod."""

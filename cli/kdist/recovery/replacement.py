@@ -1,28 +1,36 @@
-"""Gives up a pod whose node is gone: marks it as failed by a disruption, so that its controller
-creates another one, and removes it where the new one needs its name.
+"""Evicts the pods of a job whose nodes are gone: once for what is known, as a controller does, or
+again and again until every pod is decided about, as a person wants it.
 
-Only this one pod is touched, and only as it was judged: its uid and its version are part of the
-request. Should its node return, the kubelet ends the pod's containers.
+A pod is marked as failed by a disruption, so that its controller creates another one, and removed
+where the new one needs its name. Only this one pod is touched, and only as it was judged: its uid
+and its version are part of the request. Should its node return, the kubelet ends the pod's
+containers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
+from kdist import rbac
 from kdist.backends import Backend
 from kdist.cluster import ApiError, JobObjects, JobOwner
-from kdist.errors import NotFoundError
-from kdist.recovery.decision import PodDecision
-from kdist.recovery.evidence import controller_of
+from kdist.errors import NotFoundError, UsageError
+from kdist.jobs.agents import Agents
+from kdist.recovery.decision import PodDecision, RecoveryContext, controller_of, decide
+from kdist.recovery.observation import observe
 from kdist.status import documents
 from kdist.status.documents import Document
+from kdist.units import camel_case
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
+    from kdist.jobs.job import ClusterJob
+
 
 CONDITION: Final = "DisruptionTarget"
 """The condition of a pod that ends by no fault of its own: controllers do not count its failure."""
@@ -132,3 +140,145 @@ def _delete(objects: JobObjects, pod: Mapping[str, Any], *, dry_run: bool) -> bo
     return objects.remove(
         "v1", "Pod", documents.name(pod), uid=uid, grace=0, dry_run=dry_run
     )  # False where another pod has its name already
+
+
+RIGHTS: Final = (*rbac.on_pods("patch", part="status"), *rbac.on_pods("delete"))
+"""Rights to give up a pod."""
+_PAUSE, _LONGEST_PAUSE = 1.0, 10.0  # seconds between two looks
+_ATTEMPTS = 5  # that find the pods changed meanwhile
+
+Notify = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """What came of it.
+
+    Attributes:
+        decisions: the last decision about each pod whose node does not answer.
+        replacements: what was done, by pod; empty without a change.
+    """
+
+    decisions: tuple[PodDecision, ...]
+    replacements: dict[str, Replacement]
+
+    @property
+    def complete(self) -> bool:
+        """Whether no pod is left on a node that does not answer."""
+        return all(each.recover for each in self.decisions)
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether waiting does not help a pod that is left."""
+        return any(not each.recover and each.retry_seconds is None for each in self.decisions)
+
+    def followed_by(self, later: Recovery) -> Recovery:
+        """Both together: of pods that were given up, the decision to do so stays."""
+        done = {pod: each for pod, each in self.replacements.items() if not each.changed}
+        kept = {each.pod: each for each in self.decisions if each.pod in done}
+        kept |= {each.pod: each for each in later.decisions}
+        return Recovery(tuple(kept.values()), {**done, **later.replacements})
+
+    def to_document(self) -> list[dict[str, Any]]:
+        """The pods, for programs."""
+        found = []
+        for each in self.decisions:
+            fields = ("pod", "node", "recover", "reason", "message", "retry_seconds")
+            done = self.replacements.get(each.pod)
+            found.append(
+                {
+                    **{camel_case(name): getattr(each, name) for name in fields},
+                    "evidence": list(each.evidence),
+                    "marked": bool(done and done.marked),
+                    "deleted": bool(done and done.deleted),
+                }
+            )
+        return found
+
+
+def recover(
+    target: ClusterJob,
+    *,
+    switched_off: Collection[str] = (),
+    wait: bool = True,
+    timeout: float | None = None,
+    dry_run: bool = False,
+    change: bool = True,
+    notify: Notify,
+) -> Recovery:
+    """Give up the pods of a job whose nodes are gone.
+
+    Args:
+        target: the job.
+        switched_off: nodes that the user vouches for being switched off.
+        wait: look again as long as waiting helps a pod.
+        timeout: seconds to wait at most; None for no limit.
+        dry_run: let the server check the changes, and change nothing.
+        change: send changes at all.
+        notify: receives a message when the reason to wait changes.
+
+    Raises:
+        UsageError: no pod of the job is on a node of `switched_off`.
+        KdistError: rights are missing (FORBIDDEN), or the job does not exist.
+    """
+    if change:
+        rbac.require(target.cluster, RIGHTS)
+    ask = Agents(target.cluster, namespace=target.namespace).poll
+    end = None if timeout is None else time.monotonic() + timeout
+    found, said, attempts = Recovery((), {}), set[str](), _ATTEMPTS
+    while True:
+        context = observe(target, ask=ask, switched_off=switched_off)
+        if not found.decisions:
+            _check_nodes(target, context)
+        latest = Recovery(tuple(decide(context)), {})
+        if change:
+            latest = replace_pods(target, context, latest.decisions, dry_run=dry_run)
+        changed = any(each.changed for each in latest.replacements.values())
+        found = found.followed_by(latest)
+        attempts -= changed
+        again = attempts and (changed or (wait and not found.complete and not found.hopeless))
+        pauses = [each.retry_seconds or _PAUSE for each in latest.decisions if not each.recover]
+        pause = _PAUSE if changed else min([_LONGEST_PAUSE, *pauses])
+        if not again or (end is not None and time.monotonic() + pause > end):
+            return found
+        for each in latest.decisions:
+            if not each.recover and each.message not in said:
+                said.add(each.message)
+                notify(f"{each.pod}: {each.message}")
+        time.sleep(pause)
+
+
+def replace_pods(
+    target: ClusterJob,
+    context: RecoveryContext,
+    decisions: Iterable[PodDecision],
+    *,
+    dry_run: bool = False,
+) -> Recovery:
+    """Give up those pods of a context that are decided to be. Raises as `replace_pod` does."""
+    decided = tuple(decisions)
+    owner = replace(target.owner, makers=context.owners)
+    replacements = {
+        each.pod: replace_pod(
+            target.cluster,
+            each,
+            owner=owner,
+            backend=target.backend,
+            dry_run=dry_run,
+        )
+        for each in decided
+        if each.recover
+    }
+    return Recovery(decided, replacements)
+
+
+def _check_nodes(target: ClusterJob, context: RecoveryContext) -> None:
+    """Raise `UsageError` for a node that has no pod of the job: it may be a slip of the pen."""
+    used = {documents.text(pod, "spec", "nodeName") for pod in context.pods} - {""}
+    for node in sorted(context.switched_off):
+        if node not in used:
+            raise UsageError(
+                f"--node-is-off {node}: no pod of {target.name} is on that node",
+                hint=f"its pods are on {', '.join(sorted(used)) or 'no node'}",
+                next_command=target.command("status"),
+            )

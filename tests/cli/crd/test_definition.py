@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from kdist.crd import definition
-from kdist.crd.structural import convert
+from kdist.crd.definition import convert
 from kdist.errors import InvalidJobError
 from kdist.load import load_text
 from kdist.spec import reference

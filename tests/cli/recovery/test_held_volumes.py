@@ -1,6 +1,4 @@
-"""A volume that stays attached to a node that is gone is found by its attachment, or by the events
-of the pod that waits for it, with the time that it takes.
-"""
+"""A volume that stays attached to a node that is gone is found by its attachment."""
 
 from __future__ import annotations
 
@@ -9,12 +7,6 @@ from typing import Any
 import pytest
 
 from kdist.recovery import HeldVolume, find_held_volumes
-
-POD = "digits-1-fghij"
-MULTI_ATTACH = (
-    'Multi-Attach error for volume "pvc-1" Volume is already exclusively attached to one node and '
-    "can't be attached to another"
-)
 
 
 def claim(*modes: str, volume: str = "pvc-1") -> dict[str, Any]:

@@ -20,7 +20,7 @@ from kdist.agent_client import METRICS_BYTES, LoopbackTransport
 from kdist.agent_metrics import parse
 from kdist.dashboards.model import PanelRow
 from kdist.dashboards.training.operations import DEVICES, RESOURCES
-from kdist.local.agents import ports
+from kdist.job.local.agents import ports
 from kdist_trainer.metrics.exporter import CATALOGUE
 
 STEPS = {"cuda": 50, "cpu": 5}

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from kdist.local import agents
+from kdist.job.local import agents
 from tests.faults.training_run import TrainingRun
 from tests.process_usage import ThreadTimes, count
 

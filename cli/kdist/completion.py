@@ -126,7 +126,7 @@ def _values(field: Field) -> list[str]:
 
 
 def _list_runs() -> list[str]:
-    from kdist.local.job import list_jobs
+    from kdist.job.local.job import list_jobs
 
     return [job.name for job in list_jobs()]
 

@@ -12,7 +12,7 @@ As text, an event is a sentence, or one line for people and for grep:
 A line shows the time, the node, the event's name, and the sentence. The columns and the names of
 events are stable, the sentences may change. Text that a rank printed has the prefix `[rank3]: `,
 other printed text the prefix `[node-0] `. Kubernetes' own events (`kdist events`) are not meant
-here, and fetching the logs of pods is `kdist.jobs`.
+here, and fetching the logs of pods is `kdist.job.cluster`.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from kdist.agent_client import AgentClient, AgentTransport
 from kdist.cluster import Cluster
 from kdist.diagnose import Diagnosis, diagnose
 from kdist.errors import KdistError
-from kdist.jobs import Agents, fetch_snapshot
+from kdist.job.cluster import Agents, fetch_snapshot
 from kdist.status import AgentStatus, Phase, Pod, documents
 from kdist.status.documents import Document
 from kdist.threads import OnError, start_thread

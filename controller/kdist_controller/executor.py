@@ -17,8 +17,8 @@ from kdist import backends, deploy
 from kdist.backends import RUNTIME
 from kdist.cluster import ApiError, Cluster, JobObjects
 from kdist.diagnose import KEY_MISSING
-from kdist.jobs import suspend
-from kdist.jobs.job import ClusterJob
+from kdist.job.cluster import suspend
+from kdist.job.cluster.job import ClusterJob
 from kdist.manifest import RECLAIM_POLICY, Manifest
 from kdist.ownership import ObjectKey
 from kdist.spec import API_VERSION, KIND
@@ -290,5 +290,5 @@ def strip(document: Mapping[str, Any]) -> Document:
 
 
 def _find_job(cluster: Cluster, observed: Observed) -> ClusterJob:
-    """The job as the operations of `kdist.jobs` take it."""
+    """The job as the operations of `kdist.job.cluster` take it."""
     return ClusterJob.find(cluster, observed.resource.key.name)

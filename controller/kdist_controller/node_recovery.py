@@ -14,7 +14,7 @@ from typing import Any, Final
 from kdist.backends import Placement
 from kdist.cluster import Cluster
 from kdist.errors import KdistError, NotFoundError
-from kdist.jobs.job import ClusterJob
+from kdist.job.cluster.job import ClusterJob
 from kdist.recovery import (
     HeldVolume,
     PodDecision,

@@ -21,14 +21,14 @@ from tests.cli.conftest import Kdist
 
 HEAVY = {
     *("torch", "kubernetes", "pydantic", "jinja2", "rich", "asyncio", "requests", "yaml", "socket"),
-    *("kdist.spec", "kdist.load", "kdist.cluster", "kdist.jobs", "kdist.status", "kdist.local"),
+    *("kdist.spec", "kdist.load", "kdist.cluster", "kdist.job.cluster", "kdist.status", "kdist.job.local"),
 }
 # what a file without problems, `--set` or code needs nothing of
 UNUSED = {
     *("torch", "kubernetes", "jinja2", "rich", "asyncio", "requests", "subprocess", "difflib"),
     *("kdist.load.problems", "kdist.load.overrides", "kdist.load.code", "kdist.spec.reference"),
     *("importlib.metadata", "kdist_trainer.config.changes"),
-    *("kdist.nonblocking", "kdist.cluster", "kdist.jobs", "kdist.status", "kdist.local"),
+    *("kdist.nonblocking", "kdist.cluster", "kdist.job.cluster", "kdist.status", "kdist.job.local"),
 }
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from kdist.errors import Code
-from kdist.local.agents import is_active
-from kdist.local.end_report import read_saved_step
+from kdist.job.local.agents import is_active
+from kdist.job.local.end_report import read_saved_step
 from tests.cli.running import PATIENCE
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "digits.yaml"

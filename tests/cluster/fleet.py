@@ -14,7 +14,7 @@ from kdist import cluster
 from kdist.cluster import Cluster
 from kdist.diagnose import diagnose
 from kdist.errors import Code, KdistError
-from kdist.jobs import fetch_snapshot
+from kdist.job.cluster import fetch_snapshot
 from kdist.manifest import TRAINING_JOB
 from kdist.status import documents
 from tests.cluster.conftest import Job

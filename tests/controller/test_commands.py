@@ -17,7 +17,7 @@ import yaml
 
 from kdist.cluster import ApiError
 from kdist.errors import Code
-from kdist.jobs import resource
+from kdist.job.cluster import resource
 from tests.cli.conftest import Kdist, kdist
 from tests.controller.conftest import Stepper
 from tests.controller.kubernetes import Kubernetes

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kdist.local.agents import fetch_samples
+from kdist.job.local.agents import fetch_samples
 
 from .test_in_place import wait_for_generation
 from .test_renewal import GROUPS, LOSSES

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from kdist.local.agents import fetch_samples
+from kdist.job.local.agents import fetch_samples
 from tests.small_disk import HangingDisk, fill, hanging_disk, small_disk
 from tests.trainer.object_store.s3_server import ACCESS_KEY, SECRET, S3Server, always
 

@@ -16,7 +16,7 @@ from zipfile import ZipFile
 import pytest
 from packaging.requirements import Requirement
 
-from kdist.local.launch import FOR_TRAINING
+from kdist.job.local.launch import FOR_TRAINING
 from tests.docs.blocks import blocks
 from tests.house.test_lock import LOCK, PINNED
 from tests.house.test_words import TEXT

@@ -11,7 +11,7 @@ import pytest
 
 from kdist import backends
 from kdist.errors import KdistError
-from kdist.jobs.checkpoints import pod_specs
+from kdist.job.cluster.checkpoints import pod_specs
 from kdist.render import find_pods, warn
 from kdist.render.pod_security import violations
 from kdist.spec import list_sources

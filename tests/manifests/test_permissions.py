@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kdist import backends
-from kdist.jobs.checkpoints import pod_specs
+from kdist.job.cluster.checkpoints import pod_specs
 from tests.manifests.jobs import make, place
 
 KINDS = pytest.mark.parametrize("backend", backends.NAMES)

@@ -5,7 +5,7 @@ what they measured as events. `job` makes that job, from a job file's machines o
 `remote` runs it on a cluster; `result` reads the events and formats them as a table or a document;
 `html` shows them as a page. Read `result` first: it defines what a bench measures.
 
-Running a bench on this machine is up to `kdist.local`, as for any job.
+Running a bench on this machine is up to `kdist.job.local`, as for any job.
 """
 
 from kdist.bench.job import BenchSpec, make_job, read_size

@@ -205,7 +205,8 @@ def _measure_locally(job: TrainingJob, base: Path) -> Result:
     """Run the bench as processes on this machine. Its folder is deleted unless something failed."""
     import shutil
 
-    from kdist import bench, events, local, render
+    from kdist import bench, events, render
+    from kdist.job import local
 
     local.check_torch()
 

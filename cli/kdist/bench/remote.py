@@ -6,10 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kdist import deploy, jobs, rbac
+from kdist import deploy, rbac
+from kdist.job import cluster as jobs
 from kdist.bench.result import Result, read_events
 from kdist.errors import Code, KdistError, UsageError
-from kdist.jobs import logs
+from kdist.job.cluster import logs
 from kdist.spec import TrainingJob
 
 if TYPE_CHECKING:

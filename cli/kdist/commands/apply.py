@@ -190,7 +190,7 @@ def _await_answers(
     """
     import time
 
-    from kdist.jobs import resource
+    from kdist.job.cluster import resource
 
     end = time.monotonic() + resource.ANSWER_SECONDS
     for cluster, plan, document in changed:
@@ -244,7 +244,7 @@ def _wait(applied_jobs: Iterable[tuple[Cluster, str]], timeout: float | None) ->
     """
     import time
 
-    from kdist import jobs
+    from kdist.job import cluster as jobs
 
     began = time.monotonic()
     for cluster, name in applied_jobs:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from click.shell_completion import CompletionItem
 
-    from kdist.jobs.job import ClusterJob
+    from kdist.job.cluster.job import ClusterJob
 
 _FORMATS = ("table", "json", "yaml", "name")
 
@@ -164,12 +164,12 @@ def _export(
 
     arguments = [*(["--step", str(step)] if step is not None else []), *(["--ema"] if ema else [])]
     if root is not None:
-        from kdist.local import trainer_tools
-        from kdist.local.location import location_of
+        from kdist.job.local import trainer_tools
+        from kdist.job.local.location import location_of
 
         document = trainer_tools.export(location_of(root), file, *arguments)
     else:
-        from kdist.jobs import checkpoints
+        from kdist.job.cluster import checkpoints
 
         document = checkpoints.export(find(), file, *arguments, notify=console.message)
     average = f", {document['averaged']} of them averages" if document["averaged"] else ""
@@ -182,8 +182,8 @@ def _export(
 
 
 def _run_locally(root: Path, action: str, arguments: list[str]) -> dict[str, Any]:
-    from kdist.local import trainer_tools
-    from kdist.local.location import location_of
+    from kdist.job.local import trainer_tools
+    from kdist.job.local.location import location_of
 
     return trainer_tools.run_checkpoint_tool(location_of(root), action, *arguments)
 
@@ -195,7 +195,7 @@ def _run_on_cluster(
     arguments: list[str],
     cluster_options: dict[str, Any],
 ) -> dict[str, Any]:
-    from kdist.jobs import checkpoints
+    from kdist.job.cluster import checkpoints
 
     return checkpoints.run_tool(
         targets.find_target(job, file, **cluster_options),
@@ -206,7 +206,7 @@ def _run_on_cluster(
 
 
 def _show(document: dict[str, Any], output: str) -> int:
-    from kdist.jobs import checkpoints
+    from kdist.job.cluster import checkpoints
 
     if output == "name":
         for entry in checkpoints.entries(document):

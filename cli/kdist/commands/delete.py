@@ -13,8 +13,8 @@ from kdist.errors import Code, JobNotFoundError, NotFoundError, UsageError
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
-    from kdist.jobs.deletion import Deletion
-    from kdist.local.job import LocalJob
+    from kdist.job.cluster.deletion import Deletion
+    from kdist.job.local.job import LocalJob
     from kdist.status.documents import Document
 
 
@@ -100,7 +100,7 @@ def command(
       kdist delete --all -n experiments --no-wait
       kdist delete --all --local --dry-run=client
     """
-    from kdist.jobs import deletion
+    from kdist.job.cluster import deletion
 
     named = [*((job, None) for job in jobs), *((None, file) for file in more)]
     if sum((bool(named), bool(selector), everything)) != 1:
@@ -157,7 +157,7 @@ def _find_run(
     """The run on this machine to delete, or with `purge` the checkpoints that one left; None for a
     job on a cluster. Raises as `targets.find_local` does.
     """
-    from kdist.local import deletion
+    from kdist.job.local import deletion
 
     try:
         return targets.find_local(job, file, local=local, changes=True, **cluster_options)
@@ -170,7 +170,7 @@ def _find_run(
 
 def _delete_all_runs(selector: str, chosen: _DeleteOptions) -> int:
     """Delete all runs on this machine. Raises `UsageError` for a selector of labels."""
-    from kdist.local.job import list_jobs
+    from kdist.job.local.job import list_jobs
 
     if selector:
         raise UsageError("runs on this machine have no labels: -l cannot be combined with --local")
@@ -196,7 +196,7 @@ def _check_run(run: LocalJob, chosen: _DeleteOptions) -> None:
 
 def _delete_run(run: LocalJob, chosen: _DeleteOptions) -> None:
     """Delete a run on this machine."""
-    from kdist.local import deletion
+    from kdist.job.local import deletion
 
     _check_run(run, chosen)
     plan = deletion.plan_deletion(run, purge=chosen.purge)
@@ -216,7 +216,7 @@ def _delete_run(run: LocalJob, chosen: _DeleteOptions) -> None:
 def _delete(cluster: Cluster, name: str, chosen: _DeleteOptions) -> bool:
     """Delete one job's objects; False if there is none."""
     from kdist.cluster import describe_owner
-    from kdist.jobs import deletion
+    from kdist.job.cluster import deletion
 
     plan = deletion.plan_deletion(cluster, name, purge=chosen.purge)
     for each in plan.foreign:

@@ -14,7 +14,7 @@ from kdist.errors import Code
 
 if TYPE_CHECKING:
     from kdist.events import Entry
-    from kdist.local.job import LocalJob
+    from kdist.job.local.job import LocalJob
 
 _POLL_SECONDS = 2.0
 _HEADER = ("LAST SEEN", "TYPE", "REASON", "OBJECT", "MESSAGE")
@@ -54,7 +54,7 @@ def command(
       kdist events digits -w
       kdist events -f job.yaml --types=Warning
     """
-    from kdist import jobs
+    from kdist.job import cluster as jobs
 
     wanted = {each.strip().lower() for each in types.split(",") if each.strip()}
     run = targets.find_local(job, file, local=local, **cluster_options)
@@ -87,7 +87,7 @@ def command(
 
 def _show_run(run: LocalJob, types: set[str], *, output: str, watch: bool) -> int:
     """Show the events of a run on this machine; with `watch` until its `kdist run` ends."""
-    from kdist.local import event_log
+    from kdist.job.local import event_log
 
     found = event_log.read_events(run, follow=watch, types=types)
     if output != "table":
@@ -107,7 +107,7 @@ def _show_run(run: LocalJob, types: set[str], *, output: str, watch: bool) -> in
 
 def _run_row(entry: Entry) -> tuple[str, ...]:
     from kdist.events import describe_event
-    from kdist.local.event_log import type_of
+    from kdist.job.local.event_log import type_of
 
     event = entry.event or {}
     return (

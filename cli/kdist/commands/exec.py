@@ -46,7 +46,7 @@ def command(
       kdist exec digits --rank 3 -- python -c "import torch; print(torch.__version__)"
       kdist exec digits --rank 1 -it -- python
     """
-    from kdist.jobs import agents
+    from kdist.job.cluster import agents
 
     if not argv:
         raise UsageError(

@@ -174,7 +174,7 @@ class Source:
             self.cluster = targets.connect(**cluster_options, stays=watch)
             return
         from kdist import cluster
-        from kdist.local.job import list_jobs
+        from kdist.job.local.job import list_jobs
 
         if not kubeconfig.is_there():
             return
@@ -204,7 +204,7 @@ class Source:
         """
         every = self._read_cluster()
         if self._here:
-            from kdist.local import list_runs
+            from kdist.job.local import list_runs
 
             every += [Listed(status, {}) for status in list_runs()]
         known = {each.status.name for each in every}
@@ -225,7 +225,7 @@ class Source:
     def _read_cluster(self) -> list[Listed]:
         if self.cluster is None:
             return []
-        from kdist import jobs
+        from kdist.job import cluster as jobs
         from kdist.status import documents
 
         try:

@@ -27,9 +27,9 @@ from kdist_trainer.json_text import encode_json
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
     from kdist.events import Entry
-    from kdist.jobs.job import ClusterJob
-    from kdist.jobs.logs import LogRequest, PodLine, RankFilter
-    from kdist.local.job import LocalJob
+    from kdist.job.cluster.job import ClusterJob
+    from kdist.job.cluster.logs import LogRequest, PodLine, RankFilter
+    from kdist.job.local.job import LocalJob
     from kdist.status import Pod, Snapshot
 
 _COLORS = (
@@ -123,7 +123,7 @@ def command(
       0 shown   4 there is no such job, or nothing to read
       with -f also: 6 the job did not end within --timeout   10 the job failed   11 it was stopped
     """
-    from kdist.jobs.logs import LogRequest
+    from kdist.job.cluster.logs import LogRequest
 
     cluster_options = {name: given.pop(name) for name in ("namespace", "context")}
     if generation is not None and (follow or given["previous"] or given["since"] is not None):
@@ -154,9 +154,9 @@ def command(
 
 def _show_run(run: LocalJob, *, follow: bool, raw: bool, **given: Any) -> int:
     """Show the logs of a run on this machine, whose agents count as pods."""
-    from kdist import jobs
-    from kdist.local import logs
-    from kdist.local.status import read_status
+    from kdist.job import cluster as jobs
+    from kdist.job.local import logs
+    from kdist.job.local.status import read_status
 
     if given["previous"]:
         raise UsageError(
@@ -192,7 +192,7 @@ class _Selection(NamedTuple):
 def _show_kept(cluster: Cluster, name: str, generation: int | None, chosen: _Selection) -> int:
     """Show the kept log of a job in the cluster."""
     from kdist import events
-    from kdist.jobs import logs
+    from kdist.job.cluster import logs
 
     target = _find(cluster, name)
     with TemporaryDirectory() as folder:
@@ -204,8 +204,8 @@ def _show_kept(cluster: Cluster, name: str, generation: int | None, chosen: _Sel
 def _show_kept_of_run(run: LocalJob, generation: int, *, raw: bool, **given: Any) -> int:
     """Show the kept log of a run on this machine."""
     from kdist import events
-    from kdist.local import trainer_tools
-    from kdist.local.location import location_of
+    from kdist.job.local import trainer_tools
+    from kdist.job.local.location import location_of
 
     checkpoints = location_of(run.root)
     with TemporaryDirectory() as folder:
@@ -220,7 +220,7 @@ def _show_kept_of_run(run: LocalJob, generation: int, *, raw: bool, **given: Any
 def _print_entries(entries: Iterable[Entry], chosen: _Selection) -> None:
     """Print entries of the logs of nodes, which `--pod` selects by name or number."""
     from kdist import events
-    from kdist.local import logs
+    from kdist.job.local import logs
 
     is_wanted = logs.select_ranks(parse_ranks(chosen.ranks, None)) if chosen.ranks else None
     for entry in entries:
@@ -241,8 +241,8 @@ def _matches(pod: Pod, name_or_index: str) -> bool:
 
 
 def _show(cluster: Cluster, name: str, request: LogRequest, chosen: _Selection) -> int:
-    from kdist import jobs
-    from kdist.jobs import logs
+    from kdist.job import cluster as jobs
+    from kdist.job.cluster import logs
 
     snapshot = jobs.fetch_snapshot(cluster, name)
     is_plain = not (request.previous or request.container) and request.since is None
@@ -259,14 +259,14 @@ def _show(cluster: Cluster, name: str, request: LogRequest, chosen: _Selection) 
 
 
 def _find(cluster: Cluster, name: str) -> ClusterJob:
-    from kdist.jobs.job import ClusterJob
+    from kdist.job.cluster.job import ClusterJob
 
     return ClusterJob.find(cluster, name, approve=approve, warn=console.warning)
 
 
 def _has_only_kept_log(cluster: Cluster, snapshot: Snapshot) -> bool:
     """Whether the job has no pods any more, gets none for now, and keeps its log."""
-    from kdist.jobs import logs
+    from kdist.job.cluster import logs
     from kdist.status import Phase
 
     status = snapshot.status
@@ -284,8 +284,8 @@ def _follow(
     raw: bool,
     timeout: float | None,
 ) -> int:
-    from kdist import jobs
-    from kdist.jobs import logs
+    from kdist.job import cluster as jobs
+    from kdist.job.cluster import logs
 
     rank_filter = _rank_filter(rank, jobs.fetch_snapshot(cluster, name)) if rank else None
     follower = logs.Follower(cluster, name, request, timeout=timeout, notify=console.message)
@@ -298,7 +298,7 @@ def _follow(
 
 
 def _rank_filter(ranks: str, snapshot: Snapshot) -> RankFilter:
-    from kdist.jobs.logs import RankFilter
+    from kdist.job.cluster.logs import RankFilter
 
     known: dict[str, list[int]] = {}
     for rank in snapshot.status.ranks:

@@ -15,8 +15,8 @@ from kdist.commands import options, targets
 from kdist.errors import UsageError
 
 if TYPE_CHECKING:
-    from kdist.jobs.job import ClusterJob
-    from kdist.local.job import LocalJob
+    from kdist.job.cluster.job import ClusterJob
+    from kdist.job.local.job import LocalJob
 
 _NAMED = {"metrics": METRICS_PORT, "status": METRICS_PORT}
 _TENSORBOARD = re.compile(r"(?:(\d{1,5})?:)?tensorboard")
@@ -84,7 +84,7 @@ def command(
 
 def _instead(run: LocalJob) -> targets.Instead:
     """Where the agents of a run on this machine listen."""
-    from kdist.local import agents
+    from kdist.job.local import agents
 
     ports = agents.ports(run.root) if run.active else {}
     if not ports:
@@ -116,7 +116,7 @@ def _serve(
     """Forward until Ctrl-C. When the pod is replaced, forward the same local ports to its
     successor.
     """
-    from kdist.jobs import agents
+    from kdist.job.cluster import agents
 
     while True:
         chosen = agents.choose_pod(target, rank=rank, pod=pod)

@@ -11,7 +11,7 @@ from kdist.commands import options, targets
 from kdist.commands.confirmation import confirm
 
 if TYPE_CHECKING:
-    from kdist.local.job import LocalJob
+    from kdist.job.local.job import LocalJob
 
 
 @click.command()
@@ -55,7 +55,7 @@ def command(
       0 the job trains again   4 no such job   6 pods did not end or start within --timeout
       11 not confirmed
     """
-    from kdist.jobs import restart
+    from kdist.job.cluster import restart
 
     target = targets.find_cluster_job(
         job,

@@ -41,11 +41,11 @@ def command(
       0 the job trains again   1 the job has finished   4 no such job
       6 the job does not train again within --timeout
     """
-    from kdist.jobs import suspend
+    from kdist.job.cluster import suspend
 
     run = targets.find_local(job, file, local=local, changes=True, **cluster_options)
     if run is not None:
-        from kdist.local import suspension
+        from kdist.job.local import suspension
 
         console.result(suspension.resume(run, notify=console.message, dry_run=dry_run))
         return

@@ -20,8 +20,8 @@ from kdist_trainer.json_text import encode_json
 
 if TYPE_CHECKING:
     from kdist.events import Entry
-    from kdist.local import Display, RunEnded
-    from kdist.local.progress import Progress
+    from kdist.job.local import Display, RunEnded
+    from kdist.job.local.progress import Progress
     from kdist.spec import TrainingJob
 
 _HINT = "Ctrl-C saves and stops; twice exits without saving"
@@ -121,7 +121,8 @@ def command(
       0 done   2 wrong file or usage   10 the job failed, or could not save when it was stopped
       11 stopped by SIGTERM or SIGHUP   130 stopped by Ctrl-C
     """
-    from kdist import local, render
+    from kdist import render
+    from kdist.job import local
 
     launcher = local.LauncherLink.take()
     again = _argv(file, args, output=output, propagate=propagate_exit_code, **changes)
@@ -177,7 +178,7 @@ def _argv(
 
 def _detach(file: str, argv: list[str], *, fresh: bool, output: str) -> int:
     """Start the run in the background, and print its name and what to type next."""
-    from kdist import local
+    from kdist.job import local
 
     if file == "-":
         raise UsageError("--detach needs a file; a job on standard input cannot be resumed")
@@ -306,7 +307,7 @@ def _live_display() -> Iterator[Display]:
 
 def _finish(ended: RunEnded, arguments: str, *, output: str, propagate: bool) -> int:
     """Print the report and the final message; return the exit code."""
-    from kdist.local import summary
+    from kdist.job.local import summary
 
     try:
         if output == "json":

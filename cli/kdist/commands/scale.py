@@ -10,7 +10,7 @@ from kdist import console
 from kdist.commands import options, targets
 
 if TYPE_CHECKING:
-    from kdist.local.job import LocalJob
+    from kdist.job.local.job import LocalJob
 
 
 @click.command()
@@ -51,7 +51,7 @@ def command(
     Exit codes:
       0 scaled   2 wrong usage   4 no such job   6 nodes did not join or leave within --timeout
     """
-    from kdist.jobs import scale
+    from kdist.job.cluster import scale
 
     target = targets.find_cluster_job(
         job,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from kdist.cluster import Cluster
     from kdist.diagnose import Diagnosis
-    from kdist.local.job import LocalJob
+    from kdist.job.local.job import LocalJob
     from kdist.status import JobStatus
 
     Moment = tuple[JobStatus, Diagnosis, str]  # with what is missing from the status
@@ -70,7 +70,7 @@ def command(
     cluster = connect(**cluster_options, timeout=timeout, job=found.namespace, stays=watch)
     if watch:
         return _watch(_watch_job(cluster, found.name), output)
-    from kdist import jobs
+    from kdist.job import cluster as jobs
 
     snapshot = jobs.fetch_snapshot(cluster, found.name)
     jobs.finalize(cluster, snapshot)
@@ -81,7 +81,7 @@ def command(
 
 
 def _show_run(run: LocalJob, output: str, *, watch: bool) -> int:
-    from kdist.local.status import read_status
+    from kdist.job.local.status import read_status
 
     if watch:
         return _watch(_watch_run(run), output)
@@ -107,7 +107,7 @@ def _print(status: JobStatus, output: str) -> None:
 
 def _watch_job(cluster: Cluster, name: str) -> Iterator[Moment]:
     """Yield the state of a job on a cluster until it has ended."""
-    from kdist import jobs
+    from kdist.job import cluster as jobs
     from kdist.diagnose import diagnose
 
     for snapshot in jobs.watch_job(cluster, name):
@@ -116,7 +116,7 @@ def _watch_job(cluster: Cluster, name: str) -> Iterator[Moment]:
 
 def _watch_run(run: LocalJob) -> Iterator[Moment]:
     """Yield the state of a run on this machine until its `kdist run` has ended."""
-    from kdist.local.status import diagnose_run
+    from kdist.job.local.status import diagnose_run
 
     while True:
         active = run.active
@@ -130,7 +130,7 @@ def _watch(moments: Iterable[Moment], output: str) -> int:
     """Watch the job until it ends: as a live view on a terminal, otherwise as a line for each
     change, or a document for each moment.
     """
-    from kdist import jobs
+    from kdist.job import cluster as jobs
 
     if output == "table" and console.can_draw():
         return _watch_live(moments)
@@ -146,7 +146,7 @@ def _watch(moments: Iterable[Moment], output: str) -> int:
 
 
 def _watch_live(moments: Iterable[Moment]) -> int:
-    from kdist import jobs
+    from kdist.job import cluster as jobs
     from kdist.status.job_status import StepHistory
     from kdist.views import live
 

@@ -43,11 +43,11 @@ def command(
       0 suspended   1 the job has finished, or could not save   4 no such job
       6 its pods did not end within --timeout
     """
-    from kdist.jobs import suspend
+    from kdist.job.cluster import suspend
 
     run = targets.find_local(job, file, local=local, changes=True, **cluster_options)
     if run is not None:
-        from kdist.local import suspension
+        from kdist.job.local import suspension
 
         summary = suspension.suspend(
             run, wait=wait, timeout=timeout, notify=console.message, dry_run=dry_run

@@ -17,8 +17,8 @@ from kdist.errors import InvalidJobError, KdistError, NotFoundError, Problem, Us
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
-    from kdist.jobs.job import ClusterJob
-    from kdist.local.job import LocalJob
+    from kdist.job.cluster.job import ClusterJob
+    from kdist.job.local.job import LocalJob
     from kdist.spec import TrainingJob
 
 RETRY_SECONDS = 60.0  # for how long a request is retried while the API server is unreachable
@@ -56,7 +56,7 @@ def request_timeout(default: float) -> float:
 
 def note_no_run() -> None:
     """Let the error that the cluster has no such job say that there is no such run either."""
-    from kdist.local import run_dir
+    from kdist.job.local import run_dir
 
     context = click.get_current_context(silent=True)
     if context is not None:
@@ -67,7 +67,7 @@ def missing_run(*names: str, local: bool = True) -> NotFoundError:
     """The error that no run on this machine has these names; unless `local`, no cluster is
     configured that could have them.
     """
-    from kdist.local import run_dir
+    from kdist.job.local import run_dir
 
     what = f"there is no run {', nor '.join(names)} on this machine"
     if local:
@@ -178,7 +178,7 @@ def find_target(
     """The job on the cluster that the arguments refer to, also where a local run has its name.
     Raises what `find_job`, `connect` and `ClusterJob.find` raise.
     """
-    from kdist.jobs.job import ClusterJob
+    from kdist.job.cluster.job import ClusterJob
 
     found = find_job(job, file)
     cluster = connect(namespace=namespace, context=context, timeout=timeout, job=found.namespace)
@@ -272,7 +272,7 @@ def find_local(
         UsageError: `changes`, and the cluster has a job of the same name, or does not answer.
     """
     from kdist.cluster import kubeconfig
-    from kdist.local.job import find_job as find_local_job
+    from kdist.job.local.job import find_job as find_local_job
 
     is_folder = job is not None and "/" in job.removeprefix("job/").removeprefix("trainingjob/")
     is_folder = is_folder and not str(job).endswith(_FILE_SUFFIXES)

@@ -122,13 +122,13 @@ def _source(
         job, file, local=local, namespace=namespace, context=context, active=True
     )
     if root is not None:
-        from kdist.local import agents as local_agents
-        from kdist.local.job import LocalJob
+        from kdist.job.local import agents as local_agents
+        from kdist.job.local.job import LocalJob
 
         status = LocalJob(root).kdist("status")
         silence = KdistError(f"no agent of {root.name} answers", next_command=status)
         return root.name, lambda: local_agents.fetch_samples(root, metrics=True), lambda: silence
-    from kdist.jobs import agents
+    from kdist.job.cluster import agents
 
     target = targets.find_target(job, file, namespace=namespace, context=context, timeout=timeout)
     return (

@@ -9,7 +9,7 @@ import click
 from kdist import console
 from kdist.commands import options, targets
 from kdist.errors import Code, NotFoundError
-from kdist.jobs import GOALS, describe_status, wait_for
+from kdist.job.cluster import GOALS, describe_status, wait_for
 
 
 @click.command()
@@ -58,7 +58,7 @@ def command(
         console.result(f"{targets.find_job(job, file).name} is deleted")
         return Code.OK
     if run is not None:
-        from kdist.local.status import wait_for as wait_for_local
+        from kdist.job.local.status import wait_for as wait_for_local
 
         ended = wait_for_local(run, goal, timeout=timeout, notify=console.message)
         console.result(f"{run.name} is deleted" if ended is None else describe_status(ended))

@@ -39,12 +39,12 @@ def command(
       kdist why -f job.yaml
       kdist why digits -o json | jq -r .cause
     """
-    from kdist import jobs
+    from kdist.job import cluster as jobs
     from kdist.diagnose import diagnose
 
     run = targets.find_local(job, file, local=local, **cluster_options)
     if run is not None:
-        from kdist.local.status import diagnose_run
+        from kdist.job.local.status import diagnose_run
 
         status, cause = diagnose_run(run)
         return _show(run.name, str(status.phase), cause, output)

@@ -5,7 +5,7 @@ sends them by server-side apply, after a dry run and the checks of `admission`, 
 `delete` removes a job, or the objects that a new version no longer has; `dependents` sets the owner
 references, by which objects are deleted with their workload. `resource` sends a job as a
 TrainingJob instead, where kdist's controller creates the objects. Rendering itself is in
-`kdist.render`, and everything about a running job in `kdist.jobs`.
+`kdist.render`, and everything about a running job in `kdist.job.cluster`.
 """
 
 from kdist.deploy.apply import (

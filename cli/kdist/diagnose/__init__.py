@@ -7,7 +7,7 @@ pods, the controller), `scheduling`, `container_start`, `losses` (of pods, nodes
 `failures` (exit records, crashes, what agents report) and `runtime` (hangs, the rendezvous,
 warnings of Kubernetes).
 
-Fetching the snapshot that they work on belongs to `kdist.jobs`.
+Fetching the snapshot that they work on belongs to `kdist.job.cluster`.
 """
 
 from kdist.diagnose.losses import KEY_MISSING

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kdist.doctor.finding import Finding, missing, note, ok
-from kdist.local import install_command
+from kdist.job.local import install_command
 from kdist.units import size
 
 OLDEST_PYTHON = (3, 11)

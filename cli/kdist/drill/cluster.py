@@ -18,8 +18,8 @@ from kdist.drill.faults import FAULTS, Fault, Situation
 from kdist.drill.report import Ledger
 from kdist.drill.target import Strike, program_source
 from kdist.errors import KdistError, NotFoundError
-from kdist.jobs import agents, checkpoints
-from kdist.jobs.job import ClusterJob
+from kdist.job.cluster import agents, checkpoints
+from kdist.job.cluster.job import ClusterJob
 from kdist.rbac import Right
 from kdist.status import Pod, documents
 from kdist.status.documents import condition, items

@@ -18,10 +18,10 @@ from kdist.drill.report import Ledger
 from kdist.drill.target import Strike, program_source
 from kdist.errors import KdistError
 from kdist.ledger import read_ledger
-from kdist.local import agents, run_dir
-from kdist.local.job import LocalJob
-from kdist.local.location import location_of
-from kdist.local.trainer_tools import refresh_records
+from kdist.job.local import agents, run_dir
+from kdist.job.local.job import LocalJob
+from kdist.job.local.location import location_of
+from kdist.job.local.trainer_tools import refresh_records
 
 _LOCK = "drill.lock"
 _TIMEOUT = 0.5  # seconds for one response

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from kdist.errors import Code, KdistError
-from kdist.jobs import agents, wait
-from kdist.jobs.job import ClusterJob
-from kdist.jobs.wait import Notify
-from kdist.local.agents import ports as local_ports
-from kdist.local.location import folder_of, location_of
+from kdist.job.cluster import agents, wait
+from kdist.job.cluster.job import ClusterJob
+from kdist.job.cluster.wait import Notify
+from kdist.job.local.agents import ports as local_ports
+from kdist.job.local.location import folder_of, location_of
 from kdist.status import documents
 from kdist.units import number
 from kdist_trainer.untrusted_text import MalformedTextError, parse_json

@@ -11,8 +11,8 @@ from kdist.commands import options, targets
 from kdist.errors import Code
 
 if TYPE_CHECKING:
-    from kdist.jobs.job import ClusterJob
-    from kdist.local.job import LocalJob
+    from kdist.job.cluster.job import ClusterJob
+    from kdist.job.local.job import LocalJob
     from kdist.recovery import PodDecision, Recovery
 
 

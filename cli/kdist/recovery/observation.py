@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from kdist.cluster import ApiError, find_makers
 from kdist.errors import NotFoundError
-from kdist.jobs.agents import Agents
+from kdist.job.cluster.agents import Agents
 from kdist.manifest import job_selector
 from kdist.recovery.decision import (
     LEASE_NAMESPACE,
@@ -31,7 +31,7 @@ from kdist.status.documents import Document
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
-    from kdist.jobs.job import ClusterJob
+    from kdist.job.cluster.job import ClusterJob
 
 
 AskAgents = Callable[[Sequence[Pod]], Mapping[str, Document]]

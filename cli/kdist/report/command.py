@@ -73,9 +73,9 @@ def _read_local(root: Path) -> dict[str, Any]:
     import time
 
     from kdist import ledger
-    from kdist.local import run_dir, summary
-    from kdist.local.job import LocalJob
-    from kdist.local.trainer_tools import refresh_records
+    from kdist.job.local import run_dir, summary
+    from kdist.job.local.job import LocalJob
+    from kdist.job.local.trainer_tools import refresh_records
     from kdist.report import goodput
 
     run = run_dir.read_json(root / "run.json") or {}

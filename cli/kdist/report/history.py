@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from kdist.errors import NotFoundError
-from kdist.jobs import checkpoints
-from kdist.jobs.job import ClusterJob
-from kdist.jobs.wait import Notify
+from kdist.job.cluster import checkpoints
+from kdist.job.cluster.job import ClusterJob
+from kdist.job.cluster.wait import Notify
 from kdist.status import FETCHER, OUTCOME, ExitRecord, NonfiniteLoss, read_pod
 from kdist.status.documents import annotation, condition, items, moment, name, text
 

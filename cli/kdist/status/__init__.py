@@ -5,7 +5,7 @@ in, a `JobStatus` out.
 phase. `pods`, `agent_status` and `resource_state` each read one kind of document, with the access
 functions of `documents`, because documents of a cluster may be incomplete or invalid.
 
-Fetching documents is `kdist.jobs`, explaining a phase is `kdist.diagnose`, and showing it is
+Fetching documents is `kdist.job.cluster`, explaining a phase is `kdist.diagnose`, and showing it is
 `kdist.views`. Read `snapshot` first.
 """
 

@@ -23,10 +23,10 @@ from kdist import console
 from kdist.cluster import ExecSession
 from kdist.commands import targets
 from kdist.errors import KdistError, NotFoundError, UsageError
-from kdist.jobs import agents, checkpoints
-from kdist.jobs.job import ClusterJob
-from kdist.jobs.wait import Notify
-from kdist.local.location import location_of
+from kdist.job.cluster import agents, checkpoints
+from kdist.job.cluster.job import ClusterJob
+from kdist.job.cluster.wait import Notify
+from kdist.job.local.location import location_of
 from kdist_trainer.untrusted_text import MalformedTextError, parse_json
 
 MODULE = "kdist_trainer.tensorboard"

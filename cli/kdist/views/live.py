@@ -17,7 +17,7 @@ from kdist import agent_metrics, columns
 from kdist.agent_metrics import AgentSample, RankBreakdown, mark_slow
 from kdist.diagnose import Diagnosis
 from kdist.events import Entry, describe_event
-from kdist.local.progress import STALE_SECONDS, NodeProgress, Progress
+from kdist.job.local.progress import STALE_SECONDS, NodeProgress, Progress
 from kdist.status import JobStatus
 from kdist.status.job_status import StepHistory
 from kdist.units import is_number, moment, seconds

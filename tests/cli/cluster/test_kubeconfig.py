@@ -295,10 +295,11 @@ def test_certificates_may_be_in_it_or_in_files_next_to_it(tmp_path: Path) -> Non
 ASK = """
 import sys
 import kdist.commands.get
-from kdist import cluster, jobs
+from kdist import cluster
+from kdist.job import cluster as jobs
 cluster.connect().version()
 print(sorted(set(sys.modules) & {"kubernetes", "requests", "oauthlib", "pydantic", "websocket", \
-"subprocess", "urllib.request", "kdist.diagnose", "kdist.spec", "kdist.local"}))
+"subprocess", "urllib.request", "kdist.diagnose", "kdist.spec", "kdist.job.local"}))
 """
 
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from kdist.errors import Code
-from kdist.jobs import restart
+from kdist.job.cluster import restart
 from tests.cli.cluster.api import Api, write_kubeconfig
 from tests.cli.cluster.store import Store
 from tests.cli.conftest import Kdist

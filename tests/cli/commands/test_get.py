@@ -14,7 +14,7 @@ from kdist.errors import Code
 from tests.cli.cluster.api import Reply, write_kubeconfig
 from tests.cli.cluster.conftest import Serve, _hurry, serve
 from tests.cli.conftest import Kdist
-from tests.cli.jobs.world import World
+from tests.cli.job.cluster.world import World
 
 __all__ = ["_hurry", "serve"]
 

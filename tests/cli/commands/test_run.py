@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from kdist.commands.run import _job_of_script, exit_code, is_script
-from kdist.local import RunEnded
-from kdist.local.supervisor import Kind, Outcome
+from kdist.job.local import RunEnded
+from kdist.job.local.supervisor import Kind, Outcome
 from tests.cli.conftest import Kdist
 from tests.cli.running import PATIENCE, Start, Terminal, processes_of, write_job, write_script
 from tests.patience import soon

@@ -17,8 +17,8 @@ from kdist.errors import Code
 from tests.cli.cluster.api import Api, write_kubeconfig
 from tests.cli.cluster.conftest import Serve, _hurry, serve
 from tests.cli.conftest import Kdist
-from tests.cli.jobs.test_wait import DONE, FAILED
-from tests.cli.jobs.world import FIRST, SECOND, World, lines
+from tests.cli.job.cluster.test_wait import DONE, FAILED
+from tests.cli.job.cluster.world import FIRST, SECOND, World, lines
 from tests.cli.status.objects import ended_pod, pod, record
 
 __all__ = ["_hurry", "serve"]

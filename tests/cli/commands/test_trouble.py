@@ -14,8 +14,8 @@ from kdist.errors import Code
 from tests.cli.cluster.api import Api, Asked, Reply, refusal, write_kubeconfig
 from tests.cli.cluster.conftest import Serve, _hurry, serve
 from tests.cli.conftest import Kdist
-from tests.cli.jobs.test_wait import DONE
-from tests.cli.jobs.world import World
+from tests.cli.job.cluster.test_wait import DONE
+from tests.cli.job.cluster.world import World
 
 __all__ = ["_hurry", "serve"]
 

@@ -18,7 +18,7 @@ from tests.cli.cluster.api import Asked, Reply, write_kubeconfig
 from tests.cli.cluster.conftest import Serve, _hurry, serve
 from tests.cli.commands.test_status_commands import PROGRESS
 from tests.cli.conftest import Kdist
-from tests.cli.jobs.world import FIRST, World, lines
+from tests.cli.job.cluster.world import FIRST, World, lines
 from tests.cli.status.objects import MAKER, Document, config_map
 from tests.cli.status.test_resource_state import NUMBERS, forge, training_job
 

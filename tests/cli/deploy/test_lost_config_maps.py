@@ -12,7 +12,7 @@ import pytest
 
 from kdist.cluster import connect
 from kdist.errors import Code
-from kdist.jobs.snapshot import fetch_snapshot
+from kdist.job.cluster.snapshot import fetch_snapshot
 from tests.cli.cluster.api import Api
 from tests.cli.cluster.store import Store
 from tests.cli.conftest import Kdist

@@ -9,8 +9,8 @@ from rich.console import Console, RenderableType
 
 from kdist.diagnose import diagnose
 from kdist.events import Entry
-from kdist.local.agents import StatusReply
-from kdist.local.progress import NodeProgress, Progress
+from kdist.job.local.agents import StatusReply
+from kdist.job.local.progress import NodeProgress, Progress
 from kdist.status import Snapshot
 from kdist.status.job_status import StepHistory
 from kdist.views.frame import JobView, sparkline

@@ -18,8 +18,8 @@ from rich.console import Console, RenderableType
 from kdist import agent_metrics, columns
 from kdist.agent_metrics import AgentSample
 from kdist.commands.get import Listed, Rows
-from kdist.jobs import checkpoints
-from kdist.local.progress import NodeProgress, Progress
+from kdist.job.cluster import checkpoints
+from kdist.job.local.progress import NodeProgress, Progress
 from kdist.report import text as report_text
 from kdist.status import Snapshot
 from kdist.status.job_status import StepHistory
@@ -27,9 +27,9 @@ from kdist.units import age, moment
 from kdist.views import status_table
 from kdist.views.live import TopFrame, from_progress, render
 from tests.cli.diagnose.scenes import FAILED, scene
-from tests.cli.jobs.test_checkpoint_list import ENTRY
-from tests.cli.jobs.test_checkpoint_list import document as checkpoint_list
-from tests.cli.jobs.test_top import reading
+from tests.cli.job.cluster.test_checkpoint_list import ENTRY
+from tests.cli.job.cluster.test_checkpoint_list import document as checkpoint_list
+from tests.cli.job.cluster.test_top import reading
 from tests.cli.status.objects import (
     NOW,
     Document,

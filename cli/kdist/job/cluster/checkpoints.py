@@ -1,0 +1,500 @@
+"""The checkpoints of a job in the cluster: listed, verified, and exported to this machine as a file
+of weights. `checkpoint_rows` shows which checkpoint is LATEST, which one a training would resume
+from, and which are damaged.
+
+The trainer's tool runs in a running pod of the job, or else in a helper pod, which is created for
+the purpose and deleted afterwards. That has the image, account and volumes of the job, mounts only
+the checkpoints, and mounts them read-only unless they are to be archived. For checkpoints in a
+bucket it mounts an empty volume and has the variables by which the job reaches the bucket. An
+export always uses a helper pod, because reading weights needs torch and memory that a training may
+not have to spare.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from kdist import rbac
+from kdist.backends import RUNTIME
+from kdist.deploy import Difference
+from kdist.errors import Code, KdistError, NotFoundError
+from kdist.job.cluster import job, wait
+from kdist.job.cluster.job import ClusterJob
+from kdist.job.cluster.wait import Notify
+from kdist.manifest import OWNER, Manifest, mark
+from kdist.status.documents import at, items, text
+from kdist.units import age, number, size
+from kdist_trainer.untrusted_text import MalformedTextError, parse_json
+
+_HELPER_LABEL = "kdist.dev/viewer"
+RIGHTS = (*rbac.on_pods("get create delete"), *rbac.on_pods("get", part="log"))
+"""Rights needed for a helper pod."""
+_START_TIMEOUT = 180.0  # seconds
+TOOL_TIMEOUT = 600
+_MOUNT = "/checkpoints"
+_COPIED_FIELDS = (
+    "nodeSelector",
+    "tolerations",
+    "imagePullSecrets",
+    "securityContext",
+    "priorityClassName",
+    "runtimeClassName",
+)
+_STORE_VARIABLES = re.compile(
+    "(AWS|AZURE|GOOGLE|KDIST_CHECKPOINTS)_|SSL_CERT_|(HTTP|HTTPS|NO|ALL)_PROXY$", re.IGNORECASE
+)
+"""Names of the variables by which a program finds a bucket, and the way to it."""
+_IDLE_SECONDS = 6 * 3600
+_IDLE = ["python", "-c", f"import time; time.sleep({_IDLE_SECONDS})"]
+_COPY_SIZE = "1Gi"
+CONTAINER = "viewer"
+"""Its name in every helper pod."""
+
+
+@contextmanager
+def helper_pod(
+    target: ClusterJob,
+    command: Sequence[str],
+    *,
+    read_only: bool = True,
+    memory: str = "256Mi",
+    seconds: int = TOOL_TIMEOUT,
+    node: str = "",
+) -> Iterator[str]:
+    """Create a pod with the job's checkpoints, and delete it at the end of the context.
+
+    Args:
+        target: the job.
+        command: what the pod runs.
+        read_only: whether it mounts the checkpoints read-only.
+        memory: request and limit of its memory.
+        seconds: after which Kubernetes ends it.
+        node: on which it runs; any node if empty.
+
+    Yields:
+        The name of the pod.
+
+    Raises:
+        KdistError: rights are missing (FORBIDDEN), or the server rejects the pod.
+    """
+    name = f"{target.name[:40].rstrip('-')}-viewer-{secrets.token_hex(3)}"
+    live = [] if target.is_resource else _find_live(target)
+    document = build_helper_pod(
+        target,
+        live or job.render_objects(target.without_code()),
+        name,
+        command,
+        read_only=read_only,
+        memory=memory,
+    )
+    document["spec"]["activeDeadlineSeconds"] = seconds
+    if node:
+        terms = [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}]
+        required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+        document["spec"]["affinity"] = {"nodeAffinity": required}
+    rbac.require(target.cluster, RIGHTS)
+    if not (live or target.is_resource):
+        what = (
+            f"{target.name} has no {target.backend.kind}: the pod that reads its checkpoints is "
+            f"made from what ConfigMap {target.name} in namespace {target.namespace} says"
+        )
+        target.approve(what, Difference.text(document).splitlines())
+    target.objects.create(document)
+    try:
+        yield name
+    finally:
+        target.objects.remove("v1", "Pod", name, grace=0)
+
+
+def _find_live(target: ClusterJob) -> list[Manifest]:
+    """The object in the cluster that the job's pods are made from, which its ConfigMap cannot
+    change; empty if there is none.
+    """
+    try:
+        found = target.workload()
+        if not any(pod_specs(found)):  # a TrainJob's are in its runtime
+            version = target.backend.api_version
+            found = target.cluster.get(version, RUNTIME, target.name)
+            target.owner.check(found, api_version=version, kind=RUNTIME)
+    except NotFoundError:
+        return []
+    return [Manifest(found)]
+
+
+@contextmanager
+def idle_pod(
+    target: ClusterJob,
+    command: Sequence[str] = _IDLE,
+    *,
+    seconds: int = _IDLE_SECONDS,
+    memory: str = "256Mi",
+    node: str = "",
+) -> Iterator[str]:
+    """A helper pod in which commands can be run until the block ends, once it runs.
+
+    Takes the arguments of `helper_pod`; the command only has to wait.
+
+    Raises:
+        KdistError: it cannot start.
+    """
+    with helper_pod(target, command, seconds=seconds, memory=memory, node=node) as pod:
+        if wait_for_phase(target, pod, ("Running", "Succeeded", "Failed")) != "Running":
+            again = f"kubectl describe pod {pod} -n {target.namespace}"
+            raise KdistError(f"pod {pod} ended too early", next_command=again)
+        yield pod
+
+
+@contextmanager
+def reading_pod(target: ClusterJob, notify: Notify) -> Iterator[tuple[str, str]]:
+    """A pod in which the trainer's tools can be run several times, and its container: a running one
+    of the job, or else a helper pod. Raises as `idle_pod` does.
+    """
+    running = next((pod for pod in target.pods() if pod.running and not pod.deleting), None)
+    if running is not None:
+        yield running.name, running.container
+        return
+    notify(f"no pod of {target.name} runs: starting a helper pod")
+    with idle_pod(target) as pod:
+        yield pod, CONTAINER
+
+
+def wait_for_phase(target: ClusterJob, name: str, phases: Collection[str]) -> str:
+    """Wait until the helper pod is in one of these phases, and return it. Raises `KdistError` if it
+    cannot start.
+    """
+    return wait.wait_until(
+        lambda: _phase(target, name, phases),
+        timeout=_START_TIMEOUT,
+        what=f"helper pod {name} to run",
+        notify=lambda _: None,
+        next_command=f"kubectl describe pod {name} -n {target.namespace}",
+    )
+
+
+def _phase(target: ClusterJob, name: str, phases: Collection[str]) -> str | None:
+    pod = target.cluster.get("v1", "Pod", name)
+    for status in items(pod, "status", "containerStatuses"):
+        reason = text(status, "state", "waiting", "reason")
+        if reason in (
+            "ErrImagePull",
+            "ImagePullBackOff",
+            "InvalidImageName",
+            "CreateContainerConfigError",
+        ):
+            raise KdistError(
+                f"pod {name} cannot start: {reason}: {text(status, 'state', 'waiting', 'message')}"
+            )
+    phase = text(pod, "status", "phase")
+    return phase if phase in phases else None
+
+
+def build_helper_pod(
+    target: ClusterJob,
+    manifests: Sequence[Manifest],
+    name: str,
+    command: Sequence[str],
+    *,
+    read_only: bool,
+    memory: str = "256Mi",
+) -> dict[str, Any]:
+    """Build the helper pod from the training's pod: its image, rights and node selection, and the
+    volume with the checkpoints.
+
+    Args:
+        target: the job.
+        manifests: its rendered objects.
+        name: of the helper pod.
+        command: what it runs.
+        read_only: whether it mounts the checkpoints read-only.
+        memory: request and limit of its memory.
+    """
+    pod = next((found for one in manifests for found in pod_specs(one.document)), {})
+    trainer = next(
+        (one for one in items(pod, "containers") if one.get("name") == target.backend.container), {}
+    )
+    volumes, mounts = _find_volumes(target, pod, trainer, read_only=read_only)
+    container = _make_container(trainer, command, mounts, memory=memory)
+    spec = {key: pod[key] for key in _COPIED_FIELDS if key in pod}
+    if target.uses_bucket:
+        container["env"] += _find_store_variables(trainer)
+        spec["serviceAccountName"] = pod.get("serviceAccountName")
+    # a volume may be mounted by its cloud identity
+    if (account := pod.get("serviceAccountName")) not in (None, target.name):
+        spec["serviceAccountName"] = account
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": name,
+            "labels": {
+                "app.kubernetes.io/managed-by": "kdist",
+                "app.kubernetes.io/component": CONTAINER,
+                _HELPER_LABEL: target.name,
+            },
+            "annotations": {OWNER: mark(target.name, "Pod", name)},
+        },
+        "spec": {
+            **spec,
+            "restartPolicy": "Never",
+            "activeDeadlineSeconds": TOOL_TIMEOUT,
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "terminationGracePeriodSeconds": 0,
+            "containers": [container],
+            "volumes": volumes,
+        },
+    }
+
+
+def _find_volumes(
+    target: ClusterJob, pod: Mapping[str, Any], trainer: Mapping[str, Any], *, read_only: bool
+) -> tuple[list[Any], list[Any]]:
+    """The volume of the checkpoints and its mount; for those in a bucket, room for a copy."""
+    if target.uses_bucket:
+        room = {"name": "tmp", "emptyDir": {"sizeLimit": _COPY_SIZE}}
+        return [room], [{"name": "tmp", "mountPath": "/tmp"}]  # noqa: S108 - in the pod
+    mounts = [mount for mount in items(trainer, "volumeMounts") if mount.get("mountPath") == _MOUNT]
+    volumes = [
+        one for one in items(pod, "volumes") if mounts and one.get("name") == mounts[0].get("name")
+    ]
+    for volume in volumes:
+        if read_only and at(volume, "persistentVolumeClaim") is not None:
+            mounts = [{**mount, "readOnly": True} for mount in mounts]
+    return volumes, mounts
+
+
+def _make_container(
+    trainer: Mapping[str, Any], command: Sequence[str], mounts: list[Any], *, memory: str
+) -> dict[str, Any]:
+    """The helper pod's container, with the image and the rights of the training's container."""
+    return {
+        "name": CONTAINER,
+        "image": trainer.get("image"),
+        "imagePullPolicy": trainer.get("imagePullPolicy", "IfNotPresent"),
+        "command": list(command),
+        "env": [
+            {"name": "PYTHONDONTWRITEBYTECODE", "value": "1"},
+            {"name": "HOME", "value": "/tmp"},  # noqa: S108 - in the pod
+        ],
+        "resources": {name: {"cpu": "200m", "memory": memory} for name in ("requests", "limits")},
+        "securityContext": trainer.get("securityContext", {}),
+        "volumeMounts": mounts,
+    }
+
+
+def _find_store_variables(trainer: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The variables of the training's container by which a bucket is reached."""
+    return [one for one in items(trainer, "env") if _STORE_VARIABLES.match(text(one, "name"))]
+
+
+def pod_specs(document: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield every pod spec in a document, at any depth."""
+    if isinstance(document, Mapping):
+        if isinstance(document.get("containers"), list):
+            yield document
+        for value in document.values():
+            yield from pod_specs(value)
+    elif isinstance(document, list):
+        for value in document:
+            yield from pod_specs(value)
+
+
+HEADER = ("STEP", "NAME", "AGE", "SIZE", "RANKS", "SAMPLES", "STATE", "")
+
+
+def checkpoint_rows(document: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """One row per checkpoint of a listing, newest first."""
+    return [_row(entry, document) for entry in entries(document)]
+
+
+def entries(document: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """The checkpoints in a listing."""
+    found = document.get("checkpoints")
+    return [one for one in found if isinstance(one, Mapping)] if isinstance(found, list) else []
+
+
+def rejected(document: Mapping[str, Any], state: str) -> list[str]:
+    """Names of committed checkpoints that are `damaged`, `unreadable` (whole, but no training can
+    read them), or `unsupported` (of a newer version).
+    """
+    return [
+        str(one.get("name"))
+        for one in entries(document)
+        if one.get("state") == state and one.get("problem")
+    ]
+
+
+def _row(entry: Mapping[str, Any], document: Mapping[str, Any]) -> tuple[str, ...]:
+    state = str(entry.get("state"))
+    problem = entry.get("problem")
+    written, now = entry.get("time"), document.get("time")
+    since = (
+        age(max(0.0, now - written))
+        if isinstance(written, int | float) and isinstance(now, int | float)
+        else "-"
+    )
+    return (
+        _shown(entry.get("step")),
+        str(entry.get("name")),
+        since,
+        "-" if entry.get("bytes") is None else size(entry["bytes"]),
+        _shown(entry.get("worldSize")),
+        _shown(entry.get("samplesSeen")),
+        f"{state}: {problem}" if problem else state,
+        " ".join(_marks(entry, document)),
+    )
+
+
+def _marks(entry: Mapping[str, Any], document: Mapping[str, Any]) -> Iterator[str]:
+    if entry.get("name") == document.get("latest"):
+        yield "LATEST"
+    if entry.get("name") == document.get("resumesFrom"):
+        yield "<- resumes here"
+
+
+def _shown(value: object) -> str:
+    return "-" if value is None else number(value)
+
+
+MODULE = "kdist_trainer.checkpoint"
+
+
+def run_tool(target: ClusterJob, action: str, *arguments: str, notify: Notify) -> dict[str, Any]:
+    """Run the trainer's checkpoint tool on the job's checkpoints.
+
+    Args:
+        target: the job.
+        action: `list`, `verify`, `ledger` or `aside`, which archives the checkpoints.
+        *arguments: further arguments of the tool.
+        notify: receives a message if a helper pod is needed.
+
+    Returns:
+        The document that the tool prints.
+
+    Raises:
+        KdistError: the job has no checkpoints, or the tool cannot run.
+    """
+    check_has_checkpoints(target)
+    command = ["python", "-m", MODULE, action, target.checkpoints, *arguments]
+    running = next((pod for pod in target.pods() if pod.running and not pod.deleting), None)
+    if running is not None and action != "aside":
+        code, output = target.cluster.run(
+            running.name, command, container=running.container, timeout=TOOL_TIMEOUT
+        )
+        return read_answer(output.decode(errors="replace"), code, running.name)
+    notify(f"no pod of {target.name} runs: starting a helper pod")
+    return _run_in_helper_pod(target, command, read_only=action != "aside")
+
+
+def has_checkpoints(target: ClusterJob) -> bool:
+    """Whether the job keeps checkpoints in the cluster."""
+    spec = target.job.spec.checkpoints
+    return spec is not None and spec.in_cluster
+
+
+def check_has_checkpoints(target: ClusterJob) -> None:
+    """Raises `KdistError` for a job that keeps no checkpoints in the cluster."""
+    if not has_checkpoints(target):
+        raise KdistError(
+            f"{target.name} has no checkpoints in the cluster",
+            next_command="kdist explain spec.checkpoints",
+        )
+
+
+def _run_in_helper_pod(
+    target: ClusterJob, command: Sequence[str], *, read_only: bool
+) -> dict[str, Any]:
+    with helper_pod(target, command, read_only=read_only) as name:
+        phase = wait_for_phase(target, name, ("Succeeded", "Failed"))
+        # the answer is the last document of the log, whatever the image prints before it
+        output = "\n".join(deque(target.cluster.logs(name, container=CONTAINER), _LAST_LINES))
+        return read_answer(output, 0 if phase == "Succeeded" else 1, name)
+
+
+def read_answer(output: str, code: int, pod: str) -> dict[str, Any]:
+    """The JSON document in the tool's output. `verify` prints one although it exits with 1."""
+    for line in reversed(output.split("\n")):
+        try:
+            found = parse_json(line, allow_nan=True)
+        except MalformedTextError:
+            continue
+        if isinstance(found, dict):
+            return found
+    last = output.strip().splitlines()[-1:] or [f"exit code {code}"]
+    raise KdistError(f"pod {pod} could not read the checkpoints: {last[0][:300]}", code=Code.ERROR)
+
+
+_LAST_LINES = 100
+_EXPORT_MEMORY = "1536Mi"
+
+
+def export(target: ClusterJob, file: Path, *arguments: str, notify: Notify) -> dict[str, Any]:
+    """Write the weights of a checkpoint to a file, completely or not at all.
+
+    Args:
+        target: the job.
+        file: the file.
+        *arguments: of `python -m kdist_trainer.checkpoint export`.
+        notify: receives a message about the helper pod.
+
+    Returns:
+        A description of the file's content.
+
+    Raises:
+        KdistError: the weights cannot be read or written.
+    """
+    check_has_checkpoints(target)
+    running = next((pod.node for pod in target.pods() if pod.running and not pod.deleting), "")
+    notify("starting a helper pod to read the checkpoints")
+    # On the node of a running pod, because not every volume can be mounted on a second node.
+    with idle_pod(target, memory=_EXPORT_MEMORY, node=running) as pod:
+        command = ["python", "-m", MODULE, "export", target.checkpoints, *arguments, "--out", "-"]
+        return _receive(target, pod, command, file)
+
+
+def _receive(target: ClusterJob, pod: str, command: list[str], file: Path) -> dict[str, Any]:
+    temporary = file.with_name(f"{file.name}.tmp-{secrets.token_hex(4)}")
+    try:
+        with temporary.open("xb") as stream:
+            document = _run(target, pod, command, stream)
+        temporary.replace(file)
+    except OSError as error:
+        raise KdistError(f"{file} cannot be written: {error.strerror or error}") from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink()
+    return {"file": str(file), **document}
+
+
+def _run(target: ClusterJob, pod: str, command: list[str], stream: BinaryIO) -> dict[str, Any]:
+    """Run the command with its output into `stream`, and compare the digest of what was received
+    with the one it reports.
+    """
+    import hashlib
+
+    digest = hashlib.sha256()
+    stderr = bytearray()
+
+    def receive(data: bytes) -> None:
+        digest.update(data)
+        stream.write(data)
+
+    code = target.cluster.exec(pod, command, container=CONTAINER, out=receive, err=stderr.extend)
+    lines = stderr.decode(errors="replace").strip().splitlines() or [f"exit code {code}"]
+    if code != 0:
+        raise KdistError(f"{target.name}: {lines[-1][:400]}")
+    try:
+        document: Any = parse_json(lines[-1])
+    except MalformedTextError:
+        document = None
+    if not isinstance(document, dict) or document.get("sha256") != digest.hexdigest():
+        raise KdistError(
+            f"the weights from pod {pod} arrived incomplete or damaged", hint="try again"
+        )
+    return document

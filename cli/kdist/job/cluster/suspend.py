@@ -1,0 +1,319 @@
+"""Suspend and resume. Pods end by SIGTERM, save their current step, and later continue from it. A
+job in a Kueue queue is suspended through its Workload object, because Kueue owns the `suspend`
+field there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from kdist import deploy, events, rbac
+from kdist.errors import KdistError, NotFoundError
+from kdist.job.cluster import agents, resource, wait
+from kdist.job.cluster.job import ClusterJob, Document
+from kdist.job.cluster.wait import Notify, PodExits
+from kdist.status import ASKED, Pod, WorkloadState, read_resource
+from kdist.status.documents import annotation, integer
+from kdist.status.pods import describe_saved
+from kdist.units import count
+
+_GROUP, _KIND = "kueue.x-k8s.io/", "Workload"
+
+
+def is_queued(target: ClusterJob) -> bool:
+    """Whether the job was sent to a queue."""
+    return target.job.spec.queue is not None
+
+
+def set_active(target: ClusterJob, *, active: bool, dry_run: bool = False) -> None:
+    """Let Kueue evict the job, or admit it again. Raises `KdistError` if Kueue has no Workload for
+    it.
+    """
+    version = _version(target)
+    found = _find(target, version) if version else None
+    if version is None or found is None:
+        raise KdistError(
+            (
+                f"{target.name} waits in queue {target.job.spec.queue}, but there is no "
+                "Workload of Kueue for it"
+            ),
+            hint="is Kueue installed, and does the LocalQueue exist?",
+            next_command=target.command("why"),
+        )
+    target.pod_objects().change(
+        version, _KIND, found["metadata"]["name"], {"spec": {"active": active}}, dry_run=dry_run
+    )
+
+
+def _version(target: ClusterJob) -> str | None:
+    return max(
+        (
+            version
+            for version, kind in target.cluster.kinds()
+            if kind == _KIND and version.startswith(_GROUP)
+        ),
+        default=None,
+    )
+
+
+def _find(target: ClusterJob, version: str) -> Document | None:
+    uid = target.workload()["metadata"]["uid"]
+    for one in target.cluster.list(version, _KIND):
+        if any(owner.get("uid") == uid for owner in one["metadata"].get("ownerReferences") or []):
+            return one
+    return None
+
+
+SPARE_SECONDS = 60.0
+"""Seconds that the cluster may need to end pods, in addition to their grace period."""
+STARTING_SECONDS = 600.0
+"""Seconds after which a job is expected to train."""
+_RENEWAL_SECONDS = 60.0
+_RUNNING = ("running", "checkpointing")
+
+
+def suspend(
+    target: ClusterJob,
+    *,
+    wait: bool,
+    timeout: float | None,
+    notify: Notify,
+    dry_run: bool = False,
+) -> str:
+    """Suspend the job: its pods save and end.
+
+    Args:
+        target: the job.
+        wait: wait until the pods have ended.
+        timeout: seconds to wait; None for the grace period and a margin.
+        notify: receives messages about progress.
+        dry_run: let the server check it, and change nothing.
+
+    Returns:
+        The result as a message.
+
+    Raises:
+        KdistError: the job has finished, its pods do not end in time (TIMEOUT), or its state could
+            not be saved.
+    """
+    state = target.state()
+    if state.finished:
+        raise KdistError(
+            f"job {target.name} has finished ({state.finished}) and cannot be suspended",
+            next_command=target.command("status"),
+        )
+    leaving = [pod for pod in target.pods() if not pod.over]
+    if not leaving and _is_suspended(target, state):
+        asked = target.is_resource or annotation(target.config_map, ASKED)
+        already = "already " if asked else ""
+        target.record_request("suspended", dry_run=dry_run)
+        return f"{target.name} is {already}suspended"
+    _require(target, dry_run=dry_run)
+    suspend_workload(target, dry_run=dry_run)
+    target.record_request("suspended", dry_run=dry_run)
+    if dry_run:
+        return f"{target.name} suspended (server dry run)"
+    if not wait:
+        return (
+            f"{target.name} is being suspended; its {count(len(leaving), 'pod')} will save and end"
+        )
+    exits = wait_for_pods(target, leaving, timeout=timeout, notify=notify)
+    return describe_exits(target, exits)
+
+
+def _is_suspended(target: ClusterJob, state: WorkloadState) -> bool:
+    """Whether the job is suspended by a person, not by its queue."""
+    if target.is_resource:
+        return read_resource(target.resource()).suspended
+    return state.suspended and not is_queued(target)
+
+
+def wait_for_pods(
+    target: ClusterJob, leaving: Iterable[Pod], *, timeout: float | None, notify: Notify
+) -> PodExits:
+    """Wait until pods have saved and ended.
+
+    Args:
+        target: the job.
+        leaving: the pods.
+        timeout: seconds to wait; None for their grace period and `SPARE_SECONDS`.
+        notify: receives messages about progress.
+
+    Raises:
+        KdistError: they do not end in time (TIMEOUT).
+    """
+    leaving = list(leaving)
+    grace = target.job.spec.termination_grace_period_seconds
+    if leaving:
+        notify(
+            f"waiting for {count(len(leaving), 'pod')} to save and end, which may take {grace} s"
+        )
+    limit = grace + SPARE_SECONDS if timeout is None else timeout
+    return wait.wait_for_exit(
+        target,
+        leaving=[pod.name for pod in leaving],
+        timeout=limit,
+        what=f"{target.name} did not stop",
+    )
+
+
+def describe_exits(target: ClusterJob, exits: PodExits) -> str:
+    """The result of a suspension as a message. Raises `KdistError` if the state could not be
+    saved.
+    """
+    if exits.failures:
+        pod, record = exits.failures[0]
+        raise KdistError(
+            (
+                f"{target.name} is suspended, but {pod} ended with code {record.code}: "
+                f"{record.message or record.cause}"
+            ),
+            hint="it will resume from the previous checkpoint",
+            next_command=target.command("checkpoints"),
+        )
+    saved = f"; {describe_saved([exits.step])}" if target.job.spec.checkpoints else ""
+    kept = (
+        ""
+        if target.job.spec.checkpoints
+        else "; it has no checkpoints, so it will start from scratch"
+    )
+    then = "   continues from there" if exits.step is not None else ""
+    return f"{target.name} suspended{saved}{kept}. Next: {target.command('resume')}{then}"
+
+
+def resume(
+    target: ClusterJob, *, wait: bool, timeout: float | None, notify: Notify, dry_run: bool = False
+) -> str:
+    """Resume a suspended job.
+
+    Args:
+        target: the job.
+        wait: wait until it trains.
+        timeout: seconds to wait; None for a default.
+        notify: receives messages about progress.
+        dry_run: let the server check it, and change nothing.
+
+    Returns:
+        The result as a message, with the step it resumes from.
+
+    Raises:
+        KdistError: the job has finished, or does not start in time (TIMEOUT).
+        NotFoundError: its workload does not exist.
+    """
+    state = target.state()
+    if state.finished:
+        raise KdistError(
+            f"job {target.name} has finished ({state.finished})",
+            next_command=target.command("restart"),
+        )
+    asked = annotation(target.config_map, ASKED)
+    suspended = _is_suspended(target, state) if target.is_resource else state.suspended or asked
+    if not suspended:
+        return f"{target.name} is not suspended"
+    _require(target, dry_run=dry_run)
+    target.record_request(None, dry_run=dry_run)
+    if not (dry_run or target.is_resource):
+        target.record_start()
+        deploy.request_start(target.cluster, target.owner, target.job)
+    resume_workload(target, dry_run=dry_run)
+    if dry_run:
+        return f"{target.name} resumed (server dry run)"
+    if not wait:
+        return f"{target.name} is being resumed. Next: {target.command('status', '-w')}"
+    return f"{target.name} resumed{wait_until_running(target, timeout=timeout, notify=notify)}"
+
+
+def _require(target: ClusterJob, *, dry_run: bool) -> None:
+    """Check the rights to all changes before the first. In a dry run the server checks them."""
+    if not dry_run:
+        wanted = target.patch_rights()
+        by_kueue = is_queued(target) and not target.is_resource
+        rbac.require(target.cluster, wanted[:1] if by_kueue else wanted)
+
+
+def suspend_workload(target: ClusterJob, *, dry_run: bool = False) -> None:
+    """Let the controller, the workload or Kueue end the job's pods."""
+    if target.is_resource:
+        _change_resource(target, suspended=True, dry_run=dry_run)
+    elif is_queued(target):
+        set_active(target, active=False, dry_run=dry_run)
+    else:
+        target.patch_workload(
+            target.backend.suspend_patch(True, nodes=target.job.spec.nodes.max), dry_run=dry_run
+        )
+
+
+def resume_workload(target: ClusterJob, *, dry_run: bool = False) -> None:
+    """Let the controller, the workload or Kueue make its pods again."""
+    if target.is_resource:
+        _change_resource(target, suspended=False, dry_run=dry_run)
+    elif is_queued(target):
+        set_active(target, active=True, dry_run=dry_run)
+    else:
+        if not dry_run and target.backend.keeps_alive:
+            wait.wait_until(
+                lambda: True if _is_renewed(target.workload()) else None,
+                timeout=_RENEWAL_SECONDS,
+                what=f"the controller of {target.name} to notice that it has no pods",
+                notify=lambda _: None,
+            )
+        target.patch_workload(
+            target.backend.suspend_patch(False, nodes=target.job.spec.nodes.max), dry_run=dry_run
+        )
+
+
+def _change_resource(target: ClusterJob, *, suspended: bool, dry_run: bool) -> None:
+    changed = target.change_resource({"suspend": suspended}, dry_run=dry_run)
+    if not dry_run:
+        resource.wait_for_answer(target.cluster, changed)
+
+
+def _is_renewed(workload: Mapping[str, Any]) -> bool:
+    """Whether a StatefulSet without pods will make the next ones from its newest template, as its
+    status says.
+    """
+    status = workload.get("status") or {}
+    seen = integer(status, "observedGeneration"), integer(workload, "metadata", "generation")
+    return status.get("currentRevision") == status.get("updateRevision") and seen[0] == seen[1]
+
+
+def wait_until_running(target: ClusterJob, *, timeout: float | None, notify: Notify) -> str:
+    """Wait until a rank trains; returns where it resumed, as the end of a message."""
+
+    def poll() -> str | None:
+        state = target.state()
+        if state.finished:
+            return f" and has finished ({state.finished})"
+        pods = target.pods()
+        samples = agents.fetch_samples(target, pods, timeout=agents.TIMEOUT)
+        if not any(sample.status.get("state") in _RUNNING for sample in samples.values()):
+            return None
+        return _describe_start(target, [pod for pod in pods if pod.running])
+
+    return wait.wait_until(
+        poll,
+        timeout=STARTING_SECONDS if timeout is None else timeout,
+        what=f"{target.name} to train again",
+        notify=notify,
+        next_command=target.command("why"),
+    )
+
+
+def _describe_start(target: ClusterJob, pods: Iterable[Pod]) -> str:
+    """Where training resumed, from the log of rank 0."""
+    for pod in pods:
+        found = ""
+        try:
+            for line in target.cluster.logs(pod.name, container=pod.container):
+                event = events.parse(line)
+                if event is not None and event["event"] == "resumed":
+                    step = integer(event, "step")
+                    found = ": resumes" if step is None else f": resumes after step {step:,}"
+                if event is not None and event["event"] == "training-started":
+                    found = ": starts from scratch, there was no checkpoint"
+        except (KdistError, NotFoundError):
+            continue
+        if found:
+            return found
+    return ""

@@ -1,0 +1,332 @@
+"""Waits for a job to reach a status, for its pods to end, or for any other condition, up to a
+timeout whose error names the condition. A wait continues while the API server is unreachable, and
+ends when the status can no longer be reached.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
+
+from kdist.errors import Code, KdistError, NotFoundError
+from kdist.job.cluster.agents import Agents
+from kdist.job.cluster.resource import refuse
+from kdist.job.cluster.snapshot import Events, fetch_snapshot, finalize
+from kdist.status import ExitRecord, JobStatus, Phase, Pod, Snapshot, read_pod
+
+if TYPE_CHECKING:
+    from kdist.cluster import Cluster
+    from kdist.job.cluster.job import ClusterJob
+
+T = TypeVar("T")
+Notify = Callable[[str], None]
+"""Receives a message about progress."""
+
+INTERVAL = 0.5
+"""Seconds between two polls of a condition."""
+_NOTIFY_AFTER = 5.0  # seconds
+_RELIST_SECONDS = 5.0
+
+
+def wait_until(
+    poll: Callable[[], T | None],
+    *,
+    timeout: float,
+    what: str,
+    notify: Notify,
+    hint: str = "",
+    next_command: str = "",
+) -> T:
+    """Poll a condition until it is met.
+
+    Args:
+        poll: returns None as long as it is not.
+        timeout: in seconds.
+        what: the condition, for messages.
+        notify: is called once if it takes long.
+        hint: of the error.
+        next_command: of the error.
+
+    Returns:
+        What `poll` returned.
+
+    Raises:
+        KdistError: the condition was not met in time (TIMEOUT).
+    """
+    began = time.monotonic()
+    notified = False
+    while True:
+        found = poll()
+        if found is not None:
+            return found
+        waited = time.monotonic() - began
+        if waited > timeout:
+            raise KdistError(
+                f"{what}: not within {timeout:.0f} s",
+                hint=hint,
+                next_command=next_command,
+                code=Code.TIMEOUT,
+            )
+        if not notified and waited > _NOTIFY_AFTER:
+            notified = True
+            notify(f"waiting: {what} …")
+        time.sleep(INTERVAL)
+
+
+@dataclass
+class PodExits:
+    """The newest exit record of each pod that was observed."""
+
+    records: dict[str, ExitRecord] = field(default_factory=dict)
+
+    def observe(self, pods: Collection[Pod]) -> None:
+        """Collect the pods' exit records."""
+        for pod in pods:
+            if pod.record is not None:
+                self.records[pod.name] = pod.record
+
+    @property
+    def step(self) -> int | None:
+        """The last step that a pod reports as saved; None if none does."""
+        return max(
+            (record.step for record in self.records.values() if record.step is not None),
+            default=None,
+        )
+
+    @property
+    def failures(self) -> list[tuple[str, ExitRecord]]:
+        """(pod, record) of each pod that ended with a failure instead of a save."""
+        return [
+            (pod, record) for pod, record in self.records.items() if record.code not in (0, 200)
+        ]
+
+
+def wait_for_exit(
+    target: ClusterJob, *, leaving: Collection[str], timeout: float, what: str
+) -> PodExits:
+    """Wait until pods have ended or are deleted. They are watched, because the exit record of a
+    deleted pod is visible for a moment only.
+
+    Args:
+        target: the job.
+        leaving: names of the pods.
+        timeout: in seconds.
+        what: the condition, for the error.
+
+    Raises:
+        KdistError: they did not end in time (TIMEOUT).
+    """
+    exits, end = PodExits(), time.monotonic() + timeout
+    while True:
+        present = [pod for pod in target.pods() if pod.name in leaving]
+        exits.observe(present)
+        left = {pod.name for pod in present if not pod.over}
+        if not left:
+            return exits
+        remaining = end - time.monotonic()
+        if remaining <= 0:
+            break
+        _watch(target, left, exits, seconds=min(_RELIST_SECONDS, remaining))
+    raise KdistError(
+        f"{what}: {', '.join(sorted(left))} did not end within {timeout:.0f} s",
+        next_command=target.command("why"),
+        code=Code.TIMEOUT,
+    )
+
+
+def _watch(target: ClusterJob, left: set[str], exits: PodExits, *, seconds: float) -> None:
+    """Watch pods until all in `left` have ended, for at most `seconds`: one may have been deleted
+    just before the watch began.
+    """
+    selector = target.backend.pod_selector(target.name)
+    for change, document in target.cluster.watch("v1", "Pod", selector=selector, timeout=seconds):
+        pod = read_pod(document)
+        if pod.name in left:
+            exits.observe([pod])
+            if change == "DELETED" or pod.over:
+                left.discard(pod.name)
+        if not left:
+            return
+
+
+STATUS_INTERVAL = 1.0
+"""Seconds between two snapshots of a job; twice as many after a minute."""
+_SLOW_AFTER = 60.0  # seconds
+
+
+def _is_done(status: JobStatus) -> bool:
+    return status.phase is Phase.SUCCEEDED
+
+
+def _is_running(status: JobStatus) -> bool:
+    return status.phase is Phase.SUCCEEDED or (
+        status.phase is Phase.RUNNING and status.reason != "NoAnswer"
+    )
+
+
+def _has_stepped(status: JobStatus) -> bool:
+    return status.phase is Phase.SUCCEEDED or (_is_running(status) and bool(status.step))
+
+
+def _has_saved(status: JobStatus) -> bool:
+    return status.phase is Phase.SUCCEEDED or status.last_checkpoint_step is not None
+
+
+def _is_suspended(status: JobStatus) -> bool:
+    return status.phase is Phase.SUSPENDED and all(pod.over for pod in status.pods)
+
+
+GOALS: dict[str, Callable[[JobStatus], bool]] = {
+    "done": _is_done,
+    "running": _is_running,
+    "first-step": _has_stepped,
+    "checkpoint": _has_saved,
+    "suspended": _is_suspended,
+    "deleted": lambda _: False,
+}
+
+
+def wait_for(
+    cluster: Cluster,
+    name: str,
+    goal: str = "done",
+    *,
+    namespace: str | None = None,
+    timeout: float | None = None,
+    notify: Notify = lambda _: None,
+    interval: float = STATUS_INTERVAL,
+) -> JobStatus | None:
+    """Wait until a job reaches a goal.
+
+    Args:
+        cluster: the cluster.
+        name: of the job.
+        goal: one of `GOALS`.
+        namespace: of the job; None for the connection's own.
+        timeout: in seconds; None waits forever.
+        notify: receives each change of the status.
+        interval: seconds between two snapshots.
+
+    Returns:
+        The status in which the job reached the goal; None if the goal is that it is deleted.
+
+    Raises:
+        JobNotFoundError: there is no such job.
+        KdistError: the job ended otherwise (JOB_FAILED, JOB_CANCELLED), did not reach the goal in
+            time (TIMEOUT), or the API server is unreachable (UNREACHABLE).
+    """
+    began = time.monotonic()
+    deadline = None if timeout is None else began + timeout
+    namespace = namespace or cluster.namespace
+    agents, events = Agents(cluster, namespace=namespace), Events(cluster, namespace)
+    snapshot: Snapshot | None = None
+    reported = ""
+    while True:
+        try:
+            snapshot = fetch_snapshot(cluster, name, namespace, agents=agents, events=events)
+        except NotFoundError:
+            if goal == "deleted":
+                return None
+            raise
+        except KdistError as error:
+            late = snapshot is None if deadline is None else time.monotonic() >= deadline
+            if late or not _is_outage(error):
+                raise
+        else:
+            status = snapshot.status
+            finalize(cluster, snapshot)
+            if GOALS[goal](status):
+                return status
+            if (line := describe_status(status)) != reported:
+                notify(line)
+                reported = line
+            if goal != "deleted":
+                _raise_if_over(snapshot, goal)
+                if status.reason == "NotAccepted" and status.resource is not None:
+                    raise refuse(cluster, name, status.resource)
+        if deadline is not None and time.monotonic() >= deadline:
+            raise timeout_error(snapshot, goal, timeout or 0.0)
+        time.sleep(
+            min(
+                _next_interval(interval, began),
+                max(0.0, (deadline or float("inf")) - time.monotonic()),
+            )
+        )
+
+
+def _next_interval(interval: float, began: float) -> float:
+    return interval if time.monotonic() - began < _SLOW_AFTER else 2 * interval
+
+
+def _is_outage(error: KdistError) -> bool:
+    """Whether the server is unreachable, in contrast to a rejected request."""
+    return error.code is Code.UNREACHABLE and getattr(error, "status", 500) >= 500
+
+
+def describe_status(status: JobStatus) -> str:
+    """The job's phase in a line that changes only when the job does."""
+    reason = f" ({status.reason})" if status.reason and status.reason != status.phase else ""
+    nodes = f", {status.nodes} nodes" if status.phase in (Phase.RUNNING, Phase.RECOVERING) else ""
+    message = (
+        f": {status.message}" if status.message and status.phase is not Phase.SUCCEEDED else ""
+    )
+    if status.fetch is not None and status.fetch.total:
+        percent = 100 * status.fetch.done // status.fetch.total
+        message += f", {percent // 10 * 10} %"
+    return f"{status.name}: {status.phase}{reason}{nodes}{message}"
+
+
+def exit_code(status: JobStatus) -> Code:
+    """The exit code of a command that has waited until the job ended."""
+    return {Phase.SUCCEEDED: Code.OK, Phase.FAILED: Code.JOB_FAILED}.get(
+        status.phase, Code.JOB_CANCELLED
+    )
+
+
+def _raise_if_over(snapshot: Snapshot, goal: str) -> None:
+    status = snapshot.status
+    if not status.phase.terminal:
+        return
+    code = exit_code(status) or Code.ERROR
+    what = {Phase.FAILED: "failed", Phase.STOPPED: "was stopped"}.get(status.phase, "is done")
+    if status.phase is not Phase.FAILED:
+        raise KdistError(f"{status.name} {what}; it will not reach `{goal}`", code=code)
+    from kdist.diagnose import diagnose  # only failures are explained
+
+    cause = diagnose(snapshot)
+    option = f" -n {status.namespace}" if status.namespace else ""
+    raise KdistError(
+        f"{status.name} failed: {cause.sentence}",
+        hint=cause.fix,
+        next_command=f"kdist why {status.name}{option}",
+        code=code,
+    )
+
+
+def timeout_error(snapshot: Snapshot | None, goal: str, timeout: float) -> KdistError:
+    """The error of a wait that timed out: it says what the job waits for.
+
+    Args:
+        snapshot: the last one; None if the API server never responded.
+        goal: what was waited for.
+        timeout: in seconds.
+    """
+    if snapshot is None:
+        return KdistError(
+            f"the API server did not answer within {timeout:.0f} s",
+            next_command="kdist doctor",
+            code=Code.TIMEOUT,
+        )
+    from kdist.diagnose import diagnose  # only failures are explained
+
+    status, cause = snapshot.status, diagnose(snapshot)
+    option = f" -n {status.namespace}" if status.namespace else ""
+    return KdistError(
+        f"{status.name} is {status.phase} and has not reached `{goal}` after {timeout:.0f} s: "
+        f"{cause.sentence}",
+        hint=cause.fix,
+        next_command=f"kdist why {status.name}{option}",
+        code=Code.TIMEOUT,
+    )

@@ -1,0 +1,199 @@
+"""The commands that start the agents of a job on this machine: arguments, environment, folders and
+devices.
+
+This module never imports torch; it only checks whether it is installed.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from itertools import takewhile
+from pathlib import Path
+
+from kdist.errors import KdistError, UsageError
+from kdist.load import resolve_path
+from kdist.job.local import supervisor
+from kdist.job.local.fetching import folder_of, list_fetches
+from kdist.job.local.location import CheckpointLocation
+from kdist.job.local.run_dir import RunFolder
+from kdist.job.local.supervisor import AgentCommand
+from kdist.spec import TrainingJob
+
+_LOG_FILE = "KDIST_LOG_FILE"  # repeated from kdist_trainer.agent.log_file
+# By their own names: kdist's are registered on no index, so whoever registers them could run code.
+FOR_TRAINING = (
+    "torch>=2.13",
+    "numpy>=1.26",
+    "safetensors>=0.5",
+    "tensorboard>=2.18",
+)
+
+
+def install_command() -> str:
+    """The command that adds what training needs to the environment of kdist."""
+    if find_spec("pip") is None:  # an environment that uv made
+        return shlex.join(["uv", "pip", "install", "--python", sys.executable, *FOR_TRAINING])
+    return shlex.join([sys.executable, "-m", "pip", "install", *FOR_TRAINING])
+
+
+def check_torch() -> None:
+    """Raises `KdistError` if torch is not installed in kdist's environment."""
+    if find_spec("torch") is None:
+        raise KdistError(
+            f"kdist run needs torch in the environment of kdist: {sys.prefix} has none",
+            hint="from a checkout of kdist, `make setup` installs it",
+            next_command=install_command(),
+        )
+
+
+def plan_agents(
+    job: TrainingJob,
+    folder: RunFolder,
+    *,
+    base: Path,
+    environment: Mapping[str, str],
+    devices: Sequence[str] | None,
+) -> list[AgentCommand]:
+    """One command for each node of the job.
+
+    Args:
+        job: the job.
+        folder: its run folder; the next invocation writes `train.json` there.
+        base: folder that the job's relative paths start from, and working directory of the agents.
+        environment: the caller's environment, which the agents inherit and which holds the
+            values of the job's secrets.
+        devices: GPUs that may be used, divided among the nodes; None leaves the choice to each
+            agent.
+
+    Raises:
+        UsageError: data, code or secrets are missing on this machine; it names all of them.
+    """
+    problems: list[str] = []
+    location = CheckpointLocation.of_run(folder.run)
+    shared = [
+        "--checkpoints",
+        location.text,
+        *_code(job, base, problems),
+        *_data(job, base, problems),
+        *_weights(job),
+        *_gpus(job, devices),
+    ]
+    variables = {**environment, **_variables(job, environment, problems), "PYTHONUNBUFFERED": "1"}
+    variables |= location.variables
+    if problems:
+        raise UsageError("; ".join(problems))
+    count = job.spec.nodes.max + job.spec.nodes.standby
+    commands = []
+    for index in range(count):
+        node = f"node-{index}"
+        scratch = str(folder.node(node))
+        argv = [sys.executable, "-m", "kdist_trainer", "--config", str(folder.root / "train.json")]
+        argv += ["--run-id", folder.run_id, "--node", node, "--scratch", scratch]
+        argv += ["--rendezvous", f"file:{folder.store}", "--port", "0"]
+        argv += ["--parent-pipe", str(folder.parent_pipe), *shared]
+        mine = variables | {supervisor.MARK: scratch, _LOG_FILE: str(folder.log(node))}
+        mine |= _share(devices, index, count)
+        commands.append(AgentCommand(node, argv, mine, base, folder.log(node)))
+    return commands
+
+
+def checkpoint_folder(job: TrainingJob, base: Path) -> Path | None:
+    """The job's checkpoint folder on this machine; None if the job names none."""
+    checkpoints = job.spec.checkpoints
+    return resolve_path(base, checkpoints.path) if checkpoints and checkpoints.path else None
+
+
+def script_of(job: TrainingJob, base: Path) -> str | None:
+    """The job's script as an absolute path, or `-m MODULE`; None for a managed training."""
+    script = job.spec.script
+    if script is None or script.path is None:
+        return None if script is None else f"-m {script.module}"
+    code = job.spec.code
+    folder = base if code is None or code.path is None else resolve_path(base, code.path)
+    return str(resolve_path(folder, script.path))
+
+
+def list_devices(environment: Mapping[str, str]) -> list[str]:
+    """The usable GPUs of this machine, as in CUDA_VISIBLE_DEVICES."""
+    chosen = environment.get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None:
+        named = (device.strip() for device in chosen.split(","))
+        return list(takewhile(lambda device: device not in ("", "-1"), named))
+    numbers = (path.name.removeprefix("nvidia") for path in Path("/dev").glob("nvidia[0-9]*"))
+    return sorted((number for number in numbers if number.isdigit()), key=int)
+
+
+def _share(devices: Sequence[str] | None, index: int, count: int) -> dict[str, str]:
+    """A node's own GPUs, because NCCL rejects two ranks on one GPU. With fewer GPUs than nodes all
+    use the CPU.
+    """
+    if devices is None or count == 1:
+        return {}
+    each = len(devices) // count
+    return {"CUDA_VISIBLE_DEVICES": ",".join(devices[index * each : (index + 1) * each])}
+
+
+def _gpus(job: TrainingJob, devices: Sequence[str] | None) -> list[str]:
+    """The GPUs without which an agent does not start: those that the job asks for, where the
+    machine seems to have as many.
+    """
+    wanted, nodes = job.spec.resources.gpu, job.spec.nodes.max + job.spec.nodes.standby
+    return ["--gpus", str(wanted)] if wanted and len(devices or ()) // nodes >= wanted else []
+
+
+def _code(job: TrainingJob, base: Path, problems: list[str]) -> list[str]:
+    if job.spec.code is None:
+        return []
+    if job.spec.code.path is None:
+        problems.append(f"spec.code: ConfigMap {job.spec.code.config_map} is on a cluster")
+        return []
+    code = resolve_path(base, job.spec.code.path)
+    if not code.is_dir():
+        problems.append(f"spec.code: there is no folder {code}")
+    return ["--code", str(code)]
+
+
+def _data(job: TrainingJob, base: Path, problems: list[str]) -> list[str]:
+    arguments = []
+    sources = {source.mount: source for source in list_fetches(job)}
+    for index, data in enumerate(job.spec.data):
+        if data.mount_path in sources:
+            folder = folder_of(sources[data.mount_path]) / "files"
+            arguments += ["--data", f"{data.mount_path}={folder}"]
+            continue
+        if data.path is None:
+            problems.append(
+                f"spec.data[{index}] is in the claim {data.claim} of a cluster; add the "
+                "path of the same data on this machine"
+            )
+            continue
+        path = resolve_path(base, data.path)
+        if not path.exists():
+            problems.append(f"spec.data[{index}].path: {path} does not exist")
+        arguments += ["--data", f"{data.mount_path}={path}"]
+    return arguments
+
+
+def _weights(job: TrainingJob) -> list[str]:
+    """The folder with the weights of `train.init.url`."""
+    found = [folder_of(source) / "files" for source in list_fetches(job) if source.is_weights]
+    return [argument for folder in found for argument in ("--init", str(folder))]
+
+
+def _variables(
+    job: TrainingJob, environment: Mapping[str, str], problems: list[str]
+) -> dict[str, str]:
+    found = {}
+    for variable in job.spec.env:
+        if variable.secret is None:
+            found[variable.name] = variable.value or ""
+        elif variable.name not in environment:
+            where = f"key {variable.secret.key} of the Secret {variable.secret.name}"
+            problems.append(
+                f"{variable.name} is a secret ({where} on a cluster): set it in the "
+                "environment of kdist run"
+            )
+    return found

@@ -1,0 +1,368 @@
+"""Supervises the agents of a run on this machine as a kubelet supervises pods: starts them,
+restarts them by their exit codes, and stops them in order. An exit code of 0 is success; a code
+below 128 fails the job and stops the other agents; with any other code, or after a signal, the
+agent is restarted after a pause that doubles from 0.5 s to 10 s and is reset by progress of the
+training.
+
+When `kdist run` dies, the end of file of a FIFO ends every agent (`kdist_trainer.liveness.watch`
+holds the other end). Processes that outlive their agent are found by the environment that they
+inherited, and killed. Signals to `kdist run` are queued for its loop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal, Protocol
+
+from kdist.job.local.run_dir import open_private
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_REPEAT_SECONDS = 1.0
+
+
+class SignalQueue:
+    """Queues signals instead of ending the process while the context lasts. If it received one, a
+    Ctrl-C within `_REPEAT_SECONDS` after it is ignored: it was meant for what has ended. For the
+    main thread only.
+
+    Attributes:
+        received: the signals so far, without those that were taken out.
+    """
+
+    def __init__(self) -> None:
+        self.received: list[signal.Signals] = []
+        self._has_received = False
+        self._before: dict[signal.Signals, Any] = {}
+        self._wakeup_before = -1
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._reader, False)
+        os.set_blocking(self._writer, False)
+
+    def __enter__(self) -> SignalQueue:
+        for number in STOP_SIGNALS:
+            # a signal that the caller had us ignore, as nohup does, stays ignored
+            if signal.getsignal(number) != signal.SIG_IGN or number == signal.SIGINT:
+                self._before[number] = signal.signal(number, self._receive)
+        self._before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, _only_wake)
+        self._wakeup_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.set_wakeup_fd(self._wakeup_before)
+        if self._has_received and self._before[signal.SIGINT] is signal.default_int_handler:
+            self._before[signal.SIGINT] = _interrupt_from(time.monotonic() + _REPEAT_SECONDS)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        os.close(self._reader)
+        os.close(self._writer)
+
+    def wait(self, seconds: float) -> None:
+        """Sleep, but no longer than until the next signal; the end of a child is one."""
+        select.select([self._reader], [], [], seconds)
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._reader, 4096)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - a handler's signature
+        self._has_received = True
+        self.received.append(signal.Signals(number))
+
+
+def _interrupt_from(moment: float) -> Callable[[int, FrameType | None], None]:
+    """A handler of SIGINT that ignores it before a moment of the monotonic clock."""
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if time.monotonic() >= moment:
+            signal.default_int_handler(number, frame)
+
+    return handle
+
+
+def _only_wake(number: int, frame: FrameType | None) -> None:
+    """Handle SIGCHLD, which without a handler would not be written to the wake-up file."""
+
+
+class ParentDeathPipe:
+    """The only write end of a FIFO. No child inherits it, so its readers see the end of file when
+    this process ends.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Create the FIFO. Raises `OSError`."""
+        path.unlink(missing_ok=True)
+        os.mkfifo(path, 0o600)
+        # For reading as well, because a FIFO without a reader cannot be opened for writing alone;
+        # nobody ever writes into it.
+        self._end: int | None = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+
+    def close(self) -> None:
+        """Close it, which ends all processes that watch it. Idempotent."""
+        if self._end is not None:
+            os.close(self._end)
+            self._end = None
+
+
+MARK = "KDIST_SCRATCH"
+"""Environment variable that identifies an agent and its descendants: its scratch folder."""
+
+_POLL_SECONDS = 0.01
+
+
+def find_descendants(scratch: str) -> list[int]:
+    """Pids of the agent with this scratch folder and its descendants; empty if the system does not
+    show them.
+    """
+    mark = f"{MARK}={scratch}".encode()
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # another user's, or it has ended
+            if mark in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+    return [pid for pid in found if pid != os.getpid()]
+
+
+def kill_descendants(scratch: str, *, seconds: float = 2.0) -> None:
+    """Kill the descendants of an agent that has ended.
+
+    Args:
+        scratch: scratch folder of the agent.
+        seconds: for how long to retry.
+    """
+    deadline = time.monotonic() + seconds
+    while (found := find_descendants(scratch)) and time.monotonic() < deadline:
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(_POLL_SECONDS)
+
+
+FIRST_PAUSE = 0.5  # seconds before an agent is restarted
+LONGEST_PAUSE = 10.0
+# that the other agents get to detect the failure by themselves, before they are stopped
+FAILURE_GRACE_SECONDS = 3.0
+KILL_SECONDS = 2.0  # after SIGKILL, for a process to end
+
+Kind = Literal["done", "failed", "stopped", "killed"]
+
+
+class OnEvent(Protocol):
+    """Receives what happens to agents, as trainer events."""
+
+    def __call__(self, node: str, event: str, /, **fields: object) -> None: ...
+
+
+@dataclass(frozen=True)
+class AgentCommand:
+    """How to start one agent.
+
+    Attributes:
+        node: its node.
+        argv: its command line.
+        environment: its whole environment.
+        directory: its working directory.
+        log: file for its output.
+        descriptors: file descriptors that it inherits.
+    """
+
+    node: str
+    argv: Sequence[str]
+    environment: Mapping[str, str]
+    directory: Path
+    log: Path
+    descriptors: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the job ended.
+
+    Attributes:
+        kind: how.
+        code: the deciding exit code; for a signal, its negative number.
+        node: of the agent with that code.
+    """
+
+    kind: Kind
+    code: int
+    node: str | None = None
+
+
+@dataclass
+class _Agent:
+    command: AgentCommand
+    process: subprocess.Popen[bytes] | None = None
+    due: float | None = None  # when it is restarted
+    code: int | None = None  # its last exit code
+    pause: float = field(default_factory=lambda: FIRST_PAUSE)
+    restarts: int = 0  # restarts since the training last made progress
+
+    @property
+    def ended(self) -> bool:
+        return self.process is None and self.due is None
+
+    def start(self) -> int:
+        self.due = None
+        with open_private(self.command.log, "ab") as log:
+            self.process = subprocess.Popen(
+                self.command.argv,
+                env=dict(self.command.environment),
+                cwd=self.command.directory,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                # so that Ctrl-C reaches only kdist, which lets the agents save first
+                start_new_session=True,
+                pass_fds=self.command.descriptors,
+            )
+        return self.process.pid
+
+    def send(self, number: signal.Signals) -> None:
+        if self.process:
+            # SIGKILL goes to its whole process group, other signals to the agent, which forwards
+            # them
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                (os.killpg if number == signal.SIGKILL else os.kill)(self.process.pid, number)
+
+    def end_leftovers(self) -> None:
+        """Kill processes that have outlived the agent, as the end of a container does."""
+        if scratch := self.command.environment.get(MARK):
+            kill_descendants(scratch)
+
+
+@dataclass
+class Supervisor:
+    """Keeps the agents of one job running. Single-threaded: call `poll` often, it never blocks.
+
+    Attributes:
+        commands: one for each agent.
+        grace_seconds: between SIGTERM and SIGKILL.
+        max_restarts: restarts of one agent without progress after which the job fails. The agents
+            enforce the job's own, smaller limit; this one is for agents that die before they can.
+        on_event: receives what happens to the agents, as trainer events.
+    """
+
+    commands: Sequence[AgentCommand]
+    grace_seconds: float
+    max_restarts: int
+    on_event: OnEvent
+    clock: Callable[[], float] = time.monotonic
+    _agents: list[_Agent] = field(init=False)
+    _failure: Outcome | None = field(init=False, default=None)
+    _requested: Kind | None = field(init=False, default=None)  # requested by the caller
+    _term_at: float | None = field(init=False, default=None)
+    _kill_at: float | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        self._agents = [_Agent(command) for command in self.commands]
+
+    def start(self) -> None:
+        """Start every agent. Raises `OSError` when a process cannot be started."""
+        for agent in self._agents:
+            self._start(agent)
+
+    def poll(self) -> bool:
+        """Handle ended agents, restarts and timeouts. Returns False once all agents have ended."""
+        now = self.clock()
+        for agent in self._agents:
+            if agent.process and (code := agent.process.poll()) is not None:
+                agent.process = None
+                agent.end_leftovers()
+                self._handle_exit(agent, code, now)
+        for agent in self._agents:
+            if agent.due is not None and now >= agent.due:
+                self._start(agent)
+        if self._term_at is not None and now >= self._term_at:
+            self._term_at = None
+            self._terminate(now)
+        if self._kill_at is not None and now >= self._kill_at:
+            self._kill_at = None
+            self._requested = "killed" if self._requested else None
+            self._kill_all("they did not end in time")
+        return not all(agent.ended for agent in self._agents)
+
+    def stop(self) -> None:
+        """Let the job save and stop. What still runs after the grace period is killed."""
+        if self._requested is None:
+            self._requested = "stopped"
+            self._drop_restarts()
+            self._terminate(self.clock())
+
+    def kill(self) -> None:
+        """Kill all agents at once, without saving."""
+        self._requested = "killed"
+        self._drop_restarts()
+        self._kill_all("asked to")
+
+    def record_progress(self) -> None:
+        """Reset pauses and restart counts, because the training has made progress."""
+        for agent in self._agents:
+            agent.pause = FIRST_PAUSE
+            agent.restarts = 0
+
+    @property
+    def outcome(self) -> Outcome:
+        """How the job ended; valid once `poll` has returned False."""
+        if self._failure:
+            return self._failure
+        codes = [(agent.code or 0, agent.command.node) for agent in self._agents]
+        if all(code == 0 for code, _ in codes):
+            return Outcome("done", 0)
+        code, node = max(codes)  # a failed save (203) takes precedence over 200
+        return Outcome(self._requested or "failed", code, node)
+
+    def close(self, timeout: float = KILL_SECONDS) -> None:
+        """Kill all agents that still run, and wait for each for at most `timeout` seconds."""
+        for agent in self._agents:
+            agent.send(signal.SIGKILL)
+            if agent.process:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    agent.process.wait(timeout)
+                    agent.end_leftovers()
+
+    def _start(self, agent: _Agent) -> None:
+        pid = agent.start()
+        self.on_event(agent.command.node, "agent-started", pid=pid)
+
+    def _handle_exit(self, agent: _Agent, code: int, now: float) -> None:
+        agent.code = code
+        node = agent.command.node
+        if code == 0 or self._requested or self._failure:
+            self.on_event(node, "agent-ended", code=code)
+            if 0 < code < 128 and not self._failure:
+                self._failure = Outcome("failed", code, node)
+        elif 0 < code < 128 or agent.restarts >= self.max_restarts:
+            self._fail(Outcome("failed", code, node), now)
+        else:
+            agent.due = now + agent.pause
+            agent.restarts += 1
+            self.on_event(node, "agent-restarting", code=code, seconds=agent.pause)
+            agent.pause = min(2 * agent.pause, LONGEST_PAUSE)
+
+    def _fail(self, outcome: Outcome, now: float) -> None:
+        self.on_event(outcome.node or "", "agent-ended", code=outcome.code)
+        self._failure = outcome
+        self._drop_restarts()
+        self._term_at = now + FAILURE_GRACE_SECONDS
+
+    def _drop_restarts(self) -> None:
+        for agent in self._agents:
+            agent.due = None
+
+    def _terminate(self, now: float) -> None:
+        for agent in self._agents:
+            agent.send(signal.SIGTERM)
+        self._kill_at = now + self.grace_seconds
+
+    def _kill_all(self, why: str) -> None:
+        for agent in self._agents:
+            if agent.process:
+                self.on_event(agent.command.node, "agent-killed", reason=why)
+                agent.send(signal.SIGKILL)

@@ -1,0 +1,81 @@
+"""The small pod that looks into checkpoints: like the training's pod where it must be, and able to
+do no more than look.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kdist import backends
+from kdist.job.cluster import checkpoints as pods
+from tests.cli.job.cluster import jobs
+
+BUCKET = "url: 's3://bucket/runs', endpoint: 'http://minio:9000', secret: store"
+
+
+def build_helper_pod(
+    backend: str = "job", *, read_only: bool = True, checkpoints: str = "claim: shared"
+) -> dict[str, Any]:
+    target = jobs.target(backend=backend, checkpoints=checkpoints)
+    return pods.build_helper_pod(
+        target, jobs.objects(target), "digits-viewer-1", ["python", "-m", "x"], read_only=read_only
+    )
+
+
+@pytest.mark.parametrize("backend", backends.NAMES)
+def test_it_mounts_the_checkpoints_read_only_and_nothing_else_of_the_job(backend: str) -> None:
+    spec = build_helper_pod(backend)["spec"]
+    container = spec["containers"][0]
+    assert container["image"] == "registry/trainer:1"
+    assert [(mount["mountPath"], mount["readOnly"]) for mount in container["volumeMounts"]] == [
+        ("/checkpoints", True)
+    ]
+    assert [volume["persistentVolumeClaim"]["claimName"] for volume in spec["volumes"]] == [
+        "shared"
+    ]
+    assert spec["nodeSelector"] == {"disk": "fast"}
+    assert spec["securityContext"]["runAsUser"] == 1234, "files of 0600 are read by their owner"
+
+
+def test_it_is_restricted_has_no_token_and_does_not_count_as_a_pod_of_the_job() -> None:
+    pod = build_helper_pod()
+    spec, labels = pod["spec"], pod["metadata"]["labels"]
+    assert spec["automountServiceAccountToken"] is False
+    assert spec["restartPolicy"] == "Never"
+    assert spec["activeDeadlineSeconds"] > 0
+    assert spec["containers"][0]["securityContext"]["allowPrivilegeEscalation"] is False
+    assert spec["containers"][0]["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert "kdist.dev/job" not in labels
+
+
+def test_only_to_put_a_folder_aside_it_may_write() -> None:
+    assert (
+        "readOnly"
+        not in build_helper_pod(read_only=False)["spec"]["containers"][0]["volumeMounts"][0]
+    )
+
+
+@pytest.mark.parametrize("backend", backends.NAMES)
+def test_for_a_bucket_it_has_room_for_a_copy_and_gets_in_as_the_training_does(backend: str) -> None:
+    spec = build_helper_pod(backend, checkpoints=BUCKET)["spec"]
+    (container,) = spec["containers"]
+    assert container["volumeMounts"] == [{"name": "tmp", "mountPath": "/tmp"}]  # noqa: S108 - a pod's
+    assert spec["volumes"] == [{"name": "tmp", "emptyDir": {"sizeLimit": "1Gi"}}]
+    variables = {each["name"]: each for each in container["env"]}
+    assert variables["KDIST_CHECKPOINTS_ENDPOINT"]["value"] == "http://minio:9000"
+    names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+    for name in names:
+        reference = {"name": "store", "key": name, "optional": True}
+        assert variables.pop(name)["valueFrom"] == {"secretKeyRef": reference}
+    own = {"PYTHONDONTWRITEBYTECODE", "HOME", "KDIST_CHECKPOINTS_ENDPOINT"}
+    assert set(variables) == own, "nothing else that the job knows"
+    assert spec["serviceAccountName"] == "digits"
+    assert spec["automountServiceAccountToken"] is False
+
+
+def test_the_tools_are_given_the_address_of_the_run_in_its_bucket() -> None:
+    target = jobs.target(checkpoints=BUCKET)
+    assert target.checkpoints == "s3://bucket/runs/digits"
+    assert jobs.target().checkpoints == "/checkpoints/digits"

@@ -18,8 +18,8 @@ from pathlib import Path
 from rich.console import Console, Group, RenderableType
 
 from kdist import load, render
-from kdist.job import local
 from kdist.events import Entry
+from kdist.job import local
 from kdist.job.local.progress import Progress
 from kdist.views import live
 from kdist_trainer.liveness import Heartbeat

@@ -8,8 +8,8 @@ A pod runs the user's image, so it is trusted with nothing: an answer has a dead
 and its body together and a bound on its size, redirects are not followed, and of `/status` only
 what `read_agent_document` accepts is kept.
 
-`kdist.job.cluster.agents` polls all agents of a job in the cluster, `kdist.job.local.agents` those of a run on
-this machine.
+`kdist.job.cluster.agents` polls all agents of a job in the cluster, `kdist.job.local.agents` those
+of a run on this machine.
 """
 
 from __future__ import annotations

@@ -21,7 +21,14 @@ from tests.cli.conftest import Kdist
 
 HEAVY = {
     *("torch", "kubernetes", "pydantic", "jinja2", "rich", "asyncio", "requests", "yaml", "socket"),
-    *("kdist.spec", "kdist.load", "kdist.cluster", "kdist.job.cluster", "kdist.status", "kdist.job.local"),
+    *(
+        "kdist.spec",
+        "kdist.load",
+        "kdist.cluster",
+        "kdist.job.cluster",
+        "kdist.status",
+        "kdist.job.local",
+    ),
 }
 # what a file without problems, `--set` or code needs nothing of
 UNUSED = {

@@ -14,8 +14,8 @@ import pytest
 
 from kdist.agent_client import AgentClient
 from kdist.errors import KdistError
-from kdist.ledger import parse_lines
 from kdist.job.local.run_dir import RunFolder
+from kdist.ledger import parse_lines
 from kdist.status import ExitRecord
 from kdist_trainer import formats
 from kdist_trainer.agent import exit_record

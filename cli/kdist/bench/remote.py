@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kdist import deploy, rbac
-from kdist.job import cluster as jobs
 from kdist.bench.result import Result, read_events
 from kdist.errors import Code, KdistError, UsageError
+from kdist.job import cluster as jobs
 from kdist.job.cluster import logs
 from kdist.spec import TrainingJob
 

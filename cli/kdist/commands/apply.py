@@ -190,13 +190,13 @@ def _await_answers(
     """
     import time
 
-    from kdist.job.cluster import resource
+    from kdist.job.cluster import training_job
 
-    end = time.monotonic() + resource.ANSWER_SECONDS
+    end = time.monotonic() + training_job.ANSWER_SECONDS
     for cluster, plan, document in changed:
         left = max(0.0, end - time.monotonic())
         try:
-            state = resource.wait_for_answer(cluster, document, timeout=left, settled=True)
+            state = training_job.wait_for_answer(cluster, document, timeout=left, settled=True)
         except KdistError as error:
             if error.code is not Code.TIMEOUT:
                 raise

@@ -165,7 +165,7 @@ def _export(
     arguments = [*(["--step", str(step)] if step is not None else []), *(["--ema"] if ema else [])]
     if root is not None:
         from kdist.job.local import trainer_tools
-        from kdist.job.local.location import location_of
+        from kdist.job.local.run_dir import location_of
 
         document = trainer_tools.export(location_of(root), file, *arguments)
     else:
@@ -183,7 +183,7 @@ def _export(
 
 def _run_locally(root: Path, action: str, arguments: list[str]) -> dict[str, Any]:
     from kdist.job.local import trainer_tools
-    from kdist.job.local.location import location_of
+    from kdist.job.local.run_dir import location_of
 
     return trainer_tools.run_checkpoint_tool(location_of(root), action, *arguments)
 

@@ -87,11 +87,11 @@ def command(
 
 def _show_run(run: LocalJob, types: set[str], *, output: str, watch: bool) -> int:
     """Show the events of a run on this machine; with `watch` until its `kdist run` ends."""
-    from kdist.job.local import event_log
+    from kdist.job.local import logs
 
-    found = event_log.read_events(run, follow=watch, types=types)
+    found = logs.read_events(run, follow=watch, types=types)
     if output != "table":
-        _emit(map(event_log.to_document, found), output=output, stream=watch)
+        _emit(map(logs.to_document, found), output=output, stream=watch)
         return Code.OK
     table = columns.Table(_RUN_HEADER, min_widths=_RUN_WIDTHS if watch else ())
     rows = map(_run_row, found)
@@ -107,7 +107,7 @@ def _show_run(run: LocalJob, types: set[str], *, output: str, watch: bool) -> in
 
 def _run_row(entry: Entry) -> tuple[str, ...]:
     from kdist.events import describe_event
-    from kdist.job.local.event_log import type_of
+    from kdist.job.local.logs import type_of
 
     event = entry.event or {}
     return (

@@ -205,7 +205,7 @@ def _show_kept_of_run(run: LocalJob, generation: int, *, raw: bool, **given: Any
     """Show the kept log of a run on this machine."""
     from kdist import events
     from kdist.job.local import trainer_tools
-    from kdist.job.local.location import location_of
+    from kdist.job.local.run_dir import location_of
 
     checkpoints = location_of(run.root)
     with TemporaryDirectory() as folder:

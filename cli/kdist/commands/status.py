@@ -107,8 +107,8 @@ def _print(status: JobStatus, output: str) -> None:
 
 def _watch_job(cluster: Cluster, name: str) -> Iterator[Moment]:
     """Yield the state of a job on a cluster until it has ended."""
-    from kdist.job import cluster as jobs
     from kdist.diagnose import diagnose
+    from kdist.job import cluster as jobs
 
     for snapshot in jobs.watch_job(cluster, name):
         yield snapshot.status, diagnose(snapshot), snapshot.gap

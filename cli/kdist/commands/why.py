@@ -39,8 +39,8 @@ def command(
       kdist why -f job.yaml
       kdist why digits -o json | jq -r .cause
     """
-    from kdist.job import cluster as jobs
     from kdist.diagnose import diagnose
+    from kdist.job import cluster as jobs
 
     run = targets.find_local(job, file, local=local, **cluster_options)
     if run is not None:

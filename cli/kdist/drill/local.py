@@ -17,11 +17,11 @@ from kdist.drill.faults import Fault, Situation
 from kdist.drill.report import Ledger
 from kdist.drill.target import Strike, program_source
 from kdist.errors import KdistError
-from kdist.ledger import read_ledger
 from kdist.job.local import agents, run_dir
 from kdist.job.local.job import LocalJob
-from kdist.job.local.location import location_of
+from kdist.job.local.run_dir import location_of
 from kdist.job.local.trainer_tools import refresh_records
+from kdist.ledger import read_ledger
 
 _LOCK = "drill.lock"
 _TIMEOUT = 0.5  # seconds for one response

@@ -19,7 +19,7 @@ from kdist.job.cluster import agents, wait
 from kdist.job.cluster.job import ClusterJob
 from kdist.job.cluster.wait import Notify
 from kdist.job.local.agents import ports as local_ports
-from kdist.job.local.location import folder_of, location_of
+from kdist.job.local.run_dir import folder_of, location_of
 from kdist.status import documents
 from kdist.units import number
 from kdist_trainer.untrusted_text import MalformedTextError, parse_json

@@ -26,7 +26,7 @@ from kdist.errors import KdistError, NotFoundError, UsageError
 from kdist.job.cluster import agents, checkpoints
 from kdist.job.cluster.job import ClusterJob
 from kdist.job.cluster.wait import Notify
-from kdist.job.local.location import location_of
+from kdist.job.local.run_dir import location_of
 from kdist_trainer.untrusted_text import MalformedTextError, parse_json
 
 MODULE = "kdist_trainer.tensorboard"

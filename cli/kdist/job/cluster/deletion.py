@@ -14,7 +14,7 @@ from kdist.backends import CLAIM
 from kdist.cluster import JobObjects, JobOwner, find_makers, find_resource, list_resources
 from kdist.deploy import delete
 from kdist.errors import KdistError, NotFoundError
-from kdist.job.cluster import resource
+from kdist.job.cluster import training_job
 from kdist.job.cluster.snapshot import or_empty
 from kdist.manifest import JOB_LABEL, RECLAIM_POLICY, TRAINING_JOB, Manifest, job_selector
 from kdist.rbac import Right
@@ -172,7 +172,7 @@ class Deletion:
         own = JobObjects(self.cluster, JobOwner(self.cluster.namespace, self.name))
         changed = own.change(*TRAINING_JOB, self.name, spec)
         try:
-            resource.wait_for_answer(self.cluster, changed)
+            training_job.wait_for_answer(self.cluster, changed)
         except KdistError:
             return  # deleting it ends them all the same
         if grace is not None:
@@ -181,10 +181,10 @@ class Deletion:
         delete.wait_for_pods(self.cluster, self.name, timeout=timeout, active_only=True)
 
 
-def _find_makers(cluster: Cluster, resource: Document) -> frozenset[str]:
+def _find_makers(cluster: Cluster, document: Document) -> frozenset[str]:
     """The uids of what makes the pods of a TrainingJob."""
-    name, uid = text(resource, "metadata", "name"), text(resource, "metadata", "uid")
-    backend = text(resource, "status", "backend")
+    name, uid = text(document, "metadata", "name"), text(document, "metadata", "uid")
+    backend = text(document, "status", "backend")
     if backend not in backends.NAMES:
         return frozenset()
     kind = backends.get(backend)

@@ -16,7 +16,7 @@ from kdist.cluster import Cluster, JobObjects, JobOwner, find_makers, find_resou
 from kdist.deploy.live_workload import find_live_workload, refuse_without
 from kdist.deploy.plan import find_config_map
 from kdist.errors import JobNotFoundError, KdistError, NotFoundError
-from kdist.job.cluster.resource import refuse
+from kdist.job.cluster.training_job import refuse
 from kdist.manifest import TRAINING_JOB, Manifest
 from kdist.rbac import Right
 from kdist.spec import RUN, TrainingJob

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from kdist import deploy, rbac
 from kdist.errors import NotFoundError
-from kdist.job.cluster import checkpoints, job, resource, review, suspend, wait
+from kdist.job.cluster import checkpoints, job, review, suspend, training_job, wait
 from kdist.job.cluster.job import ClusterJob, Document
 from kdist.job.cluster.wait import Notify
 from kdist.manifest import Manifest
@@ -92,7 +92,7 @@ def _restart_resource(
     leaving = [pod for pod in target.pods() if not pod.over]
     now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
     changed = target.change_resource({"restartedAt": now, "suspend": False})
-    resource.wait_for_answer(target.cluster, changed)
+    training_job.wait_for_answer(target.cluster, changed)
     done = f"{target.name} restarted" + (f"; its old checkpoints are in {moved}" if moved else "")
     if not wait:
         return f"{done}. Next: {target.command('status', '-w')}"

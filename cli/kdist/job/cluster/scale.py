@@ -14,7 +14,7 @@ from typing import Any, Final
 from kdist import rbac
 from kdist.agent_metrics import AgentSample
 from kdist.errors import KdistError, UsageError
-from kdist.job.cluster import agents, immutable_fields, job, resource, review, suspend, wait
+from kdist.job.cluster import agents, job, review, suspend, training_job, wait
 from kdist.job.cluster.job import ClusterJob
 from kdist.job.cluster.wait import Notify
 from kdist.status import Pod, documents
@@ -87,7 +87,7 @@ def scale(
         _resize_resource(wanted, dry_run=dry_run)
     else:
         now = job.render_objects(target, suspended=state.suspended)
-        now = immutable_fields.keep_immutable(target, now, workload)
+        now = review.keep_immutable(target, now, workload)
         sent = rbac.to_send(now)
         rbac.require(target.cluster, (right for right in sent if right.verb != "create"))
         review.check(target, now, workload, notify=notify if dry_run else None)
@@ -114,7 +114,7 @@ def _resize(
 ) -> None:
     """Apply the objects with their new size: the workload last."""
     rendered = job.render_objects(wanted, suspended=suspended)
-    manifests = immutable_fields.keep_immutable(wanted, rendered, workload)
+    manifests = review.keep_immutable(wanted, rendered, workload)
     job.apply_objects(wanted, manifests, dry_run=True)  # apply all or nothing
     if dry_run:
         return
@@ -142,7 +142,7 @@ def _resize_resource(wanted: ClusterJob, *, dry_run: bool) -> None:
         spec = {"replicas": most if most < high else None}
     changed = wanted.change_resource(spec, dry_run=dry_run)
     if not dry_run:
-        resource.wait_for_answer(wanted.cluster, changed)
+        training_job.wait_for_answer(wanted.cluster, changed)
 
 
 def _check_scalable(target: ClusterJob) -> None:

@@ -1,5 +1,7 @@
 """Fetches a `Snapshot` of one job, or of every job of a namespace, with as few requests as the jobs
 allow: what every job has is requested at the same time, then what the first responses refer to.
+The progress of init containers that fetch data or weights, and of trainings whose agents do not
+answer, is read from the end of their logs.
 
 `Events` lists the events of a namespace once and then watches them; `is_about` selects those of a
 job: of its pods, deleted ones included, its workload and its volume claims. A finished job whose
@@ -12,7 +14,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from http import HTTPStatus
@@ -21,13 +23,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from kdist import backends
 from kdist.backends import Backend
 from kdist.errors import JobNotFoundError, KdistError, NotFoundError
-from kdist.job.cluster import fetch_log
+from kdist.events import Event, parse
 from kdist.job.cluster.agents import Agents
 from kdist.manifest import JOB_LABEL, job_selector
 from kdist.status import (
     BACKEND,
     OUTCOME,
     ExitRecord,
+    FetchProgress,
     Phase,
     Pod,
     Snapshot,
@@ -41,6 +44,62 @@ from kdist.threads import OnError, start_thread
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
+
+
+MOST_LOGS = 4
+"""Logs that are read for one snapshot: all nodes fetch the same."""
+_LINES = 50  # others may stand between two reports of progress
+PROGRESS = "progress"
+
+
+Reading = Future[Event | None]
+
+
+def start_reading(
+    pool: Executor, cluster: Cluster, namespace: str, pods: Sequence[Pod]
+) -> dict[str, Reading]:
+    """Start to read the newest event of each pod that fetches, by pod."""
+    fetching = [pod for pod in pods if pod.fetching and not pod.lost][:MOST_LOGS]
+    return {
+        pod.name: pool.submit(_read_fetch_progress, cluster, namespace, pod) for pod in fetching
+    }
+
+
+def collect_events(readings: Mapping[str, Reading]) -> dict[str, Event]:
+    """Wait for the events, by pod; without those that cannot be read."""
+    found = {pod: reading.result() for pod, reading in readings.items()}
+    return {pod: event for pod, event in found.items() if event is not None}
+
+
+def _read_fetch_progress(cluster: Cluster, namespace: str, pod: Pod) -> Event | None:
+    """The newest event of the pod's init container that tells its progress; None if its log has
+    none, or cannot be read.
+    """
+    if pod.init is None:
+        return None
+    events = _read_events(cluster, namespace, pod.name, pod.init.name)
+    return next((event for event in events if FetchProgress.read(event) is not None), None)
+
+
+def read_training(cluster: Cluster, namespace: str, pods: Sequence[Pod]) -> Event:
+    """The newest event by which rank 0 tells its progress; empty if no log that is read has one."""
+    running = [pod for pod in pods if pod.running and not pod.lost][:MOST_LOGS]
+    found = (
+        event
+        for pod in running
+        for event in _read_events(cluster, namespace, pod.name, pod.container)
+        if event.get("event") == PROGRESS
+    )
+    return next(found, {})
+
+
+def _read_events(cluster: Cluster, namespace: str, pod: str, container: str) -> Iterator[Event]:
+    """The last events of a container, the newest first."""
+    try:
+        lines = list(cluster.logs(pod, namespace=namespace, container=container, tail=_LINES))
+    except (KdistError, OSError):
+        return  # it has ended meanwhile, or the user may not read logs
+    yield from filter(None, map(parse, reversed(lines)))
 
 
 _KINDS = (
@@ -213,7 +272,7 @@ def fetch_snapshot(
         statuses = pool.submit(agents.poll, pods)
         nodes = pool.submit(_find_nodes, cluster, pods)
         claims = pool.submit(_find_claims, cluster, namespace, pod_documents, pods)
-        fetches = fetch_log.start_reading(pool, cluster, namespace, pods)
+        fetches = start_reading(pool, cluster, namespace, pods)
         resource = _find_resource(cluster, name, namespace, config_map, workload)
         _check_exists(name, namespace, (workload, config_map, pod_documents, resource))
         admission = pool.submit(_find_admission, cluster, namespace, workload)
@@ -235,7 +294,7 @@ def fetch_snapshot(
             agents.skipped,
             deployments.result() if deployments else (),
             resource=resource,
-            fetches=fetch_log.collect(fetches),
+            fetches=collect_events(fetches),
             accounts=accounts.result(),
             lack=agents.lack(),
             progress=_read_progress(cluster, namespace, pods, resource, agents),
@@ -322,7 +381,7 @@ def _read_progress(
     """What the log says of the training, if no agent does, nor the TrainingJob."""
     if agents.answered or knows_numbers(resource):
         return {}
-    return fetch_log.read_training(cluster, namespace, pods)
+    return read_training(cluster, namespace, pods)
 
 
 def _find_present(

@@ -10,7 +10,7 @@ from typing import Any
 
 from kdist import deploy, events, rbac
 from kdist.errors import KdistError, NotFoundError
-from kdist.job.cluster import agents, resource, wait
+from kdist.job.cluster import agents, training_job, wait
 from kdist.job.cluster.job import ClusterJob, Document
 from kdist.job.cluster.wait import Notify, PodExits
 from kdist.status import ASKED, Pod, WorkloadState, read_resource
@@ -266,7 +266,7 @@ def resume_workload(target: ClusterJob, *, dry_run: bool = False) -> None:
 def _change_resource(target: ClusterJob, *, suspended: bool, dry_run: bool) -> None:
     changed = target.change_resource({"suspend": suspended}, dry_run=dry_run)
     if not dry_run:
-        resource.wait_for_answer(target.cluster, changed)
+        training_job.wait_for_answer(target.cluster, changed)
 
 
 def _is_renewed(workload: Mapping[str, Any]) -> bool:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from kdist.errors import Code, KdistError, NotFoundError
 from kdist.job.cluster.agents import Agents
-from kdist.job.cluster.resource import refuse
 from kdist.job.cluster.snapshot import Events, fetch_snapshot, finalize
+from kdist.job.cluster.training_job import refuse
 from kdist.status import ExitRecord, JobStatus, Phase, Pod, Snapshot, read_pod
 
 if TYPE_CHECKING:

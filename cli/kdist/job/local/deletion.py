@@ -11,7 +11,7 @@ from pathlib import Path
 from kdist.errors import KdistError
 from kdist.job.local import run_dir, suspension
 from kdist.job.local.job import LocalJob
-from kdist.job.local.location import folder_of
+from kdist.job.local.run_dir import folder_of
 
 _CHECKPOINTS = "checkpoints"
 

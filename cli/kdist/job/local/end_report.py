@@ -9,12 +9,11 @@ from typing import Any
 
 from kdist.errors import KdistError
 from kdist.events import last_printed_line
-from kdist.ledger import build_report, read_events, read_ledger, valid_fields
 from kdist.job.local import run_dir
-from kdist.job.local.location import CheckpointLocation
-from kdist.job.local.run_dir import RunFolder
+from kdist.job.local.run_dir import CheckpointLocation, RunFolder
 from kdist.job.local.supervisor import Outcome
 from kdist.job.local.trainer_tools import copy_records
+from kdist.ledger import build_report, read_events, read_ledger, valid_fields
 from kdist.status import NonfiniteLoss, documents
 from kdist.units import count
 

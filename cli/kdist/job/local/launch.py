@@ -1,5 +1,5 @@
 """The commands that start the agents of a job on this machine: arguments, environment, folders and
-devices.
+devices; and whether this machine has torch, and the GPUs that the job requests.
 
 This module never imports torch; it only checks whether it is installed.
 """
@@ -14,13 +14,13 @@ from itertools import takewhile
 from pathlib import Path
 
 from kdist.errors import KdistError, UsageError
-from kdist.load import resolve_path
 from kdist.job.local import supervisor
 from kdist.job.local.fetching import folder_of, list_fetches
-from kdist.job.local.location import CheckpointLocation
-from kdist.job.local.run_dir import RunFolder
+from kdist.job.local.run_dir import CheckpointLocation, RunFolder
 from kdist.job.local.supervisor import AgentCommand
+from kdist.load import resolve_path
 from kdist.spec import TrainingJob
+from kdist.units import count
 
 _LOG_FILE = "KDIST_LOG_FILE"  # repeated from kdist_trainer.agent.log_file
 # By their own names: kdist's are registered on no index, so whoever registers them could run code.
@@ -197,3 +197,43 @@ def _variables(
                 "environment of kdist run"
             )
     return found
+
+
+# the drivers of ROCm and of WSL, whose GPUs have no files that `list_devices` knows
+_OTHER_DRIVERS = (Path("/dev/kfd"), Path("/dev/dxg"))
+
+
+def describe_missing_gpus(job: TrainingJob, environment: Mapping[str, str]) -> str:
+    """What a job does here that requests more GPUs than this machine has, and what to change; empty
+    if there are enough, or as many as torch will find.
+
+    Args:
+        job: the job.
+        environment: the caller's environment, which may limit the GPUs to use.
+
+    Raises:
+        UsageError: the ranks that start here cannot hold a copy of the model.
+    """
+    spec = job.spec
+    wanted, nodes = spec.resources.gpu, spec.nodes.max
+    devices = list_devices(environment)
+    available = len(devices) // nodes
+    if available >= wanted or (not devices and any(each.exists() for each in _OTHER_DRIVERS)):
+        return ""
+    ranks = (available or 1) if spec.procs_per_node == "auto" else spec.procs_per_node
+    used = available if ranks <= available else 0  # NCCL takes one rank per GPU
+    place = "on GPUs" if used else "on the CPU"
+    what = (
+        f"the job requests {count(wanted, 'GPU')} for each node, and this machine has "
+        f"{len(devices) or 'none'}: {count(nodes, 'node')} with {count(ranks, 'rank')} {place}"
+    )
+    as_on_cluster = f"--procs-per-node {wanted} starts as many ranks as on a cluster"
+    ways = spec.train.model_parallel if spec.train is not None else None
+    if ways is not None and ranks * nodes % ways:
+        raise UsageError(
+            f"{what}, but {ways} ranks share a copy of the model (spec.train.modelParallel)",
+            hint=as_on_cluster,
+        )
+    if spec.procs_per_node == "auto" and wanted > 1:
+        return f"{what}; {as_on_cluster}"
+    return f"{what}; --set spec.resources.gpu={used} accepts that"

@@ -1,12 +1,15 @@
-"""The logs of a run on this machine: of all its agents and ranks, in the order of their times."""
+"""The logs of a run on this machine, of all its agents and ranks in the order of their times, and
+the events among their lines.
+"""
 
 from __future__ import annotations
 
 import re
 import time
 from collections.abc import Callable, Collection, Iterator
+from typing import Any
 
-from kdist.events import Entry, LogTail, read_timed
+from kdist.events import Entry, EventFilter, LogTail, describe_event, read_timed
 from kdist.job.local.job import LocalJob
 
 _POLL_SECONDS = 0.3
@@ -59,3 +62,43 @@ def select_ranks(wanted: Collection[int]) -> Callable[[Entry], bool]:
         return rank in wanted
 
     return matches
+
+
+NORMAL, WARNING = "Normal", "Warning"
+
+
+def read_events(job: LocalJob, *, follow: bool, types: Collection[str] = ()) -> Iterator[Entry]:
+    """Yield the events that are worth a line, of all invocations.
+
+    Args:
+        job: the run.
+        follow: go on until its `kdist run` has ended.
+        types: only events of these types, in lower case; all if empty.
+    """
+    chosen = EventFilter(lines_only=False)
+    for entry in read_entries(job, follow=follow, since=None, tail=None):
+        if entry.event is None or not chosen.should_show(entry.event):
+            continue
+        if not types or type_of(entry).lower() in types:
+            yield entry
+
+
+def type_of(entry: Entry) -> str:
+    """The type of the event, as Kubernetes names it."""
+    level = (entry.event or {}).get("level", "info")
+    return WARNING if level in ("warning", "error") else NORMAL
+
+
+def to_document(entry: Entry) -> dict[str, Any]:
+    """The event with the fields of a Kubernetes Event, and with its own under `event`."""
+    event = entry.event or {}
+    return {
+        "apiVersion": "cli.kdist.dev/v1",
+        "kind": "Event",
+        "type": type_of(entry),
+        "reason": event.get("event"),
+        "message": describe_event(event),
+        "lastTimestamp": event.get("time"),
+        "involvedObject": {"kind": "Agent", "name": entry.node},
+        "event": dict(event),
+    }

@@ -7,13 +7,14 @@ of `kdist run`.
     node-<i>/        scratch folder of each agent, and its `log`
     fetch-<name>/    `log` and exit record of each fetch of data or weights
     rendezvous-<n>/  store of the n-th invocation
-    checkpoints/     unless the job names a folder of its own
+    checkpoints/     unless the job names a folder of its own; the copy of a bucket's records
     report.json      the end report
     lock             held by the active `kdist run`
     parent-pipe      its end of file ends every agent
 
 Arguments, environment and losses are in it, so folders are 0700 and files 0600: every file of a run
-that the command line writes is opened here.
+that the command line writes is opened here. `CheckpointLocation` is where the checkpoints are, and
+`is_finished` compares a job with the DONE document there.
 """
 
 from __future__ import annotations
@@ -29,9 +30,11 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, NamedTuple, cast
 
 from kdist.errors import Code, KdistError
+from kdist.spec import CHECKPOINTS_ENDPOINT, CHECKPOINTS_REGION, TrainingJob
+from kdist.spec.edits import compare_done
 from kdist_trainer.formats import NewerFormatError, check_format, stamp
 from kdist_trainer.json_text import encode_json
 from kdist_trainer.untrusted_text import MAX_BYTES, MalformedTextError, parse_json
@@ -362,3 +365,73 @@ def _free_name(folder: Path, stamp: str) -> Path:
         for suffix in ("", *(f"-{number}" for number in range(1, len(taken) + 2)))
     )
     return folder.with_name(next(name for name in names if name not in taken))
+
+
+def is_finished(job: TrainingJob, done: Mapping[str, Any], train_json: str) -> bool:
+    """Whether the finished run is what the job asks for; False if the job asks for more steps.
+
+    Raises:
+        KdistError: the job was edited in any other way, so that the old report is about another
+            job.
+    """
+    finished = compare_done(done, parse_json(train_json))
+    if finished.problem is not None:
+        hint = (
+            "--fresh archives the previous run and trains from scratch; more epochs or steps "
+            "continue from its last checkpoint"
+        )
+        raise KdistError(
+            f"{job.metadata.name}: {finished.problem}", hint=hint, code=Code.JOB_FAILED
+        )
+    return finished.is_complete
+
+
+class CheckpointLocation(NamedTuple):
+    """A folder or a URL, as agents and the trainer's tools take it."""
+
+    text: str
+    variables: Mapping[str, str] = {}
+    """Environment variables that say where the store of a URL is."""
+
+    @property
+    def is_bucket(self) -> bool:
+        """Whether it is a URL."""
+        return "://" in self.text
+
+    @classmethod
+    def of_run(cls, run: Mapping[str, Any]) -> CheckpointLocation:
+        """The location that `run.json` has."""
+        bucket = run.get("bucket")
+        if bucket:
+            return cls(str(bucket["url"]), dict(bucket["variables"]))
+        return cls(str(run["checkpoints"]))
+
+    def to_json(self) -> dict[str, Any]:
+        """The location as `run.json` has it."""
+        return {"url": self.text, "variables": dict(self.variables)}
+
+
+def bucket_of(job: TrainingJob) -> CheckpointLocation | None:
+    """The job's folder in its bucket, the same as on a cluster; None if it has none."""
+    checkpoints = job.spec.checkpoints
+    if checkpoints is None or checkpoints.bucket is None:
+        return None
+    given = {CHECKPOINTS_ENDPOINT: checkpoints.endpoint, CHECKPOINTS_REGION: checkpoints.region}
+    variables = {name: value for name, value in given.items() if value is not None}
+    return CheckpointLocation(f"{checkpoints.bucket}/{job.checkpoint_folder}", variables)
+
+
+def location_of(root: Path) -> CheckpointLocation:
+    """Where the checkpoints of a run folder are; a folder that is no run folder counts as one of
+    checkpoints.
+    """
+    run = read_json(root / "run.json")
+    if run and run.get("checkpoints"):
+        return CheckpointLocation.of_run(run)
+    return CheckpointLocation(str(root))
+
+
+def folder_of(root: Path) -> Path:
+    """The folder of the checkpoints of a run folder, or of the copy of their records."""
+    run = read_json(root / "run.json")
+    return Path(str(run["checkpoints"])) if run and run.get("checkpoints") else root

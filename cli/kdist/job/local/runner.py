@@ -18,18 +18,16 @@ from kdist.job.local.agents import StatusPoller, read_port
 from kdist.job.local.detach import LauncherLink
 from kdist.job.local.end_report import make_report, read_saved_step, write_report
 from kdist.job.local.fetching import FetchCommand, Fetches, plan_fetches
-from kdist.job.local.finished import is_finished
 from kdist.job.local.launch import checkpoint_folder, list_devices, plan_agents, script_of
-from kdist.job.local.location import bucket_of
 from kdist.job.local.progress import NodeProgress, Progress
-from kdist.job.local.run_dir import RunFolder
-from kdist.job.local.spawner import Spawner
+from kdist.job.local.run_dir import RunFolder, bucket_of, is_finished
 from kdist.job.local.supervisor import (
     MARK,
     AgentCommand,
     Outcome,
     ParentDeathPipe,
     SignalQueue,
+    Spawner,
     Supervisor,
 )
 from kdist.job.local.trainer_tools import archive_bucket, copy_records

@@ -18,13 +18,13 @@ from kdist.diagnose.rule import DiagnosticContext
 from kdist.errors import Code, KdistError
 from kdist.events import parse
 from kdist.job.cluster import GOALS, describe_status, exit_code
-from kdist.ledger import build_report, read_ledger
 from kdist.job.local import agents, run_dir
 from kdist.job.local.end_report import describe_unsaved
 from kdist.job.local.fetching import read_fetch
 from kdist.job.local.job import LocalJob, list_jobs
-from kdist.job.local.location import folder_of
+from kdist.job.local.run_dir import folder_of
 from kdist.job.local.summary import describe_next
+from kdist.ledger import build_report, read_ledger
 from kdist.spec import Exit
 from kdist.status import (
     AgentStatus,

@@ -11,9 +11,9 @@ from typing import Any
 
 from kdist.errors import Code, KdistError
 from kdist.events import parse
-from kdist.ledger import recoveries
 from kdist.job.local.end_report import describe_unsaved
 from kdist.job.local.runner import RunEnded
+from kdist.ledger import recoveries
 from kdist.status import (
     BLOCKING,
     FETCHER,

@@ -14,8 +14,7 @@ from typing import Any
 from kdist.errors import KdistError
 from kdist.job.cluster.logs import choose
 from kdist.job.local.launch import install_command
-from kdist.job.local.location import CheckpointLocation, folder_of, location_of
-from kdist.job.local.run_dir import open_private
+from kdist.job.local.run_dir import CheckpointLocation, folder_of, location_of, open_private
 from kdist_trainer.untrusted_text import MalformedTextError, parse_json
 
 

@@ -9,9 +9,9 @@ import threading
 
 import pytest
 
-from kdist.job import cluster as jobs
 from kdist.cluster import Cluster
 from kdist.errors import NotFoundError, UsageError
+from kdist.job import cluster as jobs
 from kdist.job.cluster.logs import Follower, LogRequest, PodLine, RankFilter, read, without_times
 from kdist.status import read_pod
 from tests.cli.cluster.conftest import Connect, Serve

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from kdist.errors import KdistError, UsageError
-from kdist.job.cluster import immutable_fields, job, scale
+from kdist.job.cluster import job, review, scale
 from tests.cli.job.cluster import jobs
 
 
@@ -57,7 +57,7 @@ def test_the_agents_of_another_version_are_reported_the_new_nodes_and_nothing_el
     workload = json.loads(
         re.sub("digits-train-[0-9a-f]+", "digits-train-0123456789", json.dumps(workload))
     )
-    fitted = immutable_fields.keep_immutable(wanted, jobs.objects(wanted), workload)
+    fitted = review.keep_immutable(wanted, jobs.objects(wanted), workload)
     config = next(
         one.document for one in fitted if one.kind == "ConfigMap" and one.name == "digits"
     )

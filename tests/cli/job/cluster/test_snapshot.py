@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from kdist.job import cluster as jobs
 from kdist.cluster import Cluster
 from kdist.errors import KdistError, NotFoundError
+from kdist.job import cluster as jobs
 from kdist.manifest import OWNER, mark
 from kdist.status import Phase, Snapshot, read_pod
 from tests.cli.cluster.api import refusal

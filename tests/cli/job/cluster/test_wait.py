@@ -8,9 +8,9 @@ import threading
 
 import pytest
 
-from kdist.job import cluster as jobs
 from kdist.cluster import Cluster
 from kdist.errors import Code, KdistError, NotFoundError
+from kdist.job import cluster as jobs
 from tests.cli.cluster.api import Api
 from tests.cli.cluster.conftest import Connect, Serve
 from tests.cli.diagnose.scenes import event

@@ -8,15 +8,15 @@ import pytest
 import yaml
 
 from kdist.errors import UsageError
+from kdist.job.local import describe_missing_gpus, launch
 from kdist.load import load_text
-from kdist.job.local import describe_missing_gpus, devices
 from kdist.spec import TrainingJob
 from tests.cli.conftest import Kdist
 
 
 @pytest.fixture(autouse=True)
 def _only_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "_OTHER_DRIVERS", ())
+    monkeypatch.setattr(launch, "_OTHER_DRIVERS", ())
 
 
 def request(gpu: int, **spec: object) -> TrainingJob:
@@ -71,9 +71,9 @@ def test_it_is_said_what_runs_instead_and_what_to_change(
 def test_a_gpu_that_only_torch_can_find_is_not_reported_as_missing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(devices, "list_devices", lambda _: [])
+    monkeypatch.setattr(launch, "list_devices", lambda _: [])
     assert describe_missing_gpus(request(1), {})
-    monkeypatch.setattr(devices, "_OTHER_DRIVERS", (tmp_path,))
+    monkeypatch.setattr(launch, "_OTHER_DRIVERS", (tmp_path,))
     assert describe_missing_gpus(request(1), {}) == ""
 
 

@@ -13,6 +13,7 @@ from kdist.status import CONTROLLER_FIX, ResourceState, documents, read_resource
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
 
+
 ANSWER_SECONDS: Final = 10.0
 """Seconds after which a controller that has not acted on a TrainingJob is taken to be absent."""
 _POLL_SECONDS = 0.25

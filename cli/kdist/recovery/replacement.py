@@ -20,7 +20,7 @@ from kdist import rbac
 from kdist.backends import Backend
 from kdist.cluster import ApiError, JobObjects, JobOwner
 from kdist.errors import NotFoundError, UsageError
-from kdist.jobs.agents import Agents
+from kdist.job.cluster.agents import Agents
 from kdist.recovery.decision import PodDecision, RecoveryContext, controller_of, decide
 from kdist.recovery.observation import observe
 from kdist.status import documents
@@ -29,7 +29,7 @@ from kdist.units import camel_case
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
-    from kdist.jobs.job import ClusterJob
+    from kdist.job.cluster.job import ClusterJob
 
 
 CONDITION: Final = "DisruptionTarget"

@@ -4,8 +4,8 @@ of an object store. Free of torch.
 
 from __future__ import annotations
 
+import dataclasses
 import os
-from dataclasses import replace
 from pathlib import Path
 
 from kdist_trainer.checkpoint.storage import StoragePath
@@ -28,5 +28,5 @@ def open_location(text: str) -> StoragePath:
         os.environ.get(name, "") for name in (CHECKPOINTS_ENDPOINT, CHECKPOINTS_REGION)
     )
     location = ObjectLocation(text, endpoint, region)
-    bucket = replace(location, url=f"{location.scheme}://{location.bucket}")
+    bucket = dataclasses.replace(location, url=f"{location.scheme}://{location.bucket}")
     return ObjectPath(open_store(bucket), location.prefix)

@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
 from kdist_trainer import log
-from kdist_trainer.checkpoint import commit, probe
+from kdist_trainer.checkpoint import commit
 from kdist_trainer.checkpoint.bounded_calls import BoundedCalls
 from kdist_trainer.checkpoint.cut_saves import count_cuts, record_leftovers
 from kdist_trainer.checkpoint.group import CheckpointGroup
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.checkpoint.lock import Lock
 from kdist_trainer.checkpoint.manifest import Checkpoint, CheckpointDirectory
+from kdist_trainer.checkpoint.probe import Token, read_token, remove_token, write_token
 from kdist_trainer.errors import CheckpointMismatchError, StorageError
 
 T = TypeVar("T")
@@ -97,7 +98,7 @@ class FolderOpener:
             LockLostError: a later group of this run has locked it.
             StorageError: it cannot be written.
         """
-        sees = probe.probe(self._directory.root, self._group)
+        sees = self._find_sharing()
         self._check_shared(sees, must_be_shared)
         others = [0] if all(sees) else self._group.gather(self._find_epoch())
 
@@ -130,7 +131,7 @@ class FolderOpener:
         finally:
             if group.is_rank_zero:
                 with suppress(OSError):
-                    self._calls.call(lambda: probe.remove_token(self._directory.root, token))
+                    self._calls.call(lambda: remove_token(self._directory.root, token))
         sees = [one for one, _, _ in every]
         self._check_shared(sees, None)
         others = max((found for is_seen, found, _ in every if not is_seen), default=0)
@@ -144,12 +145,12 @@ class FolderOpener:
         """Whether on rank 0, which asks, the folder has answered what it did not in time."""
         return self._beginning.has_answered
 
-    def _look(self, token: probe.Token) -> tuple[bool, int, bool]:
+    def _look(self, token: Token) -> tuple[bool, int, bool]:
         """Whether this rank sees rank 0's folder, its highest epoch, and whether the run is done by
         it.
         """
         is_done = self._directory.done() is not None
-        return probe.read_token(self._directory.root, token), self._find_epoch(), is_done
+        return read_token(self._directory.root, token), self._find_epoch(), is_done
 
     def _on_lock(self, work: Callable[[], T]) -> T:
         """Do something to the lock on rank 0, and return its result on every rank. Raises what it
@@ -168,9 +169,9 @@ class FolderOpener:
         """
         self._on_lock(lambda: self._lock.set_base(base))
 
-    def _begin(self) -> tuple[probe.Token, int, Checkpoint | None, str]:
+    def _begin(self) -> tuple[Token, int, Checkpoint | None, str]:
         """Rank 0's part of `continue_in_place`."""
-        token = probe.write_token(self._directory.root)
+        token = write_token(self._directory.root)
         try:
             if self._lock.mine is None:
                 epoch = self._acquire(at_least=0)
@@ -180,7 +181,7 @@ class FolderOpener:
             newest = self._lock.find_newest()
             self._lock.set_base(newest)
         except BaseException:
-            probe.remove_token(self._directory.root, token)
+            remove_token(self._directory.root, token)
             raise
         return token, epoch, newest, secrets.token_hex(4)
 
@@ -202,6 +203,21 @@ class FolderOpener:
     def _find_epoch(self) -> int:
         """The highest epoch of a checkpoint in this rank's folder."""
         return max((one.epoch for one in self._directory.committed()), default=0)
+
+    def _find_sharing(self) -> list[bool]:
+        """By rank, whether its folder is rank 0's, which also finds out whether the file system has
+        what checkpoints need. Raises as `open` does.
+        """
+        root, group = self._directory.root, self._group
+        try:
+            token = group.on_rank_zero(lambda: write_token(root, is_new=True))
+        except OSError as error:
+            raise StorageError(f"cannot write to the checkpoint folder {root}: {error}") from error
+        try:
+            return group.on_all_ranks(lambda: read_token(root, token))
+        finally:
+            if group.is_rank_zero:
+                remove_token(root, token)
 
     def _check_shared(self, sees: list[bool], must_be_shared: str | None) -> None:
         if all(sees):

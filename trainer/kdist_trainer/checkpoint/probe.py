@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from kdist_trainer.checkpoint import storage
-from kdist_trainer.checkpoint.group import CheckpointGroup
 from kdist_trainer.checkpoint.manifest import name_of
 from kdist_trainer.checkpoint.storage import StoragePath
-from kdist_trainer.errors import CheckpointMismatchError, StorageError
+from kdist_trainer.errors import CheckpointMismatchError
 from kdist_trainer.object_store.errors import ObjectChangedError
 from kdist_trainer.object_store.store import ObjectPath
 
@@ -28,33 +27,6 @@ class Token(NamedTuple):
 
     name: str
     text: str
-
-
-def probe(root: StoragePath, group: CheckpointGroup) -> list[bool]:
-    """Find out whether the file system has what checkpoints need, and which ranks see the folder
-    that rank 0 writes to. Collective.
-
-    Args:
-        root: the folder, which rank 0 creates.
-        group: the ranks.
-
-    Returns:
-        By rank, whether its `root` is rank 0's.
-
-    Raises:
-        StorageError: rank 0 cannot write; raised on every rank.
-        CheckpointMismatchError: the file system lacks something that checkpoints need; raised on
-            every rank.
-    """
-    try:
-        token = group.on_rank_zero(lambda: write_token(root, is_new=True))
-    except OSError as error:
-        raise StorageError(f"cannot write to the checkpoint folder {root}: {error}") from error
-    try:
-        return group.on_all_ranks(lambda: read_token(root, token))
-    finally:
-        if group.is_rank_zero:
-            remove_token(root, token)
 
 
 def write_token(root: StoragePath, *, is_new: bool = False) -> Token:

@@ -27,8 +27,7 @@ from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from bench.ranks import free_ports, launch, report
 from bench.table import columns, seconds_with_spread, title
 from kdist_trainer.checkpoint.checkpointer import CheckpointManager
-from kdist_trainer.checkpoint.location import open_location
-from kdist_trainer.checkpoint.storage import StoragePath
+from kdist_trainer.checkpoint.storage import StoragePath, open_location
 from kdist_trainer.config import CHECKPOINTS_ENDPOINT, Checkpointing
 from kdist_trainer.world import World
 from tests.trainer.object_store.versitygw import versitygw

@@ -36,8 +36,7 @@ from bench.bucket import BUCKET, launch_with_bucket
 from bench.ranks import report
 from bench.table import columns, seconds_with_spread, title
 from kdist_trainer.checkpoint.checkpointer import CheckpointManager
-from kdist_trainer.checkpoint.location import open_location
-from kdist_trainer.checkpoint.storage import StoragePath
+from kdist_trainer.checkpoint.storage import StoragePath, open_location
 from kdist_trainer.config import Checkpointing, Every
 from kdist_trainer.world import World
 

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from kdist_trainer.checkpoint.ledger import RunLedger
-from kdist_trainer.checkpoint.location import open_location
-from kdist_trainer.checkpoint.storage import StoragePath
+from kdist_trainer.checkpoint.storage import StoragePath, open_location
 from tests.patience import soon
 from tests.trainer.object_store.s3_server import ACCESS_KEY, BUCKET, SECRET
 from tests.trainer.object_store.versitygw import versitygw

@@ -87,7 +87,7 @@ BREACHES = {
         "import huggingface_hub",
     ),
     "only integrations know training frameworks": (
-        "trainer/kdist_trainer/checkpoint/files.py",
+        "trainer/kdist_trainer/checkpoint/checkpointer.py",
         "import transformers",
     ),
     "what is in the wheels never imports the developers' tools": (

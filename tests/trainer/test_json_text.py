@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kdist_trainer.checkpoint.state_json import decode, encode
+from kdist_trainer.checkpoint.manifest import decode, encode
 from kdist_trainer.json_text import encode_json
 from kdist_trainer.untrusted_text import parse_json
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from kdist_trainer.checkpoint.loadable import fill
+from kdist_trainer.checkpoint.writer import fill
 from kdist_trainer.config import Optimizer, Schedule
 from kdist_trainer.data.loader import fetcher
 from kdist_trainer.data.sampler import WeightedOrder

@@ -28,8 +28,7 @@ from kdist_trainer.bench.measure import (
     find_slow_link,
     measure,
 )
-from kdist_trainer.checkpoint.location import open_location
-from kdist_trainer.checkpoint.storage import StoragePath
+from kdist_trainer.checkpoint.storage import StoragePath, open_location
 from kdist_trainer.config import AllReduceCheck, Cause, Nodes, TrainConfig, Training, count_bytes
 from kdist_trainer.control import (
     STANDS_BY,

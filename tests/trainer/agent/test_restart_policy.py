@@ -16,9 +16,9 @@ from torch._C._distributed_c10d import HashStore
 from kdist_trainer.agent.coordination import AgentStore, Generation
 from kdist_trainer.agent.repetition import count_repeats, count_restarts
 from kdist_trainer.agent.restart_policy import RestartLedger
+from kdist_trainer.checkpoint.interval import UNSAVED_VARIABLE
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.checkpoint.storage import StoragePath
-from kdist_trainer.checkpoint.training_time import UNSAVED_VARIABLE
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.failure import Failure
 from kdist_trainer.object_store.location import ObjectLocation

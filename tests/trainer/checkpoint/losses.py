@@ -15,8 +15,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kdist_trainer.checkpoint.interval import AutoInterval, SaveHistory
-from kdist_trainer.checkpoint.save_clock import MeasuredSave
+from kdist_trainer.checkpoint.interval import AutoInterval, MeasuredSave, SaveHistory
 
 Floats = NDArray[np.float64]
 KNOWN: Final = 20

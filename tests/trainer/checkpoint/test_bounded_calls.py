@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kdist_trainer.checkpoint.bounded_calls import BoundedCalls
+from kdist_trainer.checkpoint.group import BoundedCalls
 from tests.patience import soon
 
 

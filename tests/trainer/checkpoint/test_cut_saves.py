@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kdist_trainer.checkpoint.cut_saves import EVENT, count_cuts
+from kdist_trainer.checkpoint.commit import EVENT, count_cuts
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.checkpoint.manifest import CheckpointDirectory
 from kdist_trainer.checkpoint.storage import Operation, observed

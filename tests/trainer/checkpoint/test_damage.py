@@ -14,7 +14,7 @@ import pytest
 
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.checkpoint.manifest import CheckpointDirectory, Manifest, read_manifest
-from kdist_trainer.checkpoint.safe_unpickler import METADATA
+from kdist_trainer.checkpoint.reader import METADATA
 from kdist_trainer.digest import Digest
 from kdist_trainer.errors import CheckpointMismatchError
 from tests.trainer.checkpoint.states import load, open_store, save

@@ -14,11 +14,10 @@ import torch
 
 from kdist_trainer import Checkpointer
 from kdist_trainer.checkpoint import export, listing, storage
+from kdist_trainer.checkpoint.checkpointer import FileCheckpointManager
 from kdist_trainer.checkpoint.commit import SaveResult
-from kdist_trainer.checkpoint.files import FileCheckpointManager
-from kdist_trainer.checkpoint.location import open_location
 from kdist_trainer.checkpoint.manifest import CheckpointDirectory
-from kdist_trainer.checkpoint.storage import StoragePath
+from kdist_trainer.checkpoint.storage import StoragePath, open_location
 from kdist_trainer.config import Checkpointing
 from kdist_trainer.errors import CheckpointMismatchError, StorageError
 from tests.trainer.checkpoint.ranks import Rank, prepared_context, run_ranks

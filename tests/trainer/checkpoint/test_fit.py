@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from kdist_trainer.checkpoint.manifest import CheckpointDirectory
-from kdist_trainer.checkpoint.state_json import UnloadableStateError
+from kdist_trainer.checkpoint.manifest import CheckpointDirectory, UnloadableStateError
 from kdist_trainer.errors import CheckpointMismatchError
 from tests.trainer.checkpoint.states import (
     FINGERPRINT,

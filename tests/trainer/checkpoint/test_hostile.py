@@ -27,8 +27,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from kdist_trainer.checkpoint.manifest import DamagedCheckpointError, read_manifest
-from kdist_trainer.checkpoint.reader import inspect
-from kdist_trainer.checkpoint.safe_unpickler import METADATA
+from kdist_trainer.checkpoint.reader import METADATA, inspect
 from kdist_trainer.digest import Digest
 from tests.trainer.checkpoint.states import load, open_store
 

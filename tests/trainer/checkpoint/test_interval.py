@@ -18,12 +18,13 @@ import pytest
 from kdist_trainer.checkpoint.interval import (
     EVENT,
     AutoInterval,
+    MeasuredSave,
+    SaveClock,
     SaveCosts,
     SaveHistory,
     choose_seconds,
     read_history,
 )
-from kdist_trainer.checkpoint.save_clock import MeasuredSave, SaveClock
 from tests.draw import read_commit
 from tests.trainer.checkpoint.losses import Case, compare, measure
 

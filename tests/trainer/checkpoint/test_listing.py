@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from kdist_trainer.checkpoint import listing, staging
+from kdist_trainer.checkpoint import listing, writer
 from kdist_trainer.checkpoint.__main__ import main
 from kdist_trainer.checkpoint.ledger import RunLedger, StepLedger
 from kdist_trainer.checkpoint.manifest import CheckpointDirectory, read_raw_manifest
@@ -85,7 +85,7 @@ def test_what_no_training_can_read_is_not_called_verified(
 ) -> None:
     store = open_store(root, generation=2)
     load(store)
-    monkeypatch.setattr(staging, "copy_value", lambda value, _: value)  # as it was once
+    monkeypatch.setattr(writer, "copy_value", lambda value, _: value)  # as it was once
     state = {**make_state(3), "scheduler": (unsafe,)}
     store.loadable.accept(state)
     store.save(state, position(3), step=3)

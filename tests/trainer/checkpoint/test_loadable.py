@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from kdist_trainer.checkpoint import loadable, staging
+from kdist_trainer.checkpoint import writer
 from kdist_trainer.checkpoint.checkpointer import CheckpointManager
 from kdist_trainer.checkpoint.lock import Lock
-from kdist_trainer.checkpoint.manifest import CheckpointDirectory, Manifest
-from kdist_trainer.checkpoint.state_json import UnloadableStateError
+from kdist_trainer.checkpoint.manifest import CheckpointDirectory, Manifest, UnloadableStateError
 from tests.trainer.checkpoint.ranks import Rank, run_ranks
 from tests.trainer.checkpoint.states import load, make_state, open_store, opened, position, save
 
@@ -62,14 +61,14 @@ def test_what_is_written_otherwise_than_a_new_process_asks_for_is_not_committed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     store = opened(tmp_path)
-    stage = staging.Stager.stage
+    stage = writer.Stager.stage
 
-    def staged_otherwise(self: staging.Stager, *given: Any, **named: Any) -> Any:
+    def staged_otherwise(self: writer.Stager, *given: Any, **named: Any) -> Any:
         copies, paths = stage(self, *given, **named)
         change(copies)
         return copies, {**paths, "model.more": ("model", "more")}
 
-    monkeypatch.setattr(staging.Stager, "stage", staged_otherwise)
+    monkeypatch.setattr(writer.Stager, "stage", staged_otherwise)
     with pytest.raises(UnloadableStateError, match=printed):
         save(store, 1)
     assert CheckpointDirectory(tmp_path).committed() == []
@@ -81,7 +80,7 @@ def test_each_shape_is_proven_once_in_memory_and_once_on_the_disk(
 ) -> None:
     proven: list[int] = []
     read: list[str] = []
-    check = loadable.check_saved
+    check = writer.check_saved
 
     def note(folder: Path, manifest: Manifest, described: Any) -> None:
         read.append(manifest.name)
@@ -89,7 +88,7 @@ def test_each_shape_is_proven_once_in_memory_and_once_on_the_disk(
 
     monkeypatch.setattr("kdist_trainer.checkpoint.writer.check_saved", note)
 
-    def prove(state: Any, described: loadable.Description) -> list[str]:
+    def prove(state: Any, described: writer.Description) -> list[str]:
         proven.append(len(described))
         return []
 

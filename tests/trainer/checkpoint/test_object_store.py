@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from kdist_trainer.agent.logs import KeptLog
-from kdist_trainer.checkpoint import kept_logs, listing
+from kdist_trainer.checkpoint import listing
 from kdist_trainer.checkpoint.checkpointer import CheckpointManager
 from kdist_trainer.checkpoint.ledger import RunLedger, StepLedger
 from kdist_trainer.checkpoint.lock import LockLostError
@@ -367,9 +367,9 @@ def test_a_node_s_log_is_kept_in_the_bucket(server: S3Server) -> None:
         log.put(b"another\n")
         log.close()
     assert (
-        b"".join(kept_logs.read(root, "node-0", generation=2)) == b"line of 2 with ***\nanother\n"
+        b"".join(listing.read_log(root, "node-0", generation=2)) == b"line of 2 with ***\nanother\n"
     )
-    described = kept_logs.describe(root)["generations"]
+    described = listing.describe_logs(root)["generations"]
     assert [(one["generation"], one["nodes"]) for one in described] == [
         (1, ["node-0"]),
         (2, ["node-0"]),

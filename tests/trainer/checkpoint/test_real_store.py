@@ -17,10 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from kdist_trainer.checkpoint.location import open_location
 from kdist_trainer.checkpoint.lock import LockLostError
 from kdist_trainer.checkpoint.manifest import CheckpointDirectory
-from kdist_trainer.checkpoint.storage import StoragePath
+from kdist_trainer.checkpoint.storage import StoragePath, open_location
 from tests.trainer.checkpoint.ranks import prepared_context
 from tests.trainer.checkpoint.states import load, open_store, save
 from tests.trainer.object_store.s3_server import ACCESS_KEY, BUCKET, SECRET

@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import pytest
 
-from kdist_trainer.checkpoint import required_save
+from kdist_trainer.checkpoint import checkpointer
+from kdist_trainer.checkpoint.checkpointer import RequiredSave, Waiting
 from kdist_trainer.checkpoint.commit import SaveResult
 from kdist_trainer.checkpoint.group import CheckpointGroup
-from kdist_trainer.checkpoint.required_save import RequiredSave, Waiting
 from kdist_trainer.errors import PeersLostError, StorageError
 from tests.small_disk import fill, small_disk
 
@@ -90,7 +90,7 @@ def test_a_stop_has_a_last_save_tried_once_more(disk: Path) -> None:
 
 
 def test_a_last_save_is_given_up_in_the_end(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(required_save, "LONGEST_SECONDS", 0.1)
+    monkeypatch.setattr(checkpointer, "LONGEST_SECONDS", 0.1)
     fill(disk)
     attempts = Attempts(disk, {})
     with pytest.raises(StorageError):

@@ -5,8 +5,12 @@ from __future__ import annotations
 import pytest
 
 from kdist_trainer.checkpoint.commit import SaveResult
-from kdist_trainer.checkpoint.save_clock import FixedInterval, MeasuredSave, SaveClock
-from kdist_trainer.checkpoint.training_time import UNSAVED_VARIABLE
+from kdist_trainer.checkpoint.interval import (
+    UNSAVED_VARIABLE,
+    FixedInterval,
+    MeasuredSave,
+    SaveClock,
+)
 
 EVERY = 300.0
 

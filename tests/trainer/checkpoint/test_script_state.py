@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from kdist_trainer import Checkpointer, Reporter, log
-from kdist_trainer.checkpoint.state_json import UnloadableStateError
+from kdist_trainer.checkpoint.manifest import UnloadableStateError
 from kdist_trainer.errors import CheckpointMismatchError, ConfigError
 from kdist_trainer.metrics.transport import shared_stats
 from kdist_trainer.state import describe

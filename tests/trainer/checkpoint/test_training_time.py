@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kdist_trainer.checkpoint.training_time import (
+from kdist_trainer.checkpoint.interval import (
     at_risk_seconds,
     list_generations,
     unsaved_seconds,

@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from kdist_trainer.checkpoint.manifest import read_state_json, write_state
-from kdist_trainer.checkpoint.state_json import UnloadableStateError
-from kdist_trainer.checkpoint.values import copy_value, read_value
+from kdist_trainer.checkpoint.manifest import UnloadableStateError, read_state_json, write_state
+from kdist_trainer.checkpoint.reader import copy_value, read_value
 from tests.trainer.checkpoint.states import open_store
 
 Pair = namedtuple("Pair", "first second")

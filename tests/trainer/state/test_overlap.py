@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from kdist_trainer.checkpoint.loadable import fill
+from kdist_trainer.checkpoint.writer import fill
 from kdist_trainer.state import describe, load_state, read_state, template
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kdist_trainer.checkpoint.location import open_location
+from kdist_trainer.checkpoint.storage import open_location
 from kdist_trainer.metrics.step_stats import StepStats
 from kdist_trainer.object_store import growing
 from kdist_trainer.object_store.store import ObjectPath

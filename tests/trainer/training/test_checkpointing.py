@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kdist_trainer.checkpoint.save_clock import FixedInterval, SaveClock
+from kdist_trainer.checkpoint.interval import FixedInterval, SaveClock
 from kdist_trainer.config import Every
 from kdist_trainer.metrics.step_stats import StepStats
 from kdist_trainer.training.checkpointing import TrainerCheckpointing

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from kdist_trainer.checkpoint import staging
-from kdist_trainer.checkpoint.loadable import LoadableCheck
-from kdist_trainer.checkpoint.state_json import UnloadableStateError
-from kdist_trainer.checkpoint.values import copy_value
+from kdist_trainer.checkpoint import writer
+from kdist_trainer.checkpoint.manifest import UnloadableStateError
+from kdist_trainer.checkpoint.reader import copy_value
+from kdist_trainer.checkpoint.writer import LoadableCheck
 from kdist_trainer.workload import Workload
 from tests.trainer.training.group import RankFailed, run_group
 from tests.trainer.training.shapes import LOADABLE, NOT_LOADABLE, Growing, StubbornScheduler
@@ -49,7 +49,7 @@ def predict(document: dict[str, Any], folder: Path) -> list[str]:
             return value
 
     LoadableCheck.check = check  # type: ignore[method-assign]
-    vars(staging)["copy_value"] = copy
+    vars(writer)["copy_value"] = copy
     train(document, folder)
     return said
 

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from kdist_trainer.agent.exit_record import root_cause
 from kdist_trainer.agent.renewal import NOBODY
-from kdist_trainer.checkpoint.interval import HISTORY_VARIABLE
-from kdist_trainer.checkpoint.training_time import UNSAVED_VARIABLE
+from kdist_trainer.checkpoint.interval import HISTORY_VARIABLE, UNSAVED_VARIABLE
 from kdist_trainer.failure import Failure
 from kdist_trainer.json_text import encode_json
 from kdist_trainer.rendezvous.kubernetes_store import KubernetesStore

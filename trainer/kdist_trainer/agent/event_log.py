@@ -9,7 +9,7 @@ from collections import deque
 from typing import Any, Final, Protocol
 
 from kdist_trainer.agent.coordination import AgentStore, Document
-from kdist_trainer.checkpoint.bounded_calls import BoundedCalls
+from kdist_trainer.checkpoint.group import BoundedCalls
 from kdist_trainer.checkpoint.ledger import RunLedger
 
 _KEPT_EVENTS: Final = 1000

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
-from kdist_trainer.checkpoint.bounded_calls import BoundedCalls
+from kdist_trainer.checkpoint.group import BoundedCalls
 
 SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - its room is looked at, nothing is written
 _LITTLE_BYTES: Final = 1 << 20

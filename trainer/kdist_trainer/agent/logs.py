@@ -36,7 +36,7 @@ from kdist_trainer.agent.log_file import LogFile
 from kdist_trainer.agent.rank_events import RankEvents
 from kdist_trainer.agent.rank_lines import END_OF_STATE, RankLines
 from kdist_trainer.checkpoint import storage
-from kdist_trainer.checkpoint.kept_logs import LOGS, LogSegment, list_segments
+from kdist_trainer.checkpoint.listing import LOGS, LogSegment, list_segments
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.json_text import encode_json
 from kdist_trainer.object_store.growing import GrowingObject

@@ -37,10 +37,9 @@ from kdist_trainer.agent.run_records import RunRecords
 from kdist_trainer.agent.single_start import NoRule, SingleStart, judge
 from kdist_trainer.agent.slow_start import AT_START, WAITED, describe_slow_start, was_starting
 from kdist_trainer.causes.host import REPLICAS_DIFFER
-from kdist_trainer.checkpoint.interval import read_history
+from kdist_trainer.checkpoint.interval import at_risk_seconds, read_history, unsaved_seconds
 from kdist_trainer.checkpoint.ledger import find_last_sign
 from kdist_trainer.checkpoint.storage import StoragePath
-from kdist_trainer.checkpoint.training_time import at_risk_seconds, unsaved_seconds
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.failure import Failure
 

@@ -15,7 +15,7 @@ from kdist_trainer.agent.coordination import AgentStore
 from kdist_trainer.agent.event_log import EventLog, FolderEventLog, StoreEventLog
 from kdist_trainer.agent.exit_record import read_done
 from kdist_trainer.agent.settings import Settings
-from kdist_trainer.checkpoint.bounded_calls import BoundedCalls
+from kdist_trainer.checkpoint.group import BoundedCalls
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.checkpoint.lock import Lock
 from kdist_trainer.checkpoint.storage import StoragePath

@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from kdist_trainer.checkpoint import kept_logs, listing
-from kdist_trainer.checkpoint.location import open_location
+from kdist_trainer.checkpoint import listing
 from kdist_trainer.checkpoint.manifest import DamagedCheckpointError
+from kdist_trainer.checkpoint.storage import open_location
 from kdist_trainer.errors import KdistTrainerError
 from kdist_trainer.json_text import encode_json
 from kdist_trainer.object_store.errors import ObjectStoreError
@@ -86,9 +86,9 @@ def _answer(given: argparse.Namespace) -> dict[str, Any]:
 def _print_log(given: argparse.Namespace) -> int:
     """Print what is kept of one node's log, or without a node a description of all as JSON."""
     if not given.name:
-        sys.stdout.write(encode_json(kept_logs.describe(given.folder)) + "\n")
+        sys.stdout.write(encode_json(listing.describe_logs(given.folder)) + "\n")
         return 0
-    for piece in kept_logs.read(given.folder, given.name, generation=given.generation):
+    for piece in listing.read_log(given.folder, given.name, generation=given.generation):
         sys.stdout.buffer.write(piece)
     sys.stdout.buffer.flush()
     return 0

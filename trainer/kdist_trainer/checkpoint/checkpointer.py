@@ -1,42 +1,204 @@
-"""Lets a training loop resume, save and complete a run: `CheckpointManager`.
+"""Lets a training resume, save and complete a run: `CheckpointManager` for a training loop,
+`FileCheckpointManager` for a framework that writes and reads files in its own format.
 
-Saves run in a background thread, one at a time, while training continues.
+Saves run in a background thread, one at a time, while training continues. A save that must succeed
+is a `RequiredSave`: before a stop there is time for two attempts; the last save of a training is
+tried for longer, since the ranks hold what is finished, and otherwise it would be computed again,
+for the same storage.
+
+A framework writes into the temporary folder of a save. In the background all ranks sync and digest
+the files, and rank 0 commits them as any other checkpoint. With checkpoints in an object store it
+writes to and reads from a folder of this node, from which the ranks upload the files, and to which
+one rank downloads them. What it is given to read has been verified before.
 """
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from kdist_trainer.checkpoint.carried_save import CarriedSave
+from safetensors import SafetensorError
+
+from kdist_trainer import log
+from kdist_trainer.checkpoint import storage
 from kdist_trainer.checkpoint.commit import CommitRequest, Save, SaveResult
-from kdist_trainer.checkpoint.folder_access import FolderAccess
-from kdist_trainer.checkpoint.group import BackgroundTask, CheckpointGroup, RankInfo
-from kdist_trainer.checkpoint.loadable import Description, LoadableCheck
+from kdist_trainer.checkpoint.group import BackgroundTask, BoundedCalls, CheckpointGroup, RankInfo
 from kdist_trainer.checkpoint.lock import LockLostError
 from kdist_trainer.checkpoint.manifest import (
+    FILES,
     Checkpoint,
     CheckpointDirectory,
     Manifest,
+    UnloadableStateError,
     name_of,
     write_state,
 )
-from kdist_trainer.checkpoint.opening import SHARDED, LockRequest
-from kdist_trainer.checkpoint.reader import LoadedCheckpoint
-from kdist_trainer.checkpoint.required_save import RequiredSave
-from kdist_trainer.checkpoint.restore import Fallback, JobCheck, Restore
-from kdist_trainer.checkpoint.run_identity import RunIdentity, refuse_earlier
-from kdist_trainer.checkpoint.staging import Paths, Stager
-from kdist_trainer.checkpoint.state_json import UnloadableStateError
+from kdist_trainer.checkpoint.reader import LoadedCheckpoint, Template
+from kdist_trainer.checkpoint.restore import (
+    SHARDED,
+    Fallback,
+    FolderAccess,
+    JobCheck,
+    LockRequest,
+    Restore,
+    RunIdentity,
+    refuse_earlier,
+)
 from kdist_trainer.checkpoint.storage import StoragePath
-from kdist_trainer.checkpoint.target import Template
-from kdist_trainer.checkpoint.writer import Writer
+from kdist_trainer.checkpoint.writer import (
+    CarriedSave,
+    Description,
+    LoadableCheck,
+    Paths,
+    Stager,
+    Writer,
+)
 from kdist_trainer.config import Checkpointing
-from kdist_trainer.errors import StorageError
+from kdist_trainer.digest import Digest
+from kdist_trainer.errors import PeersLostError, StorageError, classify
+from kdist_trainer.object_store.store import ObjectPath
+
+LONGEST_SECONDS: Final = 3600.0
+"""How long the ranks hold a finished training for its last save. A run that saves by `auto` has at
+most an hour between two saves: to compute that again takes no longer than this wait.
+"""
+_FIRST_PAUSE: Final = 20.0
+_LONGEST_PAUSE: Final = 600.0
+_LOOK_SECONDS: Final = 0.5
+_GROWN_BYTES: Final = 1 << 20
+"""So much more room than at the last attempt is a reason for another one."""
+
+
+class _Next(Enum):
+    WAIT, ATTEMPT, LAST_ATTEMPT, END = range(4)
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """How a rank waits for the storage.
+
+    Attributes:
+        check_group: Called at least every second; raises if the group is broken, so that nobody
+            should wait.
+        is_asked_to_stop: Whether this rank was asked to stop.
+        beat: Called at least every second while a finished training waits, as a sign of life.
+        pause_seconds: How long to wait for the next attempt; rank 0's counts.
+    """
+
+    check_group: Callable[[], object] = lambda: None
+    is_asked_to_stop: Callable[[], bool] = bool
+    beat: Callable[[], object] = lambda: None
+    pause_seconds: Callable[[], float] = lambda: _FIRST_PAUSE
+
+
+class RequiredSave:
+    """Attempts of one save after another, until one has succeeded or it is given up. Every rank
+    calls it, and all do the same.
+    """
+
+    def __init__(self, group: CheckpointGroup, root: StoragePath) -> None:
+        self.waiting = Waiting()
+        self._group = group
+        self._root = root
+        self._calls = BoundedCalls(str(root))
+        self._give_up_at: float | None = None
+
+    def look(self) -> None:
+        """Called at least every second while an attempt is in progress. Raises if the group is
+        broken.
+        """
+        self.waiting.check_group()
+        if self._give_up_at is not None and time.monotonic() < self._give_up_at:
+            self.waiting.beat()  # storage that does not answer is no rank that hangs
+
+    def make(self, attempt: Callable[[], SaveResult], *, is_last: bool) -> None:
+        """Attempt a save.
+
+        Args:
+            attempt: one attempt; its result is the same on every rank.
+            is_last: whether it is the last one of a finished training.
+
+        Raises:
+            StorageError: no attempt has succeeded.
+            PeersLostError: other ranks are gone.
+        """
+        self._give_up_at = time.monotonic() + LONGEST_SECONDS if is_last else None
+        try:
+            result = attempt()
+            if not (result.ok or result.secondary):
+                result = attempt()
+            following = _Next.ATTEMPT if is_last else _Next.LAST_ATTEMPT
+            while following is _Next.ATTEMPT and not (result.ok or result.secondary):
+                following = self._wait(result)
+                if following is not _Next.END:
+                    result = attempt()
+        finally:
+            self._give_up_at = None
+        if not result.ok:
+            problem = PeersLostError if result.secondary else StorageError
+            raise problem(f"the state of step {result.step} could not be saved: {result.error}")
+
+    def _wait(self, result: SaveResult) -> _Next:
+        """Wait for the storage; returns what all ranks do then."""
+        assert self._give_up_at is not None  # noqa: S101 - there is a last save
+        is_rank_zero, now = self._group.is_rank_zero, time.monotonic()
+        left = self._give_up_at - now
+        pause = max(0.0, min(self.waiting.pause_seconds(), _LONGEST_PAUSE, left))
+        room = self._find_room() if is_rank_zero else None
+        if is_rank_zero:
+            self._tell(result, pause, left)
+        while True:
+            self.waiting.beat()
+            self.waiting.check_group()
+            following = _Next.WAIT
+            if left <= 0:
+                following = _Next.END
+            elif time.monotonic() >= now + pause or (is_rank_zero and self._has_grown(room)):
+                following = _Next.ATTEMPT
+            answers = self._group.gather((self.waiting.is_asked_to_stop(), following))
+            if any(stops for stops, _ in answers):
+                return _Next.LAST_ATTEMPT
+            following = answers[0][1]
+            if following is not _Next.WAIT:
+                return following
+            time.sleep(_LOOK_SECONDS)
+
+    def _tell(self, result: SaveResult, pause: float, left: float) -> None:
+        what = f"the finished training, step {result.step}, waits to be saved"
+        then = f"next try in {pause:.0f} s, or as soon as there is room"
+        if left <= 0:
+            then = f"given up after {LONGEST_SECONDS / 60:.0f} min"
+        log.warn(
+            "save-waits",
+            step=result.step,
+            cause=result.cause,
+            message=f"storage: {self._root}: {what}: {result.error}; free space, or repair it; "
+            f"{then}",
+        )
+
+    def _find_room(self) -> int | None:
+        """The bytes that are free in the folder; None if that is not known."""
+        root = self._root
+        if not isinstance(root, Path):
+            return None
+        with suppress(OSError):
+            found = self._calls.call(lambda: os.statvfs(root))
+            return found.f_bavail * found.f_frsize
+        return None
+
+    def _has_grown(self, before: int | None) -> bool:
+        now = None if before is None else self._find_room()
+        return before is not None and now is not None and now >= before + _GROWN_BYTES
+
 
 __all__ = ["CheckpointManager", "Fallback", "Save", "SaveResult"]
 _ABANDON_SECONDS, _ABANDON_LOOKS = 0.2, 5
@@ -402,3 +564,226 @@ class CheckpointManager:
         if result.ok:
             self.loadable.confirm()
         return result
+
+
+WriteFiles = Callable[[Path], None]
+"""Writes this rank's files into a folder that all ranks share. Called on every rank."""
+
+
+class FileCheckpointManager(CheckpointManager):
+    """Commits and verifies what a framework writes. Collective, as `CheckpointManager` is."""
+
+    must_be_shared = (
+        "which the checkpoints of a framework need: use a volume that all nodes mount "
+        "(ReadWriteMany), or kdist's Checkpointer in a loop of your own"
+    )
+
+    def find(self, framework: str) -> tuple[int, Path] | None:
+        """Find the newest checkpoint that verifies; what is saved from now on follows it.
+
+        Args:
+            framework: the framework that must have written it.
+
+        Returns:
+            Its step, and the folder of the framework's files; None if there is none.
+
+        Raises:
+            CheckpointMismatchError: it is another framework's, or none can be read.
+        """
+        found = self._restore.find(framework)
+        if found is not None:
+            self._follow(found.manifest)
+        self.folder.set_base(self.resumed)
+        if found is None or self.resumed is None:
+            return None
+        path = self.resumed.path
+        return self.resumed.step, (
+            path if isinstance(path, Path) else self._download(path, found.manifest)
+        ) / FILES
+
+    def _download(self, folder: ObjectPath, manifest: Manifest) -> Path:
+        """Have one rank of each node download a checkpoint's files, and verify them once more."""
+        restored = _local_folder() / "restored"
+        target = restored / manifest.name
+
+        def download() -> None:
+            if os.environ.get("LOCAL_RANK", "0") != "0":
+                return
+            shutil.rmtree(restored, ignore_errors=True)
+            files = manifest.locate(folder)
+            for name, digest in manifest.files.items():
+                path = target / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                hasher = digest.hasher()
+                with path.open("wb") as file:
+                    for piece in storage.read_pieces(files / name):
+                        hasher.update(piece)
+                        file.write(piece)
+                if hasher.hexdigest() != digest.value:
+                    raise StorageError(f"{files / name} arrived damaged")
+
+        self._group.on_all_ranks(download)
+        return target
+
+    def save_files(
+        self,
+        write: WriteFiles,
+        *,
+        framework: str,
+        step: int,
+        required: bool = False,
+        blocking: bool = False,
+    ) -> None:
+        """Have a framework write a checkpoint as of `step`, and commit it in the background.
+
+        Args:
+            write: called on the thread of the caller, because it may use the framework's own
+                process groups and devices.
+            framework: the framework.
+            step: the number of completed steps.
+            required: wait for the commit, and try twice.
+            blocking: wait for the commit, whatever the mode.
+
+        Raises:
+            StorageError: a required save failed twice. Otherwise a failure goes to `on_result`.
+            PeersLostError: a required save failed because other ranks are gone.
+            LockLostError: another group has locked the folder.
+            CheckpointMismatchError: there is a checkpoint of a later step.
+        """
+        started = time.monotonic()
+        self.wait()
+        self._refuse_earlier(step)
+        commit = partial(self._commit_files, write, framework=framework, step=step, started=started)
+
+        def attempt() -> SaveResult:
+            commit()
+            return self._collect()
+
+        acknowledged = self._writer.acknowledged
+        if acknowledged is not None and acknowledged.step == step:
+            return
+        if required:
+            self.required.make(attempt, is_last=False)
+            return
+        commit()
+        if blocking or self._blocking:
+            self.wait()
+
+    def _commit_files(
+        self, write: WriteFiles, *, framework: str, step: int, started: float
+    ) -> None:
+        state = {"step": step, "framework": framework}
+        manifest = self._describe(step, state)
+        temporary = self._new_folder(manifest.name)
+        local = temporary if isinstance(temporary, Path) else _local_folder() / temporary.name
+        error = self._write(write, local)
+        request = CommitRequest(
+            manifest=manifest,
+            state=write_state(state, self._identity.job),
+            temporary=temporary,
+            started=started,
+            visible_seconds=time.monotonic() - started,
+        )
+
+        def commit() -> SaveResult:
+            if isinstance(temporary, Path):
+                return self._writer.commit(request, partial(self._digest, temporary, error))
+            try:
+                return self._writer.commit(request, partial(self._upload, local, temporary, error))
+            finally:
+                shutil.rmtree(local, ignore_errors=True)
+
+        self._writer.begin()
+        self._background.start(commit)
+
+    def _write(self, write: WriteFiles, temporary: Path) -> Exception | None:
+        """Call `write` on every rank; returns the error of a disk, the same on every rank."""
+        problem: Exception | None = None
+        try:
+            self._group.on_all_ranks(partial(_make_folders, temporary))
+        except OSError as error:
+            return error
+        try:
+            write(temporary / FILES)
+        except (OSError, RuntimeError, SafetensorError) as error:
+            # torch and safetensors report a full disk as errors of their own
+            if not classify(error)[2]:
+                raise  # other ranks are gone
+            problem = error if isinstance(error, OSError) else StorageError(str(error))
+        return next((error for error in self._group.gather(problem) if error is not None), None)
+
+    def _digest(self, temporary: Path, error: Exception | None) -> dict[str, Digest]:
+        """Sync and digest this rank's share of the files; returns the digests of all."""
+        if error is not None:
+            raise error
+        names = self._group.on_rank_zero(partial(_list_files, temporary))
+
+        def digest() -> dict[str, Digest]:
+            return {
+                name: storage.sync_file(temporary / name)
+                for name in names[self._group.rank :: self._group.size]
+            }
+
+        shares = self._group.on_all_ranks(digest)
+        if self._group.is_rank_zero:
+            for folder in {(temporary / name).parent for name in names}:
+                storage.sync_folder(folder)
+        return {name: found for share in shares for name, found in share.items()}
+
+    def _upload(
+        self, local: Path, target: ObjectPath, error: Exception | None
+    ) -> dict[str, Digest]:
+        """Upload what this rank is the first to see of the files; returns the digests of all."""
+        if error is not None:
+            raise error
+        seen = self._group.on_all_ranks(partial(_find_files, local))
+        owners = {name: rank for rank in reversed(range(len(seen))) for name in seen[rank]}
+        if not owners:
+            raise StorageError("the framework wrote no file")
+
+        def upload() -> dict[str, Digest]:
+            return {
+                name: _upload_file(local / name, target / name)
+                for name, rank in owners.items()
+                if rank == self._group.rank
+            }
+
+        shares = self._group.on_all_ranks(upload)
+        return {name: digest for share in shares for name, digest in share.items()}
+
+
+def _local_folder() -> Path:
+    """A folder of this node that its ranks share."""
+    return Path(os.environ.get("KDIST_SCRATCH") or tempfile.gettempdir())
+
+
+def _make_folders(temporary: Path) -> None:
+    storage.make_folder(temporary)
+    storage.make_folder(temporary / FILES)
+
+
+def _list_files(temporary: Path) -> list[str]:
+    """Names of the files relative to the folder. Raises `StorageError` if there is none, or a
+    link.
+    """
+    names = _find_files(temporary)
+    if not names:
+        raise StorageError("the framework wrote no file")
+    return names
+
+
+def _find_files(folder: Path) -> list[str]:
+    """Names of the files relative to the folder. Raises `StorageError` if one is a link."""
+    paths = sorted(path for path in (folder / FILES).rglob("*") if not path.is_dir())
+    strange = next((path for path in paths if path.is_symlink() or not path.is_file()), None)
+    if strange is not None:
+        raise StorageError(f"{strange} is not a regular file")
+    return [path.relative_to(folder).as_posix() for path in paths]
+
+
+def _upload_file(path: Path, target: ObjectPath) -> Digest:
+    """Upload a file. Returns its digest. Raises `OSError`."""
+    stream = storage.create(target)
+    with stream, path.open("rb") as file:
+        shutil.copyfileobj(file, stream, storage.BUFFER_BYTES)
+    return stream.digest

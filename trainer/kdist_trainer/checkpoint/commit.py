@@ -1,27 +1,36 @@
 """Commits a written checkpoint so that a crash at any point leaves the old one or the new one, and
-prunes old checkpoints.
+prunes old checkpoints. Free of torch.
 
 The tensor files are synced before the commit begins. The commit writes the state, the manifest and
 the directory entries, checks the lock, renames the folder, syncs its parent, checks the lock again
-and updates LATEST; only then is the checkpoint acknowledged. Pruning keeps the newest `keep`, which
-may have to be some time apart, the one that LATEST names, and the newest few damaged ones;
-leftovers of interrupted saves are deleted unless the writer of a later epoch may own them. Free of
-torch.
+and updates LATEST; only then is the checkpoint acknowledged. `Membership` says under whose lock a
+save is committed that is in progress while its rank changes groups.
+
+Pruning keeps the newest `keep`, which may have to be some time apart, the one that LATEST names,
+and the newest few damaged ones; leftovers of interrupted saves are deleted unless the writer of a
+later epoch may own them. Saves that a lost rank has cut short are counted in the ledger: after two
+in a row the next save blocks (`SaveClock.must_block`).
+
+Before a group starts, `write_token` tries whether the storage supports all of this.
 """
 
 from __future__ import annotations
 
 import errno
 import math
+import os
+import secrets
+import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 from kdist_trainer.checkpoint import storage
-from kdist_trainer.checkpoint.lock import Lock, LockLostError
+from kdist_trainer.checkpoint.ledger import RunLedger
+from kdist_trainer.checkpoint.lock import Lock, LockLostError, LockRecord
 from kdist_trainer.checkpoint.manifest import (
     MANIFEST,
     STATE,
@@ -29,14 +38,17 @@ from kdist_trainer.checkpoint.manifest import (
     CheckpointDirectory,
     DamagedCheckpointError,
     Manifest,
+    UnloadableStateError,
     UnsupportedCheckpointError,
     check_sizes,
+    name_of,
     read_raw_manifest,
 )
-from kdist_trainer.checkpoint.state_json import UnloadableStateError
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.digest import Digest
+from kdist_trainer.errors import CheckpointMismatchError
 from kdist_trainer.metrics.step_stats import StepStats
+from kdist_trainer.object_store.errors import ObjectChangedError
 from kdist_trainer.object_store.store import ObjectPath
 
 DROPPED: Final = "dropped"
@@ -312,3 +324,277 @@ def _discard(directory: CheckpointDirectory, checkpoint: Checkpoint) -> None:
         storage.remove(path / MANIFEST)
         if files is not None and files.name not in directory.used_folders():
             storage.remove_tree(files)
+
+
+EVENT: Final = "save_cut"
+"""Name of the event in the run's ledger."""
+
+
+def record_cut(ledger: RunLedger, *, step: int, folder: str) -> None:
+    """Note that the save into `folder` was cut. Never raises `OSError`: what cannot be counted only
+    makes a later save wait a little longer for its turn to block.
+    """
+    with suppress(OSError):
+        ledger.append(EVENT, step=step, folder=folder)
+
+
+def record_leftovers(directory: CheckpointDirectory, lock: Lock, *, spared: Iterable[str]) -> None:
+    """Note the saves whose folders are left, before these are removed. Never raises `OSError`.
+
+    Args:
+        directory: the checkpoint folder.
+        lock: its lock, which says what is valid.
+        spared: names of folders that are still written to.
+    """
+    with suppress(OSError):
+        left = [one for one in directory.temporary() if one.path.name not in spared]
+        if not left:
+            return
+        newest = lock.find_newest()
+        ledger = RunLedger(directory.root)
+        known = {one.get("folder") for one in ledger.events() if one["event"] == EVENT}
+        for one in left:
+            is_newer = newest is None or one.step > newest.step
+            if is_newer and one.path.name not in known:
+                record_cut(ledger, step=one.step, folder=one.path.name)
+
+
+def count_cuts(events: Iterable[Mapping[str, Any]]) -> int:
+    """How many saves in a row were cut since the last commit.
+
+    Args:
+        events: of the run's ledger, oldest first.
+    """
+    cut: set[Any] = set()
+    for event in events:
+        if event.get("event") == "commit":
+            cut.clear()
+        elif event.get("event") == EVENT:
+            cut.add(event.get("folder"))
+    return len(cut)
+
+
+class SaveDroppedError(Exception):
+    """The save is not wanted any more."""
+
+
+class Membership:
+    """Says under whose lock one save may be committed. Thread-safe.
+
+    A rank leaves its group without waiting for the storage: the lock of the next group keeps a
+    commit from counting that comes later. The writer then commits again, under that lock.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._record: LockRecord | None = None
+        self.is_dropped = False
+        self._is_committing = False
+        self.is_committed = False
+
+    def set(self, record: LockRecord | None) -> None:
+        """Be a member of the group with this lock; None for no group."""
+        with self._changed:
+            self._record = record
+            self._changed.notify_all()
+
+    def drop(self) -> bool:
+        """Have the save not be committed; returns whether it is already. If it is just being
+        committed by the group that the rank is a member of, that is waited for.
+        """
+        with self._changed:
+            self.is_dropped = True
+            self._changed.notify_all()
+            if self._record is not None:
+                self._changed.wait_for(lambda: not self._is_committing)
+            return self.is_committed
+
+    def begin_commit(self) -> LockRecord:
+        """Wait for a group. Raises `SaveDroppedError`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.is_dropped or self._record is not None)
+            if self.is_dropped or self._record is None:
+                raise SaveDroppedError
+            self._is_committing = True
+            return self._record
+
+    def end_commit(self, *, is_committed: bool) -> None:
+        """Take in how an attempt has ended; may be called without one."""
+        with self._changed:
+            self._is_committing = False
+            self.is_committed |= is_committed
+            self._changed.notify_all()
+
+    def has_left(self, record: LockRecord) -> bool:
+        """Whether the rank is no member any more of the group with this lock."""
+        with self._changed:
+            return self._record is None or self._record.holder != record.holder
+
+
+class Token(NamedTuple):
+    """A file that rank 0 has written, for the others to look for. Its name is new each time, so no
+    cache of a network file system can have an answer for it.
+    """
+
+    name: str
+    text: str
+
+
+def write_token(root: StoragePath, *, is_new: bool = False) -> Token:
+    """Write a token.
+
+    Args:
+        root: the folder, which is created.
+        is_new: whether to find out first whether the file system has what checkpoints need, which
+            takes a dozen syncs of the disk.
+
+    Raises:
+        OSError: the folder cannot be written.
+        CheckpointMismatchError: the file system lacks something that checkpoints need.
+    """
+    token = Token(f"probe-{secrets.token_hex(8)}", secrets.token_hex(16))
+    storage.make_folder(root, durable=True)
+    if is_new and isinstance(root, Path):
+        check_file_system(root)
+    elif is_new and isinstance(root, ObjectPath):
+        check_conditions(root / token.name)
+    try:
+        storage.write_new(root / token.name, token.text.encode(), exclusive=True)
+    except OSError:
+        remove_token(root, token)  # without content
+        raise
+    return token
+
+
+def read_token(root: StoragePath, token: Token) -> bool:
+    """Whether `root` is the folder that the token was written to."""
+    try:
+        return (root / token.name).read_text("ascii") == token.text
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def remove_token(root: StoragePath, token: Token) -> None:
+    """Remove it. Never raises `OSError`: it is removed later otherwise."""
+    with suppress(OSError):
+        storage.remove(root / token.name)
+
+
+def check_conditions(path: ObjectPath) -> None:
+    """Find out whether an object store honors the conditions that the lock and commits need.
+
+    Args:
+        path: an object that does not exist, and does not afterwards.
+
+    Raises:
+        CheckpointMismatchError: it replaces what must not be replaced.
+        OSError: it failed.
+    """
+    store, key = path.store, path.key
+    stale = store.put_new(key, b"first")
+    try:
+        ignored = None
+        with suppress(FileExistsError):
+            store.put_new(key, b"second")
+            ignored = "If-None-Match"
+        if ignored is None:
+            store.replace(key, b"third", stale)
+            with suppress(ObjectChangedError):
+                store.replace(key, b"fourth", stale)
+                ignored = "If-Match"
+    finally:
+        store.delete(key)
+    if ignored is not None:
+        raise CheckpointMismatchError(
+            f"the object store of {path.parent} ignores {ignored}, which checkpoints need: use one "
+            "that honors it (S3 since November 2024, MinIO, Ceph, GCS, Azure), or a volume"
+        )
+
+
+def check_file_system(root: Path) -> None:
+    """Try every operation of a save and of the ledger once, in a temporary folder.
+
+    Raises:
+        CheckpointMismatchError: the file system does not support an operation.
+        OSError: the disk is full or broken, which may be temporary.
+    """
+    # named like a save's folder: it is cleaned up later if this process dies here
+    stale = name_of(0, 0) + ".tmp-probe-" + secrets.token_hex(4)
+    before, after = root / stale, root / f"{stale}-renamed"
+    try:
+        for operation, attempt in _OPERATIONS.items():
+            try:
+                works = attempt(before, after)
+            except OSError as error:
+                if error.errno not in _UNSUPPORTED:
+                    raise
+                works, why = False, f" ({error.strerror})"
+            else:
+                why = ""
+            if not works:
+                raise CheckpointMismatchError(
+                    f"the file system of the checkpoint folder {root} cannot "
+                    f"{operation}{why}, which checkpoints need: use a "
+                    "volume with a POSIX file system (a disk, NFS, CephFS, Lustre), not "
+                    "an object store behind FUSE"
+                )
+    finally:
+        for folder in (before, after):
+            with suppress(OSError):
+                storage.remove_tree(folder)
+
+
+_UNSUPPORTED = (
+    errno.EPERM,
+    errno.EINVAL,
+    errno.ENOSYS,
+    errno.ENOTSUP,
+    errno.EOPNOTSUPP,
+    errno.EXDEV,
+    errno.ENOTEMPTY,
+    errno.EISDIR,
+)
+"""Errors that a file system would report again."""
+
+
+def _writes_and_syncs(before: Path, _: Path) -> bool:
+    storage.make_folder(before)
+    storage.write_new(before / "file", b"probe")
+    storage.sync_folder(before)
+    return (before / "file").read_bytes() == b"probe"
+
+
+def _creates_once(before: Path, _: Path) -> bool:
+    storage.write_new(before / "claim", b"", exclusive=True)
+    try:
+        storage.write_new(before / "claim", b"", exclusive=True)
+    except FileExistsError:
+        return True
+    return False
+
+
+def _appends(before: Path, _: Path) -> bool:
+    for line in (b"one\n", b"two\n"):
+        with (before / "lines").open("ab", buffering=0) as file:
+            file.write(line)
+            os.fsync(file.fileno())
+    return (before / "lines").read_bytes() == b"one\ntwo\n"
+
+
+def _replaces(before: Path, _: Path) -> bool:
+    storage.replace(before / "file", b"other")
+    return (before / "file").read_bytes() == b"other"
+
+
+def _renames(before: Path, after: Path) -> bool:
+    storage.rename(before, after)
+    return not before.exists() and (after / "file").read_bytes() == b"other"
+
+
+_OPERATIONS: Final[Mapping[str, Callable[[Path, Path], bool]]] = {
+    "write and fsync files and folders": _writes_and_syncs,
+    "create a file only where there is none": _creates_once,
+    "append to a file": _appends,
+    "replace a file by another": _replaces,
+    "rename a folder": _renames,
+}

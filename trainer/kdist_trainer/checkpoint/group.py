@@ -1,11 +1,15 @@
 """The process group of checkpoints, in which ranks exchange small objects, broadcast state and
-agree on when to save and when to stop, and the threads that save while the training continues.
+agree on when to save and when to stop, and the background threads of saves.
 
 Saves run in a background thread, so their messages use a gloo group of their own, with a long
 timeout because a rank may wait for another rank's disk. In a broadcast one rank reads whole tensors
 and sends them in flat buckets through CPU memory, and each rank keeps its shard; no rank holds the
 state twice. A rank that stops or saves alone would leave the others waiting in their next
 collective.
+
+`BoundedCalls` calls storage in a thread of its own and waits for seconds only: a file system that
+has stopped answering blocks its caller for minutes or for ever, and the client of an object store
+retries for a minute.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from queue import SimpleQueue
 from types import FrameType
@@ -26,9 +31,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from kdist_trainer import group_abort, log
-from kdist_trainer.checkpoint.interval import EVENT
+from kdist_trainer.checkpoint.interval import EVENT, SaveClock
 from kdist_trainer.checkpoint.ledger import RunLedger
-from kdist_trainer.checkpoint.save_clock import SaveClock
 from kdist_trainer.signals import StopCounter
 from kdist_trainer.threads import OnError, start_thread
 
@@ -527,3 +531,60 @@ class OnDemandThread:
                 self._done = max(self._done, asked)
                 self._changed.notify_all()
         self._end()
+
+
+ANSWER_SECONDS: Final = 5.0
+"""How long a call may take. Much more than storage needs that is well; less than what a group that
+waits costs.
+"""
+
+
+class BoundedCalls:
+    """Calls one function at a time, from one thread."""
+
+    def __init__(self, what: str, *, seconds: float = ANSWER_SECONDS) -> None:
+        """Call nothing yet.
+
+        Args:
+            what: what is called, for the error.
+            seconds: how long a call may take.
+        """
+        self._what = what
+        self._seconds = seconds
+        self._task = BackgroundTask[Any]()
+
+    @property
+    def has_answered(self) -> bool:
+        """Whether a call that was not waited for has ended since."""
+        return self._task.pending and not self._task.busy
+
+    def call(self, work: Callable[[], T]) -> T:
+        """The result of `work`. One that takes too long goes on, and until it has ended no other
+        call is begun.
+
+        Raises:
+            TimeoutError: it takes too long, or an earlier call does.
+            Exception: what `work` raises.
+        """
+        if self._task.pending:
+            if self._task.busy:
+                raise self._refusal()
+            with suppress(Exception):  # of a call that nobody waits for any more
+                self._task.collect()
+        return self.resume(work)
+
+    def resume(self, work: Callable[[], T]) -> T:
+        """The result of the earlier call of `work` that took too long; without one it is called.
+        Raises as `call` does.
+        """
+        seconds = 0.0
+        if not self._task.pending:
+            seconds = self._seconds
+            self._task.start(work)
+        if not self._task.wait(seconds):
+            raise self._refusal()
+        result: T = self._task.collect()
+        return result
+
+    def _refusal(self) -> TimeoutError:
+        return TimeoutError(f"{self._what} does not answer")

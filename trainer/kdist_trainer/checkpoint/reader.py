@@ -1,17 +1,31 @@
-"""Reads one checkpoint with DCP.
+"""Reads one checkpoint without running code that is in it, and defines the values it can hold.
 
-Every part that DCP would unpickle is verified against the manifest or read by a restricted
-unpickler, so a damaged or malicious checkpoint cannot run code.
+DCP keeps its index, `.metadata`, as a pickle and reads it with `pickle.load`, which runs whatever
+the file says; its small values are pickles too and are read with `weights_only=False`. Here the
+index may only refer to an allow-list of torch's plain record types, and is then checked against the
+manifest: no path outside the checkpoint, no range outside a file. All that is unpickled is verified
+first or read by a restricted unpickler.
+
+Values other than whole tensors are copied, before they are saved, into types that can be read back
+this way, or refused with the path that leads to them. Numbers and strings of derived types, such as
+NumPy's, become Python's. Keys and tuples keep their types. A NumPy array is stored as a tuple of
+its type, shape and bytes, so that nothing of NumPy's has to be allowed where it is read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+import math
+import pickle
+import re
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Final
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint import state_dict_loader
@@ -20,27 +34,367 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
+    ChunkStorageMetadata,
     Metadata,
+    MetadataIndex,
     StorageMeta,
+    TensorProperties,
     TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import ReadItem
 
+from kdist_trainer.allow_list import AllowList, UnsafePickleError
+from kdist_trainer.checkpoint import torch_internals
 from kdist_trainer.checkpoint.group import CheckpointGroup
 from kdist_trainer.checkpoint.manifest import (
     STATE,
     DamagedCheckpointError,
     Manifest,
+    UnloadableStateError,
     UnsupportedCheckpointError,
     read_checked,
     read_manifest,
     read_state_json,
 )
-from kdist_trainer.checkpoint.safe_unpickler import METADATA, read_metadata
 from kdist_trainer.checkpoint.storage import StoragePath
-from kdist_trainer.checkpoint.values import read_value
+from kdist_trainer.checkpoint.torch_internals import (
+    INDEX_GLOBALS,
+    MemoryFormatEncoding,
+    StorageInfo,
+    find_layout,
+    set_properties,
+)
+from kdist_trainer.digest import Digest
 from kdist_trainer.errors import CheckpointMismatchError
 from kdist_trainer.formats import NewerFormatError
+from kdist_trainer.state import ValueKind
+
+_NUMBERS: Final = (bool, int, float, complex)
+_KEPT: Final = frozenset(
+    {*_NUMBERS, type(None), bytes, bytearray, torch.dtype, torch.device, torch.Size}
+)
+_MAPPINGS: Final = (dict, OrderedDict, Counter)
+_MOST_DEPTH: Final = 100
+_REFUSED: Final = re.compile(r"GLOBAL (\S+) was not an allowed global")
+_ARRAY: Final = "numpy.ndarray"
+"""The first of the four values that stand for an array."""
+_EMPTY_BYTES: Final = "bytes()"
+"""The one value that stands for `b""`, which torch would refuse to read."""
+_ARRAY_KINDS: Final = frozenset("biufcSU")
+"""Kinds of arrays whose elements are no objects."""
+
+
+def copy_value(value: Any, path: str, *, depth: int = 0) -> Any:
+    """A copy of a value, in memory of its own, of types that `read_value` returns.
+
+    Args:
+        value: numbers, texts, tensors, NumPy arrays, and containers of these.
+        path: what leads to it, for the error.
+        depth: how deep it is nested in the value that was asked for.
+
+    Raises:
+        UnloadableStateError: a checkpoint cannot hold it.
+    """
+    kind = type(value)
+    if kind in _KEPT:
+        return value if value != b"" else (_EMPTY_BYTES,)
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
+    if depth > _MOST_DEPTH:
+        raise UnloadableStateError(
+            f"{path[:200]} is nested deeper than {_MOST_DEPTH} levels, or holds itself: a "
+            "checkpoint cannot hold it"
+        )
+    inner = depth + 1
+    if kind in (list, tuple):
+        return kind(
+            copy_value(one, f"{path}[{number}]", depth=inner) for number, one in enumerate(value)
+        )
+    if kind in _MAPPINGS:
+        return kind(
+            {
+                copy_key(key, path): copy_value(one, f"{path}[{key!r:.80}]", depth=inner)
+                for key, one in value.items()
+            }
+        )
+    if kind is set:
+        return {copy_key(one, path) for one in value}
+    if isinstance(value, np.ndarray):
+        return _describe_array(value, path)
+    return _plain(value, path)
+
+
+def copy_key(key: Any, path: str) -> Any:
+    """The key of a dict or member of a set, of types that `read_value` returns; an equal one.
+
+    Raises:
+        UnloadableStateError: a checkpoint cannot hold it.
+    """
+    if type(key) is tuple:
+        return tuple(copy_key(one, path) for one in key)
+    if key != b"" and (key is None or isinstance(key, (*_NUMBERS, str, bytes, np.generic))):
+        return _plain(key, f"the key {key!r:.80} of {path}")
+    raise UnloadableStateError(
+        f"{path} has a key of type {_name(key)}, which a checkpoint cannot hold: use texts, "
+        "numbers or tuples of these as keys"
+    )
+
+
+def _plain(value: Any, path: str) -> Any:
+    """A number or text of Python's own types."""
+    if type(value) in _KEPT:
+        return value
+    if isinstance(value, np.generic):
+        value = value.item()  # of a longdouble it is one again
+        if type(value) in _KEPT:
+            return value
+    if isinstance(value, str):
+        text = str.__str__(value)
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise UnloadableStateError(
+                f"{path} is a text with half of a UTF-16 pair, which a checkpoint cannot hold"
+            ) from None
+        return text
+    if isinstance(value, bytes):
+        return bytes(memoryview(value))
+    if isinstance(value, int):
+        return int.__int__(value)
+    if isinstance(value, float):
+        return float.__float__(value)
+    if isinstance(value, complex) and not isinstance(value, np.generic):
+        return complex(value.real, value.imag)
+    raise UnloadableStateError(
+        f"{path} is a {_name(value)}, which a checkpoint cannot hold: give numbers, texts or "
+        "tensors, lists, tuples, dicts and sets of these, or leave it out of state_dict()"
+    )
+
+
+def _name(value: Any) -> str:
+    kind = type(value)
+    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
+
+
+def _describe_array(array: np.ndarray[Any, Any], path: str) -> tuple[str, str, Any, bytearray]:
+    if array.dtype.kind not in _ARRAY_KINDS or (array.dtype.kind in "fc" and array.itemsize > 16):
+        raise UnloadableStateError(
+            f"{path} is a NumPy array of {array.dtype}, which a checkpoint cannot hold: give "
+            "numbers or texts"
+        )
+    return _ARRAY, array.dtype.str, array.shape, bytearray(array.tobytes())
+
+
+def read_value(stream: IO[bytes]) -> Any:
+    """Read a value that `copy_value` returned and `torch.save` wrote, without running code that is
+    in it.
+
+    Raises:
+        Exception: what `torch.load` raises; it cannot be read.
+    """
+    try:
+        value = torch.load(stream, weights_only=True)
+    except pickle.UnpicklingError as error:
+        # torch's own text is an advice to run what is in the file
+        found = _REFUSED.search(str(error))
+        raise ValueError(
+            f"it refers to {found[1]:.100}, which is not on the allow-list"
+            if found
+            else f"it is no plain value ({str(error).rpartition('error: ')[2]:.200})"
+        ) from None
+    return _restore(value)
+
+
+def _restore(value: Any) -> Any:
+    """The value, with the arrays that it was saved with."""
+    kind = type(value)
+    if kind is tuple and value and type(value[0]) is str:
+        if len(value) == 4 and value[0] == _ARRAY:
+            return _make_array(value)
+        if value == (_EMPTY_BYTES,):
+            return b""
+    if kind in (list, tuple):
+        return kind(map(_restore, value))
+    if kind in _MAPPINGS:
+        return kind({key: _restore(one) for key, one in value.items()})
+    return value
+
+
+def _make_array(described: tuple[Any, ...]) -> Any:
+    _, code, shape, content = described
+    if not (type(code) is str and type(shape) is tuple and type(content) is bytearray):
+        raise ValueError(f"a value says that it is a {_ARRAY}, and is none")
+    dtype = np.dtype(code)
+    if dtype.kind not in _ARRAY_KINDS:
+        raise ValueError(f"an array is of {dtype}, which kdist never writes")
+    if math.prod(shape) * dtype.itemsize != len(content):
+        raise ValueError(f"an array of {shape} holds {len(content)} bytes")
+    array = np.empty(shape, dtype)
+    if content:
+        array[...] = np.frombuffer(content, dtype).reshape(shape)
+    return array
+
+
+def check_tensor(tensor: Tensor, name: str) -> None:
+    """Raise `UnloadableStateError` if a checkpoint cannot hold a tensor of this kind."""
+    what = (
+        "has no content (it is on the meta device)"
+        if tensor.is_meta
+        else f"is {str(tensor.layout).removeprefix('torch.')}"
+        if tensor.layout is not torch.strided
+        else "is quantized"
+        if tensor.is_quantized
+        else "is a nested tensor"
+        if tensor.is_nested
+        else None
+    )
+    if what is not None:
+        raise UnloadableStateError(
+            f"{name} is a tensor that {what}, which a checkpoint cannot hold: keep a dense tensor "
+            "in the state, or leave it out of state_dict()"
+        )
+
+
+METADATA = ".metadata"
+_SHOWN_CHARACTERS = 200
+
+_RECORD_TYPES = (
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorStorageMetadata,
+    ChunkStorageMetadata,
+    BytesStorageMetadata,
+    StorageInfo,
+)
+
+
+def _find_member(owner: Any, name: Any) -> Any:
+    """`getattr` for members of one enumeration only: early releases of Python 3.11 pickle them as
+    such a call.
+    """
+    members = MemoryFormatEncoding.__members__
+    if owner is not MemoryFormatEncoding or type(name) is not str or name not in members:
+        raise ValueError("it asks for an attribute of something else than an enumeration")
+    return members[name]
+
+
+def _find_layout(name: Any) -> Any:
+    """Find a layout as torch does, but by text only: torch hashes what it gets."""
+    if type(name) is not str:
+        raise TypeError("it asks for a layout by something else than its name")
+    return find_layout(name)  # type: ignore[no-untyped-call]
+
+
+_INDEX = AllowList(
+    source=METADATA,
+    names={
+        **{(module, name): getattr(import_module(module), name) for module, name in INDEX_GLOBALS},
+        ("torch.serialization", "_get_layout"): _find_layout,
+        ("builtins", "getattr"): _find_member,
+    },
+    records={kind: kind.__dataclass_fields__ for kind in _RECORD_TYPES},
+    setters={TensorProperties: set_properties},
+    keys={
+        MetadataIndex: {
+            "fqn": (str,),
+            "offset": (torch.Size, type(None)),
+            "index": (int, type(None)),
+        }
+    },
+)
+
+
+def read_metadata(data: bytes, files: Mapping[str, Digest]) -> Metadata:
+    """Read DCP's index, without running anything that it refers to.
+
+    Args:
+        data: the content of `.metadata`.
+        files: the manifest's files, which the index may refer to.
+
+    Raises:
+        DamagedCheckpointError: it is no index, or one of other files.
+    """
+    try:
+        metadata = _INDEX.read(data)
+    except UnsafePickleError as error:
+        raise DamagedCheckpointError(str(error)) from error
+    _check(metadata, files)
+    assert isinstance(metadata, Metadata)  # noqa: S101 - _check raised otherwise
+    return metadata
+
+
+def _check(metadata: Any, files: Mapping[str, Digest]) -> None:
+    if not isinstance(metadata, Metadata) or not isinstance(metadata.state_dict_metadata, dict):
+        raise DamagedCheckpointError(f"{METADATA} is no index")
+    if not isinstance(metadata.storage_data, dict) or not all(
+        map(_is_value, metadata.state_dict_metadata.items())
+    ):
+        raise DamagedCheckpointError(f"{METADATA} is no index of tensors and values")
+    held: Counter[str] = Counter()
+    for index, info in metadata.storage_data.items():
+        if not isinstance(index, MetadataIndex) or not isinstance(info, StorageInfo):
+            raise DamagedCheckpointError(f"{METADATA} is no index of files")
+        path = info.relative_path
+        if type(path) is not str:  # which may take gigabytes to show
+            raise DamagedCheckpointError(f"{METADATA} leads to something else than a file")
+        if path not in files:
+            raise DamagedCheckpointError(
+                f"{METADATA} leads to {path[:_SHOWN_CHARACTERS]!r}, which is not in the manifest"
+            )
+        numbers = (info.offset, info.length)
+        inside = all(type(number) is int and number >= 0 for number in numbers)
+        if not inside or sum(numbers) > files[path].size:
+            raise DamagedCheckpointError(f"{METADATA} leads beyond the end of {path}")
+        if info.transform_descriptors:
+            raise DamagedCheckpointError(
+                f"{METADATA} asks for transformations, which kdist never writes"
+            )
+        held[index.fqn] += info.length
+    for name, value in metadata.state_dict_metadata.items():
+        if (
+            isinstance(value, TensorStorageMetadata)
+            and value.size.numel() * value.properties.dtype.itemsize > held[name]
+        ):
+            raise DamagedCheckpointError(
+                f"{METADATA} says that {name} is {tuple(value.size)}, more than its files hold"
+            )
+
+
+def _is_value(item: tuple[Any, Any]) -> bool:
+    name, value = item
+    if isinstance(value, TensorStorageMetadata):
+        return (
+            isinstance(name, str)
+            and _is_size(value.size)
+            and isinstance(value.properties, TensorProperties)
+            and all(
+                isinstance(chunk, ChunkStorageMetadata) and _is_part(chunk, value.size)
+                for chunk in value.chunks
+            )
+        )
+    return isinstance(name, str) and isinstance(value, BytesStorageMetadata)
+
+
+def _is_size(size: Any) -> bool:
+    return isinstance(size, torch.Size) and all(
+        type(length) is int and length >= 0 for length in size
+    )
+
+
+def _is_part(chunk: ChunkStorageMetadata, whole: torch.Size) -> bool:
+    """Whether a chunk is inside its tensor."""
+    if not (
+        _is_size(chunk.offsets)
+        and _is_size(chunk.sizes)
+        and len(chunk.offsets) == len(chunk.sizes) == len(whole)
+    ):
+        return False
+    return all(
+        start + size <= length
+        for start, size, length in zip(chunk.offsets, chunk.sizes, whole, strict=True)
+    )
+
 
 SavedIndex = Mapping[str, TensorStorageMetadata | BytesStorageMetadata]
 """What a checkpoint has, by flat name: tensors with their sizes, and values."""
@@ -333,3 +687,35 @@ def load_full_tensors(
         flat[name] = torch.empty(entry.size, dtype=entry.properties.dtype)
     load_tensors(folder, manifest, flat, None)
     return flat
+
+
+Template = Callable[[LoadedCheckpoint, SavedIndex], dict[str, Any]]
+"""Makes the nested state to fill: for each checkpoint that is tried, on every rank. Raises
+`CheckpointMismatchError` if it cannot.
+"""
+
+
+def describe_index(index: SavedIndex) -> dict[str, ValueKind]:
+    """What a checkpoint holds by flat name, as `state.template` takes it."""
+    return {
+        name: ValueKind(
+            "tensor", list(entry.size), str(entry.properties.dtype).removeprefix("torch.")
+        )
+        if isinstance(entry, TensorStorageMetadata)
+        else ValueKind("value")
+        for name, entry in index.items()
+    }
+
+
+class Target:
+    """A state to fill: nested as it was given, and flat."""
+
+    def __init__(self, state: dict[str, Any]) -> None:
+        self._state = state
+        self.flat, self._paths = torch_internals.flatten(state)
+
+    def put_values(self) -> None:
+        """Put what is no tensor into the nested state; tensors are filled in place."""
+        for name, value in self.flat.items():
+            if not isinstance(value, Tensor):
+                torch_internals.set_value(self._state, self._paths[name], value)

@@ -1,11 +1,11 @@
 """Checkpoints for a `torch.distributed` script of the user's: `kdist_trainer.Checkpointer`.
 
 with Checkpointer(model=model, optimizer=optimizer, scheduler=scheduler) as checkpointer:
-for step in range(checkpointer.resume(), steps):
-...
-checkpointer.maybe_save(step + 1)
-if checkpointer.stop_requested:
-break
+    for step in range(checkpointer.resume(), steps):
+        ...
+        checkpointer.maybe_save(step + 1)
+        if checkpointer.stop_requested:
+            break
 """
 
 from __future__ import annotations
@@ -24,16 +24,12 @@ from torch import nn
 from torch.optim import Optimizer
 
 from kdist_trainer import log
-from kdist_trainer.checkpoint.checkpointer import CheckpointManager, SaveResult
+from kdist_trainer.checkpoint.checkpointer import CheckpointManager, SaveResult, Waiting
 from kdist_trainer.checkpoint.group import CheckpointGroup, SaveAgreement
-from kdist_trainer.checkpoint.interval import make_interval
+from kdist_trainer.checkpoint.interval import SaveClock, make_interval
 from kdist_trainer.checkpoint.ledger import RunLedger
-from kdist_trainer.checkpoint.location import open_location
-from kdist_trainer.checkpoint.rank_parts import StatefulObject
-from kdist_trainer.checkpoint.required_save import Waiting
-from kdist_trainer.checkpoint.save_clock import SaveClock
-from kdist_trainer.checkpoint.script_objects import Keeper, ScriptObjects
-from kdist_trainer.checkpoint.script_state import ScriptState
+from kdist_trainer.checkpoint.script_state import Keeper, ScriptObjects, ScriptState, StatefulObject
+from kdist_trainer.checkpoint.storage import open_location
 from kdist_trainer.config import Checkpointing, Every, TrainConfig
 from kdist_trainer.errors import ConfigError
 from kdist_trainer.liveness import Heartbeat, Phase, heartbeat_path

@@ -1,10 +1,10 @@
-"""All operations of checkpoints on the disk or in an object store: create, write, fsync, rename,
-remove.
+"""Every operation of checkpoints on a disk or in an object store, and how a run's folder or URL
+is opened. Free of torch.
 
-Every operation that decides what survives a crash goes through here, also those of DCP's writer.
-Those on the disk are reported to observers just before they are done: so a test can record a save,
-stop it at each operation and drop what was not yet synced. Those in an object store are requests,
-which a server can see.
+What decides what survives a crash goes through here: create, write, fsync, rename, remove, also
+for DCP's writer. Operations on a disk are reported to observers just before they are done, so that
+a test can record a save, stop it at each operation and drop what was not yet synced. Those in an
+object store are requests, which a server can see.
 
 Folders are made 0700 and files 0600. A file whose fsync failed is never synced again: the kernel
 may already have dropped its pages and would report success. Another attempt writes a new file. In
@@ -13,6 +13,7 @@ an object store there are no folders, nothing is renamed, and what is written is
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
 import shutil
@@ -23,9 +24,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+from kdist_trainer.config import CHECKPOINTS_ENDPOINT, CHECKPOINTS_REGION
 from kdist_trainer.digest import Digest, new_hasher
 from kdist_trainer.object_store.files import ObjectWriter
-from kdist_trainer.object_store.store import ObjectPath
+from kdist_trainer.object_store.location import ObjectLocation
+from kdist_trainer.object_store.store import ObjectPath, open_store
 
 StoragePath = Path | ObjectPath
 """A file or folder on a file system, or a name in an object store."""
@@ -348,3 +351,21 @@ def modified_at(path: StoragePath) -> float | None:
         return path.stat().st_mtime
     except OSError:
         return None
+
+
+def open_location(text: str) -> StoragePath:
+    """The folder, or the name in an object store, that `text` names. Where the store is, variables
+    say, and credentials are in the store's own ones.
+
+    Raises:
+        ValueError: it is a URL that names no object store.
+        OSError: the store cannot be opened.
+    """
+    if "://" not in text:
+        return Path(text)
+    endpoint, region = (
+        os.environ.get(name, "") for name in (CHECKPOINTS_ENDPOINT, CHECKPOINTS_REGION)
+    )
+    location = ObjectLocation(text, endpoint, region)
+    bucket = dataclasses.replace(location, url=f"{location.scheme}://{location.bucket}")
+    return ObjectPath(open_store(bucket), location.prefix)

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.filesystem import _StorageInfo as StorageInfo
 from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, TensorProperties
 from torch.serialization import _get_layout as find_layout
 
-from kdist_trainer.checkpoint.state_json import UnloadableStateError
+from kdist_trainer.checkpoint.manifest import UnloadableStateError
 
 __all__ = [
     "INDEX_GLOBALS",

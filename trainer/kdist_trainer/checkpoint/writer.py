@@ -1,44 +1,430 @@
-"""Writes the staged copy of a state with DCP while the training continues, and commits it on rank
-0.
+"""Writes the state of a training with DCP while the training continues, and commits it on rank 0.
+
+A rank's share is first copied into CPU memory, so that the training may change the state while the
+copy is written. With `ddp` every rank holds the same tensors, so each rank copies and writes only
+its share, and training pauses for 1/N of the time that one rank would need for all of them. The
+buffers are reused from one save to the next. DCP writes to kdist's storage: every file is durable
+when it is closed, with a digest of what was written.
+
+Before the first checkpoint of a run, or of a new shape of its state, is acknowledged, it is proven
+that a new process could load it. In memory, what a new process would have is built by whoever
+trains, and the state is loaded into it (`LoadableCheck.prove`). On the disk, every name, kind,
+shape and type is compared with what was to be saved, and values other than tensors are read as a
+new process would.
+
+A `CarriedSave` is one that a rank continues alone when its group has broken; it is committed once
+the rank is a member of the next group.
 """
 
 from __future__ import annotations
 
+import heapq
+import io
+import os
 import time
-from collections.abc import Callable, Collection
-from contextlib import suppress
+import warnings
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, cast
 
+import torch
+from torch import Tensor
 from torch.distributed.checkpoint import state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
+from torch.distributed.checkpoint.metadata import StorageMeta
+from torch.distributed.tensor import DTensor
+from torch.serialization import get_crc32_options, set_crc32_options
 
 from kdist_trainer import log
-from kdist_trainer.checkpoint import commit, storage
+from kdist_trainer.checkpoint import commit, reader, storage, torch_internals
 from kdist_trainer.checkpoint.commit import (
     DROPPED,
     CommitRequest,
+    Membership,
+    SaveDroppedError,
     SaveResult,
     UnsettledCommitError,
     cause_of,
     commit_checkpoint,
     discard,
+    record_cut,
 )
-from kdist_trainer.checkpoint.cut_saves import record_cut
-from kdist_trainer.checkpoint.dcp import DcpPlanner, DcpWriter, without_crc32
-from kdist_trainer.checkpoint.group import CheckpointGroup
+from kdist_trainer.checkpoint.group import BackgroundTask, CheckpointGroup
 from kdist_trainer.checkpoint.ledger import RunLedger
-from kdist_trainer.checkpoint.loadable import Description, check_saved
 from kdist_trainer.checkpoint.lock import Lock, LockLostError, LockRecord
-from kdist_trainer.checkpoint.manifest import MANIFEST, CheckpointDirectory, read_raw_manifest
-from kdist_trainer.checkpoint.membership import Membership, SaveDroppedError
-from kdist_trainer.checkpoint.staging import Paths
+from kdist_trainer.checkpoint.manifest import (
+    MANIFEST,
+    CheckpointDirectory,
+    DamagedCheckpointError,
+    Manifest,
+    UnloadableStateError,
+    read_raw_manifest,
+)
+from kdist_trainer.checkpoint.reader import check_tensor, copy_value, describe_index, read_value
 from kdist_trainer.checkpoint.storage import StoragePath
+from kdist_trainer.checkpoint.torch_internals import KeyPath
 from kdist_trainer.config import Checkpointing
 from kdist_trainer.digest import Digest
 from kdist_trainer.errors import classify
 from kdist_trainer.object_store.store import ObjectPath
+from kdist_trainer.state import ValueKind, find_differences, kind_of
+
+Paths = dict[str, KeyPath]
+"""By flat name, the keys that lead to a value."""
+
+
+class Stager:
+    """Copies this rank's share of a state into CPU memory that it owns."""
+
+    def __init__(self, *, rank: int, size: int) -> None:
+        """Save share `rank` of `size`: all of the state if `size` is 1, nothing if it is 0."""
+        self._rank = rank
+        self._size = size
+        self._buffers: dict[str, Any] = {}
+        self._layout: dict[str, Any] = {}
+
+    def stage(
+        self, state: Mapping[str, Any], *, first: Collection[str] = ()
+    ) -> tuple[dict[str, Any], Paths]:
+        """Copy the share now; when this returns the state may change again.
+
+        Args:
+            state: the nested state.
+            first: flat names of whole tensors that differ between ranks and are saved from rank 0.
+
+        Returns:
+            The copies by flat name (`model.fc.weight`), valid until the next call, and for each the
+            path of keys that leads to it.
+
+        Raises:
+            UnloadableStateError: a checkpoint cannot hold a value of this type.
+        """
+        if self._size == 0:
+            return {}, {}
+        flat, paths = torch_internals.flatten(state)
+        for name, value in flat.items():
+            if isinstance(value, Tensor):
+                check_tensor(value, name)
+        share = {name: flat[name] for name in _share(flat, self._rank, self._size, first)}
+        tensors = {name: value for name, value in share.items() if isinstance(value, Tensor)}
+        layout = {name: (value.shape, value.dtype, value.device) for name, value in tensors.items()}
+        on_gpu = any(value.is_cuda for value in tensors.values())
+        with torch.no_grad():
+            if layout != self._layout:
+                self._buffers = torch_internals.allocate_on_cpu(tensors, pin_memory=on_gpu)
+                self._layout = layout
+            copies = torch_internals.copy_to_cpu(tensors, self._buffers, non_blocking=on_gpu)
+            if on_gpu:
+                torch.cuda.current_stream().synchronize()
+            copies |= {
+                name: copy_value(value, name)
+                for name, value in share.items()
+                if name not in tensors
+            }
+        return copies, {name: paths[name] for name in share}
+
+
+def _share(flat: Mapping[str, Any], rank: int, size: int, first: Collection[str] = ()) -> list[str]:
+    """Names that this rank saves, in the state's order; every rank computes the same division.
+
+    Whole tensors are assigned by size, the largest first, each to the rank with the fewest bytes.
+    Shards of a sharded tensor stay on their ranks. Values other than tensors, and the tensors in
+    `first`, go to rank 0.
+    """
+    load = [(0, one) for one in range(size)]
+    owner = {name: 0 if not isinstance(value, DTensor) else rank for name, value in flat.items()}
+    whole = [
+        name
+        for name, value in flat.items()
+        if isinstance(value, Tensor) and not isinstance(value, DTensor)
+    ]
+    sizes = [(flat[name].nbytes, name) for name in whole if name not in first]
+    for nbytes, name in sorted(sizes, key=lambda one: (-one[0], one[1])):
+        assigned, lightest = heapq.heappop(load)
+        owner[name] = lightest
+        heapq.heappush(load, (assigned + nbytes, lightest))
+    return [name for name in flat if owner[name] == rank]
+
+
+# Where one rank writes everything, DCP saves without a process group on purpose.
+warnings.filterwarnings(
+    "ignore", message="torch.distributed is disabled, unavailable or uninitialized"
+)
+
+
+class _DurableFileSystem(FileSystem):
+    """DCP's access to the disk: every stream is on the disk when it is closed, and has a digest.
+
+    It replaces DCP's `sync_files`, which syncs `.metadata` before Python's buffer is flushed.
+    """
+
+    def __init__(self) -> None:
+        self.digests: dict[str, Digest] = {}
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Generator[Any, None, None]:
+        if mode != "wb":
+            raise ValueError(f"checkpoints are written once, not opened as {mode!r}")
+        file = storage.create(Path(path))
+        with file:
+            yield file
+        self.digests[Path(path).name] = file.digest
+
+    def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
+        storage.rename(Path(path), Path(new_path))
+        self.digests[Path(new_path).name] = self.digests.pop(Path(path).name)
+
+    def mkdir(self, path: str | os.PathLike[str]) -> None:
+        storage.make_folder(Path(path))
+
+    def rm_file(self, path: str | os.PathLike[str]) -> None:
+        storage.remove(Path(path))
+
+
+class _ObjectFileSystem(_DurableFileSystem):
+    """DCP's access to an object store: every stream is a whole object when it is closed. Its index
+    gets its own name at once, since nothing can be renamed.
+    """
+
+    def concat_path(self, path: Any, suffix: str) -> Any:
+        return path / suffix.removesuffix(".tmp")
+
+    @contextmanager
+    def create_stream(self, path: Any, mode: str) -> Generator[Any, None, None]:
+        if mode != "wb":
+            raise ValueError(f"checkpoints are written once, not opened as {mode!r}")
+        file = storage.create(path)
+        with file:
+            yield file
+        self.digests[path.name] = file.digest
+
+    def exists(self, path: Any) -> bool:  # noqa: ARG002 - DCP's signature
+        return False  # a folder is written to once
+
+    def mkdir(self, path: Any) -> None:
+        """Do nothing: there are no folders."""
+
+    def rename(self, path: Any, new_path: Any) -> None:
+        """Do nothing: it has that name already."""
+
+
+class DcpWriter(FileSystemWriter):
+    """DCP's writer over that file system, with the checkpoint's name as its id instead of a random
+    number.
+    """
+
+    def __init__(self, path: StoragePath, name: str) -> None:
+        super().__init__(
+            path if isinstance(path, Path) else Path(),
+            single_file_per_rank=True,
+            sync_files=False,
+            thread_count=1,
+            per_thread_copy_ahead=0,
+        )
+        self.fs: _DurableFileSystem = _DurableFileSystem()
+        if not isinstance(path, Path):
+            self.fs, self.path = _ObjectFileSystem(), cast(Any, path)
+        self.save_id = name
+
+    def storage_meta(self) -> StorageMeta:
+        return StorageMeta(checkpoint_id=self.save_id, save_id=self.save_id)
+
+
+class DcpPlanner(DefaultSavePlanner):
+    """Plans a flat share of a state, under the paths that the nested state had."""
+
+    def __init__(self, paths: Paths) -> None:
+        super().__init__()
+        self._paths = paths
+
+    def set_up_planner(
+        self,
+        state_dict: dict[str, Any],
+        storage_meta: StorageMeta | None = None,
+        is_coordinator: bool = False,
+    ) -> None:
+        # flat already; DCP would take dicts apart whose keys are no texts, and make texts of them
+        self.flatten_state_dict = False
+        super().set_up_planner(state_dict, storage_meta, is_coordinator)
+        self.flatten_state_dict = True  # so that the plan has the paths
+        self.mappings = dict(self._paths)
+
+
+@contextmanager
+def without_crc32() -> Generator[None, None, None]:
+    """Have `torch.save` compute no checksum of each tensor, which nothing would ever compare: the
+    digest of the file covers them all.
+    """
+    before = get_crc32_options()
+    set_crc32_options(False)
+    try:
+        yield
+    finally:
+        set_crc32_options(before)
+
+
+Description = dict[str, ValueKind]
+"""What every value of a state is, by flat name; values that are no tensors are all alike."""
+Proof = Callable[[Mapping[str, Any], Description], Sequence[str]]
+"""Loads a nested state into what a new process would have; returns what is wrong, with its path.
+It may take as long as a start.
+"""
+
+_VALUE = ValueKind("value")
+_MOST_SHOWN = 5
+
+
+def describe_saved(state: Mapping[str, Any]) -> Description:
+    """What a checkpoint of a nested state must have."""
+    flat, _ = torch_internals.flatten(state)
+    return {
+        name: kind_of(value) if isinstance(value, Tensor) else _VALUE
+        for name, value in flat.items()
+    }
+
+
+class LoadableCheck:
+    """Has each shape of the state proven once, on this rank."""
+
+    def __init__(self) -> None:
+        self.prove: Proof | None = None
+        self._proven: dict[str, Any] | None = None
+        """The shape that is known to be loadable."""
+        self._is_read_back = False
+        """Whether a checkpoint of it was read back from the disk."""
+
+    def check(self, state: Mapping[str, Any]) -> Description | None:
+        """Prove that a new process can load a state, unless one of the same shape is proven.
+
+        Returns:
+            What must be compared with what is on the disk; None if that was done before.
+
+        Raises:
+            UnloadableStateError: a new process could not load it.
+        """
+        shape = _shape_of(state)
+        if shape != self._proven:
+            described = describe_saved(state)
+            problems = self.prove(state, described) if self.prove is not None else ()
+            if problems:
+                raise UnloadableStateError(
+                    "a new process could not load this state, so that no checkpoint of it would "
+                    f"count: {_shorten(problems)}. What training adds must be there before a state "
+                    "is loaded (made by model() and optimizer(), or before resume() in a script), "
+                    "or be left out of state_dict()"
+                )
+            self._proven, self._is_read_back = shape, False
+        return None if self._is_read_back else describe_saved(state)
+
+    def confirm(self) -> None:
+        """Note that a checkpoint of the present shape was read back, or loaded."""
+        self._is_read_back = True
+
+    def accept(self, state: Mapping[str, Any]) -> None:
+        """Note that this state was loaded from a checkpoint."""
+        self.accept_received(state)
+        self.confirm()
+
+    def accept_received(self, state: Mapping[str, Any]) -> None:
+        """Note that this process has loaded this state from another rank's memory. No checkpoint of
+        it need have been read.
+        """
+        self._proven = _shape_of(state)
+
+
+def _shape_of(state: Mapping[str, Any]) -> dict[str, Any]:
+    flat, _ = torch_internals.flatten(state)
+    return {
+        name: (value.shape, value.dtype) if isinstance(value, Tensor) else type(value)
+        for name, value in flat.items()
+    }
+
+
+def check_saved(
+    folder: StoragePath, manifest: Manifest, described: Sequence[Description | None]
+) -> None:
+    """Read a checkpoint back that is written and not yet committed.
+
+    Args:
+        folder: of its files.
+        manifest: has the digests of its files.
+        described: by rank, what must be there; None from a rank that has it proven.
+
+    Raises:
+        UnloadableStateError: it is not what a new process would ask for.
+        OSError: the disk failed.
+    """
+    demanded = {name: kind for one in described if one is not None for name, kind in one.items()}
+    try:
+        index = reader.read_index(folder, manifest)
+        saved = describe_index(index)
+        if any(one is None for one in described):
+            saved = {name: kind for name, kind in saved.items() if name in demanded}
+        problems = find_differences(demanded, saved)
+        if problems:
+            raise UnloadableStateError(
+                f"what was written is not what a new process asks for: {_shorten(problems)}"
+            )
+        reader.read_values(folder, manifest, index)
+    except DamagedCheckpointError as error:
+        raise UnloadableStateError(f"what was written cannot be read back: {error}") from None
+
+
+def round_trip(value: Any, path: str) -> Any:
+    """A value as a new process would read it. Raises `UnloadableStateError`."""
+    stream = io.BytesIO()
+    try:
+        torch.save(copy_value(value, path), stream)
+        stream.seek(0)
+        return read_value(stream)
+    except UnloadableStateError:
+        raise
+    except Exception as error:
+        # what torch cannot write or read, whatever it raises
+        raise UnloadableStateError(
+            f"{path} cannot be read back: {type(error).__name__}: {error}"
+        ) from error
+
+
+def fill(template: dict[str, Any], state: Mapping[str, Any]) -> list[str]:
+    """Fill a template with the values of a nested state, as a checkpoint would.
+
+    Returns:
+        What the template lacks or has besides, with its path; nothing is filled then.
+    """
+    flat, _ = torch_internals.flatten(state)
+    own, paths = torch_internals.flatten(template)
+    problems = [
+        *(f"{name} is missing" for name in own if name not in flat),
+        *(f"{name} is not in the model" for name in flat if name not in own),
+    ]
+    for name in own.keys() & flat.keys():
+        ours, theirs = own[name], flat[name]
+        if isinstance(ours, Tensor) != isinstance(theirs, Tensor):
+            problems.append(f"{name} is of another kind")
+        elif isinstance(ours, Tensor) and ours.shape != theirs.shape:
+            problems.append(f"{name} is {tuple(theirs.shape)} instead of {tuple(ours.shape)}")
+    if problems:
+        return problems
+    with torch.no_grad():
+        for name, value in flat.items():
+            if isinstance(value, Tensor):
+                if not value.is_meta and not own[name].is_meta:
+                    own[name].copy_(value)
+            else:
+                torch_internals.set_value(template, paths[name], round_trip(value, name))
+    return []
+
+
+def _shorten(problems: Sequence[str]) -> str:
+    rest = len(problems) - _MOST_SHOWN
+    return "; ".join(problems[:_MOST_SHOWN]) + (f"; and {rest} more" if rest > 0 else "")
+
 
 Content = Callable[[], dict[str, Digest]]
 """Writes this rank's files to the temporary folder, synced, and returns the digests of all ranks'
@@ -337,3 +723,112 @@ def _root_of(error: BaseException) -> BaseException:
         errors = [wrapped[0] for wrapped in error.failures.values()]
         return next((one for one in errors if isinstance(one, OSError | LockLostError)), errors[0])
     return error
+
+
+class _Alone(NamedTuple):
+    """A group of one rank."""
+
+    rank: int = 0
+    size: int = 1
+    generation: int = 0
+
+
+class _CarriedWriter(Writer):
+    """Writes all of a state on one rank, and commits it once that is a member of a group."""
+
+    bounds_events = False  # rank 0 may do so at the same time
+    may_be_overtaken = True
+
+    def __init__(self, directory: CheckpointDirectory, config: Checkpointing) -> None:
+        super().__init__(
+            directory,
+            group=CheckpointGroup(_Alone()),
+            lock=Lock(directory.root),
+            config=config,
+            shared=True,
+        )
+        self._is_cleaned = True  # by rank 0
+
+    def _find_root(self, error: BaseException) -> BaseException:
+        # while it is written no lock is held
+        return super()._find_root(error) if self._lock.mine is not None else error
+
+
+class CarriedSave:
+    """One save, which this process goes on with alone. Used on the thread of the training."""
+
+    def __init__(
+        self, task: BackgroundTask[SaveResult], membership: Membership, *, step: int, folder: str
+    ) -> None:
+        """Take over a save; it is committed once the rank is a member of a group (`attach`).
+
+        Args:
+            task: what writes and commits it.
+            membership: says under whose lock it is committed.
+            step: its step.
+            folder: name of the folder that it is written to.
+        """
+        self.step = step
+        self.folder = folder
+        """Name of the folder that it is written to."""
+        self._membership = membership
+        self._task = task
+        self._result: SaveResult | None = None
+
+    @classmethod
+    def begin(
+        cls,
+        directory: CheckpointDirectory,
+        config: Checkpointing,
+        request: CommitRequest,
+        staged: dict[str, Any],
+        paths: Paths,
+        described: Description | None,
+    ) -> CarriedSave:
+        """Begin to write one.
+
+        Args:
+            directory: the checkpoint folder.
+            config: what to keep.
+            request: what to commit besides the tensors.
+            staged: copies of the whole state, by flat name.
+            paths: the path of keys of each.
+            described: what must be found when it is read back.
+        """
+        writer = _CarriedWriter(directory, config)
+        task = BackgroundTask[SaveResult]()
+        task.start(partial(writer.write, request, staged, paths, described))
+        step, folder = request.manifest.step, request.temporary.name
+        return cls(task, writer.membership, step=step, folder=folder)
+
+    @property
+    def is_in_progress(self) -> bool:
+        """Whether it has not ended. Any thread may ask."""
+        return self._task.busy
+
+    @property
+    def result(self) -> SaveResult | None:
+        """What has become of it; None while it is in progress."""
+        if self._result is None and not self._task.busy:
+            self._result = self._task.collect()
+        return self._result
+
+    def wait(self) -> SaveResult:
+        """What has become of it, once it has ended: it is committed, or dropped."""
+        if self._result is None:
+            self._result = self._task.collect()
+        return self._result
+
+    def attach(self, record: LockRecord) -> None:
+        """Allow the commit: this rank is a member of the group whose rank 0 holds this record."""
+        self._membership.set(record)
+
+    def detach(self) -> None:
+        """Leave the group. A commit in progress is not waited for: if it comes too late for this
+        group, it is repeated in the next one.
+        """
+        self._membership.set(None)
+
+    def drop(self) -> bool:
+        """Give it up, unless it is committed; returns whether it is."""
+        return self._membership.drop()

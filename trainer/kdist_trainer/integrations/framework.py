@@ -14,12 +14,11 @@ from typing import Any, Literal
 import torch
 
 from kdist_trainer import log, rng
+from kdist_trainer.checkpoint.checkpointer import FileCheckpointManager, WriteFiles
 from kdist_trainer.checkpoint.commit import SaveResult
-from kdist_trainer.checkpoint.files import FileCheckpointManager, WriteFiles
 from kdist_trainer.checkpoint.group import CheckpointGroup, SaveAgreement
-from kdist_trainer.checkpoint.interval import make_interval
+from kdist_trainer.checkpoint.interval import SaveClock, make_interval
 from kdist_trainer.checkpoint.ledger import RunLedger
-from kdist_trainer.checkpoint.save_clock import SaveClock
 from kdist_trainer.checkpoint.script_api import ScriptWorld, close_manager, open_manager
 from kdist_trainer.config import Checkpointing, Every
 from kdist_trainer.liveness import Phase

@@ -12,9 +12,19 @@ from kdist_trainer.state.attributes import (
     Attributes,
     describe_changed,
     describe_changed_optimizer,
+    eval_mode,
 )
-from kdist_trainer.state.digests import bytes_of, digest_of, digests_of
-from kdist_trainer.state.kinds import ValueKind, describe, find_differences, flatten, kind_of, put
+from kdist_trainer.state.kinds import (
+    ValueKind,
+    bytes_of,
+    describe,
+    digest_of,
+    digests_of,
+    find_differences,
+    flatten,
+    kind_of,
+    put,
+)
 from kdist_trainer.state.loading import (
     EXTRA,
     StateMismatchError,
@@ -23,12 +33,18 @@ from kdist_trainer.state.loading import (
     load_module,
     load_optimizer,
     load_state,
+    read_module,
+    read_optimizer,
+    read_state,
+    template,
 )
-from kdist_trainer.state.modes import eval_mode
-from kdist_trainer.state.names import BufferSlot, absent_buffers, buffer_slots, parameter_names
-from kdist_trainer.state.overlap import separate
-from kdist_trainer.state.reading import read_module, read_optimizer, read_state
-from kdist_trainer.state.template import template
+from kdist_trainer.state.names import (
+    BufferSlot,
+    absent_buffers,
+    buffer_slots,
+    parameter_names,
+    separate,
+)
 
 __all__ = [
     "EXTRA",

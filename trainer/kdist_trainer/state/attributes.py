@@ -1,10 +1,11 @@
-"""Plain attributes of modules and optimizers: numbers, texts and tensors that no state has. What a
-pass or a step changes there is not kept, so it has to be found and said.
+"""What modules hold besides their state: plain attributes (numbers, strings and tensors), which
+are not saved, so a change by a pass or a step has to be found and reported; and train or eval mode.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any, Final, NamedTuple
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from kdist_trainer.state.digests import digest_of
+from kdist_trainer.state.kinds import digest_of
 
 _KINDS: Final = (int, float, str, Tensor)
 _TORCH_NOTES: Final = ("_opt_called", "_step_count", "_warned")
@@ -104,3 +105,21 @@ def describe_changed_optimizer(names: list[str]) -> str:
         f"{names[0]}{more}, a plain attribute of the optimizer, which is in no checkpoint and "
         "on no rank that is replaced: keep it in self.state or in param_groups"
     )
+
+
+@contextmanager
+def eval_mode(module: nn.Module) -> Iterator[None]:
+    """Within the `with` block, the module is in eval mode; afterwards each submodule is in its
+    former mode, since users may have frozen some.
+
+    The module's `train` is called both times: a model may swap weights there, or merge them.
+    """
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        module.train(modes[0][1])
+        for part, mode in modes:
+            if part.training != mode:
+                part.training = mode

@@ -1,10 +1,13 @@
-"""The names of what a module holds, as it was written: without what wrappers add to them."""
+"""The names of what a module holds, as it was written: without what wrappers add to them; and
+tensors whose elements share memory, such as expanded ones, into which nothing can be copied.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
@@ -92,3 +95,21 @@ def buffer_slots(module: nn.Module) -> Iterator[BufferSlot]:
 def absent_buffers(module: nn.Module) -> list[str]:
     """Names of the buffers that are None, and would be saved otherwise."""
     return [one.name for one in buffer_slots(module) if one.is_saved and one.tensor is None]
+
+
+def overlaps(tensor: Tensor) -> bool:
+    """Whether elements of a tensor share memory."""
+    return tensor.layout is torch.strided and any(
+        step == 0 and length > 1 for step, length in zip(tensor.stride(), tensor.shape, strict=True)
+    )
+
+
+@torch.no_grad()
+def separate(module: nn.Module) -> None:
+    """Give every element of a module's parameters and buffers memory of its own."""
+    for parameter in module.parameters():
+        if overlaps(parameter):
+            parameter.data = parameter.data.clone()
+    for slot in buffer_slots(module):
+        if slot.tensor is not None and overlaps(slot.tensor):
+            own_buffers(slot.owner)[slot.key] = slot.tensor.clone()

@@ -21,7 +21,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from kdist_trainer.checkpoint.location import open_location
+from kdist_trainer.checkpoint.storage import open_location
 from kdist_trainer.json_text import encode_json
 from kdist_trainer.tensorboard.mirror import mirror
 

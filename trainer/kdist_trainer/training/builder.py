@@ -21,8 +21,7 @@ import torch
 import torch.distributed as dist
 
 from kdist_trainer.checkpoint.checkpointer import CheckpointManager
-from kdist_trainer.checkpoint.interval import make_interval
-from kdist_trainer.checkpoint.save_clock import SaveClock
+from kdist_trainer.checkpoint.interval import SaveClock, make_interval
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.config import TrainConfig, Training
 from kdist_trainer.data import step_plan

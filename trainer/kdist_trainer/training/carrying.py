@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from kdist_trainer.checkpoint.carried_save import CarriedSave
 from kdist_trainer.checkpoint.commit import DROPPED, SaveResult
 from kdist_trainer.checkpoint.lock import LockRecord
+from kdist_trainer.checkpoint.writer import CarriedSave
 
 if TYPE_CHECKING:
     from kdist_trainer.training.checkpointing import TrainerCheckpointing

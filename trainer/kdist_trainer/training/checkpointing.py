@@ -13,13 +13,10 @@ import torch
 from torch import nn
 
 from kdist_trainer import log
-from kdist_trainer.checkpoint.carried_save import CarriedSave
-from kdist_trainer.checkpoint.checkpointer import CheckpointManager, SaveResult
-from kdist_trainer.checkpoint.interval import EVENT, make_interval
-from kdist_trainer.checkpoint.reader import LoadedCheckpoint, SavedIndex
-from kdist_trainer.checkpoint.required_save import Waiting
-from kdist_trainer.checkpoint.save_clock import SaveClock
-from kdist_trainer.checkpoint.target import describe_index
+from kdist_trainer.checkpoint.checkpointer import CheckpointManager, SaveResult, Waiting
+from kdist_trainer.checkpoint.interval import EVENT, SaveClock, make_interval
+from kdist_trainer.checkpoint.reader import LoadedCheckpoint, SavedIndex, describe_index
+from kdist_trainer.checkpoint.writer import CarriedSave
 from kdist_trainer.config import Every
 from kdist_trainer.config.changes import Change, compare, explain_refusal
 from kdist_trainer.errors import CheckpointMismatchError

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from kdist_trainer.checkpoint.carried_save import CarriedSave
+from kdist_trainer.checkpoint.writer import CarriedSave
 from kdist_trainer.config import Training
 from kdist_trainer.data.loader import Batch, Loader
 from kdist_trainer.instrumentation.device_stats import DeviceStats

@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from kdist_trainer import log
-from kdist_trainer.checkpoint.bounded_calls import ANSWER_SECONDS
-from kdist_trainer.checkpoint.group import OnDemandThread
+from kdist_trainer.checkpoint.group import ANSWER_SECONDS, OnDemandThread
 from kdist_trainer.checkpoint.ledger import RunLedger, StepLedger
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.training.sync import StepRecord

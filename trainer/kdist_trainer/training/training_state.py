@@ -22,7 +22,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from kdist_trainer.checkpoint.loadable import Description, LoadableCheck, fill
+from kdist_trainer.checkpoint.writer import Description, LoadableCheck, fill
 from kdist_trainer.config import Training
 from kdist_trainer.errors import find_place
 from kdist_trainer.parallel.base import Strategy

@@ -16,8 +16,8 @@ FROM ${BASE} AS controller-files
 COPY cli/kdist /opt/kdist/controller/kdist
 COPY controller/kdist_controller /opt/kdist/controller/kdist_controller
 COPY trainer/kdist_trainer /opt/kdist/controller/kdist_trainer
-# A link in the repository.
-RUN rm -f /opt/kdist/controller/kdist/manifests
+# Links in the repository; the controller needs no dashboards.
+RUN rm -rf /opt/kdist/controller/kdist/manifests /opt/kdist/controller/kdist/dashboards
 COPY manifests /opt/kdist/controller/kdist/manifests
 RUN python3 -m compileall -q --invalidation-mode unchecked-hash /opt/kdist/controller
 

@@ -18,10 +18,10 @@ from bench.gpu.parts import Order
 from bench.gpu.training import SHAPES, describe
 from kdist.agent_client import METRICS_BYTES, LoopbackTransport
 from kdist.agent_metrics import parse
-from kdist.dashboards.model import PanelRow
-from kdist.dashboards.training.operations import DEVICES, RESOURCES
 from kdist.job.local.agents import ports
 from kdist_trainer.metrics.exporter import CATALOGUE
+from tools.dashboards.model import PanelRow
+from tools.dashboards.training.operations import DEVICES, RESOURCES
 
 STEPS = {"cuda": 50, "cpu": 5}
 """Before the first scrape, and again before the second one."""

@@ -16,11 +16,11 @@ from typing import Any
 
 import yaml
 
-from kdist.dashboards import DASHBOARDS
 from kdist_trainer.liveness import Heartbeat
 from kdist_trainer.rendezvous.ports import pick_port
 from tests.charts.rules import FILES
 from tests.cli.running import Run
+from tools.dashboards import DASHBOARDS
 from tools.dashboards.prometheus import Prometheus, Window, fill
 
 SCRAPE_SECONDS = 1

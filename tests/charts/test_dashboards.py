@@ -8,16 +8,17 @@ import copy
 import json
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kdist.dashboards import DASHBOARDS
-from kdist.dashboards.grafana import positions, to_document, to_json
 from kdist_trainer.metrics.declarations import Kind
 from kdist_trainer.metrics.exporter import CATALOGUE
 from tests.charts import lint
 from tests.charts.rules import CHART, read_rules
+from tools.dashboards import DASHBOARDS
+from tools.dashboards.grafana import positions, to_document, to_json
 
 Rule = Callable[[dict[str, Any]], Iterator[str]]
 DETAIL = {
@@ -83,9 +84,7 @@ def test_a_rule_notices_a_dashboard_that_breaks_it(rule: Rule) -> None:
 @pytest.mark.parametrize("name", DASHBOARDS)
 def test_the_chart_carries_the_dashboard_of_the_code(name: str) -> None:
     kept = CHART / "dashboards" / f"{name}.json"
-    assert kept.read_text() == to_json(DASHBOARDS[name]), (
-        "run: kdist dashboards export --out charts/kdist/dashboards"
-    )
+    assert kept.read_text() == to_json(DASHBOARDS[name]), "run: python -m tools.dashboards export"
     assert len(kept.read_bytes()) < 2**20 - 4096, "it has to fit a ConfigMap"
 
 
@@ -129,8 +128,15 @@ def test_alerts_link_to_a_dashboard_that_exists() -> None:
 
 
 def test_a_dashboard_is_printed_as_grafana_reads_it(kdist: Any) -> None:
-    done = kdist("dashboards", "export", "fleet")
-    assert json.loads(done.stdout) == to_document(DASHBOARDS["fleet"])
+    for name, dashboard in DASHBOARDS.items():
+        done = kdist("dashboards", "export", name)
+        assert json.loads(done.stdout) == to_document(dashboard)
+
+
+def test_all_dashboards_are_written_as_the_chart_has_them(kdist: Any, tmp_path: Path) -> None:
+    assert kdist("dashboards", "export", "--out", str(tmp_path)).exit_code == 0
+    kept = {path.name: path.read_text() for path in (CHART / "dashboards").iterdir()}
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == kept
 
 
 def test_an_unknown_dashboard_is_rejected_with_the_known_names(kdist: Any) -> None:

@@ -19,12 +19,12 @@ from typing import Any
 
 import pytest
 
-from kdist.dashboards import DASHBOARDS
-from kdist.dashboards.model import Panel
 from kdist_trainer.metrics.exporter import Exporter
 from kdist_trainer.metrics.step_stats import Op, StepStats
 from kdist_trainer.metrics.transport import Reporter
 from tests.charts.monitored import SCRAPE_SECONDS, scraping, until
+from tools.dashboards import DASHBOARDS
+from tools.dashboards.model import Panel
 from tools.dashboards.page import render_dashboard
 from tools.dashboards.panel import name_of
 from tools.dashboards.prometheus import Prometheus, Window, fill

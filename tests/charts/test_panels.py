@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from kdist.dashboards import DASHBOARDS
-from kdist.dashboards.model import Panel
 from tests.charts import browser
 from tests.charts.monitored import SCRAPE_SECONDS, SILENT, Training, scraping, until, write_job
 from tests.charts.rules import alerts, read_rules
 from tests.cli.running import Run
+from tools.dashboards import DASHBOARDS
+from tools.dashboards.model import Panel
 from tools.dashboards.page import render_dashboard
 from tools.dashboards.prometheus import Prometheus, Series, Window, fill
 

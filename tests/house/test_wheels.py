@@ -23,13 +23,17 @@ def contents(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
 def test_the_wheels_hold_every_source_and_template_and_nothing_else(contents: set[str]) -> None:
     inside = [path.relative_to(ROOT).parts for path in files()]
     expected = {"/".join(parts[1:]) for parts in inside if parts[0] in ROOMS and len(parts) > 2}
-    templates = {
-        f"kdist/manifests/{path.name}"
+    linked = {
+        f"{link}/{path.name}"
+        for link, folder in (
+            ("kdist/manifests", "manifests"),
+            ("kdist/dashboards/json", "charts/kdist/dashboards"),
+        )
         for path in files()
-        if path.is_relative_to(ROOT / "manifests")
+        if path.is_relative_to(ROOT / folder)
     }
-    assert templates
-    assert {name for name in contents if ".dist-info/" not in name} == expected | templates
+    assert len(linked) > 2
+    assert {name for name in contents if ".dist-info/" not in name} == expected | linked
 
 
 def test_the_wheels_contain_no_developer_tools(contents: set[str]) -> None:

@@ -1,5 +1,5 @@
-"""`python -m tools.dashboards preview|verify`: draws the dashboards from a Prometheus, or evaluates
-them on a Grafana.
+"""`python -m tools.dashboards export|preview|verify`: writes the dashboards to the chart, draws
+them from a Prometheus, or evaluates them on a Grafana.
 """
 
 from __future__ import annotations
@@ -14,24 +14,39 @@ from pathlib import Path
 import click
 
 from kdist import app, console
-from kdist.dashboards import DASHBOARDS
 from kdist.errors import Code, KdistError, UsageError
+from tools.dashboards import DASHBOARDS
 from tools.dashboards import verify as verification
+from tools.dashboards.grafana import to_json
 from tools.dashboards.page import render_dashboard
 from tools.dashboards.prometheus import Prometheus, Window, choose_job
 
+_CHART = Path(__file__).parents[2] / "charts/kdist/dashboards"
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 @click.group
 def cli() -> None:
-    r"""Draw the Grafana dashboards from a Prometheus, or evaluate them on a Grafana.
+    r"""Write the Grafana dashboards, draw them from a Prometheus, or evaluate them on a Grafana.
 
     \b
     Examples:
+      python -m tools.dashboards export
       python -m tools.dashboards preview --prometheus http://localhost:9090 -o page.html
       python -m tools.dashboards verify --grafana http://localhost:3000
     """
+
+
+@cli.command
+def export() -> None:
+    r"""Write the JSON of all dashboards to the chart, from which the wheel takes it too.
+
+    \b
+    Examples:
+      python -m tools.dashboards export
+    """
+    for name, dashboard in DASHBOARDS.items():
+        (_CHART / f"{name}.json").write_text(to_json(dashboard), encoding="utf-8")
 
 
 @cli.command

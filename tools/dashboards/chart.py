@@ -8,7 +8,6 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 
-from kdist.dashboards.model import Panel
 from kdist.report.chart import TOP, Plot, Tick, tick_text, time_ticks
 from kdist.report.page import Markup, element, paint
 from tools.dashboards.curve import (
@@ -19,6 +18,7 @@ from tools.dashboards.curve import (
     stack,
     usual_limit,
 )
+from tools.dashboards.model import Panel
 from tools.dashboards.prometheus import Window
 from tools.dashboards.values import format_value, linear_axis, logarithmic_axis
 

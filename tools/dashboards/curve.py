@@ -8,9 +8,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kdist.dashboards.model import Panel
 from kdist.report.chart import Point, decades
 from kdist.report.page import Color
+from tools.dashboards.model import Panel
 
 _OUTLIERS = 0.03  # share of the values that an axis may leave out
 _FAR = 4.0  # times the others' largest value

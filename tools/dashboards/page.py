@@ -6,10 +6,10 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 
-from kdist.dashboards.grafana import positions
-from kdist.dashboards.model import Dashboard, Kind, Panel, PanelRow
 from kdist.report.page import STATUS, Markup, element, paint, render_page
 from tools.dashboards.curve import EventMarker
+from tools.dashboards.grafana import positions
+from tools.dashboards.model import Dashboard, Kind, Panel, PanelRow
 from tools.dashboards.panel import COLUMN, LINE, PanelSource, render_panel
 from tools.dashboards.prometheus import Prometheus, Series, Window, fill
 

@@ -9,10 +9,10 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kdist.dashboards.model import Kind, Panel, Threshold, color_of
 from kdist.report.page import STATUS, Color, Markup, element, join, legend, legend_key, paint, table
 from tools.dashboards.chart import render_chart, render_sparkline
 from tools.dashboards.curve import Curve, EventMarker
+from tools.dashboards.model import Kind, Panel, Threshold, color_of
 from tools.dashboards.prometheus import Labels, Series, Window
 from tools.dashboards.values import format_value
 

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kdist.dashboards.model import Dashboard
 from kdist.errors import Code, KdistError, NotFoundError, UsageError
+from tools.dashboards.model import Dashboard
 
 _TIMEOUT_SECONDS = 30.0
 _MOST_BYTES = 64 * 2**20

@@ -11,9 +11,9 @@ import urllib.request
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from kdist.dashboards.grafana import to_document
-from kdist.dashboards.model import Dashboard
 from kdist.errors import Code, KdistError
+from tools.dashboards.grafana import to_document
+from tools.dashboards.model import Dashboard
 
 _TIMEOUT_SECONDS = 30.0
 

@@ -1,14 +1,6 @@
-"""Dashboards as code: their panels and queries are data, exported as Grafana's JSON.
+"""`kdist dashboards`: the dashboards as files for Grafana.
 
-`model` defines what a dashboard consists of, and is what to read first; `training` and `fleet` are
-the two dashboards; `grafana` converts them to Grafana's JSON. The Helm chart contains committed
-copies of that JSON, which a test compares. `tools.dashboards`, in a checkout, draws them without a
-Grafana and evaluates them on one.
+The folder `json` contains them, as Grafana's import, its provisioning and the sidecar of its chart
+accept them; in a checkout it is a link to the files of the Helm chart. They are made by
+`tools.dashboards`, where their panels and queries are data.
 """
-
-from kdist.dashboards.fleet import FLEET
-from kdist.dashboards.model import Dashboard
-from kdist.dashboards.training import TRAINING
-
-DASHBOARDS: dict[str, Dashboard] = {"training-job": TRAINING, "fleet": FLEET}
-"""The dashboards by the name of their file."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from importlib.resources import files
 from pathlib import Path
 
 import click
 
 from kdist import console
 from kdist.errors import UsageError
+
+_NAMES = ("training-job", "fleet")
 
 
 @click.group
@@ -37,18 +40,20 @@ def export(name: str | None, out: Path | None) -> None:
       kdist dashboards export training-job
       kdist dashboards export --out dashboards/
     """
-    from kdist.dashboards import DASHBOARDS
-    from kdist.dashboards.grafana import to_json
-
     if out is None:
-        if name not in DASHBOARDS:
-            raise UsageError(f"name one of {', '.join(DASHBOARDS)}, or a folder with --out")
-        console.document(to_json(DASHBOARDS[name]).rstrip("\n"))
+        if name not in _NAMES:
+            raise UsageError(f"name one of {', '.join(_NAMES)}, or a folder with --out")
+        console.document(_read(name).rstrip("\n"))
         return
     try:
         out.mkdir(parents=True, exist_ok=True)
-        for file_name, dashboard in DASHBOARDS.items():
-            (out / f"{file_name}.json").write_text(to_json(dashboard), encoding="utf-8")
+        for file_name in _NAMES:
+            (out / f"{file_name}.json").write_text(_read(file_name), encoding="utf-8")
             console.message(f"Wrote {out / file_name}.json.")
     except OSError as error:
         raise UsageError(f"cannot write to `{out}`: {error.strerror}") from None
+
+
+def _read(name: str) -> str:
+    """A dashboard's file."""
+    return files("kdist.dashboards").joinpath("json", f"{name}.json").read_text(encoding="utf-8")

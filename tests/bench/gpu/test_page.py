@@ -9,7 +9,7 @@ import pytest
 from bench.gpu.page import draw, last_error
 from bench.gpu.panels import look_up, state_of
 from bench.gpu.parts import PARTS
-from kdist.dashboards.training.operations import DEVICES
+from tools.dashboards.training.operations import DEVICES
 
 MACHINE = {"device": "NVIDIA H200", "torch": "2.13.0"}
 SHAPE = {"options": {"layers": 12, "width": 768, "block": 1024}, "batch": 32}

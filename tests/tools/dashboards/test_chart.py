@@ -10,9 +10,9 @@ from xml.etree import ElementTree
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdist.dashboards.model import Panel, lines
 from tools.dashboards.chart import render_chart
 from tools.dashboards.curve import Curve, EventMarker
+from tools.dashboards.model import Panel, lines
 from tools.dashboards.prometheus import Window
 
 WINDOW = Window(1000.0, 1100.0, 1.0)

@@ -8,8 +8,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from kdist.dashboards import DASHBOARDS
-from kdist.dashboards.model import Kind
+from tools.dashboards import DASHBOARDS
+from tools.dashboards.model import Kind
 from tools.dashboards.page import render_dashboard
 from tools.dashboards.prometheus import Prometheus, Series, Window
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kdist.dashboards import DASHBOARDS
-from kdist.dashboards.model import Kind, Panel, bars, lines, stat
 from kdist.report.page import STATUS, paint
+from tools.dashboards import DASHBOARDS
+from tools.dashboards.model import Kind, Panel, bars, lines, stat
 from tools.dashboards.panel import PanelSource, render_panel
 from tools.dashboards.prometheus import Series, Window
 

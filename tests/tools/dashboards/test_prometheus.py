@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kdist.dashboards import DASHBOARDS
+from tools.dashboards import DASHBOARDS
 from tools.dashboards.prometheus import Window, fill
 
 WINDOW = Window(1000.0, 1100.0, 1.0)

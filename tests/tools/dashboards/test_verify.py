@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from kdist.dashboards import DASHBOARDS
 from tests.tools.dashboards.conftest import Tool
+from tools.dashboards import DASHBOARDS
 
 
 class Grafana(ThreadingHTTPServer):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kdist.agent_metrics import STRAGGLER_RATIO
-from kdist.dashboards.model import RATE, PanelRow, at_least, at_most, bars, lines, stack, stat
+from tools.dashboards.model import RATE, PanelRow, at_least, at_most, bars, lines, stack, stat
 
 _BUSY = (
     "sum by (rank) (rate(kdist_step_phase_seconds_total"

@@ -2,19 +2,19 @@
 slow, and what a restart cost.
 
 `learning` has the rows on the model and its steps, `operations` those on checkpoints, restarts,
-pods and devices. A row is data; `dashboards.model` defines what it consists of, and
-`dashboards.grafana` converts it.
+pods and devices. A row is data; `model` defines what it consists of, and
+`grafana` converts it.
 """
 
-from kdist.dashboards.model import Annotation, Dashboard, Variable
-from kdist.dashboards.training.learning import (
+from tools.dashboards.model import Annotation, Dashboard, Variable
+from tools.dashboards.training.learning import (
     BREAKDOWN,
     COMMUNICATION,
     LEARNING,
     OVERVIEW,
     STRAGGLERS,
 )
-from kdist.dashboards.training.operations import (
+from tools.dashboards.training.operations import (
     CHECKPOINTS,
     DEVICES,
     EXPORTER,

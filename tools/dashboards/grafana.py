@@ -7,7 +7,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from kdist.dashboards.model import (
+from kdist.report.page import STATUS
+from kdist_trainer.json_text import encode_json
+from tools.dashboards.model import (
     NAMED,
     Annotation,
     Dashboard,
@@ -16,8 +18,6 @@ from kdist.dashboards.model import (
     PanelRow,
     Variable,
 )
-from kdist.report.page import STATUS
-from kdist_trainer.json_text import encode_json
 
 _SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 _SCHEMA = 39

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kdist.dashboards.model import RATE, PanelRow, at_least, at_most, bars, lines, stack, stat
+from tools.dashboards.model import RATE, PanelRow, at_least, at_most, bars, lines, stack, stat
 
 _UNPRODUCTIVE = (
     'increase(kdist_wall_seconds_total{category!~"productive_step|unobserved"}[$__range])'

@@ -3,7 +3,7 @@ goes.
 """
 
 from kdist.agent_metrics import STRAGGLER_RATIO
-from kdist.dashboards.model import (
+from tools.dashboards.model import (
     RATE,
     Dashboard,
     Kind,

@@ -11,13 +11,10 @@ from pathlib import Path
 import pytest
 
 from kdist_trainer.errors import KdistTrainerError
-from kdist_trainer.fetch.hub import HubSource
-from kdist_trainer.fetch.request import FetchRequest
-from kdist_trainer.fetch.source import TransientError
-from kdist_trainer.fetch.web import StatusError, WebClient, read_chunks
+from kdist_trainer.fetch import FetchRequest, TransientError
+from kdist_trainer.fetch.web import HubSource, StatusError, WebClient, read_chunks
 from kdist_trainer.object_store.errors import RequestError
-from kdist_trainer.object_store.location import ObjectLocation
-from kdist_trainer.object_store.store import Client
+from kdist_trainer.object_store.store import Client, ObjectLocation
 from kdist_trainer.rendezvous import configmap_client
 from kdist_trainer.rendezvous.configmap_client import (
     ApiEndpoint,

@@ -21,8 +21,7 @@ from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.failure import Failure
-from kdist_trainer.object_store.location import ObjectLocation
-from kdist_trainer.object_store.store import ObjectPath, ObjectStore
+from kdist_trainer.object_store.store import ObjectLocation, ObjectPath, ObjectStore
 from tests.trainer.object_store.s3_server import ACCESS_KEY, BUCKET, SECRET, S3Server, always
 
 AGENTS = {"node-0": "a", "node-1": "b"}

@@ -17,8 +17,7 @@ from kdist_trainer.checkpoint import commit
 from kdist_trainer.checkpoint.commit import DROPPED
 from kdist_trainer.checkpoint.manifest import CheckpointDirectory, read_manifest
 from kdist_trainer.checkpoint.storage import Operation, StoragePath, observed, remove
-from kdist_trainer.object_store.location import ObjectLocation
-from kdist_trainer.object_store.store import ObjectPath, ObjectStore
+from kdist_trainer.object_store.store import ObjectLocation, ObjectPath, ObjectStore
 from kdist_trainer.training.carrying import Carrier, Carrying
 from kdist_trainer.training.checkpointing import TrainerCheckpointing
 from tests.patience import soon

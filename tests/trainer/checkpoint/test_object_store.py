@@ -28,8 +28,7 @@ from kdist_trainer.metrics.persistence import (
     read_counters,
     write_counters,
 )
-from kdist_trainer.object_store.location import ObjectLocation
-from kdist_trainer.object_store.store import ObjectPath, ObjectStore
+from kdist_trainer.object_store.store import ObjectLocation, ObjectPath, ObjectStore
 from tests.patience import soon
 from tests.trainer.checkpoint.states import load, open_store, save
 from tests.trainer.object_store.s3_server import (

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kdist_trainer.errors import DataError
-from kdist_trainer.fetch.checksums import parse_sums
+from kdist_trainer.fetch.fetcher import parse_sums
 from tests.trainer.fetch.conftest import Bucket
 from tests.trainer.fetch.program import fetch
 from tests.trainer.fetch.web_server import WebServer, in_turn

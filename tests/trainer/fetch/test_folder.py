@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kdist_trainer.errors import DataError
+from kdist_trainer.fetch import FetchRequest, RemoteFile
 from kdist_trainer.fetch.fetcher import LOCK, FetchFolder
-from kdist_trainer.fetch.request import FetchRequest
-from kdist_trainer.fetch.source import RemoteFile
 
 NAMES = st.text(alphabet="./ab\\\0\n é\ud800", max_size=9)
 

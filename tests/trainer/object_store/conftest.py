@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from kdist_trainer.object_store.location import ObjectLocation
-from kdist_trainer.object_store.store import ObjectStore
+from kdist_trainer.object_store.store import ObjectLocation, ObjectStore
 from tests.trainer.object_store.s3_server import ACCESS_KEY, BUCKET, SECRET, S3Server
 from tests.trainer.object_store.versitygw import versitygw
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from kdist_trainer.object_store.errors import ObjectAccessError, ObjectStoreError
-from kdist_trainer.object_store.location import ObjectLocation
-from kdist_trainer.object_store.store import ObjectStore
+from kdist_trainer.object_store.store import ObjectLocation, ObjectStore
 from tests.trainer.object_store.conftest import Open
 from tests.trainer.object_store.s3_server import SECRET, S3Server, always
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis.strategies import characters, from_regex
 
 from kdist.spec.bucket import BUCKET
-from kdist_trainer.object_store.location import ObjectLocation, check_name
+from kdist_trainer.object_store.store import ObjectLocation, check_name
 
 
 @pytest.mark.parametrize("scheme", ["s3", "gs", "az"])

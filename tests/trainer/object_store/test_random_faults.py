@@ -10,7 +10,6 @@ from contextlib import suppress
 
 import pytest
 
-from kdist_trainer.object_store import retry
 from kdist_trainer.object_store.errors import ObjectChangedError
 from kdist_trainer.object_store.store import ObjectStore, Tag
 from tests.trainer.object_store.s3_server import S3Server, drawn
@@ -97,7 +96,7 @@ class Model:
 def test_random_operations_leave_what_they_say(
     store: ObjectStore, server: S3Server, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retry, "FIRST_WAIT_SECONDS", 0.001)
+    monkeypatch.setattr("kdist_trainer.object_store.store.FIRST_WAIT_SECONDS", 0.001)
     model = Model(store, random.Random(seed))
     with server.failing(drawn(seed, SHARE)):
         for _ in range(OPERATIONS):
@@ -113,7 +112,7 @@ def test_random_operations_leave_what_they_say(
 def test_lost_replies_make_no_second_winner(
     store: ObjectStore, server: S3Server, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retry, "FIRST_WAIT_SECONDS", 0.001)
+    monkeypatch.setattr("kdist_trainer.object_store.store.FIRST_WAIT_SECONDS", 0.001)
     created: list[int] = []
     replaced: list[int] = []
 

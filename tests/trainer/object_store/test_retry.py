@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import pytest
 
-from kdist_trainer.object_store import retry
 from kdist_trainer.object_store.errors import (
     ObjectAccessError,
     ObjectChangedError,
@@ -29,7 +28,7 @@ LOST = ("500-after", "close-after")  # done, and the client is not told
 
 @pytest.fixture(autouse=True)
 def _soon_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retry, "FIRST_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr("kdist_trainer.object_store.store.FIRST_WAIT_SECONDS", 0.01)
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -10,8 +10,7 @@ import pytest
 
 from kdist_trainer.object_store.errors import ObjectAccessError, ObjectChangedError
 from kdist_trainer.object_store.errors import ObjectCredentialError as CredentialError
-from kdist_trainer.object_store.location import ObjectLocation, check_readable
-from kdist_trainer.object_store.store import ObjectStore, Tag
+from kdist_trainer.object_store.store import ObjectLocation, ObjectStore, Tag, check_readable
 from tests.trainer.object_store.conftest import Open
 from tests.trainer.object_store.s3_server import BUCKET, Entry, S3Server
 

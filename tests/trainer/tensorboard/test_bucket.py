@@ -13,10 +13,10 @@ import pytest
 
 from kdist_trainer.checkpoint.storage import open_location
 from kdist_trainer.metrics.step_stats import StepStats
-from kdist_trainer.object_store import growing
+from kdist_trainer.object_store import files
 from kdist_trainer.object_store.store import ObjectPath
-from kdist_trainer.tensorboard import FOLDER, TensorBoardWriter, mirror, writer
-from kdist_trainer.tensorboard.__main__ import main
+from kdist_trainer.tensorboard import FOLDER, TensorBoardWriter, writer
+from kdist_trainer.tensorboard.__main__ import copy_new, main
 from tests.patience import soon
 from tests.trainer.object_store.s3_server import ACCESS_KEY, BUCKET, SECRET, S3Server
 from tests.trainer.tensorboard.drawn import steps
@@ -47,7 +47,7 @@ def draw(curves: TensorBoardWriter, first: int, last: int) -> None:
 
 def drawn(root: ObjectPath, copy: Path) -> list[int]:
     copy.mkdir(exist_ok=True)
-    mirror.copy_new(root / FOLDER, copy)
+    copy_new(root / FOLDER, copy)
     return steps(copy)
 
 
@@ -63,7 +63,7 @@ def test_each_step_is_there_once_after_a_restart(root: ObjectPath, tmp_path: Pat
 def test_points_are_there_soon_and_large_files_end(
     root: ObjectPath, server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(growing, "FLUSH_SECONDS", 0.05)
+    monkeypatch.setattr(files, "FLUSH_SECONDS", 0.05)
     monkeypatch.setattr(writer, "_OBJECT_BYTES", 4000)
     curves = TensorBoardWriter(root, StepStats())
     curves.begin(0)

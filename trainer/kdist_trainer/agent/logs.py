@@ -39,7 +39,7 @@ from kdist_trainer.checkpoint import storage
 from kdist_trainer.checkpoint.listing import LOGS, LogSegment, list_segments
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.json_text import encode_json
-from kdist_trainer.object_store.growing import GrowingObject
+from kdist_trainer.object_store.files import GrowingObject
 from kdist_trainer.object_store.store import ObjectPath
 from kdist_trainer.output import EARLY, EVENTS, STREAMS, pipe_path
 from kdist_trainer.threads import OnError, start_thread

@@ -27,8 +27,7 @@ from types import TracebackType
 from kdist_trainer.config import CHECKPOINTS_ENDPOINT, CHECKPOINTS_REGION
 from kdist_trainer.digest import Digest, new_hasher
 from kdist_trainer.object_store.files import ObjectWriter
-from kdist_trainer.object_store.location import ObjectLocation
-from kdist_trainer.object_store.store import ObjectPath, open_store
+from kdist_trainer.object_store.store import ObjectLocation, ObjectPath, open_store
 
 StoragePath = Path | ObjectPath
 """A file or folder on a file system, or a name in an object store."""

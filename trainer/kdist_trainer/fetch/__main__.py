@@ -23,8 +23,8 @@ from kdist_trainer.config import SECRET_VARIABLES, Cause, Exit
 from kdist_trainer.config.source_url import without_secrets
 from kdist_trainer.errors import ConfigError, KdistTrainerError
 from kdist_trainer.failure import Failure, describe
+from kdist_trainer.fetch import STALL_SECONDS, FetchRequest
 from kdist_trainer.fetch.fetcher import Fetcher, is_full
-from kdist_trainer.fetch.request import STALL_SECONDS, FetchRequest
 from kdist_trainer.signals import StopRequested, StopSignals
 
 _SHORTEST_SECRET = 6

@@ -9,16 +9,26 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, TypeVar
 
 from kdist_trainer.errors import ConfigError, DataError
-from kdist_trainer.fetch.request import FetchRequest
-from kdist_trainer.fetch.source import ChangedError, FileBody, RemoteFile, TransientError
+from kdist_trainer.fetch import (
+    ChangedError,
+    FetchRequest,
+    FileBody,
+    RemoteFile,
+    TransientError,
+)
 from kdist_trainer.object_store.errors import (
     ObjectAccessError,
     ObjectChangedError,
     ObjectCredentialError,
     ObjectTimeoutError,
 )
-from kdist_trainer.object_store.location import ObjectLocation
-from kdist_trainer.object_store.store import RETRY_SECONDS, ObjectInfo, ObjectStore, Tag
+from kdist_trainer.object_store.store import (
+    RETRY_SECONDS,
+    ObjectInfo,
+    ObjectLocation,
+    ObjectStore,
+    Tag,
+)
 
 PARALLEL: Final = 12
 """Ranges that are requested at a time."""

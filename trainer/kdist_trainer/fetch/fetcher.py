@@ -1,9 +1,9 @@
-"""One fetch from start to end: whether what is to be fetched fits, into what the job allows and on
-the disk; the transfer of each file, which continues what has come, repeats what fails and compares
-the digest; and how far it has come.
+"""One fetch from start to end: checks that the files fit into what the job allows and the disk has;
+downloads each one, continuing partial files, repeating failed requests and comparing digests, also
+those of SHA256SUMS; and reports progress.
 
-The folder that a fetch fills has `files` for whole files, `partial` for others, and `fetch.json`,
-which says what both are versions of.
+The folder of a fetch has `files` for complete files, `partial` for others, and `fetch.json`, which
+names their versions.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ import hashlib
 import io
 import os
 import random
+import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -27,14 +28,82 @@ from typing import Any, Final, TypeVar
 
 from kdist_trainer import log
 from kdist_trainer.errors import DataError, StorageError
+from kdist_trainer.fetch import (
+    ChangedError,
+    FetchRequest,
+    FetchSource,
+    RemoteFile,
+    TransientError,
+)
 from kdist_trainer.fetch.bucket import BucketSource
-from kdist_trainer.fetch.checksums import LARGEST_SUMS, SUMS, digests_below, is_sums, parse_sums
-from kdist_trainer.fetch.hub import INDEX, LARGEST_INDEX, HubSource, shards_of
-from kdist_trainer.fetch.request import FetchRequest
-from kdist_trainer.fetch.source import ChangedError, FetchSource, RemoteFile, TransientError
-from kdist_trainer.fetch.web import WebSource
+from kdist_trainer.fetch.web import INDEX, LARGEST_INDEX, HubSource, WebSource, shards_of
 from kdist_trainer.json_text import encode_json
 from kdist_trainer.untrusted_text import parse_json
+
+SUMS: Final = "SHA256SUMS"
+LARGEST_SUMS: Final = 256 << 20
+_LINE = re.compile(r"(\\?)([0-9a-fA-F]{64}) [ *](.+)")
+_ESCAPES: Final = {"\\\\": "\\", "\\n": "\n", "\\r": "\r"}
+
+
+def is_sums(name: str) -> bool:
+    """Whether a file has digests."""
+    return name.rpartition("/")[2] == SUMS
+
+
+def parse_sums(text: bytes, where: str) -> dict[str, str]:
+    """The digests in lower case, by the names as they are written.
+
+    Args:
+        text: the content of the file.
+        where: its name and field, for errors.
+
+    Raises:
+        DataError: a line is not as `sha256sum` writes it.
+    """
+    found: dict[str, str] = {}
+    for number, line in enumerate(text.decode(errors="surrogateescape").split("\n"), 1):
+        if not line.strip():
+            continue
+        match = _LINE.fullmatch(line.rstrip("\r"))
+        if match is None:
+            raise DataError(
+                f"{where}: line {number} is not a digest, two spaces and a name, as sha256sum "
+                "writes it"
+            )
+        name = match[3]
+        if match[1]:
+            name = re.sub(r"\\[\\nr]", lambda escape: _ESCAPES[escape[0]], name)
+        found[name] = match[2].lower()
+    return found
+
+
+def digests_below(
+    sums: Mapping[str, str], folder: str, names: Iterable[str], *, where: str, all_wanted: bool
+) -> dict[str, str]:
+    """The digests of the files that are fetched.
+
+    Args:
+        sums: what `parse_sums` returned.
+        folder: the one that SHA256SUMS is in, relative to that of all files; empty if it is that.
+        names: of all files.
+        where: the file of digests, for errors.
+        all_wanted: whether a name that is not among the files is an error.
+
+    Raises:
+        DataError: there is such a name.
+    """
+    known = set(names)
+    digests: dict[str, str] = {}
+    for written, digest in sums.items():
+        name = written.removeprefix("./")
+        name = f"{folder}/{name}" if folder else name
+        if name in known:
+            digests[name] = digest
+        elif all_wanted:
+            raise DataError(f"{where}: names {written!r}, which is not there")
+    return digests
+
 
 REPORT_SECONDS: Final = 2.0
 FIRST_WAIT_SECONDS: Final = 0.25

@@ -1,5 +1,8 @@
-"""Large objects as files: one is read by ranges, of which the next ones are fetched while the last
-is used, or written as a stream, in parts that are uploaded while it is written.
+"""Objects as files: a reader that fetches the next ranges while the last one is used, a writer
+whose parts are uploaded while the next ones are written, and a growing object, such as a log.
+
+obstore's own reader would not do: it fetches nothing ahead (1.4 s instead of 0.6 s for 48 MiB at
+150 ms for each request), and cuts an object silently that is larger than it is said to be.
 """
 
 from __future__ import annotations
@@ -7,18 +10,17 @@ from __future__ import annotations
 import errno
 import io
 import os
-from collections.abc import Iterator
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from kdist_trainer.digest import Digest, new_hasher
 from kdist_trainer.object_store.errors import FailureKind, RequestError, public_error, request_error
-from kdist_trainer.object_store.location import ObjectLocation
 
 if TYPE_CHECKING:
-    from kdist_trainer.object_store.store import Client, ObjectInfo
+    from kdist_trainer.object_store.store import Client, ObjectPath, ObjectStore
 
 
 BLOCK_BYTES: Final = 8 << 20
@@ -26,27 +28,21 @@ READ_AHEAD: Final = 2
 """Blocks that are fetched ahead, so that a reader holds at most `READ_AHEAD` + 1 of them."""
 
 
-class RangeSource(Protocol):
-    """Reads part of an object."""
-
-    def read_range(self, name: str, start: int, length: int, size: int) -> memoryview: ...
-
-
 class ObjectReader(io.RawIOBase):
     """A file over one object. `readinto` fills the whole buffer except at the end; a body that was
     cut short is requested again. For one thread at a time.
     """
 
-    def __init__(self, source: RangeSource, name: str, size: int) -> None:
+    def __init__(self, store: ObjectStore, name: str, size: int) -> None:
         """Prepare, without a request.
 
         Args:
-            source: the store.
+            store: has the object.
             name: of the object.
             size: of the object in bytes.
         """
         super().__init__()
-        self._source = source
+        self._store = store
         self._name = name
         self._size = size
         self._position = 0
@@ -122,7 +118,7 @@ class ObjectReader(io.RawIOBase):
             self._threads = ThreadPoolExecutor(READ_AHEAD + 1, "object-reader")
         start = number * BLOCK_BYTES
         length = min(BLOCK_BYTES, self._size - start)
-        return self._threads.submit(self._source.read_range, self._name, start, length, self._size)
+        return self._threads.submit(self._store.read_range, self._name, start, length, self._size)
 
 
 PART_BYTES: Final = 16 << 20
@@ -130,16 +126,6 @@ BUFFER_BYTES: Final = 1 << 20  # smaller pieces are collected
 PARALLEL: Final = 3
 """Parts on their way at once, so that a writer holds at most `PARALLEL` + 1 of them."""
 MOST_PARTS: Final = 10_000  # of S3
-
-
-class WrittenStore(Protocol):
-    """What a writer needs of its store."""
-
-    location: ObjectLocation
-
-    def info(self, name: str) -> ObjectInfo: ...
-    def stream(self, name: str) -> Iterator[bytes]: ...
-    def delete(self, name: str) -> None: ...
 
 
 class ObjectWriter:
@@ -151,7 +137,7 @@ class ObjectWriter:
     abort incomplete uploads. For one thread at a time.
     """
 
-    def __init__(self, store: WrittenStore, name: str, client: Client) -> None:
+    def __init__(self, store: ObjectStore, name: str, client: Client) -> None:
         self.name = name
         self._store = store
         self._hash = new_hasher()
@@ -279,3 +265,55 @@ class ObjectWriter:
             self.close()
         else:
             self.abandon()
+
+
+FLUSH_SECONDS = 10.0
+"""How long what is appended may wait to be written."""
+
+
+class GrowingObject:
+    """Bytes that are appended to an object. A store has no append, so each `flush` writes all of
+    them again. A `with` block flushes at its end unless it raises.
+    """
+
+    def __init__(self, path: ObjectPath) -> None:
+        self._path = path
+        self._data = bytearray()
+        self._written = 0
+        self._flush_at = 0.0
+
+    @property
+    def size(self) -> int:
+        """Its bytes."""
+        return len(self._data)
+
+    @property
+    def is_written(self) -> bool:
+        """Whether all of them are in the store."""
+        return self._written == len(self._data)
+
+    @property
+    def seconds_to_flush(self) -> float | None:
+        """How long what is appended may still wait; None if all is written."""
+        return None if self.is_written else max(0.0, self._flush_at - time.monotonic())
+
+    def write(self, data: bytes) -> int:
+        """Append bytes, which the next `flush` writes. Returns their number."""
+        if self.is_written:
+            self._flush_at = time.monotonic() + FLUSH_SECONDS
+        self._data += data
+        return len(data)
+
+    def flush(self) -> None:
+        """Write it, if it has grown. Raises `OSError`."""
+        if not self.is_written:
+            self._flush_at = time.monotonic() + FLUSH_SECONDS  # also after an error
+            self._path.write_bytes(bytes(self._data))
+            self._written = len(self._data)
+
+    def __enter__(self) -> GrowingObject:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self.flush()

@@ -1,5 +1,6 @@
-"""An object store: names in it with the part of pathlib's interface that checkpoints use, requests
-by obstore, and the operations on objects that everything else is made of.
+"""An object store: its location, which may be shown since credentials come from the environment
+alone; the requests, by obstore; the operations on objects; and paths with the part of pathlib's
+interface that checkpoints use.
 
 Each operation has one budget of time, in which it is tried again after errors that may pass: 5xx,
 429, timeouts, lost connections. A conditional write whose reply was lost may have been done, and
@@ -16,12 +17,16 @@ from __future__ import annotations
 import errno
 import io
 import os
+import random
+import re
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache
 from typing import IO, TYPE_CHECKING, Any, Final, TypeVar
+from urllib.parse import SplitResult, urlsplit
 
 from kdist_trainer.object_store.errors import (
     FailureKind,
@@ -32,13 +37,139 @@ from kdist_trainer.object_store.errors import (
     request_error,
 )
 from kdist_trainer.object_store.files import BLOCK_BYTES, ObjectReader, ObjectWriter
-from kdist_trainer.object_store.location import ObjectLocation, check_name, check_readable
-from kdist_trainer.object_store.retry import LONGEST_WAIT_SECONDS, REQUEST_SHARE, Attempts
 
 if TYPE_CHECKING:
     from obstore import GetOptions, PutMode, UpdateVersion, WritableFile
     from obstore.store import ClientConfig, RetryConfig
     from obstore.store import ObjectStore as Backend
+
+
+SCHEMES: Final = ("s3", "gs", "az")
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
+# What no store and no client of ours encodes differently.
+_NAME = re.compile(r"[A-Za-z0-9 !$&'()+,\-.:;=@_/]+")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_LONGEST_NAME = 900
+_REGION = re.compile(r"[a-z0-9-]*")
+
+
+@dataclass(frozen=True)
+class ObjectLocation:
+    """A bucket and a prefix in it, such as `s3://bucket/prefix`; `az://` names a container.
+
+    Raises `ValueError` if it is none, or if it contains a credential.
+    """
+
+    url: str
+    endpoint: str = ""
+    """URL of the service, if it is not the cloud's own."""
+    region: str = ""
+    """Of S3; empty for `AWS_REGION`."""
+
+    def __post_init__(self) -> None:
+        parts = _split(self.url, "location")
+        if parts.scheme not in SCHEMES:
+            known = ", ".join(f"{one}://" for one in SCHEMES)
+            raise ValueError(f"a location starts with one of {known}, not {parts.scheme}://")
+        if _BUCKET.fullmatch(parts.netloc) is None:
+            raise ValueError(f"{parts.netloc!r} is no name of a bucket")
+        prefix = parts.path.strip("/")
+        if prefix:
+            check_name(prefix)
+        if self.endpoint:
+            endpoint = _split(self.endpoint, "endpoint")
+            if endpoint.scheme not in {"http", "https"} or not endpoint.netloc:
+                raise ValueError("an endpoint starts with http:// or https:// and names a host")
+        if _REGION.fullmatch(self.region) is None:
+            raise ValueError(f"{self.region!r} is no region")
+        object.__setattr__(self, "url", f"{parts.scheme}://{parts.netloc}/{prefix}".rstrip("/"))
+        object.__setattr__(self, "endpoint", self.endpoint.rstrip("/"))
+
+    @property
+    def scheme(self) -> str:
+        """One of `SCHEMES`."""
+        return urlsplit(self.url).scheme
+
+    @property
+    def bucket(self) -> str:
+        """Name of the bucket or container."""
+        return urlsplit(self.url).netloc
+
+    @property
+    def prefix(self) -> str:
+        """What all names in it start with, without a slash at either end; empty for the bucket."""
+        return urlsplit(self.url).path.strip("/")
+
+    def __str__(self) -> str:
+        return self.url
+
+
+def check_name(name: str) -> None:
+    """Raise `ValueError` unless this can be the name of an object: parts of ASCII letters, digits
+    and some signs, separated by single slashes.
+    """
+    parts = name.split("/")
+    if (
+        _NAME.fullmatch(name) is None
+        or len(name) > _LONGEST_NAME
+        or any(part in {"", ".", ".."} for part in parts)
+    ):
+        raise ValueError(f"{name!r} is no name of an object")
+
+
+def check_readable(name: str) -> None:
+    """Raise `ValueError` unless an object with this name can be read: it has parts that are neither
+    empty nor `.` or `..`, separated by single slashes, and no control characters.
+    """
+    if _CONTROL.search(name) or any(part in {"", ".", ".."} for part in name.split("/")):
+        raise ValueError(f"{name!r} is no name of an object that can be read")
+
+
+def _split(url: str, what: str) -> SplitResult:
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise ValueError(f"a {what} is a URL") from None
+    if "@" in parts.netloc or parts.query or parts.fragment or "?" in url or "#" in url:
+        # not repeated here, since it may contain a password
+        raise ValueError(
+            f"a {what} contains no user, password or query: credentials come from the environment"
+        )
+    return parts
+
+
+FIRST_WAIT_SECONDS: Final = 0.1
+LONGEST_WAIT_SECONDS: Final = 5.0
+# An attempt that begins in the first half ends in the third quarter, and leaves one for reading
+# back what it has done.
+BEGIN_SHARE: Final = 0.5
+REQUEST_SHARE: Final = 0.25
+
+
+class Attempts:
+    """The attempts of one call, with waits between them that double, and are random so that ranks
+    that failed together do not come back together.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._begun = time.monotonic()
+        self._last = self._begun + seconds * BEGIN_SHARE
+        self._wait = FIRST_WAIT_SECONDS
+        self.count = 1
+
+    def another(self) -> bool:
+        """Wait for the next attempt; False at once if there is no time for one."""
+        left = self._last - time.monotonic()
+        if left <= 0:
+            return False
+        time.sleep(min(self._wait * random.uniform(0.5, 1.0), left))  # noqa: S311 - spreads load
+        self._wait = min(2 * self._wait, LONGEST_WAIT_SECONDS)
+        self.count += 1
+        return True
+
+    def __str__(self) -> str:
+        plural = "attempt" if self.count == 1 else "attempts"
+        return f"{self.count} {plural} in {time.monotonic() - self._begun:.1f} s"
 
 
 CONNECT_SECONDS: Final = 5.0

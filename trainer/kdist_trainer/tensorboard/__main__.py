@@ -21,9 +21,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from kdist_trainer.checkpoint import storage
 from kdist_trainer.checkpoint.storage import open_location
 from kdist_trainer.json_text import encode_json
-from kdist_trainer.tensorboard.mirror import mirror
+from kdist_trainer.object_store.store import ObjectPath
+from kdist_trainer.tensorboard.writer import PREFIX
+from kdist_trainer.threads import OnError, start_thread
 
 NEEDED_BYTES = 192 * 2**20
 """Memory in bytes that must be free in the container, so that TensorBoard never gets a training
@@ -31,6 +34,7 @@ OOM-killed.
 """
 PULSE_SECONDS = 30.0
 IDLE_SECONDS = 60.0
+_MIRROR_SECONDS = 5.0
 
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -83,6 +87,41 @@ def open_folder(text: str, stack: contextlib.ExitStack) -> Path:
             f"there are no event files in {text}: train.tensorboard is off, or no step has been "
             "completed yet"
         ) from None
+
+
+def mirror(source: ObjectPath, folder: Path) -> None:
+    """Copy the event files now, and keep the copies up to date until the process ends.
+
+    Raises:
+        FileNotFoundError: there are none.
+        OSError: the store failed.
+    """
+    if not copy_new(source, folder):
+        raise FileNotFoundError(source)
+
+    def follow() -> None:
+        while True:
+            time.sleep(_MIRROR_SECONDS)
+            with contextlib.suppress(OSError):  # the next round tries it again
+                copy_new(source, folder)
+
+    start_thread(follow, name="kdist-mirror", on_error=OnError.RESTART)
+
+
+def copy_new(source: ObjectPath, folder: Path) -> int:
+    """Append to the files in a folder what has been added to their objects, which only grow.
+    Returns the number of objects. Raises `OSError`.
+    """
+    found = {
+        name: size for name, size in storage.list_files(source).items() if name.startswith(PREFIX)
+    }
+    for name, size in sorted(found.items()):
+        with (folder / name).open("ab") as copy:
+            if copy.tell() < size:
+                with (source / name).open(size) as stream:
+                    stream.seek(copy.tell())
+                    copy.write(stream.read())
+    return len(found)
 
 
 def serve(folder: Path, port: int) -> int:

@@ -40,7 +40,7 @@ $(call pytest,$(1)) -o cache_dir=.kdist/tiers/$(1).cache $(2) || { [[ $$? == 1 &
   $(call pytest,$(1).again) -o cache_dir=.kdist/tiers/$(1).cache $(2) --last-failed --last-failed-no-failures none -n 0 -x; }
 endef
 
-.PHONY: help setup system demo test fast chaos e2e acceptance compat lint format bench soak docs pictures lock clean
+.PHONY: help setup system demo test fast chaos e2e acceptance slices compat lint format bench soak docs pictures lock clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9]+):.*## /\1\t/' | expand -t 12
@@ -88,6 +88,9 @@ acceptance: setup system ## Install from a fresh clone and from the built wheels
 
 # The oldest torch that the trainer's package accepts.
 OLDEST := $(shell sed -n 's/.*"torch>=\([0-9.]*\)".*/\1.0/p' trainer/pyproject.toml)
+
+slices: setup ## Delete each option of kdist from a copy of the packages, and use what is left
+	$(BIN)/python -m pytest tests/house/test_slices.py -n $(JOBS) $(ARGS)
 
 compat: setup ## Run the tests with real processes on the oldest supported torch and on the newest, each in .venv-compat/VERSION
 	@newest=$$(echo torch | $(BIN)/uv pip compile --quiet --python $(BIN)/python --no-deps --no-header --no-annotate - | sed -n 's/^torch==//p'); \

@@ -12,8 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kdist.ledger import build_report, parse_lines, read_ledger
-from kdist.report import text
-from kdist.report.goodput import build_goodput_report
 
 Record = dict[str, Any]
 
@@ -275,13 +273,6 @@ def test_the_steps_of_a_script_that_reports_none_are_unknown() -> None:
     assert report["productiveSeconds"] is None
     assert report["elapsedSeconds"] == 10.0
     assert report["steps"] == {"reached": None, "committed": 0, "lost": None, "samples": None}
-    report = build_goodput_report([began], [], active=[(0.0, 10.0)])
-    assert {name: value for name, value in report["secondsByCategory"].items() if value} == {
-        "rendezvous": 1.0,
-        "unobserved": 9.0,
-    }
-    assert text.headline(report) == "goodput unknown · steps unknown · 0 restarts"
-    assert text.attempts(report)[0][3:6] == ("-", "-", "-")
 
 
 def test_a_script_has_reached_the_last_step_that_it_saved() -> None:

@@ -34,6 +34,7 @@ TARGETS = {
     "clean",
     "lock",
     "pictures",
+    "slices",
     "soak",
 }
 

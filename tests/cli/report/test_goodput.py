@@ -294,3 +294,15 @@ def test_no_ledger_makes_the_report_or_its_page_raise(
     assert all(one["keptSteps"] >= 0 and one["unsavedSteps"] >= 0 for one in report["attempts"])
     assert json.dumps(report)
     assert html.render_report({"job": "d", **report}).endswith("</html>\n")
+
+
+def test_the_time_of_a_script_that_reports_no_steps_is_unobserved() -> None:
+    began: Record = {"time": 1.0, "event": "generation", "generation": 1, "reason": "start"}
+    began |= {"from_step": 0, "entrypoint": "script"}
+    report = build_goodput_report([began], [], active=[(0.0, 10.0)])
+    assert {name: value for name, value in report["secondsByCategory"].items() if value} == {
+        "rendezvous": 1.0,
+        "unobserved": 9.0,
+    }
+    assert text.headline(report) == "goodput unknown · steps unknown · 0 restarts"
+    assert text.attempts(report)[0][3:6] == ("-", "-", "-")

@@ -1,5 +1,5 @@
 """The rights that each command needs: one table, from which the chart's roles, the checks of `kdist
-doctor` and the documentation are generated.
+doctor` and the documentation are generated: `chart_templates` and `table` write its texts.
 
 A command of several steps checks its rights before the first step, so that it changes nothing if
 one of them is missing.
@@ -18,6 +18,7 @@ from kdist.manifest import TRAINING_JOB, Manifest
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
+
 
 RBAC = "rbac.authorization.k8s.io/v1"
 RUNTIME = ("trainer.kubeflow.org/v1alpha1", "TrainingRuntime")
@@ -397,3 +398,37 @@ def define_rules(name: str, found: Iterable[dict[str, list[str]]]) -> str:
         texts = [f"  {key}: [{', '.join(values) or _CORE}]\n" for key, values in rule.items()]
         lines.append("-" + "".join(texts)[1:])
     return "".join([*lines, "{{- end }}\n"])
+
+
+def chart_templates() -> str:
+    """Text of the chart's `_rules.tpl`: named lists of rules, without and with the workloads."""
+    parts = [
+        "{{/* Made from the table of rights in cli/kdist/rbac.py: python -m "
+        "tests.charts.rights_files */}}\n"
+    ]
+    for role in ("view", "edit"):
+        for name in ("objects", "workloads"):
+            found = rules(role, workloads=name == "workloads")
+            parts.append(define_rules(f"{role}.{name}", found))
+    return "".join(parts)
+
+
+def table() -> str:
+    """The table of rights as Markdown."""
+    rows = [
+        "| commands | verbs and resources | on the workload | without it | role |",
+        "|---|---|---|---|---|",
+    ]
+    for need in NEEDS:
+        verbs: dict[str, list[str]] = {}
+        for right in need.rights:
+            verbs.setdefault(str(right).partition(" ")[2], []).append(right.verb)
+        together: dict[str, list[str]] = {}
+        for resource, found in verbs.items():
+            together.setdefault(" ".join(found), []).append(resource)
+        rights = "; ".join(f"{found} {', '.join(names)}" for found, names in together.items())
+        rows.append(
+            f"| {need.commands} | {rights} | {need.workload or '-'} | "
+            f"{need.without or 'they cannot run'} | {need.role} |"
+        )
+    return "\n".join(rows)

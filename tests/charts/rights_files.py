@@ -4,8 +4,8 @@ tests.charts.rights_files`; tests compare.
 
 from __future__ import annotations
 
-from kdist import rights_text
-from kdist_controller import rbac
+from kdist import rbac
+from kdist_controller import rbac as controller_rbac
 from tests.house.tree import ROOT
 
 TEMPLATE = ROOT / "charts" / "kdist" / "templates" / "_rules.tpl"
@@ -17,10 +17,10 @@ _BEGIN, _END = "<!-- made from kdist.rbac -->\n", "<!-- end -->\n"
 def page() -> str:
     """Text of the page, with the table as it has to be."""
     before, _, rest = PAGE.read_text().partition(_BEGIN)
-    return f"{before}{_BEGIN}{rights_text.table()}\n{_END}{rest.partition(_END)[2]}"
+    return f"{before}{_BEGIN}{rbac.table()}\n{_END}{rest.partition(_END)[2]}"
 
 
 if __name__ == "__main__":
-    TEMPLATE.write_text(rights_text.chart_templates())
-    CONTROLLER.write_text(rbac.chart_templates())
+    TEMPLATE.write_text(rbac.chart_templates())
+    CONTROLLER.write_text(controller_rbac.chart_templates())
     PAGE.write_text(page())

@@ -7,7 +7,7 @@ import re
 import pytest
 import yaml
 
-from kdist import backends, rights_text
+from kdist import backends, rbac
 from kdist.render import find_pods
 from kdist.render.pod_security import violations
 from tests.charts import rights_files
@@ -25,7 +25,7 @@ ROWS = [
 def test_what_each_command_may_need_is_the_table_of_rights() -> None:
     how = "run: python -m tests.charts.rights_files"
     assert rights_files.page() == PAGE, how
-    assert rights_files.TEMPLATE.read_text() == rights_text.chart_templates(), how
+    assert rights_files.TEMPLATE.read_text() == rbac.chart_templates(), how
 
 
 @pytest.mark.parametrize("name", backends.NAMES)

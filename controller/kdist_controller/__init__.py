@@ -8,7 +8,10 @@ of lost nodes, `election` makes one of several replicas the leader, and `control
 How objects are planned, rendered and read is `kdist`'s.
 
 It is built on the watches of `kdist` and not on kopf, which writes annotations and finalizers into
-every resource, needs twice the memory, and stops where two of its replicas meet.
+every resource, needs twice the memory, and stops where two of its replicas meet; nor on the
+informer and the leader election of the Python client (37.0), which keep whole objects (290 MiB for
+the pods of a thousand jobs), watch no custom resources, request no bookmarks, set no timeouts, and
+end the election without notice while the API server is unavailable.
 """
 
 __version__ = "0.2.0.dev0"

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Final
 
 from kdist.agent_client import AgentTransport, PodTransport, ProxyTransport
-from kdist.cluster import Cluster, connect
+from kdist.cluster import connect
 from kdist.errors import KdistError
 from kdist.status import documents
 from kdist.status.documents import Document
 from kdist.terminal_text import visible_json
 from kdist.threads import OnError, start_thread
-from kdist_controller.controller import Controller, Settings
+from kdist_controller.controller import Controller
 from kdist_controller.election import Election
 from kdist_controller.executor import FIELD_MANAGER
 from kdist_controller.metrics import serve
@@ -42,22 +42,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a replica until it is told to end; returns its exit code."""
     given = _parser().parse_args(arguments)
     descriptors.raise_limit()
-    _limit_arenas()
-    _log_to_stderr(given.log_level)
+    # All threads share two arenas of glibc's malloc: else each of some forty keeps the memory that
+    # its largest answer of the API server took, 12 MB within 10,000 reconciles.
+    if (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:  # glibc alone has it
+        mallopt(_M_ARENA_MAX, _ARENAS)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_JsonLines())
+    logging.basicConfig(level=given.log_level.upper(), handlers=[handler])
+    logging.getLogger("urllib3").setLevel(logging.ERROR)
     try:
         return _run(given)
     except KdistError as error:
         logging.getLogger(__name__).error("%s", error)
         return int(error.code)
-
-
-def _limit_arenas() -> None:
-    """Have all threads share two arenas of glibc's malloc: else each of some forty keeps the memory
-    that its largest answer of the API server took, 12 MB within 10,000 reconciles.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:  # other C libraries have no arenas
-        mallopt(_M_ARENA_MAX, _ARENAS)
 
 
 def _run(given: argparse.Namespace) -> int:
@@ -69,9 +66,12 @@ def _run(given: argparse.Namespace) -> int:
     election = Election(candidate, LEASE, namespace=given.lease_namespace, identity=given.identity)
 
     def route(namespace: str, pod: Document) -> AgentTransport:
-        return _route(cluster, given.agents, namespace, pod)
+        if given.agents == "pod":
+            return PodTransport(documents.text(pod, "status", "podIP"))
+        # through the API server, which takes a right that the chart does not give
+        return ProxyTransport(cluster, documents.name(pod), namespace)
 
-    controller = Controller(cluster, election, route, Settings(tuple(given.namespace)))
+    controller = Controller(cluster, election, route, given.namespace)
     server = serve(
         with_loopback(own_addresses(given.address)) if given.address else LOOPBACK,
         given.metrics_port,
@@ -82,30 +82,12 @@ def _run(given: argparse.Namespace) -> int:
     controller.metrics.show_refused(lambda: server.refused)
     for number in (signal.SIGTERM, signal.SIGINT):
         # on a thread, because the main one may hold a lock that `stop` takes
-        signal.signal(number, lambda *_: _stop(controller))
+        signal.signal(
+            number, lambda *_: start_thread(controller.stop, name="stop", on_error=OnError.EXIT)
+        )
     logging.getLogger(__name__).info("serving on port %d", server.port)
     controller.run()
     return 0
-
-
-def _stop(controller: Controller) -> None:
-    start_thread(controller.stop, name="stop", on_error=OnError.EXIT)
-
-
-def _route(cluster: Cluster, agents: str, namespace: str, pod: Document) -> AgentTransport:
-    """The way to an agent: straight to its pod, or through the API server, which takes a right
-    that the chart does not give.
-    """
-    if agents == "pod":
-        return PodTransport(documents.text(pod, "status", "podIP"))
-    return ProxyTransport(cluster, documents.name(pod), namespace)
-
-
-def _log_to_stderr(level: str) -> None:
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_JsonLines())
-    logging.basicConfig(level=level.upper(), handlers=[handler])
-    logging.getLogger("urllib3").setLevel(logging.ERROR)
 
 
 class _JsonLines(logging.Formatter):

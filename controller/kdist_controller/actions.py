@@ -132,13 +132,13 @@ class Changes:
         actions: in their order; each needs those before it.
         status: the whole status; None if it stays as it is.
         notices: the events.
-        again: seconds after which to look again, though nothing was heard; None if there is no
-            need.
-        ask_now: ask all agents at once, not only one of them every now and then.
+        requeue_after: seconds after which to reconcile again, though nothing was heard; None if
+            there is no need.
+        poll_now: poll all agents at once, not only one of them every now and then.
     """
 
     actions: tuple[Action, ...] = ()
     status: dict[str, Any] | None = None
     notices: tuple[Notice, ...] = ()
-    again: float | None = None
-    ask_now: bool = False
+    requeue_after: float | None = None
+    poll_now: bool = False

@@ -1,5 +1,5 @@
-"""Asks the agents of running jobs how far they are: one agent of each job every half minute, more
-often only for a short time after its pods have changed. Also asks why a job does not progress.
+"""Polls the agents of running jobs: one agent of each job every half minute, more often only for a
+short time after its pods have changed. Also diagnoses jobs that make no progress.
 
 Pods run images of their users, who may have them answer slowly or never: a job's turn has an end,
 a namespace gets a share of the threads, and little is kept of an answer.
@@ -121,7 +121,7 @@ def ask_agents(route: Route, namespace: str, pods: Sequence[Document]) -> dict[s
 
 
 class AgentPoller:
-    """Asks agents on threads of its own, so that one that is silent delays no job.
+    """Polls agents on threads of its own, so that one that does not respond delays no job.
 
     Args:
         cluster: the cluster.
@@ -174,8 +174,8 @@ class AgentPoller:
             found = self._inquiries.get(key)
             return None if found is None or not found.stuck else found.diagnosis
 
-    def plan(self, observed: Observed, *, ask_now: bool) -> None:
-        """Ask the agents of a job when it is time, or all of them at once."""
+    def plan(self, observed: Observed, *, poll_now: bool) -> None:
+        """Poll the agents of a job when it is time, or all of them at once."""
         key, status = observed.resource.key, observed.status
         working = {pod.name for pod in status.pods if pod.working}
         stuck = status.phase in _STUCK and observed.config_map is not None
@@ -192,15 +192,15 @@ class AgentPoller:
             found.set_stuck(stuck=stuck)
             fresh = shape != found.shape
             found.shape = shape
-            found.everyone = found.everyone or ask_now
-            if fresh or ask_now:
+            found.everyone = found.everyone or poll_now
+            if fresh or poll_now:
                 found.pause = found.diagnosis_pause = _FIRST_SECONDS
                 found.refusals = 0
-        if fresh or ask_now:
+        if fresh or poll_now:
             self._queue.add(key, after=_FIRST_SECONDS)
 
     def forget(self, key: JobKey) -> None:
-        """Ask no agent of this job any more."""
+        """Stop polling the agents of this job."""
         with self._lock:
             self._inquiries.pop(key, None)
 
@@ -233,7 +233,11 @@ class AgentPoller:
                 found.answers = {
                     pod: kept for pod, kept in found.answers.items() if pod not in turn.silent
                 }
-            found.answers |= {pod: (now, _keep(answer)) for pod, answer in turn.answers.items()}
+            found.answers |= {
+                # the list of peers, the largest part, is not read later
+                pod: (now, {name: value for name, value in answer.items() if name != "peers"})
+                for pod, answer in turn.answers.items()
+            }
             found.silent = {
                 pod: at for pod, at in found.silent.items() if pod not in turn.answers
             } | dict.fromkeys(turn.silent, now)
@@ -308,11 +312,6 @@ def _order(inquiry: Inquiry, document: Document) -> tuple[int, float]:
     if pod not in inquiry.answers:
         return 2, 0.0
     return (0 if _runs_rank_0(inquiry.answers[pod][1]) else 1), 0.0
-
-
-def _keep(answer: Document) -> Document:
-    """Of an answer what is read later; the list of peers is the largest part."""
-    return {name: value for name, value in answer.items() if name != "peers"}
 
 
 def _runs_rank_0(answer: Document | None) -> bool:

@@ -9,23 +9,22 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from kdist import deploy
-from kdist.backends import DEPENDENT_KINDS, workload_kinds
+from kdist import backends, deploy
+from kdist.backends import DEPENDENT_KINDS, Backend, is_made_for, workload_kinds
 from kdist.cluster import Cluster
 from kdist.errors import KdistError, NotFoundError
 from kdist.manifest import JOB_LABEL
 from kdist.ownership import ForeignError, ObjectKey
 from kdist.spec import API_VERSION, KIND
-from kdist.status import ExitRecord, documents
+from kdist.status import documents
 from kdist.threads import OnError, start_thread
 from kdist_controller.agent_poller import AgentPoller, Route
-from kdist_controller.cache import Cache, Informer, JobObjects, find_backend, sort_objects
+from kdist_controller.cache import Cache, Informer
 from kdist_controller.election import Election
-from kdist_controller.executor import Executor, strip
+from kdist_controller.executor import Executor, trim_own
 from kdist_controller.metrics import Metrics
 from kdist_controller.node_recovery import NodeCache, NodeRecovery, trim_node
 from kdist_controller.observation import Observed
@@ -35,6 +34,16 @@ from kdist_controller.status import is_terminal
 from kdist_controller.work_queue import WorkQueue
 
 Document = dict[str, Any]
+_NODE: Final = ("v1", "Node")
+_WORKERS: Final = 4
+_REDISCOVERY_SECONDS: Final = 60.0
+_REQUEUE_SECONDS: Final = 0.05
+"""After a change, for what it has caused to arrive."""
+_STUCK_SECONDS: Final = 300.0
+_END_SECONDS: Final = 10.0
+_LOST: Final = 1
+"""Exit code of a leader that has lost its Lease."""
+_log = logging.getLogger(__name__)
 
 
 class Observer:
@@ -74,7 +83,7 @@ class Observer:
         """
         self._foreign[key] = found
 
-    def _look_at_foreign(self, resource: Resource) -> dict[ObjectKey, Document]:
+    def _check_foreign(self, resource: Resource) -> dict[ObjectKey, Document]:
         """That object, if it is still there and still not the job's."""
         if (known := self._foreign.get(resource.key)) is None:
             return {}
@@ -102,92 +111,106 @@ class Observer:
             self._foreign.pop(key, None)
             return None
         resource = Resource(found.resource, found.results)
-        backend = find_backend(resource, found)
-        sorted_ = sort_objects(resource, found, backend)
-        own = self._read_own(resource, found) if sorted_.own is not None else None
-        pods = [dict(pod) for pod in sorted_.pods]
+        name, objects, pods = key.name, found.objects, found.pods.values()
+        # A label selects, ownership decides: what is not the TrainingJob's own counts for nothing.
+        children: dict[ObjectKey, Document] = {}
+        rivals: dict[ObjectKey, Document] = {}
+        for each, document in objects.items():
+            (children if resource.owns(document) else rivals)[each] = document
+        backend = _find_backend(resource, children)
+        known = children.pop(ObjectKey("v1", "ConfigMap", name), None)
+        own = None if known is None else self._read_own(resource, known, found.own)
+        workload, makers = None, []
+        if backend is not None:
+            workload = children.pop(ObjectKey(backend.api_version, backend.kind, name), None)
+        if backend is not None and workload is not None:
+            # the workload, and what it has created to make the pods, in a chain of owners
+            makers = [_uid(workload)]
+            for step in backend.pod_owners(name):
+                made = objects.get(ObjectKey(*step))
+                if made is None or makers[-1] not in _owners(made):
+                    break
+                makers.append(_uid(made))
+        owner = resource.owner(frozenset(makers))
+        own_pods = [dict(pod) for pod in pods if owner.owns(pod)]
+        uids = {_uid(each) for each in objects.values()}
+        result = None  # how the run of a job without workload has ended, if that is not known yet
+        if own is not None and workload is None and not is_terminal(resource.status):
+            result = deploy.find_result(self._cluster, resource.owner())
         outlook = self._recovery.outlook(key)
         return Observed(
             resource,
             backend=backend,
             config_map=own,
-            workload=sorted_.workload,
-            children=sorted_.children,
-            pods=pods,
-            leaving=sorted_.leaving,
-            makers=sorted_.makers,
-            rivals={**sorted_.rivals, **self._look_at_foreign(resource)},
+            workload=workload,
+            children=children,
+            pods=own_pods,
+            leaving=[
+                pod
+                for pod in pods
+                if is_made_for(pod, name) and not owner.owns(pod) and uids.isdisjoint(_owners(pod))
+            ],
+            makers=frozenset(makers),
+            rivals={
+                **{each: rival for each, rival in rivals.items() if _uid(rival) not in makers},
+                **self._check_foreign(resource),
+            },
             reports=self._poller.answers(key),
             silent=self._poller.silent(key),
             kinds=self.kinds,
-            result=self._find_result(resource)
-            if own is not None and sorted_.workload is None
-            else None,
+            result=result,
             diagnosis=self._poller.diagnosis(key),
-            nodes=self._nodes.find(pods),
+            nodes=self._nodes.find(own_pods),
             decisions=outlook.decisions,
             held=outlook.held,
             trouble=trouble,
             now=time.time(),
         )
 
-    def _read_own(self, resource: Resource, found: JobObjects) -> Document | None:
-        """All of the job's own ConfigMap, which is watched without its data."""
-        key = resource.key
-        known = found.objects[_own_key(key)]
-        version = documents.text(known, "metadata", "resourceVersion")
-        if found.own is not None and _version(found.own) >= _number(version):
-            own = found.own
+    def _read_own(
+        self, resource: Resource, known: Document, fetched: Document | None
+    ) -> Document | None:
+        """All of the job's own ConfigMap, which is watched without its data: as it was fetched
+        last, unless there is a newer version.
+        """
+        if fetched is not None and _version(fetched) >= _version(known):
+            own = fetched
         else:
+            key = resource.key
             try:
-                own = strip(self._cluster.get("v1", "ConfigMap", key.name, key.namespace))
+                own = trim_own(self._cluster.get("v1", "ConfigMap", key.name, key.namespace))
             except NotFoundError:
                 return None
             own |= {"apiVersion": "v1", "kind": "ConfigMap"}
             self._cache.put_own(key, own)
         return own if resource.owns(own) else None
 
-    def _find_result(self, resource: Resource) -> ExitRecord | None:
-        """How the run of a job without workload has ended, if that is not known yet."""
-        if is_terminal(resource.status):
-            return None
-        return deploy.find_result(self._cluster, resource.owner())
+
+def _find_backend(resource: Resource, children: Mapping[ObjectKey, Document]) -> Backend | None:
+    """The kind of a job's workload: as its status says, else that of the workload that it has; None
+    if it is not decided.
+    """
+    chosen = documents.text(resource.status, "backend")
+    if chosen in backends.NAMES:
+        return backends.get(chosen)
+    for each in map(backends.get, backends.NAMES):
+        if ObjectKey(each.api_version, each.kind, resource.key.name) in children:
+            return each
+    return None
 
 
-def _own_key(key: JobKey) -> ObjectKey:
-    return ObjectKey("v1", "ConfigMap", key.name)
+def _uid(document: Document) -> str:
+    return documents.text(document, "metadata", "uid")
+
+
+def _owners(document: Document) -> set[str]:
+    owners = documents.items(document, "metadata", "ownerReferences")
+    return {documents.text(each, "uid") for each in owners}
 
 
 def _version(document: Document) -> int:
-    return _number(documents.text(document, "metadata", "resourceVersion"))
-
-
-def _number(version: str) -> int:
+    version = documents.text(document, "metadata", "resourceVersion")
     return int(version) if version.isdecimal() else 0
-
-
-_log = logging.getLogger(__name__)
-
-_NODE: Final = ("v1", "Node")
-_WORKERS: Final = 4
-_REDISCOVERY_SECONDS: Final = 60.0
-_AGAIN_SECONDS: Final = 0.05
-"""After a change, for what it has caused to arrive."""
-_STUCK_SECONDS: Final = 300.0
-_END_SECONDS: Final = 10.0
-_LOST: Final = 1
-"""Exit code of a leader that has lost its Lease."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How a controller runs.
-
-    Attributes:
-        namespaces: whose TrainingJobs it looks after; none for those of all namespaces.
-    """
-
-    namespaces: Sequence[str] = ()
 
 
 class Controller:
@@ -197,15 +220,15 @@ class Controller:
         cluster: the cluster.
         election: by which one of several replicas leads.
         route: the way to an agent.
-        settings: how it runs.
+        namespaces: whose TrainingJobs it looks after; none for those of all namespaces.
     """
 
     def __init__(
-        self, cluster: Cluster, election: Election, route: Route, settings: Settings
+        self, cluster: Cluster, election: Election, route: Route, namespaces: Sequence[str]
     ) -> None:
         self._cluster = cluster
         self._election = election
-        self._settings = settings
+        self._namespaces = namespaces or (None,)
         self._queue = WorkQueue(share=_WORKERS - 1)  # of each namespace, so that others get a turn
         self._cache = Cache()
         self.metrics = Metrics(self._phases, lambda: len(self._queue))
@@ -292,7 +315,7 @@ class Controller:
         self._observer.kinds = kinds = self._cluster.kinds()
         wanted = [(API_VERSION, KIND), ("v1", "Pod"), *DEPENDENT_KINDS, *workload_kinds()]
         for kind in wanted:
-            for namespace in self._settings.namespaces or (None,):
+            for namespace in self._namespaces:
                 key = (*kind, namespace)
                 if key in self._informers or kind not in kinds:
                     continue
@@ -306,22 +329,18 @@ class Controller:
                     notify=self._add,
                 )
                 informer.start()
-        self._watch_nodes()
-
-    def _watch_nodes(self) -> None:
-        """Watch the nodes, where that is allowed: without it no pod of a lost node is replaced."""
+        # without the right to watch nodes no pod of a lost node is replaced
         key = (*_NODE, None)
-        if key in self._informers or not self._cluster.can_i("watch", *_NODE):
-            return
-        self._informers[key] = informer = Informer(
-            self._cluster,
-            self._nodes,
-            _NODE,
-            namespace=None,
-            trim=trim_node,
-            notify=self._add,
-        )
-        informer.start()
+        if key not in self._informers and self._cluster.can_i("watch", *_NODE):
+            self._informers[key] = informer = Informer(
+                self._cluster,
+                self._nodes,
+                _NODE,
+                namespace=None,
+                trim=trim_node,
+                notify=self._add,
+            )
+            informer.start()
 
     def _add(self, keys: Iterable[JobKey]) -> None:
         for key in keys:
@@ -347,7 +366,7 @@ class Controller:
     def _reconcile(self, key: JobKey) -> None:
         with self.metrics.reconcile_seconds.time():
             try:
-                self._look_at(key)
+                self._reconcile_once(key)
             except KdistError as error:
                 self._fail(key, str(error), expected=True)
             except Exception as error:  # noqa: BLE001 - one job must not end the worker of all others
@@ -356,27 +375,27 @@ class Controller:
                 self._queue.forgive(key)
                 self._trouble.pop(key, None)
 
-    def _look_at(self, key: JobKey) -> None:
+    def _reconcile_once(self, key: JobKey) -> None:
         observed = self._observer.observe(key, trouble=self._trouble.get(key, ""))
         if observed is None:
             self._poller.forget(key)
             self._recovery.forget(key)
             return
         changes = reconcile(observed)
-        self._poller.plan(observed, ask_now=changes.ask_now)
+        self._poller.plan(observed, poll_now=changes.poll_now)
         self._recovery.plan(observed)
         try:
-            self._executor.carry_out(observed, changes)
+            self._executor.execute(observed, changes)
         except ForeignError as error:
             if error.found is None:
                 raise
             self._observer.note_foreign(key, error.found)
-            self._queue.add(key, after=_AGAIN_SECONDS)
+            self._queue.add(key, after=_REQUEUE_SECONDS)
             return
         if changes.actions:
-            self._queue.add(key, after=_AGAIN_SECONDS)
-        elif changes.again is not None:
-            self._queue.add(key, after=changes.again)
+            self._queue.add(key, after=_REQUEUE_SECONDS)
+        elif changes.requeue_after is not None:
+            self._queue.add(key, after=changes.requeue_after)
 
     def _fail(self, key: JobKey, reason: str, *, expected: bool) -> None:
         self.metrics.errors.inc()

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -44,13 +43,13 @@ from kdist_controller.resource import Resource, find_sized, render_objects, rend
 COMPONENT = "kdist-controller"
 
 
-def tell(cluster: Cluster, resource: Resource, notice: Notice, *, identity: str) -> None:
-    """Create an event. Its name follows from `identity`, so that one told twice is one.
+def write_event(cluster: Cluster, resource: Resource, notice: Notice, *, identity: str) -> None:
+    """Create an event. Its name follows from `identity`, so that one written twice is one.
 
     Args:
         cluster: the cluster, with the namespace of the TrainingJob.
         resource: the TrainingJob.
-        notice: what to tell.
+        notice: what it says.
         identity: what distinguishes this occasion from others with the same reason.
     """
     key = resource.key
@@ -91,113 +90,113 @@ Document = dict[str, Any]
 
 
 class Executor:
-    """Carries out changes, and puts the API server's answers into the cache."""
+    """Executes changes, and puts the API server's answers into the cache."""
 
     def __init__(self, cluster: Cluster, cache: Cache) -> None:
         self._cluster = cluster
         self._cache = cache
 
-    def carry_out(self, observed: Observed, changes: Changes) -> None:
-        """Carry out changes in their order: events, status, actions. Raises `KdistError` at the
+    def execute(self, observed: Observed, changes: Changes) -> None:
+        """Execute changes in their order: events, status, actions. Raises `KdistError` at the
         first that fails; what is left is decided again.
         """
         cluster = self._cluster.within(observed.resource.key.namespace)
         for notice in changes.notices:
             version = documents.text(observed.resource.document, "metadata", "resourceVersion")
-            tell(cluster, observed.resource, notice, identity=notice.occasion or version)
+            write_event(cluster, observed.resource, notice, identity=notice.occasion or version)
+        job = _JobExecutor(cluster, self._cache, observed)
         if changes.status is not None:
-            self._write_status(cluster, observed, changes.status)
+            job.write_status(changes.status)
         for action in changes.actions:
-            self._handler(action)(cluster, observed)
+            job.execute(action)
 
-    def _handler(self, action: Action) -> Callable[[Cluster, Observed], None]:
-        match action:
-            case ApplyObjects():
-                return partial(self._apply_objects, action)
-            case RecordJob():
-                return partial(self._record_job, action)
-            case ResizeWorkload():
-                return partial(self._resize, action)
-            case AnnounceLimits():
-                return partial(self._announce, action)
-            case SuspendWorkload():
-                return partial(self._suspend, action)
-            case RecordOutcome():
-                return partial(self._record_outcome, action)
-            case DeleteObject():
-                return partial(self._delete, action)
-            case ForgetEnd():
-                return self._forget_end
 
-    def _forget_end(self, cluster: Cluster, observed: Observed) -> None:
-        deploy.forget_end(cluster, observed.owner)
-        deploy.request_start(cluster, observed.owner, observed.applied)
+class _JobExecutor:
+    """Changes the objects of one job, as it was observed."""
 
-    def _write_status(
-        self, cluster: Cluster, observed: Observed, status: Mapping[str, Any]
-    ) -> None:
-        before = observed.resource.document
-        removed = dict.fromkeys(key for key in observed.resource.status if key not in status)
+    def __init__(self, cluster: Cluster, cache: Cache, observed: Observed) -> None:
+        self._cluster = cluster
+        self._cache = cache
+        self._observed = observed
+        self._resource = observed.resource
+        self._objects = JobObjects(cluster, observed.owner)
+
+    def write_status(self, status: Mapping[str, Any]) -> None:
+        """Write the whole status."""
+        before = self._resource.document
+        removed = dict.fromkeys(key for key in self._resource.status if key not in status)
         body = {"status": {**status, **removed}}
-        name = observed.resource.key.name
-        found = _objects(cluster, observed).change(
+        name = self._resource.key.name
+        found = self._objects.change(
             API_VERSION, KIND, name, body, known=before, subresource="status"
         )
         self._cache.put(trim({**found, "apiVersion": API_VERSION, "kind": KIND}))
 
-    def _apply_objects(self, action: ApplyObjects, cluster: Cluster, observed: Observed) -> None:
-        name = observed.resource.key.name
+    def execute(self, action: Action) -> None:
+        """Execute one action."""
+        match action:
+            case ApplyObjects():
+                self._apply_objects(action)
+            case RecordJob():
+                self._record_job(action)
+            case ResizeWorkload():
+                self._resize(action)
+            case AnnounceLimits():
+                self._announce(action)
+            case SuspendWorkload():
+                self._suspend(action)
+            case RecordOutcome():
+                annotations = {"annotations": {OUTCOME: action.record}}
+                body = {"metadata": annotations, "spec": {"replicas": 0}}
+                self._patch_workload(body)
+            case DeleteObject():
+                self._delete(action)
+            case ForgetEnd():
+                deploy.forget_end(self._cluster, self._observed.owner)
+                deploy.request_start(self._cluster, self._observed.owner, self._observed.applied)
+
+    def _apply_objects(self, action: ApplyObjects) -> None:
+        name = self._resource.key.name
         kind = backends.get(action.placement.backend).kind
         if action.only == "all":
-            self._check_free(action, cluster, observed)
-            self._create_key(action, cluster, observed)
+            # nothing is sent if an object that is not the job's has the name of one of these
+            known = self._cache.read(self._resource.key).copies
+            for each in render_objects(action.job, action.placement):
+                if ObjectKey(each.api_version, each.kind, each.name) in known:
+                    continue
+                if (found := self._cluster.find(each)) is not None:
+                    self._observed.owner.check(found, api_version=each.api_version, kind=each.kind)
+            owner = self._resource.owner_reference
+            problem = deploy.create_key(self._objects, action.job, action.placement, owner)
+            if problem:  # the agents' exchange has to do without a key
+                notice = Notice(KEY_MISSING, problem, warning=True)
+                write_event(self._cluster, self._resource, notice, identity=action.placement.run_id)
         for manifest in render_objects(action.job, action.placement):
             own = (manifest.kind, manifest.name)
             if action.only == "missing":
                 key = ObjectKey(manifest.api_version, manifest.kind, manifest.name)
-                if own in ((kind, name), ("ConfigMap", name)) or key in observed.children:
+                if own in ((kind, name), ("ConfigMap", name)) or key in self._observed.children:
                     continue
             if own == ("ConfigMap", name):
-                self._apply_own(cluster, observed, manifest, asked=action.asked)
+                self._apply_own(manifest, asked=action.asked)
             elif manifest.kind == RUNTIME:
-                self._apply_runtime(cluster, observed, manifest)
+                self._apply_runtime(manifest)
             else:
-                self._apply(cluster, observed, manifest)
+                self._apply(manifest)
 
-    def _check_free(self, action: ApplyObjects, cluster: Cluster, observed: Observed) -> None:
-        """Raise `ForeignError` before anything is sent, if an object that is not the job's has the
-        name of one that is about to be made.
-        """
-        known = self._cache.read(observed.resource.key).objects
-        for each in render_objects(action.job, action.placement):
-            if ObjectKey(each.api_version, each.kind, each.name) in known:
-                continue
-            if (found := cluster.find(each)) is not None:
-                observed.owner.check(found, api_version=each.api_version, kind=each.kind)
-
-    def _create_key(self, action: ApplyObjects, cluster: Cluster, observed: Observed) -> None:
-        """Create the key of the job's exchange, or say that the job has to do without."""
-        resource = observed.resource
-        owner = resource.owner_reference
-        objects = _objects(cluster, observed)
-        problem = deploy.create_key(objects, action.job, action.placement, owner)
-        if problem:
-            notice = Notice(KEY_MISSING, problem, warning=True)
-            tell(cluster, resource, notice, identity=action.placement.run_id)
-
-    def _apply_runtime(self, cluster: Cluster, observed: Observed, manifest: Manifest) -> None:
+    def _apply_runtime(self, manifest: Manifest) -> None:
         """Apply the TrainingRuntime of a TrainJob that is about to be created. Most of its fields
         are immutable: if they differ from those of the last TrainJob, it is created again.
         """
         try:
-            self._apply(cluster, observed, manifest)
+            self._apply(manifest)
         except ApiError as error:
-            if "immutable" not in str(error) or observed.workload is not None:
+            if "immutable" not in str(error) or self._observed.workload is not None:
                 raise
-            _objects(cluster, observed).remove(manifest.api_version, manifest.kind, manifest.name)
-            self._apply(cluster, observed, manifest)
+            self._objects.remove(manifest.api_version, manifest.kind, manifest.name)
+            self._apply(manifest)
 
-    def _record_job(self, action: RecordJob, cluster: Cluster, observed: Observed) -> None:
+    def _record_job(self, action: RecordJob) -> None:
         manifest = render_own(action.job, action.placement)
         data = dict(manifest.document["data"])
         if action.limits is not action.job:
@@ -206,89 +205,73 @@ class Executor:
         if action.text:
             data["job.json"] = action.text
         manifest = Manifest({**manifest.document, "data": data})
-        self._apply_own(cluster, observed, manifest, asked=action.asked)
+        self._apply_own(manifest, asked=action.asked)
 
-    def _apply_own(
-        self, cluster: Cluster, observed: Observed, manifest: Manifest, *, asked: bool
-    ) -> None:
+    def _apply_own(self, manifest: Manifest, *, asked: bool) -> None:
         """Apply the job's own ConfigMap."""
         if asked:
             metadata = manifest.document["metadata"]
             annotations = {**metadata["annotations"], ASKED: "suspended"}
             metadata = {**metadata, "annotations": annotations}
             manifest = Manifest({**manifest.document, "metadata": metadata})
-        found = self._apply(cluster, observed, manifest)
-        self._cache.put_own(observed.resource.key, strip(found))
+        found = self._apply(manifest)
+        self._cache.put_own(self._resource.key, trim_own(found))
 
-    def _apply(self, cluster: Cluster, observed: Observed, manifest: Manifest) -> Document:
+    def _apply(self, manifest: Manifest) -> Document:
         metadata = dict(manifest.document["metadata"])
         kept = manifest.kind == "PersistentVolumeClaim"
         if not kept or (metadata.get("annotations") or {}).get(RECLAIM_POLICY) == "Delete":
-            metadata["ownerReferences"] = [observed.resource.owner_reference]
+            metadata["ownerReferences"] = [self._resource.owner_reference]
         owned = replace(manifest, document={**manifest.document, "metadata": metadata})
         key = ObjectKey(manifest.api_version, manifest.kind, manifest.name)
-        known = self._cache.read(observed.resource.key).objects.get(key)
-        found = _objects(cluster, observed).apply(owned, known=known, force=True).document
+        known = self._cache.read(self._resource.key).copies.get(key)
+        found = self._objects.apply(owned, known=known, force=True).document
         self._cache.put(trim(found))
         return found
 
-    def _resize(self, action: ResizeWorkload, cluster: Cluster, observed: Observed) -> None:
+    def _resize(self, action: ResizeWorkload) -> None:
         """Change what follows from the number of nodes. The rest of the workload stays what it was
         made with: it may be older than the spec.
         """
         workload, sized = find_sized(action.job, action.placement)
         kind = (workload.api_version, workload.kind, workload.name)
-        found = _objects(cluster, observed).change(*kind, {"spec": sized})
+        found = self._objects.change(*kind, {"spec": sized})
         self._cache.put(trim(found))
         for manifest in render_objects(action.job, action.placement):
             if manifest.kind == "PodDisruptionBudget":
-                self._apply(cluster, observed, manifest)
+                self._apply(manifest)
 
-    def _announce(self, action: AnnounceLimits, cluster: Cluster, observed: Observed) -> None:
+    def _announce(self, action: AnnounceLimits) -> None:
         body = {"metadata": {"annotations": {"kdist.dev/nodes": f"{action.least}:{action.most}"}}}
-        objects = _objects(cluster, observed)
         for pod in action.pods:
-            self._cache.put(trim(objects.change("v1", "Pod", pod, body)))
+            self._cache.put(trim(self._objects.change("v1", "Pod", pod, body)))
 
-    def _suspend(self, action: SuspendWorkload, cluster: Cluster, observed: Observed) -> None:
+    def _suspend(self, action: SuspendWorkload) -> None:
         if not action.suspended:
-            deploy.request_start(cluster, observed.owner, observed.applied)
+            deploy.request_start(self._cluster, self._observed.owner, self._observed.applied)
         if action.queued:
-            suspend.set_active(_find_job(cluster, observed), active=not action.suspended)
-        elif observed.backend is not None:
-            body = observed.backend.suspend_patch(action.suspended, nodes=action.nodes)
-            self._patch_workload(cluster, observed, body)
+            job = ClusterJob.find(self._cluster, self._resource.key.name)
+            suspend.set_active(job, active=not action.suspended)
+        elif self._observed.backend is not None:
+            body = self._observed.backend.suspend_patch(action.suspended, nodes=action.nodes)
+            self._patch_workload(body)
 
-    def _record_outcome(self, action: RecordOutcome, cluster: Cluster, observed: Observed) -> None:
-        body = {"metadata": {"annotations": {OUTCOME: action.record}}, "spec": {"replicas": 0}}
-        self._patch_workload(cluster, observed, body)
-
-    def _patch_workload(self, cluster: Cluster, observed: Observed, body: Document) -> None:
-        if observed.backend is not None:
-            kind = (observed.backend.api_version, observed.backend.kind)
-            found = _objects(cluster, observed).change(*kind, observed.resource.key.name, body)
+    def _patch_workload(self, body: Document) -> None:
+        if self._observed.backend is not None:
+            kind = (self._observed.backend.api_version, self._observed.backend.kind)
+            found = self._objects.change(*kind, self._resource.key.name, body)
             self._cache.put(trim(found))
 
-    def _delete(self, action: DeleteObject, cluster: Cluster, observed: Observed) -> None:
+    def _delete(self, action: DeleteObject) -> None:
         key = action.key
-        found = observed.children.get(key) or observed.workload
+        found = self._observed.children.get(key) or self._observed.workload
         if found is None:
             return
         uid = documents.text(found, "metadata", "uid")
         propagation = "Foreground" if action.foreground else "Background"
-        _objects(cluster, observed).remove(*key, propagation=propagation, uid=uid)
+        self._objects.remove(*key, propagation=propagation, uid=uid)
 
 
-def _objects(cluster: Cluster, observed: Observed) -> JobObjects:
-    """What changes the objects of a TrainingJob."""
-    return JobObjects(cluster, observed.owner)
-
-
-def strip(document: Mapping[str, Any]) -> Document:
+def trim_own(document: Mapping[str, Any]) -> Document:
     """The job's own ConfigMap with its data, and the metadata that decisions need."""
     return {**trim(dict(document)), "data": document.get("data") or {}}
-
-
-def _find_job(cluster: Cluster, observed: Observed) -> ClusterJob:
-    """The job as the operations of `kdist.job.cluster` take it."""
-    return ClusterJob.find(cluster, observed.resource.key.name)

@@ -31,7 +31,17 @@ class Metrics:
 
     def __init__(self, phases: Callable[[], Iterable[str]], depth: Callable[[], int]) -> None:
         self.registry = CollectorRegistry()
-        self.registry.register(_Phases(phases))
+
+        def collect_phases() -> Iterator[Metric]:
+            found = GaugeMetricFamily(
+                "kdist_controller_jobs", "TrainingJobs by phase.", labels=["phase"]
+            )
+            counts = Tally(phases())
+            for phase in Phase:
+                found.add_metric([phase.value], counts.get(phase.value, 0))
+            yield found
+
+        self.registry.register(_Collector(collect_phases))
         self.reconcile_seconds = Histogram(
             "kdist_controller_reconcile_seconds",
             "Time to look at one TrainingJob and to change what has to be changed.",
@@ -62,40 +72,28 @@ class Metrics:
 
     def show_refused(self, refused: Callable[[], Mapping[str, int]]) -> None:
         """Show the connections to the controller that were closed, by reason."""
-        self.registry.register(_Refused(refused))
+
+        def collect() -> Iterator[Metric]:
+            found = CounterMetricFamily(
+                "kdist_controller_connections_refused",
+                "Connections that the controller has closed to stay within its bounds.",
+                labels=["reason"],
+            )
+            for reason, count in refused().items():
+                found.add_metric([reason], count)
+            yield found
+
+        self.registry.register(_Collector(collect))
 
 
-class _Phases(Collector):
-    """The TrainingJobs by phase, counted when they are asked for."""
+class _Collector(Collector):
+    """Metrics that are computed when they are scraped."""
 
-    def __init__(self, phases: Callable[[], Iterable[str]]) -> None:
-        self._phases = phases
-
-    def collect(self) -> Iterator[Metric]:
-        found = GaugeMetricFamily(
-            "kdist_controller_jobs", "TrainingJobs by phase.", labels=["phase"]
-        )
-        counts = Tally(self._phases())
-        for phase in Phase:
-            found.add_metric([phase.value], counts.get(phase.value, 0))
-        yield found
-
-
-class _Refused(Collector):
-    """The connections that were closed, by reason."""
-
-    def __init__(self, refused: Callable[[], Mapping[str, int]]) -> None:
-        self._refused = refused
+    def __init__(self, collect: Callable[[], Iterator[Metric]]) -> None:
+        self._collect = collect
 
     def collect(self) -> Iterator[Metric]:
-        found = CounterMetricFamily(
-            "kdist_controller_connections_refused",
-            "Connections that the controller has closed to stay within its bounds.",
-            labels=["reason"],
-        )
-        for reason, count in self._refused().items():
-            found.add_metric([reason], count)
-        yield found
+        return self._collect()
 
 
 def serve(
@@ -118,17 +116,17 @@ def serve(
     Raises:
         OSError: It cannot listen there.
     """
+
+    def answer(good: bool) -> HttpResponse:
+        if good:
+            return text_response("ok", HTTPStatus.OK)
+        return text_response("not yet", HTTPStatus.SERVICE_UNAVAILABLE)
+
     routes = {
         "/metrics": lambda _: HttpResponse(
             HTTPStatus.OK, generate_latest(registry), CONTENT_TYPE_LATEST
         ),
-        "/healthz": lambda _: _say(healthy()),
-        "/readyz": lambda _: _say(ready()),
+        "/healthz": lambda _: answer(healthy()),
+        "/readyz": lambda _: answer(ready()),
     }
     return serve_pages("metrics", routes, addresses, port)
-
-
-def _say(good: bool) -> HttpResponse:
-    if good:
-        return text_response("ok", HTTPStatus.OK)
-    return text_response("not yet", HTTPStatus.SERVICE_UNAVAILABLE)

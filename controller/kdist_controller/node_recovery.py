@@ -29,177 +29,18 @@ from kdist.threads import OnError, start_thread
 from kdist_controller.actions import Notice
 from kdist_controller.agent_poller import Route, ask_agents
 from kdist_controller.cache import Cache
-from kdist_controller.executor import tell
+from kdist_controller.executor import write_event
 from kdist_controller.observation import Observed
 from kdist_controller.resource import JobKey, Resource
 from kdist_controller.work_queue import WorkQueue
 
+Document = dict[str, Any]
 _log = logging.getLogger(__name__)
 _THREADS: Final = 4
 _SHARE: Final = 2
 """Threads that one namespace may keep busy."""
 _PAUSE_SECONDS: Final = 2.0
 _LONGEST_PAUSE: Final = 10.0
-
-
-@dataclass(frozen=True)
-class Outlook:
-    """What is known of the pods of one job whose nodes do not answer.
-
-    Attributes:
-        decisions: about each of them.
-        held: volumes that keep new pods waiting.
-    """
-
-    decisions: tuple[PodDecision, ...] = ()
-    held: tuple[HeldVolume, ...] = ()
-
-
-class NodeRecovery:
-    """Replaces the pods of nodes that are gone.
-
-    Args:
-        cluster: the cluster.
-        cache: the jobs' objects.
-        route: the way to an agent.
-        leads: whether this replica may act.
-        notify: receives each job about which something new is known.
-    """
-
-    def __init__(
-        self,
-        cluster: Cluster,
-        cache: Cache,
-        route: Route,
-        *,
-        leads: Callable[[], bool],
-        notify: Callable[[JobKey], None],
-    ) -> None:
-        self._cluster = cluster
-        self._cache = cache
-        self._route = route
-        self._leads = leads
-        self._notify = notify
-        self._queue = WorkQueue(share=_SHARE)
-        self._outlooks: dict[JobKey, Outlook] = {}
-        self._lost: dict[JobKey, set[str]] = {}
-        self._observed: dict[JobKey, Observed] = {}
-        self._lock = threading.Lock()
-
-    def start(self) -> None:
-        """Start the threads, which end with the process."""
-        for number in range(_THREADS):
-            start_thread(self._run, name=f"recovery-{number}", on_error=OnError.RESTART)
-
-    def outlook(self, key: JobKey) -> Outlook:
-        """What is known of a job; empty if all of its nodes answer."""
-        with self._lock:
-            return self._outlooks.get(key, Outlook())
-
-    def plan(self, observed: Observed) -> None:
-        """Look after a job for as long as one of its nodes does not answer, and until the pods
-        that replace the lost ones run.
-        """
-        key = observed.resource.key
-        suspect = {name for pod in observed.alive if (name := pod.node) in observed.nodes}
-        whole = all(pod.working for pod in observed.alive)
-        with self._lock:
-            begun = key in self._lost
-            if suspect:
-                self._lost.setdefault(key, set()).update(suspect)
-            elif begun and whole:
-                del self._lost[key]
-                self._outlooks.pop(key, None)
-                self._observed.pop(key, None)
-            if key in self._lost:
-                self._observed[key] = observed
-        if suspect and not begun:
-            self._queue.add(key)
-
-    def forget(self, key: JobKey) -> None:
-        """Look after this job no longer."""
-        with self._lock:
-            self._lost.pop(key, None)
-            self._outlooks.pop(key, None)
-            self._observed.pop(key, None)
-
-    def _run(self) -> None:
-        while (key := self._queue.take()) is not None:
-            try:
-                pause = self._look(key)
-            except NotFoundError:
-                self.forget(key)
-                pause = None
-            except KdistError as error:
-                _log.warning("%s: cannot say whether its nodes are gone: %s", key, error)
-                pause = _PAUSE_SECONDS
-            except Exception:  # noqa: BLE001 - a thread that ended would be missed for ever
-                _log.exception("looking at the nodes of %s failed", key)
-                pause = _LONGEST_PAUSE
-            finally:
-                self._queue.done(key)
-            if pause is not None:
-                self._queue.add(key, after=pause)
-
-    def _look(self, key: JobKey) -> float | None:
-        """Decide about the pods of a job once; returns the seconds until the next time."""
-        with self._lock:
-            lost = sorted(self._lost.get(key, ()))
-            observed = self._observed.get(key)
-        if not lost or observed is None or not self._leads():
-            return _PAUSE_SECONDS if lost else None
-        cluster = self._cluster.within(key.namespace)
-        target = _make_target(cluster, observed)
-        situation = observe(target, ask=lambda pods: self._ask(key, pods))
-        decisions = decide(situation)
-        if not self._leads():  # the answers may have taken long
-            return _PAUSE_SECONDS
-        found = replace_pods(target, situation, decisions)
-        marked = {pod for pod, done in found.replacements.items() if done.marked}
-        self._tell(cluster, key, found.decisions, marked)
-        held = [volume for node in lost for volume in fetch_held_volumes(target, node)]
-        with self._lock:
-            if key in self._lost:
-                self._outlooks[key] = Outlook(found.decisions, tuple(held))
-        self._notify(key)
-        pauses = [each.retry_seconds for each in found.decisions if each.retry_seconds]
-        return min([_LONGEST_PAUSE, *pauses])
-
-    def _ask(self, key: JobKey, pods: Sequence[Pod]) -> dict[str, documents.Document]:
-        known = self._cache.read(key).pods
-        wanted = [known[pod.name] for pod in pods if pod.running and pod.name in known]
-        return ask_agents(self._route, key.namespace, wanted)
-
-    def _tell(
-        self, cluster: Cluster, key: JobKey, decisions: Sequence[PodDecision], marked: set[str]
-    ) -> None:
-        resource = self._cache.read(key).resource
-        if resource is None:
-            return
-        for each in decisions:
-            if each.pod in marked:
-                words = f"{each.pod} is given up: {each.message}"
-                notice = Notice("PodReplaced", words, warning=True)
-                tell(cluster, Resource(resource), notice, identity=each.uid)
-
-
-def _make_target(cluster: Cluster, observed: Observed) -> ClusterJob:
-    """The job as `kdist.recovery` takes it: by the TrainingJob's spec, or, where that is not valid,
-    by what its pods are made from. Raises `NotFoundError` if neither is known.
-    """
-    job, backend = observed.wanted or observed.applied, observed.backend
-    status = observed.resource.status
-    if job is None or backend is None:
-        raise NotFoundError(f"what {observed.resource.key} runs is not known")
-    placement = Placement(
-        backend.name,
-        "c10d" if documents.text(status, "rendezvous") == "c10d" else "kubernetes",
-        documents.text(status, "runId"),
-    )
-    return ClusterJob(cluster, observed.config_map or {}, job, backend, placement)
-
-
-Document = dict[str, Any]
 
 
 def trim_node(node: Document) -> Document:
@@ -257,3 +98,160 @@ class NodeCache:
         names = {documents.text(pod, "spec", "nodeName") for pod in pods}
         with self._lock:
             return {name: self._unready[name] for name in names if name in self._unready}
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What is known of the pods of one job whose nodes do not answer.
+
+    Attributes:
+        decisions: about each of them.
+        held: volumes that keep new pods waiting.
+    """
+
+    decisions: tuple[PodDecision, ...] = ()
+    held: tuple[HeldVolume, ...] = ()
+
+
+@dataclass
+class _AffectedJob:
+    """A job that has pods on nodes which do not answer, or did until its new pods run."""
+
+    lost: set[str]
+    observed: Observed
+    outlook: Outlook = Outlook()
+
+
+class NodeRecovery:
+    """Replaces the pods of nodes that are gone.
+
+    Args:
+        cluster: the cluster.
+        cache: the jobs' objects.
+        route: the way to an agent.
+        leads: whether this replica may act.
+        notify: receives each job about which something new is known.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        cache: Cache,
+        route: Route,
+        *,
+        leads: Callable[[], bool],
+        notify: Callable[[JobKey], None],
+    ) -> None:
+        self._cluster = cluster
+        self._cache = cache
+        self._route = route
+        self._leads = leads
+        self._notify = notify
+        self._queue = WorkQueue(share=_SHARE)
+        self._jobs: dict[JobKey, _AffectedJob] = {}
+        self._lock = threading.Lock()
+
+    def start(self) -> None:
+        """Start the threads, which end with the process."""
+        for number in range(_THREADS):
+            start_thread(self._run, name=f"recovery-{number}", on_error=OnError.RESTART)
+
+    def outlook(self, key: JobKey) -> Outlook:
+        """What is known of a job; empty if all of its nodes answer."""
+        with self._lock:
+            known = self._jobs.get(key)
+            return Outlook() if known is None else known.outlook
+
+    def plan(self, observed: Observed) -> None:
+        """Recover a job for as long as one of its nodes does not answer, and until the pods
+        that replace the lost ones run.
+        """
+        key = observed.resource.key
+        suspect = {name for pod in observed.alive if (name := pod.node) in observed.nodes}
+        with self._lock:
+            known = self._jobs.get(key)
+            if known is None and suspect:
+                self._jobs[key] = _AffectedJob(suspect, observed)
+            elif known is not None and not suspect and all(pod.working for pod in observed.alive):
+                del self._jobs[key]
+            elif known is not None:
+                known.lost |= suspect
+                known.observed = observed
+        if suspect and known is None:
+            self._queue.add(key)
+
+    def forget(self, key: JobKey) -> None:
+        """Recover this job no longer."""
+        with self._lock:
+            self._jobs.pop(key, None)
+
+    def _run(self) -> None:
+        while (key := self._queue.take()) is not None:
+            try:
+                pause = self._recover(key)
+            except NotFoundError:
+                self.forget(key)
+                pause = None
+            except KdistError as error:
+                _log.warning("%s: cannot say whether its nodes are gone: %s", key, error)
+                pause = _PAUSE_SECONDS
+            except Exception:  # noqa: BLE001 - a thread that ended would be missed for ever
+                _log.exception("looking at the nodes of %s failed", key)
+                pause = _LONGEST_PAUSE
+            finally:
+                self._queue.done(key)
+            if pause is not None:
+                self._queue.add(key, after=pause)
+
+    def _recover(self, key: JobKey) -> float | None:
+        """Decide about the pods of a job once; returns the seconds until the next time."""
+        with self._lock:
+            known = self._jobs.get(key)
+            if known is None:
+                return None
+            lost, observed = sorted(known.lost), known.observed
+        if not self._leads():
+            return _PAUSE_SECONDS
+
+        def ask(pods: Sequence[Pod]) -> dict[str, documents.Document]:
+            copies = self._cache.read(key).pods
+            running = [copies[pod.name] for pod in pods if pod.running and pod.name in copies]
+            return ask_agents(self._route, key.namespace, running)
+
+        cluster = self._cluster.within(key.namespace)
+        target = _make_target(cluster, observed)
+        situation = observe(target, ask=ask)
+        decisions = decide(situation)
+        if not self._leads():  # the answers may have taken long
+            return _PAUSE_SECONDS
+        found = replace_pods(target, situation, decisions)
+        resource = self._cache.read(key).resource
+        for each in found.decisions:
+            done = found.replacements.get(each.pod)
+            if resource is not None and done is not None and done.marked:
+                words = f"{each.pod} is given up: {each.message}"
+                notice = Notice("PodReplaced", words, warning=True)
+                write_event(cluster, Resource(resource), notice, identity=each.uid)
+        held = [volume for node in lost for volume in fetch_held_volumes(target, node)]
+        with self._lock:
+            if (known := self._jobs.get(key)) is not None:
+                known.outlook = Outlook(found.decisions, tuple(held))
+        self._notify(key)
+        pauses = [each.retry_seconds for each in found.decisions if each.retry_seconds]
+        return min([_LONGEST_PAUSE, *pauses])
+
+
+def _make_target(cluster: Cluster, observed: Observed) -> ClusterJob:
+    """The job as `kdist.recovery` takes it: by the TrainingJob's spec, or, where that is not valid,
+    by what its pods are made from. Raises `NotFoundError` if neither is known.
+    """
+    job, backend = observed.wanted or observed.applied, observed.backend
+    status = observed.resource.status
+    if job is None or backend is None:
+        raise NotFoundError(f"what {observed.resource.key} runs is not known")
+    placement = Placement(
+        backend.name,
+        "c10d" if documents.text(status, "rendezvous") == "c10d" else "kubernetes",
+        documents.text(status, "runId"),
+    )
+    return ClusterJob(cluster, observed.config_map or {}, job, backend, placement)

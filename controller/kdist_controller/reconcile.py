@@ -9,7 +9,7 @@ holds the new number of nodes. Both are written last.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -38,6 +38,12 @@ from kdist_controller.observation import Observed
 from kdist_controller.resource import can_resize, can_scale, digest, find_differences, list_children
 from kdist_controller.status import Decision, Stage, ended_at, is_terminal, report
 from kdist_trainer.untrusted_text import MalformedTextError, parse_json
+
+_CLAIM: Final = "PersistentVolumeClaim"
+_NODES_ANNOTATION: Final = "kdist.dev/nodes"
+_POLL_SECONDS = 1.0  # while agents learn new limits
+_FOREIGN_SECONDS = 30.0  # until a foreign object of which nothing is heard is looked at again
+_GRACE_SECONDS = 30.0  # for kinds that delete themselves after their TTL
 
 
 def choose_placement(observed: Observed, wanted: TrainingJob) -> Placement:
@@ -94,18 +100,26 @@ def check(observed: Observed, wanted: TrainingJob, placement: Placement) -> bool
         )
     own = (ObjectKey("v1", "ConfigMap", name), ObjectKey(backend.api_version, backend.kind, name))
     names = {*list_children(wanted, placement, observed.resource.results), *own}
-    rivals = [(key, each) for key, each in observed.rivals.items() if key in names]
-    waits = [key for key, each in rivals if _is_leftover(observed, each)]
-    foreign = [(key, each) for key, each in rivals if key not in waits]
+    rivals = {key: each for key, each in observed.rivals.items() if key in names}
+    # objects of an earlier TrainingJob of this name are deleted with it
+    leftover = [
+        key
+        for key, each in rivals.items()
+        if any(
+            (owner.get("kind"), owner.get("name")) == (KIND, name)
+            for owner in documents.items(each, "metadata", "ownerReferences")
+        )
+    ]
+    foreign = {key: each for key, each in rivals.items() if key not in leftover}
     if foreign:
         raise _refuse(observed, foreign)
-    return bool(waits)
+    return bool(leftover)
 
 
-def _refuse(observed: Observed, foreign: Sequence[tuple[ObjectKey, Document]]) -> KdistError:
+def _refuse(observed: Observed, foreign: Mapping[ObjectKey, Document]) -> KdistError:
     """The error of objects that have the name of one of the job's, and are not its own."""
     name, namespace = observed.resource.key.name, observed.resource.key.namespace
-    marked = [key for key, each in foreign if find_owner(each, key.kind) == name]
+    marked = [key for key, each in foreign.items() if find_owner(each, key.kind) == name]
     if len(marked) == len(foreign):
         objects = ", ".join(f"{key.kind} {key.name}" for key in marked)
         return KdistError(
@@ -114,7 +128,7 @@ def _refuse(observed: Observed, foreign: Sequence[tuple[ObjectKey, Document]]) -
             "the checkpoints: applied again, it continues from them",
         )
     errors = []
-    for key, each in foreign:
+    for key, each in foreign.items():
         try:
             observed.owner.check(each, api_version=key.api_version, kind=key.kind)
         except ForeignError as error:
@@ -122,27 +136,13 @@ def _refuse(observed: Observed, foreign: Sequence[tuple[ObjectKey, Document]]) -
     return ForeignError("; ".join(each.message for each in errors), hint=errors[0].hint)
 
 
-def _is_leftover(observed: Observed, document: Document) -> bool:
-    """Whether this is an object of an earlier TrainingJob of this name, with which it goes."""
-    owners = documents.items(document, "metadata", "ownerReferences")
-    key = (KIND, observed.resource.key.name)
-    return any((owner.get("kind"), owner.get("name")) == key for owner in owners)
-
-
-_CLAIM: Final = "PersistentVolumeClaim"
-_NODES_ANNOTATION: Final = "kdist.dev/nodes"
-_POLL_SECONDS = 1.0  # while agents learn new limits
-_FOREIGN_SECONDS = 30.0  # until a foreign object of which nothing is heard is looked at again
-_GRACE_SECONDS = 30.0  # for kinds that delete themselves after their TTL
-
-
 class _Step(NamedTuple):
     """What is to be done next."""
 
     actions: tuple[Action, ...] = ()
     stage: Stage = Stage.STEADY
-    again: float | None = None
-    ask_now: bool = False
+    requeue_after: float | None = None
+    poll_now: bool = False
 
 
 def reconcile(observed: Observed) -> Changes:
@@ -155,7 +155,7 @@ def reconcile(observed: Observed) -> Changes:
         waits = check(observed, wanted, placement)
     except KdistError as error:
         changes = report(observed, Decision(refused=error), actions=())
-        return replace(changes, again=_FOREIGN_SECONDS if observed.rivals else None)
+        return replace(changes, requeue_after=_FOREIGN_SECONDS if observed.rivals else None)
     step = _decide(observed, wanted, placement, waits=waits)
     steady = step.stage in (Stage.STEADY, Stage.RESIZING)
     decision = Decision(
@@ -167,8 +167,15 @@ def reconcile(observed: Observed) -> Changes:
         digests=_list_digests(observed, wanted, step.actions),
     )
     changes = report(observed, decision, actions=step.actions)
-    notices = (*changes.notices, *_object(observed, step.actions))
-    return replace(changes, notices=notices, again=step.again, ask_now=step.ask_now)
+    notices, objection = changes.notices, observed.record.objection
+    if objection and any(isinstance(each, RecordJob | ApplyObjects) for each in step.actions):
+        name = observed.resource.key.name
+        words = f"ConfigMap {name} is not followed, and written again from the spec: {objection}"
+        version = documents.text(observed.config_map, "metadata", "resourceVersion")
+        notices += (Notice("RecordReplaced", words, warning=True, occasion=version),)
+    return replace(
+        changes, notices=notices, requeue_after=step.requeue_after, poll_now=step.poll_now
+    )
 
 
 def _find_outdated(observed: Observed, wanted: TrainingJob) -> list[str]:
@@ -200,22 +207,15 @@ def _list_digests(
     return tuple(known[-1:] if found in known[-1:] and not actions else known)
 
 
-def _object(observed: Observed, actions: Sequence[Action]) -> Iterator[Notice]:
-    """Tell that the job's own ConfigMap is not what the controller has written."""
-    found = observed.record.objection
-    if found and any(isinstance(each, RecordJob | ApplyObjects) for each in actions):
-        name = observed.resource.key.name
-        words = f"ConfigMap {name} is not followed, and written again from the spec: {found}"
-        version = documents.text(observed.config_map, "metadata", "resourceVersion")
-        yield Notice("RecordReplaced", words, warning=True, occasion=version)
-
-
 def _decide(observed: Observed, wanted: TrainingJob, placement: Placement, *, waits: bool) -> _Step:
     applied, workload = observed.applied, observed.workload
-    if _asks_for_restart(observed, wanted) and (applied is not None or workload is not None):
+    restarts = [None, documents.text(observed.resource.status, "restartedAt")]
+    if applied is not None:
+        restarts.append(applied.spec.restarted_at or "")
+    if wanted.spec.restarted_at not in restarts and (applied is not None or workload is not None):
         return _restart(observed, wanted, placement)
     if waits:
-        return _Step(stage=Stage.CREATING, again=_POLL_SECONDS)
+        return _Step(stage=Stage.CREATING, requeue_after=_POLL_SECONDS)
     if applied is None:
         return _create(observed, wanted, placement)
     if workload is None or observed.state is None:
@@ -231,13 +231,6 @@ def _decide(observed: Observed, wanted: TrainingJob, placement: Placement, *, wa
         if step is not None:
             return step
     return _Step(() if _find_outdated(observed, wanted) else _prune(observed, wanted, placement))
-
-
-def _asks_for_restart(observed: Observed, wanted: TrainingJob) -> bool:
-    done = [documents.text(observed.resource.status, "restartedAt")]
-    if observed.applied is not None:
-        done.append(observed.applied.spec.restarted_at or "")
-    return wanted.spec.restarted_at not in (None, *done)
 
 
 def _starting(wanted: TrainingJob, placement: Placement) -> ApplyObjects:
@@ -258,8 +251,8 @@ def _create(observed: Observed, wanted: TrainingJob, placement: Placement) -> _S
     if is_terminal(observed.resource.status) or observed.result is not None:
         return _Step((record,))
     if observed.alive or observed.leaving:
-        # of an earlier TrainingJob of this name, whose objects are on their way out
-        return _Step(stage=Stage.CREATING, again=_POLL_SECONDS)
+        # of an earlier TrainingJob of this name, whose objects are still terminating
+        return _Step(stage=Stage.CREATING, requeue_after=_POLL_SECONDS)
     return _Step((_starting(wanted, placement),), Stage.CREATING)
 
 
@@ -314,7 +307,7 @@ def _finish(observed: Observed, wanted: TrainingJob) -> _Step:
     slack = _GRACE_SECONDS if backend.name in ("job", "jobset", "trainjob") else 0.0
     left = ended + wanted.spec.ttl_seconds_after_finished + slack - observed.now
     if left > 0:
-        return _Step(again=left)
+        return _Step(requeue_after=left)
     key = ObjectKey(backend.api_version, backend.kind, observed.resource.key.name)
     return _Step((DeleteObject(key),))
 
@@ -332,7 +325,10 @@ def _complete(observed: Observed, wanted: TrainingJob, placement: Placement) -> 
     """Make objects again that somebody has deleted."""
     expected = list_children(wanted, placement, observed.resource.results)
     missing = {key for key in expected if key not in observed.children}
-    if _has_settings(observed):
+    # A workload keeps the ConfigMap with `train.json` that it was made with, whatever name another
+    # version of the controller gives it.
+    name = observed.resource.key.name
+    if any(key.name.startswith(f"{name}-train-") for key in observed.children):
         missing = {key for key in missing if not _is_settings(key, wanted)}
     if not missing:
         return None
@@ -350,14 +346,6 @@ def _prune(
         for key in observed.children
         if key not in expected and key.kind != _CLAIM and (mounted or not _is_settings(key, wanted))
     )
-
-
-def _has_settings(observed: Observed) -> bool:
-    """Whether the ConfigMap with `train.json` exists. A workload keeps the one that it was made
-    with, whatever another version of the controller would call it.
-    """
-    name = observed.resource.key.name
-    return any(key.name.startswith(f"{name}-train-") for key in observed.children)
 
 
 def _is_settings(key: ObjectKey, job: TrainingJob) -> bool:
@@ -407,13 +395,19 @@ def _resize(
         limits = RecordJob(wanted, placement, asked, limits=wanted, text=text)
         return _Step((limits,), Stage.RESIZING)
     working = [pod.name for pod in observed.alive if pod.working]
-    unaware = _without_limits(observed.pods, working, f"{nodes.min}:{nodes.max}")
+    annotation = f"{nodes.min}:{nodes.max}"
+    unaware = tuple(
+        name
+        for pod in observed.pods
+        if (name := documents.name(pod)) in working
+        and documents.annotation(pod, _NODES_ANNOTATION) != annotation
+    )
     if unaware:
-        action = AnnounceLimits(tuple(unaware), nodes.min, nodes.max)
-        return _Step((action,), Stage.RESIZING, again=_POLL_SECONDS, ask_now=True)
+        action = AnnounceLimits(unaware, nodes.min, nodes.max)
+        return _Step((action,), Stage.RESIZING, requeue_after=_POLL_SECONDS, poll_now=True)
     known = [documents.mapping(observed.reports.get(pod), "nodes") for pod in working]
     if any(each and (each.get("min"), each.get("max")) != (nodes.min, nodes.max) for each in known):
-        return _Step(stage=Stage.RESIZING, again=_POLL_SECONDS, ask_now=True)
+        return _Step(stage=Stage.RESIZING, requeue_after=_POLL_SECONDS, poll_now=True)
     resize = ResizeWorkload(wanted, _as_it_is(observed, placement))
     text = observed.record.with_nodes(wanted)
     record = RecordJob(wanted, placement, asked, limits=wanted, text=text)
@@ -447,12 +441,3 @@ def _read_limits(config_map: Document | None) -> tuple[int | None, int | None]:
     except MalformedTextError:
         return None, None
     return documents.integer(found, "min"), documents.integer(found, "max")
-
-
-def _without_limits(pods: Sequence[Document], working: Sequence[str], limits: str) -> list[str]:
-    """The pods that work and do not carry these limits."""
-    return [
-        documents.name(pod)
-        for pod in pods
-        if documents.name(pod) in working and documents.annotation(pod, _NODES_ANNOTATION) != limits
-    ]

@@ -9,7 +9,7 @@ listed in the TrainingJob's status, which only the controller writes.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Final, NamedTuple, TypeVar, TypeVarTuple, Unpack
@@ -236,7 +236,8 @@ def read_record(resource: Resource, config_map: Document, *, wanted: str) -> Rec
         digest = digest_text(text)
         named = [documents.text(stored, "metadata", each) for each in ("namespace", "name")]
         if named != [key.namespace, name]:
-            there = f"{_quote(named[1])} in namespace {_quote(named[0])}"
+            namespace, other = (encode_json(each[:64]) for each in named)
+            there = f"{other} in namespace {namespace}"
             return Record(objection=f"its job.json names the job {there}")
         job = render.read_job(config_map)
     except (KdistError, ValueError) as error:
@@ -251,24 +252,18 @@ def read_record(resource: Resource, config_map: Document, *, wanted: str) -> Rec
     return Record(job, text, digest)
 
 
-def _quote(text: str) -> str:
-    return encode_json(text[:64])
-
-
 def correct(resource: Resource, config_map: Document, wanted: TrainingJob | None) -> Document:
     """The ConfigMap as those that only read it may see it: what it says of the job and its
     placement is replaced where it does not count.
     """
-    metadata: dict[str, Any] = dict(documents.mapping(config_map, "metadata"))
     decided = {
-        annotation: documents.text(resource.status, name)
+        annotation: value
         for annotation, name in _PLACED.items()
-        if documents.text(resource.status, name)
+        if (value := documents.text(resource.status, name))
     }
-    metadata["annotations"] = {**documents.mapping(metadata, "annotations"), **decided}
     document = {} if wanted is None else wanted.to_document()
     data = {**documents.mapping(config_map, "data"), "job.json": encode_json(document)}
-    return {**config_map, "metadata": metadata, "data": data}
+    return {**_annotate(config_map, decided), "data": data}
 
 
 def note_start(config_map: Document, restarted_at: str) -> Document:
@@ -277,9 +272,13 @@ def note_start(config_map: Document, restarted_at: str) -> Document:
     """
     if not config_map or not restarted_at:
         return config_map
-    metadata: dict[str, Any] = dict(documents.mapping(config_map, "metadata"))
-    metadata["annotations"] = {**documents.mapping(metadata, "annotations"), STARTED: restarted_at}
-    return {**config_map, "metadata": metadata}
+    return _annotate(config_map, {STARTED: restarted_at})
+
+
+def _annotate(config_map: Document, added: Mapping[str, str]) -> Document:
+    metadata = documents.mapping(config_map, "metadata")
+    annotations = {**documents.mapping(metadata, "annotations"), **added}
+    return {**config_map, "metadata": {**metadata, "annotations": annotations}}
 
 
 _FIXED: Final = ("template", "successPolicy")
@@ -314,18 +313,14 @@ def find_sized(job: TrainingJob, placement: Placement) -> tuple[Manifest, dict[s
     """The workload of a job, and the part of it that follows from the number of nodes, but for
     what cannot change while pods run.
     """
-    nodes = job.spec.nodes
+    nodes, kind = job.spec.nodes, backends.get(placement.backend).kind
     more = nodes.model_copy(update={"min": nodes.min + 1, "max": nodes.max + 1})
     spec = job.spec.model_copy(update={"nodes": more})
     one, other = (
-        next(each for each in render_objects(found, placement) if _is_workload(each, placement))
+        next(each for each in render_objects(found, placement) if each.kind == kind)
         for found in (job, job.model_copy(update={"spec": spec}))
     )
     return one, _differing(one.document["spec"], other.document["spec"])
-
-
-def _is_workload(manifest: Manifest, placement: Placement) -> bool:
-    return manifest.kind == backends.get(placement.backend).kind
 
 
 def _differing(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
@@ -375,10 +370,10 @@ def find_differences(
         applied: the job that the pods were made from.
         backend: the kind of its workload; None if it is not decided yet.
     """
-    before, after = _comparable(applied), _comparable(wanted)
-    found = list(_compare(before, after, ""))
+    found = list(_compare(_comparable(applied), _comparable(wanted), ""))
     if wanted.spec.nodes != applied.spec.nodes and not can_resize(wanted, applied, backend):
-        found += _compare(_nodes(applied), _nodes(wanted), "spec.nodes")
+        before, after = (each.to_document()["spec"]["nodes"] for each in (applied, wanted))
+        found += _compare(before, after, "spec.nodes")
     return found
 
 
@@ -410,10 +405,6 @@ def _comparable(job: TrainingJob) -> dict[str, Any]:
     if checkpoint.get("every") == _FORMER_INTERVAL:
         del checkpoint["every"]
     return {"spec": spec}  # labels and annotations come with the next restart, and matter to none
-
-
-def _nodes(job: TrainingJob) -> Any:
-    return job.to_document()["spec"]["nodes"]
 
 
 def _compare(before: Any, after: Any, path: str) -> Iterator[str]:

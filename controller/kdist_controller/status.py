@@ -155,7 +155,7 @@ def report(observed: Observed, decision: Decision, *, actions: Sequence[Action])
     before = observed.resource.status
     after = _build(observed, decision, settled=not actions)
     after = {name: value for name, value in after.items() if value is not None}
-    notices = tuple(_tell(before, after, decision))
+    notices = tuple(_list_notices(before, after, decision))
     return Changes(
         actions=tuple(actions), status=None if after == before else after, notices=notices
     )
@@ -175,10 +175,13 @@ def _build(observed: Observed, decision: Decision, *, settled: bool) -> dict[str
         }
     wanted: list[Condition] = [_accepted(decision)]
     if decision.refused is None or observed.config_map is not None:
-        if not _has_left(observed, decision):
+        # a job that had ended and has lost its workload since, by its TTL, stays as it was
+        is_gone = observed.workload is None and decision.stage is Stage.STEADY
+        if not (is_gone and is_terminal(before)):
             phase, reason = _phase(observed, decision)
-            found |= _numbers(observed, decision, phase)
-            wanted += _phase_conditions(observed, decision, phase, reason)
+            cause = _explain(observed, decision)
+            found |= _numbers(observed, decision, phase, cause)
+            wanted += _phase_conditions(observed, phase, reason, cause)
         if decision.refused is None:
             wanted.append(_outdated(decision))
     else:
@@ -205,15 +208,6 @@ def _kstatus_conditions(status: Document, decision: Decision) -> Iterator[Condit
     ):
         if each.status or find_condition(status, each.type):
             yield each
-
-
-def _has_left(observed: Observed, decision: Decision) -> bool:
-    """Whether a job that had ended has lost its workload since, by its TTL: it stays as it was."""
-    return (
-        observed.workload is None
-        and decision.stage is Stage.STEADY
-        and is_terminal(observed.resource.status)
-    )
 
 
 def _accepted(decision: Decision) -> Condition:
@@ -267,9 +261,17 @@ def _explain(observed: Observed, decision: Decision) -> Diagnosis:
     return found
 
 
-def _numbers(observed: Observed, decision: Decision, phase: Phase) -> dict[str, Any]:
-    status, cause = observed.status, _explain(observed, decision)
-    step, saved = status.step, status.last_checkpoint_step
+def _numbers(
+    observed: Observed, decision: Decision, phase: Phase, cause: Diagnosis
+) -> dict[str, Any]:
+    status, job = observed.status, decision.wanted
+    step, target, saved = status.step, status.target_steps, status.last_checkpoint_step
+    checkpoint: dict[str, Any] = {"step": saved}
+    if status.last_checkpoint_time is not None:
+        checkpoint["time"] = format_time(status.last_checkpoint_time)
+    samples = None
+    if step is not None and job is not None and job.spec.train is not None:
+        samples = step * job.spec.train.global_batch
     found = {
         "phase": phase.value,
         "message": _clip(cause.sentence),
@@ -278,13 +280,11 @@ def _numbers(observed: Observed, decision: Decision, phase: Phase) -> dict[str, 
         "selector": job_selector(observed.resource.key.name),
         "worldSize": status.world_size,
         "step": step,
-        "targetSteps": status.target_steps,
-        "progress": _progress(step, status.target_steps),
-        "samplesSeen": _samples(step, decision.wanted),
+        "targetSteps": target,
+        "progress": f"{min(1.0, step / target):.0%}" if step is not None and target else None,
+        "samplesSeen": samples,
         "loss": None if status.loss is None else f"{status.loss:.4g}",
-        "lastCheckpoint": None
-        if saved is None
-        else _known({"step": saved, "time": _time(status.last_checkpoint_time)}),
+        "lastCheckpoint": None if saved is None else checkpoint,
         "restarts": status.restarts,
         "restartedAt": decision.restarted_at,
         "goodput": _goodput(observed),
@@ -294,20 +294,6 @@ def _numbers(observed: Observed, decision: Decision, phase: Phase) -> dict[str, 
         else _clip("; ".join(part for part in (cause.sentence, cause.fix) if part)),
     }
     return {name: value for name, value in found.items() if value is not None or name not in _KEPT}
-
-
-def _known(document: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in document.items() if value is not None}
-
-
-def _progress(step: int | None, target: int | None) -> str | None:
-    return f"{min(1.0, step / target):.0%}" if step is not None and target else None
-
-
-def _samples(step: int | None, job: TrainingJob | None) -> int | None:
-    if step is None or job is None or job.spec.train is None:
-        return None
-    return step * job.spec.train.global_batch
 
 
 def _goodput(observed: Observed) -> str | None:
@@ -326,24 +312,19 @@ def _eta(status: JobStatus, now: float) -> str | None:
     if not paces or status.step is None or not status.target_steps:
         return None
     end = now + max(0, status.target_steps - status.step) * max(paces)
-    return _time(math.ceil(end / _ETA_SECONDS) * _ETA_SECONDS)
-
-
-def _time(value: float | None) -> str | None:
-    return None if value is None else format_time(value)
+    return format_time(math.ceil(end / _ETA_SECONDS) * _ETA_SECONDS)
 
 
 def _phase_conditions(
-    observed: Observed, decision: Decision, phase: Phase, reason: str
+    observed: Observed, phase: Phase, reason: str, cause: Diagnosis
 ) -> Iterator[Condition]:
-    status, cause = observed.status, _explain(observed, decision)
     message = _clip(cause.sentence)
     if observed.held:
         words = "; ".join(each.explain() for each in observed.held)
         yield Condition("VolumeAttached", False, "AttachedElsewhere", _clip(words))
     elif find_condition(observed.resource.status, "VolumeAttached"):
         yield Condition("VolumeAttached", True, "Attached", "")
-    if status.queue:
+    if observed.status.queue:
         waits = phase is Phase.QUEUED
         yield Condition(
             "QuotaReserved", not waits, "Waiting" if waits else "Reserved", message if waits else ""
@@ -362,7 +343,9 @@ def _phase_conditions(
     )
 
 
-def _tell(before: Document, after: Mapping[str, Any], decision: Decision) -> Iterator[Notice]:
+def _list_notices(
+    before: Document, after: Mapping[str, Any], decision: Decision
+) -> Iterator[Notice]:
     """The events of what is new."""
     if decision.placement is not None and not documents.text(before, "runId"):
         placement = decision.placement
@@ -371,15 +354,10 @@ def _tell(before: Document, after: Mapping[str, Any], decision: Decision) -> Ite
             f"backend {placement.backend}, rendezvous {placement.rendezvous}, "
             f"run {placement.run_id}",
         )
-    for kind, told, warns in (
-        ("Suspended", "Suspended", False),
-        ("Outdated", "Outdated", False),
-        ("Complete", "Complete", False),
-        ("Failed", "Failed", True),
-    ):
+    for kind in ("Suspended", "Outdated", "Complete", "Failed"):
         if is_true(after, kind) and not is_true(before, kind):
-            found = find_condition(after, kind)
-            yield Notice(told, documents.text(found, "message") or told, warns)
+            message = documents.text(find_condition(after, kind), "message") or kind
+            yield Notice(kind, message, warning=kind == "Failed")
     refused = find_condition(after, "Accepted")
     if refused.get("status") == "False" and refused != find_condition(before, "Accepted"):
         yield Notice("NotAccepted", documents.text(refused, "message"), warning=True)

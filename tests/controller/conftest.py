@@ -83,7 +83,7 @@ class Stepper:
                 return
             changes = reconcile(observed)
             try:
-                executor.carry_out(observed, changes)
+                executor.execute(observed, changes)
             except ForeignError as error:
                 if error.found is None:
                     raise

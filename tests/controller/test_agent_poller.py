@@ -67,7 +67,7 @@ class Crowd:
             status = {"phase": "Running", "containerStatuses": [container]}
             pods.append({"metadata": {"name": f"{key.name}-{number}"}, "status": status})
         metadata = {"namespace": key.namespace, "name": key.name, "uid": key.name}
-        self.poller.plan(Observed(Resource({"metadata": metadata}), pods=pods), ask_now=False)
+        self.poller.plan(Observed(Resource({"metadata": metadata}), pods=pods), poll_now=False)
 
     def close(self) -> None:
         self._stack.close()

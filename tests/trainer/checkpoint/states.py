@@ -11,7 +11,8 @@ from typing import Any, Literal
 import torch
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
-from kdist_trainer.checkpoint.checkpointer import CheckpointManager, SaveResult
+from kdist_trainer.checkpoint.checkpointer import CheckpointManager
+from kdist_trainer.checkpoint.commit import SaveResult
 from kdist_trainer.checkpoint.group import RankInfo
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.config import Checkpointing, Every

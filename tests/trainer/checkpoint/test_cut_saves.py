@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kdist_trainer.checkpoint.commit import EVENT, count_cuts
+from kdist_trainer.checkpoint.commit import CUT_EVENT, count_cuts
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.checkpoint.manifest import CheckpointDirectory
 from kdist_trainer.checkpoint.storage import Operation, observed
@@ -51,7 +51,7 @@ def test_cuts_are_counted_over_restarts_whichever_rank_dies_until_a_commit(tmp_p
     assert not CheckpointDirectory(root).temporary()
     cut(root, tmp_path, generation=3, dying=1)
     assert run_ranks(2, start_again, tmp_path, root, 4, None, generation=4) == [2, 2]
-    assert [one["step"] for one in RunLedger(root).events() if one["event"] == EVENT] == [1, 3]
+    assert [one["step"] for one in RunLedger(root).events() if one["event"] == CUT_EVENT] == [1, 3]
     run_ranks(2, save_one, tmp_path, root, generation=5)
     assert run_ranks(2, start_again, tmp_path, root, 6, None, generation=6) == [0, 0]
 
@@ -61,6 +61,6 @@ def save_one(rank: Rank, root: Path) -> None:
 
 
 def test_a_save_that_two_have_noted_is_one() -> None:
-    noted = {"event": EVENT, "folder": "step-00000004-e1.tmp-a-1"}
+    noted = {"event": CUT_EVENT, "folder": "step-00000004-e1.tmp-a-1"}
     assert count_cuts([noted, noted]) == 1
     assert count_cuts([noted, {"event": "commit", "step": 5}]) == 0

@@ -13,7 +13,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from kdist_trainer.checkpoint.checkpointer import CheckpointManager, SaveResult
+from kdist_trainer.checkpoint.checkpointer import CheckpointManager
+from kdist_trainer.checkpoint.commit import SaveResult
 from kdist_trainer.checkpoint.manifest import CheckpointDirectory, read_manifest
 from kdist_trainer.config import Cause, Checkpointing, Exit
 from kdist_trainer.errors import CheckpointMismatchError, PeersLostError, classify

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kdist_trainer.checkpoint import storage
-from kdist_trainer.checkpoint.checkpointer import SaveResult
+from kdist_trainer.checkpoint.commit import SaveResult
 from kdist_trainer.checkpoint.lock import LockLostError
 from kdist_trainer.checkpoint.manifest import CheckpointDirectory
 from kdist_trainer.checkpoint.storage import Operation

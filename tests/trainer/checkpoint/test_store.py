@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from kdist_trainer.checkpoint import commit, storage
-from kdist_trainer.checkpoint.checkpointer import SaveResult
+from kdist_trainer.checkpoint.commit import SaveResult
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.checkpoint.lock import Lock
 from kdist_trainer.checkpoint.manifest import MANIFEST, CheckpointDirectory, read_manifest

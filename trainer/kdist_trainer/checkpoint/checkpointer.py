@@ -14,7 +14,9 @@ one rank downloads them. What it is given to read has been verified before.
 
 from __future__ import annotations
 
+import hashlib
 import os
+import platform
 import shutil
 import tempfile
 import time
@@ -26,8 +28,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+import torch
 from safetensors import SafetensorError
 
+import kdist_trainer
 from kdist_trainer import log
 from kdist_trainer.checkpoint import storage
 from kdist_trainer.checkpoint.commit import CommitRequest, Save, SaveResult
@@ -50,8 +54,6 @@ from kdist_trainer.checkpoint.restore import (
     JobCheck,
     LockRequest,
     Restore,
-    RunIdentity,
-    refuse_earlier,
 )
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.checkpoint.writer import (
@@ -64,7 +66,8 @@ from kdist_trainer.checkpoint.writer import (
 )
 from kdist_trainer.config import Checkpointing
 from kdist_trainer.digest import Digest
-from kdist_trainer.errors import PeersLostError, StorageError, classify
+from kdist_trainer.errors import CheckpointMismatchError, PeersLostError, StorageError, classify
+from kdist_trainer.json_text import encode_json
 from kdist_trainer.object_store.store import ObjectPath
 
 LONGEST_SECONDS: Final = 3600.0
@@ -155,7 +158,7 @@ class RequiredSave:
         pause = max(0.0, min(self.waiting.pause_seconds(), _LONGEST_PAUSE, left))
         room = self._find_room() if is_rank_zero else None
         if is_rank_zero:
-            self._tell(result, pause, left)
+            self._warn(result, pause, left)
         while True:
             self.waiting.beat()
             self.waiting.check_group()
@@ -172,7 +175,7 @@ class RequiredSave:
                 return following
             time.sleep(_LOOK_SECONDS)
 
-    def _tell(self, result: SaveResult, pause: float, left: float) -> None:
+    def _warn(self, result: SaveResult, pause: float, left: float) -> None:
         what = f"the finished training, step {result.step}, waits to be saved"
         then = f"next try in {pause:.0f} s, or as soon as there is room"
         if left <= 0:
@@ -200,7 +203,36 @@ class RequiredSave:
         return before is not None and now is not None and now >= before + _GROWN_BYTES
 
 
-__all__ = ["CheckpointManager", "Fallback", "Save", "SaveResult"]
+class RunIdentity:
+    """The run, its job and its ranks."""
+
+    def __init__(self, *, run_id: str, job: Mapping[str, Any], world_size: int) -> None:
+        self.run_id = run_id
+        self.job = dict(job)
+        self._world_size = world_size
+        digest = hashlib.sha256(encode_json(self.job, sort_keys=True).encode())
+        self._config_digest = digest.hexdigest()
+
+    def describe(
+        self, state: Mapping[str, Any], *, step: int, epoch: int, parent: StoragePath | None
+    ) -> Manifest:
+        """The manifest of a state, without files."""
+        return Manifest(
+            step=step,
+            epoch=epoch,
+            samples_seen=state.get("samples_seen"),
+            world_size=self._world_size,
+            run_id=self.run_id,
+            parent=parent.name if parent is not None else None,
+            config_digest=self._config_digest,
+            versions={
+                "kdist": kdist_trainer.__version__,
+                "torch": torch.__version__,
+                "python": platform.python_version(),
+            },
+        )
+
+
 _ABANDON_SECONDS, _ABANDON_LOOKS = 0.2, 5
 
 
@@ -493,7 +525,13 @@ class CheckpointManager:
 
     def _end_run(self, step: int, final: dict[str, Any]) -> SaveResult:
         """Write DONE after the last checkpoint."""
-        document = self._identity.describe_end(step, epoch=self.epoch, final=final)
+        document = {
+            "run_id": self._identity.run_id,
+            "step": step,
+            "checkpoint": name_of(step, self.epoch),
+            **final,
+            "job": self._identity.job,
+        }
         result = self.folder.end_run(document)
         return result if result.ok else self._report(result)
 
@@ -505,13 +543,20 @@ class CheckpointManager:
             self._writer.acknowledged = None  # it could not be read
 
     def _refuse_earlier(self, step: int) -> None:
-        """Raises `CheckpointMismatchError`."""
+        """Raise `CheckpointMismatchError` if there is a checkpoint of a later step: that one would
+        be resumed from.
+        """
         acknowledged = self._writer.acknowledged
         newest = max(
             acknowledged.step if acknowledged is not None else -1,
             self.resumed.step if self.resumed is not None else -1,
         )
-        refuse_earlier(step, newest=newest)
+        if step < newest:
+            raise CheckpointMismatchError(
+                f"the state of step {step} is not saved: the newest checkpoint of this run is of "
+                f"step {newest}, and a restart would resume from that one; count the steps on "
+                "from what resume() has returned, or start again with --fresh"
+            )
 
     def _request(
         self,
@@ -699,8 +744,13 @@ class FileCheckpointManager(CheckpointManager):
     def _write(self, write: WriteFiles, temporary: Path) -> Exception | None:
         """Call `write` on every rank; returns the error of a disk, the same on every rank."""
         problem: Exception | None = None
+
+        def make_folders() -> None:
+            storage.make_folder(temporary)
+            storage.make_folder(temporary / FILES)
+
         try:
-            self._group.on_all_ranks(partial(_make_folders, temporary))
+            self._group.on_all_ranks(make_folders)
         except OSError as error:
             return error
         try:
@@ -742,11 +792,13 @@ class FileCheckpointManager(CheckpointManager):
             raise StorageError("the framework wrote no file")
 
         def upload() -> dict[str, Digest]:
-            return {
-                name: _upload_file(local / name, target / name)
-                for name, rank in owners.items()
-                if rank == self._group.rank
-            }
+            digests = {}
+            for name in (name for name, rank in owners.items() if rank == self._group.rank):
+                stream = storage.create(target / name)
+                with stream, (local / name).open("rb") as file:
+                    shutil.copyfileobj(file, stream, storage.BUFFER_BYTES)
+                digests[name] = stream.digest
+            return digests
 
         shares = self._group.on_all_ranks(upload)
         return {name: digest for share in shares for name, digest in share.items()}
@@ -755,11 +807,6 @@ class FileCheckpointManager(CheckpointManager):
 def _local_folder() -> Path:
     """A folder of this node that its ranks share."""
     return Path(os.environ.get("KDIST_SCRATCH") or tempfile.gettempdir())
-
-
-def _make_folders(temporary: Path) -> None:
-    storage.make_folder(temporary)
-    storage.make_folder(temporary / FILES)
 
 
 def _list_files(temporary: Path) -> list[str]:
@@ -779,11 +826,3 @@ def _find_files(folder: Path) -> list[str]:
     if strange is not None:
         raise StorageError(f"{strange} is not a regular file")
     return [path.relative_to(folder).as_posix() for path in paths]
-
-
-def _upload_file(path: Path, target: ObjectPath) -> Digest:
-    """Upload a file. Returns its digest. Raises `OSError`."""
-    stream = storage.create(target)
-    with stream, path.open("rb") as file:
-        shutil.copyfileobj(file, stream, storage.BUFFER_BYTES)
-    return stream.digest

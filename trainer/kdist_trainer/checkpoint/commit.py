@@ -150,7 +150,10 @@ def commit_checkpoint(
         storage.sync_folder(folder)
         if request.before_commit is not None:
             request.before_commit()
-        _archive_target(target)
+        if target.exists():  # left by an earlier attempt of the same save, and not acknowledged
+            stale = target.with_name(f"{target.name}.tmp-retried")
+            storage.remove_tree(stale)
+            storage.rename(target, stale)
         lock.check()
         storage.rename(folder, target)
         storage.sync_folder(directory.root)
@@ -184,27 +187,15 @@ def _put_manifest(path: StoragePath, data: bytes) -> None:
         raise UnsettledCommitError(error.errno, f"{path} may not be committed: {error}") from error
 
 
-def _archive_target(target: Path) -> None:
-    """Rename what an earlier attempt of the same save left without being acknowledged."""
-    if target.exists():
-        stale = target.with_name(f"{target.name}.tmp-retried")
-        storage.remove_tree(stale)
-        storage.rename(target, stale)
-
-
 def discard(directory: CheckpointDirectory, request: CommitRequest) -> None:
     """Remove the files of a failed save, unless a checkpoint may consist of them. Never raises
     `OSError`.
     """
     with suppress(OSError):
-        if isinstance(request.temporary, Path) or not _has_manifest(directory, request):
+        manifest = directory.root / request.manifest.name / MANIFEST
+        # on a disk the files have another folder until the commit, which renames it
+        if isinstance(manifest, Path) or not manifest.exists():
             storage.remove_tree(request.temporary)
-
-
-def _has_manifest(directory: CheckpointDirectory, request: CommitRequest) -> bool:
-    """Whether the save has come as far as its manifest. Raises `OSError`."""
-    path = directory.root / request.manifest.name / MANIFEST
-    return isinstance(path, ObjectPath) and path.exists()
 
 
 def cause_of(error: BaseException) -> str:
@@ -326,7 +317,7 @@ def _discard(directory: CheckpointDirectory, checkpoint: Checkpoint) -> None:
             storage.remove_tree(files)
 
 
-EVENT: Final = "save_cut"
+CUT_EVENT: Final = "save_cut"
 """Name of the event in the run's ledger."""
 
 
@@ -335,7 +326,7 @@ def record_cut(ledger: RunLedger, *, step: int, folder: str) -> None:
     makes a later save wait a little longer for its turn to block.
     """
     with suppress(OSError):
-        ledger.append(EVENT, step=step, folder=folder)
+        ledger.append(CUT_EVENT, step=step, folder=folder)
 
 
 def record_leftovers(directory: CheckpointDirectory, lock: Lock, *, spared: Iterable[str]) -> None:
@@ -352,7 +343,7 @@ def record_leftovers(directory: CheckpointDirectory, lock: Lock, *, spared: Iter
             return
         newest = lock.find_newest()
         ledger = RunLedger(directory.root)
-        known = {one.get("folder") for one in ledger.events() if one["event"] == EVENT}
+        known = {one.get("folder") for one in ledger.events() if one["event"] == CUT_EVENT}
         for one in left:
             is_newer = newest is None or one.step > newest.step
             if is_newer and one.path.name not in known:
@@ -369,7 +360,7 @@ def count_cuts(events: Iterable[Mapping[str, Any]]) -> int:
     for event in events:
         if event.get("event") == "commit":
             cut.clear()
-        elif event.get("event") == EVENT:
+        elif event.get("event") == CUT_EVENT:
             cut.add(event.get("folder"))
     return len(cut)
 

@@ -360,18 +360,15 @@ class SaveAgreement:
         self.stopping = any(stop for stop, _, _, _ in answers)
         slowest = max(seconds for _, _, seconds, _ in answers)
         self._clock.interval.take_costs(max(cost for _, _, _, cost in answers))
-        self._tell_interval()
+        if self._group.is_rank_zero and (news := self._clock.take_news()):
+            log.event("save-interval", **news)
+            self._record(EVENT, **news)
         self._agreed_time = now
         self._agreed_calls = self._calls
         self._agree_at = self._calls + max(
             1, min(_MAX_CALLS, int(_AGREE_SECONDS / max(slowest, 1e-6)))
         )
         return answers[0][1]
-
-    def _tell_interval(self) -> None:
-        if self._group.is_rank_zero and (news := self._clock.take_news()):
-            log.event("save-interval", **news)
-            self._record(EVENT, **news)
 
     def _record(self, event: str, **fields: Any) -> None:
         generation = int(os.environ.get("KDIST_GENERATION", "1"))
@@ -542,14 +539,14 @@ waits costs.
 class BoundedCalls:
     """Calls one function at a time, from one thread."""
 
-    def __init__(self, what: str, *, seconds: float = ANSWER_SECONDS) -> None:
+    def __init__(self, description: str, *, seconds: float = ANSWER_SECONDS) -> None:
         """Call nothing yet.
 
         Args:
-            what: what is called, for the error.
+            description: of what is called, for the error.
             seconds: how long a call may take.
         """
-        self._what = what
+        self._description = description
         self._seconds = seconds
         self._task = BackgroundTask[Any]()
 
@@ -587,4 +584,4 @@ class BoundedCalls:
         return result
 
     def _refusal(self) -> TimeoutError:
-        return TimeoutError(f"{self._what} does not answer")
+        return TimeoutError(f"{self._description} does not answer")

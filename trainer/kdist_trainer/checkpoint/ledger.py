@@ -97,20 +97,6 @@ class AppendedLines(LineFile):
             self._handle = -1
 
 
-def sync_lines(path: Path) -> None:
-    """Sync a file of lines that need not be open; one that does not exist has none. Raises
-    `OSError`.
-    """
-    try:
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 class SegmentedLines(LineFile):
     """Lines of one process in objects of its own: the newest is written again, longer, at each
     sync, until it is long and cannot be shortened.
@@ -422,8 +408,16 @@ class StepLedger:
         """Make all lines durable that were written to a file which is closed by now. In an object
         store nothing is written that is not durable. Raises `OSError`.
         """
-        if isinstance(root, Path):
-            sync_lines(root / FOLDER / STEPS)
+        if not isinstance(root, Path):
+            return
+        try:
+            handle = os.open(root / FOLDER / STEPS, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
     def append(self, lines: Iterable[dict[str, Any]]) -> None:
         """Append one line per document in one write; in an object store they are kept until the

@@ -32,7 +32,7 @@ import math
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -375,23 +375,16 @@ def check_digests(folder: StoragePath, manifest: Manifest, names: Iterable[str])
     """
     files = manifest.locate(folder)
     for name in names:
-        found = manifest.files[name].hasher()
-        for chunk in _read_pieces(files / name):
-            found.update(chunk)
+        path, found = files / name, manifest.files[name].hasher()
+        if isinstance(path, Path):
+            _regular(path)
+        try:
+            for chunk in storage.read_pieces(path):
+                found.update(chunk)
+        except FileNotFoundError as error:
+            raise DamagedCheckpointError(f"{path.name} is missing") from error
         if found.hexdigest() != manifest.files[name].value:
             raise DamagedCheckpointError(f"{name} was changed after it was written")
-
-
-def _read_pieces(path: StoragePath) -> Iterator[bytes | memoryview]:
-    """The content of a file that must be there and be a regular one. Raises
-    `DamagedCheckpointError` or `OSError`.
-    """
-    if isinstance(path, Path):
-        _regular(path)
-    try:
-        yield from storage.read_pieces(path)
-    except FileNotFoundError as error:
-        raise DamagedCheckpointError(f"{path.name} is missing") from error
 
 
 def read_checked(folder: StoragePath, name: str, manifest: Manifest) -> bytes:
@@ -423,7 +416,7 @@ def read_bounded(path: StoragePath, max_bytes: int) -> bytes:
             raise DamagedCheckpointError(f"{path.name} is missing") from error
     if _regular(path).st_size > max_bytes:
         raise DamagedCheckpointError(f"{path.name} is larger than {max_bytes} bytes")
-    with os.fdopen(_open_regular(path), "rb") as file:
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
         return file.read(max_bytes + 1)
 
 
@@ -435,11 +428,6 @@ def _regular(path: Path) -> os.stat_result:
     if not stat.S_ISREG(found.st_mode):
         raise DamagedCheckpointError(f"{path.name} is not a regular file")
     return found
-
-
-def _open_regular(path: Path) -> int:
-    _regular(path)
-    return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
 
 _TEMPORARY = re.compile(r"step-(\d{8,})-e(\d+)\.tmp-[\w-]+")

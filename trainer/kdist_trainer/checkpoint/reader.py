@@ -575,26 +575,42 @@ def check_fit(
             "give the job a checkpoint folder of its own, or --fresh"
         )
     saved = load_metadata(folder, found.manifest).state_dict_metadata
-    problems = [f"{name} is missing" for name in flat if name not in saved]
-    problems += [f"{name} is not in the model" for name in saved if name not in flat]
-    for name, value in flat.items():
-        entry = saved.get(name)
-        if (
-            isinstance(value, Tensor)
-            and isinstance(entry, TensorStorageMetadata)
-            and entry.size != value.shape
-        ):
-            problems.append(f"{name} is {tuple(entry.size)} instead of {tuple(value.shape)}")
-        elif entry is not None and isinstance(value, Tensor) != isinstance(
-            entry, TensorStorageMetadata
-        ):
-            problems.append(f"{name} is of another kind")
+    problems = find_misfits(
+        {name: value.shape if isinstance(value, Tensor) else None for name, value in flat.items()},
+        {
+            name: entry.size if isinstance(entry, TensorStorageMetadata) else None
+            for name, entry in saved.items()
+        },
+    )
     if problems:
         more = f" and {len(problems) - _MAX_PROBLEMS} more" if len(problems) > _MAX_PROBLEMS else ""
         raise CheckpointMismatchError(
             f"checkpoint {folder} is of another model or optimizer: "
             f"{'; '.join(problems[:_MAX_PROBLEMS])}{more}"
         )
+
+
+def find_misfits(
+    own: Mapping[str, torch.Size | None], saved: Mapping[str, torch.Size | None]
+) -> list[str]:
+    """Why what was saved cannot fill a state of its own shape; both are the shapes of tensors by
+    flat name, None for other values.
+    """
+    problems = [f"{name} is missing" for name in own if name not in saved]
+    problems += [f"{name} is not in the model" for name in saved if name not in own]
+    for name in own:
+        ours, theirs = own[name], saved.get(name, own[name])
+        if (ours is None) != (theirs is None):
+            problems.append(f"{name} is of another kind")
+        elif ours is not None and theirs is not None and ours != theirs:
+            problems.append(f"{name} is {tuple(theirs)} instead of {tuple(ours)}")
+    return problems
+
+
+def find_root(error: CheckpointException, *preferred: type[Exception]) -> BaseException:
+    """The root cause among the errors of all ranks that DCP collects: of these types, if any is."""
+    errors = [wrapped[0] for wrapped in error.failures.values()]
+    return next((one for one in errors if isinstance(one, preferred)), errors[0])
 
 
 def load_tensors(
@@ -623,8 +639,7 @@ def load_tensors(
             no_dist=process_group is None,
         )
     except CheckpointException as error:
-        errors = [wrapped[0] for wrapped in error.failures.values()]
-        root = next((one for one in errors if isinstance(one, OSError)), errors[0])
+        root = find_root(error, OSError)
         if isinstance(root, OSError | DamagedCheckpointError):
             raise root from None
         raise DamagedCheckpointError(

@@ -18,7 +18,6 @@ but of a newer version: to continue from an older one would give up what was tra
 from __future__ import annotations
 
 import hashlib
-import platform
 import secrets
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
@@ -30,7 +29,6 @@ from typing import Any, Final, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-import kdist_trainer
 from kdist_trainer import log
 from kdist_trainer.checkpoint import commit, reader
 from kdist_trainer.checkpoint.commit import (
@@ -50,14 +48,11 @@ from kdist_trainer.checkpoint.manifest import (
     Checkpoint,
     CheckpointDirectory,
     DamagedCheckpointError,
-    Manifest,
     check_digests,
-    name_of,
 )
 from kdist_trainer.checkpoint.reader import LoadedCheckpoint, SavedIndex, Target, Template
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.errors import CheckpointMismatchError, StorageError
-from kdist_trainer.json_text import encode_json
 
 T = TypeVar("T")
 JobCheck = Callable[[Mapping[str, Any]], None]
@@ -250,7 +245,12 @@ class Restore:
         )
         tensors = {name: value for name, value in flat.items() if isinstance(value, Tensor)}
         others = {name: value for name, value in flat.items() if name not in tensors}
-        flat.update(self._group.on_rank_zero(partial(_read_values, folder, found.manifest, others)))
+
+        def read_others() -> dict[str, Any]:
+            reader.load_tensors(folder, found.manifest, others, None)
+            return others
+
+        flat.update(self._group.on_rank_zero(read_others))
         send(tensors, partial(reader.load_full_tensors, folder, found.manifest), self._group)
         return found
 
@@ -374,15 +374,13 @@ class Restore:
                     RunLedger(self._directory.root).append(
                         "fallback", step=one.step, cause=one.cause, reason=one.reason
                     )
-                if one.cause == "corrupt":
-                    self._archive(one.name)
+                if one.cause != "corrupt":
+                    continue
+                for found in self._directory.committed():
+                    if found.name == one.name:
+                        with suppress(OSError):
+                            commit.archive_checkpoint(self._directory, found)
         self._group.gather(None)  # a barrier: no rank reads the folder before it is final
-
-    def _archive(self, name: str) -> None:
-        for one in self._directory.committed():
-            if one.name == name:
-                with suppress(OSError):
-                    commit.archive_checkpoint(self._directory, one)
 
     def _refuse_fresh_start(self) -> None:
         def check() -> None:
@@ -402,11 +400,6 @@ def _verify(folder: StoragePath) -> LoadedCheckpoint:
     found = reader.inspect(folder)
     check_digests(folder, found.manifest, found.manifest.files)
     return found
-
-
-def _read_values(folder: StoragePath, manifest: Manifest, values: dict[str, Any]) -> dict[str, Any]:
-    reader.load_tensors(folder, manifest, values, None)
-    return values
 
 
 def _with_retries(work: Callable[[], T]) -> T:
@@ -463,251 +456,6 @@ class OpenFolder(NamedTuple):
     may_be_done: bool = True
     cuts: int = 0
 
-    @classmethod
-    def unopened(cls, ranks: int) -> OpenFolder:
-        """What stands for a folder that does not answer yet."""
-        return cls([True] * ranks, epoch=0, name="")
-
-
-class FolderOpener:
-    """Opens one folder for the ranks of a group. Every method is collective."""
-
-    def __init__(
-        self,
-        directory: CheckpointDirectory,
-        lock: Lock,
-        group: CheckpointGroup,
-        request: LockRequest,
-    ) -> None:
-        self._directory = directory
-        self._lock = lock
-        self._group = group
-        self._request = request
-        what = f"the checkpoint folder {directory.root}"
-        self._beginning, self._calls = BoundedCalls(what), BoundedCalls(what)
-
-    def open(self, *, must_be_shared: str | None) -> OpenFolder:
-        """Open the folder for ranks that start or restart.
-
-        Args:
-            must_be_shared: why all ranks must share the folder, and what to do otherwise; None if
-                they need not.
-
-        Raises:
-            CheckpointMismatchError: the folder belongs to another run or lacks what is needed.
-            LockLostError: a later group of this run has locked it.
-            StorageError: it cannot be written.
-        """
-        sees = self._find_sharing()
-        self._check_shared(sees, must_be_shared)
-        others = [0] if all(sees) else self._group.gather(self._find_epoch())
-
-        def begin() -> OpenFolder:
-            epoch = self._acquire(at_least=max(others) + 1)
-            if not isinstance(self._directory.root, Path):
-                record_leftovers(self._directory, self._lock, spared=self._request.spared)
-            return OpenFolder(sees, epoch, secrets.token_hex(4), cuts=self._count_cuts())
-
-        return self._on_lock(begin)
-
-    def _count_cuts(self) -> int:
-        with suppress(OSError):
-            return count_cuts(RunLedger(self._directory.root).events())
-        return 0
-
-    def continue_in_place(self) -> OpenFolder:
-        """Open the folder for ranks of which some have used it in their former group, whose state
-        they have in memory: what they save follows the newest checkpoint.
-
-        Raises as `open` does, and `StorageError` from a `TimeoutError` if the storage does not
-        answer within seconds. It may be called again then, and goes on where it was.
-        """
-        group = self._group
-        token, epoch, newest, name = self._on_lock(lambda: self._beginning.resume(self._begin))
-        try:
-            every = group.on_all_ranks(lambda: self._calls.call(lambda: self._look(token)))
-        except OSError as error:
-            raise StorageError(f"cannot read {self._directory.root}: {error}") from error
-        finally:
-            if group.is_rank_zero:
-                with suppress(OSError):
-                    self._calls.call(lambda: remove_token(self._directory.root, token))
-        sees = [one for one, _, _ in every]
-        self._check_shared(sees, None)
-        others = max((found for is_seen, found, _ in every if not is_seen), default=0)
-        if others >= epoch:
-            epoch = others + 1
-            self._on_lock(lambda: self._calls.call(lambda: self._lock.raise_epoch(epoch)))
-        return OpenFolder(sees, epoch, name, newest, any(is_done for _, _, is_done in every))
-
-    @property
-    def has_answered(self) -> bool:
-        """Whether on rank 0, which asks, the folder has answered what it did not in time."""
-        return self._beginning.has_answered
-
-    def _look(self, token: Token) -> tuple[bool, int, bool]:
-        """Whether this rank sees rank 0's folder, its highest epoch, and whether the run is done by
-        it.
-        """
-        is_done = self._directory.done() is not None
-        return read_token(self._directory.root, token), self._find_epoch(), is_done
-
-    def _on_lock(self, work: Callable[[], T]) -> T:
-        """Do something to the lock on rank 0, and return its result on every rank. Raises what it
-        raises, and `StorageError` for an `OSError`.
-        """
-        try:
-            return self._group.on_rank_zero(work)
-        except OSError as error:
-            raise StorageError(
-                f"cannot write the lock of {self._directory.root}: {error}"
-            ) from error
-
-    def set_base(self, base: Checkpoint | None) -> None:
-        """Fence off what earlier groups commit from now on; `base` is what this group started from.
-        Raises `StorageError` or `LockLostError`.
-        """
-        self._on_lock(lambda: self._lock.set_base(base))
-
-    def _begin(self) -> tuple[Token, int, Checkpoint | None, str]:
-        """Rank 0's part of `continue_in_place`."""
-        token = write_token(self._directory.root)
-        try:
-            if self._lock.mine is None:
-                epoch = self._acquire(at_least=0)
-            else:  # by an attempt that the storage has failed later
-                self._lock.check()
-                epoch = self._lock.mine.epoch
-            newest = self._lock.find_newest()
-            self._lock.set_base(newest)
-        except BaseException:
-            remove_token(self._directory.root, token)
-            raise
-        return token, epoch, newest, secrets.token_hex(4)
-
-    def _acquire(self, *, at_least: int) -> int:
-        """Lock the folder; returns the epoch."""
-        request = self._request
-        record = self._lock.acquire(
-            run_id=request.run_id,
-            generation=request.generation,
-            take_over=request.take_over,
-            at_least=at_least,
-        )
-        if isinstance(self._directory.root, Path):
-            record_leftovers(self._directory, self._lock, spared=request.spared)
-            commit.clean_stale(self._directory, before=record.epoch + 1, spared=request.spared)
-        # in an object store it would take long: the writer does so before it saves
-        return record.epoch
-
-    def _find_epoch(self) -> int:
-        """The highest epoch of a checkpoint in this rank's folder."""
-        return max((one.epoch for one in self._directory.committed()), default=0)
-
-    def _find_sharing(self) -> list[bool]:
-        """By rank, whether its folder is rank 0's, which also finds out whether the file system has
-        what checkpoints need. Raises as `open` does.
-        """
-        root, group = self._directory.root, self._group
-        try:
-            token = group.on_rank_zero(lambda: write_token(root, is_new=True))
-        except OSError as error:
-            raise StorageError(f"cannot write to the checkpoint folder {root}: {error}") from error
-        try:
-            return group.on_all_ranks(lambda: read_token(root, token))
-        finally:
-            if group.is_rank_zero:
-                remove_token(root, token)
-
-    def _check_shared(self, sees: list[bool], must_be_shared: str | None) -> None:
-        if all(sees):
-            return
-        root = self._directory.root
-        if must_be_shared is not None:
-            raise CheckpointMismatchError(
-                f"the ranks do not share the checkpoint folder {root}, {must_be_shared}"
-            )
-        if self._group.is_rank_zero:
-            log.warn(
-                "storage-not-shared",
-                message=(
-                    f"{root} is not one folder for all ranks: rank 0 writes "
-                    "everything and broadcasts on load"
-                ),
-            )
-
-
-class RunIdentity:
-    """The run, its job and its ranks."""
-
-    def __init__(self, *, run_id: str, job: Mapping[str, Any], world_size: int) -> None:
-        self.run_id = run_id
-        self.job = dict(job)
-        self._world_size = world_size
-        digest = hashlib.sha256(encode_json(self.job, sort_keys=True).encode())
-        self._config_digest = digest.hexdigest()
-
-    def describe(
-        self, state: Mapping[str, Any], *, step: int, epoch: int, parent: StoragePath | None
-    ) -> Manifest:
-        """The manifest of a state, without files."""
-        return Manifest(
-            step=step,
-            epoch=epoch,
-            samples_seen=state.get("samples_seen"),
-            world_size=self._world_size,
-            run_id=self.run_id,
-            parent=parent.name if parent is not None else None,
-            config_digest=self._config_digest,
-            versions={
-                "kdist": kdist_trainer.__version__,
-                "torch": torch.__version__,
-                "python": platform.python_version(),
-            },
-        )
-
-    def describe_end(self, step: int, *, epoch: int, final: Mapping[str, Any]) -> dict[str, Any]:
-        """The document that says that the run has ended with the checkpoint of `step`."""
-        document = {"run_id": self.run_id, "step": step, "checkpoint": name_of(step, epoch)}
-        return {**document, **final, "job": self.job}
-
-
-def refuse_earlier(step: int, *, newest: int) -> None:
-    """Raise `CheckpointMismatchError` if there is a checkpoint of a later step: that one would be
-    resumed from.
-    """
-    if step < newest:
-        raise CheckpointMismatchError(
-            f"the state of step {step} is not saved: the newest checkpoint of this run is of "
-            f"step {newest}, and a restart would resume from that one; count the steps on "
-            "from what resume() has returned, or start again with --fresh"
-        )
-
-
-def write_done(
-    directory: CheckpointDirectory,
-    group: CheckpointGroup,
-    document: dict[str, Any],
-    *,
-    sees_rank_zero_folder: bool,
-) -> None:
-    """Write DONE in the folder of every node. Collective. Raises `StorageError` after a second
-    attempt.
-    """
-
-    def write() -> None:
-        if group.is_rank_zero or not sees_rank_zero_folder:
-            directory.write_done(document)
-
-    for attempt in (1, 2):
-        try:
-            group.on_all_ranks(write)
-        except OSError as error:
-            if attempt == 2:
-                raise StorageError(f"cannot write DONE to {directory.root}: {error}") from error
-        else:
-            return
-
 
 class FolderAccess:
     """Opens the folder, late if need be. Collective but for its properties."""
@@ -740,15 +488,18 @@ class FolderAccess:
         self.lock = Lock(directory.root)
         self._directory = directory
         self._group = group
-        self._opener = FolderOpener(directory, self.lock, group, request)
+        self._request = request
+        description = f"the checkpoint folder {directory.root}"
+        self._begin_calls, self._calls = BoundedCalls(description), BoundedCalls(description)
         self.trouble: StorageError | None = None
         """Why the folder is not open yet, so that nothing can be saved or restored."""
-        self._opened = OpenFolder.unopened(group.size)
+        self.opened = OpenFolder([True] * group.size, epoch=0, name="")
+        """What is known of the folder; as long as it is not open, nothing."""
         if not is_known:
-            self._opened = self._opener.open(must_be_shared=must_be_shared)
+            self.opened = self._open(must_be_shared)
             return
         try:
-            self._opened = self._opener.continue_in_place()
+            self.opened = self._continue_in_place()
         except StorageError as error:
             self.trouble = error
             if group.is_rank_zero:
@@ -759,7 +510,7 @@ class FolderAccess:
         if self.trouble is None:
             return
         try:
-            self._opened = self._opener.continue_in_place()
+            self.opened = self._continue_in_place()
         except StorageError as error:
             self.trouble = error
             raise
@@ -783,17 +534,12 @@ class FolderAccess:
     @property
     def has_answered(self) -> bool:
         """Whether rank 0, which asks, would find the folder open that did not answer in time."""
-        return self.trouble is not None and self._opener.has_answered
-
-    @property
-    def opened(self) -> OpenFolder:
-        """What is known of the folder."""
-        return self._opened
+        return self.trouble is not None and self._begin_calls.has_answered
 
     @property
     def shared(self) -> bool:
         """Whether all ranks see one folder."""
-        return all(self._opened.sees)
+        return all(self.opened.sees)
 
     @property
     def lock_record(self) -> LockRecord | None:
@@ -801,16 +547,18 @@ class FolderAccess:
         return self.lock.mine if self.trouble is None else None
 
     def set_base(self, base: Checkpoint | None) -> None:
-        """See `FolderOpener.set_base`."""
-        self._opener.set_base(base)
+        """Fence off what earlier groups commit from now on; `base` is what this group started from.
+        Raises `StorageError` or `LockLostError`.
+        """
+        self._on_lock(lambda: self.lock.set_base(base))
 
     def reopen(self) -> None:
         """Mark the run as not ended, by removing DONE. Raises `StorageError`."""
-        if not self._opened.may_be_done or self.trouble is not None:
+        if not self.opened.may_be_done or self.trouble is not None:
             return
 
         def remove() -> None:
-            if self._group.is_rank_zero or not self._opened.sees[self._group.rank]:
+            if self._group.is_rank_zero or not self.opened.sees[self._group.rank]:
                 self._directory.remove_done()
 
         try:
@@ -821,15 +569,150 @@ class FolderAccess:
             ) from error
 
     def end_run(self, document: dict[str, Any]) -> SaveResult:
-        """Write DONE after the last checkpoint, which `document` is about."""
-        sees = self._opened.sees[self._group.rank]
+        """Write DONE in the folder of every node, after the last checkpoint, which `document` is
+        about.
+        """
+
+        def write() -> None:
+            if self._group.is_rank_zero or not self.opened.sees[self._group.rank]:
+                self._directory.write_done(document)
+
         try:
-            write_done(self._directory, self._group, document, sees_rank_zero_folder=sees)
-        except StorageError as error:
-            return self.refuse(document["step"], error)
+            _with_retries(lambda: self._group.on_all_ranks(write))
+        except OSError as error:
+            problem = StorageError(f"cannot write DONE to {self._directory.root}: {error}")
+            problem.__cause__ = error
+            return self.refuse(document["step"], problem)
         return SaveResult(document["step"], ok=True)
 
     def release(self) -> None:
         """Let any run use the folder."""
         if self._group.is_rank_zero and self.trouble is None:
             self.lock.release()
+
+    def _open(self, must_be_shared: str | None) -> OpenFolder:
+        """Open the folder for ranks that start or restart. Raises as the constructor does."""
+        sees = self._find_sharing()
+        self._check_shared(sees, must_be_shared)
+        others = [0] if all(sees) else self._group.gather(self._find_epoch())
+
+        def begin() -> OpenFolder:
+            epoch = self._acquire(at_least=max(others) + 1)
+            if not isinstance(self._directory.root, Path):
+                record_leftovers(self._directory, self.lock, spared=self._request.spared)
+            cuts = 0
+            with suppress(OSError):
+                cuts = count_cuts(RunLedger(self._directory.root).events())
+            return OpenFolder(sees, epoch, secrets.token_hex(4), cuts=cuts)
+
+        return self._on_lock(begin)
+
+    def _continue_in_place(self) -> OpenFolder:
+        """Open the folder for ranks of which some have used it in their former group, whose state
+        they have in memory: what they save follows the newest checkpoint.
+
+        Raises as the constructor does, and `StorageError` from a `TimeoutError` if the storage does
+        not answer within seconds. It may be called again then, and goes on where it was.
+        """
+        group = self._group
+        token, epoch, newest, name = self._on_lock(lambda: self._begin_calls.resume(self._begin))
+        try:
+            every = group.on_all_ranks(lambda: self._calls.call(lambda: self._inspect(token)))
+        except OSError as error:
+            raise StorageError(f"cannot read {self._directory.root}: {error}") from error
+        finally:
+            if group.is_rank_zero:
+                with suppress(OSError):
+                    self._calls.call(lambda: remove_token(self._directory.root, token))
+        sees = [one for one, _, _ in every]
+        self._check_shared(sees, None)
+        others = max((found for is_seen, found, _ in every if not is_seen), default=0)
+        if others >= epoch:
+            epoch = others + 1
+            self._on_lock(lambda: self._calls.call(lambda: self.lock.raise_epoch(epoch)))
+        return OpenFolder(sees, epoch, name, newest, any(is_done for _, _, is_done in every))
+
+    def _inspect(self, token: Token) -> tuple[bool, int, bool]:
+        """Whether this rank sees rank 0's folder, its highest epoch, and whether the run is done by
+        it.
+        """
+        is_done = self._directory.done() is not None
+        return read_token(self._directory.root, token), self._find_epoch(), is_done
+
+    def _on_lock(self, work: Callable[[], T]) -> T:
+        """Do something to the lock on rank 0, and return its result on every rank. Raises what it
+        raises, and `StorageError` for an `OSError`.
+        """
+        try:
+            return self._group.on_rank_zero(work)
+        except OSError as error:
+            raise StorageError(
+                f"cannot write the lock of {self._directory.root}: {error}"
+            ) from error
+
+    def _begin(self) -> tuple[Token, int, Checkpoint | None, str]:
+        """Rank 0's part of `_continue_in_place`."""
+        token = write_token(self._directory.root)
+        try:
+            if self.lock.mine is None:
+                epoch = self._acquire(at_least=0)
+            else:  # by an attempt that the storage has failed later
+                self.lock.check()
+                epoch = self.lock.mine.epoch
+            newest = self.lock.find_newest()
+            self.lock.set_base(newest)
+        except BaseException:
+            remove_token(self._directory.root, token)
+            raise
+        return token, epoch, newest, secrets.token_hex(4)
+
+    def _acquire(self, *, at_least: int) -> int:
+        """Lock the folder; returns the epoch."""
+        request = self._request
+        record = self.lock.acquire(
+            run_id=request.run_id,
+            generation=request.generation,
+            take_over=request.take_over,
+            at_least=at_least,
+        )
+        if isinstance(self._directory.root, Path):
+            record_leftovers(self._directory, self.lock, spared=request.spared)
+            commit.clean_stale(self._directory, before=record.epoch + 1, spared=request.spared)
+        # in an object store it would take long: the writer does so before it saves
+        return record.epoch
+
+    def _find_epoch(self) -> int:
+        """The highest epoch of a checkpoint in this rank's folder."""
+        return max((one.epoch for one in self._directory.committed()), default=0)
+
+    def _find_sharing(self) -> list[bool]:
+        """By rank, whether its folder is rank 0's, which also finds out whether the file system has
+        what checkpoints need. Raises as the constructor does.
+        """
+        root, group = self._directory.root, self._group
+        try:
+            token = group.on_rank_zero(lambda: write_token(root, is_new=True))
+        except OSError as error:
+            raise StorageError(f"cannot write to the checkpoint folder {root}: {error}") from error
+        try:
+            return group.on_all_ranks(lambda: read_token(root, token))
+        finally:
+            if group.is_rank_zero:
+                remove_token(root, token)
+
+    def _check_shared(self, sees: list[bool], must_be_shared: str | None) -> None:
+        if all(sees):
+            return
+        root = self._directory.root
+        if must_be_shared is not None:
+            raise CheckpointMismatchError(
+                f"the ranks do not share the checkpoint folder {root}, {must_be_shared}"
+            )
+        if self._group.is_rank_zero:
+            log.warn(
+                "storage-not-shared",
+                message=(
+                    f"{root} is not one folder for all ranks: rank 0 writes "
+                    "everything and broadcasts on load"
+                ),
+            )

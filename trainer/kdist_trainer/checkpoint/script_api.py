@@ -24,7 +24,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from kdist_trainer import log
-from kdist_trainer.checkpoint.checkpointer import CheckpointManager, SaveResult, Waiting
+from kdist_trainer.checkpoint.checkpointer import CheckpointManager, Waiting
+from kdist_trainer.checkpoint.commit import SaveResult
 from kdist_trainer.checkpoint.group import CheckpointGroup, SaveAgreement
 from kdist_trainer.checkpoint.interval import SaveClock, make_interval
 from kdist_trainer.checkpoint.ledger import RunLedger
@@ -86,7 +87,10 @@ def open_manager(kind: type[Manager], config: Checkpointing) -> Manager | None:
             "would lock out the first one: give one Checkpointer all modules and optimizers by "
             "name (model={'a': …, 'b': …}, optimizer={'a': …, 'b': …}), or close() the first one"
         )
-    _tell_agent()
+    # Before the folder is opened, which may fail for a reason that a restart outlasts: the agent
+    # ends the job after a failure of a script that does not continue from checkpoints.
+    if (heartbeat := _attach()) is not None:
+        heartbeat.mark_checkpoints()
     job: dict[str, Any] = {}
     with suppress(OSError, ValueError, KeyError):
         job = TrainConfig.read(Path(os.environ["KDIST_CONFIG"])).to_job()
@@ -105,7 +109,9 @@ def close_manager(manager: CheckpointManager) -> None:
 
 
 def sign_of_life() -> Callable[[], None]:
-    """What tells the agent that this script is saving and does not hang, if it sends heartbeats."""
+    """A heartbeat that shows the agent that this script is saving and does not hang, if it sends
+    heartbeats.
+    """
     heartbeat = _attach()
 
     def beat() -> None:
@@ -113,15 +119,6 @@ def sign_of_life() -> Callable[[], None]:
             heartbeat.beat(Phase.SAVE, last.step)
 
     return beat
-
-
-def _tell_agent() -> None:
-    """Tell the agent that this script continues after a restart: without it a failure ends the job.
-
-    Before the folder is opened, which may fail for a reason that a restart outlasts.
-    """
-    if (heartbeat := _attach()) is not None:
-        heartbeat.mark_checkpoints()
 
 
 def _attach() -> Heartbeat | None:

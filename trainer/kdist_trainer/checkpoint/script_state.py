@@ -516,23 +516,17 @@ def check_classes(saved: Mapping[str, str], own: Mapping[str, str]) -> None:
 
 def _walk(objects: ScriptObjects) -> Iterator[tuple[str, Any]]:
     for name, optimizer in objects.optimizers.items():
-        yield from _of_optimizer(f"optimizer.{name}".rstrip("."), optimizer)
+        path = f"optimizer.{name}".rstrip(".")
+        for number, group in enumerate(optimizer.param_groups):
+            for key, value in group.items():
+                if key != "params":
+                    yield f"{path}.param_groups[{number}].{key}", value
     for kind, keepers in objects.keepers.items():
         for name, keeper in keepers.items():
-            yield from _of_keeper(f"{kind}.{name}".rstrip("."), keeper)
-
-
-def _of_optimizer(path: str, optimizer: Optimizer) -> Iterator[tuple[str, Any]]:
-    for number, group in enumerate(optimizer.param_groups):
-        for key, value in group.items():
-            if key != "params":
-                yield f"{path}.param_groups[{number}].{key}", value
-
-
-def _of_keeper(path: str, keeper: Keeper) -> Iterator[tuple[str, Any]]:
-    for key, value in keeper.state_dict().items():
-        if key not in _PROGRESS:
-            yield f"{path}.{key}", value
+            path = f"{kind}.{name}".rstrip(".")
+            for key, value in keeper.state_dict().items():
+                if key not in _PROGRESS:
+                    yield f"{path}.{key}", value
 
 
 _PARTS: Final = "ranks"
@@ -624,7 +618,15 @@ class ScriptState:
         self.resumed_step = int(state["step"])
         if group.is_rank_zero:
             report_change(parts, group.size)
-            self._report_edits(notes)
+            if edits := find_edits(notes.get("settings", {}), self._settings):
+                log.warn(
+                    "settings-edited",
+                    message=(
+                        f"the script was edited since it began this training: {'; '.join(edits)}. "
+                        "The saved values win: to use the new ones, set them after "
+                        "Checkpointer.resume()"
+                    ),
+                )
         log.event(
             "resumed",
             step=self.resumed_step,
@@ -648,17 +650,6 @@ class ScriptState:
     def _show_all(self, saved: Mapping[str, Any], parts: list[Part]) -> None:
         self.saved_states = [dict(part.state) for part in parts]
         self.shared_state = dict(saved.get("shared_state", {}))
-
-    def _report_edits(self, notes: Mapping[str, Any]) -> None:
-        edits = find_edits(notes.get("settings", {}), self._settings)
-        if edits:
-            log.warn(
-                "settings-edited",
-                message=(
-                    f"the script was edited since it began this training: {'; '.join(edits)}. The "
-                    "saved values win: to use the new ones, set them after Checkpointer.resume()"
-                ),
-            )
 
 
 def _read_parts(saved: Mapping[str, Any], own: Any, size: int) -> list[Part]:

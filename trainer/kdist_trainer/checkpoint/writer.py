@@ -399,17 +399,11 @@ def fill(template: dict[str, Any], state: Mapping[str, Any]) -> list[str]:
     """
     flat, _ = torch_internals.flatten(state)
     own, paths = torch_internals.flatten(template)
-    problems = [
-        *(f"{name} is missing" for name in own if name not in flat),
-        *(f"{name} is not in the model" for name in flat if name not in own),
-    ]
-    for name in own.keys() & flat.keys():
-        ours, theirs = own[name], flat[name]
-        if isinstance(ours, Tensor) != isinstance(theirs, Tensor):
-            problems.append(f"{name} is of another kind")
-        elif isinstance(ours, Tensor) and ours.shape != theirs.shape:
-            problems.append(f"{name} is {tuple(theirs.shape)} instead of {tuple(ours.shape)}")
-    if problems:
+    asked, given = (
+        {name: value.shape if isinstance(value, Tensor) else None for name, value in one.items()}
+        for one in (own, flat)
+    )
+    if problems := reader.find_misfits(asked, given):
         return problems
     with torch.no_grad():
         for name, value in flat.items():
@@ -675,7 +669,9 @@ class Writer:
         )
 
     def _find_root(self, error: BaseException) -> BaseException:
-        root = _root_of(error)
+        root = error
+        if isinstance(error, CheckpointException) and error.failures:
+            root = reader.find_root(error, OSError, LockLostError)
         if self._group.is_rank_zero:
             try:
                 # the group that takes over deletes our files, which looks like a failing disk
@@ -715,14 +711,6 @@ def _timed(result: SaveResult, request: CommitRequest) -> SaveResult:
     total = time.monotonic() - request.started
     visible = total if request.visible_seconds is None else request.visible_seconds
     return replace(result, visible_seconds=visible, total_seconds=total)
-
-
-def _root_of(error: BaseException) -> BaseException:
-    """The root cause among the errors of all ranks that DCP collects."""
-    if isinstance(error, CheckpointException) and error.failures:
-        errors = [wrapped[0] for wrapped in error.failures.values()]
-        return next((one for one in errors if isinstance(one, OSError | LockLostError)), errors[0])
-    return error
 
 
 class _Alone(NamedTuple):

@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from kdist_trainer import log
-from kdist_trainer.checkpoint.checkpointer import CheckpointManager, SaveResult, Waiting
+from kdist_trainer.checkpoint.checkpointer import CheckpointManager, Waiting
+from kdist_trainer.checkpoint.commit import SaveResult
 from kdist_trainer.checkpoint.interval import EVENT, SaveClock, make_interval
 from kdist_trainer.checkpoint.reader import LoadedCheckpoint, SavedIndex, describe_index
 from kdist_trainer.checkpoint.writer import CarriedSave

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from kdist_trainer.checkpoint.interval import (
-    EVENT,
+    INTERVAL_EVENT,
     AutoInterval,
     MeasuredSave,
     SaveClock,
@@ -197,7 +197,7 @@ def test_a_process_begins_with_what_another_one_has_measured() -> None:
         generation(0, "start"),
         first_step(10),
         {"time": 70.0, "event": "commit", "seconds": 9.0, "visible_seconds": 0.5},
-        {"time": 90.0, "event": EVENT, "cost_seconds": 2.5, "seconds": 95.0},
+        {"time": 90.0, "event": INTERVAL_EVENT, "cost_seconds": 2.5, "seconds": 95.0},
         event(110, "failure"),
         generation(120),
     ]
@@ -269,18 +269,18 @@ def test_a_history_that_is_none_is_empty(text: str) -> None:
 
 def test_a_change_is_told_from_a_quarter_on_and_every_ten_minutes_at_most() -> None:
     interval = AutoInterval(SaveHistory())
-    assert interval.take_news(0) is None, "no save is known"
+    assert interval.take_change(0) is None, "no save is known"
     interval.take_costs(2.0)
-    told = interval.take_news(70)
+    told = interval.take_change(70)
     assert told is not None
     assert (told["cost_seconds"], told["between_losses_seconds"]) == (2.0, 1870.0)
     assert told["seconds"] == pytest.approx(87, abs=1)
     interval.take_costs(8.0)
     assert interval.seconds(80) > 160
-    assert interval.take_news(80) is None, "within ten minutes"
-    assert interval.take_news(680) is not None
+    assert interval.take_change(80) is None, "within ten minutes"
+    assert interval.take_change(680) is not None
     interval.take_costs(8.1)
-    assert interval.take_news(900) is None, "within ten minutes, and less than a quarter"
+    assert interval.take_change(900) is None, "within ten minutes, and less than a quarter"
 
 
 def test_rubbish_in_the_ledger_is_no_loss_and_no_cost() -> None:
@@ -289,6 +289,6 @@ def test_rubbish_in_the_ledger_is_no_loss_and_no_cost() -> None:
         {"event": "generation"},
         {"event": "generation", "time": "noon", "reason": "failure"},
         {"event": "commit", "time": 1, "visible_seconds": "long", "seconds": -3},
-        {"event": EVENT, "time": 2, "cost_seconds": math.inf},
+        {"event": INTERVAL_EVENT, "time": 2, "cost_seconds": math.inf},
     ]
     assert read_history(rubbish) == SaveHistory()

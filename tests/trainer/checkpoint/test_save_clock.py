@@ -7,15 +7,15 @@ import pytest
 from kdist_trainer.checkpoint.commit import SaveResult
 from kdist_trainer.checkpoint.interval import (
     UNSAVED_VARIABLE,
-    FixedInterval,
     MeasuredSave,
     SaveClock,
+    SaveInterval,
 )
 
 EVERY = 300.0
 
 
-class Interval(FixedInterval):
+class Interval(SaveInterval):
     """A fixed interval that remembers what saves have cost."""
 
     def __init__(self, seconds: float) -> None:
@@ -193,13 +193,13 @@ def test_a_rank_that_starts_continues_what_the_agent_has_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(UNSAVED_VARIABLE, "120.5")
-    assert SaveClock.from_environment(FixedInterval(300)).unsaved == 120.5
+    assert SaveClock.from_environment(SaveInterval(300)).unsaved == 120.5
     monkeypatch.setenv(UNSAVED_VARIABLE, "much")
-    assert SaveClock.from_environment(FixedInterval(300)).unsaved == 0
+    assert SaveClock.from_environment(SaveInterval(300)).unsaved == 0
 
 
 def test_without_an_interval_nothing_is_due() -> None:
-    clock = SaveClock(FixedInterval(None), lost=500)
+    clock = SaveClock(SaveInterval(None), lost=500)
     clock.start()
     assert not clock.is_due(5)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kdist_trainer.checkpoint.interval import FixedInterval, SaveClock
+from kdist_trainer.checkpoint.interval import SaveClock, SaveInterval
 from kdist_trainer.config import Every
 from kdist_trainer.metrics.step_stats import StepStats
 from kdist_trainer.training.checkpointing import TrainerCheckpointing
@@ -37,7 +37,7 @@ def test_the_interval_of_saves_is_the_configured_one_or_that_of_the_steps(
 
 
 def test_in_place_a_training_goes_on_with_the_clock_of_the_rank_that_all_continue_with() -> None:
-    theirs = SaveClock(FixedInterval(60), lost=50)
+    theirs = SaveClock(SaveInterval(60), lost=50)
     theirs.cuts = 2
     nothing: Any = None
     training = TrainerCheckpointing(

@@ -31,7 +31,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from kdist_trainer import group_abort, log
-from kdist_trainer.checkpoint.interval import EVENT, SaveClock
+from kdist_trainer.checkpoint.interval import INTERVAL_EVENT, SaveClock
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.signals import StopCounter
 from kdist_trainer.threads import OnError, start_thread
@@ -301,7 +301,7 @@ class SaveAgreement:
     """
 
     def __init__(self, group: CheckpointGroup, clock: SaveClock, ledger: RunLedger) -> None:
-        """Agree on nothing yet; `listen` to be told by SIGTERM.
+        """Agree on nothing yet; `install_handler` has SIGTERM request a stop.
 
         Args:
             group: the ranks that save together.
@@ -322,7 +322,7 @@ class SaveAgreement:
         self._former: Any = None
         self._terminations = StopCounter()
 
-    def listen(self) -> None:
+    def install_handler(self) -> None:
         """Take SIGTERM as a request to stop, also if another handler was installed since. Does
         nothing outside the main thread, which alone may.
         """
@@ -331,8 +331,8 @@ class SaveAgreement:
             if self._former is None:
                 self._former = former
 
-    def unlisten(self) -> None:
-        """Give SIGTERM back to the handler that it had before `listen`."""
+    def remove_handler(self) -> None:
+        """Give SIGTERM back to the handler that it had before `install_handler`."""
         if self._former is not None and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._former)
             self._former = None
@@ -360,9 +360,9 @@ class SaveAgreement:
         self.stopping = any(stop for stop, _, _, _ in answers)
         slowest = max(seconds for _, _, seconds, _ in answers)
         self._clock.interval.take_costs(max(cost for _, _, _, cost in answers))
-        if self._group.is_rank_zero and (news := self._clock.take_news()):
-            log.event("save-interval", **news)
-            self._record(EVENT, **news)
+        if self._group.is_rank_zero and (change := self._clock.take_change()):
+            log.event("save-interval", **change)
+            self._record(INTERVAL_EVENT, **change)
         self._agreed_time = now
         self._agreed_calls = self._calls
         self._agree_at = self._calls + max(

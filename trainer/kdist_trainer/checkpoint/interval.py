@@ -22,14 +22,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from statistics import median
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 from kdist_trainer.checkpoint.commit import SaveResult
+from kdist_trainer.checkpoint.ledger import Event
 from kdist_trainer.config import Every
 from kdist_trainer.json_text import encode_json
 from kdist_trainer.untrusted_text import MalformedTextError, finite_number, parse_object
-
-Event = Mapping[str, Any]
 
 UNSAVED_VARIABLE = "KDIST_UNSAVED_SECONDS"
 """The environment variable of a rank with the training time since the last commit."""
@@ -147,73 +146,44 @@ class MeasuredSave(NamedTuple):
     is_first: bool
 
 
-class SaveInterval(Protocol):
-    """How much training may lie between two saves."""
+class SaveInterval:
+    """How much training may lie between two saves: what the user has set. What saves cost does not
+    matter then; see `AutoInterval` for the one that is measured.
+    """
+
+    def __init__(self, seconds: float | None) -> None:
+        """Save after `seconds` of training; None to save by the clock never."""
+        self._given = seconds
 
     @property
     def cost(self) -> float | None:
         """What a save costs this rank, in seconds of training time; None if it is not known, or
         does not matter.
         """
-        ...
-
-    def seconds(self, trained: float, /) -> float | None:
-        """The interval after `trained` seconds of training of this group; None to save by the clock
-        never.
-        """
-        ...
-
-    def add_save(self, save: MeasuredSave, /) -> None:
-        """Take in a save that was committed; called on every rank."""
-        ...
-
-    def take_costs(self, cost: float, /) -> None:
-        """Take in the greatest `cost` of all ranks; 0 is not known yet."""
-        ...
-
-    def take_news(self, trained: float, /) -> dict[str, float] | None:
-        """What to tell of an interval that has changed; None if there is nothing."""
-        ...
-
-    def to_json(self, trained: float, /) -> dict[str, Any]:
-        """What another rank needs to go on with it, after `trained` seconds of this group."""
-        ...
-
-    def load(self, document: Mapping[str, Any], /) -> None:
-        """Go on with what `to_json` describes."""
-        ...
-
-
-class FixedInterval:
-    """The interval that the user has set, or None: then saves are not due by the clock. What they
-    cost does not matter.
-    """
-
-    cost = None
-
-    def __init__(self, seconds: float | None) -> None:
-        self._seconds = seconds
-
-    def seconds(self, _trained: float) -> float | None:
-        """See `SaveInterval`."""
-        return self._seconds
-
-    def add_save(self, _save: MeasuredSave) -> None:
-        """See `SaveInterval`."""
-
-    def take_costs(self, _cost: float) -> None:
-        """See `SaveInterval`."""
-
-    def take_news(self, _trained: float) -> dict[str, float] | None:
-        """See `SaveInterval`."""
         return None
 
-    def to_json(self, _trained: float) -> dict[str, Any]:
-        """See `SaveInterval`."""
+    def seconds(self, _trained: float, /) -> float | None:
+        """The interval after some seconds of training of this group; None to save by the clock
+        never.
+        """
+        return self._given
+
+    def add_save(self, _save: MeasuredSave, /) -> None:
+        """Note a save that was committed; called on every rank."""
+
+    def take_costs(self, _cost: float, /) -> None:
+        """Note the greatest `cost` of all ranks; 0 is not known yet."""
+
+    def take_change(self, _trained: float, /) -> dict[str, float] | None:
+        """The fields of the event that reports a changed interval; None if it has not changed."""
+        return None
+
+    def to_json(self, _trained: float, /) -> dict[str, Any]:
+        """What another rank needs to continue with it, after some seconds of this group."""
         return {}
 
-    def load(self, _document: Mapping[str, Any]) -> None:
-        """See `SaveInterval`."""
+    def load(self, _document: Mapping[str, Any], /) -> None:
+        """Continue with what `to_json` describes."""
 
 
 class _Steps:
@@ -303,9 +273,9 @@ class SaveClock:
         """How long the next save is to wait, since those before were not committed."""
         return max(0.0, self._retry_at - self._total())
 
-    def take_news(self) -> dict[str, float] | None:
-        """See `SaveInterval.take_news`."""
-        return self.interval.take_news(self._total())
+    def take_change(self) -> dict[str, float] | None:
+        """See `SaveInterval.take_change`."""
+        return self.interval.take_change(self._total())
 
     @property
     def must_block(self) -> bool:
@@ -471,8 +441,8 @@ class SaveClock:
 
 HISTORY_VARIABLE: Final = "KDIST_SAVE_HISTORY"
 """The environment variable with the `SaveHistory` that the agent has read."""
-EVENT: Final = "save_interval"
-"""Name of the event in the run's ledger that tells of another interval."""
+INTERVAL_EVENT: Final = "save_interval"
+"""Name of the event in the run's ledger that reports another interval."""
 
 _COSTS: Final = 5
 """Saves whose cost counts."""
@@ -488,7 +458,7 @@ _MOST_COSTS: Final = 30.0
 _LONGEST: Final = 3600.0
 _CHANGE: Final = 1.25
 """A smaller change is none: near the best interval, another one loses hardly more."""
-_TELL_SECONDS: Final = 600.0
+_REPORT_SECONDS: Final = 600.0
 
 
 def choose_seconds(
@@ -540,7 +510,7 @@ class SaveCosts:
 
 @dataclass(frozen=True)
 class SaveHistory:
-    """What a run's ledger tells of its losses and saves."""
+    """The losses and saves of a run, by its ledger."""
 
     losses: tuple[float, ...] = ()
     """Training time before each of the last losses that went back to a checkpoint, oldest first,
@@ -594,7 +564,7 @@ class SaveHistory:
 
 
 def read_history(events: Iterable[Mapping[str, Any]]) -> SaveHistory:
-    """What a run's ledger tells of all its groups.
+    """The losses and saves of all groups of a run.
 
     Args:
         events: of the ledger, oldest first.
@@ -603,18 +573,20 @@ def read_history(events: Iterable[Mapping[str, Any]]) -> SaveHistory:
     history = SaveHistory()
     for one in list_generations(_without_rests(events)):
         history = history.followed_by(one.seconds, is_lost=one.lost)
-    is_told = False  # the whole cost, of which a commit's line knows how long training stood still
+    is_reported = (
+        False  # the whole cost, of which a commit's line knows how long training stood still
+    )
     for event in events:
         name = event.get("event")
         if name == "commit" and "commits" not in event:  # that line is the sum of several
             stall, duration = (_seconds(event, each) for each in ("visible_seconds", "seconds"))
-            if stall is not None and not is_told:
+            if stall is not None and not is_reported:
                 history = replace(history, cost=stall)
             if duration is not None:
                 history = replace(history, duration=duration)
-        elif name == EVENT and (cost := _seconds(event, "cost_seconds")) is not None:
+        elif name == INTERVAL_EVENT and (cost := _seconds(event, "cost_seconds")) is not None:
             history = replace(history, cost=cost)
-            is_told = True
+            is_reported = True
     return history
 
 
@@ -633,22 +605,23 @@ def _without_rests(events: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str,
         last = event
 
 
-class AutoInterval:
+class AutoInterval(SaveInterval):
     """The interval of one worker group: measured by every rank, decided by rank 0."""
 
     def __init__(self, history: SaveHistory | None = None) -> None:
-        """Begin with what former processes have told: it counts until there is better.
+        """Begin with what former processes have measured: it counts until there is better.
 
         Args:
             history: of the run until this group began; by default what the agent has read.
         """
+        super().__init__(None)
         if history is None:
             history = SaveHistory.from_text(os.environ.get(HISTORY_VARIABLE, ""))
         self.history = history
         self._own = SaveCosts()
         self._cost, self._duration = history.cost, history.duration
         self._seconds: float | None = None
-        self._told: tuple[float, float] | None = None
+        self._reported: tuple[float, float] | None = None
 
     @property
     def cost(self) -> float | None:
@@ -700,9 +673,8 @@ class AutoInterval:
             return best
         return last
 
-    def take_news(self, trained: float) -> dict[str, float] | None:
-        """What to tell of the interval; None if it is as it was told, or was told of in the last
-        ten minutes.
+    def take_change(self, trained: float) -> dict[str, float] | None:
+        """See `SaveInterval`; None also if one was reported in the last ten minutes.
 
         Args:
             trained: training time of this process so far, in seconds.
@@ -710,11 +682,11 @@ class AutoInterval:
         now = self.seconds(trained)
         if self._cost is None:
             return None
-        if self._told is not None:
-            told, at = self._told
-            if told / _CHANGE < now < told * _CHANGE or trained - at < _TELL_SECONDS:
+        if self._reported is not None:
+            reported, at = self._reported
+            if reported / _CHANGE < now < reported * _CHANGE or trained - at < _REPORT_SECONDS:
                 return None
-        self._told = (now, trained)
+        self._reported = (now, trained)
         return {
             "seconds": round(now, 1),
             "cost_seconds": round(self._cost, 4),
@@ -724,7 +696,7 @@ class AutoInterval:
 
 def make_interval(every: Every) -> SaveInterval:
     """The interval that the user has asked for."""
-    return AutoInterval() if every.auto else FixedInterval(every.seconds)
+    return AutoInterval() if every.auto else SaveInterval(every.seconds)
 
 
 def _seconds(document: Mapping[str, Any], name: str) -> float | None:

@@ -29,7 +29,7 @@ from kdist_trainer.checkpoint.commit import SaveResult
 from kdist_trainer.checkpoint.group import CheckpointGroup, SaveAgreement
 from kdist_trainer.checkpoint.interval import SaveClock, make_interval
 from kdist_trainer.checkpoint.ledger import RunLedger
-from kdist_trainer.checkpoint.script_state import Keeper, ScriptObjects, ScriptState, StatefulObject
+from kdist_trainer.checkpoint.script_state import ScriptObjects, ScriptState, StatefulObject
 from kdist_trainer.checkpoint.storage import open_location
 from kdist_trainer.config import Checkpointing, Every, TrainConfig
 from kdist_trainer.errors import ConfigError
@@ -145,8 +145,8 @@ class Checkpointer:
         *,
         model: nn.Module | Mapping[str, nn.Module],
         optimizer: Optimizer | Mapping[str, Optimizer],
-        scheduler: Keeper | Mapping[str, Keeper] | None = None,
-        scaler: Keeper | Mapping[str, Keeper] | None = None,
+        scheduler: StatefulObject | Mapping[str, StatefulObject] | None = None,
+        scaler: StatefulObject | Mapping[str, StatefulObject] | None = None,
         stateful: Mapping[str, StatefulObject] | None = None,
         every_seconds: int | Literal["auto"] = "auto",
         every_steps: int | None = None,
@@ -202,7 +202,7 @@ class Checkpointer:
             self._store.loadable.prove = self._script.find_problems
             self._stats.checkpoint_interval = self._clock.interval_seconds
             self._newest = self._script.show(self._store.peek(), self._group)
-            self._agreement.listen()
+            self._agreement.install_handler()
             self._clock.cuts = self._store.cuts
             self._clock.start()
 

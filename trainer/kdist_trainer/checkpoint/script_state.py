@@ -32,7 +32,7 @@ from kdist_trainer.state import ValueKind, describe
 
 
 class StatefulObject(Protocol):
-    """What can be saved as it is, such as torchdata's `StatefulDataLoader`."""
+    """What can be saved as it is: a scheduler, a scaler, torchdata's `StatefulDataLoader`."""
 
     def state_dict(self) -> dict[str, Any]:
         """Its state."""
@@ -204,16 +204,6 @@ _RESERVED: Final = frozenset({"state", "param_groups"})
 T = TypeVar("T")
 
 
-class Keeper(Protocol):
-    """A scheduler or scaler: its state is a small dict."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Its state."""
-
-    def load_state_dict(self, state_dict: dict[str, Any], /) -> Any:
-        """Continue from a state."""
-
-
 class ScriptObjects:
     """What a script trains with."""
 
@@ -222,8 +212,8 @@ class ScriptObjects:
         *,
         model: nn.Module | Mapping[str, nn.Module],
         optimizer: Optimizer | Mapping[str, Optimizer],
-        scheduler: Keeper | Mapping[str, Keeper] | None,
-        scaler: Keeper | Mapping[str, Keeper] | None,
+        scheduler: StatefulObject | Mapping[str, StatefulObject] | None,
+        scaler: StatefulObject | Mapping[str, StatefulObject] | None,
     ) -> None:
         """Name the objects; changes nothing.
 
@@ -234,7 +224,7 @@ class ScriptObjects:
             model if isinstance(model, nn.Module) else _Modules(_named("model", model, nn.Module))
         )
         self.optimizers = _named("optimizer", optimizer, Optimizer)
-        self.keepers: dict[str, dict[str, Keeper]] = {
+        self.keepers: dict[str, dict[str, StatefulObject]] = {
             "scheduler": _named("scheduler", scheduler),
             "scaler": _named("scaler", scaler),
         }

@@ -108,7 +108,7 @@ class FrameworkCheckpoints:
     def listen(self) -> None:
         """Take SIGTERM as a request to stop, also after the framework has taken it for itself."""
         if self._agreement is not None:
-            self._agreement.listen()
+            self._agreement.install_handler()
 
     def find(self) -> tuple[int, str] | None:
         """Find the newest checkpoint that verifies; the framework then restores it.
@@ -180,7 +180,7 @@ class FrameworkCheckpoints:
         """Wait for the commit in progress and release the folder and SIGTERM."""
         if self._manager is not None and self._agreement is not None:
             close_manager(self._manager)
-            self._agreement.unlisten()
+            self._agreement.remove_handler()
             self._reporter.begin(Phase.EXIT)  # what follows reports no steps
             self._manager = self._agreement = self.group = None
 

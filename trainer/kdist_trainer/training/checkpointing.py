@@ -15,7 +15,7 @@ from torch import nn
 from kdist_trainer import log
 from kdist_trainer.checkpoint.checkpointer import CheckpointManager, Waiting
 from kdist_trainer.checkpoint.commit import SaveResult
-from kdist_trainer.checkpoint.interval import EVENT, SaveClock, make_interval
+from kdist_trainer.checkpoint.interval import INTERVAL_EVENT, SaveClock, make_interval
 from kdist_trainer.checkpoint.reader import LoadedCheckpoint, SavedIndex, describe_index
 from kdist_trainer.checkpoint.writer import CarriedSave
 from kdist_trainer.config import Every
@@ -351,9 +351,9 @@ class TrainerCheckpointing:
                 self.manager.loadable.check(self.training.tensors())
             self.manager.poll()
             self._stats.checkpoint_interval = self.interval_seconds()
-            if self.training.world.is_rank_zero and (news := self.clock.take_news()):
-                log.event("save-interval", **news)
-                self.step_log.add_event(EVENT, **news)
+            if self.training.world.is_rank_zero and (change := self.clock.take_change()):
+                log.event("save-interval", **change)
+                self.step_log.add_event(INTERVAL_EVENT, **change)
 
     def interval_seconds(self) -> float | None:
         """Time between two saves; None while the duration of a step is unknown."""

@@ -31,9 +31,9 @@ from pathlib import Path
 
 from bench.control_plane import ControlPlane, control_plane
 from kdist import cluster
-from kdist.agent_metrics import METRICS_PORT
 from kdist.cluster import Cluster
 from kdist.crd import definition
+from kdist.manifest import METRICS_PORT
 
 NAMESPACES = 50
 CHANGES = 100

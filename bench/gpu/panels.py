@@ -16,8 +16,8 @@ from typing import Any
 from bench.gpu.launched import launch_job
 from bench.gpu.parts import Order
 from bench.gpu.training import SHAPES, describe
-from kdist.agent_client import METRICS_BYTES, LoopbackTransport
-from kdist.agent_metrics import parse
+from kdist.agents.client import METRICS_BYTES, LoopbackTransport
+from kdist.agents.metrics import parse
 from kdist.job.local.agents import ports
 from kdist_trainer.metrics.exporter import CATALOGUE
 from tools.dashboards.model import PanelRow

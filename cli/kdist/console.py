@@ -1,5 +1,5 @@
 """The only file that prints. Text is data: what a terminal would obey is made visible, and only
-`style` styles it (see `kdist.terminal_text`).
+`style` styles it (see `kdist.terminal`).
 
 Data goes to stdout and messages go to stderr, so messages stay visible in `kdist … -o json | jq`.
 Colour is off when the stream is no terminal, with `NO_COLOR`, and with `TERM=dumb`; `FORCE_COLOR`
@@ -17,13 +17,14 @@ from typing import IO, TYPE_CHECKING, Any, cast
 
 import click
 
-from kdist import columns, terminal_text
+from kdist import terminal
 from kdist.errors import InvalidJobError, KdistError, Problem
+from kdist.terminal import columns
 from kdist_trainer.json_text import encode_json
 
 if TYPE_CHECKING:
-    from kdist.drawing import Drawing
-    from kdist.nonblocking import NonBlockingWriter
+    from kdist.terminal.drawing import Drawing
+    from kdist.terminal.nonblocking import NonBlockingWriter
 
 _outlets: list[NonBlockingWriter] = []  # non-blocking writers for messages, the last one is in use
 _drawn: list[Drawing] = []  # the live view, while there is one
@@ -40,7 +41,7 @@ def wants_color() -> bool | None:
 
 def style(text: str, color: str | None = None, *, bold: bool = False, dim: bool = False) -> str:
     """The text in a style, for the functions that print a line."""
-    return terminal_text.style(text, color, bold=bold, dim=dim)
+    return terminal.style(text, color, bold=bold, dim=dim)
 
 
 def result(text: str) -> None:
@@ -55,9 +56,7 @@ def document(text: str) -> None:
 
 def _write(text: str, stream: IO[str], *, keep: str) -> None:
     color = wants_color()
-    shown = terminal_text.to_terminal(
-        text, color=stream.isatty() if color is None else color, keep=keep
-    )
+    shown = terminal.to_terminal(text, color=stream.isatty() if color is None else color, keep=keep)
     to_stderr = stream is sys.stderr
     # click's colour only says that no style is to be removed again
     click.echo(shown, file=_stream() if to_stderr else None, err=to_stderr, color=True)
@@ -83,7 +82,7 @@ def emit(value: Any, *, output: str, name: str = "") -> None:
     """
     if output == "json":
         text = encode_json(value, indent=2, ensure_ascii=False)
-        document(terminal_text.visible_json(text))
+        document(terminal.visible_json(text))
     elif output == "yaml":
         from kdist.yaml_text import to_yaml
 
@@ -121,8 +120,9 @@ def add_rows(shown: columns.Table, rows: Sequence[Sequence[str]], *, fit: bool =
     Args:
         shown: the table, with the rows that were printed before.
         rows: the cells of the next rows.
-        fit: on a terminal, leave out, shorten or wrap what its width cannot show; `kdist.columns`
-            says which columns give way first. Elsewhere the width is not limited.
+        fit: on a terminal, leave out, shorten or wrap what its width cannot show;
+            `kdist.terminal.columns` says which columns give way first. Elsewhere the width is not
+            limited.
     """
     cells = [tuple(map(_cell, row, range(len(row)))) for row in rows]
     for line in shown.add(cells, _width(sys.stdout) if fit else None):
@@ -131,7 +131,7 @@ def add_rows(shown: columns.Table, rows: Sequence[Sequence[str]], *, fit: bool =
 
 def _cell(text: str, column: int) -> str:
     # a line break would begin a line of its own in the first column
-    return terminal_text.visible(text, keep="\n\t" if column else "\t")
+    return terminal.visible(text, keep="\n\t" if column else "\t")
 
 
 def paragraph(text: str, *, start: str = "") -> None:
@@ -147,8 +147,8 @@ def paragraph(text: str, *, start: str = "") -> None:
 
 def _wrap(text: str, start: str, stream: IO[str]) -> list[str]:
     """The lines of a text; none but the first begins where a line of its own would."""
-    width, margin = _width(stream), len(terminal_text.unstyle(start))
-    text = terminal_text.visible(text, keep="\n\t")
+    width, margin = _width(stream), len(terminal.unstyle(start))
+    text = terminal.visible(text, keep="\n\t")
     if width is None:
         first, *others = text.split("\n")
     elif len(text) + margin <= width and "\n" not in text:
@@ -178,7 +178,7 @@ def message(text: str) -> None:
     if _drawn:
         from rich.text import Text
 
-        shown = terminal_text.to_terminal(text, color=True, keep="\n\t")
+        shown = terminal.to_terminal(text, color=True, keep="\n\t")
         _drawn[-1].print(Text.from_ansi(shown))
         return
     _write(text, sys.stderr, keep="\n\t")
@@ -200,7 +200,9 @@ def nonblocking_messages() -> Iterator[None]:
     """Make messages and live views in this block non-blocking. At its end the remaining output is
     written, until Ctrl-C.
     """
-    from kdist.nonblocking import NonBlockingWriter  # imports socket, which help does not need
+    from kdist.terminal.nonblocking import (
+        NonBlockingWriter,  # imports socket, which help does not need
+    )
 
     sys.stderr.flush()
     try:
@@ -226,7 +228,7 @@ def _stream() -> IO[str] | None:
 
 def ask(question: str) -> None:
     """Ask on stderr whether to go on. Raises `click.Abort` for a no."""
-    click.confirm(terminal_text.visible(question), abort=True, err=True)
+    click.confirm(terminal.visible(question), abort=True, err=True)
 
 
 def flush_messages() -> bool:
@@ -246,7 +248,7 @@ def drawing() -> Iterator[Drawing]:
     """A live view at the bottom of the terminal, on stderr: `update` redraws it, and `print` prints
     above it. It disappears when the block ends.
     """
-    from kdist.drawing import Drawing
+    from kdist.terminal.drawing import Drawing
 
     view = Drawing(_stream)
     _drawn.append(view)

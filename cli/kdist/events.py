@@ -25,7 +25,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kdist.terminal_text import keep_colors
+from kdist.terminal import keep_colors
 from kdist.units import count, is_number, number, of_total, rate, seconds, size
 from kdist_trainer.json_text import encode_json
 from kdist_trainer.untrusted_text import MalformedTextError, parse_json

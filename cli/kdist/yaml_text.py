@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final
 
 import yaml
 
-from kdist.terminal_text import visible
+from kdist.terminal import visible
 from kdist_trainer.untrusted_text import MalformedTextError
 
 MAX_BYTES: Final = 4 << 20

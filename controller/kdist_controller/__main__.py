@@ -14,12 +14,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from kdist.agent_client import AgentTransport, PodTransport, ProxyTransport
+from kdist.agents.client import AgentTransport, PodTransport, ProxyTransport
 from kdist.cluster import connect
 from kdist.errors import KdistError
 from kdist.status import documents
 from kdist.status.documents import Document
-from kdist.terminal_text import visible_json
+from kdist.terminal import visible_json
 from kdist.threads import OnError, start_thread
 from kdist_controller.controller import Controller
 from kdist_controller.election import Election

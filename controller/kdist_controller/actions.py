@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from kdist.backends import Placement
-from kdist.ownership import ObjectKey
+from kdist.manifest import ObjectKey
 from kdist.spec import TrainingJob
 
 

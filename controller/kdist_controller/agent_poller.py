@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
-from kdist.agent_client import AgentClient, AgentTransport
+from kdist.agents.client import AgentClient, AgentTransport
 from kdist.cluster import Cluster
 from kdist.diagnose import Diagnosis, diagnose
 from kdist.errors import KdistError

@@ -19,8 +19,7 @@ from typing import Any, Final, Protocol
 from kdist import backends
 from kdist.cluster import ApiError, Cluster
 from kdist.errors import KdistError
-from kdist.manifest import JOB_LABEL
-from kdist.ownership import ObjectKey
+from kdist.manifest import JOB_LABEL, ObjectKey
 from kdist.spec import KIND
 from kdist.status import documents
 from kdist.threads import OnError, start_thread

@@ -16,8 +16,7 @@ from kdist import backends, deploy
 from kdist.backends import DEPENDENT_KINDS, Backend, is_made_for, workload_kinds
 from kdist.cluster import Cluster
 from kdist.errors import KdistError, NotFoundError
-from kdist.manifest import JOB_LABEL
-from kdist.ownership import ForeignError, ObjectKey
+from kdist.manifest import JOB_LABEL, ForeignError, ObjectKey
 from kdist.spec import API_VERSION, KIND
 from kdist.status import documents
 from kdist.threads import OnError, start_thread

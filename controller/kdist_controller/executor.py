@@ -18,8 +18,7 @@ from kdist.cluster import ApiError, Cluster, JobObjects
 from kdist.diagnose import KEY_MISSING
 from kdist.job.cluster import suspend
 from kdist.job.cluster.job import ClusterJob
-from kdist.manifest import RECLAIM_POLICY, Manifest
-from kdist.ownership import ObjectKey
+from kdist.manifest import RECLAIM_POLICY, Manifest, ObjectKey
 from kdist.spec import API_VERSION, KIND
 from kdist.status import ASKED, OUTCOME, documents
 from kdist_controller import status

@@ -10,7 +10,7 @@ from typing import Literal
 from kdist.backends import Backend, WorkloadState
 from kdist.diagnose import Diagnosis
 from kdist.errors import KdistError
-from kdist.ownership import JobOwner, ObjectKey
+from kdist.manifest import JobOwner, ObjectKey
 from kdist.recovery.decision import HeldVolume, PodDecision
 from kdist.spec import TrainingJob
 from kdist.status import ASKED, ExitRecord, JobStatus, Pod, Snapshot, documents

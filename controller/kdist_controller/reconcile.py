@@ -16,8 +16,7 @@ from typing import Final, NamedTuple
 from kdist import backends
 from kdist.backends import Placement
 from kdist.errors import KdistError
-from kdist.manifest import find_owner
-from kdist.ownership import ForeignError, ObjectKey
+from kdist.manifest import ForeignError, ObjectKey, find_owner
 from kdist.spec import KIND, TrainingJob
 from kdist.status import ExitRecord, documents
 from kdist.status.documents import Document

@@ -18,8 +18,7 @@ from kdist import backends, render
 from kdist.backends import Backend, Placement
 from kdist.errors import InvalidJobError, KdistError, Problem
 from kdist.load import load_text
-from kdist.manifest import Manifest
-from kdist.ownership import JobOwner, ObjectKey
+from kdist.manifest import JobOwner, Manifest, ObjectKey
 from kdist.spec import API_VERSION, KIND, TrainingJob
 from kdist.status import BACKEND, RENDEZVOUS, RUN_ID, STARTED, documents
 from kdist.status.documents import Document

@@ -19,8 +19,7 @@ from typing import Any, Final, NamedTuple
 from kdist.backends import Placement, warn_of_size
 from kdist.diagnose import Diagnosis, diagnose
 from kdist.errors import InvalidJobError, KdistError
-from kdist.manifest import job_selector
-from kdist.ownership import ForeignError
+from kdist.manifest import ForeignError, job_selector
 from kdist.spec import TrainingJob
 from kdist.status import JobStatus, Phase, documents
 from kdist.status.documents import Document

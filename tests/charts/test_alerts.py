@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kdist import backends
-from kdist.agent_metrics import STRAGGLER_RATIO
+from kdist.agents.metrics import STRAGGLER_RATIO
 from kdist_trainer.metrics.declarations import Kind
 from kdist_trainer.metrics.exporter import CATALOGUE
 from tests.charts.rules import (

@@ -15,7 +15,7 @@ import yaml
 
 from kdist import backends, cluster
 from kdist.cluster import ApiError, Cluster, Impersonation, resources
-from kdist.ownership import JobOwner
+from kdist.manifest import JobOwner
 from kdist.recovery import PodDecision, replace_pod
 from kdist.recovery.replacement import failed_status
 from tests.charts.rules import CHART

@@ -35,7 +35,13 @@ UNUSED = {
     *("torch", "kubernetes", "jinja2", "rich", "asyncio", "requests", "subprocess", "difflib"),
     *("kdist.load.problems", "kdist.load.overrides", "kdist.load.code", "kdist.spec.reference"),
     *("importlib.metadata", "kdist_trainer.config.changes"),
-    *("kdist.nonblocking", "kdist.cluster", "kdist.job.cluster", "kdist.status", "kdist.job.local"),
+    *(
+        "kdist.terminal.nonblocking",
+        "kdist.cluster",
+        "kdist.job.cluster",
+        "kdist.status",
+        "kdist.job.local",
+    ),
 }
 
 

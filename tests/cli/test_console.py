@@ -11,7 +11,7 @@ from rich.text import Text
 
 from kdist import console
 from kdist.errors import InvalidJobError, KdistError, Problem
-from tests.cli.test_terminal_text import is_harmless
+from tests.cli.terminal.test_text import is_harmless
 
 PROBLEM = Problem(
     "job.yaml", 2, 5, "spec.nodse", "unknown field", "nodes", "a hint", "    nodse: 2", 5

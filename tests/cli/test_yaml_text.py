@@ -9,10 +9,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdist.terminal_text import visible
+from kdist.terminal import visible
 from kdist.yaml_text import MAX_BYTES, parse_yaml, to_yaml
 from kdist_trainer.untrusted_text import MalformedTextError
-from tests.cli.test_terminal_text import texts
+from tests.cli.terminal.test_text import texts
 
 PIECES = (
     "[", "]", "{", "}", "a", ": ", "- ", "\n", "  ", "&a ", "*a", "<<", "'", '"', "!x ", "|", "? ",

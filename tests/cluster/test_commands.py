@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kdist.agent_metrics import parse
+from kdist.agents.metrics import parse
 from tests.cluster.conftest import Job
 from tests.cluster.kinds import every_kind
 from tests.cluster.namespace import Namespace

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from kdist import cluster
-from kdist.agent_client import AgentTransport
-from kdist.cluster import Cluster, ForeignError, retry
+from kdist.agents.client import AgentTransport
+from kdist.cluster import Cluster, ForeignError, transport
 from kdist_controller.agent_poller import AgentPoller
 from kdist_controller.cache import Cache, trim
 from kdist_controller.controller import Observer
@@ -30,7 +30,7 @@ _MOST_ROUNDS = 40
 @pytest.fixture(autouse=True)
 def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pauses that people would not notice."""
-    monkeypatch.setattr(retry, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(transport, "FIRST_PAUSE", 0.01)
 
 
 @pytest.fixture

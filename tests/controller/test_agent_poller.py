@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from kdist.agent_client import STATUS_BYTES, PodTransport
+from kdist.agents.client import STATUS_BYTES, PodTransport
 from kdist.cluster import Cluster
 from kdist.diagnose import Diagnosis, diagnose
-from kdist.ownership import ObjectKey
+from kdist.manifest import ObjectKey
 from kdist.status import documents, read_pod
 from kdist_controller import agent_poller
 from kdist_controller.agent_poller import (

@@ -53,7 +53,7 @@ def no_print(source: str) -> Iterator[str]:
 
 
 def one_style(source: str) -> Iterator[str]:
-    """Only `terminal_text` makes escape sequences, so that all others in a text are foreign."""
+    """Only `terminal` makes escape sequences, so that all others in a text are foreign."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call) and ast.unparse(node.func) in _STYLERS:
             yield f"{node.lineno}: {ast.unparse(node.func)}; console.style styles a text"

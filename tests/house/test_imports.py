@@ -18,7 +18,7 @@ from tests.house.tree import ROOT
 LIGHT = {
     "kdist": "torch kubernetes pydantic jinja2 rich asyncio requests yaml click",
     "kdist.app": "torch kubernetes pydantic jinja2 rich asyncio requests prometheus_client",
-    "kdist.agent_metrics": "torch kubernetes pydantic rich prometheus_client",
+    "kdist.agents.metrics": "torch kubernetes pydantic rich prometheus_client",
     "kdist.deploy": "torch kubernetes rich asyncio requests ssl kdist.cluster",
     "kdist.cluster": "torch kubernetes pydantic rich asyncio requests yaml click",
     "kdist_controller.__main__": "torch numpy kubernetes asyncio rich click",

@@ -19,7 +19,7 @@ EXEMPT: dict[Rule, dict[str, str]] = {
     rules.no_print: {
         "cli/kdist/console.py": "it is the one that prints",
         "cli/kdist/cluster/kubeconfig.py": "the user's own plugin asks on her terminal",
-        "cli/kdist/drawing.py": "it draws for console, and makes visible what it draws",
+        "cli/kdist/terminal/drawing.py": "it draws for console, and makes visible what it draws",
         "trainer/kdist_trainer/checkpoint/__main__.py": "it is a command whose answer goes to "
         "standard output",
         "trainer/kdist_trainer/profiling/__main__.py": "it is one too",
@@ -28,7 +28,7 @@ EXEMPT: dict[Rule, dict[str, str]] = {
         "words go to standard error",
     },
     rules.one_style: {
-        "cli/kdist/terminal_text.py": "it is the one that styles",
+        "cli/kdist/terminal/__init__.py": "it is the one that styles",
         "cli/kdist/console.py": "it hands styled text to rich, above a live view",
         "cli/kdist/views/frame.py": "it hands the colours of prints to rich, and nothing else",
     },

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from kdist.agent_client import AgentClient
+from kdist.agents.client import AgentClient
 from kdist.errors import KdistError
 from kdist.job.local.run_dir import RunFolder
 from kdist.ledger import parse_lines

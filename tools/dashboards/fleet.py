@@ -2,7 +2,7 @@
 goes.
 """
 
-from kdist.agent_metrics import STRAGGLER_RATIO
+from kdist.agents.metrics import STRAGGLER_RATIO
 from tools.dashboards.model import (
     RATE,
     Dashboard,

@@ -22,11 +22,11 @@ from kdist.backends.base import (
 )
 from kdist.backends.job import IndexedJob
 from kdist.backends.jobset import JobSet
-from kdist.backends.kinds import CLAIM, DEPENDENT_KINDS, KEY_KIND, RUNTIME
 from kdist.backends.pytorchjob import PyTorchJob
 from kdist.backends.statefulset import StatefulSet
 from kdist.backends.trainjob import TrainJob
 from kdist.errors import KdistError
+from kdist.manifest import CLAIM, DEPENDENT_KINDS, KEY_KIND, RUNTIME
 from kdist.status import WorkloadState
 
 if TYPE_CHECKING:

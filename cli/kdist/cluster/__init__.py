@@ -9,12 +9,11 @@ import.
 
 from kdist.cluster.api_errors import ApiError, ApiNotFoundError
 from kdist.cluster.client import Applied, Cluster, connect, find_resource, list_resources, normalize
-from kdist.cluster.job_objects import JobObjects
+from kdist.cluster.job_objects import JobObjects, find_makers
 from kdist.cluster.kubeconfig import Impersonation
-from kdist.cluster.pod_makers import find_makers
 from kdist.cluster.streams import ExecSession
 from kdist.cluster.transport import deadline
-from kdist.ownership import ForeignError, JobOwner, describe_owner
+from kdist.manifest import ForeignError, JobOwner, describe_owner
 
 __all__ = [
     "ApiError",

@@ -12,6 +12,8 @@ job's backend renders, a pod of the job, its Workload of Kueue, or its TrainingJ
 bears the creation mark, and with a TrainingJob its uid as owner. Checked of what exists: it is the
 job's own, by `JobOwner.owns`. A change or deletion then names the uid and resourceVersion of the
 object that was checked, so it reaches this very object or none. `ForeignError` says whose it is.
+
+The objects that make a job's pods: its workload, and what that creates for it.
 """
 
 from __future__ import annotations
@@ -23,12 +25,12 @@ from http import HTTPStatus
 from typing import Any, Final, Literal, TypeVar
 
 from kdist import backends
+from kdist.backends import Backend
 from kdist.cluster.api_errors import ApiError, ApiNotFoundError
 from kdist.cluster.client import ABSENT, Applied, Objects, guard, normalize, retry_on_conflict
 from kdist.cluster.transport import ApiResponse
-from kdist.errors import KdistError
-from kdist.manifest import JOB_LABEL, TRAINING_JOB, Manifest, find_owner
-from kdist.ownership import ForeignError, JobOwner
+from kdist.errors import KdistError, NotFoundError
+from kdist.manifest import JOB_LABEL, TRAINING_JOB, ForeignError, JobOwner, Manifest, find_owner
 
 Document = dict[str, Any]
 T = TypeVar("T")
@@ -288,3 +290,28 @@ class JobObjects:
             f"{kind.lower()} {what} is not an object of job {owner.name} in namespace "
             f"{owner.namespace}; it is not sent"
         )
+
+
+def find_makers(cluster: Objects, backend: Backend, workload: Mapping[str, Any]) -> frozenset[str]:
+    """The uids of a job's own workload, and of the objects that it has created to make the pods.
+
+    An object of such a name that the workload has not created is none, nor what comes after it.
+
+    Args:
+        cluster: the cluster.
+        backend: the kind of the workload.
+        workload: the workload, which is the job's own.
+    """
+    metadata = workload["metadata"]
+    owner, found = str(metadata["uid"]), {str(metadata["uid"])}
+    for api_version, kind, name in backend.pod_owners(str(metadata["name"])):
+        try:
+            made = cluster.get(api_version, kind, name, metadata.get("namespace"))
+        except NotFoundError:
+            break
+        references = made["metadata"].get("ownerReferences") or []
+        if owner not in {each.get("uid") for each in references}:
+            break
+        owner = str(made["metadata"]["uid"])
+        found.add(owner)
+    return frozenset(found)

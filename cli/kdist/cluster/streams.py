@@ -3,6 +3,8 @@ streams; each message begins with its channel number.
 
 `execute` runs a command, with the local terminal in raw mode if it is interactive. `session` keeps
 a command running with its standard input open while its output is read line by line.
+
+The local terminal in raw mode, while a command runs in a container.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import os
 import select
 import socket
 import ssl
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,12 +24,46 @@ from urllib.parse import urlencode
 
 from kdist.cluster import resources
 from kdist.cluster.api_errors import explain
-from kdist.cluster.raw_terminal import raw_terminal
 from kdist.cluster.transport import Transport, deadline
 from kdist.errors import Code, KdistError
 from kdist.threads import OnError, start_thread
 from kdist_trainer.json_text import encode_json
 from kdist_trainer.untrusted_text import parse_json
+
+
+class Terminal:
+    """Detects changes of the terminal's size."""
+
+    def __init__(self) -> None:
+        self._size: os.terminal_size | None = None
+
+    def changed_size(self) -> os.terminal_size | None:
+        """The terminal's size if it has changed since the last call, else None."""
+        size = os.get_terminal_size(0)
+        if size == self._size:
+            return None
+        self._size = size
+        return size
+
+
+@contextmanager
+def raw_terminal(wanted: bool) -> Iterator[Terminal | None]:
+    """Put the terminal into raw mode until the block ends, so that keys, including Ctrl-C, are
+    read as they are typed; yields None if there is no terminal.
+    """
+    if not (wanted and sys.stdin.isatty()):
+        yield None
+        return
+    import termios
+    import tty
+
+    before = termios.tcgetattr(0)
+    try:
+        tty.setraw(0)
+        yield Terminal()
+    finally:
+        termios.tcsetattr(0, termios.TCSADRAIN, before)
+
 
 STDIN, STDOUT, STDERR, ERROR, RESIZE = range(5)
 _CLOSE = 255

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
-from kdist.cluster import resources, retry
+from kdist.cluster import resources
 from kdist.cluster.api_errors import ApiError, ApiNotFoundError, explain
-from kdist.cluster.transport import ApiRequest, Transport, deadline, reason
+from kdist.cluster.transport import FIRST_PAUSE, JITTER, ApiRequest, Transport, deadline, reason
 from kdist.errors import Code, KdistError
 from kdist_trainer.json_text import encode_json
 from kdist_trainer.untrusted_text import parse_json
@@ -135,7 +135,7 @@ def watch(
                     return
         except ConnectionError:
             # do not busy-loop against a server that closes every watch at once
-            time.sleep(retry.FIRST_PAUSE)
+            time.sleep(FIRST_PAUSE)
             # continue from the last version; the next request reports an outage
             continue
         except ApiError as error:
@@ -194,7 +194,7 @@ def follow(
                 else:
                     yield change, {}
         except ConnectionError:
-            time.sleep(retry.FIRST_PAUSE)
+            time.sleep(FIRST_PAUSE)
             continue
         yield "BOOKMARK", {}
 
@@ -209,7 +209,7 @@ def _make_request(
     left: float,
 ) -> ApiRequest:
     """A watch from this version on, for one round or for `left` seconds."""
-    seconds = max(1, math.ceil(min(left, ROUND_SECONDS * retry.JITTER.uniform(0.9, 1.1))))
+    seconds = max(1, math.ceil(min(left, ROUND_SECONDS * JITTER.uniform(0.9, 1.1))))
     query = [
         ("watch", "1"),
         ("allowWatchBookmarks", "true"),

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kdist import columns, console
+from kdist import console
 from kdist.commands import options, targets
 from kdist.errors import Code
+from kdist.terminal import columns
 
 if TYPE_CHECKING:
     from kdist.events import Entry

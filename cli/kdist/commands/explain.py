@@ -61,9 +61,11 @@ def command(field: str, recursive: bool, output: str) -> None:
 
 
 def _unknown(field: str) -> NotFoundError:
-    from kdist.spec import paths
+    from kdist.spec import reference
 
-    near = paths.near_path(paths.parse(field.replace("[]", "[0]")) or (field,)).replace("[0]", "[]")
+    near = reference.near_path(reference.parse(field.replace("[]", "[0]")) or (field,)).replace(
+        "[0]", "[]"
+    )
     hint = f"did you mean `{near}`?" if near else ""
     return NotFoundError(
         f"job.yaml has no field `{field}`",

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from kdist import columns, console
+from kdist import console
 from kdist.commands import options, targets
 from kdist.errors import Code, JobNotFoundError, KdistError, UsageError
+from kdist.terminal import columns
 from kdist_trainer.json_text import encode_json
 
 if TYPE_CHECKING:

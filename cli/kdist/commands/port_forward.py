@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kdist import console, slices
-from kdist.agent_metrics import METRICS_PORT
 from kdist.commands import options, targets
 from kdist.errors import UsageError
+from kdist.manifest import METRICS_PORT
 
 if TYPE_CHECKING:
     from kdist.job.cluster.job import ClusterJob

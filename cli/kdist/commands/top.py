@@ -14,7 +14,7 @@ from kdist.errors import KdistError, NotFoundError
 from kdist.units import count
 
 if TYPE_CHECKING:
-    from kdist.agent_metrics import AgentSample
+    from kdist.agents.metrics import AgentSample
 
     Poll = Callable[[], Mapping[str, AgentSample]]
 
@@ -87,13 +87,13 @@ def command(
     now = poll()
     if not now:
         raise explain_silence()
-    from kdist import agent_metrics
+    from kdist.agents import metrics
 
-    selected = agent_metrics.select(now, rank)
+    selected = metrics.select(now, rank)
     if not selected:
         raise NotFoundError(f"no agent has rank {rank}")
     if output == "prom":
-        for line in agent_metrics.merge_samples(selected):
+        for line in metrics.merge_samples(selected):
             console.result(line)
         return
     if console.can_draw() and not once and output == "table":
@@ -145,11 +145,11 @@ def _show(
     output: str,
     rank: int | None,
 ) -> None:
-    from kdist import agent_metrics
+    from kdist.agents import metrics
     from kdist.views import top
 
-    rows = agent_metrics.breakdown_rows(now, before)
-    selected = agent_metrics.select_rows(rows, rank)
+    rows = metrics.breakdown_rows(now, before)
+    selected = metrics.select_rows(rows, rank)
     if output == "json":
         console.emit(top.to_document(name, now, selected), output="json")
         return
@@ -158,13 +158,13 @@ def _show(
     console.table([top.cells(row) for row in shown], header=top.HEADER)
     if hidden:
         console.message(f"… {count(hidden, 'more rank')}; -o json has all of them")
-    for sentence in agent_metrics.describe_slow(rows):
+    for sentence in metrics.describe_slow(rows):
         console.warning(sentence)
 
 
 def _live(name: str, poll: Poll, every: float, rank: int | None) -> None:
     """Refresh the view every `every` seconds until Ctrl-C."""
-    from kdist import agent_metrics
+    from kdist.agents import metrics
     from kdist.views.live import TopFrame
 
     before: Mapping[str, AgentSample] | None = None
@@ -172,7 +172,7 @@ def _live(name: str, poll: Poll, every: float, rank: int | None) -> None:
         with console.drawing() as drawing:
             while True:
                 now = poll()
-                rows = agent_metrics.breakdown_rows(now, before)
+                rows = metrics.breakdown_rows(now, before)
                 drawing.update(TopFrame(name, now, rows, rank))
                 before = now or before
                 time.sleep(every)

@@ -20,18 +20,18 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
-from kdist.spec import bucket, data, reference
+from kdist.spec import models, reference
 from kdist.spec.models import Time
 from kdist.spec.training_job import API_VERSION, KIND
 from kdist.spec.validators import DERIVED_NAME, TAKEN_NAMES
-from kdist_trainer.config import ConfigModel, source
-from kdist_trainer.config.init import ONE_SOURCE
-from kdist_trainer.config.source_url import (
+from kdist_trainer.config import ConfigModel, sources
+from kdist_trainer.config.sources import (
     CREDENTIALS,
     HAS_CREDENTIALS,
     HAS_QUERY,
     NO_SCHEME,
     NO_SERVER,
+    ONE_SOURCE,
     QUERY,
     SCHEMES,
     SERVER,
@@ -278,18 +278,18 @@ def _matching(field: str, pattern: str, otherwise: str) -> Iterator[_Rule]:
 
 def _of_source() -> Iterator[_Rule]:
     """The rules of a section with a URL that is fetched; the controller checks the rest of it."""
-    for name in source.OF_URL:
-        yield f"!has(self.{name}) || has(self.url)", source.NEEDS_URL, f".{name}"
+    for name in sources.OF_URL:
+        yield f"!has(self.{name}) || has(self.url)", sources.NEEDS_URL, f".{name}"
     absent = "!has(self.url)"
     yield from _matching("url", f"^({'|'.join(SCHEMES)})://", NO_SCHEME)
     yield (
         f"!has(self.endpoint) || {absent} || !self.url.matches('^(gs|https?):')",
-        source.NO_ENDPOINT_HERE,
+        sources.NO_ENDPOINT_HERE,
         ".endpoint",
     )
     yield (
         f"!has(self.region) || {absent} || self.url.startsWith('s3:')",
-        source.S3_ONLY,
+        sources.S3_ONLY,
         ".region",
     )
 
@@ -332,8 +332,8 @@ RULES: Final[dict[str, tuple[_Rule, ...]]] = {
         ),
     ),
     "spec.data[]": (
-        ("has(self.claim) || has(self.path) || has(self.url)", data.NO_SOURCE, ""),
-        ("!has(self.claim) || !has(self.url)", data.TWO_SOURCES, ".url"),
+        ("has(self.claim) || has(self.path) || has(self.url)", models.NO_SOURCE, ""),
+        ("!has(self.claim) || !has(self.url)", models.TWO_SOURCES, ".url"),
         *_of_source(),
     ),
     "spec.checkpoints": (
@@ -359,7 +359,7 @@ RULES: Final[dict[str, tuple[_Rule, ...]]] = {
             (f"!has(self.{name}) || has(self.url)", "belongs to a bucket: it needs url", f".{name}")
             for name in ("endpoint", "region", "secret")
         ),
-        *_matching("url", bucket.BUCKET, bucket.NO_BUCKET),
+        *_matching("url", models.BUCKET, models.NO_BUCKET),
         *_matching("endpoint", SERVER, NO_SERVER),
         (
             "!has(self.endpoint) || !has(self.url) || !self.url.startsWith('gs:')",

@@ -2,16 +2,17 @@
 
 Read `plan` first: it chooses workload kind, rendezvous and run, and renders the objects. `apply`
 sends them by server-side apply, after a dry run and the checks of `admission`, and computes diffs.
-`delete` removes a job, or the objects that a new version no longer has; `dependents` sets the owner
-references, by which objects are deleted with their workload. `resource` sends a job as a
-TrainingJob instead, where kdist's controller creates the objects. Rendering itself is in
-`kdist.render`, and everything about a running job in `kdist.job.cluster`.
+`delete` removes a job, or the objects that a new version no longer has, and sets the owner
+references by which objects are deleted with their workload. `resource` sends a job as a TrainingJob
+instead, where kdist's controller creates the objects. Rendering itself is in `kdist.render`, and
+everything about a running job in `kdist.job.cluster`.
 """
 
 from kdist.deploy.apply import (
     ApplyResult,
     Difference,
     compare,
+    create_key,
     find_difference,
     find_result,
     forget_end,
@@ -19,9 +20,7 @@ from kdist.deploy.apply import (
     request_start,
     send,
 )
-from kdist.deploy.delete import find_objects, prune, remove
-from kdist.deploy.dependents import drop_owner
-from kdist.deploy.exchange_key import create_key
+from kdist.deploy.delete import drop_owner, find_objects, prune, remove
 from kdist.deploy.plan import Plan, make_plan
 from kdist.deploy.resource import (
     ResourcePlan,

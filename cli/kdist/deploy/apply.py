@@ -1,11 +1,17 @@
 """Sends the objects of a job by server-side apply: all of them are applied with a dry run first, so
 that nothing is changed where the API server refuses one of them. Objects that were created before
 an error are deleted again. `compare` computes from the dry run what an apply would change.
+
+The key of a job's exchange: a Secret with a random value, which is created once and mounted into
+the job's pods. Nobody who runs kdist reads it: the only right on Secrets is to create them.
+
+Its owner, the job's own ConfigMap or its TrainingJob, has the garbage collector delete it.
 """
 
 from __future__ import annotations
 
 import re
+import secrets
 import time
 from base64 import b64decode
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,24 +19,96 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from kdist import backends, rbac
+from kdist import backends, rbac, render
 from kdist.backends import RUNTIME
-from kdist.deploy import approval
-from kdist.deploy.admission import check_pod_admission
-from kdist.deploy.delete import find_leftovers
-from kdist.deploy.dependents import adopt, drop_owner
-from kdist.deploy.exchange_key import provide_key
+from kdist.deploy import live_workload
+from kdist.deploy.admission import check_pod_admission, join
+from kdist.deploy.delete import adopt, drop_owner, find_leftovers
 from kdist.deploy.plan import Plan
-from kdist.deploy.rivals import join
 from kdist.errors import KdistError, NotFoundError
-from kdist.manifest import Manifest, name_rendezvous
+from kdist.manifest import JOB_LABEL, OWNER, Manifest, mark, name_rendezvous
 from kdist.status import ASKED, ExitRecord
 
 if TYPE_CHECKING:
+    from kdist.backends import Placement
     from kdist.cluster import ApiError, Applied, Cluster, JobObjects, JobOwner
     from kdist.spec import TrainingJob
+
+
+_KEY_BYTES: Final = 32
+
+
+def provide_key(objects: JobObjects, plan: Plan, made: Manifest, applied: Applied) -> Applied:
+    """Create the key once the job's own ConfigMap, its owner, exists; returns the result of that
+    one, with a warning if there is no right to create the key.
+
+    Args:
+        objects: what creates the job's objects.
+        plan: the job.
+        made: an object of the job.
+        applied: the result of applying it.
+    """
+    if (made.kind, made.name) != ("ConfigMap", plan.job.metadata.name):
+        return applied
+    owner = {
+        "apiVersion": "v1",
+        "kind": made.kind,
+        "name": made.name,
+        "uid": applied.document["metadata"]["uid"],
+    }
+    warning = create_key(objects, plan.job, plan.placement, owner)
+    return replace(applied, warnings=(*applied.warnings, warning)) if warning else applied
+
+
+def create_key(
+    objects: JobObjects, job: TrainingJob, placement: Placement, owner: Mapping[str, Any]
+) -> str:
+    """Create the key of a job's exchange, unless it exists; returns why that is not possible, or
+    nothing. Then the job's agents exchange through the ConfigMap of their rendezvous.
+
+    Args:
+        objects: what creates the job's objects.
+        job: the job.
+        placement: how it is placed.
+        owner: the owner reference of the Secret.
+    """
+    from kdist.cluster import ApiError
+
+    if placement.rendezvous != "kubernetes":
+        return ""  # where agents share a store that is no ConfigMap
+    name = render.name_exchange_secret(job, placement)
+    document = {
+        "apiVersion": backends.KEY_KIND[0],
+        "kind": backends.KEY_KIND[1],
+        "metadata": {
+            "name": name,
+            "labels": {
+                "app.kubernetes.io/managed-by": "kdist",
+                JOB_LABEL: job.metadata.name,
+            },
+            "annotations": {OWNER: mark(job.metadata.name, backends.KEY_KIND[1], name)},
+            "ownerReferences": [{**owner, "controller": False, "blockOwnerDeletion": False}],
+        },
+        "type": "kdist.dev/exchange-key",
+        "immutable": True,
+        "stringData": {"key": secrets.token_hex(_KEY_BYTES)},
+    }
+    try:
+        objects.create(document)
+    except ApiError as error:
+        if error.status == HTTPStatus.CONFLICT:
+            return ""  # it is made once
+        if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            raise
+        return (
+            f"secret/{name} could not be created ({error}): the job's agents exchange through the "
+            "ConfigMap alone, and notice later which of them are lost"
+        )
+    return ""
+
 
 _RUNTIME_SECONDS = 20.0  # for which a TrainJob is retried until Trainer knows its runtime
 # suffix of the key under which the agents store the run result, in the trainer's encoding
@@ -90,7 +168,7 @@ def send(
             yield each._replace(applied=applied)
         if plan.workload is not None:
             backend = plan.placement.backend
-            approval.record(_objects(cluster, plan), plan.workload, backend, plan.deferred)
+            live_workload.record(_objects(cluster, plan), plan.workload, backend, plan.deferred)
         asked = plan.job.spec.suspend or (plan.restored and plan.placement.suspended)
         if asked and plan.job.spec.queue is None:  # so that `kdist resume` starts it
             body = {"metadata": {"annotations": {ASKED: "suspended"}}}

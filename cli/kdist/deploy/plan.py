@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kdist import backends, rbac, render
 from kdist.backends import Placement
-from kdist.deploy.approval import is_new, select_workload
-from kdist.deploy.live_workload import find_live_workload
+from kdist.deploy.live_workload import find_live_workload, is_new, select_workload
 from kdist.errors import KdistError, NotFoundError
 from kdist.load.folder import CodeFolder, find_code
 from kdist.manifest import Manifest

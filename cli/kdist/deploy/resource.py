@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kdist import backends, rbac, render
 from kdist.backends import Placement
-from kdist.deploy.admission import check_pod_admission
+from kdist.deploy.admission import check_names, check_pod_admission
 from kdist.deploy.apply import ApplyResult, Difference, find_difference, undo
 from kdist.deploy.delete import is_active, is_used
 from kdist.deploy.plan import (
@@ -24,11 +24,18 @@ from kdist.deploy.plan import (
     find_config_map,
     refuse_direct,
 )
-from kdist.deploy.rivals import check_names
 from kdist.errors import KdistError, NotFoundError
 from kdist.load.folder import CodeFolder, find_code
-from kdist.manifest import CODE_LABEL, OWNER, TRAINING_JOB, Manifest, find_owner, job_selector, mark
-from kdist.ownership import JobOwner
+from kdist.manifest import (
+    CODE_LABEL,
+    OWNER,
+    TRAINING_JOB,
+    JobOwner,
+    Manifest,
+    find_owner,
+    job_selector,
+    mark,
+)
 from kdist.spec import CodeFile, CodeSource, TrainingJob
 from kdist.status import BACKEND, find_owning_resource
 from kdist.status.documents import text

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from kdist.agent_metrics import METRICS_PORT
 from kdist.diagnose.rule import (
     Diagnosis,
     DiagnosticContext,
@@ -17,6 +16,7 @@ from kdist.diagnose.rule import (
     name_all,
     name_pods,
 )
+from kdist.manifest import METRICS_PORT
 from kdist.status import (
     SEPARATE_RANKS_FIX,
     Phase,

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 
-from kdist.agent_client import AgentClient, LoopbackTransport
+from kdist.agents.client import AgentClient, LoopbackTransport
 from kdist.drill.faults import Fault, Situation
 from kdist.drill.report import Ledger
 from kdist.drill.target import Strike, program_source

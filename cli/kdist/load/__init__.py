@@ -6,7 +6,7 @@ are text, and `012` is twelve.
 
 Start with `load_text` here, then read `yaml_parser` (text to a tree of nodes with positions),
 `overrides` (`--set`), `problems` (validation errors to messages), `code` (the user's code that a
-job names), `folder` (which files of it are sent) and `credentials` (what should not be).
+job names) and `folder` (which files of it are sent, and which should not be).
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from kdist.errors import InvalidJobError, Problem, UsageError
-from kdist.load.text import MAX_BYTES, decode, split_lines
-from kdist.load.yaml_parser import YamlNode, read, read_value
+from kdist.load.yaml_parser import MAX_BYTES, YamlNode, decode, read, read_value, split_lines
 from kdist.spec import TrainingJob
 
 if TYPE_CHECKING:
@@ -92,7 +91,7 @@ def _load_documents(
 
                 found += check_code(tree, job, base=base or Path.cwd(), use=use)
             if job is not None and warnings is not None:
-                from kdist.load.credentials import find_warnings
+                from kdist.load.folder import find_warnings
 
                 warnings += find_warnings(tree, job, base=base or Path.cwd())
             problems += [each for each in found if (each.line, each.column) not in reported]
@@ -120,7 +119,7 @@ def _explain(problems: Sequence[Problem]) -> str:
     is none.
     """
     from kdist.spec import reference
-    from kdist.spec.paths import parse
+    from kdist.spec.reference import parse
 
     for problem in problems:
         path = parse(problem.path) or ()

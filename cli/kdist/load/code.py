@@ -16,10 +16,9 @@ from kdist.errors import KdistError, Problem
 from kdist.load import resolve_path
 from kdist.load.folder import HINT, list_folder
 from kdist.load.problems import locate
-from kdist.load.text import split_lines
-from kdist.load.yaml_parser import YamlNode
+from kdist.load.yaml_parser import YamlNode, split_lines
 from kdist.spec import TrainingJob
-from kdist.spec.paths import show
+from kdist.spec.reference import show
 
 # here: `kdist run`; cluster: only what is sent to it; either: what is in reach of the job file
 Use = Literal["here", "cluster", "either"]

@@ -13,10 +13,9 @@ import re
 from collections.abc import Sequence
 
 from kdist.errors import Problem
-from kdist.load.text import shown
-from kdist.load.yaml_parser import Mark, YamlNode, read_value
+from kdist.load.yaml_parser import Mark, YamlNode, read_value, shown
 from kdist.spec import reference
-from kdist.spec.paths import Path, near_path, parse, show
+from kdist.spec.reference import Path, near_path, parse, show
 
 
 class OptionOverride(str):

@@ -13,13 +13,10 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from kdist.errors import Problem
-from kdist.load.scalars import interval_hint, number_hint
-from kdist.load.text import shown
-from kdist.load.yaml_parser import Mark, YamlNode
+from kdist.load.yaml_parser import Mark, YamlNode, interval_hint, number_hint, shown
 from kdist.spec import Spec, reference
-from kdist.spec.models import PATTERN_MESSAGES
-from kdist.spec.paths import Path, elsewhere, near_name, show
-from kdist.spec.violations import RULE, Violation
+from kdist.spec.models import PATTERN_MESSAGES, RULE, Violation
+from kdist.spec.reference import Path, elsewhere, near_name, show
 
 
 class SourceLocation(NamedTuple):

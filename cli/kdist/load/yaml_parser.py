@@ -3,6 +3,12 @@ converts PyYAML's syntax errors to problems with a hint.
 
 The tree is built from PyYAML's events rather than by its composer: depth and size are checked
 before any recursion, keys keep their original text, and several mistakes are found in one pass.
+
+Plain scalars as YAML 1.2's core schema resolves them, and hints for text that YAML 1.1 reads as
+numbers.
+
+Decodes a job file: at most 1 MiB of UTF-8 without control characters. Lines are counted as YAML
+counts them.
 """
 
 from __future__ import annotations
@@ -14,9 +20,158 @@ from typing import Any, Final, NamedTuple
 import yaml
 
 from kdist.errors import Problem
-from kdist.load.scalars import Scalar, resolve
-from kdist.load.text import decode, shown, split_lines
+from kdist.terminal import visible
 from kdist.yaml_text import parse_events
+
+_INT = re.compile(r"[-+]?[0-9]+\Z")
+_OCTAL = re.compile(r"0o[0-7]+\Z")
+_HEX = re.compile(r"0x[0-9a-fA-F]+\Z")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?\Z")
+_NO_FINITE = re.compile(r"([-+]?(\.inf|\.Inf|\.INF)|\.nan|\.NaN|\.NAN)\Z")
+_SEXAGESIMAL = re.compile(r"[0-9]+(:[0-5]?[0-9])+\Z")
+_UNDERSCORED = re.compile(r"[-+]?[0-9]+(_[0-9]+)+\Z")
+_DURATION = re.compile(r"([0-9]+) ?(s|sec|secs|seconds?|m|min|mins|minutes?|h|hours?|d|days?)\Z")
+_DURATION_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_MAX_DIGITS: Final = 64
+
+Scalar = None | bool | int | float | str
+
+
+def resolve(text: str) -> Scalar:
+    """Value of a plain (unquoted) scalar. Raises `ValueError` with a message for numbers that no
+    field can have.
+    """
+    if text in ("", "~", "null", "Null", "NULL"):
+        return None
+    if text in ("true", "True", "TRUE"):
+        return True
+    if text in ("false", "False", "FALSE"):
+        return False
+    if not (text[0].isascii() and (text[0].isdigit() or text[0] in "+-.")):
+        return text
+    if _NO_FINITE.match(text):
+        raise ValueError(f"{text} is not a finite number")
+    for pattern, base in ((_INT, 10), (_OCTAL, 8), (_HEX, 16)):
+        if pattern.match(text):
+            if len(text) > _MAX_DIGITS:
+                raise ValueError(f"the number has more than {_MAX_DIGITS} digits")
+            return int(text, base)
+    if _FLOAT.match(text):
+        number = float(text)
+        if number in (float("inf"), float("-inf")):
+            raise ValueError(f"the number {text[:40]} is too large")
+        return number
+    return text
+
+
+def number_hint(text: str, *, plain: bool) -> str:
+    """How to write the number that a text was probably meant as; empty if there is none."""
+    if len(text) > _MAX_DIGITS:
+        return ""
+    if _SEXAGESIMAL.match(text):
+        total = 0
+        for part in text.split(":"):
+            total = total * 60 + int(part)
+        return (
+            f"`{text}` is text in YAML 1.2; YAML 1.1 reads it as {total} in base 60: write {total}"
+        )
+    if _UNDERSCORED.match(text):
+        return f"`{text}` is text in YAML 1.2; write {text.replace('_', '')}"
+    if (seconds := _seconds(text)) is not None:
+        return f"the field counts seconds; write {seconds}"
+    if not plain:
+        try:
+            number = resolve(text)
+        except ValueError:
+            return ""
+        if isinstance(number, int | float) and not isinstance(number, bool):
+            return f"quotes make it text; write {text} without them"
+    return ""
+
+
+def interval_hint(text: str) -> str:
+    """How to write an interval, in seconds if the text is a duration such as `5m`."""
+    seconds = _seconds(text)
+    return f"write {{seconds: {seconds}}}" if seconds else "write {seconds: 300} or {steps: 100}"
+
+
+def _seconds(text: str) -> int | None:
+    """The seconds of a duration; None if the text is none."""
+    found = _DURATION.match(text)
+    if not found or len(found[1]) >= _MAX_DIGITS:
+        return None
+    return int(found[1]) * _DURATION_SECONDS[found[2][0]]
+
+
+MAX_BYTES: Final = 1024 * 1024
+_FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff\ufffe\uffff]")
+_LINE_BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
+
+
+def decode(data: str | bytes, *, source: str) -> tuple[str, list[Problem]]:
+    """Decode a job file. Returns the text, or an empty text and the problem."""
+
+    def refuse(
+        message: str, *, line: int = 1, column: int = 1, hint: str = ""
+    ) -> tuple[str, list[Problem]]:
+        return "", [Problem(source, line, column, "", message, hint=hint)]
+
+    raw = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
+    if len(raw) > MAX_BYTES:
+        return refuse(
+            "the file is larger than 1 MiB",
+            hint="a job file describes a job; put data and code elsewhere",
+        )
+    if raw[:2] in (b"\xff\xfe", b"\xfe\xff") or (
+        len(raw) >= 2 and 0 in raw[:2] and raw[:2] != b"\x00\x00"
+    ):
+        return refuse("the file is UTF-16, but a job file is UTF-8", hint="save it as UTF-8")
+    try:
+        text = raw.removeprefix(b"\xef\xbb\xbf").decode(
+            "utf-8", "surrogatepass" if isinstance(data, str) else "strict"
+        )
+    except UnicodeDecodeError as error:
+        line, column = _position(raw[: error.start].decode("utf-8", "replace"))
+        return refuse(
+            f"byte 0x{raw[error.start]:02x} is not UTF-8",
+            line=line,
+            column=column,
+            hint="save the file as UTF-8",
+        )
+    found = re.search("\0", text) or _FORBIDDEN.search(text)
+    if found:
+        line, column = _position(text[: found.start()])
+        code = ord(found[0])
+        what = (
+            "a NUL character: this is not a text file"
+            if code == 0
+            else f"the control character U+{code:04X}"
+        )
+        return refuse(
+            f"the file contains {what}",
+            line=line,
+            column=column,
+            hint="delete it" if code else "is it the right file? `kdist init` writes a job.yaml",
+        )
+    return text, []
+
+
+def split_lines(text: str) -> list[str]:
+    """Split text into lines as YAML does."""
+    return _LINE_BREAK.split(text)
+
+
+def _position(before: str) -> tuple[int, int]:
+    """Line and column that follow this text."""
+    lines = split_lines(before.removeprefix("\ufeff"))
+    return len(lines), len(lines[-1]) + 1
+
+
+def shown(value: object, limit: int = 60) -> str:
+    """A value as one short line without control characters, which is safe for a terminal."""
+    text = visible(str(value)[: limit + 1])
+    return text if len(text) <= limit else text[:limit] + "…"
+
 
 _NO_KEY = (
     "this line is not a `key: value`",

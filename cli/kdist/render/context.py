@@ -14,13 +14,11 @@ from hashlib import sha256
 from typing import Any, Final
 
 from kdist import backends
-from kdist.agent_metrics import METRICS_PORT
 from kdist.backends import Placement
 from kdist.errors import KdistError
-from kdist.manifest import JOB_LABEL, RENDEZVOUS_SUFFIX
-from kdist.render import store
-from kdist.render.fetches import follow_training, list_fetches
-from kdist.render.pod_overlay import merge_overlay
+from kdist.manifest import JOB_LABEL, METRICS_PORT, RENDEZVOUS_SUFFIX
+from kdist.render.pod_template import merge_overlay
+from kdist.render.storage import find_access, follow_training, list_fetches, list_variables
 from kdist.render.templates import TracedValue, read_template, trace_value
 from kdist.spec import INIT_MOUNT, TrainingJob, list_sources
 from kdist.status import FETCHER
@@ -132,7 +130,7 @@ def collect(job: TrainingJob, placement: Placement | None) -> dict[str, Any]:
         "nodes_json": trace_value(_write(nodes), "spec.nodes"),
         "checkpoint_folder": job.checkpoint_folder,
         "checkpoint_root": job.checkpoint_root,
-        "store": store.find_access(job),
+        "store": find_access(job),
         "backend": backend,
         "field": _field(written),
         "spec": written["spec"],
@@ -306,7 +304,7 @@ def read_pod(job: TrainingJob, values: Mapping[str, Any]) -> dict[str, Any]:
         "init_mount": INIT_MOUNT,
         "fetches_init": any(source.is_weights for source in list_sources(job.spec)),
         "fetches": list_fetches(job, literal=literal, storage=storage),
-        "store_variables": list(store.list_variables(job)),
+        "store_variables": list(list_variables(job)),
         "variables": list(_variables(job)),
         "default_variables": [
             {"name": name, "value": value}

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import yaml
 
 from kdist.manifest import Manifest
-from kdist.terminal_text import visible, visible_json
+from kdist.terminal import visible, visible_json
 from kdist.yaml_text import needs_escapes
 from kdist_trainer.json_text import encode_json
 

@@ -1,11 +1,10 @@
 """The model of job.yaml, `TrainingJob`. The JSON Schema, `kdist explain`, `kdist init` and the
 documentation are generated from it.
 
-Read `training_job` first (metadata and spec), then `models` (text types and small sections), `data`
-(data sets) and `validators` (rules across fields). `sources` lists what a job fetches by URL,
-`bucket` has the rules of a bucket's URL, `violations` carries broken rules through pydantic,
-`reference` describes fields, `paths` formats and suggests them, `edits` has the rules for edited
-jobs, and `scaffold` writes new job files. Reading YAML does not belong here but in `kdist.load`.
+Read `training_job` first (metadata and spec), then `models` (text types and small sections) and
+`validators` (rules across fields). `sources` lists what a job fetches by URL, `reference` describes
+fields, and formats and suggests paths to them, and `scaffold` writes new job files. Reading YAML
+does not belong here but in `kdist.load`.
 
 This package is the only one that imports the trainer: others import `TrainConfig` and `Exit` from
 here.
@@ -13,16 +12,16 @@ here.
 
 from __future__ import annotations
 
-from kdist.spec.bucket import port_of
-from kdist.spec.data import Data
 from kdist.spec.models import (
     Checkpoints,
     CodeFile,
     CodeSource,
+    Data,
     EnvVar,
     Resources,
     SecretKey,
     Toleration,
+    port_of,
 )
 from kdist.spec.sources import INIT_MOUNT, FetchSource, list_sources, list_warnings
 from kdist.spec.training_job import API_VERSION, KIND, Metadata, Spec, TrainingJob

@@ -3,12 +3,22 @@ checkpoints, environment, resources, tolerations.
 
 Each text type has a pattern, which is part of the JSON Schema, so that editors check it too;
 `PATTERN_MESSAGES` maps it to the message that a problem shows instead of the pattern.
+
+The rules of single fields: reserved names of environment variables and reserved mount paths.
+
+The rules of the URL of a bucket with checkpoints, and of the address of the server that has it.
+
+The pattern is written so that Python and the API server read it alike.
+
+The section `spec.data[]` of job.yaml: a data set on a volume, at a URL, or on this machine.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Annotated, Any, Final, Literal
+from urllib.parse import urlsplit
 
 from pydantic import (
     BeforeValidator,
@@ -18,11 +28,105 @@ from pydantic import (
     model_validator,
 )
 
-from kdist.spec.bucket import check_endpoint, check_url, scheme_of
-from kdist.spec.violations import Violation, check_variable, refuse
 from kdist_trainer.config import QUANTITY, QUANTITY_OR_NONE, ConfigModel, Seconds
-from kdist_trainer.config.base import DIGEST, LABEL, OBJECT_NAME
-from kdist_trainer.config.source_url import SERVER_URL, URL
+from kdist_trainer.config.base import DIGEST, LABEL, OBJECT_NAME, RULE, Violation, refuse
+from kdist_trainer.config.sources import (
+    SERVER_URL,
+    URL,
+    UrlSource,
+    find_secret,
+    find_server_problem,
+)
+
+__all__ = ["RULE", "Violation", "check_mount", "check_variable", "refuse"]
+
+# Set for the ranks by torch's elastic agent and kdist; a job that sets them would break its own
+# rendezvous.
+_RESERVED_RANKS = (
+    "RANK",
+    "LOCAL_RANK",
+    "GROUP_RANK",
+    "ROLE_RANK",
+    "ROLE_NAME",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
+_RESERVED_SIZES = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE")
+_RESERVED_PREFIXES = ("KDIST_", "TORCHELASTIC_")
+
+
+def check_variable(name: str) -> Iterator[Violation]:
+    """Check that kdist does not set a variable of this name itself."""
+    if name in _RESERVED_RANKS + _RESERVED_SIZES or name.startswith(_RESERVED_PREFIXES):
+        yield Violation(f"`{name}` is set by kdist itself and cannot be changed", "name", ("name",))
+
+
+# Folders of the image itself, and those that kdist mounts.
+_SYSTEM_FOLDERS = (
+    "bin",
+    "boot",
+    "dev",
+    "etc",
+    "kdist",
+    "lib",
+    "lib64",
+    "proc",
+    "run",
+    "sbin",
+    "sys",
+    "tmp",
+    "usr",
+)
+_KDIST_FOLDERS = ("checkpoints", "code")
+
+
+def check_mount(path: str) -> Iterator[Violation]:
+    """Check that a mount path is normalized and outside of the folders of the system and kdist."""
+    parts = path.split("/")[1:]
+    if {"..", ".", ""} & set(parts):
+        yield Violation("must not contain `.`, `..` or `//`", "mountPath", ("mountPath",))
+    elif parts[0] in _SYSTEM_FOLDERS:
+        yield Violation(
+            f"must not be in /{parts[0]}, which belongs to the system", "mountPath", ("mountPath",)
+        )
+    elif parts[0] in _KDIST_FOLDERS or path.startswith("/var/run"):
+        yield Violation(
+            "must not be where kdist itself mounts a volume", "mountPath", ("mountPath",)
+        )
+
+
+BUCKET: Final = (
+    "^(s3|gs|az)://[a-z0-9][-a-z0-9._]{1,220}[a-z0-9](/[-A-Za-z0-9_=+@][-A-Za-z0-9._=+@]*)*/?$"
+)
+NO_BUCKET: Final = (
+    "must be s3://BUCKET, gs://BUCKET or az://CONTAINER, in lower case, with or without /PREFIX, "
+    "whose parts are letters, digits, `-`, `_` and `.`, neither empty nor beginning with `.`"
+)
+
+
+def scheme_of(url: str) -> str:
+    """The scheme of a URL; empty if it has none."""
+    return url.partition("://")[0] if "://" in url else ""
+
+
+def port_of(endpoint: str) -> int:
+    """The port of a server's address."""
+    address = urlsplit(endpoint)
+    return address.port or (80 if address.scheme == "http" else 443)
+
+
+def check_url(url: str) -> Iterator[Violation]:
+    """Check the URL of a bucket."""
+    problem = find_secret(url) or ("" if re.search(BUCKET, url) else NO_BUCKET)
+    if problem:
+        yield Violation(problem, "url", ("url",))
+
+
+def check_endpoint(endpoint: str) -> Iterator[Violation]:
+    """Check the address of a server."""
+    if problem := find_server_problem(endpoint):
+        yield Violation(problem, "endpoint", ("endpoint",))
+
 
 _JOB_NAME: Final = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 _LABEL_KEY: Final = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
@@ -340,3 +444,32 @@ class Toleration(ConfigModel):
             yield Violation(
                 "cannot be used with the operator Exists", "value", ("operator", "value")
             )
+
+
+NO_SOURCE: Final = "needs a claim, a url, or a path on this machine"
+TWO_SOURCES: Final = "excludes claim; keep one"
+
+
+class Data(UrlSource):
+    """One data set that every rank can read."""
+
+    claim: ObjectName | None = Field(
+        None, description="PersistentVolumeClaim with the data on a cluster."
+    )
+    path: FolderPath | None = Field(
+        None, description="Path of the same data on this machine, for `kdist run`."
+    )
+    mount_path: MountPath = Field(description="Path at which the data is mounted on a cluster.")
+
+    @model_validator(mode="after")
+    def _has_a_source(self) -> Data:
+        refuse(self._violations())
+        return self
+
+    def _violations(self) -> Iterator[Violation]:
+        if self.claim is None and self.path is None and self.url is None:
+            yield Violation(NO_SOURCE, "", ("claim", "url", "path"))
+        if self.claim is not None and self.url is not None:
+            yield Violation(TWO_SOURCES, "url", ("claim", "url"))
+        yield from check_mount(self.mount_path)
+        yield from self.check_source()

@@ -8,11 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from kdist.spec.bucket import scheme_of
-from kdist.spec.violations import Violation
+from kdist.spec.models import Violation, scheme_of
 from kdist_trainer.config import CREDENTIAL_VARIABLES, SECRET_VARIABLES
-from kdist_trainer.config.source import DEFAULT_SIZE, UrlSource
-from kdist_trainer.config.source_url import HUB
+from kdist_trainer.config.sources import DEFAULT_SIZE, HUB, UrlSource
 
 if TYPE_CHECKING:
     from kdist.spec.models import EnvVar

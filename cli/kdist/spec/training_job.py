@@ -11,10 +11,10 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field, JsonValue, model_validator
 
-from kdist.spec.data import Data
 from kdist.spec.models import (
     Checkpoints,
     CodeSource,
+    Data,
     EnvVar,
     FolderPath,
     ImageReference,
@@ -26,10 +26,10 @@ from kdist.spec.models import (
     Resources,
     Time,
     Toleration,
+    refuse,
 )
 from kdist.spec.sources import list_sources
 from kdist.spec.validators import RUN, check, check_job
-from kdist.spec.violations import refuse
 from kdist_trainer.config import (
     DEFAULT_RESTARTS,
     SECRET_VARIABLES,

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from kdist import columns
 from kdist.events import Entry
 from kdist.status import Phase
-from kdist.terminal_text import keep_colors, to_terminal
+from kdist.terminal import columns, keep_colors, to_terminal
 from kdist.units import age, count, number, seconds
 from kdist.views import status_table
 

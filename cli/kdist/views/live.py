@@ -13,13 +13,14 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.text import Text
 
-from kdist import agent_metrics, columns
-from kdist.agent_metrics import AgentSample, RankBreakdown, mark_slow
+from kdist.agents import metrics
+from kdist.agents.metrics import AgentSample, RankBreakdown, mark_slow
 from kdist.diagnose import Diagnosis
 from kdist.events import Entry, describe_event
 from kdist.job.local.progress import STALE_SECONDS, NodeProgress, Progress
 from kdist.status import JobStatus
 from kdist.status.job_status import StepHistory
+from kdist.terminal import columns
 from kdist.units import is_number, moment, seconds
 from kdist.views import status_table, top
 from kdist.views.frame import WATCH_HINT, Frame, JobView, RankTable, join_parts, render_print
@@ -216,8 +217,8 @@ class TopFrame:
             rank: the only rank to show; None for all.
         """
         self._headline = top.headline(name, now)
-        self._rows = agent_metrics.select_rows(rows, rank)
-        self._slow = list(agent_metrics.describe_slow(rows))
+        self._rows = metrics.select_rows(rows, rank)
+        self._slow = list(metrics.describe_slow(rows))
         self._silent = not now
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:

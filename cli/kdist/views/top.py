@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kdist import agent_metrics
-from kdist.agent_metrics import AgentSample, RankBreakdown
+from kdist.agents import metrics
+from kdist.agents.metrics import AgentSample, RankBreakdown
 from kdist.units import camel_case, number, seconds
 
 HEADER = (
@@ -70,19 +70,19 @@ def choose(
 def headline(name: str, now: Mapping[str, AgentSample]) -> str:
     """Summarize the job in one line: step, loss, throughput, ranks, generation, last checkpoint."""
     parts = [name]
-    step, target = agent_metrics.first(now, "step"), agent_metrics.first(now, "target_steps")
+    step, target = metrics.first(now, "step"), metrics.first(now, "target_steps")
     if step is not None:
         parts.append(
             f"step {_or_dash(step)}" + (f"/{_or_dash(target)}" if target is not None else "")
         )
-    if (loss := agent_metrics.first(now, "loss")) is not None:
+    if (loss := metrics.first(now, "loss")) is not None:
         parts.append(f"loss {number(loss)}")
-    if (rate := agent_metrics.samples_per_second(now)) is not None:
+    if (rate := metrics.samples_per_second(now)) is not None:
         parts.append(f"{number(round(rate))} samples/s")
-    world = agent_metrics.first(now, "world_size")
-    generation = agent_metrics.first(now, "generation")
+    world = metrics.first(now, "world_size")
+    generation = metrics.first(now, "generation")
     parts.append(f"{_or_dash(world)} ranks, generation {_or_dash(generation)}")
-    saved = agent_metrics.first(now, "last_checkpoint_step")
+    saved = metrics.first(now, "last_checkpoint_step")
     parts.append(f"checkpoint {_or_dash(saved)}" if saved is not None else "no checkpoint yet")
     return " · ".join(parts)
 
@@ -106,8 +106,8 @@ def to_document(
         "generation",
         "last_checkpoint_step",
     )
-    values = {camel_case(each): agent_metrics.first(now, each) for each in names} | {
-        "samplesPerSecond": agent_metrics.samples_per_second(now)
+    values = {camel_case(each): metrics.first(now, each) for each in names} | {
+        "samplesPerSecond": metrics.samples_per_second(now)
     }
     return {
         "apiVersion": "cli.kdist.dev/v1",

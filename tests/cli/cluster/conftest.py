@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kdist import cluster
-from kdist.cluster import Cluster, retry
+from kdist.cluster import Cluster, transport
 from tests.cli.cluster.api import Answer, Api, write_kubeconfig
 
 Serve = Callable[..., Api]
@@ -21,8 +21,8 @@ Connect = Callable[..., Cluster]
 @pytest.fixture(autouse=True)
 def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pauses that people would not notice, told of at once."""
-    monkeypatch.setattr(retry, "FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(retry, "QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(transport, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(transport, "QUIET_SECONDS", 0.0)
 
 
 @pytest.fixture

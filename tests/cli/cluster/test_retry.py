@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from kdist.cluster import retry
-from kdist.cluster.retry import Attempts, RetryPolicy
+from kdist.cluster import transport
+from kdist.cluster.transport import Attempts, RetryPolicy
 from kdist.errors import Code, KdistError
 from tests.cli.cluster.api import Api, Asked, Reply, refusal
 from tests.cli.cluster.conftest import Connect, Serve
@@ -99,7 +99,7 @@ def test_a_server_that_begins_again_is_asked_again_until_it_knows_its_roles(
     with pytest.raises(KdistError):
         cluster.get("v1", "Secret", "a")  # which was not allowed before either
     assert [each.path for each in again.asked].count(hidden) == 1
-    monkeypatch.setattr(retry, "WARM_UP_SECONDS", 0.0)
+    monkeypatch.setattr(transport, "WARM_UP_SECONDS", 0.0)
     with pytest.raises(KdistError):
         cluster.get("v1", "Pod", "a")
 
@@ -247,7 +247,7 @@ def test_an_answer_of_500_about_the_object_itself_is_believed_at_once(
 def test_an_answer_of_500_that_names_nothing_that_is_away_is_tried_again_briefly(
     serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retry, "UNEXPLAINED_SECONDS", 0.05)
+    monkeypatch.setattr(transport, "UNEXPLAINED_SECONDS", 0.05)
     odd = serve(lambda _: refusal(500, "Internal error occurred: odd", "InternalError"))
     with pytest.raises(KdistError, match="odd"):  # and not after ten minutes
         connect(odd.url, retry_seconds=600).get("v1", "Pod", "a")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from kdist.crd import definition
-from kdist.spec import bucket, data
-from kdist_trainer.config import source, source_url
+from kdist.spec import models
+from kdist_trainer.config import sources
 from tests.manifests.jobs import full
 
 BROKEN: dict[str, list[tuple[str, Any]]] = {
@@ -18,11 +18,11 @@ BROKEN: dict[str, list[tuple[str, Any]]] = {
         ("preflight", {}),
     ],
     "must be a whole number from 1 to 1024 or auto": [("procsPerNode", "all")],
-    data.NO_SOURCE: [("data", [{"mountPath": "/data"}])],
-    data.TWO_SOURCES: [("data", [{"mountPath": "/data", "claim": "a", "url": "s3://bucket"}])],
-    source.NEEDS_URL: [("data", [{"mountPath": "/data", "claim": "a", "size": "1Gi"}])],
-    source_url.NO_SCHEME: [("data", [{"mountPath": "/data", "url": "ftp://host/file"}])],
-    source.NO_ENDPOINT_HERE: [
+    models.NO_SOURCE: [("data", [{"mountPath": "/data"}])],
+    models.TWO_SOURCES: [("data", [{"mountPath": "/data", "claim": "a", "url": "s3://bucket"}])],
+    sources.NEEDS_URL: [("data", [{"mountPath": "/data", "claim": "a", "size": "1Gi"}])],
+    sources.NO_SCHEME: [("data", [{"mountPath": "/data", "url": "ftp://host/file"}])],
+    sources.NO_ENDPOINT_HERE: [
         ("data", [{"mountPath": "/data", "url": "gs://bucket", "endpoint": "https://host"}])
     ],
     "needs exactly one of path and url": [
@@ -30,10 +30,10 @@ BROKEN: dict[str, list[tuple[str, Any]]] = {
     ],
     "needs exactly one of claim, size, path and url": [("checkpoints", {})],
     "belongs to a bucket: it needs url": [("checkpoints", {"claim": "a", "secret": "b"})],
-    source_url.HAS_CREDENTIALS: [("checkpoints", {"url": "s3://me:secret@bucket"})],
-    source_url.HAS_QUERY: [("checkpoints", {"url": "s3://bucket/runs?versionId=1"})],
-    bucket.NO_BUCKET: [("checkpoints", {"url": "https://bucket.s3.amazonaws.com"})],
-    source_url.NO_SERVER: [("checkpoints", {"url": "s3://bucket", "endpoint": "s3://minio"})],
+    sources.HAS_CREDENTIALS: [("checkpoints", {"url": "s3://me:secret@bucket"})],
+    sources.HAS_QUERY: [("checkpoints", {"url": "s3://bucket/runs?versionId=1"})],
+    models.NO_BUCKET: [("checkpoints", {"url": "https://bucket.s3.amazonaws.com"})],
+    sources.NO_SERVER: [("checkpoints", {"url": "s3://bucket", "endpoint": "s3://minio"})],
     "is for s3:// and az://: the buckets of gs:// have one address": [
         ("checkpoints", {"url": "gs://bucket", "endpoint": "https://gcs.example.com"})
     ],

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kdist.errors import InvalidJobError
 from kdist.load import load_text
 from kdist.spec import TrainingJob, reference
-from kdist.terminal_text import visible
+from kdist.terminal import visible
 from tests.cli.conftest import JOB
 
 FAST = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])

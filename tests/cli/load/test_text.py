@@ -8,7 +8,7 @@ import pytest
 
 from kdist.errors import InvalidJobError, Problem
 from kdist.load import load_file, load_text
-from kdist.load.text import MAX_BYTES, shown
+from kdist.load.yaml_parser import MAX_BYTES, shown
 from tests.cli.conftest import JOB, Kdist
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kdist.spec import reference
-from kdist.spec.paths import elsewhere, near_name, near_path, parse, show
+from kdist.spec.reference import elsewhere, near_name, near_path, parse, show
 
 
 @pytest.mark.parametrize(

@@ -15,14 +15,15 @@ from pathlib import Path
 import pytest
 from rich.console import Console, RenderableType
 
-from kdist import agent_metrics, columns
-from kdist.agent_metrics import AgentSample
+from kdist.agents import metrics
+from kdist.agents.metrics import AgentSample
 from kdist.commands.get import Listed, Rows
 from kdist.job.cluster import checkpoints
 from kdist.job.local.progress import NodeProgress, Progress
 from kdist.report import text as report_text
 from kdist.status import Snapshot
 from kdist.status.job_status import StepHistory
+from kdist.terminal import columns
 from kdist.units import age, moment
 from kdist.views import status_table
 from kdist.views.live import TopFrame, from_progress, render
@@ -134,7 +135,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Draw:
 def show_top(ranks: int) -> Draw:
     now: dict[str, AgentSample] = {name(each): reading(each, 1200) for each in range(ranks)}
     now[name(ranks - 1)] = reading(ranks - 1, 1200, data=0.09)
-    rows = agent_metrics.breakdown_rows(now)
+    rows = metrics.breakdown_rows(now)
     return lambda width, height: draw(TopFrame("digits", now, rows, None), width, height)
 
 

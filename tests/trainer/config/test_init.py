@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from kdist_trainer.config import Init
-from kdist_trainer.config.source_url import base_name, find_problem
+from kdist_trainer.config.sources import base_name, find_problem
 
 
 @pytest.mark.parametrize(

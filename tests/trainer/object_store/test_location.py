@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import characters, from_regex
 
-from kdist.spec.bucket import BUCKET
+from kdist.spec.models import BUCKET
 from kdist_trainer.object_store.store import ObjectLocation, check_name
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle
 
-from kdist.spec import strategies
+from kdist.spec import validators
 from kdist_trainer import workloads
 from kdist_trainer.config import TrainConfig
 from kdist_trainer.errors import ConfigError
@@ -75,8 +75,8 @@ def test_the_command_line_knows_which_workloads_have_a_plan_and_how_many_heads_t
         for name in workloads.shipped()
         if workloads.load(name).tensor_plan is not Workload.tensor_plan
     ]
-    assert tuple(able) == strategies.TENSOR_WORKLOADS
-    assert GptOptions().heads == strategies.GPT_HEADS
+    assert tuple(able) == validators.TENSOR_WORKLOADS
+    assert GptOptions().heads == validators.GPT_HEADS
 
 
 class Misspelt(Small):

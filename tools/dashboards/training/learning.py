@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kdist.agent_metrics import STRAGGLER_RATIO
+from kdist.agents.metrics import STRAGGLER_RATIO
 from tools.dashboards.model import RATE, PanelRow, at_least, at_most, bars, lines, stack, stat
 
 _BUSY = (

@@ -1,12 +1,10 @@
 """The configuration of a run: the document `train.json`, the exit codes and failure causes.
 
 `kdist` renders a job's `train` or `script` section and the agent's settings into one `train.json`;
-every agent and every rank reads the same file. `training` has the models of `spec.train`, `init`
-that of `spec.train.init`, `base` what all models share, `changes` the rules for jobs that are
-edited between two runs, `exit_codes` the codes and causes that agents, ranks and the command line
-agree on, `object_stores` the variables by which a bucket with checkpoints or a source of data is
-reached, `source` the fields of a section that names data or weights by URL, `source_url` the rules
-of such a URL, `violations` carries broken rules through pydantic.
+every agent and every rank reads the same file. `training` has the models of `spec.train`, `base`
+what all models share, `sources` the fields of a section that names data or weights by URL,
+`changes` the rules for jobs that are edited between two runs, `exit_codes` the codes and causes
+that agents, ranks and the command line agree on, `listeners` every socket of a training.
 
 Nothing here imports torch or another package of the trainer, because `kdist.spec` uses these
 models. The arguments of one agent (folders, addresses) are in `kdist_trainer.agent.settings`. Read
@@ -37,18 +35,20 @@ from kdist_trainer.config.base import (
     Seconds,
     count_bytes,
 )
-from kdist_trainer.config.checkpointing import Checkpointing, Every
 from kdist_trainer.config.exit_codes import Cause, Exit
-from kdist_trainer.config.init import NOT_FETCHED, Init
-from kdist_trainer.config.object_stores import (
+from kdist_trainer.config.sources import (
     CHECKPOINTS_ENDPOINT,
     CHECKPOINTS_REGION,
     CREDENTIAL_VARIABLES,
+    NOT_FETCHED,
     SECRET_VARIABLES,
+    Init,
 )
 from kdist_trainer.config.training import (
     AllReduceCheck,
+    Checkpointing,
     EarlyStop,
+    Every,
     LoaderConfig,
     Optimizer,
     Preflight,

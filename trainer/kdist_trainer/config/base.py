@@ -3,17 +3,19 @@
 Field rules: camelCase in the file, snake_case in Python; a description is a sentence; seconds are
 integers with the unit in the name; enums are used where a boolean might grow; every list is
 bounded.
+
+A broken rule of job.yaml, and the pydantic error that carries it with the wrong field.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from threading import RLock
 from types import ModuleType
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import (
     BaseModel,
@@ -24,6 +26,7 @@ from pydantic import (
     model_validator,
 )
 from pydantic.alias_generators import to_camel
+from pydantic_core import PydanticCustomError
 
 Seconds = Annotated[int, Field(ge=0, le=31_536_000)]
 PositiveSeconds = Annotated[int, Field(ge=1, le=31_536_000)]
@@ -148,3 +151,23 @@ class Nodes(ConfigModel):
         if self.min > self.max:
             raise ValueError(f"min ({self.min}) is more than max ({self.max})")
         return self
+
+
+RULE = "job_rule"  # the type of the pydantic error that carries violations
+
+
+class Violation(NamedTuple):
+    """One broken rule. Fields are dotted names relative to the model that the rule belongs to."""
+
+    message: str
+    at: str  # the wrong field; empty for the model itself
+    fields_read: tuple[str, ...]  # the fields that the rule has read
+    suggestion: str = ""
+
+
+def refuse(violations: Iterable[Violation]) -> None:
+    """Raise a `PydanticCustomError` with all violations, if there are any."""
+    found = [tuple(violation) for violation in violations]
+    if found:
+        text = "; ".join(f"{each[1]} {each[0]}".lstrip() for each in found)
+        raise PydanticCustomError(RULE, "{text}", {"text": text, "violations": found})

@@ -20,7 +20,7 @@ from typing import Any
 from kdist_trainer import liveness, log
 from kdist_trainer.agent.exit_record import failed, stopped, write_termination_message
 from kdist_trainer.config import SECRET_VARIABLES, Cause, Exit
-from kdist_trainer.config.source_url import without_secrets
+from kdist_trainer.config.sources import without_secrets
 from kdist_trainer.errors import ConfigError, KdistTrainerError
 from kdist_trainer.failure import Failure, describe
 from kdist_trainer.fetch import STALL_SECONDS, FetchRequest

@@ -27,8 +27,7 @@ from urllib import request as urls
 from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urlsplit
 
-from kdist_trainer.config.object_stores import AUTHORIZATION, HUB_TOKEN
-from kdist_trainer.config.source_url import HUB, base_name
+from kdist_trainer.config.sources import AUTHORIZATION, HUB, HUB_TOKEN, base_name
 from kdist_trainer.deadline_http import (
     DeadlineConnection,
     DeadlineTlsConnection,

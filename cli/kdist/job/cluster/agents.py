@@ -20,8 +20,8 @@ from kdist.status import Pod
 from kdist.units import count, ranges
 
 if TYPE_CHECKING:
-    from kdist.agent_client import AgentClient
-    from kdist.agent_metrics import AgentSample
+    from kdist.agents.client import AgentClient
+    from kdist.agents.metrics import AgentSample
     from kdist.cluster import Cluster
     from kdist.job.cluster.job import ClusterJob
 
@@ -57,7 +57,7 @@ def fetch_samples(
     running = [pod.name for pod in pods if pod.running]
     if not running:
         return {}
-    from kdist.agent_client import TIMEOUT, AgentClient, ProxyTransport, TunnelTransport
+    from kdist.agents.client import TIMEOUT, AgentClient, ProxyTransport, TunnelTransport
 
     seconds = TIMEOUT if timeout is None else timeout
 
@@ -276,13 +276,13 @@ class Agents:
     def _client(self, pod: str, timeout: float) -> AgentClient:
         if pod in self._tunnels:
             return self._tunnels[pod]
-        from kdist.agent_client import AgentClient, ProxyTransport
+        from kdist.agents.client import AgentClient, ProxyTransport
 
         transport = ProxyTransport(self._cluster, pod, self._namespace)
         return AgentClient(transport, timeout=timeout)
 
     def _tunnel(self, pod: str) -> AgentClient:
-        from kdist.agent_client import AgentClient, TunnelTransport
+        from kdist.agents.client import AgentClient, TunnelTransport
 
         transport = TunnelTransport(self._cluster, pod, self._namespace)
         return AgentClient(transport, timeout=self._timeout)

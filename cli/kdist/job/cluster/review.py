@@ -18,7 +18,7 @@ from typing import Any, Final
 from kdist import deploy
 from kdist.backends import RUNTIME
 from kdist.cluster import ApiError, Applied, ForeignError, normalize
-from kdist.deploy import approval
+from kdist.deploy import live_workload
 from kdist.errors import NotFoundError
 from kdist.job.cluster.job import ClusterJob, Document, is_workload
 from kdist.job.cluster.wait import Notify
@@ -85,7 +85,7 @@ def find_changes(
     has its pods.
     """
     for each in manifests:
-        if each.kind == "ConfigMap" or approval.is_recorded(workload, each):
+        if each.kind == "ConfigMap" or live_workload.is_recorded(workload, each):
             continue
         try:
             if is_workload(target, each):
@@ -155,7 +155,7 @@ def _strip(document: Mapping[str, Any], known: Mapping[str, set[str]]) -> Docume
         found = {key: value for key, value in _entries(document, kind).items() if key in keys}
         if found:
             metadata[kind] = found
-    whole = approval.without_sizes(_without_generated(normalize(document)))
+    whole = live_workload.without_sizes(_without_generated(normalize(document)))
     return {**whole, "metadata": metadata}
 
 
@@ -182,7 +182,7 @@ def _without_generated(value: Any) -> Any:
         return [_without_generated(each) for each in value]
     if not isinstance(value, Mapping):
         return value
-    if not approval.is_pod(value):
+    if not live_workload.is_pod(value):
         return {key: _without_generated(each) for key, each in value.items()}
     metadata = dict(value.get("metadata") or {})
     metadata.pop("creationTimestamp", None)  # which older servers write as null

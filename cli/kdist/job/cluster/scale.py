@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from kdist import rbac
-from kdist.agent_metrics import AgentSample
+from kdist.agents.metrics import AgentSample
 from kdist.errors import KdistError, UsageError
 from kdist.job.cluster import agents, job, review, suspend, training_job, wait
 from kdist.job.cluster.job import ClusterJob

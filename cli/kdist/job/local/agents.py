@@ -15,8 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kdist.agent_client import AgentClient, LoopbackTransport
-from kdist.agent_metrics import AgentSample
+from kdist.agents.client import AgentClient, LoopbackTransport
+from kdist.agents.metrics import AgentSample
 from kdist.job.local import run_dir
 from kdist.threads import OnError, start_thread
 

@@ -21,8 +21,9 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from kdist.agent_metrics import METRICS_PORT, AgentSample
+from kdist.agents.metrics import AgentSample
 from kdist.errors import KdistError
+from kdist.manifest import METRICS_PORT
 from kdist.status.agent_status import read_agent_document
 from kdist_trainer.deadline_http import DeadlineConnection
 from kdist_trainer.formats import NewerFormatError, check_format
@@ -30,6 +31,7 @@ from kdist_trainer.untrusted_text import MalformedTextError, parse_json
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
+
 
 TIMEOUT: Final = 5.0
 """Seconds for one response from the first byte of the request to the last one of the body, unless

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdist.terminal_text import keep_colors, style, to_terminal, unstyle, visible, visible_json
+from kdist.terminal import keep_colors, style, to_terminal, unstyle, visible, visible_json
 
 STYLE = re.compile(r"\x1b\[[0-9;]*m")
 # escape sequences of terminals, marks of direction, line separators and halves of surrogates

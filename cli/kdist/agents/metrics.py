@@ -11,16 +11,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
     from prometheus_client.samples import Sample
-
-METRICS_PORT: Final = 9401
-"""Port of an agent's HTTP endpoint in its pod. Repeated from `kdist_trainer.config`, whose import
-would take longer than fetching a status.
-"""
 
 
 def parse(text: str) -> Iterator[Sample]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kdist.nonblocking import LIMIT, NonBlockingWriter
+from kdist.terminal.nonblocking import LIMIT, NonBlockingWriter
 
 LINE = "x" * 99
 MANY = 20 * LIMIT // 100

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kdist.columns import Table
+from kdist.terminal.columns import Table
 
 HEADER = ("NAME", "PHASE", "STEP", "LOSS", "RESTARTS", "AGE")
 

@@ -13,7 +13,7 @@ from rich.control import Control
 from rich.live import Live
 from rich.segment import Segment
 
-from kdist.terminal_text import visible
+from kdist.terminal import visible
 
 _MAX_RECENT = 200  # lines above the view that are printed again in another size
 

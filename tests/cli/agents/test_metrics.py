@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from kdist.agent_metrics import (
-    METRICS_PORT,
+from kdist.agents.metrics import (
     AgentSample,
     merge,
     merge_samples,
     parse,
     select,
 )
+from kdist.manifest import METRICS_PORT
 from kdist_trainer import config
 from kdist_trainer.metrics.exporter import Exporter
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from kdist.agent_client import STATUS_BYTES, AgentClient, LoopbackTransport
+from kdist.agents.client import STATUS_BYTES, AgentClient, LoopbackTransport
 from tests import hostile
 from tests.cli.conftest import ServeAgent
 

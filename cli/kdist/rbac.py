@@ -3,8 +3,6 @@ doctor` and the documentation are generated: `chart_templates` and `table` write
 
 A command of several steps checks its rights before the first step, so that it changes nothing if
 one of them is missing.
-
-The table of rights as text: for the chart's roles, and for the documentation.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The CustomResourceDefinition of `TrainingJob`, made from the model, so that a cluster accepts the
 same job.yaml as `kdist`.
 
-The API server checks types, limits and the rules of `RULES`; the controller checks all else when it
-reads a job, and reports it in the condition `Accepted`. `ResourceStatus` is what the controller
-writes: what `kubectl get` shows of a job, and the conditions that `kubectl wait` and GitOps tools
-read.
+The API server checks types and limits; the controller checks the rules across fields when it reads
+a job, as `kdist validate` does, and reports them in the condition `Accepted`. `ResourceStatus` is
+what the controller writes: what `kubectl get` shows of a job, and the conditions that `kubectl
+wait` and GitOps tools read.
 
 `convert` turns pydantic's JSON Schema into a structural schema: one type for each field, no
 references, and OpenAPI 3.0's words. A field of several types, such as `nodes`, has none in the
@@ -15,27 +15,15 @@ concern a mapping. A whole number or text is a type of its own in Kubernetes.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
-from kdist.spec import models, reference
+from kdist.spec import reference
 from kdist.spec.models import Time
 from kdist.spec.training_job import API_VERSION, KIND
-from kdist.spec.validators import DERIVED_NAME, TAKEN_NAMES
-from kdist_trainer.config import ConfigModel, sources
-from kdist_trainer.config.sources import (
-    CREDENTIALS,
-    HAS_CREDENTIALS,
-    HAS_QUERY,
-    NO_SCHEME,
-    NO_SERVER,
-    ONE_SOURCE,
-    QUERY,
-    SCHEMES,
-    SERVER,
-)
+from kdist_trainer.config import ConfigModel
 
 Schema = dict[str, Any]
 
@@ -262,158 +250,11 @@ class ResourceStatus(ConfigModel):
 PLURAL: Final = "trainingjobs"
 GROUP, _, VERSION = API_VERSION.partition("/")
 
-_NAME: Final = "self.metadata.name"
-_Rule = tuple[str, str, str]
-
-
-def _matching(field: str, pattern: str, otherwise: str) -> Iterator[_Rule]:
-    """The rules of a URL, each of which speaks where those before it hold."""
-    text, path = f"self.{field}", f".{field}"
-    absent = f"!has({text})"
-    refused = [f"{text}.matches(r'{each}')" for each in (CREDENTIALS, QUERY)]
-    yield f"{absent} || !{refused[0]}", HAS_CREDENTIALS, path
-    yield f"{absent} || {refused[0]} || !{refused[1]}", HAS_QUERY, path
-    yield f"{absent} || {' || '.join(refused)} || {text}.matches(r'{pattern}')", otherwise, path
-
-
-def _of_source() -> Iterator[_Rule]:
-    """The rules of a section with a URL that is fetched; the controller checks the rest of it."""
-    for name in sources.OF_URL:
-        yield f"!has(self.{name}) || has(self.url)", sources.NEEDS_URL, f".{name}"
-    absent = "!has(self.url)"
-    yield from _matching("url", f"^({'|'.join(SCHEMES)})://", NO_SCHEME)
-    yield (
-        f"!has(self.endpoint) || {absent} || !self.url.matches('^(gs|https?):')",
-        sources.NO_ENDPOINT_HERE,
-        ".endpoint",
-    )
-    yield (
-        f"!has(self.region) || {absent} || self.url.startsWith('s3:')",
-        sources.S3_ONLY,
-        ".region",
-    )
-
-
-RULES: Final[dict[str, tuple[_Rule, ...]]] = {
-    "": (
-        (
-            f"!({_NAME} in {list(TAKEN_NAMES)})",
-            "every namespace already has an object of that name",
-            "",
-        ),
-        (
-            f"!{_NAME}.matches(r'{DERIVED_NAME.pattern}')",
-            "a job without the end of that name would create an object of this name",
-            "",
-        ),
-    ),
-    "spec": (
-        (
-            "has(self.train) || has(self.script)",
-            "needs train (the managed loop) or script (a torchrun script)",
-            "",
-        ),
-        (
-            "!has(self.train) || !has(self.script)",
-            "train and script exclude each other; keep one",
-            ".script",
-        ),
-        (
-            "!has(self.preflight) || !has(self.script)",
-            "belongs to train: a script creates its own process group",
-            ".preflight",
-        ),
-    ),
-    "spec.procsPerNode": (
-        (
-            "type(self) == int ? self >= 1 && self <= 1024 : self == 'auto'",
-            "must be a whole number from 1 to 1024 or auto",
-            "",
-        ),
-    ),
-    "spec.data[]": (
-        ("has(self.claim) || has(self.path) || has(self.url)", models.NO_SOURCE, ""),
-        ("!has(self.claim) || !has(self.url)", models.TWO_SOURCES, ".url"),
-        *_of_source(),
-    ),
-    "spec.checkpoints": (
-        (
-            "[has(self.claim), has(self.size), has(self.path), has(self.url)]"
-            ".filter(given, given).size() == 1",
-            "needs exactly one of claim, size, path and url",
-            "",
-        ),
-        *(
-            (
-                f"!has(self.{name}) || has(self.size)",
-                "applies to a claim that is created for the job: it needs size",
-                f".{path}",
-            )
-            for name, path in (
-                ("class", "class"),
-                ("accessMode", "accessMode"),
-                ("reclaimPolicy", "reclaimPolicy"),
-            )
-        ),
-        *(
-            (f"!has(self.{name}) || has(self.url)", "belongs to a bucket: it needs url", f".{name}")
-            for name in ("endpoint", "region", "secret")
-        ),
-        *_matching("url", models.BUCKET, models.NO_BUCKET),
-        *_matching("endpoint", SERVER, NO_SERVER),
-        (
-            "!has(self.endpoint) || !has(self.url) || !self.url.startsWith('gs:')",
-            "is for s3:// and az://: the buckets of gs:// have one address",
-            ".endpoint",
-        ),
-        (
-            "!has(self.region) || !has(self.url) || !self.url.matches('^(gs|az):')",
-            "is for s3:// only",
-            ".region",
-        ),
-    ),
-    "spec.env[]": (
-        ("has(self.value) != has(self.secret)", "needs exactly one of value and secret", ""),
-    ),
-    "spec.tolerations[]": (
-        (
-            "has(self.key) || (has(self.operator) && self.operator == 'Exists')",
-            "must be Exists if there is no key",
-            ".operator",
-        ),
-        (
-            "!has(self.operator) || self.operator != 'Exists' || !has(self.value)",
-            "cannot be used with the operator Exists",
-            ".value",
-        ),
-    ),
-    "spec.script": (
-        ("has(self.path) != has(self.module)", "needs exactly one of path and module", ""),
-    ),
-    "spec.train": (
-        ("has(self.epochs) != has(self.steps)", "needs exactly one of epochs and steps", ""),
-    ),
-    "spec.train.init": (
-        ("has(self.path) != has(self.url)", ONE_SOURCE, ""),
-        *_of_source(),
-    ),
-    "spec.train.checkpoint.every": (
-        (
-            "has(self.auto) || has(self.seconds) || has(self.steps)",
-            "needs auto, seconds, steps, or steps with one of the others",
-            "",
-        ),
-        (
-            "!has(self.auto) || !has(self.seconds)",
-            "auto and seconds exclude each other; keep one",
-            ".seconds",
-        ),
-    ),
+_MERGED_BY: Final = {
+    ("spec", "env"): "name",
+    ("spec", "data"): "mountPath",
+    ("status", "conditions"): "type",
 }
-"""Rules across fields, by the section that they are of: an expression of CEL, the words of `kdist
-validate`, and the field that is wrong.
-"""
-_MERGED_BY: Final = {"spec.env": "name", "spec.data": "mountPath", "status.conditions": "type"}
 """Lists whose items are known by a field, so that two appliers may each have their own."""
 _COLUMNS: Final = (
     ("Phase", "string", ".status.phase", 0),
@@ -487,21 +328,7 @@ def _schema() -> Schema:
     limits = {key: value for key, value in name.items() if key != "description"}
     fields["metadata"] = {"type": "object", "properties": {"name": limits}}
     fields["status"] = convert(ResourceStatus.model_json_schema(by_alias=True))
-    for path, rules in RULES.items():
-        _find(schema, path)["x-kubernetes-validations"] = [
-            {"rule": rule, "message": message} | ({"fieldPath": field} if field else {})
-            for rule, message, field in rules
-        ]
-    for path, key in _MERGED_BY.items():
-        found = _find(schema, path)
+    for (section, name), key in _MERGED_BY.items():
+        found = fields[section]["properties"][name]
         found |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
-    return schema
-
-
-def _find(schema: Schema, path: str) -> Schema:
-    """The schema of a field, such as `spec.env[]`."""
-    for part in path.split(".") if path else ():
-        schema = schema["properties"][part.removesuffix("[]")]
-        if part.endswith("[]"):
-            schema = schema["items"]
     return schema

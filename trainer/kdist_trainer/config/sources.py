@@ -1,7 +1,7 @@
 """The rules of the URL of data or weights that are fetched before a job starts, and of the address
 of a server.
 
-The patterns of names in capitals are written so that Python and the API server read them alike.
+The patterns of fields are written so that Python and the API server read them alike.
 
 The fields of a section of job.yaml that names data or weights by URL, and what fetches them.
 

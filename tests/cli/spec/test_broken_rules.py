@@ -1,10 +1,14 @@
-"""Jobs that break one rule of the CustomResourceDefinition each, by the rule's message."""
+"""Jobs that break one rule across fields each, by the rule's message."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
-from kdist.crd import definition
+import pytest
+
+from kdist.errors import InvalidJobError
+from kdist.load import load_text
 from kdist.spec import models
 from kdist_trainer.config import sources
 from tests.manifests.jobs import full
@@ -62,7 +66,6 @@ BROKEN: dict[str, list[tuple[str, Any]]] = {
         )
     ],
 }
-MESSAGES = [message for path, rules in definition.RULES.items() if path for _, message, _ in rules]
 
 
 def break_rule(message: str) -> dict[str, Any]:
@@ -71,3 +74,10 @@ def break_rule(message: str) -> dict[str, Any]:
     for name, value in BROKEN[message]:
         document["spec"][name] = value
     return document
+
+
+@pytest.mark.parametrize("message", BROKEN)
+def test_a_broken_rule_is_refused_in_its_words(message: str) -> None:
+    with pytest.raises(InvalidJobError) as raised:
+        load_text(json.dumps(break_rule(message)), source="job.yaml")
+    assert any(message in problem.sentence for problem in raised.value.problems)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from kdist_trainer.config import source_url
+from kdist_trainer.config import sources
 from kdist_trainer.errors import ConfigError
 
 STALL_SECONDS = 300.0
@@ -59,9 +59,9 @@ class FetchRequest:
 
     def check(self) -> None:
         """Raise `ConfigError` for a URL or an address that cannot be one, without repeating it."""
-        if problem := source_url.find_problem(self.url):
+        if problem := sources.find_problem(self.url):
             raise ConfigError(f"{self.field}.url {problem}")
-        if self.endpoint and (problem := source_url.find_server_problem(self.endpoint)):
+        if self.endpoint and (problem := sources.find_server_problem(self.endpoint)):
             raise ConfigError(f"{self.field}.endpoint {problem}")
 
 

@@ -5,6 +5,8 @@ the group before it, so a curve shows every step once. TensorBoard reads the fil
 the order of the times in their names: a process goes on in its own file for as long as none is
 newer, so that there are no more files than processes. Rank 0 queues its points and
 never waits for the disk: if it hangs, fills up or is slow, points are lost and no step is delayed.
+torch's SummaryWriter blocks once eleven points wait for a disk that hangs, and raises in the
+training once the disk was full.
 
 An object store has no append: there the newest file is written again every few seconds, and the
 next one is begun before it becomes large. A rank that is killed loses the points since the last

@@ -192,14 +192,19 @@ class RetryPolicy:
         self.progress = progress
         self.stopped = threading.Event()
 
-    def retry(self, call: Callable[[], T]) -> T:
-        """Do it until it raises no `TransientError`. Raises what `Retries.wait` raises."""
+    def retry(self, what: str, call: Callable[[], T]) -> T:
+        """Call until it raises no `TransientError`. Raises what `Retries.wait` raises.
+
+        Args:
+            what: the file or URL that is requested.
+            call: makes the request.
+        """
         retries = Retries(self)
         while True:
             try:
                 return call()
             except TransientError as error:
-                retries.wait(self.request.url, error)
+                retries.wait(what, error)
 
 
 class Retries:
@@ -518,118 +523,6 @@ def format_bytes(number: int) -> str:
 _READ_BYTES: Final = 1 << 20
 
 
-class Transfer:
-    """Fetches files into a folder. Safe to use from several threads, for different files."""
-
-    def __init__(
-        self,
-        request: FetchRequest,
-        source: FetchSource,
-        folder: FetchFolder,
-        progress: FetchProgress,
-        policy: RetryPolicy,
-    ) -> None:
-        self._request = request
-        self._source = source
-        self._folder = folder
-        self._progress = progress
-        self._policy = policy
-
-    def fetch(self, file: RemoteFile, digest: str = "", *, most: int | None = None) -> None:
-        """Fetch a file, unless it is there.
-
-        Args:
-            file: as it was listed.
-            digest: its SHA-256; empty if it is not known.
-            most: the most bytes that it may have; None for any number.
-
-        Raises:
-            ChangedError: it is no longer the listed one.
-            DataError: it is too large, or its digest is another one twice.
-            StorageError: the server failed for too long.
-            FetchStopped: the fetch has failed otherwise.
-            OSError: this machine's disk failed.
-        """
-        wanted = digest or file.sha256
-        found = self._check_present(file, wanted)
-        for is_last in (False, True):
-            if found is None:
-                found = self._download(file, is_hashed=bool(wanted), most=most)
-                if found == wanted:
-                    self._folder.finish(file, found)
-            if found == wanted:
-                break
-            self._folder.discard(file.name)
-            self._progress.set_position(file.name, 0)
-            if is_last:
-                raise DataError(
-                    f"{self._request.field}: the SHA-256 of {file.name} is {found} instead of "
-                    f"{wanted}, also when it is fetched again: correct the digest, or the file "
-                    f"at {self._request.url}"
-                )
-            found = None
-        self._progress.set_position(file.name, (self._folder.files / file.name).stat().st_size)
-        self._progress.finish_file()
-
-    def _check_present(self, file: RemoteFile, wanted: str) -> str | None:
-        """The digest of the complete file, empty if none is wanted; None if it is not there."""
-        if not self._folder.is_complete(file):
-            return None
-        if not wanted or self._folder.digest(file) == wanted:
-            return wanted
-        found = hash_file(self._folder.files / file.name)
-        self._folder.record_digest(file, found)
-        return found
-
-    def _download(self, file: RemoteFile, *, is_hashed: bool, most: int | None) -> str:
-        retries = Retries(self._policy)
-        while True:
-            try:
-                return self._continue(file, is_hashed=is_hashed, most=most)
-            except TransientError as error:
-                retries.wait(file.name, error)
-
-    def _continue(self, file: RemoteFile, *, is_hashed: bool, most: int | None) -> str:
-        """Fetch what is missing; returns the digest, empty if it is not wanted."""
-        path = self._folder.partial(file)
-        start = self._folder.partial_bytes(file)
-        try:
-            with path.open("r+b" if path.exists() else "w+b", buffering=0) as partial:
-                digest = hashlib.sha256()
-                if is_hashed:
-                    _hash_start(partial, start, digest)
-                position = start
-                chunks: Iterator[bytes | memoryview] = iter(())
-                if file.size is None or start < file.size:
-                    body = self._source.read(file, start)
-                    position, chunks = body.start, body.chunks
-                    if position != start:
-                        digest = hashlib.sha256()
-                partial.truncate(position)
-                partial.seek(position)
-                self._progress.set_position(file.name, position)
-                for chunk in chunks:
-                    position += len(chunk)
-                    self._check_chunk(position, most)
-                    _write_all(partial, chunk)
-                    if is_hashed:
-                        digest.update(chunk)
-                    self._progress.set_position(file.name, position)
-        except OSError as error:
-            if is_full(error):
-                raise full_error(self._request, file, path) from None
-            raise
-        if file.size is not None and position != file.size:
-            raise ChangedError(f"{position} bytes came instead of {file.size}")
-        return digest.hexdigest() if is_hashed else ""
-
-    def _check_chunk(self, position: int, most: int | None) -> None:
-        if self._policy.stopped.is_set():
-            raise FetchStopped
-        if most is not None and position > most:
-            raise too_large_error(self._request, at_least=position)
-
-
 def hash_file(path: Path) -> str:
     """The SHA-256 of a file. Raises `OSError`."""
     with path.open("rb") as file:
@@ -653,27 +546,23 @@ _TICK_SECONDS: Final = 0.5
 _SAVE_SECONDS: Final = 10.0
 
 
-def open_source(request: FetchRequest) -> FetchSource:
-    """The source that the URL names. Raises `ConfigError`, or `ImportError`."""
-    request.check()
-    if request.scheme == "hf":
-        return HubSource(request)
-    if request.scheme in ("http", "https"):
-        return WebSource(request)
-    return BucketSource(request)
-
-
 class Fetcher:
     """One fetch."""
 
     def __init__(self, request: FetchRequest) -> None:
         """Prepare, without a request. Raises `ConfigError`, or `ImportError`."""
+        request.check()
         self._request = request
-        self._source = open_source(request)
+        self._source: FetchSource
+        if request.scheme == "hf":
+            self._source = HubSource(request)
+        elif request.scheme in ("http", "https"):
+            self._source = WebSource(request)
+        else:
+            self._source = BucketSource(request)
         self._folder = FetchFolder(request)
         self._progress = FetchProgress(request)
         self._policy = RetryPolicy(request, self._progress)
-        self._transfer = Transfer(request, self._source, self._folder, self._progress, self._policy)
 
     def run(self) -> None:
         """Fetch what is missing, and log how it goes. After an error, threads may still wait for a
@@ -716,7 +605,7 @@ class Fetcher:
 
     def _fetch_listed(self) -> Sequence[RemoteFile]:
         """List the files, and fetch those that are not there. Raises `ChangedError` too."""
-        files = self._policy.retry(self._list_files)
+        files = self._policy.retry(self._request.url, self._list_files)
         folder, progress = self._folder, self._progress
         folder.adopt(files)
         check_space(self._request, folder, files)
@@ -789,7 +678,7 @@ class Fetcher:
         pool = ThreadPoolExecutor(min(self._source.parallel, len(files)), "fetch")
         try:
             waiting: set[Future[None]] = {
-                pool.submit(self._transfer.fetch, file, digests.get(file.name, ""), most=most)
+                pool.submit(self._fetch_file, file, digests.get(file.name, ""), most)
                 for file in files
             }
             saved_at = time.monotonic()
@@ -818,3 +707,88 @@ class Fetcher:
         if self._request.max_bytes is None or all(file.size is not None for file in files):
             return None
         return self._request.max_bytes - sum(file.size or 0 for file in files)
+
+    def _fetch_file(self, file: RemoteFile, digest: str, most: int | None) -> None:
+        """Fetch a file, unless it is there.
+
+        Args:
+            file: as it was listed.
+            digest: its SHA-256; empty if it is not known.
+            most: the most bytes that it may have; None for any number.
+
+        Raises:
+            ChangedError: it is no longer the listed one.
+            DataError: it is too large, or its digest is another one twice.
+            StorageError: the server failed for too long.
+            FetchStopped: the fetch has failed otherwise.
+            OSError: this machine's disk failed.
+        """
+        wanted = digest or file.sha256
+        found = self._check_present(file, wanted)
+        for is_last in (False, True):
+            if found is None:
+                found = self._policy.retry(
+                    file.name, lambda: self._download(file, is_hashed=bool(wanted), most=most)
+                )
+                if found == wanted:
+                    self._folder.finish(file, found)
+            if found == wanted:
+                break
+            self._folder.discard(file.name)
+            self._progress.set_position(file.name, 0)
+            if is_last:
+                raise DataError(
+                    f"{self._request.field}: the SHA-256 of {file.name} is {found} instead of "
+                    f"{wanted}, also when it is fetched again: correct the digest, or the file "
+                    f"at {self._request.url}"
+                )
+            found = None
+        self._progress.set_position(file.name, (self._folder.files / file.name).stat().st_size)
+        self._progress.finish_file()
+
+    def _check_present(self, file: RemoteFile, wanted: str) -> str | None:
+        """The digest of the complete file, empty if none is wanted; None if it is not there."""
+        if not self._folder.is_complete(file):
+            return None
+        if not wanted or self._folder.digest(file) == wanted:
+            return wanted
+        found = hash_file(self._folder.files / file.name)
+        self._folder.record_digest(file, found)
+        return found
+
+    def _download(self, file: RemoteFile, *, is_hashed: bool, most: int | None) -> str:
+        """Download what is missing; returns the digest, empty if it is not wanted."""
+        path = self._folder.partial(file)
+        start = self._folder.partial_bytes(file)
+        try:
+            with path.open("r+b" if path.exists() else "w+b", buffering=0) as partial:
+                digest = hashlib.sha256()
+                if is_hashed:
+                    _hash_start(partial, start, digest)
+                position = start
+                chunks: Iterator[bytes | memoryview] = iter(())
+                if file.size is None or start < file.size:
+                    body = self._source.read(file, start)
+                    position, chunks = body.start, body.chunks
+                    if position != start:
+                        digest = hashlib.sha256()
+                partial.truncate(position)
+                partial.seek(position)
+                self._progress.set_position(file.name, position)
+                for chunk in chunks:
+                    position += len(chunk)
+                    if self._policy.stopped.is_set():
+                        raise FetchStopped
+                    if most is not None and position > most:
+                        raise too_large_error(self._request, at_least=position)
+                    _write_all(partial, chunk)
+                    if is_hashed:
+                        digest.update(chunk)
+                    self._progress.set_position(file.name, position)
+        except OSError as error:
+            if is_full(error):
+                raise full_error(self._request, file, path) from None
+            raise
+        if file.size is not None and position != file.size:
+            raise ChangedError(f"{position} bytes came instead of {file.size}")
+        return digest.hexdigest() if is_hashed else ""

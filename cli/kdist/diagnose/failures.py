@@ -53,7 +53,9 @@ def find_memory_trouble(ctx: DiagnosticContext) -> Diagnosis | None:
     hit = [
         (pod, end)
         for pod in ctx.pods
-        if (end := _killed_for_memory(pod)) is not None and _is_present(ctx, pod, end)
+        if (end := pod.ended or pod.before) is not None
+        and end.reason == "OOMKilled"
+        and _is_present(ctx, pod, end)
     ]
     record = ctx.status.exit_record
     if not hit:
@@ -70,7 +72,9 @@ def find_memory_trouble(ctx: DiagnosticContext) -> Diagnosis | None:
         and (record.time or 0.0) < (end.at or 0.0)
     ):
         return None  # something else came first
-    limit = _memory_limit(ctx, pod)
+    containers = documents.items(ctx.document(pod), "spec", "containers")
+    own = next((each for each in containers if documents.text(each, "name") == pod.container), {})
+    limit = scheduling.parse(documents.at(own, "resources", "limits", "memory"))
     had = f" of {size(limit)}" if limit else ""
     ranks = ", ".join(str(rank.rank) for rank in ctx.status.ranks if rank.pod == pod.name)
     others = [
@@ -98,11 +102,6 @@ def find_memory_trouble(ctx: DiagnosticContext) -> Diagnosis | None:
         ),
         (ctx.kdist("logs", "--pod", pod.name, "--previous"), ctx.kdist("top", "-o", "prom")),
     )
-
-
-def _killed_for_memory(pod: Pod) -> ContainerTermination | None:
-    latest = pod.ended or pod.before
-    return latest if latest is not None and latest.reason == "OOMKilled" else None
 
 
 def _is_present(ctx: DiagnosticContext, pod: Pod, end: ContainerTermination) -> bool:
@@ -144,12 +143,6 @@ def _has_trained(ctx: DiagnosticContext, pod: Pod) -> bool:
     ranks = documents.items(ctx.seen.reports.get(pod.name), "ranks")
     stepped = any(documents.number(each, "step_seconds") is not None for each in ranks)
     return ctx.stuck and (stepped or ctx.had_formed(since, status.last_checkpoint_time))
-
-
-def _memory_limit(ctx: DiagnosticContext, pod: Pod) -> float | None:
-    containers = documents.items(ctx.document(pod), "spec", "containers")
-    found = next((each for each in containers if documents.text(each, "name") == pod.container), {})
-    return scheduling.parse(documents.at(found, "resources", "limits", "memory"))
 
 
 def _host_memory(ctx: DiagnosticContext, record: ExitRecord) -> Diagnosis:
@@ -202,11 +195,10 @@ def _explain_record(ctx: DiagnosticContext, record: ExitRecord) -> Diagnosis | N
         )
     if fix == CAUSES["mismatch"].advice and (found := re.search(r"; ([^;]+)$", record.message)):
         fix = found[1]
-    commands = [
-        ctx.kdist(
-            "logs", *_rank(record), *([] if _is_current_instance(ctx, record) else ["--previous"])
-        )
-    ]
+    # where the container has started again, the record is of the instance before
+    pod = next((each for each in ctx.pods if each.name == record.node), None)
+    previous = ["--previous"] if pod is not None and pod.ended is None else []
+    commands = [ctx.kdist("logs", *_rank(record), *previous)]
     change = ""
     if severity == "failed":
         again, change = ctx.start_again(record)
@@ -270,12 +262,6 @@ def _traceback(record: ExitRecord) -> tuple[str, ...]:
 
 def _rank(record: ExitRecord) -> list[str]:
     return ["--rank", str(record.rank)] if record.rank is not None else []
-
-
-def _is_current_instance(ctx: DiagnosticContext, record: ExitRecord) -> bool:
-    """Whether the record was written by the current container instance."""
-    pod = next((each for each in ctx.pods if each.name == record.node), None)
-    return pod is None or pod.ended is not None
 
 
 def find_crash(ctx: DiagnosticContext) -> Diagnosis | None:
@@ -411,7 +397,9 @@ def find_full_disk(ctx: DiagnosticContext) -> Diagnosis | None:
     if failure is None or not failure.full or ctx.status.phase.terminal:
         return None
     has_room = failure.is_full is False
-    if (has_room and not ctx.stuck) or _has_saved_since(ctx, failure):
+    saved = ctx.status.last_checkpoint_time
+    has_saved_since = saved is not None and failure.time is not None and saved > failure.time
+    if (has_room and not ctx.stuck) or has_saved_since:
         return None
     first = failure.full.partition("; storage: ")[0]
     what, _, advice = first.removeprefix("storage: ").partition(": ")
@@ -431,12 +419,6 @@ def find_full_disk(ctx: DiagnosticContext) -> Diagnosis | None:
         else f"{advice}; then the training goes on by itself while restarts are left",
         (ctx.kdist("status", "-w"), ctx.kdist("logs", "--tail", "20")),
     )
-
-
-def _has_saved_since(ctx: DiagnosticContext, failure: LastFailure) -> bool:
-    """Whether a checkpoint was committed after the failure."""
-    saved = ctx.status.last_checkpoint_time
-    return saved is not None and failure.time is not None and saved > failure.time
 
 
 def find_failed_saves(ctx: DiagnosticContext) -> Diagnosis | None:

@@ -54,7 +54,8 @@ def find_lost_node(ctx: DiagnosticContext) -> Diagnosis | None:
         return None
     node, nodes = lost[0].node, sorted({pod.node for pod in lost})
     left = ctx.status.nodes.ready
-    since = _silent_since(ctx, node)
+    ready = documents.condition(ctx.seen.nodes.get(node), "Ready")
+    since = documents.moment(ready, "lastTransitionTime")
     enough = left >= ctx.status.nodes.min
     consequence = (
         f"the job continues with {left}"
@@ -77,22 +78,12 @@ def find_lost_node(ctx: DiagnosticContext) -> Diagnosis | None:
         "node-lost",
         (
             f"{named}{f' since {seconds(ctx.now - since)}' if since else ''}; "
-            f"{name_pods(lost)} {_are(lost)} on it, {consequence}"
+            f"{name_pods(lost)} {'is' if len(lost) == 1 else 'are'} on it, {consequence}"
         ),
         "waiting" if enough else "blocked",
         tuple(_evidence_of_loss(ctx, lost)),
         fix,
         (ctx.kdist("recover"), f"kubectl delete node {node}"),
-    )
-
-
-def _are(pods: list[Pod]) -> str:
-    return "is" if len(pods) == 1 else "are"
-
-
-def _silent_since(ctx: DiagnosticContext, node: str) -> float | None:
-    return documents.moment(
-        documents.condition(ctx.seen.nodes.get(node), "Ready"), "lastTransitionTime"
     )
 
 
@@ -130,7 +121,8 @@ def find_lost_pod(ctx: DiagnosticContext) -> Diagnosis | None:
         or (record is not None and record.permanent)
     ):
         return None
-    losses = _find_losses(ctx)
+    losses = [loss for pod in ctx.pods if (loss := _read_loss(ctx, pod)) is not None]
+    losses += [*_find_silent(ctx), *_find_deleted(ctx)]
     found = [loss for loss in losses if not _came_before(ctx, loss) and not _was_asked(ctx, loss)]
     if begins:  # all pods are new: only what is known to have ended those before them is a loss
         found = [loss for loss in found if loss.of_node or None not in (loss.at, loss.place)]
@@ -139,16 +131,21 @@ def find_lost_pod(ctx: DiagnosticContext) -> Diagnosis | None:
     if not found:
         return None
     found.sort(key=lambda loss: (not loss.of_node, loss.at or ctx.now))
-    shown = list({_place_of(loss): loss for loss in reversed(found)}.values())[::-1]
+    # of several losses at one place the first is the present one
+    places = {loss.pod if loss.place is None else loss.place: loss for loss in reversed(found)}
+    shown = list(places.values())[::-1]
     words = "; ".join(loss.what for loss in shown[:3])
     if len(shown) > 3:
         words += f"; {len(shown) - 3} more pods"
     ready, least = status.nodes.ready, status.nodes.min
     later = "the job continues with " if ready >= least else f"it needs {least} nodes and has "
     state = "the others meet at the rendezvous" if ctx.stuck else f"{later}{ready}"
+    present = "there is no new pod in its place yet"
+    if new := _find_successors(ctx, shown):
+        present = "in its place: " + name_all([f"{pod.name} ({pod.state})" for pod in new])
     return Diagnosis(
         "pod-lost",
-        f"{words}; {_describe_successors(ctx, shown)}; {state}",
+        f"{words}; {present}; {state}",
         "waiting",
         tuple(dict.fromkeys(loss.evidence for loss in shown if loss.evidence))[:8],
         _describe_future(ctx) + _describe_pause(ctx, shown),
@@ -184,11 +181,6 @@ def _describe_future(ctx: DiagnosticContext) -> str:
     )
 
 
-def _place_of(loss: _Loss) -> int | str:
-    """What several losses have in common, of which the first is the present one."""
-    return loss.pod if loss.place is None else loss.place
-
-
 def _came_before(ctx: DiagnosticContext, loss: _Loss) -> bool:
     """Whether the job has gone on since, or another failure has ended the group."""
     if loss.at is None:
@@ -222,12 +214,6 @@ def _was_asked(ctx: DiagnosticContext, loss: _Loss) -> bool:
     new = [each.created for each in ctx.pods if (each.created or 0.0) >= ctx.started]
     first = min((each for each in new if each is not None), default=ctx.now)
     return (loss.at or ctx.started) <= first
-
-
-def _find_losses(ctx: DiagnosticContext) -> Iterator[_Loss]:
-    yield from (loss for pod in ctx.pods if (loss := _read_loss(ctx, pod)) is not None)
-    yield from _find_silent(ctx)
-    yield from _find_deleted(ctx)
 
 
 def _read_loss(ctx: DiagnosticContext, pod: Pod) -> _Loss | None:
@@ -370,14 +356,6 @@ def _find_silent(ctx: DiagnosticContext) -> Iterator[_Loss]:
         )
 
 
-def _describe_successors(ctx: DiagnosticContext, losses: list[_Loss]) -> str:
-    """What is in the place of the pods that were lost."""
-    new = _find_successors(ctx, losses)
-    if not new:
-        return "there is no new pod in its place yet"
-    return "in its place: " + name_all([f"{pod.name} ({pod.state})" for pod in new])
-
-
 def _find_successors(ctx: DiagnosticContext, losses: list[_Loss]) -> list[Pod]:
     """The pods that have taken the places of those that were lost, perhaps under the same name."""
     lost = {loss.pod: loss.at for loss in losses}
@@ -393,12 +371,8 @@ def _find_successors(ctx: DiagnosticContext, losses: list[_Loss]) -> list[Pod]:
         if pod.index in indexes
         and not pod.over
         and not pod.deleting
-        and not (is_lost(pod) and _is_silent(ctx, pod))
+        and not (is_lost(pod) and pod.working and not ctx.seen.reports.get(pod.name))
     ]
-
-
-def _is_silent(ctx: DiagnosticContext, pod: Pod) -> bool:
-    return pod.working and not ctx.seen.reports.get(pod.name)
 
 
 def find_lost_account(ctx: DiagnosticContext) -> Diagnosis | None:

@@ -96,7 +96,8 @@ def diagnose(seen: Snapshot) -> Diagnosis:
     ):
         # a job that trains is fine; other findings are secondary
         trains = runtime.find_nothing_wrong(ctx)
-        first_loss = bool(found) and found[0].cause in _LOSSES and not _has_enough(ctx)
+        has_enough = ctx.status.nodes.ready >= ctx.status.nodes.min  # nodes to train with
+        first_loss = bool(found) and found[0].cause in _LOSSES and not has_enough
         unsaved = bool(found) and found[0].cause in _AHEAD and found[0].severity == "blocked"
         if not (first_loss or unsaved) and not (found and trains.severity != "fine"):
             found.insert(0, trains)
@@ -107,11 +108,6 @@ def diagnose(seen: Snapshot) -> Diagnosis:
     further = [each for each in others if each.cause not in known and not _repeats(first, each)]
     also = {each.cause: each for each in reversed(further)}
     return replace(first, also=() if first.cause in _OVER else tuple(reversed(also.values())))
-
-
-def _has_enough(ctx: DiagnosticContext) -> bool:
-    """Whether the nodes that are left are enough to train."""
-    return ctx.status.nodes.ready >= ctx.status.nodes.min
 
 
 def _repeats(first: Diagnosis, other: Diagnosis) -> bool:

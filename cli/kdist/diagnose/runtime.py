@@ -566,7 +566,7 @@ def find_warning(ctx: DiagnosticContext) -> Diagnosis | None:
             "blocked" if event.times > 1 else "waiting",
             (str(event),),
             "kdist knows no fix for it: do what the message says, or ask who runs the cluster",
-            (_describe(ctx, event), ctx.kdist("events")),
+            (ctx.kubectl("describe", event.kind.lower(), event.name), ctx.kdist("events")),
         )
     return _find_message(ctx)
 
@@ -576,21 +576,14 @@ def _counts(ctx: DiagnosticContext, event: KubernetesEvent, waiting: set[str]) -
         not event.warns
         or event.reason.startswith(_HARMLESS)
         or ctx.now - event.at > _WARNING_SECONDS
+        or event.lags
     ):
         return False
-    if event.lags:
-        return False
-    return event.name in waiting if event.kind == "Pod" else not _is_overcome(ctx, event)
-
-
-def _is_overcome(ctx: DiagnosticContext, event: KubernetesEvent) -> bool:
-    """Whether all pods were made since: what a controller could not do then it has done."""
+    if event.kind == "Pod":
+        return event.name in waiting
+    # if all pods were made since, a controller has done what it could not do then
     made = [pod.created for pod in ctx.pods if not pod.over and pod.created is not None]
-    return len(made) >= ctx.status.nodes.min and max(made) >= event.at
-
-
-def _describe(ctx: DiagnosticContext, event: KubernetesEvent) -> str:
-    return ctx.kubectl("describe", event.kind.lower(), event.name)
+    return len(made) < ctx.status.nodes.min or max(made) < event.at
 
 
 def _find_message(ctx: DiagnosticContext) -> Diagnosis | None:

@@ -261,7 +261,19 @@ def _decide_finished(evidence: Evidence) -> PhaseDecision | None:
     if state is None:
         if evidence.alive:
             return None
-        return _decide_start(evidence) or _decide_without_workload(evidence)
+        if (start := _decide_start(evidence)) is not None:
+            return start
+        if evidence.resource is None:
+            expired = ""
+            if evidence.ttl is not None:
+                expired = f", or expired {evidence.ttl:,} s after its end (ttlSecondsAfterFinished)"
+            message = (
+                f"its workload does not exist: it was rejected or deleted{expired}; its run stays"
+            )
+            return PhaseDecision(Phase.UNKNOWN, "NoWorkload", message)
+        phase, reason, message = evidence.resource.explain(evidence.now)
+        known = Phase(phase) if phase in set(Phase) else Phase.PENDING
+        return PhaseDecision(known, reason, message)
     if state.finished == "succeeded":
         return PhaseDecision(Phase.SUCCEEDED, state.reason, state.message)
     if state.finished == "failed":
@@ -287,21 +299,6 @@ def _decide_finished(evidence: Evidence) -> PhaseDecision | None:
     if finished and len(finished) == len(evidence.working):
         return PhaseDecision(Phase.SUCCEEDED, "KeptAlive", "done; its pods wait to be deleted")
     return None
-
-
-def _decide_without_workload(evidence: Evidence) -> PhaseDecision:
-    if evidence.resource is None:
-        return PhaseDecision(Phase.UNKNOWN, "NoWorkload", _explain_missing(evidence.ttl))
-    phase, reason, message = evidence.resource.explain(evidence.now)
-    known = Phase(phase) if phase in set(Phase) else Phase.PENDING
-    return PhaseDecision(known, reason, message)
-
-
-def _explain_missing(ttl: int | None) -> str:
-    expired = (
-        "" if ttl is None else f", or expired {ttl:,} s after its end (ttlSecondsAfterFinished)"
-    )
-    return f"its workload does not exist: it was rejected or deleted{expired}; its run stays"
 
 
 def _all_stopped(evidence: Evidence) -> bool:

@@ -92,7 +92,10 @@ def read_status(
     current = newest_generation(known_reports)
     record = _find_record(workload, known_pods, current)
     spec = documents.mapping(_find_job(config_map, resource), "spec")
-    nodes, asked = _read_nodes(spec, known_pods), _read_request(config_map, resource)
+    nodes = _read_nodes(spec, known_pods)
+    asked = documents.annotation(config_map, ASKED)  # what the user requested last
+    if resource is not None:
+        asked = "suspended" if documents.at(resource, "spec", "suspend") is True else ""
     queue = documents.label(workload, _QUEUE_LABEL) or documents.text(spec, "queue")
     ttl = documents.integer(spec, "ttlSecondsAfterFinished") if backend != "statefulset" else None
     known_resource = None if resource is None else read_resource(resource)
@@ -100,6 +103,10 @@ def read_status(
     decided = decide(Evidence(*read, read_start(config_map, resource), unasked))
     told = read_training(current, step=record.step if record else None)
     counted = _count_restarts(known_reports.values(), known_pods)
+    # the first object that exists tells when the job was created
+    objects = (workload, config_map, resource)
+    times = (documents.moment(each, "metadata", "creationTimestamp") for each in objects)
+    created = next(filter(None, times), None)
     return JobStatus(
         name=name or documents.name(config_map) or documents.name(workload),
         namespace=namespace,
@@ -107,22 +114,17 @@ def read_status(
         nodes=nodes,
         run_id=run_id,
         queue=queue,
-        **_read_age(now, (workload, config_map, resource)),
-        kept_alive=_are_kept_alive(known_pods, known_reports),
+        created=created,
+        age=None if created is None else max(0.0, now - created),
+        # whether pods stay, or are started again, though the job has ended
+        kept_alive=any(report.finished for report in known_reports.values())
+        or find_permanent_failure(known_pods) is not None,
         fetch=find_slowest(known_pods),
         pods=tuple(_show_standby(known_pods, known_reports)),
         exit_record=record,
         resource=known_resource,
         **_complete(told | {"restarts": counted}, resource, progress, answered=bool(current)),
         **asdict(_add_report(decided, known_resource)),
-    )
-
-
-def _are_kept_alive(pods: Sequence[Pod], reports: Mapping[str, AgentStatus]) -> bool:
-    """Whether pods stay, or are started again, though the job has ended."""
-    return (
-        any(report.finished for report in reports.values())
-        or find_permanent_failure(pods) is not None
     )
 
 
@@ -146,19 +148,15 @@ def _complete(
     """
     if answered:
         return found
-    more = {**_read_progress(progress), **read_numbers(resource)}
-    return {**found, **more, "restarts": max(found["restarts"], more.get("restarts", 0))}
-
-
-def _read_progress(progress: Document | None) -> dict[str, Any]:
-    """Attributes of a `JobStatus` that an event of the log tells."""
-    found = {
+    logged = {
         "step": documents.integer(progress, "step"),
         "target_steps": documents.integer(progress, "target"),
         "loss": documents.number(progress, "loss"),
         "learning_rate": documents.number(progress, "learning_rate"),
     }
-    return {name: value for name, value in found.items() if value is not None}
+    known = {name: value for name, value in logged.items() if value is not None}
+    more = {**known, **read_numbers(resource)}
+    return {**found, **more, "restarts": max(found["restarts"], more.get("restarts", 0))}
 
 
 def _add_report(decision: PhaseDecision, resource: ResourceState | None) -> PhaseDecision:
@@ -172,13 +170,6 @@ def _add_report(decision: PhaseDecision, resource: ResourceState | None) -> Phas
 def _find_job(config_map: Document, resource: Document | None) -> Document:
     """The job: its TrainingJob where it has one, whatever the ConfigMap contains."""
     return read_job(config_map) if resource is None else resource
-
-
-def _read_request(config_map: Document, resource: Document | None) -> str:
-    """What the user requested last: `suspended`, or nothing."""
-    if resource is None:
-        return documents.annotation(config_map, ASKED)
-    return "suspended" if documents.at(resource, "spec", "suspend") is True else ""
 
 
 def read_start(config_map: Document, resource: Document | None) -> float | None:
@@ -204,10 +195,6 @@ def _show_standby(pods: Sequence[Pod], reports: Mapping[str, AgentStatus]) -> It
         report = reports.get(pod.name)
         stands_by = report is not None and report.state == STANDBY_STATE
         yield replace(pod, state="Standby") if stands_by and pod.working else pod
-
-
-def _order(pod: Pod) -> tuple[int, float, str]:
-    return (1 << 30 if pod.index is None else pod.index, pod.created or 0.0, pod.name)
 
 
 def _read_nodes(spec: Document, pods: Sequence[Pod]) -> Nodes:
@@ -240,25 +227,19 @@ def _read_pods(
     fetches: Mapping[str, object],
 ) -> list[Pod]:
     answering = {pod for pod, report in reports.items() if report}
-    read_each = (
-        read_pod(pod, lost_nodes=lost_nodes, answers=documents.name(pod) in answering)
-        for pod in pods
-    )
-    return sorted((_with_progress(pod, fetches.get(pod.name)) for pod in read_each), key=_order)
+    found = []
+    for document in pods:
+        is_answering = documents.name(document) in answering
+        pod = read_pod(document, lost_nodes=lost_nodes, answers=is_answering)
+        progress = FetchProgress.read(fetches.get(pod.name))
+        if pod.init is not None and progress is not None:
+            pod = replace(pod, init=replace(pod.init, progress=progress))
+        found.append(pod)
 
+    def order(pod: Pod) -> tuple[int, float, str]:
+        return (1 << 30 if pod.index is None else pod.index, pod.created or 0.0, pod.name)
 
-def _with_progress(pod: Pod, event: object) -> Pod:
-    progress = FetchProgress.read(event)
-    if pod.init is None or progress is None:
-        return pod
-    return replace(pod, init=replace(pod.init, progress=progress))
-
-
-def _read_age(now: float, made: Iterable[Document | None]) -> dict[str, Any]:
-    """When the first of these objects that exists was created, and how long ago."""
-    times = (documents.moment(each, "metadata", "creationTimestamp") for each in made)
-    created = next(filter(None, times), None)
-    return {"created": created, "age": None if created is None else max(0.0, now - created)}
+    return sorted(found, key=order)
 
 
 def _count_restarts(reports: Iterable[AgentStatus], pods: Sequence[Pod]) -> int:
@@ -292,14 +273,15 @@ def _find_record(
         if pod.record and (pod.record.permanent or find_successor(pod, pods) is None)
     ]
     found = [record for record in (*reported, *left) if record is not None]
-    told = min(found, key=_rank_record, default=None)
+    kinds = {DONE: 1, PEERS_LOST: 3, STOPPED: 4}
+
+    def rank(record: ExitRecord) -> tuple[int, float]:
+        kind = 0 if record.permanent else kinds.get(record.code, 2)
+        return kind, record.time or float("inf")
+
+    told = min(found, key=rank, default=None)
     loss = NonfiniteLoss.merge(record.nonfinite_loss for record in found)
     return None if told is None else replace(told, nonfinite_loss=loss)
-
-
-def _rank_record(record: ExitRecord) -> tuple[int, float]:
-    kinds = {DONE: 1, PEERS_LOST: 3, STOPPED: 4}
-    return 0 if record.permanent else kinds.get(record.code, 2), record.time or float("inf")
 
 
 @dataclass(frozen=True)

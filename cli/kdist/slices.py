@@ -7,8 +7,8 @@ and when it is used. Without its package, kdist has everything but that option.
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
-from importlib.util import find_spec
 from types import ModuleType
 from typing import Final
 
@@ -28,8 +28,9 @@ COMMANDS: Final = {
 
 def is_installed(name: str) -> bool:
     """Whether this installation has a slice. Its folder may remain, with compiled files alone."""
-    spec = find_spec(f"kdist.{name}")
-    return spec is not None and spec.origin is not None
+    # `kdist --help` asks for all of them: `find_spec` takes 0.1 ms, and importing pathlib several.
+    package = __file__.rpartition(os.sep)[0]
+    return os.access(f"{package}/{name}/__init__.py", os.R_OK)
 
 
 def load(name: str, module: str) -> ModuleType:

@@ -33,6 +33,16 @@ class StopCounter:
         return now - self.first_at > SAME_REQUEST_SECONDS
 
 
+def signal_name(code: int) -> str | None:
+    """The name of the signal that a negative exit code stands for, else None."""
+    if code >= 0:
+        return None
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
+
+
 def leave_stops_to_others() -> None:
     """Have this process go on at SIGTERM, since others need it to save; it ends with them. What it
     forks has the default again. Main thread only.

@@ -91,7 +91,7 @@ from kdist_trainer.agent import preload_modules
 from kdist_trainer.tensorboard import writer
 
 light = ("tensorboard", "encodings")
-named = preload_modules.training(Path(sys.argv[1]))
+named = preload_modules.training_modules(Path(sys.argv[1]))
 preload_modules.import_all(name for name in named if name.startswith(light))
 before = set(sys.modules)
 points = queue.Queue()

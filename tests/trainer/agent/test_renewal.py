@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from kdist_trainer.agent.renewal import NOBODY, choose, is_due
+from kdist_trainer.agent.renewal import NOBODY, choose_renewed, is_renewal_due
 from kdist_trainer.liveness import Phase, RankSnapshot
 
 STEP = RankSnapshot(
@@ -44,13 +44,13 @@ STEP = RankSnapshot(
 def test_one_rank_is_replaced_and_never_the_only_one_with_the_newest_state(
     kept: dict[str, list[list[int]]], chosen: tuple[str, int]
 ) -> None:
-    assert choose(kept) == chosen
+    assert choose_renewed(kept) == chosen
 
 
 def test_a_group_is_ended_for_it_only_once_a_step_shows_that_others_hold_the_state() -> None:
     behind = replace(STEP, step=7)
-    assert is_due([17, 0], [STEP, STEP], nodes=1, from_step=7)
-    assert is_due([17], [STEP], nodes=2, from_step=7)
-    assert not is_due([17, 0], [STEP, behind], nodes=1, from_step=7), "not all have finished a step"
-    assert not is_due([0, 0], [STEP, STEP], nodes=2, from_step=7), "no rank keeps too many"
-    assert not is_due([17], [STEP], nodes=1, from_step=7), "nobody could take over"
+    assert is_renewal_due([17, 0], [STEP, STEP], nodes=1, from_step=7)
+    assert is_renewal_due([17], [STEP], nodes=2, from_step=7)
+    assert not is_renewal_due([17, 0], [STEP, behind], nodes=1, from_step=7), "not all have finished a step"
+    assert not is_renewal_due([0, 0], [STEP, STEP], nodes=2, from_step=7), "no rank keeps too many"
+    assert not is_renewal_due([17], [STEP], nodes=1, from_step=7), "nobody could take over"

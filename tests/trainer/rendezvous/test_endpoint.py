@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kdist_trainer.errors import ConfigError
-from kdist_trainer.rendezvous.endpoint import RendezvousEndpoint, parse
+from kdist_trainer.rendezvous.endpoint import RendezvousEndpoint, parse_endpoint
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ from kdist_trainer.rendezvous.endpoint import RendezvousEndpoint, parse
     ],
 )
 def test_each_scheme_is_read(text: str, place: RendezvousEndpoint) -> None:
-    assert parse(text) == place
+    assert parse_endpoint(text) == place
 
 
 @pytest.mark.parametrize(
@@ -40,4 +40,4 @@ def test_each_scheme_is_read(text: str, place: RendezvousEndpoint) -> None:
 )
 def test_anything_else_is_refused_with_what_there_is(text: str) -> None:
     with pytest.raises(ConfigError, match="kubernetes:NAMESPACE/NAME"):
-        parse(text)
+        parse_endpoint(text)

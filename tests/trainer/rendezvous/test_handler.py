@@ -17,7 +17,8 @@ from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, Rend
 from kdist_trainer.rendezvous.file_store import FileStore
 from kdist_trainer.rendezvous.handler import Rendezvous, open_rendezvous
 from kdist_trainer.rendezvous.state import RendezvousState
-from kdist_trainer.rendezvous.timings import JITTER, RendezvousTimings
+from kdist_trainer.rendezvous.configmap_client import JITTER
+from kdist_trainer.rendezvous.timings import RendezvousTimings
 from kdist_trainer.rendezvous.torch_internals import Node
 from tests.patience import soon
 

@@ -271,7 +271,7 @@ class ElasticAgent(ElasticAgentBase):
                 world_size=group.workers[0].world_size,
                 bounds=(nodes.min, nodes.max),
             )
-            renewed = renewal.choose({node: ranks for node, _, ranks in told})
+            renewed = renewal.choose_renewed({node: ranks for node, _, ranks in told})
             store.set(_GENERATION_KEY, replace(generation, renewed=renewed).to_json())
         return Generation.from_json(store.get(_GENERATION_KEY))
 

@@ -23,6 +23,7 @@ from kdist_trainer.instrumentation import fault_handler
 from kdist_trainer.instrumentation.fault_handler import stacks_path
 from kdist_trainer.liveness import RankSnapshot
 from kdist_trainer.result import DONE, STOPPED
+from kdist_trainer.signals import signal_name
 
 FORKSERVER_LOST = 255
 """The exit code that multiprocessing reports if the forkserver died, so that the exit codes of its
@@ -267,16 +268,6 @@ def _classify_exit(
     if code >= 128:
         return Cause.UNKNOWN, Exit.PEERS_LOST, True, f"exited with code {code}"
     return Cause.USER_CODE, Exit.USER, True, f"exited with code {code}"
-
-
-def signal_name(code: int) -> str | None:
-    """The name of the signal that a negative exit code stands for, else None."""
-    if code >= 0:
-        return None
-    try:
-        return signal.Signals(-code).name
-    except ValueError:
-        return f"signal {-code}"
 
 
 def reset_files(scratch: Path, local_ranks: int) -> None:

@@ -34,7 +34,7 @@ def start() -> None:
     """Import torch, then fork the server. Main thread only, before this process starts threads or
     uses a GPU.
     """
-    preload_modules.import_all(preload_modules.AGENT)
+    preload_modules.import_all(preload_modules.AGENT_MODULES)
     multiprocessing.set_forkserver_preload([_PRELOAD])
     resource_tracker.ensure_running()
     util.spawnv_passfds = _fork  # what multiprocessing starts the server with

@@ -14,11 +14,11 @@ from typing import Final
 from kdist_trainer import log
 from kdist_trainer.config import count_bytes
 
-PATH: Final = "KDIST_LOG_FILE"
+PATH_VARIABLE: Final = "KDIST_LOG_FILE"
 """The variable that names the file to which `kdist run` has opened standard output and error."""
-LIMIT: Final = "KDIST_LOG_LIMIT"
+LIMIT_VARIABLE: Final = "KDIST_LOG_LIMIT"
 """The variable with the most bytes of each of the two files, such as `1Gi`."""
-DEFAULT: Final = "256Mi"
+DEFAULT_LIMIT: Final = "256Mi"
 _STREAMS = (1, 2)
 
 
@@ -33,13 +33,13 @@ class LogFile:
     @classmethod
     def from_environment(cls) -> LogFile | None:
         """The file that the environment names; None if the log is no file of `kdist run`."""
-        path = os.environ.get(PATH)
+        path = os.environ.get(PATH_VARIABLE)
         if not path:
             return None
         try:
-            limit = count_bytes(os.environ.get(LIMIT, DEFAULT))
+            limit = count_bytes(os.environ.get(LIMIT_VARIABLE, DEFAULT_LIMIT))
         except (KeyError, ValueError):
-            limit = count_bytes(DEFAULT)
+            limit = count_bytes(DEFAULT_LIMIT)
         return cls(Path(path), limit)
 
     def rotate_if_long(self) -> None:
@@ -62,6 +62,6 @@ class LogFile:
         """The first line of each file but the first one."""
         message = (
             f"the log has reached {self._limit:,} bytes: {self._path.name}.1 has what came before, "
-            f"older lines are removed; {LIMIT} sets the size of each file"
+            f"older lines are removed; {LIMIT_VARIABLE} sets the size of each file"
         )
         return log.render("warning", "log-rotated", {"message": message}, now=datetime.now(UTC))

@@ -18,9 +18,9 @@ from kdist_trainer.agent.settings import WORKER
 liveness.watch(Path(os.environ["KDIST_PARENT_PIPE"]))
 # Python warns of a fork with other threads; the only one sleeps in read() and holds no lock.
 warnings.filterwarnings("ignore", message=".*multi-threaded.*fork", category=DeprecationWarning)
-preload_modules.import_all(preload_modules.RANK)
+preload_modules.import_all(preload_modules.RANK_MODULES)
 if os.environ.get("KDIST_ENTRYPOINT") == WORKER:
-    preload_modules.import_all(preload_modules.training(Path(os.environ["KDIST_CONFIG"])))
+    preload_modules.import_all(preload_modules.training_modules(Path(os.environ["KDIST_CONFIG"])))
     preload_modules.register_gloo()
     preload_modules.look_up_operators()
     preload_modules.build_config()

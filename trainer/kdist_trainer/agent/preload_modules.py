@@ -14,12 +14,12 @@ from pathlib import Path
 
 from kdist_trainer.untrusted_text import parse_json
 
-AGENT = (
+AGENT_MODULES = (
     "kdist_trainer.agent.agent",
     "kdist_trainer.rendezvous.handler",
     "kdist_trainer.agent.worker_entry",
 )
-RANK = ("torch.distributed.elastic.multiprocessing.api", "kdist_trainer.agent.worker_entry")
+RANK_MODULES = ("torch.distributed.elastic.multiprocessing.api", "kdist_trainer.agent.worker_entry")
 _TRAINING = (
     "torch.nn.parallel",
     "torch._dynamo",  # the first DDP(...) imports it: most of a second
@@ -35,7 +35,7 @@ _EVENT_FILES = (
 """Imported by rank 0 only, which may be a new process while all other ranks wait for it."""
 
 
-def training(config: Path) -> Iterator[str]:
+def training_modules(config: Path) -> Iterator[str]:
     """The modules that the workers of the managed training at `config` import. A user's own
     workload is not one of them, since it may do anything on import.
     """

@@ -26,7 +26,7 @@ class KeptRank(NamedTuple):
     """The groups that are still waited in, if they are too many; else 0."""
 
 
-def choose(kept: Mapping[str, Iterable[Sequence[int]]]) -> tuple[str, int]:
+def choose_renewed(kept: Mapping[str, Iterable[Sequence[int]]]) -> tuple[str, int]:
     """The rank whose process is to be replaced, of those that are kept, by node: the node and the
     local rank; `NOBODY` if none is to be, or none can be without losing the newest state.
     """
@@ -42,7 +42,7 @@ def choose(kept: Mapping[str, Iterable[Sequence[int]]]) -> tuple[str, int]:
     return node, local_rank
 
 
-def is_due(
+def is_renewal_due(
     crowds: Collection[int], snapshots: Iterable[RankSnapshot], *, nodes: int, from_step: int
 ) -> bool:
     """Whether the agents are to begin a new group, in which one of the ranks of this node is

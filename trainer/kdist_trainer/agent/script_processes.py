@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from kdist_trainer import log, process_tree
-from kdist_trainer.agent.exit_analysis import signal_name
+from kdist_trainer.signals import signal_name
 from kdist_trainer.agent.settings import Settings
 from kdist_trainer.config import START_VARIABLES
 from kdist_trainer.json_text import encode_json

@@ -22,7 +22,7 @@ from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.config import METRICS_PORT, NODES, Nodes, TrainConfig
 from kdist_trainer.json_text import encode_json
 from kdist_trainer.metrics.transport import find_short_folder
-from kdist_trainer.rendezvous.endpoint import FILE, RendezvousEndpoint, parse
+from kdist_trainer.rendezvous.endpoint import FILE, RendezvousEndpoint, parse_endpoint
 
 
 class NodeLimits:
@@ -139,7 +139,7 @@ class Settings:
     @cached_property
     def endpoint(self) -> RendezvousEndpoint:
         """The rendezvous endpoint. Raises `ConfigError`."""
-        return parse(self.rendezvous)
+        return parse_endpoint(self.rendezvous)
 
     def require_gpus(self) -> None:
         """Raise `DeviceFaultError` if GPUs that the job asks for are missing on this node."""

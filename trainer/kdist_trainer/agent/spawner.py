@@ -175,10 +175,10 @@ def main(config_path: Path, parent_pipe: Path) -> NoReturn:
     config = TrainConfig.read(config_path)
     # torch reads it on import.
     os.environ.setdefault("OMP_NUM_THREADS", str(config.threads_per_rank))
-    preload_modules.import_all(preload_modules.AGENT)
+    preload_modules.import_all(preload_modules.AGENT_MODULES)
     if config.train is not None:
-        preload_modules.import_all(preload_modules.RANK)
-        preload_modules.import_all(preload_modules.training(config_path))
+        preload_modules.import_all(preload_modules.RANK_MODULES)
+        preload_modules.import_all(preload_modules.training_modules(config_path))
     gc.collect()
     gc.freeze()  # garbage collection in an agent then writes to no shared pages
     Spawner(requests).serve()

@@ -120,7 +120,7 @@ class Survivors:
         """
         crowds = [rank.crowd for rank in self._connected(workers).values()]
         nodes, from_step = len(generation.nodes), generation.from_step
-        is_due = renewal.is_due(crowds, snapshots, nodes=nodes, from_step=from_step)
+        is_due = renewal.is_renewal_due(crowds, snapshots, nodes=nodes, from_step=from_step)
         return is_due and self.all_can_leave(workers)
 
     def describe_kept(self, workers: WorkerProcesses) -> list[KeptRank]:

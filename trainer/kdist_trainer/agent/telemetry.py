@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kdist_trainer import log
 from kdist_trainer.agent.coordination import FAILURE, START, Generation
-from kdist_trainer.agent.exit_analysis import signal_name
+from kdist_trainer.signals import signal_name
 from kdist_trainer.agent.full_folders import describe_full, describe_room
 from kdist_trainer.agent.single_start import RULE
 from kdist_trainer.failure import Failure

@@ -13,6 +13,7 @@ from __future__ import annotations
 import http.client
 import math
 import os
+import random
 import ssl
 import threading
 import time
@@ -26,9 +27,12 @@ from kdist_trainer.deadline_http import DeadlineConnection, DeadlineTlsConnectio
 from kdist_trainer.descriptors import spend
 from kdist_trainer.errors import ConfigError
 from kdist_trainer.json_text import encode_json
-from kdist_trainer.rendezvous.timings import JITTER
 from kdist_trainer.untrusted_text import parse_json
 
+JITTER = random.SystemRandom()
+"""Spreads the agents' requests. It is not the module's generator, which user code may have
+seeded.
+"""
 ACCOUNT = Path("/var/run/secrets/kdist")
 """The mounted service account: a token, which is rotated, and the API server's CA certificate. The
 key of the job's exchanges is mounted next to them.

@@ -25,7 +25,7 @@ class RendezvousEndpoint:
     location: tuple[str, str]
 
 
-def parse(text: str) -> RendezvousEndpoint:
+def parse_endpoint(text: str) -> RendezvousEndpoint:
     """Parse `SCHEME:LOCATION`. Raises `ConfigError`."""
     scheme, _, rest = text.partition(":")
     if scheme == FILE and rest:

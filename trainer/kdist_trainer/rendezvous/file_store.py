@@ -30,7 +30,7 @@ from kdist_trainer.rendezvous.old_rounds import find_old, split_number
 POLL_SECONDS = 0.01
 _FIRST_POLL_SECONDS = 0.001
 _LOCK = "lock"
-_KEPT_ROUNDS = 3
+_KEPT_FILE_ROUNDS = 3
 """The one that begins, and the two newest ones that were complete."""
 _REMOVAL_SECONDS = 2.0
 """How long after a round has begun those before it are removed."""
@@ -148,7 +148,7 @@ class FileStore(Store):
         self._removes_at = math.inf
         with suppress(OSError):
             names = {unquote(each.name[1:]): each for each in self.folder.glob("=*")}
-            for old in find_old(names, kept=_KEPT_ROUNDS):
+            for old in find_old(names, kept=_KEPT_FILE_ROUNDS):
                 names[old].unlink(missing_ok=True)
 
     def _wait_for(self, keys: Sequence[str], seconds: float) -> None:

@@ -31,7 +31,8 @@ from kdist_trainer.rendezvous.many_nodes import Gathering, Relay, RelayHost, Rel
 from kdist_trainer.rendezvous.ports import pick_port
 from kdist_trainer.rendezvous.round_membership import RoundMembership
 from kdist_trainer.rendezvous.state import Peers, RendezvousState, RendezvousStatus
-from kdist_trainer.rendezvous.timings import JITTER, RendezvousTimings
+from kdist_trainer.rendezvous.configmap_client import JITTER
+from kdist_trainer.rendezvous.timings import RendezvousTimings
 from kdist_trainer.rendezvous.torch_internals import (
     Node,
     RendezvousBase,

@@ -52,7 +52,7 @@ def all_have_key(state: State, key: ExchangeKey) -> bool:
     )
 
 
-def is_valid(fields: object) -> bool:
+def are_valid_keys(fields: object) -> bool:
     """Whether a rendezvous state may have these fields as the fingerprints."""
     return fields is None or (
         type(fields) is dict

@@ -29,7 +29,7 @@ from kdist_trainer.rendezvous.configmap_client import (
     Copy,
 )
 from kdist_trainer.rendezvous.old_rounds import find_old
-from kdist_trainer.rendezvous.timings import JITTER
+from kdist_trainer.rendezvous.configmap_client import JITTER
 
 MOST_BYTES = 1_000_000
 _FRESH_SECONDS = 0.03
@@ -37,7 +37,7 @@ _FRESH_SECONDS = 0.03
 _STALE_SECONDS = 0.5
 _WRITERS = "__writers"  # encode_key never returns this
 _WRITER_BYTES, _MOST_WRITERS = 6, 128
-_KEPT_ROUNDS = 2
+_KEPT_CONFIGMAP_ROUNDS = 2
 
 T = TypeVar("T")
 Values = dict[str, bytes]
@@ -255,7 +255,7 @@ def prune(values: Values, *, run_id: str) -> Values:
     """The values without those of old rounds and generations, and without those of other runs if
     space runs short.
     """
-    old = find_old(values, kept=_KEPT_ROUNDS)
+    old = find_old(values, kept=_KEPT_CONFIGMAP_ROUNDS)
     kept = {key: value for key, value in values.items() if key not in old}
     if sum(map(len, kept.values())) > MOST_BYTES / 2:
         ours = (f"torch.rendezvous.{run_id}", f"kdist/{run_id}/")

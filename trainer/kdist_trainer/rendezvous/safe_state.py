@@ -24,7 +24,7 @@ from kdist_trainer.rendezvous.torch_internals import Node, State
 _EXTENSIONS: dict[str, Callable[[object], bool]] = {
     ExchangeHost.ATTRIBUTE: ExchangeHost.is_valid,
     Gatherer.ATTRIBUTE: Gatherer.is_valid,
-    key_holders.ATTRIBUTE: key_holders.is_valid,
+    key_holders.ATTRIBUTE: key_holders.are_valid_keys,
 }
 """What kdist adds to torch's state."""
 _MOST_BYTES = 1 << 22  # a ConfigMap holds at most 1 MiB

@@ -18,7 +18,8 @@ from kdist_trainer.rendezvous.exchange_key import NO_KEY
 from kdist_trainer.rendezvous.key_holders import all_have_key, name_key
 from kdist_trainer.rendezvous.many_nodes import Gathering
 from kdist_trainer.rendezvous.safe_state import SafeBackend
-from kdist_trainer.rendezvous.timings import JITTER, RendezvousTimings
+from kdist_trainer.rendezvous.configmap_client import JITTER
+from kdist_trainer.rendezvous.timings import RendezvousTimings
 from kdist_trainer.rendezvous.torch_internals import Node, StateHolder
 
 _NEVER = timedelta(days=3650)

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass
-
-JITTER = random.SystemRandom()
-"""Spreads the agents' requests. It is not the module's generator, which user code may have
-seeded.
-"""
 
 _MOST_SINGLE = 8
 _CONNECT_SECONDS, _CONNECT_POLLS = 1.0, 4

@@ -26,8 +26,8 @@ from bench.work import take_both
 from kdist_trainer.instrumentation import collective_hooks
 from kdist_trainer.instrumentation.collective_hooks import FlightRecorder
 from kdist_trainer.instrumentation.step_timer import NullTimer
-from kdist_trainer.liveness import NullHeartbeat
 from kdist_trainer.metrics.transport import Reporter
+from kdist_trainer.processes.liveness import NullHeartbeat
 from kdist_trainer.training import trainer
 from kdist_trainer.training.context import TrainContext
 

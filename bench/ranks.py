@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from kdist_trainer.metrics.exporter import Exporter
-from kdist_trainer.rendezvous.ports import pick_port
+from kdist_trainer.rendezvous.handler import pick_port
 
 RESULT = "KDIST_BENCH_RESULT"
 

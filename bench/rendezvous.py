@@ -32,8 +32,8 @@ from kdist_trainer.agent.coordination import AgentStore
 from kdist_trainer.agent.monitor import PollResult, RendezvousPoller
 from kdist_trainer.rendezvous.configmap_client import ConfigMap
 from kdist_trainer.rendezvous.handler import open_rendezvous
-from kdist_trainer.rendezvous.kubernetes_store import KubernetesStore
-from kdist_trainer.rendezvous.timings import RendezvousTimings
+from kdist_trainer.rendezvous.state import RendezvousTimings
+from kdist_trainer.rendezvous.stores import KubernetesStore
 from kdist_trainer.torch_internals import TCPStore
 from tests.trainer.rendezvous.control_plane import ControlPlane
 

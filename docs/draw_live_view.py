@@ -22,7 +22,7 @@ from kdist.events import Entry
 from kdist.job import local
 from kdist.job.local.progress import Progress
 from kdist.views import live
-from kdist_trainer.liveness import Heartbeat
+from kdist_trainer.processes.liveness import Heartbeat
 
 HERE = Path(__file__).parent
 JOB = HERE.parent / "examples" / "digits.yaml"

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from kdist_trainer.checkpoint.ledger import RunLedger
-from kdist_trainer.liveness import Heartbeat
+from kdist_trainer.processes.liveness import Heartbeat
 
 HERE = Path(__file__).parent
 ACCURACY = 0.97

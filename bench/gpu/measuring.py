@@ -29,7 +29,7 @@ from bench.gpu.training import (
 from bench.ranks import launch_measured, report
 from kdist_trainer.instrumentation import collective_hooks
 from kdist_trainer.instrumentation.step_timer import CudaAllReduceTimer, GlooAllReduceTimer
-from kdist_trainer.liveness import Heartbeat
+from kdist_trainer.processes.liveness import Heartbeat
 from kdist_trainer.training.context import TrainContext
 
 GROUPS = {"cuda": {"short": 200, "long": 40}, "cpu": {"short": 5, "long": 5}}

@@ -17,9 +17,9 @@ from bench.gpu.parts import Order
 from bench.ranks import free_ports, launch
 from kdist_trainer.config import TrainConfig
 from kdist_trainer.instrumentation import collective_hooks
-from kdist_trainer.liveness import NullHeartbeat
 from kdist_trainer.metrics.step_stats import StepStats
 from kdist_trainer.metrics.transport import Reporter
+from kdist_trainer.processes.liveness import NullHeartbeat
 from kdist_trainer.training import trainer
 from kdist_trainer.training.builder import RankRuntime, assemble
 from kdist_trainer.training.context import TrainContext

@@ -1,7 +1,8 @@
 """Starts threads, none of which ends in silence: what a thread raises is logged, and then it starts
 again, ends the process, or is reported to be missing.
 
-The trainer has its own (`kdist_trainer.threads`), which writes events: neither package may import
+The trainer has its own (`kdist_trainer.processes.threads`), which writes events: neither package
+may import
 the other here.
 """
 

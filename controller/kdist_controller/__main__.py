@@ -25,8 +25,8 @@ from kdist_controller.controller import Controller
 from kdist_controller.election import Election
 from kdist_controller.executor import FIELD_MANAGER
 from kdist_controller.metrics import serve
-from kdist_trainer import descriptors
 from kdist_trainer.json_text import encode_json
+from kdist_trainer.processes import descriptors
 from kdist_trainer.serving.server import LOOPBACK, own_addresses, with_loopback
 
 LEASE: Final = "kdist-controller"

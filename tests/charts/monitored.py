@@ -16,8 +16,8 @@ from typing import Any
 
 import yaml
 
-from kdist_trainer.liveness import Heartbeat
-from kdist_trainer.rendezvous.ports import pick_port
+from kdist_trainer.processes.liveness import Heartbeat
+from kdist_trainer.rendezvous.handler import pick_port
 from tests.charts.rules import FILES
 from tests.cli.running import Run
 from tools.dashboards import DASHBOARDS

@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from kdist_trainer.rendezvous.ports import pick_port
+from kdist_trainer.rendezvous.handler import pick_port
 from tests.charts.monitored import is_ready
 from tests.charts.podmonitor import scrape_config
 from tests.charts.rules import CHART, shorten

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import kdist.render
 from kdist.spec import TrainingJob
-from kdist_trainer.liveness import ParentDeathPipe
+from kdist_trainer.processes.liveness import ParentDeathPipe
 from tests.trainer.agent.forks import fork_agent
 from tests.trainer.agent.lab import descendants
 

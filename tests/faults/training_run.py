@@ -21,7 +21,7 @@ from typing import Any, Self
 import yaml
 
 from kdist_trainer.checkpoint.ledger import RunLedger
-from kdist_trainer.liveness import Heartbeat, RankSnapshot
+from kdist_trainer.processes.liveness import Heartbeat, RankSnapshot
 from tests.trainer.agent.lab import Agent
 from tests.trainer.checkpoint.exported import assert_done_tells_what_is_kept
 

@@ -25,7 +25,7 @@ LIGHT = {
     "kdist_trainer": "torch numpy pydantic prometheus_client",
     "kdist_trainer.config": "torch numpy kdist click",
     "kdist_trainer.log": "torch numpy kdist click",
-    "kdist_trainer.liveness": "torch numpy kdist click",
+    "kdist_trainer.processes.liveness": "torch numpy kdist click",
     "kdist_trainer.errors": "torch numpy kdist click",
     "kdist_trainer.failure": "torch numpy kdist click",
     "kdist_trainer.metrics.exporter": "torch numpy kdist click",
@@ -75,7 +75,7 @@ BREACHES = {
     "only app, commands and console know click": ("cli/kdist/errors.py", "import click"),
     "only cluster knows the Kubernetes client": ("cli/kdist/manifest.py", "import kubernetes"),
     "what the agent's own loop reads is free of torch": (
-        "trainer/kdist_trainer/liveness.py",
+        "trainer/kdist_trainer/processes/liveness.py",
         "import torch",
     ),
     "nobody who trains knows the agent": (

@@ -36,7 +36,7 @@ def test_whoever_serves_is_declared_and_every_declaration_serves() -> None:
     }
     assert found - declared <= DOORS.keys(), "declare it in kdist_trainer/config/listeners.py"
     # it asks for the process that serves
-    assert declared - found <= {"kdist_trainer.rendezvous.tcp_store"}
+    assert declared - found <= {"kdist_trainer.rendezvous.stores"}
 
 
 def test_a_host_is_told_from_a_client() -> None:

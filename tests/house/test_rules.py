@@ -46,13 +46,13 @@ EXEMPT: dict[Rule, dict[str, str]] = {
     },
     rules.no_bare_threads: {
         "cli/kdist/threads.py": "it is the one that starts threads",
-        "trainer/kdist_trainer/threads.py": "it is the trainer's, which imports nothing of kdist",
+        "trainer/kdist_trainer/processes/threads.py": "the trainer's own, without kdist",
     },
     rules.no_second_listener: {
         "cli/kdist/cluster/streams.py": "a forwarded port of the user's own machine, on loopback",
         "trainer/kdist_trainer/control.py": "a Unix socket in a folder that only this user reads",
         "trainer/kdist_trainer/hosted_store.py": "torch's stores listen there, which torch serves",
-        "trainer/kdist_trainer/rendezvous/ports.py": "it tries whether a port is free",
+        "trainer/kdist_trainer/rendezvous/handler.py": "it tries whether a port is free",
         "trainer/kdist_trainer/serving/server.py": "it opens the sockets of the one server",
     },
     rules.no_second_store: {

@@ -12,7 +12,7 @@ from kdist_trainer.config import Cause, Exit
 from kdist_trainer.config.exit_codes import Fault, Rerun
 from kdist_trainer.errors import StorageError
 from kdist_trainer.failure import TRACEBACK_LINES, Failure
-from kdist_trainer.liveness import Call, Phase, RankSnapshot
+from kdist_trainer.processes.liveness import Call, Phase, RankSnapshot
 
 
 def test_what_a_rank_records_its_agent_reads(

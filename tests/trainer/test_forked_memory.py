@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from kdist_trainer import forked_memory
+from kdist_trainer.processes import script_forkserver
 from tests.trainer.checkpoint.ranks import prepared_context
 
 SIZES = range(24, 2000, 40)
@@ -46,7 +46,7 @@ def fork_and_allocate(prepares: bool) -> float:
     make_gaps(libc)
     libc.sbrk.restype, libc.sbrk.argtypes = ctypes.c_void_p, (ctypes.c_ssize_t,)
     if prepares:
-        forked_memory.share_with_forks()
+        script_forkserver.share_with_forks()
     end = libc.sbrk(0)
     libc.malloc_trim(ctypes.c_size_t(0))
     read, write = os.pipe()
@@ -66,7 +66,7 @@ def give_back() -> tuple[int, int]:
         if number % 100:
             libc.free(ctypes.c_void_p(block))
     before = count_pages()
-    forked_memory.return_free_memory()
+    script_forkserver.return_free_memory()
     return before, count_pages()
 
 

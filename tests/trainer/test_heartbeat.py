@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kdist_trainer.liveness import Heartbeat, Phase
+from kdist_trainer.processes.liveness import Heartbeat, Phase
 
 
 def test_the_agent_reads_what_the_rank_beats(
@@ -40,7 +40,7 @@ def test_the_collective_that_a_rank_is_in_is_named_until_it_returns(tmp_path: Pa
 def test_the_last_beat_outlives_a_rank_that_aborts_inside_a_collective(tmp_path: Path) -> None:
     agent = Heartbeat.create(tmp_path / "beat")
     code = (
-        "import os, sys; from pathlib import Path; from kdist_trainer.liveness import "
+        "import os, sys; from pathlib import Path; from kdist_trainer.processes.liveness import "
         "Heartbeat, Phase\n"
     )
     code += "rank = Heartbeat.attach(Path(sys.argv[1])); rank.beat(Phase.STEP, 41)\n"
@@ -66,8 +66,8 @@ def test_a_rank_of_an_earlier_generation_cannot_write_into_the_new_heartbeat(
 def test_readings_are_whole_while_the_rank_writes(tmp_path: Path) -> None:
     agent = Heartbeat.create(tmp_path / "beat")
     code = (
-        "import sys; from pathlib import Path; from kdist_trainer.liveness import Heartbeat, "
-        "Phase\n"
+        "import sys; from pathlib import Path; "
+        "from kdist_trainer.processes.liveness import Heartbeat, Phase\n"
     )
     code += (
         "rank = Heartbeat.attach(Path(sys.argv[1])); [rank.beat(Phase.STEP, step) for step in "

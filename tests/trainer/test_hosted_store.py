@@ -19,8 +19,8 @@ import torch
 import torch.distributed as dist
 
 from kdist_trainer.hosted_store import HostedStore, listen, open_script_store
-from kdist_trainer.rendezvous.ports import pick_port
-from kdist_trainer.socket_filter import attach_filter, peers_of
+from kdist_trainer.rendezvous.handler import pick_port
+from kdist_trainer.serving.socket_filter import attach_filter, peers_of
 from kdist_trainer.torch_internals import TCPStore
 from kdist_trainer.world import World, abandon
 from tests.faults.sockets import SHORT, Listener, connect, listeners, own_addresses

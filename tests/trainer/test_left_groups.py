@@ -15,12 +15,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from kdist_trainer import group_abort, left_groups, native_threads
+from kdist_trainer import group_abort, left_groups
 from kdist_trainer.checkpoint.group import CheckpointGroup
 from kdist_trainer.errors import PeersLostError
 from kdist_trainer.instrumentation.collective_hooks import PostHook, register_launch_hook
 from kdist_trainer.left_groups import LeftGroup, left
 from kdist_trainer.parallel.ddp import all_reduce_abortably
+from kdist_trainer.processes import threads
 from kdist_trainer.torch_internals import GLOO_WORKER, all_groups
 from kdist_trainer.worker import forget_frames
 from kdist_trainer.world import World, abandon
@@ -43,7 +44,7 @@ def wait_until(condition: Callable[[], bool]) -> bool:
 
 
 def workers() -> int:
-    return len(native_threads.select_named(native_threads.thread_ids(), GLOO_WORKER))
+    return len(threads.select_named(threads.thread_ids(), GLOO_WORKER))
 
 
 def join() -> tuple[World, CheckpointGroup]:
@@ -149,7 +150,7 @@ def know_nothing() -> tuple[bool, bool, int]:
     """Whether a group can go of which nothing is known: at first, and after its time-out."""
     join()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(native_threads, "wait_together", lambda _: False)  # as in a sandbox
+        patch.setattr(threads, "wait_together", lambda _: False)  # as in a sandbox
         early = take()[0]
         is_free = early.can_be_destroyed()
         left.add([early])
@@ -185,11 +186,11 @@ def test_only_threads_that_wait_at_one_place_without_a_timeout_have_no_work() ->
         thread.start()
     try:
         ids = [thread.native_id or 0 for thread in started]
-        assert wait_until(lambda: native_threads.wait_together(ids[:1] * 2))
-        assert not native_threads.wait_together(ids[:2]), "each waits for another event"
-        assert not native_threads.wait_together(ids[:1]), "one alone may wait for anything"
-        assert not native_threads.wait_together([]), "nothing is known"
-        assert not native_threads.wait_together(ids[2:] * 2), "it waits for a while only"
+        assert wait_until(lambda: threads.wait_together(ids[:1] * 2))
+        assert not threads.wait_together(ids[:2]), "each waits for another event"
+        assert not threads.wait_together(ids[:1]), "one alone may wait for anything"
+        assert not threads.wait_together([]), "nothing is known"
+        assert not threads.wait_together(ids[2:] * 2), "it waits for a while only"
     finally:
         for event in events:
             event.set()

@@ -9,7 +9,7 @@ import threading
 import time
 from pathlib import Path
 
-from kdist_trainer.liveness import ParentDeathPipe, watch
+from kdist_trainer.processes.liveness import ParentDeathPipe, watch
 
 
 def test_a_watcher_sleeps_while_the_owner_lives_and_wakes_when_it_lets_go(tmp_path: Path) -> None:
@@ -40,13 +40,13 @@ def test_watchers_of_a_dead_owner_do_not_mistake_its_successor_for_it(tmp_path: 
 def test_a_killed_owner_takes_the_group_of_its_watcher_along(tmp_path: Path) -> None:
     owner = (
         "import sys, time; from pathlib import Path\n"
-        "from kdist_trainer.liveness import ParentDeathPipe\n"
+        "from kdist_trainer.processes.liveness import ParentDeathPipe\n"
         "pipe = ParentDeathPipe.create(Path(sys.argv[1]))\n"
         "print('ready', flush=True); time.sleep(60)"
     )
     watcher = (
         "import os, subprocess, sys, time; from pathlib import Path; from "
-        "kdist_trainer.liveness import watch\n"
+        "kdist_trainer.processes.liveness import watch\n"
     )
     watcher += (
         "child = subprocess.Popen(['sleep', '60']); watch(Path(sys.argv[1])); "

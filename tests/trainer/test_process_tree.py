@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kdist_trainer import process_tree
+from kdist_trainer.processes import process_tree
 
 PARENT = """
 import subprocess, sys

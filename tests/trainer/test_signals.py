@@ -7,14 +7,14 @@ import sys
 
 import pytest
 
-from kdist_trainer import signals
-from kdist_trainer.signals import StopCounter
+from kdist_trainer.processes import signals
+from kdist_trainer.processes.signals import StopCounter
 
 SERVER = """
 import os
 import signal
 
-from kdist_trainer.signals import leave_stops_to_others
+from kdist_trainer.processes.signals import leave_stops_to_others
 
 leave_stops_to_others()
 os.kill(os.getpid(), signal.SIGTERM)
@@ -28,7 +28,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 def test_signals_that_come_together_are_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr("kdist_trainer.signals.time.monotonic", lambda: now)
+    monkeypatch.setattr("kdist_trainer.processes.signals.time.monotonic", lambda: now)
     requests = StopCounter()
     assert not requests.add()
     now += signals.SAME_REQUEST_SECONDS

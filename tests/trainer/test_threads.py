@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
-from kdist_trainer import log, threads
+from kdist_trainer import log
 from kdist_trainer.checkpoint.group import BackgroundTask
+from kdist_trainer.processes import threads
+from kdist_trainer.processes.threads import OnError, start_thread
 from kdist_trainer.rendezvous.exchange import ExchangeHost
 from kdist_trainer.rendezvous.membership import MemberConnection
-from kdist_trainer.threads import OnError, start_thread
 from tests.patience import soon
 
 SECONDS = 60.0
@@ -63,7 +64,7 @@ def test_a_thread_that_others_can_do_without_is_reported_once(events: list[dict[
 
 def test_a_process_that_loses_a_thread_it_needs_ends_and_says_why() -> None:
     code = (
-        "import time\nfrom kdist_trainer.threads import OnError, start_thread\n"
+        "import time\nfrom kdist_trainer.processes.threads import OnError, start_thread\n"
         "start_thread(lambda: {}['gone'], name='needed', on_error=OnError.EXIT)\n"
         "time.sleep(600)\n"
     )

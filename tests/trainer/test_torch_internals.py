@@ -22,7 +22,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import DataLoader, TensorDataset
 
-from kdist_trainer import native_threads, torch_internals
+from kdist_trainer import torch_internals
+from kdist_trainer.processes import threads
 
 
 def moved(name: str) -> str:
@@ -152,7 +153,7 @@ def test_each_process_group_is_seen_whoever_asks_for_it(monkeypatch: pytest.Monk
 
 
 def test_a_group_of_gloo_tells_its_backend_and_has_two_threads_of_a_known_name() -> None:
-    before = native_threads.thread_ids()
+    before = threads.thread_ids()
     store = torch_internals.HashStore()
     dist.init_process_group("gloo", rank=0, world_size=1, store=store)
     try:
@@ -160,10 +161,10 @@ def test_a_group_of_gloo_tells_its_backend_and_has_two_threads_of_a_known_name()
         assert groups == [dist.group.WORLD], moved("distributed_c10d._world.pg_map")
         backend = torch_internals.gloo_backend(groups[0])
         assert callable(backend.recv), moved("ProcessGroup._get_backend")
-        started = native_threads.thread_ids() - before
+        started = threads.thread_ids() - before
         deadline = time.monotonic() + 30
         while (
-            len(found := native_threads.select_named(started, torch_internals.GLOO_WORKER)) < 2
+            len(found := threads.select_named(started, torch_internals.GLOO_WORKER)) < 2
             and time.monotonic() < deadline
         ):
             time.sleep(0.01)  # a thread has its name a moment after its start

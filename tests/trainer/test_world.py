@@ -30,7 +30,7 @@ from kdist_trainer.checkpoint.group import CheckpointGroup
 from kdist_trainer.config import Cause
 from kdist_trainer.errors import PeersLostError, classify
 from kdist_trainer.instrumentation import collective_hooks
-from kdist_trainer.liveness import Heartbeat
+from kdist_trainer.processes.liveness import Heartbeat
 from kdist_trainer.torch_internals import HashStore
 from kdist_trainer.world import World, abandon, wait_for_ranks
 from tests.trainer.training.group import RankFailed, run_group

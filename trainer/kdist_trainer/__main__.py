@@ -15,12 +15,11 @@ from pydantic import ValidationError
 
 from kdist_trainer.agent.exit_record import failed
 from kdist_trainer.agent.launch import end, launch
-from kdist_trainer.agent.settings import EXIT, ON_FINISH, WORKER, Settings, read_config
+from kdist_trainer.agent.settings import ENDPOINTS, EXIT, ON_FINISH, WORKER, Settings, read_config
 from kdist_trainer.checkpoint.storage import StoragePath, open_location
 from kdist_trainer.config import METRICS_PORT, NOT_FETCHED, Cause, Exit, Nodes, Script, TrainConfig
 from kdist_trainer.failure import Failure
-from kdist_trainer.rendezvous.endpoint import ENDPOINTS
-from kdist_trainer.signals import StopSignals
+from kdist_trainer.processes.signals import StopSignals
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

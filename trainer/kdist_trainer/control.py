@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import Any
 
 from kdist_trainer import group_abort, log
-from kdist_trainer.descriptors import spend
 from kdist_trainer.json_text import encode_json
 from kdist_trainer.metrics.transport import short_address
-from kdist_trainer.threads import OnError, start_thread
+from kdist_trainer.processes.descriptors import spend
+from kdist_trainer.processes.threads import OnError, start_thread
 from kdist_trainer.untrusted_text import MalformedTextError, parse_json, parse_object
 
 VARIABLE = "KDIST_CONTROL_SOCKET"

@@ -17,13 +17,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kdist_trainer import preallocated
 from kdist_trainer.causes.row import fill_advice
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.config.exit_codes import FAULTS, Fault, Rerun
 from kdist_trainer.errors import find, find_place
 from kdist_trainer.json_text import encode_json
-from kdist_trainer.liveness import RankSnapshot
+from kdist_trainer.processes import preallocated
+from kdist_trainer.processes.liveness import RankSnapshot
 from kdist_trainer.untrusted_text import parse_json
 
 TRACEBACK_LINES = 40

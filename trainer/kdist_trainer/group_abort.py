@@ -26,9 +26,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kdist_trainer import native_threads
 from kdist_trainer.errors import PeersLostError
-from kdist_trainer.socket_filter import attach_filter, open_copy
+from kdist_trainer.processes.threads import thread_ids
+from kdist_trainer.serving.socket_filter import attach_filter, open_copy
 
 if TYPE_CHECKING:  # torch takes a second to import
     from torch.distributed import ProcessGroup
@@ -106,14 +106,14 @@ def make_group(
     Raises:
         RuntimeError: If not all ranks are connected in time.
     """
-    before, threads = set(_recorded), native_threads.thread_ids()
+    before, threads = set(_recorded), thread_ids()
     with recording():
         group: ProcessGroup = make(min(timeout, _CONNECT_TIMEOUT) if is_enabled() else timeout)
     if not connects_later:
         _refuse_newcomers(_recorded - before)
     if is_enabled():
         group.set_timeout(timeout)
-        _made[group] = MadeGroup(native_threads.thread_ids() - threads, timeout)
+        _made[group] = MadeGroup(thread_ids() - threads, timeout)
     return group
 
 

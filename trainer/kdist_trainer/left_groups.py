@@ -10,7 +10,7 @@ gloo forgets to tell a collective that has just sent or received a part of a mes
 until its time-out. Until then the group must be kept: its destructor would wait for it, maybe with
 the interpreter's lock, which that thread may want. Whether a thread waits is read from the kernel;
 where that is unknown, a group is kept for longer than the time-out. A rank that keeps too many
-tells it: its process is replaced by a new one, see `kdist_trainer.agent.renewal`.
+tells it: its process is replaced by a new one, see `kdist_trainer.agent.coordination`.
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ from datetime import timedelta
 import torch
 from torch.distributed import ProcessGroup
 
-from kdist_trainer import native_threads
 from kdist_trainer.group_abort import MadeGroup
-from kdist_trainer.threads import OnError, start_thread
+from kdist_trainer.processes.threads import OnError, select_named, start_thread, wait_together
 from kdist_trainer.torch_internals import GLOO_WORKER, gloo_backend
 
 MOST_WAITED_IN = 16
@@ -73,8 +72,8 @@ class LeftGroup:
 
     def can_be_destroyed(self) -> bool:
         """Whether nothing waits in the group any more, or nothing can, by its time-out."""
-        workers = native_threads.select_named(self._threads, GLOO_WORKER)
-        return native_threads.wait_together(workers) or time.monotonic() > self._free_at
+        workers = select_named(self._threads, GLOO_WORKER)
+        return wait_together(workers) or time.monotonic() > self._free_at
 
 
 class LeftGroups:

@@ -25,10 +25,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from kdist_trainer import failure, liveness, log, output, result
+from kdist_trainer import failure, log, output, result
 from kdist_trainer.errors import find_place
 from kdist_trainer.instrumentation import fault_handler
-from kdist_trainer.threads import OnError, start_thread
+from kdist_trainer.processes import liveness
+from kdist_trainer.processes.threads import OnError, start_thread
 
 _STARTS_INTERPRETERS = ("multiprocessing.popen_spawn_posix", "multiprocessing.popen_forkserver")
 """Modules of a process that has started others which are not seen."""
@@ -45,7 +46,7 @@ def main() -> NoReturn:
     # as `python -m` does, and `python SCRIPT`
     sys.path[0] = str(Path.cwd() if is_module else Path(sys.argv[1]).absolute().parent)
     if "KDIST_FORKSERVER" in os.environ:
-        from kdist_trainer import script_forkserver  # a script of a new interpreter needs it not
+        from kdist_trainer.processes import script_forkserver
 
         script_forkserver.serve()
     _prepare()

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from kdist_trainer import failure, forked_memory, group_abort, log, output
+from kdist_trainer import failure, group_abort, log, output
 from kdist_trainer.bench.measure import (
     COLLECTIVES,
     Effort,
@@ -47,9 +47,10 @@ from kdist_trainer.errors import (
 )
 from kdist_trainer.instrumentation import collective_hooks, fault_handler
 from kdist_trainer.left_groups import left
-from kdist_trainer.liveness import Heartbeat, NullHeartbeat, Phase
 from kdist_trainer.metrics.step_stats import StepStats
 from kdist_trainer.metrics.transport import Reporter
+from kdist_trainer.processes import script_forkserver
+from kdist_trainer.processes.liveness import Heartbeat, NullHeartbeat, Phase
 from kdist_trainer.training import regroup, trainer
 from kdist_trainer.training.builder import RankRuntime, assemble
 from kdist_trainer.training.context import KeptState, TrainContext
@@ -279,7 +280,7 @@ class ManagedRank:
             self._control.report_crowd(0)
         self._control.report_left(self._kept.state.step if self._kept is not None else -1, why)
         # half a millisecond, and nothing else is to do until the agents have met
-        forked_memory.return_free_memory()
+        script_forkserver.return_free_memory()
 
     def _join(self, environment: dict[str, str]) -> None:
         """Take over the environment of the next group."""

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
-from kdist_trainer.liveness import ParentDeathPipe
+from kdist_trainer.processes.liveness import ParentDeathPipe
 from tests.house.tree import ROOT
 from tests.trainer.agent.forks import ForkedAgent, fork_agent
 

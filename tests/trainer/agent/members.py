@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from kdist_trainer.instrumentation import collective_hooks
-from kdist_trainer.liveness import Heartbeat, Phase
+from kdist_trainer.processes.liveness import Heartbeat, Phase
 
 _open: list[Listener] = []
 

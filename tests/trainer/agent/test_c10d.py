@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from kdist_trainer.rendezvous.ports import pick_port
-from kdist_trainer.rendezvous.tcp_store import is_own_host, open_tcp_store
+from kdist_trainer.rendezvous.handler import pick_port
+from kdist_trainer.rendezvous.stores import is_own_host, open_tcp_store
 from tests.trainer.agent.lab import Lab, descendants, kill
 
 

@@ -18,7 +18,7 @@ from kdist_trainer.agent.settings import Settings
 from kdist_trainer.config import Cause, Exit, Nodes, Script, TrainConfig
 from kdist_trainer.failure import Failure
 from kdist_trainer.formats import stamp
-from kdist_trainer.rendezvous.file_store import FileStore
+from kdist_trainer.rendezvous.stores import FileStore
 
 
 def failure(

@@ -19,7 +19,7 @@ from kdist_trainer.agent.hangs import (
 )
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.failure import Failure
-from kdist_trainer.liveness import Call
+from kdist_trainer.processes.liveness import Call
 
 
 def call(op: str, sequence: int, numel: int = 8, group: str = "", dtype: str = "float32") -> Call:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from kdist_trainer.rendezvous.file_store import FileStore
 from kdist_trainer.rendezvous.handler import Rendezvous, open_rendezvous
+from kdist_trainer.rendezvous.stores import FileStore
 from tests.patience import soon
 from tests.trainer.agent.lab import Lab, kill
 

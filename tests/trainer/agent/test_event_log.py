@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kdist_trainer.agent.event_log import FolderEventLog
+from kdist_trainer.agent.run_history import FolderEventLog
 from kdist_trainer.checkpoint.group import BoundedCalls
 from kdist_trainer.checkpoint.ledger import RunLedger
 

@@ -19,7 +19,7 @@ from kdist_trainer.agent.exit_analysis import (
 )
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.instrumentation.fault_handler import stacks_path
-from kdist_trainer.liveness import Call, Phase, RankSnapshot
+from kdist_trainer.processes.liveness import Call, Phase, RankSnapshot
 
 
 def snapshot(step: int = -1, *, inside: bool = False) -> RankSnapshot:

@@ -25,13 +25,13 @@ import multiprocessing, os, signal, sys
 from pathlib import Path
 from tests.trainer.agent import test_forkserver
 from kdist_trainer.agent import forkserver
-from kdist_trainer.liveness import ParentDeathPipe
+from kdist_trainer.processes.liveness import ParentDeathPipe
 
 if __name__ == "__main__":
     os.environ.update(KDIST_PARENT_PIPE=sys.argv[1], KDIST_ENTRYPOINT="other:one")
     pipe = ParentDeathPipe.create(Path(sys.argv[1]))
     signal.signal(signal.SIGTERM, lambda *_: None)
-    forkserver.start()
+    forkserver.start_worker_forkserver()
     context = multiprocessing.get_context("forkserver")
     inherited = multiprocessing.forkserver._forkserver._forkserver_pid
 

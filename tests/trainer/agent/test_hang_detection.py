@@ -15,8 +15,8 @@ from kdist_trainer.agent.hangs import (
     dump_stacks,
     find_hung_rank,
 )
-from kdist_trainer.liveness import Heartbeat, Phase, heartbeat_path
-from kdist_trainer.process_tree import is_stopped
+from kdist_trainer.processes.liveness import Heartbeat, Phase, heartbeat_path
+from kdist_trainer.processes.process_tree import is_stopped
 
 
 class Clock:

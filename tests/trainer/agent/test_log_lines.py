@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdist_trainer.agent.rank_lines import LIVE_SECONDS, LOG_SECONDS, RankLines
+from kdist_trainer.agent.logs import LIVE_SECONDS, LOG_SECONDS, RankLines
 
 EVENT = json.dumps({"time": "2026-01-31T12:00:00.000Z", "event": "progress", "step": 1}).encode()
 

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from kdist_trainer.agent import logs
-from kdist_trainer.agent.logs import LogRelay
-from kdist_trainer.agent.rank_lines import RankLines
+from kdist_trainer.agent.logs import LogRelay, RankLines
 from kdist_trainer.output import pipe_path
 from tests.patience import soon
 

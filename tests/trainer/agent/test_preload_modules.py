@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kdist_trainer.agent import preload_modules
+from kdist_trainer.agent import forkserver
 from kdist_trainer.config import Nodes, TrainConfig, Training
 from kdist_trainer.instrumentation.torch_internals import OPERATORS, operators
 
@@ -28,7 +28,7 @@ def test_modules_are_imported_without_a_garbage_collection_and_one_that_fails_st
 
     gc.callbacks.append(note)
     try:
-        preload_modules.import_all(["broken_at_import", "large_at_import"])
+        forkserver.import_all(["broken_at_import", "large_at_import"])
         assert not collections
     finally:
         gc.callbacks.remove(note)

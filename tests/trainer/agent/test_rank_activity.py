@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from kdist_trainer.agent import rank_activity
-from kdist_trainer.agent.rank_activity import RankActivity
+from kdist_trainer.agent import hangs
+from kdist_trainer.agent.hangs import RankActivity
 from kdist_trainer.instrumentation.fault_handler import LOOK
-from kdist_trainer.liveness import Heartbeat, heartbeat_path
-from kdist_trainer.process_tree import age_seconds, catches
+from kdist_trainer.processes.liveness import Heartbeat, heartbeat_path
+from kdist_trainer.processes.process_tree import age_seconds, catches
 from tests.house.tree import ROOT
 
 STANDS = """
@@ -34,7 +34,7 @@ LINE = "stands.py:8 in <module>"
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ask for lines after a moment."""
-    monkeypatch.setattr(rank_activity, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(hangs, "LOOK_SECONDS", 0.1)
 
 
 @pytest.fixture(name="start")
@@ -109,8 +109,8 @@ def test_a_process_without_a_handler_is_never_signalled(tmp_path: Path, start: A
 
 def test_the_age_of_a_process_counts_from_its_start() -> None:
     code = (
-        "import time; time.sleep(0.5); from kdist_trainer.process_tree import age_seconds; "
-        "print(age_seconds())"
+        "import time; time.sleep(0.5); "
+        "from kdist_trainer.processes.process_tree import age_seconds; print(age_seconds())"
     )
     command = [sys.executable, "-c", code]
     found = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import kdist_trainer
 from kdist_trainer import log
-from kdist_trainer.agent.rank_events import NAMES, RankEvents
+from kdist_trainer.agent.logs import NAMES, RankEvents
 
 SOURCES = Path(kdist_trainer.__file__).parent
 # of these the agent or the container that fetches data is the process

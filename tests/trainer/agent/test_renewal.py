@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from kdist_trainer.agent.renewal import NOBODY, choose_renewed, is_renewal_due
-from kdist_trainer.liveness import Phase, RankSnapshot
+from kdist_trainer.agent.coordination import NOBODY, choose_renewed, is_renewal_due
+from kdist_trainer.processes.liveness import Phase, RankSnapshot
 
 STEP = RankSnapshot(
     count=1, phase=Phase.STEP, step=8, time_ns=0, call=None, inside=False, generation=2, pid=1
@@ -51,6 +51,8 @@ def test_a_group_is_ended_for_it_only_once_a_step_shows_that_others_hold_the_sta
     behind = replace(STEP, step=7)
     assert is_renewal_due([17, 0], [STEP, STEP], nodes=1, from_step=7)
     assert is_renewal_due([17], [STEP], nodes=2, from_step=7)
-    assert not is_renewal_due([17, 0], [STEP, behind], nodes=1, from_step=7), "not all have finished a step"
+    assert not is_renewal_due([17, 0], [STEP, behind], nodes=1, from_step=7), (
+        "not all have finished a step"
+    )
     assert not is_renewal_due([0, 0], [STEP, STEP], nodes=2, from_step=7), "no rank keeps too many"
     assert not is_renewal_due([17], [STEP], nodes=1, from_step=7), "nobody could take over"

@@ -14,8 +14,7 @@ import pytest
 from torch._C._distributed_c10d import HashStore
 
 from kdist_trainer.agent.coordination import AgentStore, Generation
-from kdist_trainer.agent.repetition import count_repeats, count_restarts
-from kdist_trainer.agent.restart_policy import RestartLedger
+from kdist_trainer.agent.restart_policy import RestartLedger, count_repeats, count_restarts
 from kdist_trainer.checkpoint.interval import UNSAVED_VARIABLE
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.checkpoint.storage import StoragePath

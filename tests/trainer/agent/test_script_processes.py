@@ -106,7 +106,7 @@ HOW += ["handled", "child", "input", "folder", "SIGKILL", "SIGSEGV", "SIGTERM", 
 AGENT = """
 import json, os, subprocess, sys
 from pathlib import Path
-from kdist_trainer.agent.script_processes import RUN_SCRIPT, ScriptForkserver
+from kdist_trainer.agent.forkserver import RUN_SCRIPT, ScriptForkserver
 
 script, *cases = sys.argv[1:]
 folder = Path(script).parent

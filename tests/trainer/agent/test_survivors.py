@@ -11,10 +11,10 @@ from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_processes
 
-from kdist_trainer import process_tree
 from kdist_trainer.agent.survivors import Survivors
 from kdist_trainer.agent.workers import WorkerProcesses
 from kdist_trainer.config import Nodes, Script, TrainConfig
+from kdist_trainer.processes import process_tree
 from tests.patience import soon
 
 CONFIG = TrainConfig(name="job", nodes=Nodes(min=1, max=1), script=Script(path="train.py"))

@@ -18,13 +18,14 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from kdist_trainer import Checkpointer, Reporter, signals
+from kdist_trainer import Checkpointer, Reporter
 from kdist_trainer.checkpoint import interval
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.checkpoint.lock import Lock
 from kdist_trainer.checkpoint.manifest import CheckpointDirectory, read_manifest
 from kdist_trainer.errors import CheckpointMismatchError
 from kdist_trainer.metrics.transport import GAUGES, SLOTS, unpack
+from kdist_trainer.processes import signals
 from tests.trainer.checkpoint.exported import digest_of, digest_of_export
 from tests.trainer.checkpoint.ranks import Rank, prepared_context, run_ranks
 

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from kdist_trainer import Reporter
-from kdist_trainer.liveness import Heartbeat, Phase
 from kdist_trainer.metrics.step_stats import WALL_CATEGORIES, StepStats
 from kdist_trainer.metrics.transport import CLOSE_SECONDS, GAUGES, SLOTS, Record, unpack
+from kdist_trainer.processes.liveness import Heartbeat, Phase
 
 STEPS = SLOTS["kdist_steps_total"].start
 DROPPED = SLOTS["kdist_exporter_records_dropped_total"].start

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kdist_trainer.liveness import Heartbeat
+from kdist_trainer.processes.liveness import Heartbeat
 from kdist_trainer.tensorboard import FOLDER
 from tests.trainer.metrics.scrape import Samples, counters, fetch, read, total, value, wait_until
 from tests.trainer.metrics.training import PATIENCE, training

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kdist_trainer.rendezvous.ports import pick_port
+from kdist_trainer.rendezvous.handler import pick_port
 from tests.house.tree import ROOT
 from tests.patience import soon
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from kdist_trainer.rendezvous.configmap_client import ApiEndpoint, ConfigMap
-from kdist_trainer.rendezvous.exchange_key import KEY_FILE
+from kdist_trainer.rendezvous.exchange import KEY_FILE
 from tests.trainer.rendezvous.keys import KEY_TEXT
 
 TOKEN = "token-1"  # noqa: S105 - of nobody

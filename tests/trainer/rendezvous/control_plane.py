@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from kdist_trainer.rendezvous.configmap_client import ApiEndpoint, ConfigMap
-from kdist_trainer.rendezvous.exchange_key import KEY_FILE
-from kdist_trainer.rendezvous.ports import pick_port
+from kdist_trainer.rendezvous.exchange import KEY_FILE
+from kdist_trainer.rendezvous.handler import pick_port
 from tests.trainer.rendezvous.keys import KEY_TEXT
 
 BINARIES = Path(os.environ.get("KDIST_CLUSTER_BIN", Path.home() / ".cache/kdist-cluster/bin"))

@@ -1,6 +1,6 @@
 """The key of the exchanges of tests."""
 
-from kdist_trainer.rendezvous.exchange_key import ExchangeKey
+from kdist_trainer.rendezvous.exchange import ExchangeKey
 
 KEY_TEXT = "test" * 8
 KEY = ExchangeKey(KEY_TEXT.encode)

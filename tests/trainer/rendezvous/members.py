@@ -18,13 +18,13 @@ from torch.distributed.distributed_c10d import Store
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 
 from kdist_trainer.agent.coordination import AgentStore
-from kdist_trainer.rendezvous import timings
+from kdist_trainer.rendezvous import state
 from kdist_trainer.rendezvous.configmap_client import ApiEndpoint, ConfigMap
 from kdist_trainer.rendezvous.exchange import ExchangeHost
 from kdist_trainer.rendezvous.handler import Rendezvous, open_rendezvous
-from kdist_trainer.rendezvous.kubernetes_store import KubernetesStore
 from kdist_trainer.rendezvous.many_nodes import Gatherer, Gathering
-from kdist_trainer.rendezvous.timings import RendezvousTimings
+from kdist_trainer.rendezvous.state import RendezvousTimings
+from kdist_trainer.rendezvous.stores import KubernetesStore
 from kdist_trainer.rendezvous.torch_internals import Node
 
 POINTS = ("listening", "committed", "exchanging", "numbered", "working")
@@ -77,7 +77,7 @@ class Job:
 def be_member(job: Job, index: int) -> None:
     """Form generations until there is a file `end`, and write down each."""
     if job.gathers:
-        vars(timings)["_MOST_SINGLE"] = 1
+        vars(state)["_MOST_SINGLE"] = 1
     if job.keep_alive is not None:
         usual = RendezvousTimings.for_nodes(job.size, remote=True)
         changed = replace(usual, keep_alive=job.keep_alive)

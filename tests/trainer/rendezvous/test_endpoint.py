@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from kdist_trainer.agent.settings import RendezvousEndpoint, parse_endpoint
 from kdist_trainer.errors import ConfigError
-from kdist_trainer.rendezvous.endpoint import RendezvousEndpoint, parse_endpoint
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,9 @@ import pytest
 from torch.distributed import DistNetworkError, DistStoreError
 from torch.distributed.distributed_c10d import PrefixStore
 
-from kdist_trainer.rendezvous import exchange_store
-from kdist_trainer.rendezvous.exchange import ExchangeHost, ExchangeServer
-from kdist_trainer.rendezvous.exchange_store import ExchangeStore
-from kdist_trainer.signals import StopRequested
+from kdist_trainer.processes.signals import StopRequested
+from kdist_trainer.rendezvous import exchange
+from kdist_trainer.rendezvous.exchange import ExchangeHost, ExchangeServer, ExchangeStore
 from tests.house.tree import ROOT
 from tests.trainer.rendezvous.keys import KEY
 
@@ -162,7 +161,7 @@ def test_a_host_that_falls_silent_is_given_up(
 ) -> None:
     process, host = remote
     store = connect(host, seconds=0.1)
-    monkeypatch.setattr(exchange_store, "_RESPONSE_SECONDS", 0.5)
+    monkeypatch.setattr(exchange, "_RESPONSE_SECONDS", 0.5)
     process.send_signal(signal.SIGSTOP)
     with pytest.raises(DistNetworkError, match="does not respond"):
         store.get("key")

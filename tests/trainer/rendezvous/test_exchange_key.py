@@ -19,15 +19,17 @@ from typing import Any
 import pytest
 from torch.distributed import DistNetworkError
 
-from kdist_trainer.rendezvous import key_holders
 from kdist_trainer.rendezvous.configmap_client import Copy
-from kdist_trainer.rendezvous.exchange import ExchangeHost, ExchangeServer
-from kdist_trainer.rendezvous.exchange_key import KEY_FILE, NO_KEY, ExchangeKey
-from kdist_trainer.rendezvous.exchange_store import ExchangeStore
-from kdist_trainer.rendezvous.file_store import FileStore
-from kdist_trainer.rendezvous.key_holders import open_key
-from kdist_trainer.rendezvous.kubernetes_store import KubernetesStore, encode_key
-from kdist_trainer.rendezvous.safe_state import read_state
+from kdist_trainer.rendezvous.exchange import (
+    KEY_FILE,
+    NO_KEY,
+    ExchangeHost,
+    ExchangeKey,
+    ExchangeServer,
+    ExchangeStore,
+)
+from kdist_trainer.rendezvous.state import KEYS_ATTRIBUTE, open_key, read_state
+from kdist_trainer.rendezvous.stores import FileStore, KubernetesStore, encode_key
 from tests.patience import soon
 from tests.trainer.rendezvous.api_server import ApiServer
 from tests.trainer.rendezvous.keys import KEY, KEY_TEXT
@@ -135,7 +137,7 @@ def test_a_round_without_any_key_exchanges_through_the_config_map(
     keep += [open_agent(api, index, 2) for index in range(2)]
     run_round(keep)
     assert [agent.rendezvous.exchange for agent in keep] == [None] * 2
-    assert vars(public_state(api))[key_holders.ATTRIBUTE] == {}
+    assert vars(public_state(api))[KEYS_ATTRIBUTE] == {}
 
 
 def test_a_key_that_is_mounted_late_serves_from_then_on_and_does_not_change(

@@ -17,7 +17,7 @@ from urllib.parse import unquote
 import pytest
 import torch.distributed as dist
 
-from kdist_trainer.rendezvous.file_store import FileStore
+from kdist_trainer.rendezvous.stores import FileStore
 from tests.patience import soon
 
 

@@ -19,11 +19,10 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 from kdist_trainer.rendezvous import many_nodes
 from kdist_trainer.rendezvous.configmap_client import Copy
 from kdist_trainer.rendezvous.exchange import ExchangeServer, JoinRequest
-from kdist_trainer.rendezvous.kubernetes_store import KubernetesStore
+from kdist_trainer.rendezvous.handler import pick_port
 from kdist_trainer.rendezvous.many_nodes import Gatherer, Gathering
-from kdist_trainer.rendezvous.ports import pick_port
-from kdist_trainer.rendezvous.state import RendezvousState
-from kdist_trainer.rendezvous.timings import RendezvousTimings
+from kdist_trainer.rendezvous.state import RendezvousState, RendezvousTimings
+from kdist_trainer.rendezvous.stores import KubernetesStore
 from kdist_trainer.rendezvous.torch_internals import Node
 from tests.patience import soon
 from tests.trainer.rendezvous.api_server import ApiServer

@@ -14,11 +14,10 @@ from torch.distributed import DistStoreError
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, RendezvousInfo
 
-from kdist_trainer.rendezvous.file_store import FileStore
-from kdist_trainer.rendezvous.handler import Rendezvous, open_rendezvous
-from kdist_trainer.rendezvous.state import RendezvousState
 from kdist_trainer.rendezvous.configmap_client import JITTER
-from kdist_trainer.rendezvous.timings import RendezvousTimings
+from kdist_trainer.rendezvous.handler import Rendezvous, open_rendezvous
+from kdist_trainer.rendezvous.state import RendezvousState, RendezvousTimings
+from kdist_trainer.rendezvous.stores import FileStore
 from kdist_trainer.rendezvous.torch_internals import Node
 from tests.patience import soon
 

@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import HashStore
 
 from kdist_trainer.errors import ConfigError
 from kdist_trainer.rendezvous import configmap_client
-from kdist_trainer.rendezvous.kubernetes_store import KubernetesStore, decode_key, encode_key, prune
+from kdist_trainer.rendezvous.stores import KubernetesStore, decode_key, encode_key, prune
 from tests.trainer.rendezvous.api_server import CUT, LOST_ANSWER, ApiServer
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from kdist_trainer.rendezvous.exchange import ExchangeHost, ExchangeServer
 from kdist_trainer.rendezvous.membership import MemberConnection
-from kdist_trainer.rendezvous.timings import RendezvousTimings
+from kdist_trainer.rendezvous.state import RendezvousTimings
 from tests.house.tree import ROOT
 from tests.patience import soon
 from tests.trainer.rendezvous.keys import KEY

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from kdist_trainer.rendezvous import ports
-from kdist_trainer.rendezvous.ports import pick_port
+from kdist_trainer.rendezvous import handler
+from kdist_trainer.rendezvous.handler import pick_port
 
 
 @pytest.mark.skipif(
@@ -33,7 +33,7 @@ def test_a_port_that_somebody_listens_on_is_not_free(monkeypatch: pytest.MonkeyP
             server.bind((host, 0))
             server.listen()
             port = server.getsockname()[1]
-            assert not ports._is_free(port)
-        assert ports._is_free(port)
-    monkeypatch.setattr(ports, "_FIRST", ports._LAST)
+            assert not handler._is_free(port)
+        assert handler._is_free(port)
+    monkeypatch.setattr(handler, "_FIRST", handler._LAST)
     assert pick_port() > 0, "with too few to choose from it is one that the kernel gives"

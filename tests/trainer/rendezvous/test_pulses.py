@@ -13,8 +13,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     RendezvousTimeout,
 )
 
-from kdist_trainer.rendezvous.state import RendezvousState
-from kdist_trainer.rendezvous.timings import RendezvousTimings
+from kdist_trainer.rendezvous.state import RendezvousState, RendezvousTimings
 from kdist_trainer.rendezvous.torch_internals import Node
 from kdist_trainer.torch_internals import HashStore
 

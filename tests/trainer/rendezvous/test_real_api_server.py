@@ -12,7 +12,7 @@ import torch.distributed as dist
 from kdist_trainer.errors import ConfigError
 from kdist_trainer.rendezvous import configmap_client
 from kdist_trainer.rendezvous.configmap_client import ConfigMap
-from kdist_trainer.rendezvous.kubernetes_store import KubernetesStore
+from kdist_trainer.rendezvous.stores import KubernetesStore
 from tests.trainer.rendezvous.control_plane import NAME, NAMESPACE, ControlPlane
 
 pytestmark = pytest.mark.e2e

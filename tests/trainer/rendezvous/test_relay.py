@@ -13,7 +13,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousError, Rendezvous
 
 from kdist_trainer.rendezvous.configmap_client import Copy
 from kdist_trainer.rendezvous.handler import Rendezvous, open_rendezvous
-from kdist_trainer.rendezvous.kubernetes_store import KubernetesStore
+from kdist_trainer.rendezvous.stores import KubernetesStore
 from tests import patience
 from tests.trainer.rendezvous.api_server import ApiServer
 

@@ -25,12 +25,9 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 
 from kdist_trainer.allow_list import UnsafePickleError
 from kdist_trainer.rendezvous.exchange import ExchangeHost
-from kdist_trainer.rendezvous.file_store import FileStore
-from kdist_trainer.rendezvous.kubernetes_store import KubernetesStore, encode_key
 from kdist_trainer.rendezvous.many_nodes import Gatherer
-from kdist_trainer.rendezvous.safe_state import read_state
-from kdist_trainer.rendezvous.state import RendezvousState
-from kdist_trainer.rendezvous.timings import RendezvousTimings
+from kdist_trainer.rendezvous.state import RendezvousState, RendezvousTimings, read_state
+from kdist_trainer.rendezvous.stores import FileStore, KubernetesStore, encode_key
 from kdist_trainer.rendezvous.torch_internals import Node, State
 from kdist_trainer.torch_internals import HashStore, TCPStore
 from tests.trainer.rendezvous.api_server import ApiServer

@@ -13,9 +13,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 )
 
 from kdist_trainer.rendezvous.exchange import ExchangeHost
-from kdist_trainer.rendezvous.key_holders import name_key
-from kdist_trainer.rendezvous.state import RendezvousState
-from kdist_trainer.rendezvous.timings import RendezvousTimings
+from kdist_trainer.rendezvous.state import RendezvousState, RendezvousTimings, name_key
 from kdist_trainer.rendezvous.torch_internals import Node
 from kdist_trainer.torch_internals import HashStore
 from tests.trainer.rendezvous.keys import KEY

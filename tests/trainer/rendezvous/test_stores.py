@@ -10,7 +10,7 @@ import pytest
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 
-from kdist_trainer.rendezvous.file_store import FileStore
+from kdist_trainer.rendezvous.stores import FileStore
 from tests.trainer.rendezvous.test_kubernetes_store import open_store
 
 

@@ -28,9 +28,9 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 )
 
 from kdist_trainer.rendezvous import torch_internals
-from kdist_trainer.rendezvous.file_store import FileStore
 from kdist_trainer.rendezvous.handler import Rendezvous, open_rendezvous
 from kdist_trainer.rendezvous.state import RendezvousState
+from kdist_trainer.rendezvous.stores import FileStore
 from kdist_trainer.rendezvous.torch_internals import ElasticAgentBase, Node
 
 # Methods of torch that are called or overridden, with their parameters.

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from kdist_trainer import descriptors
+from kdist_trainer.processes import descriptors
 from kdist_trainer.serving.server import BoundedServer, Bounds, Connection, Session
 from tests.patience import soon
 

@@ -26,8 +26,8 @@ from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.checkpoint.lock import Lock
 from kdist_trainer.checkpoint.manifest import CheckpointDirectory
 from kdist_trainer.config import TrainConfig
-from kdist_trainer.liveness import Heartbeat
 from kdist_trainer.metrics.transport import Reporter
+from kdist_trainer.processes.liveness import Heartbeat
 from kdist_trainer.training import trainer
 from kdist_trainer.training.context import TrainContext
 from kdist_trainer.workload import Split, Workload, WorkloadContext

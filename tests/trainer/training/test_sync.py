@@ -174,7 +174,7 @@ def test_slow_steps_shorten_the_interval(step_seconds: float, most: int, expecte
 def test_a_later_sigterm_ends_the_rank_at_once() -> None:
     program = """
 import signal, sys
-from kdist_trainer import signals
+from kdist_trainer.processes import signals
 from kdist_trainer.training.sync import StopFlag
 signals.SAME_REQUEST_SECONDS = 0
 flag = StopFlag()

@@ -10,6 +10,6 @@ metrics that the agent serves (`kdist_trainer.metrics`), what a worker trains
 Read `launch` first, which runs an agent from start to exit; then `agent`, one round of which joins
 the rendezvous and runs a worker group, and `monitor`, which watches that group. `termination`
 decides what follows, and `survivors` keeps workers that can continue in the next group, and starts
-some before there is a group for them. `spawner`, `shim`, `forkserver`, `script_processes` and
-`preload*` only make processes start fast.
+some before there is a group for them. `run_history` is what a run did
+before. `forkserver`, `preload`, `spawner` and `shim` only make processes start fast.
 """

@@ -2,20 +2,25 @@
 them and what their exit means.
 
 Each pass of `run_rounds` joins the rendezvous, agrees with the other agents on a generation, starts
-the workers and monitors them. Then it either continues with the next pass or ends the run with an
-exit record that all agents share.
+the workers and monitors them. Then it either continues with the next pass, if necessary after a
+back-off, or ends the run with an exit record that all agents share. `open_stores` and
+`open_handler` open what the rendezvous endpoint of the command line names.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 import time
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import torch.distributed as dist
+from torch.distributed import DistError
+from torch.distributed.distributed_c10d import Store
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec, WorkerState
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.rendezvous.api import (
@@ -27,32 +32,77 @@ from torch.distributed.elastic.rendezvous.api import (
 )
 
 from kdist_trainer import log
-from kdist_trainer.agent import exit_analysis, renewal
-from kdist_trainer.agent.backoff import back_off
-from kdist_trainer.agent.code_identity import identify_code
-from kdist_trainer.agent.coordination import AgentStore, Generation
+from kdist_trainer.agent import coordination, exit_analysis
+from kdist_trainer.agent.coordination import NOBODY, AgentStore, Generation
 from kdist_trainer.agent.exit_analysis import GroupResult
 from kdist_trainer.agent.exit_record import RunOutcome, failed, stopped
-from kdist_trainer.agent.hangs import Watchdog
+from kdist_trainer.agent.hangs import RankActivity, Watchdog
 from kdist_trainer.agent.monitor import PollResult, RendezvousPoller, WorkerMonitor
-from kdist_trainer.agent.rank_activity import RankActivity
-from kdist_trainer.agent.renewal import NOBODY
-from kdist_trainer.agent.restart_policy import RestartLedger
-from kdist_trainer.agent.settings import Settings
-from kdist_trainer.agent.single_start import SingleStart
+from kdist_trainer.agent.restart_policy import RestartLedger, SingleStart
+from kdist_trainer.agent.run_history import identify_code
+from kdist_trainer.agent.settings import C10D, FILE, KUBERNETES, Settings
 from kdist_trainer.agent.survivors import EarlyWorkers, Survivors, save_kept_state
 from kdist_trainer.agent.telemetry import AgentTelemetry
 from kdist_trainer.agent.termination import TerminationPolicy
 from kdist_trainer.agent.workers import WorkerProcesses
 from kdist_trainer.config import Cause, Exit
+from kdist_trainer.errors import KdistTrainerError
 from kdist_trainer.failure import Failure
 from kdist_trainer.json_text import encode_json
-from kdist_trainer.rendezvous import endpoint
-from kdist_trainer.rendezvous.handler import Rendezvous
-from kdist_trainer.rendezvous.state import SpareNodeError
+from kdist_trainer.processes.signals import StopRequested, StopSignals
+from kdist_trainer.rendezvous.configmap_client import ApiEndpoint, ConfigMap
+from kdist_trainer.rendezvous.handler import Rendezvous, open_rendezvous
+from kdist_trainer.rendezvous.state import RendezvousTimings, SpareNodeError, open_key
+from kdist_trainer.rendezvous.stores import (
+    FileStore,
+    KubernetesStore,
+    open_tcp_store,
+    release_store,
+)
 from kdist_trainer.rendezvous.torch_internals import ElasticAgentBase
-from kdist_trainer.signals import StopRequested, StopSignals
 from kdist_trainer.untrusted_text import parse_json
+
+FULL_SECONDS: Final = 60
+"""How long it waits at least for room on a full disk, before which another try must fail too."""
+_MAX_FULL_SECONDS: Final = 600
+_POLL_SECONDS: Final = 0.2
+
+
+def back_off(ledger: RestartLedger, telemetry: AgentTelemetry, stop: StopSignals) -> None:
+    """Wait if the disk refuses writes or the same failure repeats: until the time is over, there is
+    room on the disk that was full, or somebody asks for a stop.
+    """
+    latest = ledger.read_latest_generation()
+    refused, repeated = ledger.storage_backoff_seconds(), ledger.failure_backoff_seconds(latest)
+    if "kept_step" in latest:
+        refused = 0  # nothing is lost by going on, and no storage is needed for it
+        full = ""
+    else:
+        full = telemetry.find_full() if refused or ledger.has_failed_to_save(latest) else ""
+    seconds = refused or repeated
+    if full:
+        seconds = min(_MAX_FULL_SECONDS, FULL_SECONDS * max(1, refused, repeated))
+        name, what, wait = "storage-unavailable", full, f"waits for room, retrying in {seconds} s"
+    elif refused:
+        what, wait = "the checkpoint volume is not writable", f"retrying in {seconds} s"
+        name = "storage-unavailable"
+    elif repeated:
+        name, what, wait = "backing-off", "the same failure again", f"retrying in {seconds} s"
+    else:
+        return
+    log.warn(name, message=f"{what}; {wait}")
+    # of a full disk `/status` says the rest, and a text of a path may be too long for it
+    with telemetry.waiting_for(wait if full else f"{what}; {wait}"):
+        _sleep(seconds, telemetry, stop, is_full=bool(full))
+
+
+def _sleep(seconds: float, telemetry: AgentTelemetry, stop: StopSignals, *, is_full: bool) -> None:
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0 and not stop.requested:
+        if is_full and not telemetry.find_full():
+            return
+        time.sleep(min(left, _POLL_SECONDS))
+
 
 _AGENT_KEY = "kdist/agent/"
 _GENERATION_KEY = "kdist/generation"
@@ -228,7 +278,7 @@ class ElasticAgent(ElasticAgentBase):
             )
             raise RunOutcome(self._rendezvous_failure(message))
         store_lost = isinstance(error, RendezvousConnectionError | dist.DistNetworkError)
-        if store_lost and self._settings.endpoint.scheme == endpoint.C10D:
+        if store_lost and self._settings.endpoint.scheme == C10D:
             message = f"the agent that hosts the rendezvous store is gone: {error}"
             raise RunOutcome(self._rendezvous_failure(message))
 
@@ -271,7 +321,7 @@ class ElasticAgent(ElasticAgentBase):
                 world_size=group.workers[0].world_size,
                 bounds=(nodes.min, nodes.max),
             )
-            renewed = renewal.choose_renewed({node: ranks for node, _, ranks in told})
+            renewed = coordination.choose_renewed({node: ranks for node, _, ranks in told})
             store.set(_GENERATION_KEY, replace(generation, renewed=renewed).to_json())
         return Generation.from_json(store.get(_GENERATION_KEY))
 
@@ -313,7 +363,7 @@ class ElasticAgent(ElasticAgentBase):
                     survivors=self._survivors,
                     watchdog=watchdog,
                     agent_store=self._fail_fast_store,
-                    store_ends_with_agent=settings.endpoint.scheme == endpoint.C10D,
+                    store_ends_with_agent=settings.endpoint.scheme == C10D,
                     latest_poll=poller,
                     has_silent_members=handler.has_silent_members,
                     telemetry=self._telemetry,
@@ -394,3 +444,156 @@ class ElasticAgent(ElasticAgentBase):
 
     def _mark_alive(self) -> None:
         self._alive_at = time.monotonic()
+
+
+_KEY_SECONDS = 10.0
+"""How long an agent waits for a key that another one writes, plus a quarter second per node; then
+the round fails and all rendezvous again.
+"""
+_FAIL_FAST_SECONDS = 3.0
+"""How long requests to an API server are retried while workers run."""
+_STOPPING_SECONDS = 1.0
+"""The same once a stop was requested."""
+_RETRY_SECONDS = 1.0
+_RELEASE_SECONDS = 10.0
+
+
+class StoreUnavailableError(KdistTrainerError):
+    """The rendezvous store cannot be reached."""
+
+    cause, code = Cause.RENDEZVOUS, Exit.PEERS_LOST
+
+
+@dataclass(frozen=True)
+class StoreClients:
+    """Two clients of one store.
+
+    Attributes:
+        retrying: Retries while the store is unreachable, as long as a rendezvous may take.
+        fail_fast: Raises soon if the store is unreachable.
+        is_host: Whether this agent hosts the store; None if no agent does.
+    """
+
+    retrying: Store
+    fail_fast: Store
+    is_host: bool | None = None
+
+    def release(self, *, agents: int) -> None:
+        """Release the store at the end of the run: the agent that hosts it waits until all `agents`
+        have read the result.
+        """
+        if self.is_host is not None:
+            release_store(
+                self.retrying, is_host=self.is_host, agents=agents, seconds=_RELEASE_SECONDS
+            )
+
+
+def open_stores(settings: Settings, stop: StopSignals) -> StoreClients:
+    """Open the store that `settings.rendezvous` names, and wait for it.
+
+    Raises:
+        ConfigError: If the store can never be reached.
+        StoreUnavailableError: If it could not be reached within `rendezvousTimeoutSeconds`.
+    """
+    where, nodes = settings.endpoint, settings.config.nodes.max
+    seconds = settings.config.rendezvous_timeout_seconds
+    key_seconds = _KEY_SECONDS + nodes / 4
+    first, second = where.location
+    if where.scheme == FILE:
+        store: Store = FileStore(Path(first), timeout_seconds=key_seconds)
+        return StoreClients(store, store)
+    if where.scheme == C10D:
+        try:
+            store, is_host = open_tcp_store(
+                first,
+                int(second),
+                node=settings.node,
+                address=settings.address,
+                timeout_seconds=key_seconds,
+                retry_seconds=seconds,
+            )
+        except (OSError, DistError) as error:
+            raise StoreUnavailableError(
+                f"the rendezvous store at {first}:{second} is unreachable: {error}"
+            ) from error
+        return StoreClients(store, store, is_host=is_host)
+    opened = threading.Event()
+    server = ApiEndpoint.from_environment()
+    poll = RendezvousTimings.for_nodes(nodes, remote=True).poll
+
+    def client(running_seconds: float) -> KubernetesStore:
+        def retry_seconds() -> float:
+            if stop.requested:
+                return _STOPPING_SECONDS
+            return running_seconds if opened.is_set() else seconds
+
+        config_map = ConfigMap(server, first, second, retry_seconds=retry_seconds)
+        return KubernetesStore(
+            config_map,
+            run_id=settings.rendezvous_run_id,
+            timeout_seconds=key_seconds,
+            poll_seconds=poll,
+        )
+
+    stores = StoreClients(client(seconds), client(_FAIL_FAST_SECONDS))
+    try:
+        stores.retrying.check([])
+        stores.fail_fast.check([])
+    except DistError as error:
+        raise StoreUnavailableError(str(error)) from error
+    opened.set()
+    return stores
+
+
+def open_handler(settings: Settings, stores: StoreClients, *, predecessors: set[int]) -> Rendezvous:
+    """Open the rendezvous in these stores.
+
+    Args:
+        settings: The settings of the agent.
+        stores: The clients of the store.
+        predecessors: The pids of earlier agents of this node, which the rendezvous still lists.
+
+    Raises:
+        StoreUnavailableError: If the store does not respond within `rendezvousTimeoutSeconds`.
+    """
+    config, scheme = settings.config, settings.endpoint.scheme
+    deadline = time.monotonic() + config.rendezvous_timeout_seconds
+    while True:
+        try:
+            handler = open_rendezvous(
+                stores.retrying,
+                state_store=stores.fail_fast,
+                run_id=settings.rendezvous_run_id,
+                min_nodes=config.nodes.min,
+                max_nodes=config.nodes.max,
+                address=settings.address or ("127.0.0.1" if scheme == FILE else None),
+                index=settings.index,
+                timeout_seconds=config.rendezvous_timeout_seconds,
+                remote=scheme == KUBERNETES,
+                exchange_seconds=_KEY_SECONDS + config.nodes.max / 4
+                if scheme == KUBERNETES
+                else None,
+                node_counts=lambda: ((nodes := settings.node_limits.current()).min, nodes.max),
+            )
+            break
+        except RendezvousConnectionError as error:
+            if scheme == C10D or time.monotonic() > deadline:
+                raise StoreUnavailableError(
+                    f"the rendezvous store does not respond: {error}"
+                ) from error
+            log.warn(
+                "rendezvous-retried",
+                message=f"the rendezvous store does not respond: {error.__cause__ or error}",
+            )
+            time.sleep(_RETRY_SECONDS)
+    if scheme == KUBERNETES and open_key(stores.retrying).fingerprint() is None:
+        log.warn(
+            "exchange-without-key",
+            message="the Secret with the key of this job's exchange is not mounted: its agents "
+            "exchange through the ConfigMap alone, and notice later which of them are lost",
+        )
+    with suppress(RendezvousError):  # else their keep-alives are missed later
+        if predecessors:
+            handler.remove_predecessors(predecessors)
+        settings.forget_predecessors()
+    return handler

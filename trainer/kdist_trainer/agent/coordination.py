@@ -3,26 +3,149 @@ per generation, with its number and why it began, and the result of the run.
 
 An agent that joins late or is restarted can read them; they disappear with the store. Documents are
 changed by compare-and-set, so any number of agents may write at once.
+
+The end of a script is also announced over the exchange of the round (`FinishExchange`), which works
+where the API server refuses requests.
+
+Agents also agree on which process of a rank is to be renewed (`choose_renewed`). A rank that leaves
+broken groups in place holds threads, descriptors and memory for each of them until its time-out;
+when there are too many, a new process takes over in place, so another rank must hold the state.
+That happens where a group forms after a loss; where none does, the agents begin one for it. The
+agent with group rank 0 decides for all, so that never two ranks are replaced at once.
 """
 
 from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch.distributed import DistError
 
 from kdist_trainer.agent.exit_record import root_cause
-from kdist_trainer.agent.renewal import NOBODY
 from kdist_trainer.checkpoint.interval import HISTORY_VARIABLE, UNSAVED_VARIABLE
 from kdist_trainer.failure import Failure
 from kdist_trainer.json_text import encode_json
-from kdist_trainer.rendezvous.kubernetes_store import KubernetesStore
+from kdist_trainer.processes.liveness import RankSnapshot
+from kdist_trainer.rendezvous.handler import Rendezvous
+from kdist_trainer.rendezvous.stores import KubernetesStore
 from kdist_trainer.untrusted_text import parse_json
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
+
+
+_FINISHED, _SEEN = "finished/", "finish-seen/"
+_PAUSE_SECONDS = 1.0
+_SEEN_SECONDS = 10.0
+"""How long agents wait for each other to see that all are done: one of them is the host."""
+
+
+class FinishExchange:
+    """What the agents of the latest round have said over its exchange.
+
+    Args:
+        rendezvous: Has the exchange, or none.
+        node: This node.
+        nodes: All nodes of the round.
+    """
+
+    def __init__(self, rendezvous: Rendezvous, node: str, nodes: Sequence[str]) -> None:
+        self._rendezvous = rendezvous
+        self._node = node
+        self._nodes = nodes
+        self._asked_at = 0.0
+        self._say(_FINISHED)
+
+    def all_finished(self) -> bool:
+        """Whether all nodes are done, and know it of each other; asks at most once a second."""
+        if len(self._nodes) == 1:
+            return True
+        now = time.monotonic()
+        if now - self._asked_at < _PAUSE_SECONDS:
+            return False
+        self._asked_at = now
+        if not self._all(_FINISHED):
+            return False
+        self._say(_SEEN)
+        while time.monotonic() < now + _SEEN_SECONDS and not self._all(_SEEN):
+            if self._is_alone():
+                break
+            time.sleep(_PAUSE_SECONDS / 10)
+        return True
+
+    def has_lost_members(self) -> bool:
+        """Whether a node has gone before all were done, or there is no exchange that could tell."""
+        return self._is_alone() and not self._all(_FINISHED)
+
+    def _is_alone(self) -> bool:
+        """Whether a node has gone, or there is no exchange."""
+        exchange = self._rendezvous.exchange
+        try:
+            self._rendezvous.check_connections()
+            return exchange is None or not exchange.peek([self._node])
+        except DistError:
+            return True
+
+    def _say(self, what: str) -> None:
+        if self._rendezvous.exchange is not None:
+            with suppress(DistError):  # the host is gone: who waits notices
+                self._rendezvous.exchange.set(f"{what}{self._node}", "1")
+
+    def _all(self, what: str) -> bool:
+        exchange = self._rendezvous.exchange
+        try:
+            return exchange is not None and exchange.check([f"{what}{one}" for one in self._nodes])
+        except DistError:
+            return False
+
+
+NOBODY = ("", -1)
+
+
+class KeptRank(NamedTuple):
+    """A rank that has left its group, as its agent tells the others; a list in JSON."""
+
+    local_rank: int
+    step: int
+    """The step whose state it has; -1 for none."""
+    crowd: int
+    """The groups that are still waited in, if they are too many; else 0."""
+
+
+def choose_renewed(kept: Mapping[str, Iterable[Sequence[int]]]) -> tuple[str, int]:
+    """The rank whose process is to be replaced, of those that are kept, by node: the node and the
+    local rank; `NOBODY` if none is to be, or none can be without losing the newest state.
+    """
+    ranks = [(node, KeptRank(*each)) for node, those in kept.items() for each in those]
+    newest = max((each.step for _, each in ranks), default=-1)
+    holders = sum(each.step == newest for _, each in ranks)
+    crowded = [
+        (-each.crowd, node, each.local_rank)
+        for node, each in ranks
+        if each.crowd and newest >= 0 and (each.step < newest or holders > 1)
+    ]
+    _, node, local_rank = min(crowded, default=(0, *NOBODY))
+    return node, local_rank
+
+
+def is_renewal_due(
+    crowds: Collection[int], snapshots: Iterable[RankSnapshot], *, nodes: int, from_step: int
+) -> bool:
+    """Whether the agents are to begin a new group, in which one of the ranks of this node is
+    replaced: only where there are others, and a step shows that they hold the state.
+
+    Args:
+        crowds: What each rank of this node has told.
+        snapshots: Their heartbeats.
+        nodes: The number of nodes of the group.
+        from_step: The step that the group has begun with.
+    """
+    others = nodes > 1 or len(crowds) > 1
+    return others and any(crowds) and all(each.step > from_step for each in snapshots)
 
 
 Document = dict[str, Any]
@@ -273,7 +396,7 @@ def failures_of(document: Document) -> list[Failure]:
 
 START, RESUME, JOIN, FAILURE = "start", "resume", "join", "failure"
 RENEW = "renew"
-"""A rank's process is to be replaced, see `kdist_trainer.agent.renewal`."""
+"""A rank's process is to be replaced, see `kdist_trainer.agent.coordination`."""
 PLANNED = (JOIN, RENEW)
 """The reasons of groups that the agents begin by themselves, without a failure or a request."""
 STOP = "stop"

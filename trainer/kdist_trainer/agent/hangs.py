@@ -10,6 +10,11 @@ enter the same ones in the same order, and each rank records its latest ones in 
 it. Comparing the records shows the first collective that differs, or the rank that did not reach
 it, whatever error torch raised: a timeout, an abort in C++, a closed connection or a wrong sum.
 torch's counterpart is the desync report of its flight recorder.
+
+`RankActivity` is what `/status` shows of the ranks of this node: for how long a rank has been in
+its collective or has shown nothing, and the line at which it stands. A heartbeat has no times, and
+an unchanged script sends none, so a silent rank outside of collectives gets a signal on which it
+only writes its stack.
 """
 
 from __future__ import annotations
@@ -19,7 +24,7 @@ import os
 import signal
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,8 +33,9 @@ from kdist_trainer import log
 from kdist_trainer.agent.coordination import AgentStore, Document, Generation
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.failure import Failure
-from kdist_trainer.liveness import Call, Heartbeat, Phase, RankSnapshot, heartbeat_path
-from kdist_trainer.process_tree import is_stopped
+from kdist_trainer.instrumentation.fault_handler import LOOK, look_path, read_line
+from kdist_trainer.processes.liveness import Call, Heartbeat, Phase, RankSnapshot, heartbeat_path
+from kdist_trainer.processes.process_tree import catches, is_stopped
 
 RankState = dict[str, Any]
 """The state of one rank as agents exchange it: its latest heartbeat and collectives."""
@@ -560,3 +566,104 @@ def _lines(path: Path, start: int) -> list[str]:
         return path.read_bytes()[start:].decode(errors="replace").splitlines()
     except OSError:
         return []
+
+
+LOOK_SECONDS = 15.0
+"""How long nothing was seen of a rank before its line is asked for; then twice as long, and so on.
+"""
+MAX_LOOK_SECONDS = 60.0
+_ANSWER_SECONDS = 0.5  # which a stack takes to be written
+
+
+@dataclass
+class _Rank:
+    """What is known of one rank; times are monotonic."""
+
+    seen: tuple[object, ...]
+    moved_at: float | None = None
+    entered_at: float | None = None
+    next_look: float = 0.0
+    pause: float = LOOK_SECONDS
+    asked_at: float | None = None
+    line: str = ""
+    line_since: float | None = None
+    ended: bool = False
+
+
+class RankActivity:
+    """Follows the ranks of one generation. `observe` is called on each pass of the agent's loop,
+    `entries` by the exporter's threads.
+
+    Args:
+        scratch: The agent's scratch folder.
+        pids: The process id of each rank, by local rank.
+    """
+
+    def __init__(self, scratch: Path, pids: Mapping[int, int]) -> None:
+        self._scratch = scratch
+        self._pids = pids
+        self._ranks: dict[int, _Rank] = {}
+
+    def observe(self, snapshots: Sequence[RankSnapshot], *, living: Collection[int]) -> None:
+        """Take in the latest heartbeats; `living` are the local ranks that have not exited."""
+        now = time.monotonic()
+        for local_rank, snapshot in enumerate(snapshots):
+            seen = (snapshot.count, snapshot.sequence, snapshot.inside)
+            rank = self._ranks.get(local_rank)
+            if rank is None:
+                first = _Rank(seen, moved_at=now if any(seen) else None)
+                rank = self._ranks[local_rank] = first
+                rank.next_look = now + LOOK_SECONDS
+                rank.entered_at = now if snapshot.inside else None
+            elif seen != rank.seen:
+                self._move(rank, snapshot, seen, now)
+            rank.ended = local_rank not in living
+            if not rank.ended and not snapshot.inside:
+                self._look(local_rank, rank, now)
+
+    def _move(
+        self, rank: _Rank, snapshot: RankSnapshot, seen: tuple[object, ...], now: float
+    ) -> None:
+        if not snapshot.inside:
+            rank.entered_at = None
+        elif rank.entered_at is None or seen[1] != rank.seen[1]:
+            rank.entered_at = now
+        rank.seen, rank.moved_at = seen, now
+        rank.next_look, rank.pause = now + LOOK_SECONDS, LOOK_SECONDS
+        rank.asked_at, rank.line, rank.line_since = None, "", None
+
+    def _look(self, local_rank: int, rank: _Rank, now: float) -> None:
+        """Ask for the line if it is time, and read what was written since."""
+        if rank.asked_at is not None and now - rank.asked_at >= _ANSWER_SECONDS:
+            line = read_line(self._scratch, local_rank)
+            if line != rank.line:
+                rank.line, rank.line_since = line, rank.asked_at if line else None
+            rank.asked_at = None
+        if now < rank.next_look or rank.asked_at is not None:
+            return
+        rank.next_look, rank.pause = now + rank.pause, min(2 * rank.pause, MAX_LOOK_SECONDS)
+        pid = self._pids[local_rank]
+        # without a handler the signal would end the process: one that is another program by now
+        if LOOK is not None and catches(pid, LOOK):
+            with contextlib.suppress(OSError):
+                os.truncate(look_path(self._scratch, local_rank), 0)
+                os.kill(pid, LOOK)
+                rank.asked_at = now
+
+    def entries(self) -> dict[int, dict[str, Any]]:
+        """Fields of `/status` by local rank, see `kdist_trainer.metrics.status`."""
+        now = time.monotonic()
+        return {number: _describe(rank, now) for number, rank in list(self._ranks.items())}
+
+
+def _describe(rank: _Rank, now: float) -> dict[str, Any]:
+    def since(at: float | None) -> float | None:
+        return None if at is None else round(max(0.0, now - at), 1)
+
+    return {
+        "ended": rank.ended,
+        "quiet_seconds": since(rank.moved_at),
+        "collective_seconds": since(rank.entered_at),
+        "line": rank.line or None,
+        "line_seconds": since(rank.line_since),
+    }

@@ -16,12 +16,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from kdist_trainer import descriptors, liveness, log, process_tree
-from kdist_trainer.agent import forkserver, script_processes
+from kdist_trainer import log
+from kdist_trainer.agent import forkserver
 from kdist_trainer.agent.exit_record import failed, read_done, stopped, success, write_record
-from kdist_trainer.agent.full_folders import SHARED_MEMORY
 from kdist_trainer.agent.logs import KeptLog, LogCopy, LogRelay, NullKeptLog, place_of, read_secrets
 from kdist_trainer.agent.settings import (
+    FILE,
     KEEP_ALIVE,
     Settings,
     clean_temp,
@@ -31,7 +31,7 @@ from kdist_trainer.agent.settings import (
     prepare_scratch,
 )
 from kdist_trainer.agent.shim import STARTED_AT
-from kdist_trainer.agent.telemetry import AgentTelemetry
+from kdist_trainer.agent.telemetry import SHARED_MEMORY, AgentTelemetry
 from kdist_trainer.config import Cause, Exit, TrainConfig
 from kdist_trainer.config.exit_codes import CODES
 from kdist_trainer.errors import CheckpointMismatchError, KdistTrainerError, classify
@@ -40,9 +40,9 @@ from kdist_trainer.json_text import encode_json
 from kdist_trainer.metrics.exporter import SCRIPT, Exporter
 from kdist_trainer.metrics.persistence import counters_path
 from kdist_trainer.object_store.store import ObjectPath
-from kdist_trainer.rendezvous.endpoint import FILE
+from kdist_trainer.processes import descriptors, liveness, process_tree
+from kdist_trainer.processes.signals import StopRequested, StopSignals, stop_margin
 from kdist_trainer.serving.server import LOOPBACK, own_addresses, with_loopback
-from kdist_trainer.signals import StopRequested, StopSignals, stop_margin
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.agent.server.api import WorkerSpec
@@ -240,7 +240,7 @@ def launch(settings: Settings) -> int:
             ),
         )
         record = _run_to_record(settings, procs, telemetry, stop, predecessors, health)
-        script_processes.close_forkserver()
+        forkserver.close_script_forkserver()
         health.clear()  # an agent whose work is over counts as healthy
         code = end(settings, record, stop=stop, exporter=exporter)
     clean_temp(settings.scratch)
@@ -262,8 +262,8 @@ def _start_forkservers(settings: Settings) -> Any:
     """
     pipe = _setup_process(settings)
     if settings.config.train is not None:
-        forkserver.start()
-    script_processes.start_forkserver(settings)  # which imports torch while this agent does
+        forkserver.start_worker_forkserver()
+    forkserver.start_script_forkserver(settings)  # which imports torch while this agent does
     return pipe
 
 
@@ -339,16 +339,15 @@ def _run_agent(
     health: list[Any],
 ) -> dict[str, Any]:
     """Run the elastic agent and everything else that needs torch; returns the exit record."""
-    from kdist_trainer.agent.agent import ElasticAgent
+    from kdist_trainer.agent.agent import ElasticAgent, open_handler, open_stores
     from kdist_trainer.agent.coordination import AgentStore
-    from kdist_trainer.agent.rendezvous import open_handler, open_stores
     from kdist_trainer.rendezvous.torch_internals import replace_script_start
 
     _silence_torch_logging()
     with stop.interruptible():
         stores = open_stores(settings, stop)
         handler = open_handler(settings, stores, predecessors=predecessors)
-        if (scripts := script_processes.running()) is not None:
+        if (scripts := forkserver.running_script_forkserver()) is not None:
             replace_script_start(scripts.start_script)
             scripts.wait_until_ready()  # the others do not wait for a node that has not joined yet
     spec = _worker_spec(settings, procs, handler)
@@ -386,7 +385,7 @@ def _worker_spec(settings: Settings, procs: int, handler: RendezvousHandler) -> 
         local_world_size=procs,
         rdzv_handler=handler,
         entrypoint=run_worker if script is None else sys.executable,
-        args=(*script_processes.RUN_SCRIPT, *script.command) if script else (settings.entrypoint,),
+        args=(*forkserver.RUN_SCRIPT, *script.command) if script else (settings.entrypoint,),
         max_restarts=settings.config.restart_limit,
         monitor_interval=_MONITOR_SECONDS,
     )

@@ -1,16 +1,21 @@
-"""The log of a node: the output of its workers and the events of its agent, relayed to the agent's
+r"""The log of a node: the output of its workers and the events of its agent, relayed to the agent's
 own output, and its end kept next to the checkpoints, where it outlives the pod.
 
-Each line is prefixed with its rank, such as `[rank3]: text`, as torch prefixes the lines of a
-rank's traceback. Only the agent writes lines without a prefix, which are events: its own, and those
-of ranks, which come through pipes of their own. Neither the workers nor the agent wait for the
-reader of the log: a thread writes, and beyond a limit lines are dropped.
+Each line of a rank has its prefix, such as `[rank3]: text`, as torch prefixes the lines of a rank's
+traceback. The states of a progress bar, which it overwrites with `\r`, become lines from time to
+time, and its last state always does. Only the agent writes lines without a prefix, which are
+events: its own, and those of ranks, which come through pipes of their own, so that nothing that a
+training prints is taken for an event. Neither the workers nor the agent wait for the reader of the
+log: a thread writes, and beyond a limit lines are dropped.
 
 The kept log is a folder of segments, each of one generation of the worker group: once they hold
 more than the job says, the oldest go. Another thread writes them, so that a slow or broken volume
-delays nothing; what comes while it is far behind is dropped, and said so. The values of the
-variables that the job takes from Secrets are replaced before anything is written, also where an
-event has them as JSON.
+delays nothing; lines that come while it is far behind are dropped, and the log says so. The values
+of the variables that the job takes from Secrets are replaced before anything is written, also where
+an event has them as JSON.
+
+`LogFile` is the file to which `kdist run` redirects an agent: once it is long, it becomes the older
+of two files.
 """
 
 from __future__ import annotations
@@ -21,28 +26,312 @@ import fcntl
 import os
 import re
 import select
+import stat
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Final, Protocol, Self
 
 from kdist_trainer import log
-from kdist_trainer.agent.log_file import LogFile
-from kdist_trainer.agent.rank_events import RankEvents
-from kdist_trainer.agent.rank_lines import END_OF_STATE, RankLines
 from kdist_trainer.checkpoint import storage
 from kdist_trainer.checkpoint.listing import LOGS, LogSegment, list_segments
 from kdist_trainer.checkpoint.storage import StoragePath
+from kdist_trainer.config import count_bytes
 from kdist_trainer.json_text import encode_json
 from kdist_trainer.object_store.files import GrowingObject
 from kdist_trainer.object_store.store import ObjectPath
 from kdist_trainer.output import EARLY, EVENTS, STREAMS, pipe_path
-from kdist_trainer.threads import OnError, start_thread
+from kdist_trainer.processes.threads import OnError, start_thread
+from kdist_trainer.untrusted_text import MalformedTextError, parse_object
+
+PATH_VARIABLE: Final = "KDIST_LOG_FILE"
+"""The variable that names the file to which `kdist run` has opened standard output and error."""
+LIMIT_VARIABLE: Final = "KDIST_LOG_LIMIT"
+"""The variable with the most bytes of each of the two files, such as `1Gi`."""
+DEFAULT_LIMIT: Final = "256Mi"
+_STREAMS = (1, 2)
+
+
+class LogFile:
+    """The file, written through standard output and standard error of this process."""
+
+    def __init__(self, path: Path, limit: int) -> None:
+        """Write to `path`, until it has `limit` bytes."""
+        self._path = path
+        self._limit = limit
+
+    @classmethod
+    def from_environment(cls) -> LogFile | None:
+        """The file that the environment names; None if the log is no file of `kdist run`."""
+        path = os.environ.get(PATH_VARIABLE)
+        if not path:
+            return None
+        try:
+            limit = count_bytes(os.environ.get(LIMIT_VARIABLE, DEFAULT_LIMIT))
+        except (KeyError, ValueError):
+            limit = count_bytes(DEFAULT_LIMIT)
+        return cls(Path(path), limit)
+
+    def rotate_if_long(self) -> None:
+        """Begin another file if this one has reached its limit; called between two lines. An
+        `OSError` leaves the file as it is.
+        """
+        with suppress(OSError):
+            found = os.fstat(_STREAMS[0])
+            if not stat.S_ISREG(found.st_mode) or found.st_size < self._limit:
+                return
+            self._path.replace(self._path.with_name(self._path.name + ".1"))
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+            fresh = os.open(self._path, flags, 0o600)
+            for stream in _STREAMS:
+                os.dup2(fresh, stream)
+            os.close(fresh)
+            os.write(_STREAMS[1], self._notice())
+
+    def _notice(self) -> bytes:
+        """The first line of each file but the first one."""
+        message = (
+            f"the log has reached {self._limit:,} bytes: {self._path.name}.1 has what came before, "
+            f"older lines are removed; {LIMIT_VARIABLE} sets the size of each file"
+        )
+        return log.render("warning", "log-rotated", {"message": message}, now=datetime.now(UTC))
+
+
+LOG_SECONDS, LIVE_SECONDS = 5.0, 0.4
+"""The interval of the states of a progress bar: in a log, and in a live view that redraws them."""
+_UNFINISHED_SECONDS = 1.0  # how long an incomplete line waits for its end
+_BELOW_SECONDS = 0.1  # after which a bar that ended its line did not do so to draw the bar below it
+_LONGEST_LINE = 1 << 16
+NO_RANK = b"[worker]: "
+"""The prefix of the output of a worker that has no rank yet: no line is without a prefix."""
+_UP = b"\x1b[A"
+END_OF_STATE = b"\r\n"
+"""By which a live view recognizes the states of a progress bar."""
+_CONTROL = re.compile(rb"(\n|\r|\x1b\[A)")
+_INVISIBLE = re.compile(rb"\x1b\[[0-9;]*[A-Za-z]|\s")
+
+
+class RankLines:
+    r"""Splits one stream into lines. `live` ends the states of a progress bar by `\r\n`, by which
+    the live view recognizes them.
+    """
+
+    def __init__(self, *, live: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
+        self._end_of_state = END_OF_STATE if live else b"\n"
+        self._interval = LIVE_SECONDS if live else LOG_SECONDS
+        self._clock = clock
+        self._prefix = NO_RANK
+        self._row = b""
+        self._drawn = False  # whether the row was begun by \r, as bars are
+        self._grown_at = 0.0
+        # rows of bars that may go on, and when they were left
+        self._above: list[tuple[bytes, float]] = []
+        self._is_back = False  # whether the row is an older state, back from a bar below it
+        self._state = b""  # a bar's state that was drawn over and is not shown yet
+        self._shown = b""
+        self._shown_at = float("-inf")
+
+    def begin(self, rank: int, *, generation: int = 0) -> None:  # noqa: ARG002 - as for events
+        """Prefix the following output with this rank."""
+        self._prefix = b"[rank%d]: " % rank
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Add output; returns the lines that are complete now, and those that are due."""
+        self._grown_at = self._clock()
+        found: list[bytes] = []
+        if self._drawn or self._above or b"\r" in data or _UP in data:
+            for piece in _CONTROL.split(data):
+                found += self._take(piece)
+        else:
+            *lines, self._row = (self._row + data).split(b"\n")
+            found += [marked for line in lines for marked in self._prefixed(line)]
+        while len(self._row) > _LONGEST_LINE:
+            found += self._prefixed(self._row[:_LONGEST_LINE])
+            self._row = self._row[_LONGEST_LINE:]
+        return found + self.due()
+
+    def due(self) -> list[bytes]:
+        """The lines that have waited long enough."""
+        now, found = self._clock(), []
+        while self._above and now >= self._above[0][1] + _BELOW_SECONDS:
+            found += self._finish_row(self._above.pop(0)[0])
+        if self._row and not self._drawn and now >= self._grown_at + _UNFINISHED_SECONDS:
+            found += self._prefixed(self._row)
+            self._row = b""
+        state = self._newest_state()
+        if state and now >= self._shown_at + self._interval:
+            found.append(self._prefix + state + self._end_of_state)
+            self._state, self._shown, self._shown_at = b"", state, now
+        return found
+
+    def wait_seconds(self) -> float | None:
+        """The time until a line is due; None if nothing waits."""
+        times = [left_at + _BELOW_SECONDS for _, left_at in self._above[:1]]
+        if self._row and not self._drawn:
+            times.append(self._grown_at + _UNFINISHED_SECONDS)
+        if self._newest_state():
+            times.append(self._shown_at + self._interval)
+        return max(0.0, min(times) - self._clock()) if times else None
+
+    def finish(self) -> list[bytes]:
+        """All remaining lines, at the end of the stream."""
+        rows = [*(row for row, _ in self._above), self._row or self._state]
+        self._above, self._row, self._drawn, self._state = [], b"", False, b""
+        return [line for row in rows for line in self._finish_row(row)]
+
+    def _newest_state(self) -> bytes:
+        is_row = self._drawn and not self._is_back and _is_visible(self._row)
+        state = self._row if is_row else self._state
+        return b"" if state == self._shown else state
+
+    def _take(self, piece: bytes) -> list[bytes]:
+        if piece == b"\n":
+            return self._end_row()
+        if piece in (b"\r", _UP):
+            if _is_visible(self._row) and not self._is_back:
+                self._state = self._row
+            self._is_back = piece == _UP and bool(self._above)
+            self._row = self._above.pop()[0] if self._is_back else b""
+            self._drawn = True
+        elif piece:
+            self._row += piece
+            self._is_back = False
+        return []
+
+    def _end_row(self) -> list[bytes]:
+        row, drawn, self._row, self._drawn = self._row, self._drawn, b"", False
+        if not (drawn or self._above) or (not drawn and _is_visible(row)):
+            above, self._above = self._above, []
+            left = [line for text, _ in above for line in self._finish_row(text)]
+            return [*left, *self._prefixed(row)]
+        if not self._is_back:
+            self._state = b""
+        self._above.append((row, self._clock()))
+        return []
+
+    def _finish_row(self, row: bytes) -> list[bytes]:
+        """The last state of a bar as a line; no line for a bar that was erased."""
+        if not _is_visible(row):
+            return []
+        self._state = b""
+        return self._prefixed(row)
+
+    def _prefixed(self, text: bytes) -> list[bytes]:
+        """The text as a line with the prefix of its rank, which torch's own tracebacks have
+        already.
+        """
+        text = text.removesuffix(b"\r")
+        prefix = b"" if text.startswith(self._prefix) else self._prefix
+        return [prefix + text + b"\n"]
+
+
+def _is_visible(text: bytes) -> bool:
+    return bool(_INVISIBLE.sub(b"", text))
+
+
+NAMES: Final = frozenset(
+    {
+        "attributes-not-kept",
+        "bench-begun",
+        "bench-done",
+        "bench-pairs",
+        "bench-row",
+        "bench-slow",
+        "buffers-late",
+        "checkpoint-committed",
+        "checkpoint-failed",
+        "checkpoint-fallback",
+        "checkpoints-off",
+        "continued",
+        "control-unreachable",
+        "data-parallel",
+        "done",
+        "early-stop",
+        "evaluated",
+        "evaluation-left",
+        "first-step",
+        "job-edited",
+        "ledger-write-failed",
+        "loss-not-finite",
+        "not-reproducible",
+        "observer-failed",
+        "past-end",
+        "preflight",
+        "pretrained-loaded",
+        "pretrained-mismatch",
+        "profile",
+        "profile-failed",
+        "progress",
+        "rank-parts-changed",
+        "recovery-restarts",
+        "replicas-differ",
+        "resumed",
+        "rolled-back",
+        "save-interval",
+        "save-waits",
+        "settings-edited",
+        "step-skipped",
+        "stopped",
+        "storage-not-shared",
+        "storage-unavailable",
+        "store-unbound",
+        "tensorboard-missing",
+        "tensorboard-not-written",
+        "thread-failed",
+        "timing-ended",
+        "timing-failed",
+        "training-started",
+    }
+)
+"""The events that ranks log; all others are the agent's."""
+_MAX_DEPTH = 20
+_LEVELS = ("info", "warning", "error")
+
+
+class RankEvents:
+    """Splits the stream of one rank's events into lines for the log."""
+
+    def __init__(self) -> None:
+        self._prefix = NO_RANK
+        self._known: dict[str, int] = {}
+        self._rest = b""
+
+    def begin(self, rank: int, *, generation: int) -> None:
+        """The following events are of this rank and generation."""
+        self._prefix = b"[rank%d]: " % rank
+        self._known = {"rank": rank, "generation": generation}
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Add what the rank has written; returns the lines that are complete now."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > log.MAX_LINE:
+            lines.append(self._rest)
+            self._rest = b""
+        return [self._to_line(line) for line in lines]
+
+    def finish(self) -> list[bytes]:
+        """What is left at the end of the rank."""
+        rest, self._rest = self._rest, b""
+        return [self._to_line(rest)] if rest else []
+
+    def _to_line(self, text: bytes) -> bytes:
+        try:
+            event = parse_object(text, max_bytes=log.MAX_LINE, max_depth=_MAX_DEPTH)
+        except MalformedTextError:
+            event = {}
+        if (
+            str(event.get("event")) not in NAMES
+            or str(event.get("level")) not in _LEVELS
+            or not isinstance(event.get("time"), str)
+        ):
+            return self._prefix + text + b"\n"
+        return log.encode({**event, **log.bound_fields(), **self._known})
+
 
 _SEGMENTS = 8
 """Parts of the limit, of which one goes at a time."""

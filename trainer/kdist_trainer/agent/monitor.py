@@ -7,7 +7,8 @@ returns the result of the worker group. torch elastic's counterpart is the loop 
 A node that is lost, such as by a power cut, falls silent: it closes no connection, so that a
 collective waits for its timeout, and torch's connect for ever. The rendezvous and the generation's
 document are polled in a background thread, so that a slow or unreachable store never blocks the
-monitor's loop.
+monitor's loop. Nor does the loop end when the process has no file descriptor left: it repeats the
+pass.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
 
 from kdist_trainer import log, result
-from kdist_trainer.agent import exhaustion, exit_analysis
+from kdist_trainer.agent import exit_analysis
 from kdist_trainer.agent.coordination import (
     JOIN,
     RENEW,
@@ -51,12 +53,34 @@ from kdist_trainer.agent.workers import WorkerProcesses
 from kdist_trainer.config import TrainConfig
 from kdist_trainer.failure import Failure
 from kdist_trainer.instrumentation.fault_handler import stacks_path
-from kdist_trainer.liveness import Phase
+from kdist_trainer.processes.descriptors import EXHAUSTED
+from kdist_trainer.processes.liveness import Phase
+from kdist_trainer.processes.signals import StopSignals, stop_margin
+from kdist_trainer.processes.threads import OnError, start_thread
 from kdist_trainer.rendezvous.handler import SILENCE_SECONDS
-from kdist_trainer.rendezvous.kubernetes_store import StoreRefusedError
 from kdist_trainer.rendezvous.state import RendezvousStatus
-from kdist_trainer.signals import StopSignals, stop_margin
-from kdist_trainer.threads import OnError, start_thread
+from kdist_trainer.rendezvous.stores import StoreRefusedError
+
+_PAUSE_SECONDS = 0.1
+_Result = TypeVar("_Result")
+
+
+def repeat(look: Callable[[], _Result | None]) -> _Result:
+    """Call `look` until it returns something, also after it has failed for want of descriptors."""
+    has_warned = False
+    while True:
+        try:
+            if (found := look()) is not None:
+                return found
+        except OSError as error:
+            if error.errno not in EXHAUSTED:
+                raise
+            if not has_warned:
+                message = f"the agent has no file descriptor left and tries again: {error}"
+                log.warn("descriptors-exhausted", message=message)
+            has_warned = True
+            time.sleep(_PAUSE_SECONDS)
+
 
 WAIT_SECONDS = 5.0
 """How long all ranks of this node must have waited in one collective before a silent node counts as
@@ -236,7 +260,7 @@ class WorkerMonitor:
 
     def run(self) -> GroupResult:
         """Monitor the workers until all have exited, by themselves or killed by the agent."""
-        return exhaustion.repeat(self._look)
+        return repeat(self._look)
 
     def _look(self) -> GroupResult | None:
         """One pass of the loop; returns the result of a group that has ended."""

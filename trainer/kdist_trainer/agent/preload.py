@@ -11,17 +11,17 @@ import os
 import warnings
 from pathlib import Path
 
-from kdist_trainer import forked_memory, liveness
-from kdist_trainer.agent import preload_modules
+from kdist_trainer.agent import forkserver
 from kdist_trainer.agent.settings import WORKER
+from kdist_trainer.processes import liveness, script_forkserver
 
 liveness.watch(Path(os.environ["KDIST_PARENT_PIPE"]))
 # Python warns of a fork with other threads; the only one sleeps in read() and holds no lock.
 warnings.filterwarnings("ignore", message=".*multi-threaded.*fork", category=DeprecationWarning)
-preload_modules.import_all(preload_modules.RANK_MODULES)
+forkserver.import_all(forkserver.RANK_MODULES)
 if os.environ.get("KDIST_ENTRYPOINT") == WORKER:
-    preload_modules.import_all(preload_modules.training_modules(Path(os.environ["KDIST_CONFIG"])))
-    preload_modules.register_gloo()
-    preload_modules.look_up_operators()
-    preload_modules.build_config()
-forked_memory.share_with_forks()
+    forkserver.import_all(forkserver.training_modules(Path(os.environ["KDIST_CONFIG"])))
+    forkserver.register_gloo()
+    forkserver.look_up_operators()
+    forkserver.build_config()
+script_forkserver.share_with_forks()

@@ -1,18 +1,34 @@
 """The restart policy: numbers the generations, records why each began, and counts restarts against
 the job's limit.
 
-A failure that repeats without progress ends the run early (`repetition`). The agent with group rank
-0 writes the record. It reads earlier generations from the ledger of the run and from the agents'
-documents, so any agent may take over.
+The agent with group rank 0 writes the record. It reads earlier generations from the ledger of the
+run and from the agents' documents, so any agent may take over.
+
+A failure that repeats at the same step, without progress in between, ends the run early. The row of
+the table of causes says how many equal failures that takes; external causes (a SIGKILL, a lost
+node, storage that fails a save) never count. Where no step is known, as for a script, failures
+count as the same if the worker groups lived for about as long.
+
+A script that cannot continue is started once (`SingleStart`). A script continues after a restart if
+its ranks open the job's checkpoints, by a `Checkpointer` or an integration. Any other would start
+from its beginning and overwrite what it has written, so a failure, a lost node or an eviction ends
+its job, unless the job file names `maxRestarts`. The decision is kept where the generations are, so
+that an agent that replaces a lost one decides the same.
 """
 
 from __future__ import annotations
 
+import math
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
+from torch.distributed.elastic.rendezvous.api import RendezvousError
+
+from kdist_trainer import log
 from kdist_trainer.agent import run_history
 from kdist_trainer.agent.coordination import (
     FAILURE,
@@ -25,23 +41,396 @@ from kdist_trainer.agent.coordination import (
     failures_of,
 )
 from kdist_trainer.agent.exit_record import root_cause
-from kdist_trainer.agent.repetition import (
-    CODE,
-    alike_limit,
-    count_repeats,
-    count_restarts,
-    have_parted,
-    is_transient,
+from kdist_trainer.agent.run_history import (
+    AT_START,
+    WAITED,
+    RunRecords,
+    describe_slow_start,
+    was_starting,
 )
-from kdist_trainer.agent.run_records import RunRecords
-from kdist_trainer.agent.single_start import NoRule, SingleStart, judge
-from kdist_trainer.agent.slow_start import AT_START, WAITED, describe_slow_start, was_starting
+from kdist_trainer.causes import BY_NAME
 from kdist_trainer.causes.host import REPLICAS_DIFFER
+from kdist_trainer.causes.row import SLOW, SLOW_START
 from kdist_trainer.checkpoint.interval import at_risk_seconds, read_history, unsaved_seconds
 from kdist_trainer.checkpoint.ledger import find_last_sign
 from kdist_trainer.checkpoint.storage import StoragePath
-from kdist_trainer.config import Cause, Exit
+from kdist_trainer.config import Cause, Exit, TrainConfig
+from kdist_trainer.config.exit_codes import Fault, Rerun
 from kdist_trainer.failure import Failure
+from kdist_trainer.processes.liveness import RankSnapshot
+from kdist_trainer.rendezvous.state import RendezvousStatus
+
+MAX_REPEATS = 3
+"""How often the same failure may end a group in a row before it counts as permanent, if no row of
+the table of causes says it.
+"""
+_UNCERTAIN = 2
+"""The same of a failure that is perhaps the user's."""
+_LIMITS = {
+    Cause.SIGNAL: MAX_REPEATS,
+    Cause.HANG: MAX_REPEATS,
+    Cause.COLLECTIVE_TIMEOUT: MAX_REPEATS,
+    Cause.DEVICE: MAX_REPEATS,
+    Cause.LOADER: MAX_REPEATS,
+    Cause.NODE: MAX_REPEATS,
+    Cause.EARLY_EXIT: _UNCERTAIN,
+    Cause.UNKNOWN: _UNCERTAIN,
+    Cause.USER_CODE: _UNCERTAIN,
+}
+_KEEP_NAME = {Cause.USER_CODE, Cause.UNKNOWN, Cause.EARLY_EXIT}
+_EXTERNAL = re.compile(r"SIG(KILL|TERM|INT|HUP)|forkserver|KeyboardInterrupt")
+_LIFETIME_RATIO = 2.0
+_LIFETIME_SLACK_SECONDS = 5.0
+
+Event = Mapping[str, Any]
+
+
+def alike_limit(failure: Failure) -> int:
+    """How many equal failures in a row, without progress in between, end the run; 0 if they never
+    do, since each comes from outside.
+    """
+    if failure.signature in BY_NAME:
+        return BY_NAME[failure.signature].alike
+    if failure.cause is Cause.NODE_LOST and not failure.primary:
+        return MAX_REPEATS  # no node is gone: what the ranks lost of each other is not known
+    if failure.cause is Cause.SIGNAL and _EXTERNAL.search(failure.message):
+        return 0
+    return _LIMITS.get(failure.cause, 0)
+
+
+def is_transient(failure: Failure) -> bool:
+    """Whether a failure probably does not repeat after a restart."""
+    return alike_limit(failure) == 0
+
+
+def count_repeats(events: Iterable[Event], failure: Failure) -> int:
+    """Count the consecutive groups, up to that of `failure`, that the same failure ended without
+    progress in between.
+
+    Args:
+        events: The run's events so far, in order, with or without that of `failure`.
+        failure: The latest failure.
+    """
+    started_at, earlier = _since_progress(events)
+    signature = _signature(failure.cause.value, failure.step, failure.message)
+    lifetimes = [failure.time - started_at.get(failure.generation, failure.time)]
+    for event in reversed(earlier):
+        number = event.get("generation", 0)
+        if number >= failure.generation:
+            continue
+        if (
+            _signature(event.get("cause"), event.get("step"), str(event.get("message")))
+            != signature
+        ):
+            break
+        lifetimes.append(event.get("time", 0.0) - started_at.get(number, 0.0))
+        longest = _LIFETIME_RATIO * min(lifetimes) + _LIFETIME_SLACK_SECONDS
+        if failure.step is None and max(lifetimes) > longest:
+            lifetimes.pop()
+            break
+    return len(lifetimes)
+
+
+CODE: Final = "code"
+"""The field of a failure in the events: what the ranks that differed have computed by."""
+
+
+def have_parted(events: Iterable[Event], failure: Failure | None, *, code: str) -> bool:
+    """Whether ranks of this run that run this code have held different states after a recovery in
+    place: those that stay would differ again from those that are new. Other code may be mended.
+    """
+    if failure is not None and failure.signature == REPLICAS_DIFFER:
+        return True
+    return any(
+        one.get("signature") == REPLICAS_DIFFER and one.get(CODE, code) == code
+        for one in events
+        if one["event"] == "failure"
+    )
+
+
+def count_restarts(events: Iterable[dict[str, Any]], *, step: int = -1) -> int:
+    """Count the failures since the step that the run can continue from last rose, or since the run
+    was restarted by hand.
+
+    Args:
+        events: The run's events so far, in order.
+        step: The step that the next group continues from.
+    """
+    failures = 0
+    best = committed = -1
+    for event in events:
+        if event["event"] == "generation":
+            if event.get("from_step", -1) > best >= 0:
+                failures = 0
+            best = max(best, event.get("from_step", -1))
+            if event.get("kept_step") is None:
+                committed = max(committed, event.get("from_step", -1))
+            if event.get("reason") == FAILURE:
+                failures += 1
+            elif event.get("reason") not in PLANNED:
+                failures = 0
+        elif (
+            event["event"] == "commit"
+            and isinstance(event.get("step"), int)
+            and event["step"] > committed
+        ):
+            # also below a step that ranks had kept, and that was lost with them
+            failures = 0
+            committed = event["step"]
+            best = max(best, committed)
+    return 0 if step > best >= 0 else failures
+
+
+def _since_progress(events: Iterable[Event]) -> tuple[dict[int, float], list[Event]]:
+    """The start times of the groups since the last progress, by number, and the failures that ended
+    them.
+    """
+    started_at: dict[int, float] = {}
+    failures: list[Event] = []
+    best = -1
+    for event in events:
+        name = event["event"]
+        if name == "generation":
+            if event.get("reason") not in (FAILURE, *PLANNED):  # the run was restarted by hand
+                failures.clear()
+            started_at[event.get("generation", 0)] = event.get("time", 0.0)
+        elif name == "failure":
+            failures.append(event)
+        elif name == "commit" and isinstance(event.get("step"), int) and event["step"] > best:
+            best = event["step"]
+            failures.clear()
+    return started_at, failures
+
+
+def _signature(cause: object, step: object, message: str) -> tuple[object, object, str]:
+    """The properties that identify a repeated failure; numbers in the message do not count."""
+    return cause, step, re.sub(r"0x[0-9a-f]+|\d+", "#", message.partition("\n")[0])
+
+
+def final_failure(
+    last: Failure, generation: Generation, message: str, *, collectives: tuple[str, ...]
+) -> Failure:
+    """The failure that ends the run instead of `generation`, after `last`: the user's and what is
+    in no table keep their name if they came back alike, and are final; others have exhausted the
+    limit of restarts.
+    """
+    is_alike = 0 < alike_limit(last) <= generation.repeats
+    kept = last.fault in (Fault.USER, Fault.UNKNOWN, Fault.KDIST) and last.cause in _KEEP_NAME
+    named = is_alike and kept
+    if generation.slow_start and not named:
+        last = replace(last, signature=SLOW_START, advice=SLOW.advice)
+    return replace(
+        last,
+        cause=last.cause if named else Cause.BUDGET,
+        code=Exit.USER if named else Exit.BUDGET,
+        primary=True,
+        message=message,
+        collectives=collectives,
+        rerun=Rerun.FIXED if named else last.rerun,
+    )
+
+
+RULE: Final = (
+    "if a rank or a node is lost, the script is not started again, unless it has opened a "
+    "Checkpointer: its files are its own; spec.maxRestarts: N starts it again all the same"
+)
+REFUSAL: Final = (
+    "the script is not started again: no rank has opened a Checkpointer, and its files are its "
+    "own; spec.maxRestarts: N starts it again"
+)
+ASKED_TO_END: Final = "a node was asked to end, like a pod that is evicted or deleted"
+OTHERS_SECONDS: Final = 15.0
+"""How long a node whose ranks have lost their peers waits to hear what has happened elsewhere."""
+_RETRY_SECONDS, _POLL_SECONDS = 5.0, 0.1
+
+
+def end_for_good(failure: Failure, refusal: str) -> Failure:
+    """The failure that ends the job, with the reason why it is not started again."""
+    message = f"{failure.message}; {refusal}"
+    return replace(failure, code=Exit.BUDGET, primary=True, message=message)
+
+
+def end_refused(generation: Generation, known: Failure) -> Failure:
+    """The failure that ends the job at a generation that has not begun.
+
+    Args:
+        generation: The generation.
+        known: What is known of the failure before it.
+    """
+    cause = Cause(generation.cause or Cause.UNKNOWN)
+    failure = replace(known, cause=cause, message=generation.message)
+    return end_for_good(failure, generation.refusal)
+
+
+def judge(
+    document: Document,
+    number: int,
+    *,
+    rule: tuple[str | None, str],
+    reason: str,
+    failure: Failure | None,
+    starting: bool = False,
+) -> tuple[str, Failure | None, str]:
+    """Why the next generation begins, the failure that ended the last one, and why there is none.
+    A node that is asked to end as its ranks start counts as a failure: a run whose nodes are
+    always taken so early would otherwise restart for ever.
+
+    Args:
+        document: The last generation's document.
+        number: Its number.
+        rule: What `examine` has found.
+        reason: Why the next generation would begin.
+        failure: The failure that ended the last one, if any has.
+        starting: Whether that one had not come to a step.
+    """
+    asked_at, refusal = rule
+    if asked_at is not None and document.get("requested_at", asked_at) != asked_at:
+        return RESUME, None, ""
+    is_lost = bool(refusal) or (starting and "rank_states" in document)
+    if is_lost and failure is None and reason == RESUME:
+        failure = Failure.of_node(Cause.PREEMPTED, Exit.STOPPED, ASKED_TO_END, generation=number)
+        reason = reason if refusal else FAILURE
+    return reason, failure, refusal if failure is not None and reason not in PLANNED else ""
+
+
+def _has_lost_nodes(status: Callable[[], RendezvousStatus]) -> bool:
+    try:
+        found = status()
+    except RendezvousError:
+        return False
+    return bool(found.left or found.silent)
+
+
+class NoRule:
+    """The rule of a job whose workers may always be started again."""
+
+    is_script = applies = False
+
+    def examine(self, document: Document, *, committed: int) -> tuple[str | None, str]:  # noqa: ARG002 - SingleStart's signature
+        """None, and no reason against it."""
+        return None, ""
+
+    def find_end(self, cause: Failure, **_: Any) -> None:
+        """None."""
+
+
+class SingleStart:
+    """Whether the workers may be started again.
+
+    Args:
+        config: The settings of the job.
+        agent_store: The documents that agents share, whose calls fail soon.
+    """
+
+    def __init__(self, config: TrainConfig, agent_store: AgentStore) -> None:
+        self._config = config
+        self._agent_store = agent_store
+        self._opened = False
+        self._is_told = False
+        self._next_try = -math.inf
+
+    @property
+    def is_script(self) -> bool:
+        """Whether the workers run a script."""
+        return self._config.script is not None
+
+    @property
+    def applies(self) -> bool:
+        """Whether the job is one whose ranks must open checkpoints to be started again."""
+        return self._config.starts_once
+
+    def observe(self, snapshots: Iterable[RankSnapshot]) -> bool:
+        """Look whether a rank of this node has opened the job's checkpoints, and tell the other
+        agents; an error of the store is tried again later.
+
+        Returns:
+            Whether this is the first time that one has.
+        """
+        if self._config.script is None or self._is_told:
+            return False
+        is_first = not self._opened
+        self._opened = self._opened or any(one.has_checkpoints for one in snapshots)
+        if self._opened and time.monotonic() >= self._next_try:
+            self._next_try = time.monotonic() + _RETRY_SECONDS
+            try:
+                if self.applies:
+                    self._agent_store.mark_checkpoints()
+                self._is_told = True
+            except RuntimeError as error:
+                log.warn(
+                    "rendezvous-unreachable",
+                    message=f"the other nodes cannot be told that the script resumes: {error}",
+                )
+        return is_first and self._opened
+
+    def examine(self, document: Document, *, committed: int) -> tuple[str | None, str]:
+        """Examine whether a generation may follow the one with this document.
+
+        Args:
+            document: The document; empty if there is none in this store.
+            committed: The step of the newest checkpoint, 0 without one.
+
+        Returns:
+            When a user last asked for the job to start again, None where that does not matter; and
+            why it is not started by itself, empty if it is.
+
+        Raises:
+            RuntimeError: The store is unreachable.
+        """
+        if not self.applies:
+            return None, ""
+        asked_at = self._agent_store.requested_at()
+        return asked_at, self.refuse(committed=committed) if document else ""
+
+    def refuse(self, *, committed: int) -> str:
+        """Why the workers are not started again; empty if they may be. Raises `RuntimeError` if
+        the store is unreachable.
+
+        Args:
+            committed: The step of the newest checkpoint, 0 without one.
+        """
+        if not self.applies or self._opened or committed:
+            return ""
+        self._opened = self._agent_store.has_checkpoints()
+        return "" if self._opened else REFUSAL
+
+    def find_end(
+        self,
+        cause: Failure,
+        *,
+        others: Sequence[str],
+        committed: int,
+        read: Callable[[], Document],
+        status: Callable[[], RendezvousStatus],
+    ) -> Failure | None:
+        """The failure that ends the job, if its script is not started again: that of whichever
+        node it began on.
+
+        Where nodes were asked to end there is none: the agent that replaces one decides, which
+        knows whether a user has started the job again.
+
+        Args:
+            cause: The root cause as far as this node knows.
+            others: The other nodes of the generation.
+            committed: The step of the newest checkpoint, 0 without one.
+            read: Reads the generation's document.
+            status: Reads the state of the rendezvous.
+
+        Raises:
+            RuntimeError: The store is unreachable.
+        """
+        refusal = self.refuse(committed=committed)
+        deadline = time.monotonic() + OTHERS_SECONDS
+        while refusal and "planned_stop" not in (document := read()):
+            first = root_cause([cause, *failures_of(document)]) or cause
+            if not first.primary and _has_lost_nodes(status):
+                lost = others[0] if len(others) == 1 else "a node of the group"
+                return end_for_good(replace(first, message=f"lost {lost}", rank=None), refusal)
+            if first.primary or time.monotonic() > deadline:
+                return end_for_good(first, refusal)
+            time.sleep(_POLL_SECONDS)
+        return None
+
 
 _UNWRITTEN = "unwritten"
 _MAX_BACKOFF_SECONDS = 60

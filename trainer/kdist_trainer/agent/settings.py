@@ -1,5 +1,5 @@
-"""The settings of one agent: its command line, the limits on the number of nodes, and the
-environment of its workers.
+"""The settings of one agent: its command line with the rendezvous endpoint, the limits on the
+number of nodes, and the environment of its workers. Free of torch.
 
 `kdist scale` changes nodes.json, which lies in the same folder as train.json, while agents run.
 """
@@ -20,9 +20,41 @@ from pathlib import Path
 from kdist_trainer import log
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.config import METRICS_PORT, NODES, Nodes, TrainConfig
+from kdist_trainer.errors import ConfigError
 from kdist_trainer.json_text import encode_json
 from kdist_trainer.metrics.transport import find_short_folder
-from kdist_trainer.rendezvous.endpoint import FILE, RendezvousEndpoint, parse_endpoint
+
+FILE, KUBERNETES, C10D = "file", "kubernetes", "c10d"
+ENDPOINTS = (
+    "file:/path/of/a/shared/folder, kubernetes:NAMESPACE/NAME of a ConfigMap, or "
+    "c10d:HOST:PORT of the agent that hosts it"
+)
+
+
+@dataclass(frozen=True)
+class RendezvousEndpoint:
+    """A scheme, and by scheme the location of the store: `(folder, "")`, `(namespace, name)` or
+    `(host, port)`.
+    """
+
+    scheme: str
+    location: tuple[str, str]
+
+
+def parse_endpoint(text: str) -> RendezvousEndpoint:
+    """Parse `SCHEME:LOCATION`. Raises `ConfigError`."""
+    scheme, _, rest = text.partition(":")
+    if scheme == FILE and rest:
+        return RendezvousEndpoint(scheme, (rest, ""))
+    if scheme == KUBERNETES:
+        namespace, _, name = rest.partition("/")
+        if namespace and name and "/" not in name:
+            return RendezvousEndpoint(scheme, (namespace, name))
+    if scheme == C10D:
+        host, _, port = rest.rpartition(":")
+        if host and port.isascii() and port.isdigit() and 0 < int(port) < 65536:
+            return RendezvousEndpoint(scheme, (host.removeprefix("[").removesuffix("]"), port))
+    raise ConfigError(f"{text!r} is no rendezvous endpoint: {ENDPOINTS}")
 
 
 class NodeLimits:

@@ -23,12 +23,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from kdist_trainer import liveness, process_tree
-from kdist_trainer.agent import forkserver, preload_modules
+from kdist_trainer.agent import forkserver
 from kdist_trainer.agent.shim import SPAWNER
 from kdist_trainer.config import TrainConfig
 from kdist_trainer.json_text import encode_json
-from kdist_trainer.signals import leave_stops_to_others
+from kdist_trainer.processes import liveness, process_tree
+from kdist_trainer.processes.signals import leave_stops_to_others
 from kdist_trainer.untrusted_text import MalformedTextError, parse_json
 
 _ORPHAN_SECONDS = 2.0
@@ -175,10 +175,10 @@ def main(config_path: Path, parent_pipe: Path) -> NoReturn:
     config = TrainConfig.read(config_path)
     # torch reads it on import.
     os.environ.setdefault("OMP_NUM_THREADS", str(config.threads_per_rank))
-    preload_modules.import_all(preload_modules.AGENT_MODULES)
+    forkserver.import_all(forkserver.AGENT_MODULES)
     if config.train is not None:
-        preload_modules.import_all(preload_modules.RANK_MODULES)
-        preload_modules.import_all(preload_modules.training_modules(config_path))
+        forkserver.import_all(forkserver.RANK_MODULES)
+        forkserver.import_all(forkserver.training_modules(config_path))
     gc.collect()
     gc.freeze()  # garbage collection in an agent then writes to no shared pages
     Spawner(requests).serve()

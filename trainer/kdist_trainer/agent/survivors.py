@@ -32,10 +32,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.api import PContext
 
-from kdist_trainer import failure, log, process_tree, result
-from kdist_trainer.agent import exit_analysis, renewal
-from kdist_trainer.agent.coordination import RESUME, STOP, AgentStore, Generation
-from kdist_trainer.agent.renewal import KeptRank
+from kdist_trainer import failure, log, result
+from kdist_trainer.agent import coordination, exit_analysis
+from kdist_trainer.agent.coordination import RESUME, STOP, AgentStore, Generation, KeptRank
 from kdist_trainer.agent.restart_policy import RestartLedger
 from kdist_trainer.agent.settings import WORKER, Settings
 from kdist_trainer.agent.workers import WorkerProcesses
@@ -50,9 +49,10 @@ from kdist_trainer.control import (
     ConnectedRank,
     ControlServer,
 )
-from kdist_trainer.liveness import Phase, RankSnapshot
+from kdist_trainer.processes import process_tree
+from kdist_trainer.processes.liveness import Phase, RankSnapshot
+from kdist_trainer.processes.signals import StopSignals, stop_margin
 from kdist_trainer.rendezvous.torch_internals import release_queues, worker_processes
-from kdist_trainer.signals import StopSignals, stop_margin
 
 LEAVE_SECONDS = 30.0
 """How long a worker may take to leave its group: it must first finish what it computes."""
@@ -120,7 +120,7 @@ class Survivors:
         """
         crowds = [rank.crowd for rank in self._connected(workers).values()]
         nodes, from_step = len(generation.nodes), generation.from_step
-        is_due = renewal.is_renewal_due(crowds, snapshots, nodes=nodes, from_step=from_step)
+        is_due = coordination.is_renewal_due(crowds, snapshots, nodes=nodes, from_step=from_step)
         return is_due and self.all_can_leave(workers)
 
     def describe_kept(self, workers: WorkerProcesses) -> list[KeptRank]:

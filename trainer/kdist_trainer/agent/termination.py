@@ -19,6 +19,7 @@ from kdist_trainer.agent.coordination import (
     STOP,
     AgentStore,
     Document,
+    FinishExchange,
     Generation,
     failures_of,
 )
@@ -30,7 +31,6 @@ from kdist_trainer.agent.exit_record import (
     stopped,
     success,
 )
-from kdist_trainer.agent.finish import FinishExchange
 from kdist_trainer.agent.hangs import (
     RankState,
     find_mismatch,
@@ -38,17 +38,15 @@ from kdist_trainer.agent.hangs import (
     gather_rank_states,
     resolve_root_cause,
 )
-from kdist_trainer.agent.repetition import final_failure
-from kdist_trainer.agent.restart_policy import RestartLedger
+from kdist_trainer.agent.restart_policy import RestartLedger, end_refused, final_failure
 from kdist_trainer.agent.settings import Settings
-from kdist_trainer.agent.single_start import end_refused
 from kdist_trainer.agent.telemetry import AgentTelemetry
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.failure import Failure
+from kdist_trainer.processes.signals import StopSignals
 from kdist_trainer.rendezvous.handler import Rendezvous
-from kdist_trainer.rendezvous.kubernetes_store import StoreRefusedError
+from kdist_trainer.rendezvous.stores import StoreRefusedError
 from kdist_trainer.result import DONE
-from kdist_trainer.signals import StopSignals
 
 EARLIER_FAILURE_SECONDS = 0.3
 """How long a permanent failure waits for an earlier one of another node to be posted."""

@@ -21,9 +21,9 @@ from typing import Any
 
 from torch.distributed.elastic.multiprocessing.api import PContext, SubprocessContext
 
-from kdist_trainer import process_tree
-from kdist_trainer.agent import script_processes
 from kdist_trainer.agent.exit_analysis import FORKSERVER_LOST
+from kdist_trainer.agent.forkserver import supervise_script_forkserver
+from kdist_trainer.processes import process_tree
 from kdist_trainer.rendezvous import store_process
 from kdist_trainer.rendezvous.torch_internals import release_queues, worker_processes
 
@@ -223,5 +223,5 @@ def _servers() -> set[int]:
     scripts, multiprocessing's resource tracker, and the store of the rendezvous.
     """
     pids = (forkserver._forkserver._forkserver_pid, resource_tracker._resource_tracker._pid)  # type: ignore[attr-defined]
-    found = {pid for pid in (*pids, script_processes.supervise()) if pid is not None}
+    found = {pid for pid in (*pids, supervise_script_forkserver()) if pid is not None}
     return found | store_process.pids()

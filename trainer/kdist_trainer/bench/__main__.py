@@ -26,7 +26,7 @@ from kdist_trainer.bench.measure import (
     sizes,
 )
 from kdist_trainer.instrumentation.collective_hooks import find_heartbeat, record_collectives
-from kdist_trainer.liveness import Phase
+from kdist_trainer.processes.liveness import Phase
 from kdist_trainer.world import World
 
 LogEvent = Callable[..., None]

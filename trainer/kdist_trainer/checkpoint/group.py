@@ -33,8 +33,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from kdist_trainer import group_abort, log
 from kdist_trainer.checkpoint.interval import INTERVAL_EVENT, SaveClock
 from kdist_trainer.checkpoint.ledger import RunLedger
-from kdist_trainer.signals import StopCounter
-from kdist_trainer.threads import OnError, start_thread
+from kdist_trainer.processes.signals import StopCounter
+from kdist_trainer.processes.threads import OnError, start_thread
 
 T = TypeVar("T")
 _TIMEOUT = timedelta(hours=6)

@@ -33,8 +33,8 @@ from kdist_trainer.checkpoint.script_state import ScriptObjects, ScriptState, St
 from kdist_trainer.checkpoint.storage import open_location
 from kdist_trainer.config import Checkpointing, Every, TrainConfig
 from kdist_trainer.errors import ConfigError
-from kdist_trainer.liveness import Heartbeat, Phase, heartbeat_path
 from kdist_trainer.metrics.transport import Reporter
+from kdist_trainer.processes.liveness import Heartbeat, Phase, heartbeat_path
 
 Manager = TypeVar("Manager", bound=CheckpointManager)
 _open: list[tuple[int, CheckpointManager]] = []  # the process, and what has its checkpoints open

@@ -87,7 +87,7 @@ LISTENERS: Final = (
         _LOOPBACK,
         "nothing, for the whole job: newcomers are how a node joins",
         "read and set the state of the rendezvous, and use up memory",
-        ("kdist_trainer.rendezvous.tcp_store",),
+        ("kdist_trainer.rendezvous.stores",),
     ),
     Listener(
         "torch's TCPStore of a script",

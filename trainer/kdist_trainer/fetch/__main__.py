@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from kdist_trainer import liveness, log
+from kdist_trainer import log
 from kdist_trainer.agent.exit_record import failed, stopped, write_termination_message
 from kdist_trainer.config import SECRET_VARIABLES, Cause, Exit
 from kdist_trainer.config.sources import without_secrets
@@ -25,7 +25,8 @@ from kdist_trainer.errors import ConfigError, KdistTrainerError
 from kdist_trainer.failure import Failure, describe
 from kdist_trainer.fetch import STALL_SECONDS, FetchRequest
 from kdist_trainer.fetch.fetcher import Fetcher, is_full
-from kdist_trainer.signals import StopRequested, StopSignals
+from kdist_trainer.processes import liveness
+from kdist_trainer.processes.signals import StopRequested, StopSignals
 
 _SHORTEST_SECRET = 6
 _STDOUT = 1

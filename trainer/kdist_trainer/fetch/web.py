@@ -42,7 +42,7 @@ from kdist_trainer.fetch import (
     RemoteFile,
     TransientError,
 )
-from kdist_trainer.threads import OnError, start_thread
+from kdist_trainer.processes.threads import OnError, start_thread
 from kdist_trainer.untrusted_text import parse_json
 
 TIMEOUT_SECONDS: Final = 60.0

@@ -27,7 +27,7 @@ from torch.distributed import ProcessGroup, Work
 from kdist_trainer import group_abort, log
 from kdist_trainer.instrumentation import torch_internals
 from kdist_trainer.instrumentation.torch_internals import COLLECTIVES, OPERATORS, WAITS
-from kdist_trainer.liveness import Heartbeat, Phase, heartbeat_path
+from kdist_trainer.processes.liveness import Heartbeat, Phase, heartbeat_path
 
 PostHook = Callable[[Work | None], object]
 """Called after a collective's launch with its handle; for a synchronous collective

@@ -29,11 +29,11 @@ from kdist_trainer.instrumentation import collective_hooks
 from kdist_trainer.instrumentation.collective_hooks import FlightRecorder, PostHook, on_completion
 from kdist_trainer.instrumentation.step_timer import KINDS, payload
 from kdist_trainer.instrumentation.torch_internals import storage_id
-from kdist_trainer.liveness import Heartbeat, heartbeat_path
 from kdist_trainer.metrics import transport
 from kdist_trainer.metrics.step_stats import Op, StepStats
 from kdist_trainer.metrics.transport import Reporter
-from kdist_trainer.threads import OnError, start_thread
+from kdist_trainer.processes.liveness import Heartbeat, heartbeat_path
+from kdist_trainer.processes.threads import OnError, start_thread
 
 SEND_SECONDS = 1.0
 _MAX_UNFINISHED = 64

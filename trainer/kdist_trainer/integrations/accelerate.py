@@ -23,8 +23,8 @@ from accelerate.tracking import GeneralTracker
 
 from kdist_trainer.integrations import framework
 from kdist_trainer.integrations.framework import FrameworkCheckpoints
-from kdist_trainer.liveness import Phase
 from kdist_trainer.metrics.transport import Reporter
+from kdist_trainer.processes.liveness import Phase
 
 
 class KdistTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ships no types

@@ -21,9 +21,9 @@ from kdist_trainer.checkpoint.interval import SaveClock, make_interval
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.checkpoint.script_api import ScriptWorld, close_manager, open_manager
 from kdist_trainer.config import Checkpointing, Every
-from kdist_trainer.liveness import Phase
 from kdist_trainer.metrics.step_stats import WallCategory
 from kdist_trainer.metrics.transport import Reporter
+from kdist_trainer.processes.liveness import Phase
 
 _trained: list[bool] = []  # that this process has opened the run's checkpoints once
 

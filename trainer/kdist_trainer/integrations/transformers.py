@@ -23,8 +23,8 @@ from kdist_trainer.checkpoint.group import CheckpointGroup
 from kdist_trainer.config import Exit
 from kdist_trainer.integrations import framework
 from kdist_trainer.integrations.framework import FrameworkCheckpoints
-from kdist_trainer.liveness import Phase
 from kdist_trainer.metrics.transport import Reporter
+from kdist_trainer.processes.liveness import Phase
 
 
 class KdistTrainerCallback(TrainerCallback):

@@ -26,7 +26,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kdist_trainer import __version__
-from kdist_trainer.liveness import Phase
 from kdist_trainer.metrics import declarations
 from kdist_trainer.metrics.declarations import (
     AGENT_METRICS,
@@ -42,6 +41,7 @@ from kdist_trainer.metrics.declarations import (
 )
 from kdist_trainer.metrics.step_stats import COLLECTIVES, WALL_CATEGORIES, StepPhase, WallCategory
 from kdist_trainer.metrics.transport import COUNTER_SLOTS, GAUGES, RECORDED, SLOTS, Record
+from kdist_trainer.processes.liveness import Phase
 
 Labels = tuple[str, ...]
 

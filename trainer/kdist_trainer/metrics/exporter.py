@@ -25,7 +25,6 @@ from kdist_trainer import log
 from kdist_trainer.config import Nodes
 from kdist_trainer.formats import FORMAT, FORMATS
 from kdist_trainer.json_text import encode_json
-from kdist_trainer.liveness import Phase
 from kdist_trainer.metrics import declarations, status
 from kdist_trainer.metrics.aggregation import (
     ACCEPTED,
@@ -63,6 +62,7 @@ from kdist_trainer.metrics.transport import (
     unpack,
 )
 from kdist_trainer.object_store.store import ObjectPath
+from kdist_trainer.processes.liveness import Phase
 from kdist_trainer.serving.pages import HttpResponse, serve_pages, text_response
 from kdist_trainer.serving.server import BoundedServer
 

@@ -25,7 +25,7 @@ from kdist_trainer.metrics.declarations import AGENT_METRICS, Kind
 from kdist_trainer.metrics.step_stats import WALL_CATEGORIES
 from kdist_trainer.metrics.transport import COUNTER_SLOTS, LAYOUT
 from kdist_trainer.object_store.store import ObjectPath
-from kdist_trainer.threads import OnError, start_thread
+from kdist_trainer.processes.threads import OnError, start_thread
 from kdist_trainer.untrusted_text import parse_json
 
 Labels = tuple[str, ...]

@@ -53,11 +53,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kdist_trainer import log
-from kdist_trainer.liveness import Heartbeat, RankSnapshot, heartbeat_path
 from kdist_trainer.metrics import declarations
 from kdist_trainer.metrics.aggregation import AgentMetrics, MetricsSnapshot
 from kdist_trainer.metrics.step_stats import StepPhase
 from kdist_trainer.metrics.transport import GAUGES, SLOTS
+from kdist_trainer.processes.liveness import Heartbeat, RankSnapshot, heartbeat_path
 from kdist_trainer.serving.server import Refused
 
 

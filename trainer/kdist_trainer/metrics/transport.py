@@ -31,10 +31,10 @@ from operator import attrgetter
 from pathlib import Path
 
 from kdist_trainer import log
-from kdist_trainer.liveness import Heartbeat, Phase, heartbeat_path
 from kdist_trainer.metrics.declarations import Kind, Metric
 from kdist_trainer.metrics.step_stats import StepStats, WallCategory
-from kdist_trainer.threads import OnError, start_thread
+from kdist_trainer.processes.liveness import Heartbeat, Phase, heartbeat_path
+from kdist_trainer.processes.threads import OnError, start_thread
 
 MAX_RECORD = 1024
 """Maximum size of a datagram in bytes."""

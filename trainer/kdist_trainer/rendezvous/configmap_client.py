@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from kdist_trainer.deadline_http import DeadlineConnection, DeadlineTlsConnection
-from kdist_trainer.descriptors import spend
 from kdist_trainer.errors import ConfigError
 from kdist_trainer.json_text import encode_json
+from kdist_trainer.processes.descriptors import spend
 from kdist_trainer.untrusted_text import parse_json
 
 JITTER = random.SystemRandom()

@@ -3,15 +3,31 @@
 torch polls once a second, notices a dead node after fifteen, and holds each round open for half a
 minute, which suits a thousand nodes and is slow for four. The protocol is unchanged. What torch
 keeps private of it is in `torch_internals`.
+
+`RoundMembership` holds a member's connections in one round: to its host, and to a second host. The
+host of a round tells the others when one of its connections ends. If the host is lost together with
+another member, no one is left who has seen the end of that one, which is then noticed only when its
+keep-alives are missed, seconds later. So in a round of three or more there is a second host: of the
+other members, the one with the lowest group rank, whose address the host tells. No generation
+number and no membership depends on it.
+
+`pick_port` picks the port at which rank 0 of a process group listens, outside the kernel's
+ephemeral range. torch takes an ephemeral port, and until rank 0 listens there, seconds later, the
+kernel may assign it to any connection of this host.
 """
 
 from __future__ import annotations
 
+import errno
+import random
 import socket
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
 
 from torch.distributed import DistError, DistStoreError
 from torch.distributed.distributed_c10d import Store
@@ -21,18 +37,25 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     RendezvousSettings,
     RendezvousTimeout,
 )
+from torch.distributed.elastic.utils.distributed import get_free_port
 
-from kdist_trainer.rendezvous.exchange import ExchangeHost, ExchangeServer
-from kdist_trainer.rendezvous.exchange_store import ExchangeStore, HostEndedError
-from kdist_trainer.rendezvous.file_store import FileStore
-from kdist_trainer.rendezvous.key_holders import open_key
-from kdist_trainer.rendezvous.kubernetes_store import KubernetesStore
-from kdist_trainer.rendezvous.many_nodes import Gathering, Relay, RelayHost, RelayMember
-from kdist_trainer.rendezvous.ports import pick_port
-from kdist_trainer.rendezvous.round_membership import RoundMembership
-from kdist_trainer.rendezvous.state import Peers, RendezvousState, RendezvousStatus
 from kdist_trainer.rendezvous.configmap_client import JITTER
-from kdist_trainer.rendezvous.timings import RendezvousTimings
+from kdist_trainer.rendezvous.exchange import (
+    ExchangeHost,
+    ExchangeServer,
+    ExchangeStore,
+    HostEndedError,
+)
+from kdist_trainer.rendezvous.many_nodes import Gathering, Relay, RelayHost, RelayMember
+from kdist_trainer.rendezvous.membership import MemberConnection
+from kdist_trainer.rendezvous.state import (
+    Peers,
+    RendezvousState,
+    RendezvousStatus,
+    RendezvousTimings,
+    open_key,
+)
+from kdist_trainer.rendezvous.stores import FileStore, KubernetesStore
 from kdist_trainer.rendezvous.torch_internals import (
     Node,
     RendezvousBase,
@@ -40,6 +63,113 @@ from kdist_trainer.rendezvous.torch_internals import (
     replace_polling,
     replace_port_picker,
 )
+
+_FIRST, _LAST = 10_000, 32_767
+_MIN_CHOICE = 1000
+_ATTEMPTS = 50
+_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_random = random.SystemRandom()
+
+
+def pick_port() -> int:
+    """A free port of this host, below the kernel's ephemeral range if that leaves enough ports."""
+    last = min(_LAST, _first_ephemeral() - 1)
+    for _ in range(_ATTEMPTS if last - _FIRST >= _MIN_CHOICE else 0):
+        port = _random.randint(_FIRST, last)
+        if _is_free(port):
+            return port
+    return int(get_free_port())  # type: ignore[no-untyped-call]
+
+
+def _first_ephemeral() -> int:
+    try:
+        return int(_RANGE.read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return _LAST + 1  # on other systems, such as macOS, the range begins above
+
+
+def _is_free(port: int) -> bool:
+    """Whether a server can listen at the port on all addresses of this host."""
+    for family in (socket.AF_INET6, socket.AF_INET):
+        try:
+            with socket.socket(family, socket.SOCK_STREAM) as server:
+                server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                server.bind(("", port))
+                server.listen()
+                return True
+        except OSError as error:
+            # otherwise the host has no IPv6
+            if error.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
+                return False
+    return False
+
+
+class RoundMembership:
+    """The connections of one member of a round, kept until `leave` or `end`.
+
+    Args:
+        server: The server of this agent.
+        host: The host of the round.
+        rank: The group rank of this member.
+        ranks: Those of all members.
+    """
+
+    def __init__(
+        self, server: ExchangeServer, host: ExchangeHost, *, rank: int, ranks: Collection[int]
+    ) -> None:
+        self._server = server
+        self._host = host
+        self._rank = rank
+        self._lock = threading.Lock()
+        self._has_left = False
+        self.connections: list[MemberConnection] = []
+        with self._lock:  # the second host may be known before there is a list
+            self.connections = [MemberConnection(host, rank, on_second=self._connect_second)]
+        others = sorted({*ranks} - {host.rank})
+        if len(others) > 1 and others[0] == rank:
+            second = server.offer(host.round, rank)
+            if second is not None:  # else the round has only one host
+                self.connections[0].announce(second.public_fields())
+
+    def disconnected(self, seconds: float = 0.0) -> set[int]:
+        """See `MemberConnection.disconnected`."""
+        return set[int]().union(*(each.disconnected(seconds) for each in self.connections))
+
+    def gone(self) -> set[int]:
+        """The group ranks of the other members that are disconnected or have left on purpose."""
+        gone = [each.disconnected() | each.left() for each in self.connections]
+        return set[int]().union(*gone) - {self._rank}
+
+    def silent(self, seconds: float) -> set[int]:
+        """See `MemberConnection.silent`."""
+        return set[int]().union(*(each.silent(seconds) for each in self.connections))
+
+    def note_host_end(self) -> None:
+        """See `MemberConnection.note_host_end`."""
+        self.connections[0].note_host_end()
+
+    def leave(self) -> None:
+        """Close the connections; for the others this member is not disconnected."""
+        with self._lock:
+            self._has_left = True
+        for each in self.connections:
+            each.leave()
+
+    def end(self) -> None:
+        """Leave at the end of this process, which may be one of the hosts."""
+        for each in self.connections:
+            self._server.mark_left(each.host)
+        self.leave()
+
+    def _connect_second(self, fields: list[Any]) -> None:
+        """Connect to the second host too."""
+        if not ExchangeHost.is_valid(tuple(fields)):
+            return
+        second = ExchangeHost.from_public(fields, self._server.key)
+        with self._lock:
+            if second is not None and not self._has_left:
+                self.connections = [*self.connections, MemberConnection(second, self._rank)]
+
 
 _REMOVAL_ATTEMPTS = 10
 SILENCE_SECONDS = 1.25

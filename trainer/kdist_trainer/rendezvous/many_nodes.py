@@ -32,12 +32,16 @@ from typing import Any
 from torch.distributed import DistError
 from torch.distributed.elastic.rendezvous import RendezvousError
 
+from kdist_trainer.processes.threads import OnError, start_thread
 from kdist_trainer.rendezvous.configmap_client import ApiRejectedError, Copy
-from kdist_trainer.rendezvous.exchange import ExchangeHost, ExchangeServer, JoinRequest
-from kdist_trainer.rendezvous.exchange_store import ExchangeStore
-from kdist_trainer.rendezvous.kubernetes_store import KubernetesStore
+from kdist_trainer.rendezvous.exchange import (
+    ExchangeHost,
+    ExchangeServer,
+    ExchangeStore,
+    JoinRequest,
+)
+from kdist_trainer.rendezvous.stores import KubernetesStore
 from kdist_trainer.rendezvous.torch_internals import Node
-from kdist_trainer.threads import OnError, start_thread
 
 _ANSWER_SECONDS = 2.0
 """How long a node waits for the gatherer before it reads the ConfigMap."""

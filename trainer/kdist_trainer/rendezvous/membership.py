@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kdist_trainer.json_text import encode_json
-from kdist_trainer.threads import OnError, start_thread
+from kdist_trainer.processes.threads import OnError, start_thread
 from kdist_trainer.untrusted_text import parse_json
 
 if TYPE_CHECKING:

@@ -1,26 +1,280 @@
-"""torch's copy of the shared rendezvous state, with kdist's rules for closing a round and for
-declaring a node dead.
+"""The shared rendezvous state: torch's copy of it, with kdist's rules for closing a round and for
+declaring a node dead, and with kdist's timings.
+
+torch keeps the state as a pickle and reads it with `pickle.loads`, wherever it comes from. What
+comes from others, over a ConfigMap, a relay, the gatherer or a TCPStore, is read here by an
+allow-list and checked (`SafeBackend`), and torch gets what this process has pickled from that.
+
+Each node that writes the state leaves the fingerprint of its exchange key there. The key is a file
+that may be missing, come late or differ from that of the others, as when a Secret was made again. A
+round gets an exchange only if all of its members have the same key; otherwise all exchange through
+the store of the rendezvous.
 """
 
 from __future__ import annotations
 
+import pickle
+import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
 
+from torch.distributed.distributed_c10d import Store
+from torch.distributed.elastic.rendezvous import RendezvousStateError
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
-from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousSettings
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
+    RendezvousBackend,
+    RendezvousSettings,
+    Token,
+)
 
-from kdist_trainer.rendezvous.exchange import ExchangeHost
-from kdist_trainer.rendezvous.exchange_key import NO_KEY
-from kdist_trainer.rendezvous.key_holders import all_have_key, name_key
-from kdist_trainer.rendezvous.many_nodes import Gathering
-from kdist_trainer.rendezvous.safe_state import SafeBackend
+from kdist_trainer.allow_list import AllowList, UnsafePickleError
 from kdist_trainer.rendezvous.configmap_client import JITTER
-from kdist_trainer.rendezvous.timings import RendezvousTimings
-from kdist_trainer.rendezvous.torch_internals import Node, StateHolder
+from kdist_trainer.rendezvous.exchange import KEY_FILE, NO_KEY, ExchangeHost, ExchangeKey
+from kdist_trainer.rendezvous.many_nodes import Gatherer, Gathering
+from kdist_trainer.rendezvous.stores import KubernetesStore
+from kdist_trainer.rendezvous.torch_internals import Node, State, StateHolder
+
+KEYS_ATTRIBUTE = "kdist_exchange_keys"
+"""Where the rendezvous state has the fingerprints, by node."""
+
+_KEY = "kdist/exchange-key"
+_KEY_BYTES = 32
+
+
+def open_key(store: Store) -> ExchangeKey:
+    """The key of the exchanges of a job with this store. A ConfigMap is read by many, so the key is
+    mounted next to the token; any other store has a random one, as only agents can read it.
+    """
+    if isinstance(store, KubernetesStore):
+        return ExchangeKey((store.config_map.server.account / KEY_FILE).read_bytes)
+    return ExchangeKey(lambda: store.compare_set(_KEY, "", secrets.token_hex(_KEY_BYTES)))
+
+
+def name_key(state: State, node: Node | None, key: ExchangeKey) -> None:
+    """Put the fingerprint of a node's key into a rendezvous state, and forget dead nodes'."""
+    known = state.last_heartbeats.keys() | state.participants.keys()
+    found = {each: text for each, text in _fingerprints(state).items() if each in known}
+    if node is not None:
+        found.pop(node, None)
+        if (fingerprint := key.fingerprint()) is not None:
+            found[node] = fingerprint
+    vars(state)[KEYS_ATTRIBUTE] = found
+
+
+def all_have_key(state: State, key: ExchangeKey) -> bool:
+    """Whether all participants of the round have this key."""
+    fingerprint = key.fingerprint()
+    held = _fingerprints(state)
+    return fingerprint is not None and all(
+        held.get(node) == fingerprint for node in state.participants
+    )
+
+
+def are_valid_keys(fields: object) -> bool:
+    """Whether a rendezvous state may have these fields as the fingerprints."""
+    return fields is None or (
+        type(fields) is dict
+        and all(type(node) is Node for node in fields)
+        and all(type(text) is str for text in fields.values())
+    )
+
+
+def _fingerprints(state: State) -> dict[Node, str]:
+    found: dict[Node, str] = vars(state).get(KEYS_ATTRIBUTE) or {}
+    return found
+
+
+_EXTENSIONS: dict[str, Callable[[object], bool]] = {
+    ExchangeHost.ATTRIBUTE: ExchangeHost.is_valid,
+    Gatherer.ATTRIBUTE: Gatherer.is_valid,
+    KEYS_ATTRIBUTE: are_valid_keys,
+}
+"""What kdist adds to torch's state."""
+_MOST_BYTES = 1 << 22  # a ConfigMap holds at most 1 MiB
+_STATE: AllowList = AllowList(
+    source="the rendezvous state",
+    names={
+        **{(kind.__module__, kind.__qualname__): kind for kind in (State, Node)},
+        **{("datetime", kind.__qualname__): kind for kind in (datetime, timedelta, timezone)},
+    },
+    records={
+        State: [*vars(State()), *_EXTENSIONS],
+        Node: Node.__dataclass_fields__,
+    },
+    keys={Node: {"addr": (str,), "pid": (int,), "local_id": (int,)}},
+)
+
+
+def read_state(data: bytes) -> State:
+    """Read a rendezvous state that torch has pickled.
+
+    Raises:
+        UnsafePickleError: It is none, or refers to anything else.
+    """
+    if len(data) > _MOST_BYTES:
+        raise UnsafePickleError(f"the rendezvous state has {len(data)} bytes")
+    state = _STATE.read(data)
+    if type(state) is not State:
+        raise UnsafePickleError("the rendezvous state is of another type")
+    if wrong := sorted(name for name in vars(State()) if not _is_valid(name, vars(state))):
+        raise UnsafePickleError(f"the rendezvous state has no valid {', '.join(wrong)}")
+    for name, is_valid in _EXTENSIONS.items():
+        if not is_valid(vars(state).get(name)):
+            raise UnsafePickleError(f"the rendezvous state has no valid {name}")
+    return state
+
+
+def _is_valid(name: str, fields: dict[str, Any]) -> bool:
+    value = fields.get(name, fields)
+    match name:
+        case "round":
+            return type(value) is int
+        case "complete" | "closed":
+            return type(value) is bool
+        case "deadline":
+            return value is None or _is_moment(value)
+        case "participants":
+            return _maps(value) and all(type(rank) is int for rank in value.values())
+        case "last_heartbeats":
+            return _maps(value) and all(map(_is_moment, value.values()))
+        case _:
+            return type(value) is set and all(type(node) is Node for node in value)
+
+
+def _maps(value: object) -> bool:
+    return type(value) is dict and all(type(node) is Node for node in value)
+
+
+def _is_moment(value: object) -> bool:
+    return type(value) is datetime and type(value.tzinfo) is timezone
+
+
+class SafeBackend(RendezvousBackend):
+    """A backend of torch's whose state is safe to unpickle.
+
+    Args:
+        backend: The backend that has the state.
+    """
+
+    def __init__(self, backend: RendezvousBackend) -> None:
+        self._backend = backend
+
+    @property
+    def name(self) -> str:
+        """See base class."""
+        return self._backend.name
+
+    def get_state(self) -> tuple[bytes, Token] | None:
+        """See base class. Raises `RendezvousStateError` for a state that is not safe."""
+        found = self._backend.get_state()
+        return None if found is None else (_clean(found[0]), found[1])
+
+    def set_state(
+        self, state: bytes, token: Token | None = None
+    ) -> tuple[bytes, Token, bool] | None:
+        """See base class. Raises `RendezvousStateError` for a state that is not safe."""
+        found = self._backend.set_state(state, token)
+        if found is None or found[0] == state:  # this process has pickled it
+            return found
+        return _clean(found[0]), found[1], found[2]
+
+
+def _clean(data: bytes) -> bytes:
+    try:
+        return pickle.dumps(read_state(data))
+    except UnsafePickleError as error:
+        raise RendezvousStateError(str(error)) from error
+
+
+_MOST_SINGLE = 8
+_CONNECT_SECONDS, _CONNECT_POLLS = 1.0, 4
+
+
+@dataclass(frozen=True)
+class RendezvousTimings:
+    """Timings in seconds. They grow with the number of nodes, so that a store sees about the same
+    load from any job.
+    """
+
+    nodes: int
+    """The most nodes of the job."""
+    poll: float
+    """The poll interval of the state while a round is open."""
+    first_poll: float
+    """The first such interval after this node has changed the state, since others answer such a
+    change at once; each one is longer than the one before.
+    """
+    watch: float
+    """The poll interval of the state while workers run."""
+    relay: float
+    """The interval at which one agent reads the state for all others, while workers run."""
+    keep_alive: float
+    """The interval of keep-alives; a node that misses `keep_alive_attempts` of them in a row counts
+    as dead.
+    """
+    keep_alive_attempts: int
+    write: float
+    """About how long the store is busy with one change of the state."""
+    pace: float
+    """The longest random pause of a node before it joins."""
+    gathers: bool
+    """Whether nodes join together: each join replaces the whole state if it has not changed since,
+    so joins that meet are repeated, all but one.
+    """
+    spread: float
+    """The longest random pause of nodes that want to change the state at the same time."""
+    max_wait: float
+    """How long a round with enough nodes waits at most for nodes that are known to be joining, and
+    in the first round for all nodes: they are seldom ready together.
+    """
+
+    def connect_seconds(self, failures: int) -> float:
+        """How long the members of a complete round may take to see that it is complete and connect
+        to its host, after so many failed exchanges in a row: a slow node gets more time.
+        """
+        return max(_CONNECT_SECONDS, _CONNECT_POLLS * self.poll) * 2.0 ** min(failures, 4)
+
+    @classmethod
+    def for_nodes(cls, nodes: int, *, remote: bool = False) -> RendezvousTimings:
+        """The timings for a job of at most `nodes` nodes; if `remote`, each poll and each
+        keep-alive is a request to an API server.
+        """
+        max_wait = 5.0 + nodes / 32
+        if remote:  # without the relay: about five writes and a dozen reads a second in total
+            keep_alive = max(1.0, nodes / 5)
+            return cls(
+                nodes=nodes,
+                poll=(poll := min(2.0, max(0.1, nodes / 128))),
+                first_poll=poll,
+                watch=max(1.0, nodes / 12),
+                relay=min(1.0, keep_alive / 4),
+                keep_alive=keep_alive,
+                keep_alive_attempts=4 if nodes <= 8 else 3,
+                write=0.02,
+                pace=nodes * 0.002 if nodes > _MOST_SINGLE else 0.0,
+                gathers=nodes > _MOST_SINGLE,
+                spread=min(5.0, max(0.1, nodes * 0.03)),
+                max_wait=max_wait,
+            )
+        return cls(
+            nodes=nodes,
+            poll=(poll := min(1.0, max(0.05, nodes / 80))),
+            first_poll=0.005 if nodes <= _MOST_SINGLE else poll,
+            watch=min(1.0, max(0.05, nodes / 80)),
+            relay=min(1.0, max(0.05, nodes / 80)),
+            keep_alive=max(1.0, nodes / 32),
+            keep_alive_attempts=3,
+            write=0.0,
+            pace=0.0,
+            gathers=False,
+            spread=min(0.5, max(0.02, nodes * 0.002)),
+            max_wait=max_wait,
+        )
+
 
 _NEVER = timedelta(days=3650)
 _LONG_AGO = datetime.min.replace(tzinfo=UTC)

@@ -28,8 +28,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from kdist_trainer import descriptors, log
-from kdist_trainer.threads import OnError, start_thread
+from kdist_trainer import log
+from kdist_trainer.processes import descriptors
+from kdist_trainer.processes.threads import OnError, start_thread
 
 STRANGERS: Final = 128
 SECONDS: Final = 5.0

@@ -25,8 +25,8 @@ from kdist_trainer.checkpoint import storage
 from kdist_trainer.checkpoint.storage import open_location
 from kdist_trainer.json_text import encode_json
 from kdist_trainer.object_store.store import ObjectPath
+from kdist_trainer.processes.threads import OnError, start_thread
 from kdist_trainer.tensorboard.writer import PREFIX
-from kdist_trainer.threads import OnError, start_thread
 
 NEEDED_BYTES = 192 * 2**20
 """Memory in bytes that must be free in the container, so that TensorBoard never gets a training

@@ -32,7 +32,7 @@ from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.metrics.step_stats import StepPhase, StepStats
 from kdist_trainer.object_store.files import GrowingObject
 from kdist_trainer.object_store.store import ObjectPath
-from kdist_trainer.threads import OnError, start_thread
+from kdist_trainer.processes.threads import OnError, start_thread
 
 Points = queue.Queue[tuple[int, float, Mapping[str, float]] | None]
 """(step, Unix time, values by name); None ends the file."""

@@ -38,12 +38,12 @@ from kdist_trainer.instrumentation.step_timer import (
     NullTimer,
     StepTimer,
 )
-from kdist_trainer.liveness import Heartbeat, NullHeartbeat
 from kdist_trainer.metrics.step_stats import StepPhase, StepStats
 from kdist_trainer.metrics.transport import Reporter
 from kdist_trainer.object_store.store import ObjectPath
 from kdist_trainer.parallel.ddp import Replicated
 from kdist_trainer.parallel.pipeline import Pipeline
+from kdist_trainer.processes.liveness import Heartbeat, NullHeartbeat
 from kdist_trainer.rng import WEIGHTS, Generators, GeneratorStates, derive
 from kdist_trainer.tensorboard import TensorBoardWriter
 from kdist_trainer.training import regroup

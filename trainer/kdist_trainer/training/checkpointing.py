@@ -21,9 +21,9 @@ from kdist_trainer.checkpoint.writer import CarriedSave
 from kdist_trainer.config import Every
 from kdist_trainer.config.changes import Change, compare, explain_refusal
 from kdist_trainer.errors import CheckpointMismatchError
-from kdist_trainer.liveness import Heartbeat, NullHeartbeat, Phase
 from kdist_trainer.metrics.step_stats import StepStats
 from kdist_trainer.metrics.transport import Reporter
+from kdist_trainer.processes.liveness import Heartbeat, NullHeartbeat, Phase
 from kdist_trainer.training.carrying import CarriedNews, Carrier, Carrying
 from kdist_trainer.training.step_log import StepLog
 from kdist_trainer.training.sync import StopFlag

@@ -20,13 +20,13 @@ from kdist_trainer.config import Training
 from kdist_trainer.data.loader import Batch, Loader
 from kdist_trainer.instrumentation.device_stats import DeviceStats
 from kdist_trainer.instrumentation.step_timer import BandwidthProbe, CollectiveTimer, StepTimer
-from kdist_trainer.liveness import Heartbeat, NullHeartbeat
 from kdist_trainer.metrics.step_stats import StepStats
 from kdist_trainer.metrics.transport import Reporter
 from kdist_trainer.parallel.base import Strategy
 from kdist_trainer.parallel.buffers import Buffers
 from kdist_trainer.parallel.ddp import Buckets
 from kdist_trainer.precision import Precision
+from kdist_trainer.processes.liveness import Heartbeat, NullHeartbeat
 from kdist_trainer.stream import Stream
 from kdist_trainer.tensorboard import TensorBoardWriter
 from kdist_trainer.training.checkpointing import TrainerCheckpointing

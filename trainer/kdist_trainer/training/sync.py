@@ -30,7 +30,7 @@ from torch import Tensor
 
 from kdist_trainer import log
 from kdist_trainer.errors import NonFiniteError, PeersLostError, ReplicasDifferError
-from kdist_trainer.signals import StopCounter
+from kdist_trainer.processes.signals import StopCounter
 from kdist_trainer.state import digest_of
 from kdist_trainer.training.carrying import CarriedNews
 from kdist_trainer.world import World

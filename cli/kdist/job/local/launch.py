@@ -22,7 +22,7 @@ from kdist.load import resolve_path
 from kdist.spec import TrainingJob
 from kdist.units import count
 
-_LOG_FILE = "KDIST_LOG_FILE"  # repeated from kdist_trainer.agent.log_file
+_LOG_FILE = "KDIST_LOG_FILE"  # repeated from kdist_trainer.agent.logs
 # By their own names: kdist's are registered on no index, so whoever registers them could run code.
 FOR_TRAINING = (
     "torch>=2.13",

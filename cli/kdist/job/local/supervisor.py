@@ -4,7 +4,8 @@ below 128 fails the job and stops the other agents; with any other code, or afte
 agent is restarted after a pause that doubles from 0.5 s to 10 s and is reset by progress of the
 training.
 
-When `kdist run` dies, the end of file of a FIFO ends every agent (`kdist_trainer.liveness.watch`
+When `kdist run` dies, the end of file of a FIFO ends every agent
+(`kdist_trainer.processes.liveness.watch`
 holds the other end). Processes that outlive their agent are found by the environment that they
 inherited, and killed. Signals to `kdist run` are queued for its loop.
 

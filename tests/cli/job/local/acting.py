@@ -15,7 +15,7 @@ import sys
 import threading
 from pathlib import Path
 
-from kdist_trainer.liveness import watch
+from kdist_trainer.processes.liveness import watch
 
 
 def act(end: str) -> None:

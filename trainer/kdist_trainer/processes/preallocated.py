@@ -11,7 +11,7 @@ import contextlib
 import os
 from pathlib import Path
 
-from kdist_trainer.descriptors import spend
+from kdist_trainer.processes.descriptors import spend
 
 SIZE = 1 << 15
 """The number of reserved bytes; more can be written if the disk has space."""

@@ -25,8 +25,8 @@ from enum import StrEnum
 from functools import partial
 from pathlib import Path
 
-from kdist_trainer import process_tree
-from kdist_trainer.threads import OnError, start_thread
+from kdist_trainer.processes import process_tree
+from kdist_trainer.processes.threads import OnError, start_thread
 
 
 class Phase(StrEnum):

@@ -18,7 +18,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
-from kdist_trainer.descriptors import EXHAUSTED, spend
+from kdist_trainer.processes.descriptors import EXHAUSTED, spend
 
 _SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36
 _POLL_SECONDS = 0.005

@@ -1,20 +1,26 @@
-"""The forkserver of scripts (`script.preload: torch`): imports torch once for all ranks of a node.
+"""The forkserver of scripts (`script.preload: torch`), which imports torch once for all ranks of a
+node, and the memory that ranks share with the process that they are forked from.
 
-It is `run_script` with the command line, the environment and the working directory that a rank's
-new interpreter would get, and it stops before it would run the script. For each rank it forks
-itself, and the fork goes on from there: a script sees what it would see in a new interpreter, with
-more modules already imported. In a child of multiprocessing's forkserver the start method would be
-fixed, `__main__` would be another module, and the variables that torch reads on import would come
-too late.
+The server is `run_script` with the command line, the environment and the working directory that a
+rank's new interpreter would get, and it stops before it would run the script. For each rank it
+forks itself, and the fork goes on from there: a script sees what it would see in a new interpreter,
+with more modules already imported. In a child of multiprocessing's forkserver the start method
+would be fixed, `__main__` would be another module, and the variables that torch reads on import
+would come too late. The agent is the parent of the ranks: each is forked by a process that exits at
+once, and the agent adopts it. The server itself starts no thread, uses no device, and keeps nothing
+open that a fork would inherit.
 
-The agent is the parent of the ranks: each is forked by a process that exits at once, and the agent
-adopts it. The server itself starts no thread, uses no device, and keeps nothing open that a fork
-would inherit.
+A fork shares its parent's pages until it writes to one, which is copied then. What imports have
+freed lies as small gaps between what they have left. glibc hands the gaps out in turn, the oldest
+one first: a rank that allocates much for a moment, as one does that leaves its group and joins the
+next, would write to other pages each time, and own a few more of them with every loss of a rank.
+`share_with_forks` fills the gaps before the first fork.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import importlib
 import multiprocessing
@@ -26,12 +32,70 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
-from kdist_trainer import forked_memory, process_tree
 from kdist_trainer.json_text import encode_json
-from kdist_trainer.signals import leave_stops_to_others
+from kdist_trainer.processes import process_tree
+from kdist_trainer.processes.signals import leave_stops_to_others
 from kdist_trainer.untrusted_text import parse_json
+
+_SIZES = tuple(2**power for power in range(16, 9, -1)) + tuple(range(504, 8, -16))
+"""Of the blocks that fill the gaps, the largest first; of small gaps, each has its own size."""
+_MOST_BLOCKS = 1_000_000
+"""A limit, should the heap not be what it is taken for."""
+
+
+def share_with_forks() -> None:
+    """Have forks of this process write to few of its pages. Called once, after all imports."""
+    gc.collect()
+    gc.freeze()  # garbage collection in a fork then writes to none of them
+    if sys.platform == "linux":
+        with suppress(AttributeError, OSError):  # another C library, with another heap
+            _fill_gaps(ctypes.CDLL(None))
+
+
+def return_free_memory() -> None:
+    """Give the system what is free in this process, also between what is in use. glibc keeps it: in
+    the heap and in sixteen more that threads use, of which each group of ranks starts others.
+    """
+    if sys.platform == "linux":
+        with suppress(AttributeError, OSError):
+            ctypes.CDLL(None).malloc_trim(ctypes.c_size_t(0))
+
+
+def _fill_gaps(libc: ctypes.CDLL) -> None:
+    """Allocate all free memory of the heap below its end, and keep it: none of it is used again,
+    and its pages stay as they are.
+    """
+    libc.gnu_get_libc_version  # noqa: B018 - raises where the heap is not glibc's
+    allocate, free = libc.malloc, libc.free
+    allocate.restype, allocate.argtypes = ctypes.c_void_p, (ctypes.c_size_t,)
+    free.restype, free.argtypes = None, (ctypes.c_void_p,)
+    libc.sbrk.restype, libc.sbrk.argtypes = ctypes.c_void_p, (ctypes.c_ssize_t,)
+    libc.malloc_trim(ctypes.c_size_t(0))  # so that what is free at the end is short
+    limit = (libc.sbrk(0) or 0) - _free_at_end(libc)
+    blocks = 0
+    for size in _SIZES:
+        while blocks < _MOST_BLOCKS and (block := allocate(size)) is not None:
+            if block >= limit:  # no gap is as large any more; mappings are above the heap, too
+                free(block)
+                break
+            blocks += 1
+
+
+class _Mallinfo(ctypes.Structure):
+    """mallinfo2(3)."""
+
+    _fields_ = tuple((f"part_{number}", ctypes.c_size_t) for number in range(10))
+    part_9: int
+
+
+def _free_at_end(libc: ctypes.CDLL) -> int:
+    """The bytes that are free at the end of the heap, in one piece."""
+    libc.mallinfo2.restype = _Mallinfo
+    return int(libc.mallinfo2().part_9)
+
 
 DESCRIPTOR = "KDIST_FORKSERVER"
 """The variable with the number of the descriptor on which requests arrive, each with a connection
@@ -76,7 +140,7 @@ def _import_modules() -> None:
     if threading.active_count() > 1:
         names = ", ".join(thread.name for thread in threading.enumerate())
         raise RuntimeError(f"a fork has no threads but its own, and importing torch left: {names}")
-    forked_memory.share_with_forks()
+    share_with_forks()
 
 
 def _serve_one(requests: socket.socket) -> bool:

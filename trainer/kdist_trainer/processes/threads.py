@@ -1,5 +1,8 @@
-"""Starts threads, none of which ends in silence: what a thread raises is logged, and then it starts
-again, ends the process, or is reported to be missing.
+"""Threads of this process: those that it starts, none of which ends silently, and what native
+threads wait for, as the kernel shows it.
+
+What a thread raises is logged, and then it starts again, ends the process, or is reported to be
+missing. Native threads are known on Linux only, and not where a sandbox hides them.
 """
 
 from __future__ import annotations
@@ -9,8 +12,10 @@ import os
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from enum import StrEnum
+from pathlib import Path
 
 from kdist_trainer import log
 
@@ -90,3 +95,46 @@ def _report(error: BaseException, name: str, on_error: OnError) -> None:
         traceback=lines[-_SHOWN_LINES:],
         message=f"thread {name} has failed, {on_error}: {type(error).__name__}: {error}",
     )
+
+
+_THREADS = Path("/proc/self/task")
+_CONDITION_BYTES = 48
+"""Size of a condition variable of glibc's, which waits at one of several words in it."""
+_ADDRESS, _TIMEOUT = 1, 4
+"""Where a line of `/proc/PID/task/TID/syscall` has the arguments of futex(2)."""
+
+
+def thread_ids() -> set[int]:
+    """The ids of all threads of this process; empty where the system has no list."""
+    with suppress(OSError):
+        return {int(entry.name) for entry in _THREADS.iterdir()}
+    return set()
+
+
+def select_named(threads: Collection[int], name: str) -> set[int]:
+    """Those of the threads that live and have this name, which the kernel cuts at 15 characters."""
+    found = set()
+    for thread in threads:
+        with suppress(OSError):
+            if (_THREADS / str(thread) / "comm").read_text().strip() == name[:15]:
+                found.add(thread)
+    return found
+
+
+def wait_together(threads: Collection[int]) -> bool:
+    """Whether these threads, two or more, all wait at one condition variable without a time-out, as
+    threads do that have no work. False if it is not known.
+    """
+    addresses, calls = [], set()
+    for thread in threads:
+        try:
+            fields = (_THREADS / str(thread) / "syscall").read_text().split()
+            address, timeout = int(fields[_ADDRESS], 16), int(fields[_TIMEOUT], 16)
+        except (OSError, ValueError, IndexError):  # it runs, or the system does not tell
+            return False
+        if timeout:
+            return False
+        addresses.append(address)
+        calls.add(fields[0])
+    is_one_place = len(addresses) > 1 and max(addresses) - min(addresses) < _CONDITION_BYTES
+    return is_one_place and len(calls) == 1

@@ -38,10 +38,10 @@ def test_modules_are_imported_without_a_garbage_collection_and_one_that_fails_st
 
 MAKES_A_GROUP = """
 import importlib.metadata, torch.distributed as dist
-from kdist_trainer.agent import preload_modules
+from kdist_trainer.agent import forkserver
 from kdist_trainer.torch_internals import HashStore
 
-preload_modules.register_gloo()
+forkserver.register_gloo()
 read = importlib.metadata.entry_points
 importlib.metadata.entry_points = lambda **named: print(named) or read(**named)
 dist.init_process_group("gloo", rank=0, world_size=1, store=HashStore())
@@ -56,13 +56,13 @@ def test_torch_does_not_look_for_its_backend_again_when_a_rank_joins_its_group()
 
 STARTS_A_RANK = """
 import sys, torch
-from kdist_trainer.agent import preload_modules
+from kdist_trainer.agent import forkserver
 from kdist_trainer.config import TrainConfig, Training
 from kdist_trainer.config.base import ConfigModel
 from kdist_trainer.instrumentation import collective_hooks
 
-preload_modules.look_up_operators()
-preload_modules.build_config()
+forkserver.look_up_operators()
+forkserver.build_config()
 build = ConfigModel.model_rebuild.__func__
 ConfigModel.model_rebuild = classmethod(lambda kind, **how: print(kind) or build(kind, **how))
 find = type(torch.ops.c10d).__getattr__
@@ -87,12 +87,12 @@ def test_a_new_rank_builds_no_model_of_its_config_and_looks_up_no_operator() -> 
 WRITES_EVENTS = """
 import queue, sys
 from pathlib import Path
-from kdist_trainer.agent import preload_modules
+from kdist_trainer.agent import forkserver
 from kdist_trainer.tensorboard import writer
 
 light = ("tensorboard", "encodings")
-named = preload_modules.training_modules(Path(sys.argv[1]))
-preload_modules.import_all(name for name in named if name.startswith(light))
+named = forkserver.training_modules(Path(sys.argv[1]))
+forkserver.import_all(name for name in named if name.startswith(light))
 before = set(sys.modules)
 points = queue.Queue()
 points.put((1, 0.0, {"loss": 0.5}))

@@ -178,14 +178,14 @@ FAILURES = """
 import json, os, resource, signal, sys
 from pathlib import Path
 from kdist_trainer import log
-from kdist_trainer.agent import script_processes
+from kdist_trainer.agent import forkserver
 
 script, = sys.argv[1:]
-script_processes._FORK_SECONDS = 1.0
+forkserver._FORK_SECONDS = 1.0
 warnings = []
 log.write_to(lambda line: warnings.append(json.loads(line)["message"]))
-server = script_processes.ScriptForkserver([script], Path.cwd())
-command = [sys.executable, *script_processes.RUN_SCRIPT, script]
+server = forkserver.ScriptForkserver([script], Path.cwd())
+command = [sys.executable, *forkserver.RUN_SCRIPT, script]
 
 def start(**environment):
     process = server.start_script(command, {**os.environ, **environment})

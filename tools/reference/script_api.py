@@ -11,7 +11,7 @@ from pathlib import Path
 
 _TRAINER = Path(__file__).parents[2] / "trainer" / "kdist_trainer"
 _CLASSES = {
-    "Reporter": _TRAINER / "metrics" / "reporter.py",
+    "Reporter": _TRAINER / "metrics" / "transport.py",
     "Checkpointer": _TRAINER / "checkpoint" / "script_api.py",
 }
 _SECTION = re.compile(r"^(Args|Returns|Raises|Attributes):$", re.MULTILINE)

@@ -306,7 +306,7 @@ class CheckpointManager:
         self._attempt: CommitRequest | None = None
         """The newest save that was started."""
         self.handed_over: CarriedSave | None = None
-        """The save that this rank goes on with alone after `abandon`."""
+        """The save that this rank continues alone after `abandon`."""
         self._background = BackgroundTask[SaveResult]()
 
     def _use_folder(self) -> None:

@@ -366,7 +366,7 @@ def count_cuts(events: Iterable[Mapping[str, Any]]) -> int:
 
 
 class SaveDroppedError(Exception):
-    """The save is not wanted any more."""
+    """The save is no longer wanted."""
 
 
 class Membership:

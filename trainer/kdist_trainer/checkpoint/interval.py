@@ -384,7 +384,7 @@ class SaveClock:
             self._pause_saves(self.failures)
 
     def to_json(self) -> dict[str, Any]:
-        """What another rank needs to go on with this clock."""
+        """What another rank needs to continue with this clock."""
         total = self._total()
         return {
             "lost": self._lost,
@@ -398,7 +398,7 @@ class SaveClock:
         }
 
     def load(self, document: Mapping[str, Any]) -> None:
-        """Go on with the clock that `to_json` describes, from memory."""
+        """Continue with the clock that `to_json` describes, from memory."""
         total = self._total()
         self.interval.load(document["interval"])
         self._lost = self._clamp(document["lost"])
@@ -639,13 +639,13 @@ class AutoInterval(SaveInterval):
         self._duration = save.duration
 
     def to_json(self, trained: float) -> dict[str, Any]:
-        """What another rank needs to go on with it, after `trained` seconds of this group."""
+        """What another rank needs to continue with it, after `trained` seconds of this group."""
         history = self.history.followed_by(trained, is_lost=False)
         known = replace(history, cost=self._cost, duration=self._duration)
         return {"history": known.to_text(), "seconds": self._seconds}
 
     def load(self, document: Mapping[str, Any]) -> None:
-        """Go on with what `to_json` describes."""
+        """Continue with what `to_json` describes."""
         self.history = SaveHistory.from_text(document["history"])
         self._cost, self._duration = self.history.cost, self.history.duration
         self._seconds = document["seconds"]

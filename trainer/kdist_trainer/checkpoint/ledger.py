@@ -524,8 +524,8 @@ class RunLedger:
 
 
 def find_last_sign(events: Iterable[Mapping[str, Any]], root: StoragePath | None) -> float:
-    """When a run was last seen to go on, in Unix seconds: by its events, and by the newest line of
-    its steps. What a node did after that, which is gone without a word, nobody knows.
+    """When a run last made progress, in Unix seconds: by its events, and by the newest line of its
+    steps. What a node has done after that and was lost with it is not known.
 
     Args:
         events: those of the run.

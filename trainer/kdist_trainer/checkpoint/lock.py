@@ -224,8 +224,6 @@ class LockObject(LockRecords):
         """Do nothing: there is one record."""
 
 
-__all__ = ["Lock", "LockLostError", "LockRecord"]
-
 _FENCES = 100
 
 
@@ -338,8 +336,8 @@ class Lock:
         return self._records.read()[1]
 
     def find_valid(self) -> list[Checkpoint]:
-        """The checkpoints that a training may resume from, newest first. Whoever asks which one is
-        the newest asks here: what is on the disk besides does not count, nor what LATEST says.
+        """The checkpoints that a training may resume from, newest first. Only this decides which
+        one is the newest: other folders on the disk do not count, nor what LATEST says.
         Raises `OSError`.
         """
         return self.valid(CheckpointDirectory(self._root).committed())

@@ -353,8 +353,8 @@ def modified_at(path: StoragePath) -> float | None:
 
 
 def open_location(text: str) -> StoragePath:
-    """The folder, or the name in an object store, that `text` names. Where the store is, variables
-    say, and credentials are in the store's own ones.
+    """The folder, or the name in an object store, that `text` names. Environment variables have
+    the store's endpoint and region, and its own ones the credentials.
 
     Raises:
         ValueError: it is a URL that names no object store.

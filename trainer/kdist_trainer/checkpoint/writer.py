@@ -743,7 +743,7 @@ class _CarriedWriter(Writer):
 
 
 class CarriedSave:
-    """One save, which this process goes on with alone. Used on the thread of the training."""
+    """One save, which this process continues alone. Used on the thread of the training."""
 
     def __init__(
         self, task: BackgroundTask[SaveResult], membership: Membership, *, step: int, folder: str

@@ -83,7 +83,7 @@ def test_hints_name_the_packages_that_the_extras_of_the_trainer_name() -> None:
     assert list(FOR_TRAINING) == [*extras["torch"], *extras["tensorboard"]]
     (hub,), (buckets,) = extras["hub"], extras["buckets"]
     trainer = ROOT / "trainer" / "kdist_trainer"
-    assert f"pip install '{hub}'" in (trainer / "fetch" / "hub.py").read_text()
+    assert f"pip install '{hub}'" in (trainer / "fetch" / "web.py").read_text()
     assert f"pip install '{buckets}'" in (trainer / "object_store" / "store.py").read_text()
     frameworks = (ROOT / "docs" / "how-to" / "frameworks.md").read_text()
     for name in ("transformers", "lightning", "accelerate"):

@@ -6,9 +6,10 @@ to a range, and a reply without `Content-Length`; and it shows neither status no
 needed to continue a partial file.
 
 Of a hub, huggingface_hub finds the commit that a revision names, and its files with their sizes and
-digests. The files are downloaded by the same requests as those of https://. huggingface_hub's own
-download has no digest for a file, no bound on its size and none on the time of a slow server, and
-follows redirects from https to http. The URL of a file names the commit, so it never changes.
+digests. The files are downloaded by the same requests as those of https://: huggingface_hub's own
+download, tried without Xet, took a damaged file of the right size for the file, received more bytes
+than the file has, and had no bound on the time of a slow server. The URL of a file names the
+commit, so it never changes.
 """
 
 from __future__ import annotations

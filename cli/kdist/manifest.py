@@ -1,12 +1,10 @@
 """A Kubernetes object as kdist applies it: its document, its identity, and its position in the
 order of the apply.
 
-The kinds of objects that a job consists of: no other is created, changed or deleted for it.
-
-Ownership of objects: kdist changes and deletes only objects that are marked as the job's own.
-
-The mark is the annotation `kdist.manifest.OWNER`, which an object is created with. Labels, names
-and field managers are no proof: anybody may write them.
+Also here: the kinds of objects that a job consists of (kdist creates, changes and deletes no others
+for it), and their ownership: kdist changes and deletes only objects that are marked as the job's
+own. The mark is the annotation `OWNER`, set when an object is created. Labels, names and field
+managers prove nothing: anybody may write them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""The slices of kdist: options that nothing else needs, each in one package with its command, its
-logic and its texts.
+"""The slices of kdist: options that nothing else in this package needs. Each is one package with
+its logic, its texts and, where it has one, its command.
 
-A slice imports what it builds on; nobody imports a slice, but what offers it loads it here, by name
-and when it is used. Without its package, kdist has everything but that option.
+A slice imports what it builds on. No other module of this package imports a slice: whatever offers
+one loads it here by name, when it is used. Without its package, kdist has everything but that
+option. The controller imports `recovery`, and the tools for developers import `report`.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ COMMANDS: Final = {
 
 
 def is_installed(name: str) -> bool:
-    """Whether this installation has a slice. Its folder may remain, with compiled files alone."""
-    # `kdist --help` asks for all of them: `find_spec` takes 0.1 ms, and importing pathlib several.
+    """Whether this installation has a slice. A leftover folder of compiled files does not count."""
+    # `kdist --help` asks for all of them: `find_spec` takes 0.1 ms each, and importing
+    # pathlib several.
     package = __file__.rpartition(os.sep)[0]
     return os.access(f"{package}/{name}/__init__.py", os.R_OK)
 

@@ -2,8 +2,7 @@
 again, ends the process, or is reported to be missing.
 
 The trainer has its own (`kdist_trainer.processes.threads`), which writes events: neither package
-may import
-the other here.
+may import the other here.
 """
 
 from __future__ import annotations

@@ -42,9 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a replica until it is told to end; returns its exit code."""
     given = _parser().parse_args(arguments)
     descriptors.raise_limit()
-    # All threads share two arenas of glibc's malloc: else each of some forty keeps the memory that
-    # its largest answer of the API server took, 12 MB within 10,000 reconciles.
-    if (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:  # glibc alone has it
+    # Otherwise each of some forty threads keeps, in an arena of its own, the memory of its largest
+    # response of the API server: 12 MB after 10,000 reconciles.
+    if (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:  # only glibc has it
         mallopt(_M_ARENA_MAX, _ARENAS)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_JsonLines())
@@ -68,7 +68,7 @@ def _run(given: argparse.Namespace) -> int:
     def route(namespace: str, pod: Document) -> AgentTransport:
         if given.agents == "pod":
             return PodTransport(documents.text(pod, "status", "podIP"))
-        # through the API server, which takes a right that the chart does not give
+        # through the API server, which needs a right that the chart does not grant
         return ProxyTransport(cluster, documents.name(pod), namespace)
 
     controller = Controller(cluster, election, route, given.namespace)

@@ -39,7 +39,11 @@ from kdist_controller.cache import Cache, trim
 from kdist_controller.observation import Observed
 from kdist_controller.resource import Resource, find_sized, render_objects, render_own
 
-COMPONENT = "kdist-controller"
+COMPONENT: Final = "kdist-controller"
+
+FIELD_MANAGER: Final = COMPONENT
+
+Document = dict[str, Any]
 
 
 def write_event(cluster: Cluster, resource: Resource, notice: Notice, *, identity: str) -> None:
@@ -81,11 +85,6 @@ def write_event(cluster: Cluster, resource: Resource, notice: Notice, *, identit
     except ApiError as error:
         if error.status != HTTPStatus.CONFLICT:
             raise
-
-
-FIELD_MANAGER: Final = COMPONENT
-
-Document = dict[str, Any]
 
 
 class Executor:

@@ -26,7 +26,7 @@ class Metrics:
 
     Args:
         phases: returns the phase of every TrainingJob.
-        depth: returns how many jobs wait to be looked at.
+        depth: returns how many jobs wait to be reconciled.
     """
 
     def __init__(self, phases: Callable[[], Iterable[str]], depth: Callable[[], int]) -> None:

@@ -1,6 +1,6 @@
 """Recovers jobs from node loss, as `kdist recover` does, on threads of its own. It reads everything
 at the moment of the decision, and polls the agents that are left. `NodeCache` keeps the nodes that
-are not ready, which tell when a job needs it.
+are not ready: a job with pods on one of them needs recovery.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class Outlook:
 
 @dataclass
 class _AffectedJob:
-    """A job that has pods on nodes which do not answer, or did until its new pods run."""
+    """A job with pods on nodes that do not answer; kept until the pods that replace them run."""
 
     lost: set[str]
     observed: Observed
@@ -181,7 +181,7 @@ class NodeRecovery:
             self._queue.add(key)
 
     def forget(self, key: JobKey) -> None:
-        """Recover this job no longer."""
+        """Stop recovering this job."""
         with self._lock:
             self._jobs.pop(key, None)
 

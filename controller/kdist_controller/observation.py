@@ -15,7 +15,14 @@ from kdist.recovery.decision import HeldVolume, PodDecision
 from kdist.spec import TrainingJob
 from kdist.status import ASKED, ExitRecord, JobStatus, Pod, Snapshot, documents
 from kdist.status.documents import Document
-from kdist_controller.resource import Record, Resource, correct, digest, note_start, read_record
+from kdist_controller.resource import (
+    Record,
+    Resource,
+    correct_record,
+    digest_job,
+    note_start,
+    read_record,
+)
 
 
 @dataclass(frozen=True)
@@ -82,7 +89,7 @@ class Observed:
         """What the job's own ConfigMap says that its objects were made from."""
         if self.config_map is None:
             return Record()
-        wanted = "" if self.wanted is None else digest(self.wanted, self.resource.results)
+        wanted = "" if self.wanted is None else digest_job(self.wanted, self.resource.results)
         return read_record(self.resource, self.config_map, wanted=wanted)
 
     @property
@@ -118,7 +125,7 @@ class Observed:
             self.resource.key.namespace,
             {}
             if self.config_map is None
-            else correct(self.resource, self.config_map, self.wanted or self.applied),
+            else correct_record(self.resource, self.config_map, self.wanted or self.applied),
             self.workload,
             self.state,
             self.pods,

@@ -34,7 +34,13 @@ from kdist_controller.actions import (
     SuspendWorkload,
 )
 from kdist_controller.observation import Observed
-from kdist_controller.resource import can_resize, can_scale, digest, find_differences, list_children
+from kdist_controller.resource import (
+    can_resize,
+    can_scale,
+    digest_job,
+    find_differences,
+    list_children,
+)
 from kdist_controller.status import Decision, Stage, ended_at, is_terminal, report
 from kdist_trainer.untrusted_text import MalformedTextError, parse_json
 
@@ -76,7 +82,7 @@ def choose_placement(observed: Observed, wanted: TrainingJob) -> Placement:
     return Placement(backend, "c10d" if rendezvous == "c10d" else "kubernetes", run_id)
 
 
-def check(observed: Observed, wanted: TrainingJob, placement: Placement) -> bool:
+def check_acceptable(observed: Observed, wanted: TrainingJob, placement: Placement) -> bool:
     """Raise `KdistError` if the job cannot be made, or not be made like this.
 
     Returns:
@@ -151,7 +157,7 @@ def reconcile(observed: Observed) -> Changes:
     try:
         wanted = observed.resource.read_job()
         placement = choose_placement(observed, wanted)
-        waits = check(observed, wanted, placement)
+        waits = check_acceptable(observed, wanted, placement)
     except KdistError as error:
         changes = report(observed, Decision(refused=error), actions=())
         return replace(changes, requeue_after=_FOREIGN_SECONDS if observed.rivals else None)
@@ -184,7 +190,7 @@ def _find_outdated(observed: Observed, wanted: TrainingJob) -> list[str]:
     known = documents.texts(observed.resource.status, "appliedDigests")
     if known and known[-1] not in (
         observed.record.digest,
-        digest(wanted, observed.resource.results),
+        digest_job(wanted, observed.resource.results),
     ):
         return ["spec: what its pods were made from is not known"]
     return find_differences(wanted, observed.applied, observed.backend)
@@ -200,7 +206,7 @@ def _list_digests(
     found = observed.record.digest
     if any(isinstance(each, ApplyObjects) and each.only == "all" for each in actions):
         before = known[-1:] or [found] * bool(found)
-        return tuple(dict.fromkeys([*before, digest(wanted, observed.resource.results)]))
+        return tuple(dict.fromkeys([*before, digest_job(wanted, observed.resource.results)]))
     if not known and found:
         return (found,)
     return tuple(known[-1:] if found in known[-1:] and not actions else known)

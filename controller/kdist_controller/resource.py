@@ -244,14 +244,16 @@ def read_record(resource: Resource, config_map: Document, *, wanted: str) -> Rec
     known = documents.texts(resource.status, "appliedDigests")
     if known and digest not in (*known, wanted):
         return Record(objection="its job.json is not what the controller has written")
-    for annotation, name in _PLACED.items():
-        decided = documents.text(resource.status, name)
+    for annotation, status_field in _PLACED.items():
+        decided = documents.text(resource.status, status_field)
         if decided and documents.annotation(config_map, annotation) != decided:
             return Record(objection=f"its annotation {annotation} is not {decided}")
     return Record(job, text, digest)
 
 
-def correct(resource: Resource, config_map: Document, wanted: TrainingJob | None) -> Document:
+def correct_record(
+    resource: Resource, config_map: Document, wanted: TrainingJob | None
+) -> Document:
     """The ConfigMap as those that only read it may see it: what it says of the job and its
     placement is replaced where it does not count.
     """
@@ -303,7 +305,7 @@ def list_children(job: TrainingJob, placement: Placement, results: Results) -> f
     return results.recall(_list, _write(job), placement, job.metadata.name)
 
 
-def digest(job: TrainingJob, results: Results) -> str:
+def digest_job(job: TrainingJob, results: Results) -> str:
     """The digest of a job that a record of it has."""
     return results.recall(digest_text, _write(job))
 
@@ -390,7 +392,7 @@ def can_scale(job: TrainingJob, backend: Backend | None) -> bool:
     return not backend.scalable and (job.spec.queue is None or backend.name == "job")
 
 
-def describe(differences: Sequence[str]) -> str:
+def describe_differences(differences: Sequence[str]) -> str:
     """The differences as one sentence, the first few in full."""
     shown = "; ".join(differences[:_SHOWN])
     more = len(differences) - _SHOWN

@@ -25,7 +25,7 @@ from kdist.status import JobStatus, Phase, documents
 from kdist.status.documents import Document
 from kdist_controller.actions import Action, Changes, Notice
 from kdist_controller.observation import Observed
-from kdist_controller.resource import describe
+from kdist_controller.resource import describe_differences
 
 
 class Condition(NamedTuple):
@@ -225,7 +225,7 @@ def _accepted(decision: Decision) -> Condition:
 def _outdated(decision: Decision) -> Condition:
     if not decision.outdated:
         return Condition("Outdated", False, "UpToDate", "")
-    words = f"{describe(decision.outdated)}: takes effect once spec.restartedAt changes"
+    words = f"{describe_differences(decision.outdated)}: takes effect once spec.restartedAt changes"
     return Condition("Outdated", True, "NeedsRestart", _clip(words))
 
 

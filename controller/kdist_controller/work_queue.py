@@ -1,5 +1,6 @@
-"""The jobs that have to be looked at: each at most once at a time, those that failed again after a
-pause that doubles. Where a job may take long, its namespace gets a share of the threads only.
+"""The jobs that are due: each is worked on by one thread at a time, and one that fails comes back
+after a pause that doubles. Where a job may take long, its namespace gets a share of the threads
+only.
 """
 
 from __future__ import annotations

@@ -43,6 +43,11 @@ def test_every_exemption_is_used() -> None:
     assert {(path, name) for path, names in ALLOWED.items() for name in names} == used
 
 
+def test_the_executor_creates_nothing_but_events_past_the_door() -> None:
+    path = "controller/kdist_controller/executor.py"
+    assert [each for each in find_senders() if each[0] == path] == [(path, "send_create")]
+
+
 def test_only_the_package_of_the_client_sends_requests() -> None:
     """`_transport` and `_request` lead past everything."""
     room = ROOT / "cli/kdist/cluster"

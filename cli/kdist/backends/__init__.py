@@ -1,9 +1,9 @@
 """The workload kinds that a job can become on a cluster, by the names that job.yaml uses.
 
 One module for each kind, with its template in `manifests/`. A new kind is one of each, its entry in
-the table here, and its name in `spec.training_job`. Read `base` first: what a kind
+the table here, and its name in `spec.training_job`. Read `base` first: it defines what a kind
 states about itself, such as how its status is read and what it cannot do. Nothing here talks to a
-cluster: `deploy` and `jobs` do, and `status` has what the kinds share.
+cluster: `deploy` and `job.cluster` do, and `status` has what the kinds share.
 """
 
 from __future__ import annotations

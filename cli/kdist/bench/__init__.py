@@ -2,8 +2,8 @@
 
 A bench is a job like any other, whose program is the trainer's `kdist_trainer.bench`; its ranks log
 what they measured as events. `job` makes that job, from a job file's machines or from this machine;
-`remote` runs it on a cluster; `result` reads the events and formats them as a table or a document;
-`html` shows them as a page. Read `result` first: it defines what a bench measures.
+`remote` runs it on a cluster; `result` reads the events and formats them as a table or a document.
+Read `result` first: it defines what a bench measures.
 
 Running a bench on this machine is up to `kdist.job.local`, as for any job.
 """

@@ -13,7 +13,7 @@ bears the creation mark, and with a TrainingJob its uid as owner. Checked of wha
 job's own, by `JobOwner.owns`. A change or deletion then names the uid and resourceVersion of the
 object that was checked, so it reaches this very object or none. `ForeignError` says whose it is.
 
-The objects that make a job's pods: its workload, and what that creates for it.
+`find_makers` finds the objects that make a job's pods: its workload, and what that creates for it.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@ streams; each message begins with its channel number.
 
 `execute` runs a command, with the local terminal in raw mode if it is interactive. `session` keeps
 a command running with its standard input open while its output is read line by line.
-
-The local terminal in raw mode, while a command runs in a container.
 """
 
 from __future__ import annotations

@@ -3,11 +3,9 @@
 The time-out of a request is for its response as a whole, and the size of the response is bounded:
 what answers may be another server, or pass on what a pod sends. Streams say how they are bounded.
 
-Retries requests while the API server is unreachable: for how long, with which pauses, and one
-message for the user.
-
-One `RetryPolicy` belongs to one connection and is shared by its threads: however many requests fail
-in the same outage, it is reported once, and once more when it has ended.
+`RetryPolicy` decides how long requests are repeated and with which pauses, and reports an outage to
+the user. One policy belongs to one connection and is shared by its threads: however many requests
+fail in the same outage, it is reported once, and once more when it has ended.
 """
 
 from __future__ import annotations

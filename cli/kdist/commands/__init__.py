@@ -1,9 +1,8 @@
-"""The commands: one file each, named as typed, with the click command `command`.
+"""The commands of the core: one file each, named as typed, with the click command `command`.
 
-A command parses its options, calls the package that does the work (`jobs`, `deploy`, `local`, ...)
-and prints the result; logic does not belong here. Options of kdist (`drill`, `report`, ...) have
-their command in their own package. `options` has the options that
-commands share; `targets` finds the job, run or cluster that an invocation names. Heavy imports are
-inside functions, so that `kdist --help` and completion are fast. The table of commands is in
-`kdist.app`.
+A command parses its options, calls the package that does the work (`job`, `deploy`, ...) and prints
+the result; logic does not belong here. A slice (`drill`, `report`, ...; see `kdist.slices`) has its
+command in its own package. `options` has the options that commands share; `targets` finds the job,
+run or cluster that an invocation names. Heavy imports are inside functions, so that `kdist --help`
+and completion are fast. The table of commands is in `kdist.app`.
 """

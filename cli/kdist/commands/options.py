@@ -252,7 +252,8 @@ def output_option(*formats: str, default: str = "table") -> Callable[[Command], 
     def check(_: click.Context, __: click.Parameter, value: str) -> str:
         if value in kinds:
             return value
-        instead = "; use `-o json | jq .FIELD`" if value.startswith("jsonpath") else ""
+        wants_path = value.startswith("jsonpath") and "json" in kinds
+        instead = "; use `-o json | jq .FIELD`" if wants_path else ""
         raise click.BadParameter(f"`{value}` is not one of {', '.join(kinds)}{instead}")
 
     return click.option(

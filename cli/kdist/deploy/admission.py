@@ -2,8 +2,8 @@
 
 Pod Security rejects pods but only warns about workloads, so a job would exist and never get a pod.
 
-Finds objects that bear the names of a job's objects and belong to somebody else, before a
-TrainingJob is sent: the controller would not accept it.
+`check_names` finds objects that have the names of a job's objects but belong to somebody else,
+before a TrainingJob is sent: the controller would not accept it.
 """
 
 from __future__ import annotations

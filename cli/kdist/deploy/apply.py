@@ -2,10 +2,10 @@
 that nothing is changed where the API server refuses one of them. Objects that were created before
 an error are deleted again. `compare` computes from the dry run what an apply would change.
 
-The key of a job's exchange: a Secret with a random value, which is created once and mounted into
-the job's pods. Nobody who runs kdist reads it: the only right on Secrets is to create them.
-
-Its owner, the job's own ConfigMap or its TrainingJob, has the garbage collector delete it.
+`create_key` creates the key of a job's exchange: a Secret with a random value, created once and
+mounted into the job's pods. kdist never reads it back: the only right on Secrets that it needs is
+to create them. The Secret's owner is the job's ConfigMap or its TrainingJob, so the garbage
+collector deletes it with that owner.
 """
 
 from __future__ import annotations

@@ -4,10 +4,9 @@ them (`remove`). Only objects with the job's owner annotation are deleted.
 `remove` deletes the workload first and the other objects when its pods have ended. `prune` never
 deletes a volume claim.
 
-The objects that a job's workload owns: the garbage collector deletes them once the workload is
-gone, by its TTL or by hand.
-
-Two objects stay. The job's ConfigMap contains the job and its run, so that applying it again
+`adopt` makes the workload the owner of the job's other objects, so that the garbage collector
+deletes them once the workload is gone, by its TTL or by hand. Two objects are not owned by it and
+stay. The job's ConfigMap contains the job and its run, so that applying it again
 resumes that run; the claim contains the checkpoints and the ledger, which counts generations.
 """
 

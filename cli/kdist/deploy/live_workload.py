@@ -1,11 +1,9 @@
-"""The workload of a job whose ConfigMap is gone: what was chosen when the job was first applied
-stands in its pods too, so that the run goes on as what it is.
+"""Reads back a job whose ConfigMap is gone: what was chosen when it was first applied is recorded
+in its pods too, so that its run can continue unchanged.
 
-What a user has applied of a job while its workload kept its old pods: they are replaced by a
-restart, which then need not ask again.
-
-The digests of what was applied stand on the workload itself. Only who may change the workload, and
-with it the pods, can write them there; the job's ConfigMap is open to more.
+`record` notes on the workload which objects a user has applied while it kept its old pods, so that
+the restart that replaces them need not ask again. Only somebody who may change the workload, and
+with it the pods, can write these digests; more people may edit the job's ConfigMap.
 """
 
 from __future__ import annotations

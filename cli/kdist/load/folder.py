@@ -1,14 +1,15 @@
-"""The one walker of the files that leave this machine: those of the folder that `spec.code` names.
+"""The only code that walks the files that leave this machine: those of the folder that `spec.code`
+names.
 
 It says what is sent, what is left out and why, and what must not be sent. Hidden files, byte code
 and what `.gitignore` and `.kdistignore` name are left out, those of the folders above too, up to
 the repository's root. Links inside the folder are followed, except back to a folder that they are
 in; a link out of the folder is refused. pathspec reads the patterns, and not `git check-ignore`:
-git need not be installed, the folder need not be a repository, and the settings of a repository
-can make git run programs.
+git need not be installed, the folder need not be a repository, and the settings of a repository can
+make git run programs.
 
-Finds what looks like a credential in what a job would send to a cluster: files of its code
-folder, and values of its environment. It warns and refuses nothing: only the user knows.
+`find_warnings` finds what looks like a credential in what a job would send to a cluster: files of
+its code folder, and values of its environment. It warns and refuses nothing: only the user knows.
 """
 
 from __future__ import annotations

@@ -4,11 +4,9 @@ converts PyYAML's syntax errors to problems with a hint.
 The tree is built from PyYAML's events rather than by its composer: depth and size are checked
 before any recursion, keys keep their original text, and several mistakes are found in one pass.
 
-Plain scalars as YAML 1.2's core schema resolves them, and hints for text that YAML 1.1 reads as
-numbers.
-
-Decodes a job file: at most 1 MiB of UTF-8 without control characters. Lines are counted as YAML
-counts them.
+Plain scalars are resolved as in YAML 1.2's core schema, with hints for text that YAML 1.1 reads as
+numbers. A job file is decoded as at most 1 MiB of UTF-8 without control characters; lines are
+counted as YAML counts them.
 """
 
 from __future__ import annotations

@@ -5,11 +5,9 @@ Mappings are merged, null removes a field, lists of named items are merged by th
 other lists are replaced. The training's container is called `trainer` here whatever the workload
 kind calls it.
 
-The rules of the Pod Security Standard "restricted" as of Kubernetes 1.37, checked without a
-cluster.
-
-The rendered pod meets all of them; `spec.podTemplate` may violate them, and then a namespace that
-enforces them rejects every pod.
+It also checks the rules of the Pod Security Standard "restricted" as of Kubernetes 1.37, without
+a cluster. The rendered pod meets all of them; `spec.podTemplate` may violate them, and then a
+namespace that enforces them rejects every pod.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What a job's pods need of the place where their checkpoints are: a volume, or for a bucket the
+"""What a job's pods need to reach their checkpoints: a volume, or for a bucket the
 environment variables of its server and credentials; and the way through the NetworkPolicy to the
 servers of checkpoints, data and weights.
 
-The init containers that fetch data and weights by URL before a pod's agent starts: their
+Also the init containers that fetch data and weights by URL before a pod's agent starts: their
 arguments and environment, and what the NetworkPolicy has to allow for them.
 """
 

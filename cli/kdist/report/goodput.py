@@ -2,8 +2,8 @@
 the ledger's records.
 
 An attempt is one generation: a worker group from its rendezvous to its end. Each second of it is in
-one category, and so is the time before it. How a pod started (queue, image pull, fetched
-data) is known only while the pod exists.
+one category, and so is the time before it. How a pod started (queue, image pull, fetched data) is
+known only while the pod exists.
 """
 
 from __future__ import annotations

@@ -1,16 +1,11 @@
-"""The text types of job.yaml (names, labels, quantities, paths) and its small sections: code,
+"""The text types of job.yaml (names, labels, quantities, paths) and its small sections: code, data,
 checkpoints, environment, resources, tolerations.
 
 Each text type has a pattern, which is part of the JSON Schema, so that editors check it too;
 `PATTERN_MESSAGES` maps it to the message that a problem shows instead of the pattern.
 
-The rules of single fields: reserved names of environment variables and reserved mount paths.
-
-The rules of the URL of a bucket with checkpoints, and of the address of the server that has it.
-
-The pattern is written so that Python and the API server read it alike.
-
-The section `spec.data[]` of job.yaml: a data set on a volume, at a URL, or on this machine.
+Also here are the rules of single fields: reserved names of environment variables, reserved mount
+paths, the URL of a bucket with checkpoints and the address of its server.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ description, as text for `kdist explain`, as a Markdown table, and as plain valu
 `kdist explain`, `kdist init`, the documentation and the problems of a file all read the fields from
 here, so they always match the models.
 
-Paths to fields: format, parse, and suggest the path that a misspelled one was meant as.
+It also formats and parses paths to fields, and suggests the path that a misspelled one was meant to
+be.
 """
 
 from __future__ import annotations

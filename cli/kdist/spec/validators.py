@@ -3,7 +3,7 @@
 Every rule names the fields it has read: a problem points at one of them, and is not reported if one
 of them is itself wrong.
 
-The rules of the strategies of parallel training: over which numbers of nodes and ranks each can
+Among them are the rules of the parallel strategies: over which numbers of nodes and ranks each can
 be spread, and which of the shipped workloads it can train.
 """
 

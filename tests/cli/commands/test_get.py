@@ -133,6 +133,9 @@ def test_a_template_of_kubectl_is_refused_with_what_to_type(kdist: Kdist) -> Non
         refused = kdist(*command, "-o", "jsonpath={.step}")
         assert refused.exit_code == Code.USAGE
         assert "use `-o json | jq .FIELD`" in refused.stderr
+    refused = kdist("delete", "digits", "-o", "jsonpath={.step}")
+    assert refused.exit_code == Code.USAGE
+    assert "jq" not in refused.stderr, "it prints no JSON"
 
 
 def test_a_job_without_the_value_that_is_sorted_by_comes_last(

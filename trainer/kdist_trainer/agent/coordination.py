@@ -7,11 +7,12 @@ changed by compare-and-set, so any number of agents may write at once.
 The end of a script is also announced over the exchange of the round (`FinishExchange`), which works
 where the API server refuses requests.
 
-Agents also agree on which process of a rank is to be renewed (`choose_renewed`). A rank that leaves
-broken groups in place holds threads, descriptors and memory for each of them until its time-out;
-when there are too many, a new process takes over in place, so another rank must hold the state.
-That happens where a group forms after a loss; where none does, the agents begin one for it. The
-agent with group rank 0 decides for all, so that never two ranks are replaced at once.
+Agents also agree on which process of a rank is to be replaced (`choose_renewed`). A rank that
+recovers in place holds threads, descriptors and memory for each broken group that it has left,
+until that group's time-out. When there are too many, a new process takes the rank's place, so
+another rank must hold the state. This happens when a group forms after a loss; if none forms, the
+agents begin one for it. The agent with group rank 0 decides for all, so that never two ranks are
+replaced at once.
 """
 
 from __future__ import annotations
@@ -396,7 +397,7 @@ def failures_of(document: Document) -> list[Failure]:
 
 START, RESUME, JOIN, FAILURE = "start", "resume", "join", "failure"
 RENEW = "renew"
-"""A rank's process is to be replaced, see `kdist_trainer.agent.coordination`."""
+"""A rank's process is to be replaced, see `choose_renewed`."""
 PLANNED = (JOIN, RENEW)
 """The reasons of groups that the agents begin by themselves, without a failure or a request."""
 STOP = "stop"

@@ -450,7 +450,7 @@ class RestartLedger(RunRecords):
         max_restarts: The job's limit of restarts without progress.
         single_start: Whether a script may be started again; None if it may be.
         devices: What the ranks of this node run on.
-        code: What the ranks compute by, see `identify_code`.
+        code: Digest of what the ranks compute by, see `run_history.identify_code`.
     """
 
     def __init__(

@@ -315,55 +315,55 @@ _LATE = (
 )
 
 
-def _node_in_words(name: str, text: str, source: str, example: str) -> Row:
+def _node_message(name: str, text: str, source: str, example: str) -> Row:
     return Row(name, text, Cause.NODE, _DRIVER, source, example)
 
 
-def _device_in_words(name: str, text: str, source: str, example: str, **more: object) -> Row:
+def _device_message(name: str, text: str, source: str, example: str, **more: object) -> Row:
     return Row(name, text, Cause.DEVICE, _GPU, source, example, **more)  # type: ignore[arg-type]  # the fields of a row
 
 
 WORDED = (
-    _node_in_words(
+    _node_message(
         "no-driver",
         r"Found no NVIDIA driver",
         f"{_TORCH} Found no NVIDIA driver on your system",
         "Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU",
     ),
-    _node_in_words(
+    _node_message(
         "no-gpu",
         r"No CUDA GPUs are available|No HIP GPUs are available",
         f"{_TORCH} No CUDA GPUs are available",
         "No CUDA GPUs are available",
     ),
-    _node_in_words(
+    _node_message(
         "old-driver",
         r"The NVIDIA driver on your system is too old",
         f"{_TORCH} The NVIDIA driver on your system is too old",
         "The NVIDIA driver on your system is too old (found version 11040)",
     ),
-    _node_in_words(
+    _node_message(
         "driver-initialization",
         r"CUDA driver initialization failed",
         f"{_TORCH} CUDA driver initialization failed, you might not have a CUDA gpu.",
         "CUDA driver initialization failed, you might not have a CUDA gpu.",
     ),
-    _node_in_words(
+    _node_message(
         "nvml-mismatch",
         r"Driver/library version mismatch",
         "NVML nvml.h NVML_ERROR_LIB_RM_VERSION_MISMATCH",
         "NVML: Driver/library version mismatch",
     ),
-    _device_in_words(
+    _device_message(
         "nvml-lost",
         r"GPU is lost|GPU has fallen off the bus|GPU_IS_LOST",
         "NVML nvml.h NVML_ERROR_GPU_IS_LOST",
         "NVML: GPU is lost",
     ),
-    _device_in_words(
+    _device_message(
         "xid", r"\bXid\b", "the kernel log of the NVIDIA driver, NVRM: Xid", "NVRM: Xid 79"
     ),
-    _device_in_words(
+    _device_message(
         "cuda-driver",
         r"CUDA driver error:",
         f"{_TORCH} CUDA driver error: ",

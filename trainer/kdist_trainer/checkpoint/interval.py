@@ -147,12 +147,12 @@ class MeasuredSave(NamedTuple):
 
 
 class SaveInterval:
-    """How much training may lie between two saves: what the user has set. What saves cost does not
-    matter then; see `AutoInterval` for the one that is measured.
+    """The training time between two saves, as the user has set it. The cost of a save does not
+    matter here; `AutoInterval` measures it.
     """
 
     def __init__(self, seconds: float | None) -> None:
-        """Save after `seconds` of training; None to save by the clock never."""
+        """Save after `seconds` of training; None never to save by the clock."""
         self._given = seconds
 
     @property
@@ -163,8 +163,8 @@ class SaveInterval:
         return None
 
     def seconds(self, _trained: float, /) -> float | None:
-        """The interval after some seconds of training of this group; None to save by the clock
-        never.
+        """The interval after some seconds of training of this group; None never to save by the
+        clock.
         """
         return self._given
 
@@ -265,7 +265,7 @@ class SaveClock:
 
     @property
     def interval_seconds(self) -> float | None:
-        """How much training may lie between two saves; None to save by the clock never."""
+        """How much training may lie between two saves; None never to save by the clock."""
         return self.interval.seconds(self._total())
 
     @property
@@ -573,9 +573,8 @@ def read_history(events: Iterable[Mapping[str, Any]]) -> SaveHistory:
     history = SaveHistory()
     for one in list_generations(_without_rests(events)):
         history = history.followed_by(one.seconds, is_lost=one.lost)
-    is_reported = (
-        False  # the whole cost, of which a commit's line knows how long training stood still
-    )
+    # A commit's line has only how long training stood still; the interval's event, the whole cost.
+    is_reported = False
     for event in events:
         name = event.get("event")
         if name == "commit" and "commits" not in event:  # that line is the sum of several

@@ -439,7 +439,7 @@ class StepLedger:
 
 class RunLedger:
     """`events.jsonl`, one line per event, written by the agent of group rank 0, by rank 0, and by a
-    rank that writes a save alone (`carried_save`).
+    rank that writes a save alone (`CarriedSave` in `checkpoint.writer`).
     """
 
     def __init__(self, root: StoragePath) -> None:

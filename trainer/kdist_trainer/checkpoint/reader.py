@@ -593,8 +593,8 @@ def check_fit(
 def find_misfits(
     own: Mapping[str, torch.Size | None], saved: Mapping[str, torch.Size | None]
 ) -> list[str]:
-    """Why what was saved cannot fill a state of its own shape; both are the shapes of tensors by
-    flat name, None for other values.
+    """Why `saved` cannot be loaded into `own`, one sentence per difference. Both map flat names to
+    the shapes of tensors, and to None for other values.
     """
     problems = [f"{name} is missing" for name in own if name not in saved]
     problems += [f"{name} is not in the model" for name in saved if name not in own]
@@ -607,7 +607,7 @@ def find_misfits(
     return problems
 
 
-def find_root(error: CheckpointException, *preferred: type[Exception]) -> BaseException:
+def find_root_cause(error: CheckpointException, *preferred: type[Exception]) -> BaseException:
     """The root cause among the errors of all ranks that DCP collects: of these types, if any is."""
     errors = [wrapped[0] for wrapped in error.failures.values()]
     return next((one for one in errors if isinstance(one, preferred)), errors[0])
@@ -639,7 +639,7 @@ def load_tensors(
             no_dist=process_group is None,
         )
     except CheckpointException as error:
-        root = find_root(error, OSError)
+        root = find_root_cause(error, OSError)
         if isinstance(root, OSError | DamagedCheckpointError):
             raise root from None
         raise DamagedCheckpointError(

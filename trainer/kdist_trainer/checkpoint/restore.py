@@ -686,8 +686,8 @@ class FolderAccess:
         return max((one.epoch for one in self._directory.committed()), default=0)
 
     def _find_sharing(self) -> list[bool]:
-        """By rank, whether its folder is rank 0's, which also finds out whether the file system has
-        what checkpoints need. Raises as the constructor does.
+        """For each rank, whether it sees rank 0's folder. Also checks that the file system has what
+        checkpoints need. Raises as the constructor does.
         """
         root, group = self._directory.root, self._group
         try:

@@ -1,11 +1,15 @@
 """Checkpoints for a `torch.distributed` script of the user's: `kdist_trainer.Checkpointer`.
 
-with Checkpointer(model=model, optimizer=optimizer, scheduler=scheduler) as checkpointer:
-    for step in range(checkpointer.resume(), steps):
-        ...
-        checkpointer.maybe_save(step + 1)
-        if checkpointer.stop_requested:
-            break
+    with Checkpointer(model=model, optimizer=optimizer, scheduler=scheduler) as checkpointer:
+        for step in range(checkpointer.resume(), steps):
+            ...
+            checkpointer.maybe_save(step + 1)
+            if checkpointer.stop_requested:
+                break
+
+Every rank calls the same methods in the same order, after `init_process_group`. Outside kdist
+nothing is saved, and one line of the log says so. Buffers, such as running means, are saved from
+rank 0, because DDP sends rank 0's to all ranks before each forward pass.
 """
 
 from __future__ import annotations
@@ -109,8 +113,8 @@ def close_manager(manager: CheckpointManager) -> None:
 
 
 def sign_of_life() -> Callable[[], None]:
-    """A heartbeat that shows the agent that this script is saving and does not hang, if it sends
-    heartbeats.
+    """Return a function that tells the agent that this rank is saving and not hanging. It does
+    nothing in a script that sends no heartbeats.
     """
     heartbeat = _attach()
 

@@ -353,8 +353,8 @@ def modified_at(path: StoragePath) -> float | None:
 
 
 def open_location(text: str) -> StoragePath:
-    """The folder, or the name in an object store, that `text` names. Environment variables have
-    the store's endpoint and region, and its own ones the credentials.
+    """The folder, or the name in an object store, that `text` names. kdist's environment variables
+    have the store's endpoint and region, the store's own ones its credentials.
 
     Raises:
         ValueError: it is a URL that names no object store.

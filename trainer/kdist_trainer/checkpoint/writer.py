@@ -668,10 +668,10 @@ class Writer:
             bytes=result.nbytes,
         )
 
-    def _find_root(self, error: BaseException) -> BaseException:
+    def _find_root_cause(self, error: BaseException) -> BaseException:
         root = error
         if isinstance(error, CheckpointException) and error.failures:
-            root = reader.find_root(error, OSError, LockLostError)
+            root = reader.find_root_cause(error, OSError, LockLostError)
         if self._group.is_rank_zero:
             try:
                 # the group that takes over deletes our files, which looks like a failing disk
@@ -685,7 +685,7 @@ class Writer:
         if isinstance(error, SaveDroppedError) or self.membership.is_dropped:
             discard(self._directory, request)
             return SaveResult(request.manifest.step, ok=False, cause=DROPPED)
-        root = self._find_root(error)
+        root = self._find_root_cause(error)
         message = f"{type(root).__name__}: {root}"
         secondary = not classify(root)[2]
         result = _timed(
@@ -737,9 +737,9 @@ class _CarriedWriter(Writer):
         )
         self._is_cleaned = True  # by rank 0
 
-    def _find_root(self, error: BaseException) -> BaseException:
+    def _find_root_cause(self, error: BaseException) -> BaseException:
         # while it is written no lock is held
-        return super()._find_root(error) if self._lock.mine is not None else error
+        return super()._find_root_cause(error) if self._lock.mine is not None else error
 
 
 class CarriedSave:

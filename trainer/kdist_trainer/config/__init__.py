@@ -2,9 +2,10 @@
 
 `kdist` renders a job's `train` or `script` section and the agent's settings into one `train.json`;
 every agent and every rank reads the same file. `training` has the models of `spec.train`, `base`
-what all models share, `sources` the fields of a section that names data or weights by URL,
-`changes` the rules for jobs that are edited between two runs, `exit_codes` the codes and causes
-that agents, ranks and the command line agree on, `listeners` every socket of a training.
+what all models share, `sources` the URLs of data and weights, `spec.train.init`, and the variables
+by which a process reaches a store, `changes` the rules for jobs that are edited between two runs,
+`exit_codes` the codes and causes that agents, ranks and the command line agree on, `listeners`
+every socket of a training.
 
 Nothing here imports torch or another package of the trainer, because `kdist.spec` uses these
 models. The arguments of one agent (folders, addresses) are in `kdist_trainer.agent.settings`. Read

@@ -1,10 +1,11 @@
-"""The base class and common types of all sections of a file.
+"""The base class and common types of all sections of a job file, and the error for broken rules.
 
 Field rules: camelCase in the file, snake_case in Python; a description is a sentence; seconds are
 integers with the unit in the name; enums are used where a boolean might grow; every list is
 bounded.
 
-A broken rule of job.yaml, and the pydantic error that carries it with the wrong field.
+`Violation` is one broken rule; `refuse` raises all of them as one pydantic error, each with its
+field.
 """
 
 from __future__ import annotations

@@ -1,15 +1,8 @@
-"""The rules of the URL of data or weights that are fetched before a job starts, and of the address
-of a server.
+"""Where data, weights and checkpoints come from: the rules for their URLs, the fields of a section
+of job.yaml that names one (`UrlSource`), the model of `spec.train.init` (`Init`), and the
+environment variables that pass endpoints, regions and credentials to a process.
 
 The patterns of fields are written so that Python and the API server read them alike.
-
-The fields of a section of job.yaml that names data or weights by URL, and what fetches them.
-
-The object stores that checkpoints may be in, the sources that data and weights may be fetched
-from, and the environment variables by which a process is told where they are and with which
-credentials they are used.
-
-The model of `spec.train.init`: where pretrained weights come from.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""The models of `spec.train` and `spec.preflight`: the settings of the managed training loop, and
-the requirements that each worker group must meet before it trains.
-
-The models of `spec.train.checkpoint`: when and how the state of a training is saved.
+"""The models of `spec.train`, including `spec.train.checkpoint`, and of `spec.preflight`: the
+settings of the managed training loop, when and how its state is saved, and the requirements that
+each worker group must meet before it trains.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ class FetchProgress:
     """Counts bytes and files. Safe to use from several threads.
 
     What counts as progress is what was never reached before: a file that ends at the same byte
-    again and again makes none.
+    again and again is no progress.
     """
 
     def __init__(self, request: FetchRequest) -> None:

@@ -196,8 +196,8 @@ def save_generators(folder: Path, rank: int, **notes: bool) -> None:
 
 
 def load_generators(folder: Path, rank: int, size: int) -> dict[str, Any]:
-    """What `write` has written of this rank; empty if the checkpoint has nothing of it. Rank 0 logs
-    if the checkpoint is of another number of ranks.
+    """What `save_generators` has written of this rank; empty if the checkpoint has nothing of it.
+    Rank 0 logs if the checkpoint is of another number of ranks.
     """
     saved = len(list(folder.glob(_file(folder, 0).name.replace("0", "*"))))
     if rank == 0 and saved not in (0, size):

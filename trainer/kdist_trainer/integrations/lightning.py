@@ -1,7 +1,9 @@
 """`KdistCallback` for Lightning's `Trainer`, of `lightning` as of `pytorch_lightning`.
 
-trainer = lightning.Trainer(strategy="ddp", callbacks=[KdistCallback()], …)
-trainer.fit(model, loader)
+    trainer = lightning.Trainer(strategy="ddp", callbacks=[KdistCallback()], …)
+    trainer.fit(model, loader)
+
+The callback saves and resumes through kdist's checkpoints, and reports steps and losses.
 """
 
 from __future__ import annotations

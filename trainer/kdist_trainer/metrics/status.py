@@ -37,10 +37,9 @@
 
 All but the first group may be null.
 
-What the agent tells of itself in `/status`, in addition to its ranks: each field has a function
-that returns its present value and waits for nothing.
-
-What a run did since it began, as the agents agree on it at each worker group.
+`StatusSources` has the agent's own fields: each is a function that returns its present value and
+waits for nothing. `RunHistory` is what the run did before a worker group, as the agents agree on
+it; `RunCounts` counts on from there.
 """
 
 from __future__ import annotations

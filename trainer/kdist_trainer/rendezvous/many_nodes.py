@@ -1,4 +1,4 @@
-"""How many nodes join a round together, and stay in it, without as many requests to the API server.
+"""Lets many nodes join a round together, and stay in it, with few requests to the API server.
 
 Joining: one of the nodes, the gatherer, joins all. A join replaces the whole state if it has not
 changed since it was read. Of joins that meet, all but one are repeated, so nodes that start

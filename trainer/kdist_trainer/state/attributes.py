@@ -1,5 +1,5 @@
-"""What modules hold besides their state: plain attributes (numbers, strings and tensors), which
-are not saved, so a change by a pass or a step has to be found and reported; and train or eval mode.
+"""What modules hold besides their state: plain attributes (numbers, strings and tensors), and train
+or eval mode. Attributes are not saved, so a change by a pass or a step must be found and reported.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the values of a state are by their flat names, and digests of them: to compare what two
+"""The kind of each value of a state, by flat name, and digests of the values: to compare what two
 ranks hold, or what one held before. Digests detect a difference, not an attacker.
 """
 

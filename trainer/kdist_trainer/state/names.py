@@ -1,5 +1,5 @@
-"""The names of what a module holds, as it was written: without what wrappers add to them; and
-tensors whose elements share memory, such as expanded ones, into which nothing can be copied.
+"""The names of what a module holds, without what wrappers add to them. Also finds tensors whose
+elements share memory, such as expanded ones, into which nothing can be copied.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""The save that one rank of the training writes alone, because the loss of a rank has cut the save
-before it, or has ended a group that was about to save: how the ranks agree on it, through the
-groups that it outlasts.
+"""The save that one rank writes alone after a rank was lost during a save or just before one: how
+the ranks agree on it, across the groups that follow.
 """
 
 from __future__ import annotations

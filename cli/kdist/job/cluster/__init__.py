@@ -1,7 +1,7 @@
 """Operations on jobs in a cluster: read, watch, change and delete them.
 
-Each operation has a module of its name (`scale`, `suspend`, `restart`, `wait`, `logs`, `profile`,
-…). All start from a `job.ClusterJob`, which `ClusterJob.find` reads from the cluster, or from a
+Each operation has a module of its name (`scale`, `suspend`, `restart`, `wait`, `logs`, …). All
+start from a `job.ClusterJob`, which `ClusterJob.find` reads from the cluster, or from a
 snapshot: everything about one job at one moment. Read `snapshot` first.
 
 This package prints nothing: it returns values and messages, and reports progress to the `notify`

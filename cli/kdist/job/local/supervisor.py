@@ -5,9 +5,9 @@ agent is restarted after a pause that doubles from 0.5 s to 10 s and is reset by
 training.
 
 When `kdist run` dies, the end of file of a FIFO ends every agent
-(`kdist_trainer.processes.liveness.watch`
-holds the other end). Processes that outlive their agent are found by the environment that they
-inherited, and killed. Signals to `kdist run` are queued for its loop.
+(`kdist_trainer.processes.liveness.watch` holds the other end). Processes that outlive their agent
+are found by the environment that they inherited, and killed. Signals to `kdist run` are queued for
+its loop.
 
 With a `Spawner` (`kdist_trainer.agent.spawner`) one process imports torch for all agents of a run
 and forks them. Each agent is then started as a shim that requests the agent from the spawner; if

@@ -150,7 +150,7 @@ def know_nothing() -> tuple[bool, bool, int]:
     """Whether a group can go of which nothing is known: at first, and after its time-out."""
     join()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(threads, "wait_together", lambda _: False)  # as in a sandbox
+        patch.setattr(left_groups, "wait_together", lambda _: False)  # as in a sandbox
         early = take()[0]
         is_free = early.can_be_destroyed()
         left.add([early])

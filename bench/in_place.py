@@ -4,8 +4,8 @@ computed again, so a pause contains about one and a half steps.
 
     python -m bench.in_place [ROUNDS [small|large]]
 
-On one node ranks are killed in turn, without and with a standby; of three ranks also a second one
-while the group forms again. On one or two nodes, each an agent with one rank, in turn an agent is
+On one node ranks are killed in turn; of three ranks also a second one while the group forms again.
+On one or two nodes, each an agent with one rank, in turn an agent is
 killed, or an agent and its rank are stopped, as by a power cut; then the node starts again and
 joins. Either node may be the one, so that the host of the rendezvous is hit as often as not. Last,
 two nodes of which each must be there, and one that stands by. With small weights and with 100 MB of
@@ -41,7 +41,7 @@ OF_A_ROUND = {"node-standby", "rendezvous-completed"}
 """How an agent's round of the rendezvous may end."""
 SIZES = {"small": (64, "small weights"), "large": (5000, "100 MB of weights")}
 """Units of the hidden layer, and what that amounts to."""
-RANK, SPARED = "a rank of two is killed", "a rank of two is killed, with a standby"
+RANK = "a rank of two is killed"
 THIRD, TWO = "a rank of three is killed", "a rank of three, and 0.05 s later another"
 AGENT = "an agent of 1:2 is killed"
 SILENT, JOINED = "a node of 1:2 falls silent", "a node joins one"
@@ -103,15 +103,6 @@ def lose_ranks(run: Training, rounds: int) -> Pauses:
     return {RANK: [lose_rank(run, number % 2) for number in range(rounds)]}
 
 
-def lose_spared_ranks(run: Training, rounds: int) -> Pauses:
-    """Kill one rank after the other, each when a standby is ready."""
-    pauses = []
-    for number in range(rounds):
-        wait_for(lambda: has_standby(run), run)
-        pauses.append(lose_rank(run, number % 2))
-    return {SPARED: pauses}
-
-
 def lose_rank(run: Training, rank: int) -> float:
     """Kill a rank of two; returns the pause of the other."""
     victim, survivor = sorted(newest(run), key=lambda mark: mark.rank != rank)
@@ -134,12 +125,6 @@ def lose_more_ranks(run: Training, rounds: int) -> Pauses:
         wait_for_group(run, after=first.generation)
         pauses[event].append(longest_pause(run, survivor.pid, after=began))
     return pauses
-
-
-def has_standby(run: Training) -> bool:
-    """Whether the standby of the only node has loaded what it needs, and no rank uses it."""
-    ready = [event["pid"] for event in events(run, "node-0") if event["event"] == "standby-ready"]
-    return bool(ready) and ready[-1] not in {mark.pid for mark in newest(run)}
 
 
 def lose_members(run: Training, rounds: int) -> Pauses:
@@ -290,10 +275,8 @@ class Scenario(NamedTuple):
     ranks: int
 
 
-ONE_NODE = {"nodes": 1, "procsPerNode": 2}
 SCENARIOS = (
-    Scenario(lose_ranks, ONE_NODE, 2),
-    Scenario(lose_spared_ranks, {**ONE_NODE, "standby": "warm"}, 2),
+    Scenario(lose_ranks, {"nodes": 1, "procsPerNode": 2}, 2),
     Scenario(lose_more_ranks, {"nodes": 1, "procsPerNode": 3}, 3),
     Scenario(lose_nodes, {"nodes": {"min": 1, "max": 2}}, 2),
     Scenario(lose_members, {"nodes": {"min": 2, "max": 2, "standby": 1}}, 2),

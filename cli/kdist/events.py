@@ -399,12 +399,6 @@ SENTENCES: dict[str, Callable[[Event], str]] = {
     "node-standby": lambda _: (
         "the group has all its nodes; this one stands by for one that is lost"
     ),
-    "standby-ready": lambda e: (
-        f"the standby is ready after {seconds(e['seconds'])}, pid {e['pid']}"
-    ),
-    "standby-used": lambda e: (
-        f"the standby takes the place of a rank that was lost, pid {e['pid']}"
-    ),
     "rank-renewed": lambda e: (
         f"replaces the process of local rank {e['local_rank']}, pid {e['pid']}: collectives still "
         "wait in too many groups that it has left; another rank has its state"

@@ -296,16 +296,6 @@ def formatted(name: str, node: str = "node-0", **fields: Any) -> str:
             "the group has all its nodes; this one stands by for one that is lost",
         ),
         (
-            "standby-ready",
-            {"pid": 4711, "seconds": 1.5},
-            "the standby is ready after 1.5 s, pid 4711",
-        ),
-        (
-            "standby-used",
-            {"pid": 4711},
-            "the standby takes the place of a rank that was lost, pid 4711",
-        ),
-        (
             "progress",
             {
                 "step": 10,

@@ -2,9 +2,45 @@
 
 from __future__ import annotations
 
+import json
+from copy import deepcopy
+from typing import Any
+
+import pytest
+
+from kdist_controller.resource import digest_text
 from tests.controller.conftest import JobOf, Stepper
 from tests.controller.kubernetes import Kubernetes
 from tests.controller.test_life import change, condition, read
+
+
+@pytest.mark.parametrize("value", ["none", "warm"])
+def test_a_job_with_a_setting_that_was_removed_runs_on(
+    value: str, kubernetes: Kubernetes, stepper: Stepper, job: JobOf
+) -> None:
+    kubernetes.put("TrainingJob", job(standby=value))
+    stepper.settle()
+    text = read(kubernetes, "ConfigMap", "digits")["data"]["job.json"]
+    stored = json.loads(text)
+    stored["spec"]["standby"] = value  # as the earlier controller has recorded it
+    text, named = json.dumps(stored), {"metadata": {"name": "digits"}}
+    kubernetes.put("ConfigMap", {**named, "data": {"job.json": text}})
+    status = {"appliedDigests": [digest_text(text)]}
+    kubernetes.put("TrainingJob", {**named, "status": status})
+    before = read_all(kubernetes)
+    stepper.settle()
+    assert condition(kubernetes, "Accepted")[0] == "True"
+    assert condition(kubernetes, "Outdated")[0] == "False"
+    assert read_all(kubernetes) == before, "its objects are not touched"
+    change(kubernetes, nodes={"min": 1, "max": 3})
+    stepper.settle()
+    assert condition(kubernetes, "Outdated")[0] == "False", "it is scaled as before"
+
+
+def read_all(kubernetes: Kubernetes) -> dict[tuple[str, str], Any]:
+    """All objects but the TrainingJob, as they are now."""
+    names = [each for each in kubernetes.names() if each[0] != "TrainingJob"]
+    return deepcopy({each: read(kubernetes, *each) for each in names})
 
 
 def test_a_job_whose_interval_an_earlier_version_has_written_out_keeps_its_pods(

@@ -5,7 +5,6 @@ in the group.
 from __future__ import annotations
 
 import json
-import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,7 @@ from kdist_trainer.config import Exit
 from .test_in_place import (
     assert_nothing_was_repeated,
     describe,
-    find_standby,
-    rank_pids,
     wait_for_generation,
-    wait_for_step,
 )
 from .training_run import TrainingRun, kill
 
@@ -99,44 +95,4 @@ def test_a_newcomer_that_crashes_only_without_a_group_is_started_again_in_it(
         assert failed.read_text() == "1", "its rank was not foretold"
         run.process.send_signal(signal.SIGINT)
         assert run.wait() == 130, run.output()
-    assert_nothing_was_repeated(run)
-
-
-@pytest.mark.processes
-def test_a_standby_that_cannot_load_the_workload_harms_no_one(tmp_path: Path) -> None:
-    job = describe_late("late", tmp_path, standby="warm")
-    give_order(tmp_path, "raise", node="node-0", waiting=True)
-    with TrainingRun(tmp_path, job) as run:
-
-        def losses() -> list[dict[str, Any]]:
-            return [event for event in run.log("node-0") if event["event"] == "standby-lost"]
-
-        run.wait_until(lambda: len(losses()) >= 2, "two lost standbys")
-        assert losses()[0]["code"] == Exit.USER
-        run.wait_until(lambda: "ordered to fail" in run.output(), "the error of a standby")
-        ranks = wait_for_step(run, run.steps()[-1]["step"] + 5)
-        assert {line["generation"] for line in run.steps()} == {1}
-        kill(ranks[1].pid)
-        wait_for_generation(run, 2, world_size=2)
-        assert not list((run.folder / "node-0").glob("rank-2*")), "it left a rank's files"
-        run.process.send_signal(signal.SIGINT)
-        assert run.wait() == 130, run.output()
-    assert_nothing_was_repeated(run)
-
-
-@pytest.mark.sampled
-@pytest.mark.processes
-def test_a_standby_that_is_stopped_takes_no_place(tmp_path: Path) -> None:
-    job = describe("stopped", standby="warm")
-    job["spec"]["train"]["epochs"] = 10_000
-    with TrainingRun(tmp_path, job) as run:
-        ranks = wait_for_step(run, 2)
-        standby = run.wait_until(lambda: find_standby(run), "a standby")
-        os.kill(standby, signal.SIGSTOP)
-        kill(ranks[0].pid)
-        wait_for_generation(run, 2, world_size=2)
-        assert standby not in rank_pids(run)
-        run.process.send_signal(signal.SIGINT)
-        assert run.wait() == 130, run.output()
-    assert not run.processes(), "the standby outlives the run"
     assert_nothing_was_repeated(run)

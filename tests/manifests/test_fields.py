@@ -79,7 +79,6 @@ ELSEWHERE = {
     "spec.checkpoints.secret": "it needs url; test_bucket has it",
     "spec.serviceAccountName": "without it the job makes one; test_permissions has it",
     "spec.tolerations[].operator": "Exists excludes a value",
-    "spec.standby": "it excludes GPUs; train.json has it, by test_job",
     "spec.script": "it excludes train",
 }
 SECTIONS = ("spec.train.", "spec.script.", "spec.podTemplate.", "spec.train", "spec")

@@ -112,18 +112,6 @@ def test_a_worker_in_the_place_of_one_that_did_not_get_ready_does_not_join_its_g
     assert rank.wait_for_group() == {"RANK": "6"}
 
 
-def test_a_rank_takes_the_place_of_another_one(server: ControlServer) -> None:
-    lost, _ = connect(server, local_rank=0)
-    spare, _ = connect(server, local_rank=4)
-    spare.report_left(-1, "")
-    assert soon(partial(has_left, server, 4, -1))
-    server.move(4, 0)
-    server.join_when_ready(0, os.getpid(), {"RANK": "0"})
-    assert spare.wait_for_group() == {"RANK": "0"}
-    assert list(server.ranks) == [0]
-    lost.close()
-
-
 def test_a_rank_whose_agent_does_not_answer_says_so_and_trains_without_the_channel(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -151,6 +151,15 @@ def test_a_newer_exit_record_keeps_its_code_and_says_why_no_more_is_known(tmp_pa
     assert "exit.json is of format 2" in newer.message
 
 
+def test_a_setting_that_was_removed_is_ignored_where_a_former_version_has_written_it(
+    tmp_path: Path,
+) -> None:
+    file = write_train(tmp_path)
+    expected = TrainConfig.read(file)
+    file.write_text(json.dumps({**json.loads(file.read_text()), "standby": "warm"}))
+    assert TrainConfig.read(file) == expected
+
+
 def test_a_newer_status_is_named_instead_of_misread() -> None:
     class Transport:
         def get(self, path: str, *, timeout: float, most: int) -> bytes | None:

@@ -35,12 +35,10 @@ VARIABLE = "KDIST_CONTROL_SOCKET"
 """The environment variable that names the agent's socket."""
 WAITING_VARIABLE = "KDIST_WAITS_FOR_GROUP"
 """The environment variable of a worker that was started before its group: its other variables are
-not those of the group yet. Its value is one of `WAITS_ONLY`, `BUILDS` and `STANDS_BY`.
+not those of the group yet. Its value is one of `IDLE` and `PREBUILD`.
 """
-WAITS_ONLY, BUILDS, STANDS_BY = "waits-only", "builds", "stands-by"
-"""What such a worker does before it waits: nothing of the user's; it builds what needs no group; it
-does so, and ends if it cannot.
-"""
+IDLE, PREBUILD = "idle", "prebuild"
+"""What such a worker does before it waits: nothing of the user's; it builds what needs no group."""
 STOPS_VARIABLE = "KDIST_STOPS"
 """The environment variable of a worker whose next group has only this rank, which saves what it has
 kept and ends.
@@ -255,11 +253,6 @@ class ControlServer:
         """
         self.joining[local_rank] = pid, environment
         self.poll()
-
-    def move(self, source: int, target: int) -> None:
-        """Have the rank that is connected as local rank `source` take the place of `target`."""
-        self._forget(target)
-        self.ranks[target] = self.ranks.pop(source)
 
     def _send(self, local_rank: int, **message: Any) -> None:
         with contextlib.suppress(OSError):  # it is dead, which its exit will show

@@ -31,10 +31,9 @@ from kdist_trainer.bench.measure import (
 from kdist_trainer.checkpoint.storage import StoragePath, open_location
 from kdist_trainer.config import AllReduceCheck, Cause, Nodes, TrainConfig, Training, count_bytes
 from kdist_trainer.control import (
-    STANDS_BY,
+    PREBUILD,
     STOPS_VARIABLE,
     WAITING_VARIABLE,
-    WAITS_ONLY,
     GroupControl,
 )
 from kdist_trainer.errors import (
@@ -190,20 +189,15 @@ class ManagedRank:
 
         Raises:
             PeersLostError: If the agent cannot be reached, so that there will be no group.
-            Exception: Whatever the user's code raises, in a standby: another one is started, and
-                the group is not affected.
         """
         if self._control is None:
             raise PeersLostError("the agent of this worker cannot be reached")
-        purpose = os.environ[WAITING_VARIABLE]
         torch.set_num_threads(config.threads_per_rank)
         regroup.warm_up_torch()
         try:
-            if purpose != WAITS_ONLY:
+            if os.environ[WAITING_VARIABLE] == PREBUILD:
                 self._prepared = regroup.prepare(train, torch.device("cpu"))
-        except BaseException as error:
-            if purpose == STANDS_BY:
-                raise
+        except BaseException as error:  # noqa: BLE001 - raised in the group, as otherwise
             self._error = error
         self._control.report_left(-1, "")
         self._join(self._control.wait_for_group())

@@ -22,6 +22,7 @@ from pydantic import ValidationError
 from kdist.errors import InvalidJobError, Problem, UsageError
 from kdist.load.yaml_parser import MAX_BYTES, YamlNode, decode, read, read_value, split_lines
 from kdist.spec import TrainingJob
+from kdist.spec.training_job import WRITTEN
 
 if TYPE_CHECKING:
     from kdist.load.code import Use
@@ -83,7 +84,7 @@ def _load_documents(
         trees, problems = parse(decoded, source=source)
         reported = {(each.line, each.column) for each in problems if each.line}
         for each_tree in trees:
-            job, tree, found = _validate(each_tree, overrides)
+            job, tree, found = _validate(each_tree, overrides, is_written=parse is read)
             if job is not None:
                 jobs.append(job)
             if job is not None and use is not None and _names_files(job):
@@ -144,7 +145,7 @@ def _names_files(job: TrainingJob) -> bool:
 
 
 def _validate(
-    tree: YamlNode, overrides: Sequence[str]
+    tree: YamlNode, overrides: Sequence[str], *, is_written: bool
 ) -> tuple[TrainingJob | None, YamlNode, list[Problem]]:
     """The job, or every problem of tree and overrides, with the tree that has the overrides.
     `load.problems` is imported only for invalid files.
@@ -155,7 +156,9 @@ def _validate(
 
         tree, unusable = override(tree, overrides)
     try:
-        job = TrainingJob.model_validate(tree.value(), by_alias=True, by_name=False)
+        job = TrainingJob.model_validate(
+            tree.value(), by_alias=True, by_name=False, context=WRITTEN if is_written else None
+        )
     except ValidationError as error:
         from kdist.load.problems import explain
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BeforeValidator, Field, JsonValue, model_validator
+from pydantic import BeforeValidator, Field, JsonValue, ValidationInfo, model_validator
 
 from kdist.spec.models import (
     Checkpoints,
@@ -46,6 +46,8 @@ from kdist_trainer.config import (
 
 API_VERSION: Final = "kdist.dev/v1alpha1"
 KIND: Final = "TrainingJob"
+WRITTEN: Final = "written"
+"""The context in which a job is validated that a user has written just now."""
 
 
 def _nodes_from_number(value: Any) -> Any:
@@ -152,13 +154,6 @@ class Spec(ConfigModel):
             "that resumes, then has none."
         ),
     )
-    standby: Literal["none", "warm"] = Field(
-        "none",
-        description=(
-            "warm keeps one more process per node ready to take the place of a rank that is lost "
-            "there (strategy ddp, on CPUs); it holds the model and the data, and computes nothing."
-        ),
-    )
     queue: Label | None = Field(None, description="Kueue LocalQueue that admits the job.")
     rendezvous: Literal["auto", "file", "kubernetes", "c10d"] = Field(
         "auto",
@@ -226,6 +221,17 @@ class Spec(ConfigModel):
     )
     train: Training | None = Field(None, description="Settings of the managed training loop.")
     script: Script | None = Field(None, description="A torchrun script, run unchanged.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_standby(cls, spec: Any, info: ValidationInfo) -> Any:
+        """Ignore `standby`, which version 0.1.0 has written into each stored job: a job that runs
+        must outlive the upgrade. Who writes `warm` today learns that it does nothing.
+        """
+        is_stored = info.context != WRITTEN
+        if isinstance(spec, dict) and (is_stored or spec.get("standby") == "none"):
+            return {name: value for name, value in spec.items() if name != "standby"}
+        return spec
 
     @model_validator(mode="after")
     def _rules(self) -> Spec:

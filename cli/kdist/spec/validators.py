@@ -168,7 +168,6 @@ def check(spec: Spec) -> Iterator[Violation]:
     yield from _start_variables(spec)
     yield from check_credentials(spec)
     yield from check_sources(spec)
-    yield from _standby(spec)
     yield from _standby_nodes(spec)
     yield from _own_mounts(spec)
     yield from _pod_keys(spec)
@@ -422,28 +421,6 @@ def _standby_nodes(spec: Spec) -> Iterator[Violation]:
             "nodes.standby",
             ("nodes.standby", "backend"),
         )
-
-
-def _standby(spec: Spec) -> Iterator[Violation]:
-    """A standby takes the place of a rank only where ranks recover in place."""
-    if spec.standby == "none":
-        return
-    problem, fields = "", ["standby"]
-    if spec.train is None:
-        problem, fields = "a script restarts as a whole", [*fields, "script"]
-    elif spec.train.recovery == "restart":
-        problem, fields = (
-            "with train.recovery: restart all ranks restart",
-            [*fields, "train.recovery"],
-        )
-    elif spec.train.strategy != "ddp":
-        problem = f"with strategy {spec.train.strategy} all ranks restart"
-        fields = [*fields, "train.strategy"]
-    elif spec.resources.gpu:
-        problem, fields = "on GPUs all ranks restart", [*fields, "resources.gpu"]
-    if problem:
-        message = f"must be none: {problem}, and a standby takes the place of a rank that is lost"
-        yield Violation(message, "standby", tuple(fields))
 
 
 def _workload(spec: Spec) -> Iterator[Violation]:

@@ -44,7 +44,6 @@ def test_defaults_are_explicit_in_the_document(smallest: TrainingJob) -> None:
         "checkpoints": None,
         "env": [],
         "maxRestarts": None,
-        "standby": "none",
         "queue": None,
         "rendezvous": "auto",
         "nodeSelector": {},
@@ -70,6 +69,15 @@ def test_a_document_is_a_job_file_of_the_same_job(smallest: TrainingJob) -> None
     assert load_text(json.dumps(smallest.to_document()), source="again") == smallest
 
 
+def test_a_stored_job_may_have_a_setting_that_was_removed(smallest: TrainingJob) -> None:
+    for value in ("none", "warm"):
+        document = smallest.to_document()
+        document["spec"]["standby"] = value
+        assert TrainingJob.model_validate(document, by_alias=True, by_name=False) == smallest
+        assert load_text(json.dumps(document), source="stored", generated=True) == smallest
+    assert load_text(JOB + "  standby: none\n", source="job.yaml") == smallest
+
+
 def test_the_trainer_is_reported_all_that_the_job_says_about_training() -> None:
     text = JOB + (
         "  nodes: {min: 2, max: 3}\n  procsPerNode: 2\n  threadsPerRank: 4\n  "
@@ -79,7 +87,7 @@ def test_the_trainer_is_reported_all_that_the_job_says_about_training() -> None:
         "  rendezvousTimeoutSeconds: 32\n  joinWindowSeconds: 33\n  collectiveTimeoutSeconds: "
         "34\n  hangTimeoutSeconds: 35\n"
     )
-    text += "  finalScrapeTimeoutSeconds: 36\n  standby: warm\n  logs: {keep: 1Gi}\n"
+    text += "  finalScrapeTimeoutSeconds: 36\n  logs: {keep: 1Gi}\n"
     text += "  env: [{name: TOKEN, secret: {name: hub, key: token}}, {name: MODE, value: a}]\n"
     reported = load_text(text, source="job.yaml").to_train_config().to_document()
     train = reported.pop("train")
@@ -89,7 +97,6 @@ def test_the_trainer_is_reported_all_that_the_job_says_about_training() -> None:
         "procsPerNode": 2,
         "threadsPerRank": 4,
         "maxRestarts": 7,
-        "standby": "warm",
         "terminationGracePeriodSeconds": 31,
         "rendezvousTimeoutSeconds": 32,
         "joinWindowSeconds": 33,

@@ -144,6 +144,21 @@ def test_news_reports_newcomers_from_members_that_left(tmp_path: Path) -> None:
         node.leave()
 
 
+def test_a_group_runs_once_its_round_is_complete(tmp_path: Path) -> None:
+    first, second, third = (meet(tmp_path, low=2, high=3) for _ in range(3))
+    joining = [threading.Thread(target=each.next_rendezvous) for each in (first, second)]
+    joining[0].start()
+    wait_for(lambda: third.count_members() == 1)
+    assert third.count_running() == 0, "a node that comes now can join it"
+    joining[1].start()
+    for thread in joining:
+        thread.join(60)
+    wait_for(lambda: third.count_running() == 2)
+    assert first.count_running() == 0, "it is in this group"
+    first.leave()
+    second.leave()
+
+
 def test_a_node_that_is_left_alone_keeps_no_connection_and_misses_none(
     tmp_path: Path,
 ) -> None:

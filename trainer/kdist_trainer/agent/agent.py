@@ -175,7 +175,7 @@ class ElasticAgent(ElasticAgentBase):
         procs = spec.local_world_size
         self._survivors = Survivors(settings.config, settings.scratch, procs=procs)
         self._early = EarlyWorkers(settings, self.start_without_group, self._survivors, procs=procs)
-        self._workers = WorkerProcesses(self._early.standby.pids)
+        self._workers = WorkerProcesses()
         telemetry.show_rendezvous(spec.rdzv_handler, fail_fast_store)
 
     @property
@@ -199,7 +199,6 @@ class ElasticAgent(ElasticAgentBase):
             self.record = self._rendezvous_failure(f"the rendezvous store is lost: {error}")
         finally:
             self._survivors.kept = {}
-            self._early.standby.close()
             self._end_workers()
             self._survivors.close()
             self._ledger.close()
@@ -398,7 +397,7 @@ class ElasticAgent(ElasticAgentBase):
         unkillable = self._survivors.end_others(self._workers, timeout_seconds=_KILL_SECONDS)
         if not self._survivors.kept:
             self._workers.close()
-            self._workers = WorkerProcesses(self._early.standby.pids)
+            self._workers = WorkerProcesses()
         return unkillable
 
     def _unkillable(self, ranks: list[int]) -> dict[str, Any]:
@@ -438,7 +437,6 @@ class ElasticAgent(ElasticAgentBase):
         """What is to be done on each pass of the monitor."""
         self._mark_alive()
         activity.observe(watchdog.snapshots, living=self._workers.living)
-        self._early.tend(watchdog.snapshots)
         if self._single_start.observe(watchdog.snapshots) and self._generation is not None:
             self._telemetry.checkpoints_opened(self._generation)
 

@@ -5,10 +5,9 @@ A worker is kept if it is connected to the agent (see `kdist_trainer.control`) a
 that it is out of the group; otherwise it is killed and started again, as without recovery in place.
 
 Workers can also be started before they have a group: those of a node that joins while others train,
-those in the place of lost workers while the agents meet, and the standby of a node
-(`spec.standby: warm`), which takes the place of the next worker of its node that is lost. Such a
-worker has no rank, no heartbeat and no metrics, prints to the agent's own output, and waits for its
-group as one does that has left another one.
+and those in the place of lost workers while the agents meet. Such a worker has no rank, no
+heartbeat and no metrics, prints to the agent's own output, and waits for its group as one does that
+has left another one.
 
 If the node joins no further group, because it was asked to stop or too few nodes have come, one of
 the workers forms a group alone, in a generation of its own, saves and ends. The agents agree on
@@ -19,14 +18,10 @@ folder over, as after any other generation.
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -40,19 +35,16 @@ from kdist_trainer.agent.settings import WORKER, Settings
 from kdist_trainer.agent.workers import WorkerProcesses
 from kdist_trainer.config import TrainConfig
 from kdist_trainer.control import (
-    BUILDS,
-    STANDS_BY,
+    IDLE,
+    PREBUILD,
     STOPS_VARIABLE,
     VARIABLE,
     WAITING_VARIABLE,
-    WAITS_ONLY,
     ConnectedRank,
     ControlServer,
 )
-from kdist_trainer.processes import process_tree
-from kdist_trainer.processes.liveness import Phase, RankSnapshot
+from kdist_trainer.processes.liveness import RankSnapshot
 from kdist_trainer.processes.signals import StopSignals, stop_margin
-from kdist_trainer.rendezvous.torch_internals import release_queues, worker_processes
 
 LEAVE_SECONDS = 30.0
 """How long a worker may take to leave its group: it must first finish what it computes."""
@@ -212,10 +204,6 @@ class Survivors:
         """Whether a worker is out of its group, or is ready for its first one."""
         return self._control is not None and self._control.has_left(local_rank, pid)
 
-    def move(self, source: int, target: int) -> None:
-        """Have the worker that is connected as local rank `source` take the place of `target`."""
-        self._control_server.move(source, target)
-
     def forget_exited(self, workers: WorkerProcesses) -> None:
         """Keep no worker that has ended since it left its group."""
         living = workers.living
@@ -274,142 +262,6 @@ def can_keep_workers(config: TrainConfig) -> bool:
 
 START_WITHOUT_GROUP = Callable[[Mapping[int, dict[str, str]]], PContext]
 """Starts workers with these environments; returns torch's handle of them, in the order of keys."""
-_KILL_SECONDS = 10.0
-_LONGEST_PAUSE_SECONDS = 60.0
-
-
-class Standby:
-    """The standby of this node.
-
-    Args:
-        start: Starts it.
-        survivors: Knows when it is ready.
-        slot: The local rank as which it connects: one that no worker has.
-        is_wanted: Whether there is to be one.
-    """
-
-    def __init__(
-        self, start: START_WITHOUT_GROUP, survivors: Survivors, *, slot: int, is_wanted: bool
-    ) -> None:
-        self._start = start
-        self._survivors = survivors
-        self._slot = slot
-        self._is_wanted = is_wanted
-        self._context: PContext | None = None
-        self._is_ready = False
-        self._losses = 0
-        self._next_start = 0.0
-        self._started_at = 0.0
-        self._first_step: int | None = None
-        self._has_stepped = False
-
-    def pids(self) -> list[int]:
-        """Its process id, if it runs."""
-        return [] if self._context is None else [int(self._process.pid)]
-
-    def begin_group(self) -> None:
-        """A group starts: no standby is started until it has finished a step."""
-        self._first_step, self._has_stepped = None, False
-
-    def tend(self, snapshots: list[RankSnapshot], environment: Mapping[str, str]) -> None:
-        """Start the standby once the group has finished a step, and replace one that has ended.
-
-        Args:
-            snapshots: The heartbeats of this node's ranks.
-            environment: The environment of a rank of this node.
-        """
-        if not self._is_wanted:
-            return
-        self._notice_steps(snapshots)
-        if self._context is not None:
-            self._check()
-        if self._context is None and self._has_stepped and time.monotonic() >= self._next_start:
-            self._begin(environment)
-
-    def _begin(self, environment: Mapping[str, str]) -> None:
-        """Start the standby; a failure of that must not end the training."""
-        # a rank that no worker has, in case the user's code looks for it
-        outside = {"LOCAL_RANK": str(self._slot), "RANK": environment["WORLD_SIZE"]}
-        waiting = {**environment, **outside, WAITING_VARIABLE: STANDS_BY}
-        self._is_ready, self._started_at = False, time.monotonic()
-        try:
-            self._context = self._start({self._slot: waiting})
-        except (OSError, EOFError, RuntimeError) as error:
-            log.warn("standby-lost", message=f"no standby could be started: {error}")
-            self._next_start = time.monotonic() + _LONGEST_PAUSE_SECONDS
-
-    def _notice_steps(self, snapshots: list[RankSnapshot]) -> None:
-        steps = [snapshot.step for snapshot in snapshots if snapshot.phase is Phase.STEP]
-        if steps and self._first_step is None:
-            self._first_step = min(steps)
-        elif steps and self._first_step is not None:
-            self._has_stepped = self._has_stepped or max(steps) > self._first_step
-
-    def _check(self) -> None:
-        """Notice that it is ready, or has ended."""
-        assert self._context is not None  # noqa: S101 - the caller has checked it
-        pid, code = int(self._process.pid), self._process.exitcode
-        if code is not None:
-            log.warn(
-                "standby-lost",
-                pid=pid,
-                code=code,
-                message=f"the standby has ended with code {code}; another one is started",
-            )
-            self._kill(pid)
-            self._context = None
-            if time.monotonic() - self._started_at > _LONGEST_PAUSE_SECONDS:
-                self._losses = 0
-            pause = min(_LONGEST_PAUSE_SECONDS, 2.0**self._losses) if self._losses else 0.0
-            self._next_start = time.monotonic() + pause
-            self._losses += 1
-        elif not self._is_ready and self._survivors.has_left(self._slot, pid):
-            self._is_ready = True
-            release_queues(self._context)
-            seconds = round(time.monotonic() - self._started_at, 3)
-            log.event("standby-ready", pid=pid, seconds=seconds)
-
-    def take(self, local_rank: int) -> PContext | None:
-        """Have the standby take the place of a worker that was lost.
-
-        Returns:
-            torch's handle of it, which is that worker's from now on; None if there is none that is
-            ready and not stopped.
-        """
-        if self._context is not None:
-            self._survivors.poll()
-            self._check()
-        if self._context is None:
-            return None
-        pid = int(self._process.pid)
-        if not self._survivors.has_left(self._slot, pid) or process_tree.is_stopped(pid):
-            return None
-        self._survivors.move(self._slot, local_rank)
-        context, self._context = self._context, None
-        self._losses, self._next_start = 0, 0.0
-        return context
-
-    def close(self) -> None:
-        """Kill the standby; there will be no other one."""
-        self._is_wanted = False
-        if self._context is not None:
-            process, self._context = self._process, None
-            self._kill(int(process.pid))
-            process.join(_KILL_SECONDS)
-
-    @property
-    def _process(self) -> Any:
-        assert self._context is not None  # noqa: S101 - the callers have checked it
-        return worker_processes(self._context)[0]
-
-    @staticmethod
-    def _kill(pid: int) -> None:
-        """Kill the process `pid`, its group, and all that it has started."""
-        process_tree.kill(below=[pid], seconds=_KILL_SECONDS)
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(pid, signal.SIGKILL)
-
-
 READY_SECONDS = 300.0
 """How long a node that is to join a running group waits until its workers are ready."""
 _POLL_SECONDS = 0.05
@@ -434,16 +286,6 @@ class EarlyWorkers:
         self._environments: Mapping[int, dict[str, str]] = {}
         # another entrypoint does not know that it may have no group yet
         self._is_possible = survivors.can_wait_for_group and settings.entrypoint == WORKER
-        wants_standby = settings.config.standby == "warm"
-        if wants_standby and not self._is_possible:
-            log.warn(
-                "standby-unavailable",
-                message="spec.standby: warm has no effect here: a standby takes the place of a "
-                "rank only where ranks recover in place, on CPUs under Linux",
-            )
-        self.standby = Standby(
-            start, survivors, slot=procs, is_wanted=wants_standby and self._is_possible
-        )
         self.local_ranks: set[int] = set()
         """The local ranks whose workers were started since the last group began."""
 
@@ -451,13 +293,6 @@ class EarlyWorkers:
         """A group starts; `environments` are those of its workers, by local rank."""
         self._environments = environments
         self.local_ranks = set()
-        self.standby.begin_group()
-
-    def tend(self, snapshots: list[RankSnapshot]) -> None:
-        """Look after the standby, while a group runs whose ranks on this node have these
-        heartbeats.
-        """
-        self.standby.tend(snapshots, self._environments[0])
 
     def prepare(self, workers: WorkerProcesses, count_running: Callable[[], int]) -> None:
         """Start the workers that the next group needs and that are not kept.
@@ -477,17 +312,10 @@ class EarlyWorkers:
         missing = [number for number in range(self._procs) if number not in survivors.kept]
         if not self._is_possible or not missing:
             return
-        if (context := self.standby.take(missing[0])) is not None:
-            number = missing.pop(0)
-            workers.add(context, [number])
-            self._wait_for_group(number)
-            log.event("standby-used", pid=workers.pid(number))
-        if not missing:
-            return
         if self._environments:
-            self._begin(workers, missing, self._environments, WAITS_ONLY)
+            self._begin(workers, missing, self._environments, IDLE)
         elif nodes := count_running():
-            self._begin(workers, missing, self._predict_environments(nodes), BUILDS)
+            self._begin(workers, missing, self._predict_environments(nodes), PREBUILD)
             self._wait_until_ready(workers, count_running)
 
     def _begin(
@@ -502,9 +330,6 @@ class EarlyWorkers:
             number: {**environments[number], WAITING_VARIABLE: purpose} for number in local_ranks
         }
         workers.add(self._start(waiting), local_ranks)
-        self._wait_for_group(*local_ranks)
-
-    def _wait_for_group(self, *local_ranks: int) -> None:
         self._survivors.wait_for_group(local_ranks)
         self.local_ranks |= set(local_ranks)
 

@@ -14,7 +14,7 @@ import select
 import shutil
 import signal
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Any
@@ -31,14 +31,9 @@ from kdist_trainer.rendezvous.torch_internals import release_queues, worker_proc
 class WorkerProcesses:
     """The worker processes by local rank. `signal` and `kill` never reach a process that has been
     seen to exit.
-
-    Args:
-        spared: Returns the pids of processes that are never killed with the workers: one that is a
-            worker of no group.
     """
 
-    def __init__(self, spared: Callable[[], Collection[int]] = tuple) -> None:
-        self._find_spared = spared
+    def __init__(self) -> None:
         self._processes: dict[int, Any] = {}
         self._is_script = False
         self._descriptors: dict[int, int] = {}
@@ -141,7 +136,7 @@ class WorkerProcesses:
                 os.kill(self.pid(local_rank), signal.SIGKILL)
             _kill_group(self.pid(local_rank))
         deadline = time.monotonic() + timeout_seconds
-        spared = [*(self.pid(local_rank) for local_rank in keep), *self._find_spared()]
+        spared = [self.pid(local_rank) for local_rank in keep]
         process_tree.kill(keep=_servers(), spared=spared, seconds=timeout_seconds)
         while (running := set(self.living) - set(keep)) and time.monotonic() < deadline:
             self.wait(0.05)

@@ -191,13 +191,6 @@ class TrainConfig(ConfigModel):
             "of which no rank has opened the job's checkpoints."
         ),
     )
-    standby: Literal["none", "warm"] = Field(
-        "none",
-        description=(
-            "warm keeps one more process per node ready to take the place of a rank that is lost "
-            "there."
-        ),
-    )
     termination_grace_period_seconds: PositiveSeconds = Field(
         60,
         description="Seconds between the request to stop and a forced kill.",
@@ -271,6 +264,7 @@ class TrainConfig(ConfigModel):
         """
         nodes = path.with_name(NODES)
         document = take_format("train.json", parse_object(path.read_bytes()))
+        document.pop("standby", None)  # a setting of version 0.1.0; that of nodes stays
         if nodes.exists():
             document["nodes"] = take_format(NODES, parse_json(nodes.read_bytes()))
         return parse_model(cls, encode_json(document))

@@ -10,7 +10,7 @@ as long as one rank of the former group survives; otherwise the newest checkpoin
 What the sender holds decides what is received: all of it, or nothing. Ranks that have kept the same
 step are compared by digests, not assumed equal.
 
-A worker that is started while others train, or as a standby, builds the workload, the model and the
+A worker that is started while others train builds the workload, the model and the
 training split before it has a group, and then joins theirs without making them wait for it.
 Everything is made in the order in which a group's rank makes it, from generators with the same
 seed, and the generators continue from the same states: what a training computes does not depend on

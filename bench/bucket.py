@@ -29,7 +29,7 @@ from bench.table import columns, seconds_with_spread, title
 from kdist_trainer.checkpoint.checkpointer import CheckpointManager
 from kdist_trainer.checkpoint.storage import StoragePath, open_location
 from kdist_trainer.config import CHECKPOINTS_ENDPOINT, Checkpointing
-from kdist_trainer.world import World
+from kdist_trainer.distributed.world import World
 from tests.trainer.object_store.versitygw import versitygw
 
 RANKS, ROUNDS, LAYERS, MEGABYTES = 2, 3, 16, 1000

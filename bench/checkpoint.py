@@ -38,7 +38,7 @@ from bench.table import columns, seconds_with_spread, title
 from kdist_trainer.checkpoint.checkpointer import CheckpointManager
 from kdist_trainer.checkpoint.storage import StoragePath, open_location
 from kdist_trainer.config import Checkpointing, Every
-from kdist_trainer.world import World
+from kdist_trainer.distributed.world import World
 
 RANKS, ROUNDS, AFTER = 2, 7, 10
 WIDTH, BATCH, MEGABYTES = 1024, 32, 101

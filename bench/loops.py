@@ -20,9 +20,9 @@ from bench.ranks import environment
 from bench.work import Work
 from kdist_trainer import worker
 from kdist_trainer.config import Checkpointing, Every, Nodes, Optimizer, TrainConfig, Training
+from kdist_trainer.distributed.world import leave
 from kdist_trainer.instrumentation import collective_hooks
 from kdist_trainer.workload import WorkloadContext
-from kdist_trainer.world import leave
 
 Size = dict[str, Any]
 

@@ -86,13 +86,13 @@ def measure(strategy: str, precision: str, size: int) -> dict[str, float]:
 
 def rank() -> None:
     """One rank of a run."""
+    from kdist_trainer.distributed.world import World
     from kdist_trainer.metrics.step_stats import StepStats
     from kdist_trainer.metrics.transport import Reporter
     from kdist_trainer.training import trainer
     from kdist_trainer.training.builder import RankRuntime, assemble
     from kdist_trainer.training.sync import StopFlag
     from kdist_trainer.worker import load_workload
-    from kdist_trainer.world import World
 
     config = describe(json.loads(os.environ["KDIST_BENCH"]))
     assert config.train is not None

@@ -16,6 +16,7 @@ import torch
 from bench.gpu.parts import Order
 from bench.ranks import free_ports, launch
 from kdist_trainer.config import TrainConfig
+from kdist_trainer.distributed.world import World
 from kdist_trainer.instrumentation import collective_hooks
 from kdist_trainer.metrics.step_stats import StepStats
 from kdist_trainer.metrics.transport import Reporter
@@ -25,7 +26,6 @@ from kdist_trainer.training.builder import RankRuntime, assemble
 from kdist_trainer.training.context import TrainContext
 from kdist_trainer.training.sync import StopFlag, flush_pending_losses, sync_ranks
 from kdist_trainer.worker import load_workload
-from kdist_trainer.world import World
 
 
 class Shape(NamedTuple):

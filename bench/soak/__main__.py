@@ -25,7 +25,7 @@ from bench.soak.scenarios import SCENARIOS, Scenario
 from bench.soak.trend import summarize
 from bench.soak.usage import Observer
 from bench.table import title
-from kdist_trainer.json_text import encode_json
+from kdist_trainer.formats.json_text import encode_json
 from tests.faults.training_run import TrainingRun
 
 LOOK_SECONDS = 0.02

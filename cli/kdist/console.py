@@ -20,7 +20,7 @@ import click
 from kdist import terminal
 from kdist.errors import InvalidJobError, KdistError, Problem
 from kdist.terminal import columns
-from kdist_trainer.json_text import encode_json
+from kdist_trainer.formats.json_text import encode_json
 
 if TYPE_CHECKING:
     from kdist.terminal.drawing import Drawing

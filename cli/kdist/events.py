@@ -27,8 +27,8 @@ from typing import Any, NamedTuple
 
 from kdist.terminal import keep_colors
 from kdist.units import count, is_number, number, of_total, rate, seconds, size
-from kdist_trainer.json_text import encode_json
-from kdist_trainer.untrusted_text import MalformedTextError, parse_json
+from kdist_trainer.formats.json_text import encode_json
+from kdist_trainer.formats.untrusted_text import MalformedTextError, parse_json
 
 Event = Mapping[str, Any]
 """Fields of an event: `event`, its name, and others such as `time`, `level`, `node` and `rank`."""

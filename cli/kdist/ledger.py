@@ -2,8 +2,9 @@
 
 Lines of the ledger may be torn, missing or out of order after a crash; the report then covers the
 rest. A record stands for one step, or, with `steps`, for the steps up to its own
-(`kdist_trainer.step_lines`). Successive steps of a generation become one `Span`; where a span has
-to be divided, because a later generation did its last steps again, its seconds are, evenly.
+(`kdist_trainer.formats.step_lines`). Successive steps of a generation become one `Span`; where a
+span has to be divided, because a later generation did its last steps again, its seconds are,
+evenly.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from typing import Any, BinaryIO, Final
 from kdist.errors import KdistError
 from kdist.units import number, seconds
 from kdist_trainer.formats import NewerFormatError, check_format
-from kdist_trainer.step_lines import StepLines
-from kdist_trainer.untrusted_text import MalformedTextError, parse_json
+from kdist_trainer.formats.step_lines import StepLines
+from kdist_trainer.formats.untrusted_text import MalformedTextError, parse_json
 
 
 @dataclass(frozen=True, slots=True)

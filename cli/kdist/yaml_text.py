@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final
 import yaml
 
 from kdist.terminal import visible
-from kdist_trainer.untrusted_text import MalformedTextError
+from kdist_trainer.formats.untrusted_text import MalformedTextError
 
 MAX_BYTES: Final = 4 << 20
 MAX_DEPTH: Final = 100

@@ -25,9 +25,9 @@ from kdist_controller.controller import Controller
 from kdist_controller.election import Election
 from kdist_controller.executor import FIELD_MANAGER
 from kdist_controller.metrics import serve
-from kdist_trainer.json_text import encode_json
+from kdist_trainer.formats.json_text import encode_json
+from kdist_trainer.network.server import LOOPBACK, own_addresses, with_loopback
 from kdist_trainer.processes import descriptors
-from kdist_trainer.serving.server import LOOPBACK, own_addresses, with_loopback
 
 LEASE: Final = "kdist-controller"
 PORT: Final = 9402

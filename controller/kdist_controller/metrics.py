@@ -15,8 +15,8 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
 from kdist.status import Phase
-from kdist_trainer.serving.pages import HttpResponse, serve_pages, text_response
-from kdist_trainer.serving.server import BoundedServer
+from kdist_trainer.network.pages import HttpResponse, serve_pages, text_response
+from kdist_trainer.network.server import BoundedServer
 
 _BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 

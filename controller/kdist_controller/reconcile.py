@@ -42,7 +42,7 @@ from kdist_controller.resource import (
     list_children,
 )
 from kdist_controller.status import Decision, Stage, ended_at, is_terminal, report
-from kdist_trainer.untrusted_text import MalformedTextError, parse_json
+from kdist_trainer.formats.untrusted_text import MalformedTextError, parse_json
 
 _CLAIM: Final = "PersistentVolumeClaim"
 _NODES_ANNOTATION: Final = "kdist.dev/nodes"

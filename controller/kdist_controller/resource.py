@@ -22,8 +22,8 @@ from kdist.manifest import JobOwner, Manifest, ObjectKey
 from kdist.spec import API_VERSION, KIND, TrainingJob
 from kdist.status import BACKEND, RENDEZVOUS, RUN_ID, STARTED, documents
 from kdist.status.documents import Document
-from kdist_trainer.json_text import encode_json
-from kdist_trainer.untrusted_text import MalformedTextError, parse_json
+from kdist_trainer.formats.json_text import encode_json
+from kdist_trainer.formats.untrusted_text import MalformedTextError, parse_json
 
 _FOREIGN_KEYS: Final = (
     "argocd.argoproj.io/",

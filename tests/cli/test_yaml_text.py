@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kdist.terminal import visible
 from kdist.yaml_text import MAX_BYTES, parse_yaml, to_yaml
-from kdist_trainer.untrusted_text import MalformedTextError
+from kdist_trainer.formats.untrusted_text import MalformedTextError
 from tests.cli.terminal.test_text import texts
 
 PIECES = (

@@ -15,7 +15,7 @@ from contextlib import suppress
 
 import pytest
 
-from kdist_trainer.serving.server import STRANGERS
+from kdist_trainer.network.server import STRANGERS
 from tests.charts.rules import CHART
 from tests.controller.conftest import JobOf
 from tests.controller.kubernetes import Kubernetes

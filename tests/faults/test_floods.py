@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from kdist_trainer.serving.server import STRANGERS
+from kdist_trainer.network.server import STRANGERS
 from tests.draw import read_seed
 from tests.house.tree import ROOT
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kdist_trainer.left_groups import MOST_WAITED_IN
+from kdist_trainer.distributed.left_groups import MOST_WAITED_IN
 from tests.process_usage import count
 
 from .test_in_place import assert_nothing_was_repeated, wait_for_generation

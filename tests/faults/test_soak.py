@@ -19,7 +19,7 @@ import pytest
 
 from bench.soak.disturbance import Disturbance
 from bench.soak.scenarios import Accident, Scenario
-from kdist_trainer.left_groups import MOST_WAITED_IN
+from kdist_trainer.distributed.left_groups import MOST_WAITED_IN
 from tests.process_usage import ThreadTimes, Usage, count
 
 from .training_run import Rank, TrainingRun, describe_job

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from kdist_trainer.distributed.world import World
 from kdist_trainer.training import regroup, trainer
-from kdist_trainer.world import World
 
 from .code.varied import find_point
 from .test_crash_points import RANKS, describe, order, orders

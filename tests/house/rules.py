@@ -77,7 +77,7 @@ _PARSING_METHODS = {"model_validate_json", "validate_json", "parse_raw", "raw_de
 
 def one_reader(source: str) -> Iterator[str]:
     """JSON and YAML are read by one reader each, which bounds size and depth and raises one error:
-    `kdist_trainer.untrusted_text` and `kdist.yaml_text`.
+    `kdist_trainer.formats.untrusted_text` and `kdist.yaml_text`.
     """
     for node in ast.walk(ast.parse(source)):
         names = [alias.name for alias in node.names] if isinstance(node, ast.ImportFrom) else []
@@ -94,7 +94,7 @@ _WRITERS = {"json.dumps", "json.dump", "json.JSONEncoder"}
 
 
 def one_writer(source: str) -> Iterator[str]:
-    """JSON has no NaN: `kdist_trainer.json_text` writes it, or `json.dumps` that refuses NaN."""
+    """JSON has no NaN: `formats.json_text` writes it, or `json.dumps` that refuses NaN."""
     tree = ast.parse(source)
     strict = {
         id(node.func)
@@ -162,7 +162,7 @@ UNPICKLERS = {
 
 
 def unpickles_nowhere_else(source: str) -> Iterator[str]:
-    """A pickle is a program: only `kdist_trainer.allow_list` unpickles."""
+    """A pickle is a program: only `kdist_trainer.formats.allow_list` unpickles."""
     for node in ast.walk(ast.parse(source)):
         names: list[str] = []
         if isinstance(node, ast.Import) or (
@@ -196,7 +196,7 @@ def no_second_store(source: str) -> Iterator[str]:
         if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == "TCPStore":
             keywords = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
             if keywords.get("is_master") != "False":
-                yield f"{node.lineno}: hosts a TCPStore; kdist_trainer.hosted_store hosts them"
+                yield f"{node.lineno}: hosts a TCPStore; hosted_store.py hosts them"
 
 
 SERVERS = {"socketserver", "http.server", "wsgiref", "xmlrpc.server"}
@@ -204,7 +204,7 @@ LISTENERS = {"create_server", "start_server", "serve_forever"}
 
 
 def no_second_listener(source: str) -> Iterator[str]:
-    """Connections from outside are taken by the one bounded server of `kdist_trainer.serving`."""
+    """Connections from outside are taken by the one bounded server of `kdist_trainer.network`."""
     tree = ast.parse(source)
     imported = {
         f"{node.module}.{alias.name}" if isinstance(node, ast.ImportFrom) else alias.name
@@ -214,12 +214,12 @@ def no_second_listener(source: str) -> Iterator[str]:
     }
     for name in sorted(imported):
         if any(f"{name}.".startswith(f"{server}.") for server in SERVERS):
-            yield f"1: imports {name}; kdist_trainer.serving serves"
+            yield f"1: imports {name}; kdist_trainer.network serves"
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             name = node.func.attr
             if name in LISTENERS or (name == "listen" and "socket" in imported):
-                yield f"{node.lineno}: {ast.unparse(node.func)}; kdist_trainer.serving listens"
+                yield f"{node.lineno}: {ast.unparse(node.func)}; kdist_trainer.network listens"
 
 
 CLIENTS = {

@@ -27,7 +27,7 @@ LIGHT = {
     "kdist_trainer.log": "torch numpy kdist click",
     "kdist_trainer.processes.liveness": "torch numpy kdist click",
     "kdist_trainer.errors": "torch numpy kdist click",
-    "kdist_trainer.failure": "torch numpy kdist click",
+    "kdist_trainer.ipc.failure": "torch numpy kdist click",
     "kdist_trainer.metrics.exporter": "torch numpy kdist click",
     "kdist_trainer.metrics.transport": "torch numpy kdist click",
     "kdist_trainer.metrics.step_stats": "torch numpy kdist click",

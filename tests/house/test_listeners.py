@@ -11,8 +11,8 @@ from tests.house.tree import ROOT, python_files
 
 OPENING = {"BoundedServer", "serve_pages", "HostedStore", "TCPStore"}
 DOORS = {
-    "kdist_trainer.serving.pages": "the one server, for pages",
-    "kdist_trainer.hosted_store": "the one host of torch's stores",
+    "kdist_trainer.network.pages": "the one server, for pages",
+    "kdist_trainer.distributed.hosted_store": "the one host of torch's stores",
     "kdist_trainer.rendezvous.store_process": "hosts the store that tcp_store asks for",
 }
 

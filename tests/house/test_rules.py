@@ -33,7 +33,7 @@ EXEMPT: dict[Rule, dict[str, str]] = {
         "cli/kdist/views/frame.py": "it hands the colours of prints to rich, and nothing else",
     },
     rules.one_reader: {
-        "trainer/kdist_trainer/untrusted_text.py": "it is the reader of JSON",
+        "trainer/kdist_trainer/formats/untrusted_text.py": "it is the reader of JSON",
         "cli/kdist/yaml_text.py": "it is the reader of YAML",
         "cli/kdist/render/text.py": "it composes YAML that it has just written, for positions",
     },
@@ -42,7 +42,7 @@ EXEMPT: dict[Rule, dict[str, str]] = {
         "`python script.py` would"
     },
     rules.unpickles_nowhere_else: {
-        "trainer/kdist_trainer/allow_list.py": "it is the one that unpickles"
+        "trainer/kdist_trainer/formats/allow_list.py": "it is the one that unpickles"
     },
     rules.no_bare_threads: {
         "cli/kdist/threads.py": "it is the one that starts threads",
@@ -50,17 +50,17 @@ EXEMPT: dict[Rule, dict[str, str]] = {
     },
     rules.no_second_listener: {
         "cli/kdist/cluster/streams.py": "a forwarded port of the user's own machine, on loopback",
-        "trainer/kdist_trainer/control.py": "a Unix socket in a folder that only this user reads",
-        "trainer/kdist_trainer/hosted_store.py": "torch's stores listen there, which torch serves",
+        "trainer/kdist_trainer/ipc/control.py": "a Unix socket in a folder of this user's alone",
+        "trainer/kdist_trainer/distributed/hosted_store.py": "torch's stores listen there",
         "trainer/kdist_trainer/rendezvous/handler.py": "it tries whether a port is free",
-        "trainer/kdist_trainer/serving/server.py": "it opens the sockets of the one server",
+        "trainer/kdist_trainer/network/server.py": "it opens the sockets of the one server",
     },
     rules.no_second_store: {
-        "trainer/kdist_trainer/hosted_store.py": "it is the one that hosts stores",
+        "trainer/kdist_trainer/distributed/hosted_store.py": "it is the one that hosts stores",
         "trainer/kdist_trainer/rendezvous/store_process.py": "its agent has bound the listener",
     },
     rules.no_second_client: {
-        "trainer/kdist_trainer/deadline_http.py": "it is the one that makes connections",
+        "trainer/kdist_trainer/network/deadline_http.py": "it is the one that makes connections",
         "trainer/kdist_trainer/fetch/web.py": "its opener follows redirects over them",
         "cli/kdist/cluster/connections.py": "it has urllib3 use them",
         "cli/kdist/cluster/kubeconfig.py": "it opens a websocket over one of them, and asks "

@@ -11,7 +11,7 @@ from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedExc
 
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.errors import ConfigError, classify, find_place
-from kdist_trainer.failure import describe
+from kdist_trainer.ipc.failure import describe
 
 GLOO = "[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/"
 

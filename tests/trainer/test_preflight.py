@@ -12,8 +12,8 @@ import torch.distributed as dist
 
 from kdist_trainer import worker
 from kdist_trainer.config import AllReduceCheck, count_bytes
+from kdist_trainer.distributed.world import World
 from kdist_trainer.errors import BandwidthError, classify
-from kdist_trainer.world import World
 from tests.trainer.training.group import run_group
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from kdist.report.page import STATUS
-from kdist_trainer.json_text import encode_json
+from kdist_trainer.formats.json_text import encode_json
 from tools.dashboards.model import (
     NAMED,
     Annotation,

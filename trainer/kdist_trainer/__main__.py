@@ -18,7 +18,7 @@ from kdist_trainer.agent.launch import end, launch
 from kdist_trainer.agent.settings import ENDPOINTS, EXIT, ON_FINISH, WORKER, Settings, read_config
 from kdist_trainer.checkpoint.storage import StoragePath, open_location
 from kdist_trainer.config import METRICS_PORT, NOT_FETCHED, Cause, Exit, Nodes, Script, TrainConfig
-from kdist_trainer.failure import Failure
+from kdist_trainer.ipc.failure import Failure
 from kdist_trainer.processes.signals import StopSignals
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from kdist_trainer.json_text import encode_json
+from kdist_trainer.formats.json_text import encode_json
 
 MAX_LINE = 4096
 """The most bytes of a line with its newline: PIPE_BUF, which Linux writes to a pipe atomically."""

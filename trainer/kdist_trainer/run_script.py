@@ -25,9 +25,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from kdist_trainer import failure, log, output, result
+from kdist_trainer import log
 from kdist_trainer.errors import find_place
 from kdist_trainer.instrumentation import fault_handler
+from kdist_trainer.ipc import failure, output, result
 from kdist_trainer.processes import liveness
 from kdist_trainer.processes.threads import OnError, start_thread
 
@@ -141,7 +142,8 @@ def _prepare_torch() -> None:
 def _bind_store() -> None:
     """Have the store of the script's process group listen at rank 0's address only."""
     try:
-        from kdist_trainer import hosted_store, torch_internals
+        from kdist_trainer import torch_internals
+        from kdist_trainer.distributed import hosted_store
 
         torch_internals.replace_rendezvous_store(hosted_store.open_script_store)
     except Exception as error:  # noqa: BLE001 - a torch without distributed must not end a script

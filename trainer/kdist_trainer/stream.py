@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from kdist_trainer.errors import ConfigError, DataError
-from kdist_trainer.rng import ORDER, derive
+from kdist_trainer.numerics.rng import ORDER, derive
 
 
 class Stream(ABC):

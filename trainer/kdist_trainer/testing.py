@@ -26,8 +26,8 @@ from kdist_trainer.config import Optimizer, Schedule
 from kdist_trainer.data.loader import fetcher
 from kdist_trainer.data.sampler import WeightedOrder
 from kdist_trainer.errors import ConfigError, DataError, find_place
+from kdist_trainer.numerics.rng import FETCH, STEP, WEIGHTS, Generators, derive
 from kdist_trainer.parallel.buffers import Buffers
-from kdist_trainer.rng import FETCH, STEP, WEIGHTS, Generators, derive
 from kdist_trainer.state import (
     Attributes,
     describe,

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from kdist_trainer import failure, group_abort, log, output
+from kdist_trainer import log
 from kdist_trainer.bench.measure import (
     COLLECTIVES,
     Effort,
@@ -30,12 +30,9 @@ from kdist_trainer.bench.measure import (
 )
 from kdist_trainer.checkpoint.storage import StoragePath, open_location
 from kdist_trainer.config import AllReduceCheck, Cause, Nodes, TrainConfig, Training, count_bytes
-from kdist_trainer.control import (
-    PREBUILD,
-    STOPS_VARIABLE,
-    WAITING_VARIABLE,
-    GroupControl,
-)
+from kdist_trainer.distributed import group_abort
+from kdist_trainer.distributed.left_groups import left
+from kdist_trainer.distributed.world import World, abandon, uses_gpus
 from kdist_trainer.errors import (
     BandwidthError,
     ConfigError,
@@ -45,7 +42,13 @@ from kdist_trainer.errors import (
     is_user_code,
 )
 from kdist_trainer.instrumentation import collective_hooks, fault_handler
-from kdist_trainer.left_groups import left
+from kdist_trainer.ipc import failure, output
+from kdist_trainer.ipc.control import (
+    PREBUILD,
+    STOPS_VARIABLE,
+    WAITING_VARIABLE,
+    GroupControl,
+)
 from kdist_trainer.metrics.step_stats import StepStats
 from kdist_trainer.metrics.transport import Reporter
 from kdist_trainer.processes import script_forkserver
@@ -56,7 +59,6 @@ from kdist_trainer.training.context import KeptState, TrainContext
 from kdist_trainer.training.regroup import PreparedTraining
 from kdist_trainer.training.sync import StopFlag
 from kdist_trainer.workload import Workload
-from kdist_trainer.world import World, abandon, uses_gpus
 
 _EFFORT = Effort(rounds=10, warmup=2, seconds=20.0)
 _SLOW_FACTOR = 2.0

@@ -25,9 +25,9 @@ from kdist.agents.metrics import AgentSample
 from kdist.errors import KdistError
 from kdist.manifest import METRICS_PORT
 from kdist.status.agent_status import read_agent_document
-from kdist_trainer.deadline_http import DeadlineConnection
 from kdist_trainer.formats import NewerFormatError, check_format
-from kdist_trainer.untrusted_text import MalformedTextError, parse_json
+from kdist_trainer.formats.untrusted_text import MalformedTextError, parse_json
+from kdist_trainer.network.deadline_http import DeadlineConnection
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster

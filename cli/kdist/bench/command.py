@@ -10,7 +10,7 @@ import click
 from kdist import console
 from kdist.commands import options, targets
 from kdist.errors import Code, KdistError, UsageError
-from kdist_trainer.json_text import encode_json
+from kdist_trainer.formats.json_text import encode_json
 
 if TYPE_CHECKING:
     from kdist.bench import BenchSpec, Result

@@ -10,7 +10,7 @@ from kdist import load
 from kdist.errors import UsageError
 from kdist.spec import TrainingJob
 from kdist.units import size
-from kdist_trainer.json_text import encode_json
+from kdist_trainer.formats.json_text import encode_json
 
 _LONGEST_NAME = 45  # with the suffix of 4096 nodes, a pod's name of a JobSet has 63 characters
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}

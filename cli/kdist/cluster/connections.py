@@ -12,7 +12,13 @@ from typing import Any, Final, cast
 import urllib3
 from urllib3.connection import HTTPConnection, HTTPSConnection
 
-from kdist_trainer.deadline_http import DeadlineConnection, PlainSocket, TlsSocket, guard, guard_tls
+from kdist_trainer.network.deadline_http import (
+    DeadlineConnection,
+    PlainSocket,
+    TlsSocket,
+    guard,
+    guard_tls,
+)
 
 MOST_ANSWER_BYTES: Final = 1 << 20
 """Of the answer to the handshake of a websocket, which may be an error's text."""

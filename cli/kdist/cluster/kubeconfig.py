@@ -32,8 +32,8 @@ from urllib.parse import quote, unquote, urlsplit
 
 from kdist.errors import Code, KdistError, UsageError
 from kdist.threads import OnError, start_thread
-from kdist_trainer.json_text import encode_json
-from kdist_trainer.untrusted_text import MalformedTextError, parse_json
+from kdist_trainer.formats.json_text import encode_json
+from kdist_trainer.formats.untrusted_text import MalformedTextError, parse_json
 
 EARLY_SECONDS = 10.0
 """Seconds before their expiry at which credentials of a plugin are renewed."""

@@ -25,8 +25,8 @@ from kdist.cluster.api_errors import explain
 from kdist.cluster.transport import Transport, deadline
 from kdist.errors import Code, KdistError
 from kdist.threads import OnError, start_thread
-from kdist_trainer.json_text import encode_json
-from kdist_trainer.untrusted_text import parse_json
+from kdist_trainer.formats.json_text import encode_json
+from kdist_trainer.formats.untrusted_text import parse_json
 
 
 class Terminal:

@@ -25,8 +25,8 @@ from kdist.cluster.api_errors import explain, read_status
 from kdist.cluster.kubeconfig import CONNECT_SECONDS, Access, Credential
 from kdist.errors import Code, KdistError
 from kdist.manifest import to_json
-from kdist_trainer.deadline_http import Pace, TooLargeError
-from kdist_trainer.untrusted_text import MalformedTextError, parse_json
+from kdist_trainer.formats.untrusted_text import MalformedTextError, parse_json
+from kdist_trainer.network.deadline_http import Pace, TooLargeError
 
 JITTER = random.SystemRandom()  # not the module's generator, which user code may have seeded
 FIRST_PAUSE = 0.2  # seconds

@@ -17,8 +17,8 @@ from kdist.cluster import resources
 from kdist.cluster.api_errors import ApiError, ApiNotFoundError, explain
 from kdist.cluster.transport import FIRST_PAUSE, JITTER, ApiRequest, Transport, deadline, reason
 from kdist.errors import Code, KdistError
-from kdist_trainer.json_text import encode_json
-from kdist_trainer.untrusted_text import parse_json
+from kdist_trainer.formats.json_text import encode_json
+from kdist_trainer.formats.untrusted_text import parse_json
 
 MOST_LINE_BYTES = 4 << 20
 """More of a line is dropped."""

@@ -14,7 +14,7 @@ from kdist import console
 from kdist.commands import options, targets
 from kdist.errors import Code, JobNotFoundError, KdistError, UsageError
 from kdist.terminal import columns
-from kdist_trainer.json_text import encode_json
+from kdist_trainer.formats.json_text import encode_json
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster

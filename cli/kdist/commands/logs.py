@@ -22,7 +22,7 @@ from kdist.commands.options import (
 from kdist.commands.targets import connect, find_job, find_local
 from kdist.errors import Code, UsageError
 from kdist.terminal import keep_colors
-from kdist_trainer.json_text import encode_json
+from kdist_trainer.formats.json_text import encode_json
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster

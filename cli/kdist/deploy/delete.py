@@ -25,7 +25,7 @@ from kdist.errors import Code, KdistError, NotFoundError
 from kdist.manifest import RENDEZVOUS_SUFFIX, Manifest, find_owner, job_selector, sort
 from kdist.status import BACKEND
 from kdist.status.documents import annotation
-from kdist_trainer.json_text import encode_json
+from kdist_trainer.formats.json_text import encode_json
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster, JobObjects

@@ -18,7 +18,7 @@ from kdist.errors import KdistError
 from kdist.manifest import JobOwner, Manifest
 from kdist.spec import RUN
 from kdist.status import BACKEND, RENDEZVOUS, RUN_ID, documents
-from kdist_trainer.json_text import encode_json
+from kdist_trainer.formats.json_text import encode_json
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster, JobObjects

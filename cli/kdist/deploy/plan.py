@@ -28,7 +28,7 @@ from kdist.status import (
     documents,
     find_owning_resource,
 )
-from kdist_trainer.untrusted_text import parse_json
+from kdist_trainer.formats.untrusted_text import parse_json
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster

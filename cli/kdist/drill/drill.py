@@ -22,7 +22,7 @@ from kdist.job.cluster.wait import Notify
 from kdist.status import documents
 from kdist.threads import OnError, start_thread
 from kdist.units import ranges, seconds
-from kdist_trainer.untrusted_text import MalformedTextError, parse_json
+from kdist_trainer.formats.untrusted_text import MalformedTextError, parse_json
 
 TIMEOUT: Final = 300.0
 """Seconds that a job gets to train again, after the end of a fault that lasts."""

@@ -24,7 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from kdist_trainer.json_text import encode_json
+from kdist_trainer.formats.json_text import encode_json
 
 _OWNER = struct.Struct("<QQ")  # pid and generation, at the start of a rank's heartbeat file
 _ANSWERS = 1  # the file descriptor that `kdist drill` reads

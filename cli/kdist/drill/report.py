@@ -61,7 +61,7 @@ def _step(record: Record) -> int:
 
 
 def _first_step(record: Record) -> int:
-    """The first of the steps that one record may stand for (`kdist_trainer.step_lines`)."""
+    """The first of the steps that one record may stand for (`kdist_trainer.formats.step_lines`)."""
     return _step(record) - (documents.integer(record, "steps") or 1) + 1
 
 

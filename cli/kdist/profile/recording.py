@@ -22,7 +22,7 @@ from kdist.job.local.agents import ports as local_ports
 from kdist.job.local.run_dir import folder_of, location_of
 from kdist.status import documents
 from kdist.units import number
-from kdist_trainer.untrusted_text import MalformedTextError, parse_json
+from kdist_trainer.formats.untrusted_text import MalformedTextError, parse_json
 
 MODULE = "kdist_trainer.profiling"
 AgentTool = Callable[[Sequence[str]], bytes]

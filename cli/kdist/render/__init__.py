@@ -29,8 +29,8 @@ from kdist.render.pod_template import violations
 from kdist.render.templates import TEMPLATES, Fragment, as_json, read_template, render_template
 from kdist.spec import TrainingJob
 from kdist_trainer.formats import stamp
-from kdist_trainer.json_text import encode_json
-from kdist_trainer.untrusted_text import parse_json
+from kdist_trainer.formats.json_text import encode_json
+from kdist_trainer.formats.untrusted_text import parse_json
 
 __all__ = [
     "TEMPLATES",

@@ -22,7 +22,7 @@ from kdist.render.storage import find_access, follow_training, list_fetches, lis
 from kdist.render.templates import TracedValue, read_template, trace_value
 from kdist.spec import INIT_MOUNT, TrainingJob, list_sources
 from kdist.status import FETCHER
-from kdist_trainer.json_text import encode_json
+from kdist_trainer.formats.json_text import encode_json
 
 _STEPS: Final = {1024: ("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), 1000: ("k", "M", "G", "T", "P", "E")}
 

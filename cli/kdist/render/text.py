@@ -13,7 +13,7 @@ import yaml
 from kdist.manifest import Manifest
 from kdist.terminal import visible, visible_json
 from kdist.yaml_text import needs_escapes
-from kdist_trainer.json_text import encode_json
+from kdist_trainer.formats.json_text import encode_json
 
 Path = tuple[str | int, ...]
 

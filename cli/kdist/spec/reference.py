@@ -18,7 +18,7 @@ from typing import Any, Final, TypeAlias
 
 from kdist.spec.models import PATTERN_MESSAGES
 from kdist.spec.training_job import TrainingJob
-from kdist_trainer.json_text import encode_json
+from kdist_trainer.formats.json_text import encode_json
 
 SCHEMA_ID: Final = "https://kdist.dev/schemas/v1alpha1/job.schema.json"
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from kdist.spec import reference
 from kdist.spec.training_job import API_VERSION, KIND
-from kdist_trainer.json_text import encode_json
+from kdist_trainer.formats.json_text import encode_json
 
 _WIDTH = 100
 

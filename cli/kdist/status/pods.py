@@ -19,8 +19,8 @@ from kdist.status import documents
 from kdist.status.documents import Document
 from kdist.units import count, of_total, rate
 from kdist_trainer.formats import NewerFormatError, check_format
-from kdist_trainer.json_text import encode_json
-from kdist_trainer.untrusted_text import MalformedTextError, parse_first_value, parse_json
+from kdist_trainer.formats.json_text import encode_json
+from kdist_trainer.formats.untrusted_text import MalformedTextError, parse_first_value, parse_json
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from kdist.status.pods import (
     read_pod,
 )
 from kdist.status.resource_state import ResourceState, read_numbers, read_resource
-from kdist_trainer.untrusted_text import MalformedTextError, parse_json
+from kdist_trainer.formats.untrusted_text import MalformedTextError, parse_json
 
 RUN_ID, BACKEND, RENDEZVOUS = "kdist.dev/run-id", "kdist.dev/backend", "kdist.dev/rendezvous"
 NAMESPACE_VARIABLE = "KDIST_NAMESPACE"

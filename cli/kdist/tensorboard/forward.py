@@ -27,7 +27,7 @@ from kdist.job.cluster import agents, checkpoints
 from kdist.job.cluster.job import ClusterJob
 from kdist.job.cluster.wait import Notify
 from kdist.job.local.run_dir import location_of
-from kdist_trainer.untrusted_text import MalformedTextError, parse_json
+from kdist_trainer.formats.untrusted_text import MalformedTextError, parse_json
 
 MODULE = "kdist_trainer.tensorboard"
 FOLDER = "tensorboard"

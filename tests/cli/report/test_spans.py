@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from kdist.ledger import Span, build_report, overlay, read_spans, sum_seconds
 from kdist.report.goodput import build_goodput_report
-from kdist_trainer.json_text import encode_json
-from kdist_trainer.step_lines import StepLines
+from kdist_trainer.formats.json_text import encode_json
+from kdist_trainer.formats.step_lines import StepLines
 from tests.cli.test_ledger import commit, failure, first_step, generation, step
 
 

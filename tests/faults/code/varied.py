@@ -39,6 +39,7 @@ from torch.optim.lr_scheduler import LRScheduler, MultiStepLR
 from torch.utils.data import TensorDataset
 
 from kdist_trainer import config
+from kdist_trainer.distributed.world import World
 from kdist_trainer.errors import PeersLostError
 from kdist_trainer.parallel.buffers import Buffers
 from kdist_trainer.stream import Stream
@@ -46,7 +47,6 @@ from kdist_trainer.training import evaluation, regroup, trainer
 from kdist_trainer.training.checkpointing import TrainerCheckpointing
 from kdist_trainer.training.step_log import StepLog
 from kdist_trainer.workload import Samples, Split, Workload, WorkloadContext
-from kdist_trainer.world import World
 
 FEATURES, CLASSES, FILE_SAMPLES = 16, 3, 32
 

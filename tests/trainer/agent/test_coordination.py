@@ -16,8 +16,8 @@ from kdist_trainer.agent.coordination import NOTHING_KEPT, AgentStore, failures_
 from kdist_trainer.agent.exit_record import failed, root_cause, stopped, success, write_record
 from kdist_trainer.agent.settings import Settings
 from kdist_trainer.config import Cause, Exit, Nodes, Script, TrainConfig
-from kdist_trainer.failure import Failure
 from kdist_trainer.formats import stamp
+from kdist_trainer.ipc.failure import Failure
 from kdist_trainer.rendezvous.stores import FileStore
 
 

@@ -18,7 +18,7 @@ from kdist_trainer.agent.hangs import (
     write_calls,
 )
 from kdist_trainer.config import Cause, Exit
-from kdist_trainer.failure import Failure
+from kdist_trainer.ipc.failure import Failure
 from kdist_trainer.processes.liveness import Call
 
 

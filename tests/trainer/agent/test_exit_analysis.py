@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from kdist_trainer import failure, result
 from kdist_trainer.agent import exit_analysis
 from kdist_trainer.agent.exit_analysis import (
     RECENT_SECONDS,
@@ -19,6 +18,7 @@ from kdist_trainer.agent.exit_analysis import (
 )
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.instrumentation.fault_handler import stacks_path
+from kdist_trainer.ipc import failure, result
 from kdist_trainer.processes.liveness import Call, Phase, RankSnapshot
 
 

@@ -15,7 +15,7 @@ from kdist_trainer.agent.exit_record import failed, success
 from kdist_trainer.agent.launch import end, start_exporter
 from kdist_trainer.agent.settings import Settings
 from kdist_trainer.config import Cause, Exit, Nodes, Script, TrainConfig
-from kdist_trainer.failure import Failure
+from kdist_trainer.ipc.failure import Failure
 from kdist_trainer.metrics.exporter import Exporter
 from kdist_trainer.processes.signals import StopSignals
 from tests.trainer.metrics.scrape import fetch, read, value, wait_until

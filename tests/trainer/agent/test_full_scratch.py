@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from kdist_trainer import failure, result
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.errors import DataError
+from kdist_trainer.ipc import failure, result
 from kdist_trainer.processes import preallocated
 from tests.house.tree import ROOT
 from tests.small_disk import fill, small_disk

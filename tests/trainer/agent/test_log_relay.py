@@ -14,7 +14,7 @@ import pytest
 
 from kdist_trainer.agent import logs
 from kdist_trainer.agent.logs import LogRelay, RankLines
-from kdist_trainer.output import pipe_path
+from kdist_trainer.ipc.output import pipe_path
 from tests.patience import soon
 
 AGENT = """
@@ -25,7 +25,7 @@ from kdist_trainer.agent.logs import LogRelay
 scratch, rank = pathlib.Path(sys.argv[1]), sys.argv[2]
 with LogRelay(scratch, ranks=2) as relay:
     relay.begin([6, 7])
-    code = "import os, pathlib, sys; from kdist_trainer import output; "
+    code = "import os, pathlib, sys; from kdist_trainer.ipc import output; "
     code += f"output.redirect(pathlib.Path({str(scratch)!r}), 1); "
     log.event("first", code=subprocess.run([sys.executable, "-c", code + rank]).returncode)
     log.event("last")
@@ -121,7 +121,7 @@ def test_no_line_of_a_rank_ends_the_relay(tmp_path: Path) -> None:
     rank = """
         print('{"time":"x","event":"x","a":' + "[" * 5000, flush=True)
         from kdist_trainer import log
-        from kdist_trainer.output import EVENTS, pipe_path
+        from kdist_trainer.ipc.output import EVENTS, pipe_path
         with pipe_path(pathlib.Path(sys.argv[1]), 1, EVENTS).open("wb") as events:
             events.write(b'{"time":"x","event":"x","a":' + b"[" * 5000 + b"\\n")
             events.write(bytes(range(256)) * 1000)

@@ -9,7 +9,7 @@ from pathlib import Path
 from kdist_trainer.agent.coordination import Generation
 from kdist_trainer.agent.restart_policy import RestartLedger
 from kdist_trainer.config import Cause, Exit
-from kdist_trainer.failure import Failure
+from kdist_trainer.ipc.failure import Failure
 from tests.trainer.agent.test_restart_policy import AGENTS, Job, killed
 
 

@@ -19,7 +19,7 @@ from kdist_trainer.checkpoint.interval import UNSAVED_VARIABLE
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.config import Cause, Exit
-from kdist_trainer.failure import Failure
+from kdist_trainer.ipc.failure import Failure
 from kdist_trainer.object_store.store import ObjectLocation, ObjectPath, ObjectStore
 from tests.trainer.object_store.s3_server import ACCESS_KEY, BUCKET, SECRET, S3Server, always
 

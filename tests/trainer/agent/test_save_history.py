@@ -11,8 +11,8 @@ import pytest
 
 from kdist_trainer.checkpoint.interval import HISTORY_VARIABLE, SaveHistory
 from kdist_trainer.checkpoint.ledger import StepLedger
-from kdist_trainer.json_text import encode_json
-from kdist_trainer.untrusted_text import parse_json
+from kdist_trainer.formats.json_text import encode_json
+from kdist_trainer.formats.untrusted_text import parse_json
 from tests.trainer.agent.test_restart_policy import Job, job, killed, train
 
 __all__ = ["job"]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kdist_trainer import result
+from kdist_trainer.ipc import result
 
 
 def run_script(

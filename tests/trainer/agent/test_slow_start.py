@@ -16,7 +16,7 @@ from kdist_trainer.agent.restart_policy import RestartLedger, final_failure
 from kdist_trainer.agent.run_history import describe_slow_start, was_starting
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.config import Cause, Exit
-from kdist_trainer.failure import Failure
+from kdist_trainer.ipc.failure import Failure
 
 SAID = "starting takes longer than the time between losses: the last"
 LATE = {"rank_states": {"node-0": [{"step": 0, "sequence": 0}]}}

@@ -26,7 +26,7 @@ from kdist_trainer.bench.measure import (
     sizes,
     summarize,
 )
-from kdist_trainer.world import World
+from kdist_trainer.distributed.world import World
 from tests.trainer.training.group import run_group
 
 QUICK = Effort(rounds=4, warmup=1, seconds=60)

@@ -19,8 +19,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 import kdist_trainer
-from kdist_trainer import failure
 from kdist_trainer.causes import TABLE
+from kdist_trainer.ipc import failure
 from tests.trainer.causes.errors_of_rows import make
 
 _RAISE = "def fail(*_):\n    raise error\n"

@@ -18,7 +18,7 @@ from kdist_trainer.causes.search import Origin, frames_of
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.config.exit_codes import Fault, Rerun
 from kdist_trainer.errors import DeviceFaultError, NodeFaultError, Retry, find
-from kdist_trainer.failure import Failure, describe
+from kdist_trainer.ipc.failure import Failure, describe
 
 OWN = "def call(fail):\n    fail()\n"
 PACKAGE = Path(kdist_trainer.__file__).parent

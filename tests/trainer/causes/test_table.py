@@ -84,7 +84,7 @@ def test_in_kdists_frames_a_missing_file_is_not_the_users(judged: list[dict[str,
 
 def test_nothing_of_the_users_is_tried_more_than_twice(judged: list[dict[str, Any]]) -> None:
     from kdist_trainer.agent.restart_policy import alike_limit
-    from kdist_trainer.failure import Failure
+    from kdist_trainer.ipc.failure import Failure
 
     asked_for = {"retry", "replicas-differ", "shm-full", "shm-bus-error"}
     for row, one in of_rows(judged):

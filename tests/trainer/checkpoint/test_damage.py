@@ -15,8 +15,8 @@ import pytest
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.checkpoint.manifest import CheckpointDirectory, Manifest, read_manifest
 from kdist_trainer.checkpoint.reader import METADATA
-from kdist_trainer.digest import Digest
 from kdist_trainer.errors import CheckpointMismatchError
+from kdist_trainer.formats.digest import Digest
 from tests.trainer.checkpoint.states import load, open_store, save
 
 TENSORS = "__0_0.distcp"

@@ -13,8 +13,8 @@ import pytest
 
 from kdist_trainer.checkpoint.__main__ import main
 from kdist_trainer.checkpoint.manifest import read_manifest
-from kdist_trainer.digest import Digest, UnknownAlgorithmError, new_hasher
 from kdist_trainer.errors import CheckpointMismatchError
+from kdist_trainer.formats.digest import Digest, UnknownAlgorithmError, new_hasher
 from tests.trainer.checkpoint.ranks import Rank, run_ranks
 from tests.trainer.checkpoint.states import load, open_store, save
 from tests.trainer.checkpoint.versions import make_format_1, name_unknown_digests, rewrite

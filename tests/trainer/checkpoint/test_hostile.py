@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.metadata import (
 
 from kdist_trainer.checkpoint.manifest import DamagedCheckpointError, read_manifest
 from kdist_trainer.checkpoint.reader import METADATA, inspect
-from kdist_trainer.digest import Digest
+from kdist_trainer.formats.digest import Digest
 from tests.trainer.checkpoint.states import load, open_store
 
 TENSORS = "__0_0.distcp"

@@ -21,7 +21,7 @@ from kdist_trainer.checkpoint.ledger import (
     find_files,
     shorten,
 )
-from kdist_trainer.json_text import encode_json
+from kdist_trainer.formats.json_text import encode_json
 from tests.trainer.checkpoint import test_object_store
 from tests.trainer.checkpoint.test_object_store import root_of
 from tests.trainer.object_store.s3_server import S3Server

@@ -18,7 +18,7 @@ from kdist_trainer.checkpoint import listing, writer
 from kdist_trainer.checkpoint.__main__ import main
 from kdist_trainer.checkpoint.ledger import RunLedger, StepLedger
 from kdist_trainer.checkpoint.manifest import CheckpointDirectory, read_raw_manifest
-from kdist_trainer.digest import Digest
+from kdist_trainer.formats.digest import Digest
 from tests.trainer.checkpoint.states import load, make_state, open_store, position, save
 
 

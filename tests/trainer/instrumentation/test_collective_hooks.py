@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup, Work
 from torch.nn.parallel import DistributedDataParallel
 
-from kdist_trainer import group_abort
+from kdist_trainer.distributed import group_abort
+from kdist_trainer.distributed.world import World
 from kdist_trainer.instrumentation import collective_hooks
 from kdist_trainer.instrumentation.collective_hooks import PostHook
 from kdist_trainer.instrumentation.step_timer import GlooAllReduceTimer
 from kdist_trainer.instrumentation.torch_internals import count_bytes
 from kdist_trainer.metrics.step_stats import StepStats
-from kdist_trainer.world import World
 from tests.trainer.training.group import run_group
 
 

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from kdist_trainer.distributed.world import World
 from kdist_trainer.instrumentation import step_timer
 from kdist_trainer.instrumentation.step_timer import (
     BandwidthProbe,
@@ -20,7 +21,6 @@ from kdist_trainer.instrumentation.step_timer import (
 )
 from kdist_trainer.metrics.step_stats import StepPhase, StepStats
 from kdist_trainer.processes.liveness import Heartbeat
-from kdist_trainer.world import World
 from tests.trainer.training.group import run_group
 from tests.trainer.training.tasks import WIDE, Late, SlowToCount, describe, train, train_watched
 

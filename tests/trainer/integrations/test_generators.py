@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from kdist_trainer import rng
 from kdist_trainer.integrations import framework
+from kdist_trainer.numerics import rng
 
 
 def draw() -> tuple[float, float, float]:

@@ -13,7 +13,7 @@ import pytest
 
 from kdist_trainer.metrics.exporter import Exporter
 from kdist_trainer.metrics.transport import Reporter
-from kdist_trainer.serving import server as bounds
+from kdist_trainer.network import server as bounds
 from tests.trainer.metrics.scrape import (
     exporting,
     fetch,

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kdist_trainer.digest import new_hasher
+from kdist_trainer.formats.digest import new_hasher
 from kdist_trainer.object_store import files
 from kdist_trainer.object_store.errors import ObjectChangedError, ObjectStoreError
 from kdist_trainer.object_store.store import ObjectStore

@@ -23,7 +23,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     RendezvousTimeout,
 )
 
-from kdist_trainer.allow_list import UnsafePickleError
+from kdist_trainer.formats.allow_list import UnsafePickleError
 from kdist_trainer.rendezvous.exchange import ExchangeHost
 from kdist_trainer.rendezvous.many_nodes import Gatherer
 from kdist_trainer.rendezvous.state import RendezvousState, RendezvousTimings, read_state

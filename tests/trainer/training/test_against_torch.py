@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LambdaLR, LinearLR
 from kdist_trainer.config import Training
 from kdist_trainer.data.loader import fetcher
 from kdist_trainer.data.sampler import Order
-from kdist_trainer.rng import WEIGHTS, Generators, derive
+from kdist_trainer.numerics.rng import WEIGHTS, Generators, derive
 from kdist_trainer.workload import WorkloadContext
 from tests.trainer.training.tasks import Padded, Small, describe, losses, train_here, weights
 

@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from kdist_trainer.distributed.world import World
 from kdist_trainer.instrumentation import collective_hooks
 from kdist_trainer.parallel.buffers import Buffers
-from kdist_trainer.world import World
 from tests.trainer.training.group import run_group
 
 pytestmark = pytest.mark.processes

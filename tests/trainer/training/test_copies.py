@@ -16,6 +16,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle
 from kdist.spec import validators
 from kdist_trainer import workloads
 from kdist_trainer.config import TrainConfig
+from kdist_trainer.distributed.world import World
 from kdist_trainer.errors import ConfigError
 from kdist_trainer.metrics.step_stats import StepStats
 from kdist_trainer.metrics.transport import Reporter
@@ -25,7 +26,6 @@ from kdist_trainer.training.sync import StopFlag
 from kdist_trainer.worker import load_workload, open_world
 from kdist_trainer.workload import Workload
 from kdist_trainer.workloads.gpt import GptOptions
-from kdist_trainer.world import World
 from tests.trainer.training.cells import document
 from tests.trainer.training.group import RankFailed, run_group
 from tests.trainer.training.tasks import Small, describe, train_here

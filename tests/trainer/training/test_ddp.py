@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict
 
+from kdist_trainer.distributed.world import World
 from kdist_trainer.parallel.ddp import Buckets, Ddp
 from kdist_trainer.state import parameter_names, read_module, read_optimizer
-from kdist_trainer.world import World
 from tests.trainer.training.group import run_group
 
 

@@ -16,13 +16,13 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
+from kdist_trainer.distributed.world import World
 from kdist_trainer.instrumentation.step_timer import (
     GlooAllReduceTimer,
     GlooCollectiveTimer,
     StepTimer,
 )
 from kdist_trainer.metrics.step_stats import Op, StepPhase, StepStats
-from kdist_trainer.world import World
 from tests.trainer.training.group import run_group
 from tests.trainer.training.tasks import Dawdling, describe, train_watched
 

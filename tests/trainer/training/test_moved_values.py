@@ -18,8 +18,8 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from kdist_trainer.checkpoint.lock import Lock
 from kdist_trainer.data.loader import fetcher
 from kdist_trainer.data.sampler import Order
+from kdist_trainer.numerics.rng import WEIGHTS, Generators, derive
 from kdist_trainer.parallel.buffers import Buffers
-from kdist_trainer.rng import WEIGHTS, Generators, derive
 from kdist_trainer.state import describe, digest_of, digests_of, read_module
 from kdist_trainer.workload import WorkloadContext
 from tests.faults.code.moved import Moved

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from kdist_trainer import parallel
 from kdist_trainer.config import Cause, Training
+from kdist_trainer.distributed.world import World
 from kdist_trainer.errors import ConfigError
-from kdist_trainer.failure import read
+from kdist_trainer.ipc.failure import read
 from kdist_trainer.parallel.pipeline import balance_stages, split_stages
 from kdist_trainer.workload import WorkloadContext
-from kdist_trainer.world import World
 from tests.trainer.training.cells import distance, learn
 from tests.trainer.training.cells import losses as course
 from tests.trainer.training.group import RankFailed, run_group

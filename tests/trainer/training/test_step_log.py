@@ -15,10 +15,10 @@ import torch
 
 from kdist_trainer.checkpoint.ledger import RunLedger, StepLedger
 from kdist_trainer.checkpoint.storage import Operation, observed
+from kdist_trainer.distributed.world import World
 from kdist_trainer.training import step_log as step_log_module
 from kdist_trainer.training.step_log import StepLog
 from kdist_trainer.training.sync import StepRecord
-from kdist_trainer.world import World
 
 
 def world_of(rank: int) -> World:

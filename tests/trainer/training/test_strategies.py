@@ -17,9 +17,9 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 from kdist_trainer import parallel
 from kdist_trainer.config import Training
 from kdist_trainer.data.step_plan import ShardAssignment
+from kdist_trainer.distributed.world import World, to_local
 from kdist_trainer.training.optimizer import NullGradientGuard
 from kdist_trainer.workload import WorkloadContext
-from kdist_trainer.world import World, to_local
 from tests.trainer.training.cells import (
     STRATEGIES,
     TOLERANCE,
@@ -184,7 +184,7 @@ def overflow(strategy: str, folder: Path) -> tuple[bool, float]:
     """Whether a weight moved, and the loss's scale, after a step in which one rank's part of one
     gradient overflowed.
     """
-    from kdist_trainer import precision as precisions
+    from kdist_trainer.numerics import precision as precisions
 
     parts = 2 if strategy == "tensor" else 1
     with World.from_environment(timeout_seconds=60, model_parallel=parts) as world:
@@ -235,7 +235,7 @@ def arithmetic(precision: str, folder: Path) -> tuple[str, str]:
     """What matrix products are told, and in what the weights are kept, while a training in
     `precision` is put together.
     """
-    from kdist_trainer import precision as precisions
+    from kdist_trainer.numerics import precision as precisions
 
     chosen = precisions.build(precision, torch.device("cpu"))
     model = chosen.cast(nn.Linear(2, 2))

@@ -15,7 +15,7 @@ import pytest
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.checkpoint.manifest import CheckpointDirectory
 from kdist_trainer.config import Cause, Exit
-from kdist_trainer.failure import read
+from kdist_trainer.ipc.failure import read
 from kdist_trainer.training.sync import choose_sync_interval
 from tests.faults.check_ledger import assert_every_sample_once
 from tests.trainer.training.group import RankFailed

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from kdist_trainer.distributed.world import World
 from kdist_trainer.state import describe
 from kdist_trainer.training import regroup
-from kdist_trainer.world import World
 from tests.trainer.training.group import run_group
 
 

@@ -47,8 +47,9 @@ from kdist_trainer.agent.termination import TerminationPolicy
 from kdist_trainer.agent.workers import WorkerProcesses
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.errors import KdistTrainerError
-from kdist_trainer.failure import Failure
-from kdist_trainer.json_text import encode_json
+from kdist_trainer.formats.json_text import encode_json
+from kdist_trainer.formats.untrusted_text import parse_json
+from kdist_trainer.ipc.failure import Failure
 from kdist_trainer.processes.signals import StopRequested, StopSignals
 from kdist_trainer.rendezvous.configmap_client import ApiEndpoint, ConfigMap
 from kdist_trainer.rendezvous.handler import Rendezvous, open_rendezvous
@@ -60,7 +61,6 @@ from kdist_trainer.rendezvous.stores import (
     release_store,
 )
 from kdist_trainer.rendezvous.torch_internals import ElasticAgentBase
-from kdist_trainer.untrusted_text import parse_json
 
 FULL_SECONDS: Final = 60
 """How long it waits at least for room on a full disk, before which another try must fail too."""

@@ -28,12 +28,12 @@ from torch.distributed import DistError
 
 from kdist_trainer.agent.exit_record import root_cause
 from kdist_trainer.checkpoint.interval import HISTORY_VARIABLE, UNSAVED_VARIABLE
-from kdist_trainer.failure import Failure
-from kdist_trainer.json_text import encode_json
+from kdist_trainer.formats.json_text import encode_json
+from kdist_trainer.formats.untrusted_text import parse_json
+from kdist_trainer.ipc.failure import Failure
 from kdist_trainer.processes.liveness import RankSnapshot
 from kdist_trainer.rendezvous.handler import Rendezvous
 from kdist_trainer.rendezvous.stores import KubernetesStore
-from kdist_trainer.untrusted_text import parse_json
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store

@@ -13,18 +13,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from kdist_trainer import failure, result
 from kdist_trainer.agent.hangs import RankState
 from kdist_trainer.causes.row import shorten
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.config.exit_codes import CODES, Rerun
-from kdist_trainer.failure import Failure
 from kdist_trainer.instrumentation import fault_handler
 from kdist_trainer.instrumentation.fault_handler import stacks_path
+from kdist_trainer.ipc import failure, result
+from kdist_trainer.ipc.failure import Failure
+from kdist_trainer.ipc.result import DONE, STOPPED
 from kdist_trainer.processes import preallocated
 from kdist_trainer.processes.liveness import RankSnapshot
 from kdist_trainer.processes.signals import signal_name
-from kdist_trainer.result import DONE, STOPPED
 
 FORKSERVER_LOST = 255
 """The exit code that multiprocessing reports if the forkserver died, so that the exit codes of its

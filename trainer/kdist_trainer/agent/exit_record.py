@@ -12,9 +12,9 @@ from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.config import Cause, Exit, TrainConfig
 from kdist_trainer.config.changes import compare_done
 from kdist_trainer.errors import CheckpointMismatchError
-from kdist_trainer.failure import Failure
 from kdist_trainer.formats import stamp
-from kdist_trainer.json_text import encode_json
+from kdist_trainer.formats.json_text import encode_json
+from kdist_trainer.ipc.failure import Failure
 
 RECORD = "exit.json"
 TERMINATION_BYTES = 4096

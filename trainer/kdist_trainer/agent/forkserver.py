@@ -37,11 +37,11 @@ from typing import Any, NoReturn
 from kdist_trainer import log
 from kdist_trainer.agent.settings import Settings
 from kdist_trainer.config import START_VARIABLES
-from kdist_trainer.json_text import encode_json
+from kdist_trainer.formats.json_text import encode_json
+from kdist_trainer.formats.untrusted_text import parse_json
 from kdist_trainer.processes import process_tree
 from kdist_trainer.processes.script_forkserver import DESCRIPTOR, GO, READY
 from kdist_trainer.processes.signals import leave_stops_to_others, signal_name
-from kdist_trainer.untrusted_text import parse_json
 
 AGENT_MODULES = (
     "kdist_trainer.agent.agent",

@@ -32,8 +32,8 @@ from typing import Any
 from kdist_trainer import log
 from kdist_trainer.agent.coordination import AgentStore, Document, Generation
 from kdist_trainer.config import Cause, Exit
-from kdist_trainer.failure import Failure
 from kdist_trainer.instrumentation.fault_handler import LOOK, look_path, read_line
+from kdist_trainer.ipc.failure import Failure
 from kdist_trainer.processes.liveness import Call, Heartbeat, Phase, RankSnapshot, heartbeat_path
 from kdist_trainer.processes.process_tree import catches, is_stopped
 

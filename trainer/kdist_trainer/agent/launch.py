@@ -35,14 +35,14 @@ from kdist_trainer.agent.telemetry import SHARED_MEMORY, AgentTelemetry
 from kdist_trainer.config import Cause, Exit, TrainConfig
 from kdist_trainer.config.exit_codes import CODES
 from kdist_trainer.errors import CheckpointMismatchError, KdistTrainerError, classify
-from kdist_trainer.failure import Failure, describe
-from kdist_trainer.json_text import encode_json
+from kdist_trainer.formats.json_text import encode_json
+from kdist_trainer.ipc.failure import Failure, describe
 from kdist_trainer.metrics.exporter import SCRIPT, Exporter
 from kdist_trainer.metrics.persistence import counters_path
+from kdist_trainer.network.server import LOOPBACK, own_addresses, with_loopback
 from kdist_trainer.object_store.store import ObjectPath
 from kdist_trainer.processes import descriptors, liveness, process_tree
 from kdist_trainer.processes.signals import StopRequested, StopSignals, stop_margin
-from kdist_trainer.serving.server import LOOPBACK, own_addresses, with_loopback
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.agent.server.api import WorkerSpec

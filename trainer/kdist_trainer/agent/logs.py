@@ -42,12 +42,12 @@ from kdist_trainer.checkpoint import storage
 from kdist_trainer.checkpoint.listing import LOGS, LogSegment, list_segments
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.config import count_bytes
-from kdist_trainer.json_text import encode_json
+from kdist_trainer.formats.json_text import encode_json
+from kdist_trainer.formats.untrusted_text import MalformedTextError, parse_object
+from kdist_trainer.ipc.output import EARLY, EVENTS, STREAMS, pipe_path
 from kdist_trainer.object_store.files import GrowingObject
 from kdist_trainer.object_store.store import ObjectPath
-from kdist_trainer.output import EARLY, EVENTS, STREAMS, pipe_path
 from kdist_trainer.processes.threads import OnError, start_thread
-from kdist_trainer.untrusted_text import MalformedTextError, parse_object
 
 PATH_VARIABLE: Final = "KDIST_LOG_FILE"
 """The variable that names the file to which `kdist run` has opened standard output and error."""

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
-from kdist_trainer import log, result
+from kdist_trainer import log
 from kdist_trainer.agent import exit_analysis
 from kdist_trainer.agent.coordination import (
     JOIN,
@@ -51,8 +51,9 @@ from kdist_trainer.agent.survivors import Survivors, can_keep_workers
 from kdist_trainer.agent.telemetry import AgentTelemetry
 from kdist_trainer.agent.workers import WorkerProcesses
 from kdist_trainer.config import TrainConfig
-from kdist_trainer.failure import Failure
 from kdist_trainer.instrumentation.fault_handler import stacks_path
+from kdist_trainer.ipc import result
+from kdist_trainer.ipc.failure import Failure
 from kdist_trainer.processes.descriptors import EXHAUSTED
 from kdist_trainer.processes.liveness import Phase
 from kdist_trainer.processes.signals import StopSignals, stop_margin

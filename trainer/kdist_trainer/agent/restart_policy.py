@@ -56,7 +56,7 @@ from kdist_trainer.checkpoint.ledger import find_last_sign
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.config import Cause, Exit, TrainConfig
 from kdist_trainer.config.exit_codes import Fault, Rerun
-from kdist_trainer.failure import Failure
+from kdist_trainer.ipc.failure import Failure
 from kdist_trainer.processes.liveness import RankSnapshot
 from kdist_trainer.rendezvous.state import RendezvousStatus
 

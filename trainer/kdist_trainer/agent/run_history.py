@@ -40,9 +40,9 @@ from kdist_trainer.checkpoint.ledger import RunLedger, StepLedger
 from kdist_trainer.checkpoint.lock import Lock
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.config import TrainConfig
-from kdist_trainer.failure import Failure
-from kdist_trainer.json_text import encode_json
-from kdist_trainer.untrusted_text import finite_number
+from kdist_trainer.formats.json_text import encode_json
+from kdist_trainer.formats.untrusted_text import finite_number
+from kdist_trainer.ipc.failure import Failure
 
 _RESTARTS: Final = "total_restarts"
 _LOST_STEPS: Final = "total_lost_steps"

@@ -21,7 +21,7 @@ from kdist_trainer import log
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.config import METRICS_PORT, NODES, Nodes, TrainConfig
 from kdist_trainer.errors import ConfigError
-from kdist_trainer.json_text import encode_json
+from kdist_trainer.formats.json_text import encode_json
 from kdist_trainer.metrics.transport import find_short_folder
 
 FILE, KUBERNETES, C10D = "file", "kubernetes", "c10d"
@@ -175,7 +175,7 @@ class Settings:
 
     def require_gpus(self) -> None:
         """Raise `DeviceFaultError` if GPUs that the job asks for are missing on this node."""
-        from kdist_trainer import devices  # which imports torch
+        from kdist_trainer.distributed import devices  # which imports torch
 
         is_local = self.rendezvous.startswith(f"{FILE}:")
         devices.require_gpus(self.gpus, node=self.node, is_only_machine=is_local)

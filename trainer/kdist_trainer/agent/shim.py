@@ -19,8 +19,8 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from kdist_trainer.json_text import encode_json
-from kdist_trainer.untrusted_text import parse_object
+from kdist_trainer.formats.json_text import encode_json
+from kdist_trainer.formats.untrusted_text import parse_object
 
 SPAWNER = "KDIST_SPAWNER"
 """The variable with the number of the descriptor on which the spawner receives requests."""

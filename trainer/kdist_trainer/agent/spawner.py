@@ -26,10 +26,10 @@ from typing import Any, NoReturn
 from kdist_trainer.agent import forkserver
 from kdist_trainer.agent.shim import SPAWNER
 from kdist_trainer.config import TrainConfig
-from kdist_trainer.json_text import encode_json
+from kdist_trainer.formats.json_text import encode_json
+from kdist_trainer.formats.untrusted_text import MalformedTextError, parse_json
 from kdist_trainer.processes import liveness, process_tree
 from kdist_trainer.processes.signals import leave_stops_to_others
-from kdist_trainer.untrusted_text import MalformedTextError, parse_json
 
 _ORPHAN_SECONDS = 2.0
 

@@ -1,8 +1,9 @@
 """Recovery in place, as the agent directs it: the workers that survive a failure leave their group
 with the training in memory, and join the next group without ending.
 
-A worker is kept if it is connected to the agent (see `kdist_trainer.control`) and confirms in time
-that it is out of the group; otherwise it is killed and started again, as without recovery in place.
+A worker is kept if it is connected to the agent (see `kdist_trainer.ipc.control`) and confirms in
+time that it is out of the group; otherwise it is killed and started again, as without recovery in
+place.
 
 Workers can also be started before they have a group: those of a node that joins while others train,
 and those in the place of lost workers while the agents meet. Such a worker has no rank, no
@@ -27,14 +28,15 @@ import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.api import PContext
 
-from kdist_trainer import failure, log, result
+from kdist_trainer import log
 from kdist_trainer.agent import coordination, exit_analysis
 from kdist_trainer.agent.coordination import RESUME, STOP, AgentStore, Generation, KeptRank
 from kdist_trainer.agent.restart_policy import RestartLedger
 from kdist_trainer.agent.settings import WORKER, Settings
 from kdist_trainer.agent.workers import WorkerProcesses
 from kdist_trainer.config import TrainConfig
-from kdist_trainer.control import (
+from kdist_trainer.ipc import failure, result
+from kdist_trainer.ipc.control import (
     IDLE,
     PREBUILD,
     STOPS_VARIABLE,

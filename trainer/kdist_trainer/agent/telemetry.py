@@ -16,7 +16,7 @@ from kdist_trainer import log
 from kdist_trainer.agent.coordination import FAILURE, START, Generation
 from kdist_trainer.agent.restart_policy import RULE
 from kdist_trainer.checkpoint.group import BoundedCalls
-from kdist_trainer.failure import Failure
+from kdist_trainer.ipc.failure import Failure
 from kdist_trainer.metrics.status import RunHistory
 from kdist_trainer.processes.signals import signal_name
 
@@ -156,7 +156,7 @@ class AgentTelemetry:
         """Show what the ranks of this node, `procs` in number, run on, and whether they may restart
         before one has opened the job's checkpoints.
         """
-        from kdist_trainer import devices  # which imports torch
+        from kdist_trainer.distributed import devices  # which imports torch
 
         self.devices = devices.describe_devices(procs, config.train)
         self._single_start = config.starts_once

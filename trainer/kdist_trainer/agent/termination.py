@@ -42,11 +42,11 @@ from kdist_trainer.agent.restart_policy import RestartLedger, end_refused, final
 from kdist_trainer.agent.settings import Settings
 from kdist_trainer.agent.telemetry import AgentTelemetry
 from kdist_trainer.config import Cause, Exit
-from kdist_trainer.failure import Failure
+from kdist_trainer.ipc.failure import Failure
+from kdist_trainer.ipc.result import DONE
 from kdist_trainer.processes.signals import StopSignals
 from kdist_trainer.rendezvous.handler import Rendezvous
 from kdist_trainer.rendezvous.stores import StoreRefusedError
-from kdist_trainer.result import DONE
 
 EARLIER_FAILURE_SECONDS = 0.3
 """How long a permanent failure waits for an earlier one of another node to be posted."""

@@ -15,10 +15,10 @@ import traceback
 from pathlib import Path
 from typing import NoReturn
 
-from kdist_trainer import failure, output, result
 from kdist_trainer.config import Exit
-from kdist_trainer.control import WAITING_VARIABLE
 from kdist_trainer.instrumentation import fault_handler
+from kdist_trainer.ipc import failure, output, result
+from kdist_trainer.ipc.control import WAITING_VARIABLE
 from kdist_trainer.processes import liveness
 
 

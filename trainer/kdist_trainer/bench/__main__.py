@@ -25,9 +25,9 @@ from kdist_trainer.bench.measure import (
     measure,
     sizes,
 )
+from kdist_trainer.distributed.world import World
 from kdist_trainer.instrumentation.collective_hooks import find_heartbeat, record_collectives
 from kdist_trainer.processes.liveness import Phase
-from kdist_trainer.world import World
 
 LogEvent = Callable[..., None]
 

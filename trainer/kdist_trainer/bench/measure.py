@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from kdist_trainer.world import World
+from kdist_trainer.distributed.world import World
 
 _PERIOD = 251
 _ELEMENT = 4  # bytes of a float32

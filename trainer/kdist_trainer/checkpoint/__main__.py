@@ -21,7 +21,7 @@ from kdist_trainer.checkpoint import listing
 from kdist_trainer.checkpoint.manifest import DamagedCheckpointError
 from kdist_trainer.checkpoint.storage import open_location
 from kdist_trainer.errors import KdistTrainerError
-from kdist_trainer.json_text import encode_json
+from kdist_trainer.formats.json_text import encode_json
 from kdist_trainer.object_store.errors import ObjectStoreError
 
 _DISK = 74

@@ -65,9 +65,9 @@ from kdist_trainer.checkpoint.writer import (
     Writer,
 )
 from kdist_trainer.config import Checkpointing
-from kdist_trainer.digest import Digest
 from kdist_trainer.errors import CheckpointMismatchError, PeersLostError, StorageError, classify
-from kdist_trainer.json_text import encode_json
+from kdist_trainer.formats.digest import Digest
+from kdist_trainer.formats.json_text import encode_json
 from kdist_trainer.object_store.store import ObjectPath
 
 LONGEST_SECONDS: Final = 3600.0

@@ -30,9 +30,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from kdist_trainer import group_abort, log
+from kdist_trainer import log
 from kdist_trainer.checkpoint.interval import INTERVAL_EVENT, SaveClock
 from kdist_trainer.checkpoint.ledger import RunLedger
+from kdist_trainer.distributed import group_abort
 from kdist_trainer.processes.signals import StopCounter
 from kdist_trainer.processes.threads import OnError, start_thread
 
@@ -71,7 +72,7 @@ class CheckpointGroup:
         self.process_group: dist.ProcessGroup | None = None
         if self.size > 1 and has_connections:
             if group_abort.is_enabled():
-                dist.barrier()  # see `wait_for_ranks` in `kdist_trainer.world`
+                dist.barrier()  # see `wait_for_ranks` in `kdist_trainer.distributed.world`
             self.process_group = group_abort.make_group(
                 lambda timeout: dist.new_group(backend="gloo", timeout=timeout), _TIMEOUT
             )

@@ -27,8 +27,8 @@ from typing import Any, Final, NamedTuple
 from kdist_trainer.checkpoint.commit import SaveResult
 from kdist_trainer.checkpoint.ledger import Event
 from kdist_trainer.config import Every
-from kdist_trainer.json_text import encode_json
-from kdist_trainer.untrusted_text import MalformedTextError, finite_number, parse_object
+from kdist_trainer.formats.json_text import encode_json
+from kdist_trainer.formats.untrusted_text import MalformedTextError, finite_number, parse_object
 
 UNSAVED_VARIABLE = "KDIST_UNSAVED_SECONDS"
 """The environment variable of a rank with the training time since the last commit."""

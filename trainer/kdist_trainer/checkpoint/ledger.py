@@ -31,9 +31,9 @@ from typing import Any, Final, NamedTuple
 from kdist_trainer.checkpoint import storage
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.formats import check_format, stamp
-from kdist_trainer.json_text import encode_json
+from kdist_trainer.formats.json_text import encode_json
+from kdist_trainer.formats.untrusted_text import MalformedTextError, finite_number, parse_json
 from kdist_trainer.object_store.store import ObjectPath
-from kdist_trainer.untrusted_text import MalformedTextError, finite_number, parse_json
 
 _TAIL_BYTES = 1 << 22
 _PIECE_BYTES = 1 << 15
@@ -505,7 +505,7 @@ class RunLedger:
             OSError: the storage failed.
             NewerFormatError: a newer version wrote a line.
         """
-        from kdist_trainer.step_lines import StepLines
+        from kdist_trainer.formats.step_lines import StepLines
 
         files = find_files(self._steps)
         lines = StepLines(events, nbytes=sum(files.values()), most=most)

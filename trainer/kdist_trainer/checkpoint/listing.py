@@ -34,7 +34,7 @@ from kdist_trainer.checkpoint.manifest import (
 )
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.errors import CheckpointMismatchError
-from kdist_trainer.json_text import encode_json
+from kdist_trainer.formats.json_text import encode_json
 
 Entry = dict[str, Any]
 

@@ -33,10 +33,10 @@ from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.errors import CheckpointMismatchError, KdistTrainerError
 from kdist_trainer.formats import NewerFormatError, stamp, take_format
-from kdist_trainer.json_text import encode_json
+from kdist_trainer.formats.json_text import encode_json
+from kdist_trainer.formats.untrusted_text import parse_json
 from kdist_trainer.object_store.errors import ObjectChangedError
 from kdist_trainer.object_store.store import ObjectPath, Tag
-from kdist_trainer.untrusted_text import parse_json
 
 _RECORD = re.compile(r"e(\d{8,})\.json")
 _KEEP = 3

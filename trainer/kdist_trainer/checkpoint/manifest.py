@@ -40,13 +40,13 @@ from typing import Any, Final
 import kdist_trainer
 from kdist_trainer.checkpoint import storage
 from kdist_trainer.checkpoint.storage import StoragePath
-from kdist_trainer.digest import Digest, UnknownAlgorithmError
 from kdist_trainer.errors import CheckpointMismatchError
 from kdist_trainer.formats import FIRST, FORMATS, NewerFormatError, check_format, stamp, take_format
 from kdist_trainer.formats import FORMAT as FORMAT_FIELD
-from kdist_trainer.json_text import encode_json
+from kdist_trainer.formats.digest import Digest, UnknownAlgorithmError
+from kdist_trainer.formats.json_text import encode_json
+from kdist_trainer.formats.untrusted_text import MalformedTextError, parse_json
 from kdist_trainer.object_store.store import ObjectPath
-from kdist_trainer.untrusted_text import MalformedTextError, parse_json
 
 _TUPLE: Final = "$tuple"
 _ITEMS: Final = "$items"

@@ -43,7 +43,6 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import ReadItem
 
-from kdist_trainer.allow_list import AllowList, UnsafePickleError
 from kdist_trainer.checkpoint import torch_internals
 from kdist_trainer.checkpoint.group import CheckpointGroup
 from kdist_trainer.checkpoint.manifest import (
@@ -64,9 +63,10 @@ from kdist_trainer.checkpoint.torch_internals import (
     find_layout,
     set_properties,
 )
-from kdist_trainer.digest import Digest
 from kdist_trainer.errors import CheckpointMismatchError
 from kdist_trainer.formats import NewerFormatError
+from kdist_trainer.formats.allow_list import AllowList, UnsafePickleError
+from kdist_trainer.formats.digest import Digest
 from kdist_trainer.state import ValueKind
 
 _NUMBERS: Final = (bool, int, float, complex)

@@ -25,7 +25,7 @@ from pathlib import Path
 from types import TracebackType
 
 from kdist_trainer.config import CHECKPOINTS_ENDPOINT, CHECKPOINTS_REGION
-from kdist_trainer.digest import Digest, new_hasher
+from kdist_trainer.formats.digest import Digest, new_hasher
 from kdist_trainer.object_store.files import ObjectWriter
 from kdist_trainer.object_store.store import ObjectLocation, ObjectPath, open_store
 

@@ -69,8 +69,8 @@ from kdist_trainer.checkpoint.reader import check_tensor, copy_value, describe_i
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.checkpoint.torch_internals import KeyPath
 from kdist_trainer.config import Checkpointing
-from kdist_trainer.digest import Digest
 from kdist_trainer.errors import classify
+from kdist_trainer.formats.digest import Digest
 from kdist_trainer.object_store.store import ObjectPath
 from kdist_trainer.state import ValueKind, find_differences, kind_of
 

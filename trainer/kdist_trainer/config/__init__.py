@@ -57,8 +57,8 @@ from kdist_trainer.config.training import (
     Training,
 )
 from kdist_trainer.formats import take_format
-from kdist_trainer.json_text import encode_json
-from kdist_trainer.untrusted_text import parse_json, parse_model, parse_object
+from kdist_trainer.formats.json_text import encode_json
+from kdist_trainer.formats.untrusted_text import parse_json, parse_model, parse_object
 
 __all__ = [
     "CHECKPOINTS_ENDPOINT",

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-from kdist_trainer.json_text import encode_json
+from kdist_trainer.formats.json_text import encode_json
 
 Document = Mapping[str, Any]
 _MAX_VALUE_LENGTH = 80

@@ -77,7 +77,7 @@ LISTENERS: Final = (
         _LOOPBACK,
         "nothing; newcomers are dropped once all ranks are connected",
         "read and set keys of the group, and use up memory",
-        ("kdist_trainer.world",),
+        ("kdist_trainer.distributed.world",),
     ),
     Listener(
         "torch's TCPStore of the rendezvous",

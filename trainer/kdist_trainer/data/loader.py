@@ -20,9 +20,9 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from kdist_trainer import config, torch_internals
 from kdist_trainer.data.step_plan import Chunk, StepPlan
+from kdist_trainer.numerics.rng import FETCH, Generators, derive
 from kdist_trainer.processes.signals import leave_stops_to_others
 from kdist_trainer.processes.threads import OnError, start_thread
-from kdist_trainer.rng import FETCH, Generators, derive
 from kdist_trainer.stream import Stream, StreamSamples
 from kdist_trainer.workload import Samples, Workload
 

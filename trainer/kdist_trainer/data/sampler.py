@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kdist_trainer.errors import DataError
-from kdist_trainer.rng import ORDER, derive
+from kdist_trainer.numerics.rng import ORDER, derive
 
 
 class Order:

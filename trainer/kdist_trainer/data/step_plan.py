@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 from kdist_trainer.config import TrainConfig, Training
 from kdist_trainer.data.sampler import Order, SequentialOrder, make_order
+from kdist_trainer.distributed.world import World
 from kdist_trainer.errors import ConfigError, DataError
 from kdist_trainer.stream import Stream, StreamSamples
 from kdist_trainer.workload import Samples, Workload
-from kdist_trainer.world import World
 
 
 class Chunk(NamedTuple):

@@ -22,9 +22,9 @@ from kdist_trainer.agent.exit_record import failed, stopped, write_termination_m
 from kdist_trainer.config import SECRET_VARIABLES, Cause, Exit
 from kdist_trainer.config.sources import without_secrets
 from kdist_trainer.errors import ConfigError, KdistTrainerError
-from kdist_trainer.failure import Failure, describe
 from kdist_trainer.fetch import STALL_SECONDS, FetchRequest
 from kdist_trainer.fetch.fetcher import Fetcher, is_full
+from kdist_trainer.ipc.failure import Failure, describe
 from kdist_trainer.processes import liveness
 from kdist_trainer.processes.signals import StopRequested, StopSignals
 

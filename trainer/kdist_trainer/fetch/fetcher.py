@@ -37,8 +37,8 @@ from kdist_trainer.fetch import (
 )
 from kdist_trainer.fetch.bucket import BucketSource
 from kdist_trainer.fetch.web import INDEX, LARGEST_INDEX, HubSource, WebSource, shards_of
-from kdist_trainer.json_text import encode_json
-from kdist_trainer.untrusted_text import parse_json
+from kdist_trainer.formats.json_text import encode_json
+from kdist_trainer.formats.untrusted_text import parse_json
 
 SUMS: Final = "SHA256SUMS"
 LARGEST_SUMS: Final = 256 << 20

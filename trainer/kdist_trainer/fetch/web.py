@@ -29,12 +29,6 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urlsplit
 
 from kdist_trainer.config.sources import AUTHORIZATION, HUB, HUB_TOKEN, base_name
-from kdist_trainer.deadline_http import (
-    DeadlineConnection,
-    DeadlineTlsConnection,
-    Pace,
-    guard_tls,
-)
 from kdist_trainer.errors import ConfigError, DataError, KdistTrainerError
 from kdist_trainer.fetch import (
     ChangedError,
@@ -43,8 +37,14 @@ from kdist_trainer.fetch import (
     RemoteFile,
     TransientError,
 )
+from kdist_trainer.formats.untrusted_text import parse_json
+from kdist_trainer.network.deadline_http import (
+    DeadlineConnection,
+    DeadlineTlsConnection,
+    Pace,
+    guard_tls,
+)
 from kdist_trainer.processes.threads import OnError, start_thread
-from kdist_trainer.untrusted_text import parse_json
 
 TIMEOUT_SECONDS: Final = 60.0
 LONGEST_WAIT_SECONDS: Final = 120.0

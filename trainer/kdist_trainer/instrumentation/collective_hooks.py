@@ -24,7 +24,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup, Work
 
-from kdist_trainer import group_abort, log
+from kdist_trainer import log
+from kdist_trainer.distributed import group_abort
 from kdist_trainer.instrumentation import torch_internals
 from kdist_trainer.instrumentation.torch_internals import COLLECTIVES, OPERATORS, WAITS
 from kdist_trainer.processes.liveness import Heartbeat, Phase, heartbeat_path

@@ -14,7 +14,7 @@ import signal
 from pathlib import Path
 
 from kdist_trainer.errors import is_user_code
-from kdist_trainer.failure import TRACEBACK_LINES
+from kdist_trainer.ipc.failure import TRACEBACK_LINES
 
 LOOK: int | None = signal.SIGRTMIN + 7 if hasattr(signal, "SIGRTMIN") else None
 """The signal on which a rank writes where its main thread stands, and goes on. It is a real-time

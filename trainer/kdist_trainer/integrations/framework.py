@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import torch
 
-from kdist_trainer import log, rng
+from kdist_trainer import log
 from kdist_trainer.checkpoint.checkpointer import FileCheckpointManager, WriteFiles
 from kdist_trainer.checkpoint.commit import SaveResult
 from kdist_trainer.checkpoint.group import CheckpointGroup, SaveAgreement
@@ -23,6 +23,7 @@ from kdist_trainer.checkpoint.script_api import ScriptWorld, close_manager, open
 from kdist_trainer.config import Checkpointing, Every
 from kdist_trainer.metrics.step_stats import WallCategory
 from kdist_trainer.metrics.transport import Reporter
+from kdist_trainer.numerics import rng
 from kdist_trainer.processes.liveness import Phase
 
 _trained: list[bool] = []  # that this process has opened the run's checkpoints once

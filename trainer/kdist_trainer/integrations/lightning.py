@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
-from kdist_trainer import rng
 from kdist_trainer.integrations import framework
 from kdist_trainer.integrations.framework import FrameworkCheckpoints
 from kdist_trainer.metrics.transport import Reporter
+from kdist_trainer.numerics import rng
 from kdist_trainer.processes.liveness import Phase
 
 if TYPE_CHECKING or "lightning" not in sys.modules:

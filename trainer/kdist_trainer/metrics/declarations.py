@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from kdist_trainer.serving.server import Refused
+from kdist_trainer.network.server import Refused
 
 
 class Kind(StrEnum):

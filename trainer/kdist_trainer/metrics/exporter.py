@@ -24,7 +24,7 @@ from prometheus_client.registry import Collector
 from kdist_trainer import log
 from kdist_trainer.config import Nodes
 from kdist_trainer.formats import FORMAT, FORMATS
-from kdist_trainer.json_text import encode_json
+from kdist_trainer.formats.json_text import encode_json
 from kdist_trainer.metrics import declarations, status
 from kdist_trainer.metrics.aggregation import (
     ACCEPTED,
@@ -61,10 +61,10 @@ from kdist_trainer.metrics.transport import (
     Receiver,
     unpack,
 )
+from kdist_trainer.network.pages import HttpResponse, serve_pages, text_response
+from kdist_trainer.network.server import BoundedServer
 from kdist_trainer.object_store.store import ObjectPath
 from kdist_trainer.processes.liveness import Phase
-from kdist_trainer.serving.pages import HttpResponse, serve_pages, text_response
-from kdist_trainer.serving.server import BoundedServer
 
 _SERVER = "metrics"
 EXCHANGE = "exchange"

@@ -56,8 +56,8 @@ from kdist_trainer.metrics import declarations
 from kdist_trainer.metrics.aggregation import AgentMetrics, MetricsSnapshot
 from kdist_trainer.metrics.step_stats import StepPhase
 from kdist_trainer.metrics.transport import GAUGES, SLOTS
+from kdist_trainer.network.server import Refused
 from kdist_trainer.processes.liveness import Heartbeat, RankSnapshot, heartbeat_path
-from kdist_trainer.serving.server import Refused
 
 
 @dataclass

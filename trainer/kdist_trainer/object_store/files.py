@@ -16,7 +16,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
-from kdist_trainer.digest import Digest, new_hasher
+from kdist_trainer.formats.digest import Digest, new_hasher
 from kdist_trainer.object_store.errors import FailureKind, RequestError, public_error, request_error
 
 if TYPE_CHECKING:

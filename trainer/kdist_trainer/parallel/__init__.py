@@ -9,13 +9,13 @@ is in `data`, how the passes of a step are made in `training.forward_backward`.
 from __future__ import annotations
 
 from kdist_trainer.config import Training
+from kdist_trainer.distributed.world import World
 from kdist_trainer.parallel.base import Strategy
 from kdist_trainer.parallel.ddp import Buckets, DataParallel, Ddp
 from kdist_trainer.parallel.fsdp import Fsdp
 from kdist_trainer.parallel.pipeline import Pipeline
 from kdist_trainer.parallel.tensor import Tensor
 from kdist_trainer.workload import Workload
-from kdist_trainer.world import World
 
 __all__ = ["Strategy", "build"]
 

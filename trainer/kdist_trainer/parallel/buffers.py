@@ -23,6 +23,7 @@ from torch.nn import SyncBatchNorm
 from torch.optim import Optimizer
 
 from kdist_trainer import log
+from kdist_trainer.distributed.world import to_local
 from kdist_trainer.state import (
     BufferSlot,
     ValueKind,
@@ -34,7 +35,6 @@ from kdist_trainer.state import (
 )
 from kdist_trainer.state.names import Naming
 from kdist_trainer.torch_internals import BatchNorm, RunningNorm, own_buffers
-from kdist_trainer.world import to_local
 
 _NOTHING = digest_of(None)
 

@@ -20,12 +20,13 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from kdist_trainer import group_abort, log, state
+from kdist_trainer import log, state
+from kdist_trainer.distributed import group_abort
+from kdist_trainer.distributed.world import World
 from kdist_trainer.errors import ConfigError
 from kdist_trainer.instrumentation import collective_hooks
 from kdist_trainer.state import ValueKind
 from kdist_trainer.torch_internals import assigned_buckets
-from kdist_trainer.world import World
 
 
 class Replicated:

@@ -25,9 +25,9 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from kdist_trainer import state
+from kdist_trainer.distributed.world import World
 from kdist_trainer.errors import ConfigError
 from kdist_trainer.state import ValueKind
-from kdist_trainer.world import World
 
 
 class Sharded:

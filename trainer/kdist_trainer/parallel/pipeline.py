@@ -27,12 +27,12 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 from torch.optim import Optimizer
 
+from kdist_trainer.distributed.world import World
 from kdist_trainer.errors import ConfigError
+from kdist_trainer.numerics.precision import Precision
 from kdist_trainer.parallel.ddp import Replicated
-from kdist_trainer.precision import Precision
 from kdist_trainer.state import ValueKind, read_module
 from kdist_trainer.torch_internals import own_buffers, own_parameters
-from kdist_trainer.world import World
 
 
 class Stage(nn.Module):

@@ -20,11 +20,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
+from kdist_trainer.distributed.world import World
 from kdist_trainer.errors import ConfigError
 from kdist_trainer.parallel.fsdp import Sharded
 from kdist_trainer.torch_internals import tree_map_only
 from kdist_trainer.workload import Workload
-from kdist_trainer.world import World
 
 
 class Tensor(Sharded):

@@ -35,10 +35,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from kdist_trainer.json_text import encode_json
+from kdist_trainer.formats.json_text import encode_json
+from kdist_trainer.formats.untrusted_text import parse_json
 from kdist_trainer.processes import process_tree
 from kdist_trainer.processes.signals import leave_stops_to_others
-from kdist_trainer.untrusted_text import parse_json
 
 _SIZES = tuple(2**power for power in range(16, 9, -1)) + tuple(range(504, 8, -16))
 """Of the blocks that fill the gaps, the largest first; of small gaps, each has its own size."""

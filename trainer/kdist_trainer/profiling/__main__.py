@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from kdist_trainer.json_text import encode_json
+from kdist_trainer.formats.json_text import encode_json
 from kdist_trainer.profiling import requests
 
 _DISK = 74

@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from kdist_trainer.json_text import encode_json
-from kdist_trainer.untrusted_text import MalformedTextError, parse_json
+from kdist_trainer.formats.json_text import encode_json
+from kdist_trainer.formats.untrusted_text import MalformedTextError, parse_json
 
 MAX_STEPS = 1000
 _INBOX = "profile-request.json"

@@ -23,11 +23,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kdist_trainer.deadline_http import DeadlineConnection, DeadlineTlsConnection
 from kdist_trainer.errors import ConfigError
-from kdist_trainer.json_text import encode_json
+from kdist_trainer.formats.json_text import encode_json
+from kdist_trainer.formats.untrusted_text import parse_json
+from kdist_trainer.network.deadline_http import DeadlineConnection, DeadlineTlsConnection
 from kdist_trainer.processes.descriptors import spend
-from kdist_trainer.untrusted_text import parse_json
 
 JITTER = random.SystemRandom()
 """Spreads the agents' requests. It is not the module's generator, which user code may have

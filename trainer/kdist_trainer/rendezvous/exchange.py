@@ -39,7 +39,9 @@ from torch.distributed import DistNetworkError, DistStoreError
 from torch.distributed.distributed_c10d import Store
 
 from kdist_trainer import log
-from kdist_trainer.json_text import encode_json
+from kdist_trainer.formats.json_text import encode_json
+from kdist_trainer.formats.untrusted_text import parse_json
+from kdist_trainer.network.server import BoundedServer, Bounds, Connection, Session, own_addresses
 from kdist_trainer.rendezvous.membership import (
     INTERVAL_SECONDS,
     LINE_BYTES,
@@ -47,8 +49,6 @@ from kdist_trainer.rendezvous.membership import (
     MemberConnections,
 )
 from kdist_trainer.rendezvous.torch_internals import Node
-from kdist_trainer.serving.server import BoundedServer, Bounds, Connection, Session, own_addresses
-from kdist_trainer.untrusted_text import parse_json
 
 KEY_FILE = "exchange.key"
 """The name of the mounted file."""

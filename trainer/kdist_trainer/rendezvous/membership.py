@@ -23,13 +23,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kdist_trainer.json_text import encode_json
+from kdist_trainer.formats.json_text import encode_json
+from kdist_trainer.formats.untrusted_text import parse_json
 from kdist_trainer.processes.threads import OnError, start_thread
-from kdist_trainer.untrusted_text import parse_json
 
 if TYPE_CHECKING:
+    from kdist_trainer.network.server import Connection
     from kdist_trainer.rendezvous.exchange import ExchangeHost
-    from kdist_trainer.serving.server import Connection
 
 MEMBER = "member"
 """The key of a request that asks for a connection of a member, with its group rank."""

@@ -31,7 +31,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     Token,
 )
 
-from kdist_trainer.allow_list import AllowList, UnsafePickleError
+from kdist_trainer.formats.allow_list import AllowList, UnsafePickleError
 from kdist_trainer.rendezvous.configmap_client import JITTER
 from kdist_trainer.rendezvous.exchange import KEY_FILE, NO_KEY, ExchangeHost, ExchangeKey
 from kdist_trainer.rendezvous.many_nodes import Gatherer, Gathering

@@ -43,7 +43,7 @@ import torch.distributed as dist
 from torch.distributed import DistError
 from torch.distributed.distributed_c10d import Store
 
-from kdist_trainer.hosted_store import listen
+from kdist_trainer.distributed.hosted_store import listen
 from kdist_trainer.processes.descriptors import spend
 from kdist_trainer.rendezvous import store_process
 from kdist_trainer.rendezvous.configmap_client import (

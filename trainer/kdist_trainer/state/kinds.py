@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from kdist_trainer.digest import Hasher, new_hasher
+from kdist_trainer.formats.digest import Hasher, new_hasher
 
 Path = tuple[str | int, ...]
 """Keys and indices that lead to a value of a nested state."""

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from kdist_trainer.checkpoint import storage
 from kdist_trainer.checkpoint.storage import open_location
-from kdist_trainer.json_text import encode_json
+from kdist_trainer.formats.json_text import encode_json
 from kdist_trainer.object_store.store import ObjectPath
 from kdist_trainer.processes.threads import OnError, start_thread
 from kdist_trainer.tensorboard.writer import PREFIX

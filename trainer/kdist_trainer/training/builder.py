@@ -27,6 +27,7 @@ from kdist_trainer.config import TrainConfig, Training
 from kdist_trainer.data import step_plan
 from kdist_trainer.data.loader import Loader
 from kdist_trainer.data.step_plan import DataPlan
+from kdist_trainer.distributed.world import World
 from kdist_trainer.instrumentation.device_stats import DeviceStats
 from kdist_trainer.instrumentation.step_timer import (
     BandwidthProbe,
@@ -40,11 +41,11 @@ from kdist_trainer.instrumentation.step_timer import (
 )
 from kdist_trainer.metrics.step_stats import StepPhase, StepStats
 from kdist_trainer.metrics.transport import Reporter
+from kdist_trainer.numerics.rng import WEIGHTS, Generators, GeneratorStates, derive
 from kdist_trainer.object_store.store import ObjectPath
 from kdist_trainer.parallel.ddp import Replicated
 from kdist_trainer.parallel.pipeline import Pipeline
 from kdist_trainer.processes.liveness import Heartbeat, NullHeartbeat
-from kdist_trainer.rng import WEIGHTS, Generators, GeneratorStates, derive
 from kdist_trainer.tensorboard import TensorBoardWriter
 from kdist_trainer.training import regroup
 from kdist_trainer.training.checkpointing import TrainerCheckpointing, find_edits
@@ -76,7 +77,6 @@ from kdist_trainer.training.training_state import (
     describe_environment,
 )
 from kdist_trainer.workload import Workload
-from kdist_trainer.world import World
 
 Extras = dict[str, Stateful]
 

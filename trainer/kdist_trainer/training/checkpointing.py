@@ -20,6 +20,7 @@ from kdist_trainer.checkpoint.reader import LoadedCheckpoint, SavedIndex, descri
 from kdist_trainer.checkpoint.writer import CarriedSave
 from kdist_trainer.config import Every
 from kdist_trainer.config.changes import Change, compare, explain_refusal
+from kdist_trainer.distributed.world import to_local
 from kdist_trainer.errors import CheckpointMismatchError
 from kdist_trainer.metrics.step_stats import StepStats
 from kdist_trainer.metrics.transport import Reporter
@@ -29,7 +30,6 @@ from kdist_trainer.training.step_log import StepLog
 from kdist_trainer.training.sync import StopFlag
 from kdist_trainer.training.training_state import TrainingState, TrainState
 from kdist_trainer.workload import apply_edits
-from kdist_trainer.world import to_local
 
 
 class TrainerCheckpointing:

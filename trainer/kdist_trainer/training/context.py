@@ -18,14 +18,15 @@ from torch.optim import Optimizer
 from kdist_trainer.checkpoint.writer import CarriedSave
 from kdist_trainer.config import Training
 from kdist_trainer.data.loader import Batch, Loader
+from kdist_trainer.distributed.world import World
 from kdist_trainer.instrumentation.device_stats import DeviceStats
 from kdist_trainer.instrumentation.step_timer import BandwidthProbe, CollectiveTimer, StepTimer
 from kdist_trainer.metrics.step_stats import StepStats
 from kdist_trainer.metrics.transport import Reporter
+from kdist_trainer.numerics.precision import Precision
 from kdist_trainer.parallel.base import Strategy
 from kdist_trainer.parallel.buffers import Buffers
 from kdist_trainer.parallel.ddp import Buckets
-from kdist_trainer.precision import Precision
 from kdist_trainer.processes.liveness import Heartbeat, NullHeartbeat
 from kdist_trainer.stream import Stream
 from kdist_trainer.tensorboard import TensorBoardWriter
@@ -45,7 +46,6 @@ from kdist_trainer.training.step_log import StepLog
 from kdist_trainer.training.sync import StepRecord, StopFlag, SyncExchange
 from kdist_trainer.training.training_state import TrainingState, TrainState
 from kdist_trainer.workload import Samples, Workload
-from kdist_trainer.world import World
 
 
 class UnrecordedStep(NamedTuple):

@@ -21,8 +21,8 @@ from kdist_trainer.data.loader import fetcher
 from kdist_trainer.data.step_plan import split_range
 from kdist_trainer.errors import ConfigError
 from kdist_trainer.metrics.step_stats import WallCategory
+from kdist_trainer.numerics.rng import EVALUATE, Generators, derive
 from kdist_trainer.processes.liveness import Phase
-from kdist_trainer.rng import EVALUATE, Generators, derive
 from kdist_trainer.state import digest_of, digests_of, eval_mode, read_module
 from kdist_trainer.stream import Stream
 from kdist_trainer.training.sync import choose_sync_interval

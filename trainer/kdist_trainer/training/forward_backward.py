@@ -21,17 +21,17 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from kdist_trainer.data.loader import Batch, MicroBatch
+from kdist_trainer.distributed.world import World
 from kdist_trainer.instrumentation.step_timer import StepTimer
 from kdist_trainer.metrics.step_stats import StepPhase
+from kdist_trainer.numerics.precision import Precision
+from kdist_trainer.numerics.rng import STEP, Generators, derive
 from kdist_trainer.parallel.base import Strategy
 from kdist_trainer.parallel.buffers import Buffers
 from kdist_trainer.parallel.pipeline import MicroBatchTask, Pipeline, StageHooks
-from kdist_trainer.precision import Precision
-from kdist_trainer.rng import STEP, Generators, derive
 from kdist_trainer.training.training_state import TrainState
 from kdist_trainer.training.workload_checks import check_loss, split
 from kdist_trainer.workload import Workload
-from kdist_trainer.world import World
 
 NO_HOOKS: Final = StageHooks(*[lambda: None] * 3)
 

@@ -13,19 +13,20 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from kdist_trainer import parallel, precision
+from kdist_trainer import parallel
 from kdist_trainer.config import Training
+from kdist_trainer.distributed.world import World
 from kdist_trainer.errors import ConfigError
+from kdist_trainer.numerics import precision
+from kdist_trainer.numerics.precision import Precision
 from kdist_trainer.parallel import Strategy
 from kdist_trainer.parallel.buffers import Buffers
 from kdist_trainer.parallel.pipeline import Pipeline
-from kdist_trainer.precision import Precision
 from kdist_trainer.state import separate
 from kdist_trainer.training.context import Handover, KeptState
 from kdist_trainer.training.optimizer import Ema, NullEma
 from kdist_trainer.training.workload_checks import check_model
 from kdist_trainer.workload import Workload
-from kdist_trainer.world import World
 
 
 @dataclass(frozen=True, kw_only=True)

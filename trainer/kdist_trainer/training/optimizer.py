@@ -18,10 +18,10 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from kdist_trainer.config import Schedule, Training
+from kdist_trainer.distributed.world import to_local
 from kdist_trainer.state import parameter_names
 from kdist_trainer.training.workload_checks import check_end, check_optimizer, check_scheduler
 from kdist_trainer.workload import LrSchedule, Workload
-from kdist_trainer.world import to_local
 
 
 def make_optimizer(train: Training, workload: Workload, module: nn.Module) -> Optimizer:

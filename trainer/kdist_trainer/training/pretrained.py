@@ -21,8 +21,8 @@ from kdist_trainer.checkpoint.manifest import DamagedCheckpointError, parse_name
 from kdist_trainer.config import NOT_FETCHED, Init
 from kdist_trainer.config.sources import base_name
 from kdist_trainer.errors import CheckpointMismatchError, ConfigError, DataError
+from kdist_trainer.formats.untrusted_text import parse_json
 from kdist_trainer.training.training_state import TrainingState
-from kdist_trainer.untrusted_text import parse_json
 
 _MAX_PROBLEMS = 3
 _WHOLE, _INDEX = "model.safetensors", ".index.json"  # Hugging Face's names

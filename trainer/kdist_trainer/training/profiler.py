@@ -13,12 +13,12 @@ from torch.profiler import ProfilerActivity, profile
 
 from kdist_trainer import log
 from kdist_trainer.checkpoint.storage import FOLDER_MODE
+from kdist_trainer.distributed.world import World
 from kdist_trainer.instrumentation.step_timer import StepTimer, union_length
 from kdist_trainer.metrics.step_stats import StepStats, WallCategory
 from kdist_trainer.profiling import requests
 from kdist_trainer.profiling.requests import ProfileRequest
 from kdist_trainer.training.training_state import TrainState
-from kdist_trainer.world import World
 
 _CHECK_SECONDS = 0.02
 _MAX_OPERATIONS = 30

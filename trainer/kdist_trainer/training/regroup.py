@@ -30,13 +30,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from kdist_trainer import group_abort, log, workloads
+from kdist_trainer import log, workloads
 from kdist_trainer.checkpoint import torch_internals
 from kdist_trainer.checkpoint.group import CheckpointGroup, broadcast_state
 from kdist_trainer.config import Training
+from kdist_trainer.distributed import group_abort
+from kdist_trainer.distributed.world import World
 from kdist_trainer.errors import ConfigError, PeersLostError
+from kdist_trainer.formats.untrusted_text import parse_json
+from kdist_trainer.numerics.rng import WEIGHTS, Generators, GeneratorStates, derive
 from kdist_trainer.parallel.ddp import Ddp
-from kdist_trainer.rng import WEIGHTS, Generators, GeneratorStates, derive
 from kdist_trainer.state import (
     StateMismatchError,
     ValueKind,
@@ -61,9 +64,7 @@ from kdist_trainer.training.context import (
 )
 from kdist_trainer.training.model import BuiltModule, build_module
 from kdist_trainer.training.training_state import TrainState
-from kdist_trainer.untrusted_text import parse_json
 from kdist_trainer.workload import Samples, Workload, WorkloadContext
-from kdist_trainer.world import World
 
 
 def is_possible(train: Training, world: World) -> bool:

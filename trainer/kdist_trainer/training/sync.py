@@ -29,11 +29,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from kdist_trainer import log
+from kdist_trainer.distributed.world import World
 from kdist_trainer.errors import NonFiniteError, PeersLostError, ReplicasDifferError
 from kdist_trainer.processes.signals import StopCounter
 from kdist_trainer.state import digest_of
 from kdist_trainer.training.carrying import CarriedNews
-from kdist_trainer.world import World
 
 if TYPE_CHECKING:
     from kdist_trainer.training.context import TrainContext

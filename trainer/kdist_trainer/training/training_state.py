@@ -24,6 +24,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from kdist_trainer.checkpoint.writer import Description, LoadableCheck, fill
 from kdist_trainer.config import Training
+from kdist_trainer.distributed.world import World, to_local
 from kdist_trainer.errors import find_place
 from kdist_trainer.parallel.base import Strategy
 from kdist_trainer.parallel.ddp import Replicated
@@ -36,7 +37,6 @@ from kdist_trainer.state import (
 )
 from kdist_trainer.training.optimizer import Ema, NullEma
 from kdist_trainer.training.workload_checks import check_saved_scheduler, describe_scheduler
-from kdist_trainer.world import World, to_local
 
 MOST_BYTES: Final = 1 << 30
 """Size of a state above which no second model is built."""

@@ -30,7 +30,7 @@ from kdist.job.cluster.wait import Notify
 from kdist.manifest import OWNER, Manifest, mark
 from kdist.status.documents import at, items, text
 from kdist.units import age, number, size
-from kdist_trainer.untrusted_text import MalformedTextError, parse_json
+from kdist_trainer.formats.untrusted_text import MalformedTextError, parse_json
 
 _HELPER_LABEL = "kdist.dev/viewer"
 RIGHTS = (*rbac.on_pods("get create delete"), *rbac.on_pods("get", part="log"))

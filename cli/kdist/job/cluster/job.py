@@ -35,7 +35,7 @@ from kdist.status import (
 )
 from kdist.status.documents import annotation
 from kdist_trainer.formats import NewerFormatError, take_format
-from kdist_trainer.untrusted_text import parse_json
+from kdist_trainer.formats.untrusted_text import parse_json
 
 Document = dict[str, Any]
 Approve = Callable[[str, Sequence[str]], None]

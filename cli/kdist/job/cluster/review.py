@@ -23,8 +23,8 @@ from kdist.errors import NotFoundError
 from kdist.job.cluster.job import ClusterJob, Document, is_workload
 from kdist.job.cluster.wait import Notify
 from kdist.manifest import OWNER, Manifest, mark
-from kdist_trainer.json_text import encode_json
-from kdist_trainer.untrusted_text import parse_json
+from kdist_trainer.formats.json_text import encode_json
+from kdist_trainer.formats.untrusted_text import parse_json
 
 _POD_LABELS: Final = frozenset(
     {

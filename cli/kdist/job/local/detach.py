@@ -19,8 +19,8 @@ from pathlib import Path
 
 from kdist.errors import KdistError
 from kdist.job.local import run_dir
-from kdist_trainer.json_text import encode_json
-from kdist_trainer.untrusted_text import MalformedTextError, parse_json
+from kdist_trainer.formats.json_text import encode_json
+from kdist_trainer.formats.untrusted_text import MalformedTextError, parse_json
 
 LOG = "run.log"
 _VARIABLE = "KDIST_DETACHED"

@@ -21,7 +21,7 @@ from kdist.job.local.run_dir import RunFolder, open_private
 from kdist.job.local.supervisor import KILL_SECONDS, Outcome, SignalQueue
 from kdist.spec import Exit, FetchSource, TrainingJob, count_bytes, list_sources
 from kdist.status import FETCHER, FetchProgress, documents
-from kdist_trainer.json_text import encode_json
+from kdist_trainer.formats.json_text import encode_json
 
 CACHE_VARIABLE = "KDIST_CACHE"
 PREFIX = FETCHER

@@ -15,7 +15,7 @@ from kdist.errors import KdistError
 from kdist.job.cluster.logs import choose
 from kdist.job.local.launch import install_command
 from kdist.job.local.run_dir import CheckpointLocation, folder_of, location_of, open_private
-from kdist_trainer.untrusted_text import MalformedTextError, parse_json
+from kdist_trainer.formats.untrusted_text import MalformedTextError, parse_json
 
 
 def run_checkpoint_tool(

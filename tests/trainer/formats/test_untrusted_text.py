@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from kdist_trainer.untrusted_text import (
+from kdist_trainer.formats.untrusted_text import (
     MAX_DEPTH,
     MalformedTextError,
     parse_json,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kdist_trainer import group_abort
+from kdist_trainer.distributed import group_abort
 from kdist_trainer.errors import PeersLostError
 
 

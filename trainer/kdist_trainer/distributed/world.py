@@ -27,10 +27,10 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import Store
 from torch.distributed.tensor import DTensor
 
-from kdist_trainer import devices, group_abort
+from kdist_trainer.distributed import devices, group_abort
+from kdist_trainer.distributed.hosted_store import HostedStore
+from kdist_trainer.distributed.left_groups import LeftGroup, left
 from kdist_trainer.errors import ConfigError, DeviceFaultError
-from kdist_trainer.hosted_store import HostedStore
-from kdist_trainer.left_groups import LeftGroup, left
 from kdist_trainer.torch_internals import (
     HashStore,
     TCPStore,

@@ -18,7 +18,7 @@ from typing import Any
 import torch.distributed as dist
 
 from kdist_trainer import log
-from kdist_trainer.serving.socket_filter import attach_filter, peers_of
+from kdist_trainer.network.socket_filter import attach_filter, peers_of
 from kdist_trainer.torch_internals import TCPStore
 
 _BACKLOG = 4096

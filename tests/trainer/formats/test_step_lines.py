@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kdist_trainer.formats import NewerFormatError
-from kdist_trainer.step_lines import StepLines
+from kdist_trainer.formats.step_lines import StepLines
 from kdist_trainer.training.step_log import to_line
 from kdist_trainer.training.sync import StepRecord
 

@@ -21,10 +21,10 @@ from kdist_trainer.causes.row import fill_advice
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.config.exit_codes import FAULTS, Fault, Rerun
 from kdist_trainer.errors import find, find_place
-from kdist_trainer.json_text import encode_json
+from kdist_trainer.formats.json_text import encode_json
+from kdist_trainer.formats.untrusted_text import parse_json
 from kdist_trainer.processes import preallocated
 from kdist_trainer.processes.liveness import RankSnapshot
-from kdist_trainer.untrusted_text import parse_json
 
 TRACEBACK_LINES = 40
 _MACHINES = {Fault.DEVICE, Fault.NODE, Fault.NETWORK, Fault.STORAGE, Fault.UNKNOWN}

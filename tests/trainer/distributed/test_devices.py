@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from kdist_trainer import devices
 from kdist_trainer.config import Cause, Exit
-from kdist_trainer.devices import describe_devices, require_gpus
+from kdist_trainer.distributed import devices
+from kdist_trainer.distributed.devices import describe_devices, require_gpus
+from kdist_trainer.distributed.world import World
 from kdist_trainer.errors import DeviceFaultError
 from kdist_trainer.torch_internals import HashStore
-from kdist_trainer.world import World
 from tests.trainer.agent.lab import Lab
 from tests.trainer.rendezvous.api_server import ApiServer
 

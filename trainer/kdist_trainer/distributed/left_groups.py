@@ -26,7 +26,7 @@ from datetime import timedelta
 import torch
 from torch.distributed import ProcessGroup
 
-from kdist_trainer.group_abort import MadeGroup
+from kdist_trainer.distributed.group_abort import MadeGroup
 from kdist_trainer.processes.threads import OnError, select_named, start_thread, wait_together
 from kdist_trainer.torch_internals import GLOO_WORKER, gloo_backend
 

@@ -9,6 +9,10 @@ What only processes of one image read has no number: the exchange, the values of
 whose keys have the version of the job's pods in their names, and notes in an agent's own folder.
 The counters in `ledger/sums` and `fetch.json` are made again unless they are of the reader's own
 layout.
+
+Next to it are the readers and writers that several packages need: `json_text` writes JSON and
+`untrusted_text` reads it, `step_lines` reads the ledger's lines of steps, `allow_list` reads
+pickles, `digest` detects damage.
 """
 
 from __future__ import annotations

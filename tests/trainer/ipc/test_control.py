@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kdist_trainer.control import ConnectedRank, ControlServer, GroupControl
+from kdist_trainer.ipc.control import ConnectedRank, ControlServer, GroupControl
 from tests.patience import soon
 
 

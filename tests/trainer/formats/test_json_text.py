@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from kdist_trainer.checkpoint.manifest import decode, encode
-from kdist_trainer.json_text import encode_json
-from kdist_trainer.untrusted_text import parse_json
+from kdist_trainer.formats.json_text import encode_json
+from kdist_trainer.formats.untrusted_text import parse_json
 
 VALUES: list[Any] = [
     {"a": [1, 2.5, None, True, "ü"], "b": {"c": (1, 2)}},

@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kdist_trainer.errors import PeersLostError
+from kdist_trainer.network.socket_filter import attach_filter, open_copy
 from kdist_trainer.processes.threads import thread_ids
-from kdist_trainer.serving.socket_filter import attach_filter, open_copy
 
 if TYPE_CHECKING:  # torch takes a second to import
     from torch.distributed import ProcessGroup

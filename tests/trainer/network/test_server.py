@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from kdist_trainer.network.server import BoundedServer, Bounds, Connection, Session
 from kdist_trainer.processes import descriptors
-from kdist_trainer.serving.server import BoundedServer, Bounds, Connection, Session
 from tests.patience import soon
 
 MEMBERS = 8

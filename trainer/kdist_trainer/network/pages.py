@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Final
 
-from kdist_trainer.serving.server import BoundedServer, Bounds, Connection, Session
+from kdist_trainer.network.server import BoundedServer, Bounds, Connection, Session
 
 MAX_HEAD: Final = 8192
 """Maximum size of a request's line and headers, in bytes."""

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from kdist_trainer.serving.server import LOOPBACK, listen, own_addresses, with_loopback
+from kdist_trainer.network.server import LOOPBACK, listen, own_addresses, with_loopback
 
 
 def test_the_addresses_of_a_dual_stack_pod_are_served_with_loopback() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kdist_trainer.json_text import encode_json
+from kdist_trainer.formats.json_text import encode_json
+from kdist_trainer.formats.untrusted_text import parse_json
 from kdist_trainer.processes import preallocated
-from kdist_trainer.untrusted_text import parse_json
 
 DONE, STOPPED = "done", "stopped"
 _MOST_BYTES = 4096

@@ -21,7 +21,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import asdict
 
 from kdist_trainer.formats import check_format
-from kdist_trainer.untrusted_text import (
+from kdist_trainer.formats.untrusted_text import (
     MalformedTextError,
     finite_number,
     parse_json,

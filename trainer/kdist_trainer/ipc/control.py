@@ -24,12 +24,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kdist_trainer import group_abort, log
-from kdist_trainer.json_text import encode_json
+from kdist_trainer import log
+from kdist_trainer.distributed import group_abort
+from kdist_trainer.formats.json_text import encode_json
+from kdist_trainer.formats.untrusted_text import MalformedTextError, parse_json, parse_object
 from kdist_trainer.metrics.transport import short_address
 from kdist_trainer.processes.descriptors import spend
 from kdist_trainer.processes.threads import OnError, start_thread
-from kdist_trainer.untrusted_text import MalformedTextError, parse_json, parse_object
 
 VARIABLE = "KDIST_CONTROL_SOCKET"
 """The environment variable that names the agent's socket."""

@@ -18,11 +18,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from kdist_trainer.hosted_store import HostedStore, listen, open_script_store
+from kdist_trainer.distributed.hosted_store import HostedStore, listen, open_script_store
+from kdist_trainer.distributed.world import World, abandon
+from kdist_trainer.network.socket_filter import attach_filter, peers_of
 from kdist_trainer.rendezvous.handler import pick_port
-from kdist_trainer.serving.socket_filter import attach_filter, peers_of
 from kdist_trainer.torch_internals import TCPStore
-from kdist_trainer.world import World, abandon
 from tests.faults.sockets import SHORT, Listener, connect, listeners, own_addresses
 from tests.trainer.training.group import run_group
 

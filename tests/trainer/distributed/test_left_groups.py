@@ -15,16 +15,16 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from kdist_trainer import group_abort, left_groups
 from kdist_trainer.checkpoint.group import CheckpointGroup
+from kdist_trainer.distributed import group_abort, left_groups
+from kdist_trainer.distributed.left_groups import LeftGroup, left
+from kdist_trainer.distributed.world import World, abandon
 from kdist_trainer.errors import PeersLostError
 from kdist_trainer.instrumentation.collective_hooks import PostHook, register_launch_hook
-from kdist_trainer.left_groups import LeftGroup, left
 from kdist_trainer.parallel.ddp import all_reduce_abortably
 from kdist_trainer.processes import threads
 from kdist_trainer.torch_internals import GLOO_WORKER, all_groups
 from kdist_trainer.worker import forget_frames
-from kdist_trainer.world import World, abandon
 from tests.trainer.training.group import run_group
 
 pytestmark = [

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from kdist_trainer import failure
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.config.exit_codes import Fault, Rerun
 from kdist_trainer.errors import StorageError
-from kdist_trainer.failure import TRACEBACK_LINES, Failure
+from kdist_trainer.ipc import failure
+from kdist_trainer.ipc.failure import TRACEBACK_LINES, Failure
 from kdist_trainer.processes.liveness import Call, Phase, RankSnapshot
 
 

@@ -167,7 +167,7 @@ def test_a_rank_that_is_lost_in_the_first_step_leaves_no_trace_in_the_optimizer(
 ) -> None:
     order(orders, "split.json", {"step": 1, "victim": 0, "behind": behind})
     if dies:  # the only one that has done the step, while it sends its state
-        point = find_point(regroup.receive_values, "broadcast_state(")
+        point = find_point(regroup.receive_state, "broadcast_state(")
         order(orders, "crash.json", {"role": "ahead", "point": point})
     with TrainingRun(tmp_path, describe(12, orders=str(orders))) as run:
         assert run.wait() == 0, run.output()

@@ -43,8 +43,8 @@ MOMENTS = {
     "a survivor connects": Moment("ahead", World._open, "group_abort.reset()"),
     "a newcomer is built": Moment("newcomer", regroup.plan_handover, "made ="),
     "ranks agree on a state": Moment("behind", regroup.plan_handover, "made ="),
-    "a survivor takes over": Moment("ahead", regroup.take_over, "told:"),
-    "values are sent": Moment("behind", regroup.receive_values, "broadcast_state"),
+    "a survivor takes over": Moment("ahead", regroup.take_over, "peers:"),
+    "values are sent": Moment("behind", regroup.receive_state, "broadcast_state"),
     "a newcomer seeks its data": Moment("newcomer", trainer.setup, "seek_data(ctx)"),
 }
 SAVES_NEVER: dict[str, Any] = {"checkpoint": {"every": {"steps": 1_000_000}}}

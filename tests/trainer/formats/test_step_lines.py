@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kdist_trainer.formats import NewerFormatError
 from kdist_trainer.formats.step_lines import StepLines
-from kdist_trainer.training.step_log import to_line
+from kdist_trainer.training.step_log import StepLine
 from kdist_trainer.training.sync import StepRecord
 
 Line = dict[str, Any]
@@ -21,13 +21,13 @@ Line = dict[str, Any]
 
 def written(steps: Iterable[int], generation: int = 1, *, seconds: float = 0.25) -> list[Line]:
     return [
-        to_line(
+        StepLine(
             StepRecord(step, step * 8, step * 8 + 7, seconds),
             1.0 / (step + 1),
             generation=generation,
             world_size=2,
             wait_seconds=seconds / 2,
-        )
+        ).to_json()
         for step in steps
     ]
 

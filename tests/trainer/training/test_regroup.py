@@ -14,7 +14,7 @@ from kdist_trainer.config import Training
 from kdist_trainer.errors import ConfigError
 from kdist_trainer.training import regroup
 from kdist_trainer.training.context import FormerRank, UnrecordedStep
-from kdist_trainer.training.step_log import StepLog, to_line
+from kdist_trainer.training.step_log import StepLine, StepLog
 from kdist_trainer.training.sync import StepRecord
 
 
@@ -66,7 +66,7 @@ def world(rank: int = 0, generation: int = 2) -> Any:
 
 
 def line(step: int, *, generation: int = 1) -> dict[str, Any]:
-    return to_line(StepRecord(step, step, step, 0.1), 0.5, generation=generation, world_size=2)
+    return StepLine(StepRecord(step, step, step, 0.1), 0.5, generation, 2).to_json()
 
 
 def complete(root: Path, lines: list[dict[str, Any]], *, generation: int) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -54,14 +54,13 @@ from kdist_trainer.training.evaluation import EarlyStopping, NullEarlyStopping
 from kdist_trainer.training.forward_backward import (
     ForwardBackward,
     GradientAccumulation,
+    LossScale,
     PipelinePasses,
-    build_loss_scale,
 )
 from kdist_trainer.training.model import Model, build_model, cast_model, make_ema
 from kdist_trainer.training.optimizer import (
     GradientGuard,
     NullGradientGuard,
-    make_lr_scheduler,
     make_optimizer,
     wrap_lr_scheduler,
 )
@@ -76,6 +75,7 @@ from kdist_trainer.training.training_state import (
     TrainState,
     describe_environment,
 )
+from kdist_trainer.training.workload_checks import find_scheduler_problem, refuse
 from kdist_trainer.workload import Workload
 
 Extras = dict[str, Stateful]
@@ -107,13 +107,8 @@ def assemble(
 ) -> TrainContext:
     """Build the training context of one rank, before anything is restored. Collective.
 
-    Args:
-        config: train.json.
-        train: Its `train` section.
-        workload: The workload that it names.
-        runtime: The environment of the rank.
-        kept: The training of this rank in its former group.
-        prepared: What this rank has built before it had a group.
+    `kept` is the training of this rank in its former group, `prepared` what it has built before it
+    had a group.
 
     Raises:
         ConfigError: If the job cannot be trained on these ranks.
@@ -121,11 +116,21 @@ def assemble(
     """
     world, stats = runtime.world, runtime.stats
     model, handover = make_model(train, workload, world, kept, prepared)
-    data = plan_data(config, train, workload, world, model, prepared or kept)
+    opened = None if (before := prepared or kept) is None else before.samples
+    even = model.strategy.sharded
+    data = step_plan.plan(config, train, workload, world, even=even, opened=opened)
     guard, early_stopping, extras = make_guards(train, model, kept)
     training = make_training_state(train, workload, world, model, data, extras, kept)
-    state, step_timer, step_log = training.state, StepTimer(stats), make_step_log(train, runtime)
+    state, step_timer = training.state, StepTimer(stats)
+    folder = runtime.checkpoints
+    step_log = StepLog(
+        folder,
+        world,
+        waited=lambda: stats.phase[StepPhase.COMM_EXPOSED],
+        keeps_lines=regroup.is_possible(train, world),
+    )
     loader = Loader(data.steps, workload, data.samples, settings=train.loader, seed=train.seed)
+    assert dist.group.WORLD is not None  # noqa: S101 - the world is open
     return TrainContext(
         settings=train,
         world=world,
@@ -136,7 +141,7 @@ def assemble(
         buffers=model.buffers,
         precision=model.precision,
         forward_backward=make_forward_backward(workload, model, state, step_timer),
-        loss_scale=build_loss_scale(workload, world, step_timer),
+        loss_scale=LossScale(workload, world, step_timer),
         optimizer=training.optimizer,
         lr_scheduler=wrap_lr_scheduler(training.scheduler),
         ema=model.ema,
@@ -150,16 +155,29 @@ def assemble(
         pretrained=make_pretrained(train, workload, training),
         step_log=step_log,
         stop_flag=runtime.stop_flag,
-        sync_exchange=make_sync_exchange(train, world, model),
+        sync_exchange=SyncExchange(
+            world, max_steps=train.sync_every_steps, is_counted=model.strategy.is_counted
+        ),
         stats=stats,
         device_stats=DeviceStats(stats, world.device, train, waiting=loader.prefetched),
         step_timer=step_timer,
         collective_timer=make_collective_timer(train, runtime, step_timer),
-        bandwidth_probe=make_bandwidth_probe(train, runtime),
+        bandwidth_probe=BandwidthProbe(
+            stats, dist.group.WORLD, world.device, enabled=train.collective_timing == "on"
+        ),
         reporter=runtime.reporter,
         heartbeat=runtime.heartbeat,
-        tensorboard=make_tensorboard(train, runtime),
-        profiler=make_profiler(runtime, state, step_timer),
+        tensorboard=TensorBoardWriter(
+            folder if train.tensorboard == "scalars" and world.is_rank_zero else None, stats
+        ),
+        profiler=Profiler(
+            world,
+            state,
+            stats,
+            step_timer,
+            scratch=runtime.scratch,
+            checkpoints=None if isinstance(folder, ObjectPath) else folder,
+        ),
     )
 
 
@@ -182,20 +200,6 @@ def make_model(
     return model, handover
 
 
-def plan_data(
-    config: TrainConfig,
-    train: Training,
-    workload: Workload,
-    world: World,
-    model: Model,
-    before: PreparedTraining | KeptState | None,
-) -> DataPlan:
-    """The data of the run, as this rank reads it, with the split that it has opened before."""
-    opened = None if before is None else before.samples
-    even = model.strategy.sharded
-    return step_plan.plan(config, train, workload, world, even=even, opened=opened)
-
-
 def make_training_state(
     train: Training,
     workload: Workload,
@@ -205,16 +209,8 @@ def make_training_state(
     extras: Extras,
     kept: KeptState | None = None,
 ) -> TrainingState:
-    """Make the optimizer and the scheduler, and collect all that a checkpoint holds.
-
-    Args:
-        train: Settings of the training.
-        workload: Makes optimizer and scheduler.
-        world: The process group.
-        model: The model.
-        data: The data of the run.
-        extras: Small states by name.
-        kept: Has optimizer and scheduler if this rank has trained in a former group.
+    """Make the optimizer and the scheduler, or take those that this rank has kept of a former
+    group, and collect all that a checkpoint holds.
     """
     environment = describe_environment(train, world)
     state = TrainState(train.seed, data.fingerprint, world.size, environment)
@@ -226,12 +222,14 @@ def make_training_state(
     optimizer = make_optimizer(train, workload, model.module)
     model.buffers.exclude(optimizer)
     steps = data.steps.count()
+    scheduler = workload.scheduler(optimizer, train.schedule, steps=steps)
+    refuse(find_scheduler_problem(scheduler), workload)
     training = TrainingState(
         world=world,
         strategy=model.strategy,
         module=model.module,
         optimizer=optimizer,
-        scheduler=make_lr_scheduler(workload, optimizer, train.schedule, steps=steps),
+        scheduler=scheduler,
         ema=model.ema,
         extras=extras,
         state=state,
@@ -245,8 +243,8 @@ def make_training_state(
 def make_guards(
     train: Training, model: Model, kept: KeptState | None
 ) -> tuple[GradientGuard | NullGradientGuard, EarlyStopping | NullEarlyStopping, Extras]:
-    """The guard of the gradients and the early stopping, each the kept one, a new one or none; and
-    the small states that this run's checkpoints hold, by name.
+    """The gradient guard and the early stopping, each the kept one, a new one or none; and the
+    small states that this run's checkpoints hold, by name.
     """
     guard: GradientGuard | NullGradientGuard
     early_stopping: EarlyStopping | NullEarlyStopping
@@ -266,19 +264,9 @@ def make_guards(
 
 
 def make_forward_backward(
-    workload: Workload,
-    model: Model,
-    state: TrainState,
-    step_timer: StepTimer,
+    workload: Workload, model: Model, state: TrainState, step_timer: StepTimer
 ) -> ForwardBackward:
-    """The forward and backward passes of the strategy.
-
-    Args:
-        workload: Computes the loss.
-        model: What is trained, and how.
-        state: The position of the training.
-        step_timer: Attributes the time of the passes to phases of the step.
-    """
+    """The forward and backward passes of the strategy."""
     common: dict[str, Any] = {
         "workload": workload,
         "model": model.wrapped,
@@ -302,17 +290,7 @@ def make_checkpoints(
     step_log: StepLog,
     handover: Handover,
 ) -> TrainerCheckpointing:
-    """The checkpointing of the run: locks the checkpoint folder for it. Collective.
-
-    Args:
-        config: train.json.
-        train: Its `train` section.
-        runtime: The environment of the rank.
-        training: What is saved and restored.
-        data: The data of the run; a stream allows fewer edits of the job.
-        step_log: Flushed before each save.
-        handover: Whether ranks of a former group continue in place, with the same folder.
-    """
+    """The checkpointing of the run: locks the checkpoint folder for it. Collective."""
     manager, world = None, runtime.world
     if runtime.checkpoints is not None:
         manager = CheckpointManager(
@@ -341,22 +319,6 @@ def make_checkpoints(
         heartbeat=runtime.heartbeat,
         reporter=runtime.reporter,
     )
-
-
-def make_step_log(train: Training, runtime: RankRuntime) -> StepLog:
-    """The step log, which also records the time that this rank has waited in collectives."""
-    return StepLog(
-        runtime.checkpoints,
-        runtime.world,
-        waited=lambda: runtime.stats.phase[StepPhase.COMM_EXPOSED],
-        keeps_lines=regroup.is_possible(train, runtime.world),
-    )
-
-
-def make_sync_exchange(train: Training, world: World, model: Model) -> SyncExchange:
-    """The exchange of losses and flags between the ranks."""
-    is_counted = model.strategy.is_counted
-    return SyncExchange(world, max_steps=train.sync_every_steps, is_counted=is_counted)
 
 
 def make_pretrained(
@@ -388,78 +350,47 @@ def make_collective_timer(
     return (CudaAllReduceTimer if on_device else GlooAllReduceTimer)(stats, heartbeat)
 
 
-def make_bandwidth_probe(train: Training, runtime: RankRuntime) -> BandwidthProbe:
-    """The probe of the bandwidth between the ranks; disabled if the job turns timing off."""
-    group = dist.group.WORLD
-    assert group is not None  # noqa: S101 - the world is open
-    return BandwidthProbe(
-        runtime.stats, group, runtime.world.device, enabled=train.collective_timing == "on"
-    )
-
-
-def make_tensorboard(train: Training, runtime: RankRuntime) -> TensorBoardWriter:
-    """The writer of event files, which writes on rank 0 only, and only if the job asks for it."""
-    writes = train.tensorboard == "scalars" and runtime.world.is_rank_zero
-    return TensorBoardWriter(runtime.checkpoints if writes else None, runtime.stats)
-
-
-def make_profiler(runtime: RankRuntime, state: TrainState, step_timer: StepTimer) -> Profiler:
-    """The profiler, which accepts requests if there is an agent."""
-    return Profiler(
-        runtime.world,
-        state,
-        runtime.stats,
-        step_timer,
-        scratch=runtime.scratch,
-        checkpoints=None if isinstance(runtime.checkpoints, ObjectPath) else runtime.checkpoints,
-    )
-
-
 @contextmanager
 def as_new_process(
     train: Training, workload: Workload, training: TrainingState, *, steps: int
 ) -> Iterator[TrainingState | None]:
-    """Within the `with` block, what a new process has, on the CPU. None if the user's code raises
-    when it is called once more.
-
-    Args:
-        train: Settings of the training.
-        workload: The workload, of which another one is made.
-        training: The present training.
-        steps: Steps of the run.
+    """Within the `with` block, what a new process of this training has, on the CPU. None if the
+    user's code raises when it is called once more.
     """
     with _without_trace(workload, training.world.device):
-        try:
-            fresh = _build(train, workload, training, steps=steps)
-        except Exception:  # noqa: BLE001 - the user's code may raise anything
-            fresh = None
+        fresh: TrainingState | None = None
+        with suppress(Exception):  # the user's code may raise anything
+            other = type(workload)(workload.context)
+            module = cast_model(train, other, training.world.device).module
+            strategy: Any = Replicated()
+            strategy.module = module
+            optimizer = make_optimizer(train, other, module)
+            fresh = replace(
+                training,
+                strategy=strategy,
+                module=module,
+                optimizer=optimizer,
+                scheduler=other.scheduler(optimizer, train.schedule, steps=steps),
+                ema=make_ema(train, module),
+            )
         yield fresh
-
-
-def _build(
-    train: Training, workload: Workload, training: TrainingState, *, steps: int
-) -> TrainingState:
-    other = type(workload)(workload.context)
-    module = cast_model(train, other, training.world.device).module
-    strategy: Any = Replicated()
-    strategy.module = module
-    optimizer = make_optimizer(train, other, module)
-    return replace(
-        training,
-        strategy=strategy,
-        module=module,
-        optimizer=optimizer,
-        scheduler=other.scheduler(optimizer, train.schedule, steps=steps),
-        ema=make_ema(train, module),
-    )
 
 
 @contextmanager
 def _without_trace(workload: Workload, device: torch.device) -> Iterator[None]:
-    """Within the `with` block user code runs whose traces are removed."""
+    """Undo what user code in the `with` block does to the process: to generators, settings, and the
+    attributes of the workload's classes and of their modules.
+    """
     generators = GeneratorStates.read()
     on_device = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-    namespaces = [(one, dict(vars(one))) for one in _namespaces(workload)]
+    classes = [
+        one
+        for one in type(workload).__mro__
+        if one.__module__.partition(".")[0] not in ("builtins", "abc", "kdist_trainer")
+    ]
+    modules = [sys.modules[name] for name in {c.__module__ for c in classes} & sys.modules.keys()]
+    owners: list[Any] = [*classes, *modules]
+    namespaces = [(one, dict(vars(one))) for one in owners]
     environment, dtype = dict(os.environ), torch.get_default_dtype()
     threads = torch.get_num_threads()
     try:
@@ -469,31 +400,15 @@ def _without_trace(workload: Workload, device: torch.device) -> Iterator[None]:
         if on_device is not None:
             torch.cuda.set_rng_state(on_device, device)
         for owner, before in namespaces:
-            _restore(owner, before)
+            now = dict(vars(owner))
+            for name in now.keys() - before.keys():
+                delattr(owner, name)
+            for name, value in before.items():
+                if name not in now or now[name] is not value:
+                    setattr(owner, name, value)
         if dict(os.environ) != environment:
             os.environ.clear()
             os.environ.update(environment)
         torch.set_default_dtype(dtype)
         if torch.get_num_threads() != threads:
             torch.set_num_threads(threads)
-
-
-def _namespaces(workload: Workload) -> list[Any]:
-    """The user's classes that a workload is of, and their modules."""
-    classes = [
-        one
-        for one in type(workload).__mro__
-        if one.__module__.partition(".")[0] not in ("builtins", "abc", "kdist_trainer")
-    ]
-    names = {one.__module__ for one in classes}
-    return [*classes, *(sys.modules[name] for name in names if name in sys.modules)]
-
-
-def _restore(owner: Any, before: dict[str, Any]) -> None:
-    """Give a class or module the attributes that it had."""
-    now = dict(vars(owner))
-    for name in now.keys() - before.keys():
-        delattr(owner, name)
-    for name, value in before.items():
-        if name not in now or now[name] is not value:
-            setattr(owner, name, value)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class CarriedNews(NamedTuple):
-    """What has become of the save that a rank writes alone, as it tells the others."""
+    """What has become of the save that a rank writes alone, as it is sent to the others."""
 
     step: int = 0
     """Of the save if it is committed, less than 0 if it has ended otherwise; 0 for no news."""
@@ -28,7 +28,6 @@ class CarriedNews(NamedTuple):
 
     @classmethod
     def of(cls, result: SaveResult) -> CarriedNews:
-        """The news of a save with this result."""
         if result.ok:
             return cls(result.step, result.nbytes, result.total_seconds)
         return cls(-result.step, seconds=-1.0 if result.cause == DROPPED else 0.0)
@@ -41,32 +40,29 @@ class CarriedNews(NamedTuple):
 
 
 class Carrier(NamedTuple):
-    """What a rank tells the others when they continue in place."""
+    """What a rank sends to the others when they continue in place."""
 
     record: LockRecord | None = None
     """What rank 0 holds the checkpoint folder by."""
     step: int | None = None
     """Of the save that this rank writes alone, unless it has ended."""
     news: CarriedNews = CarriedNews()
-    """What has become of it, if that was not told yet."""
+    """What has become of it, if that was not sent yet."""
 
 
 class Carrying:
     """What this rank knows of it. All ranks of a group know the step of the save; one has it."""
 
     def __init__(self, checkpointing: TrainerCheckpointing, own: CarriedSave | None = None) -> None:
-        """Know of no save in this group.
-
-        Args:
-            checkpointing: What counts saves.
-            own: The save that this rank has begun to write in a former group.
+        """Know of no save in this group; `own` is the one that this rank has begun to write in a
+        former group.
         """
         self._checkpointing = checkpointing
         self.own = own
         self.step: int | None = None
         """The step of the save that a rank of this group writes alone."""
 
-    def tell(self) -> Carrier:
+    def describe(self) -> Carrier:
         """What the others need to know of this rank."""
         manager = self._checkpointing.manager
         news = self.news  # read once: the save may end at any time
@@ -77,32 +73,42 @@ class Carrying:
             news,
         )
 
-    def find(self, told: Sequence[Carrier]) -> tuple[int, int] | None:
+    def find(self, peers: Sequence[Carrier]) -> tuple[int, int] | None:
         """The rank and the step of the save that goes on in this group, if any does. Where the
         ranks do not share the folder, only rank 0's counts.
         """
         manager = self._checkpointing.manager
-        counted = told if manager is not None and manager.shared else told[:1]
+        counted = peers if manager is not None and manager.shared else peers[:1]
         found = [(number, one.step) for number, one in enumerate(counted) if one.step is not None]
         return found[0] if found else None
 
-    def go_on(self, told: Sequence[Carrier], *, source: int, is_due: bool) -> None:
+    def go_on(self, peers: Sequence[Carrier], *, source: int, is_due: bool) -> None:
         """Go on with the save of a rank. If there is none, and a save was cut or `is_due`, rank
         `source` begins one of the state that all continue with: ranks agree on a save over two
         steps, and the next loss may come before. Called on all ranks.
         """
-        manager = self._checkpointing.manager
-        rank = self._checkpointing.training.world.rank
-        if manager is None or (record := told[0].record) is None:
+        checkpointing = self._checkpointing
+        manager, rank = checkpointing.manager, checkpointing.training.world.rank
+        if manager is None or (record := peers[0].record) is None:
             return
-        carrier, self.step = self.find(told) or (-1, None)
+        carrier, self.step = self.find(peers) or (-1, None)
         if self.own is not None and rank != carrier:
             self.own.drop()
             self.own = None
         if self.step is not None:
             self._sync_lines()
-        elif self._should_begin(source, is_due=is_due):
-            self._begin(is_own=rank == source)
+        elif (
+            (checkpointing.clock.cuts > 0 or is_due)
+            and checkpointing.training.state.step > checkpointing.committed_step
+            and (manager.shared or source == 0)
+            and checkpointing.weights_are_finite()
+        ):
+            self.step = checkpointing.training.state.step
+            checkpointing.clock.save_started(self.step)
+            checkpointing.clock.save_stalled(0.0)
+            self._sync_lines()
+            if rank == source:
+                self.own = checkpointing.carry()
         if self.own is not None:
             self.own.attach(record)
 
@@ -113,12 +119,11 @@ class Carrying:
         self.own = save
 
     def detach(self) -> None:
-        """Leave the group."""
         if self.own is not None:
             self.own.detach()
 
     def drop(self) -> SaveResult | None:
-        """Give the save up: the state that it is of is not continued with, or all ranks save it.
+        """Abandon the save: the state that it is of is not continued with, or all ranks save it.
         Returns what has become of it if it was committed before. Collective while there is one.
         """
         own = CarriedNews()
@@ -151,26 +156,6 @@ class Carrying:
         own = self.own.result if self.own is not None else None
         self.own = self.step = None
         return own if own is not None and own.cause != DROPPED else news.describe()
-
-    def _should_begin(self, source: int, *, is_due: bool) -> bool:
-        checkpointing = self._checkpointing
-        manager = checkpointing.manager
-        return (
-            manager is not None
-            and (checkpointing.clock.cuts > 0 or is_due)
-            and checkpointing.training.state.step > checkpointing.committed_step
-            and (manager.shared or source == 0)
-            and checkpointing.weights_are_finite()
-        )
-
-    def _begin(self, *, is_own: bool) -> None:
-        checkpointing = self._checkpointing
-        self.step = checkpointing.training.state.step
-        checkpointing.clock.save_started(self.step)
-        checkpointing.clock.save_stalled(0.0)
-        self._sync_lines()
-        if is_own:
-            self.own = checkpointing.carry()
 
     def _sync_lines(self) -> None:
         """Have the lines of its steps on the disk, which rank 0 has."""

@@ -52,22 +52,12 @@ class TrainerCheckpointing:
         heartbeat: Heartbeat | NullHeartbeat | None = None,
         reporter: Reporter | None = None,
     ) -> None:
-        """Make the checkpointing of a run.
+        """Make the checkpointing of a run; without a manager, for a job without a checkpoint
+        folder, nothing is saved.
 
-        Args:
-            manager: Writes and reads checkpoints; None, to save nothing, for a job without a
-                checkpoint folder.
-            training: What is saved and restored.
-            every: Interval of saves.
-            step_log: Flushed before each save, and synced to disk before each commit.
-            stats: Counts saves and restores.
-            find_edits: Returns what was edited since a checkpoint of the given job was written, or
-                raises `CheckpointMismatchError`.
-            clock: Says when a save is due by the time; by default a new one for `every`.
-            carried: The save that this rank writes alone since a former group.
-            stop_flag: Says whether this rank is to leave its group, or to stop.
-            heartbeat: Of this rank, which goes on while the ranks wait for the storage.
-            reporter: Of this rank, likewise.
+        `find_edits` returns what was edited since a checkpoint of the given job was written, or
+        raises `CheckpointMismatchError`. `carried` is the save that this rank writes alone since a
+        former group. Heartbeat and reporter go on while the ranks wait for the storage.
         """
         self.manager = manager
         self.clock = clock or SaveClock(make_interval(every))
@@ -97,7 +87,13 @@ class TrainerCheckpointing:
             self.clock.cuts = manager.cuts
             manager.on_result = self._count
             manager.on_open = self._take_folder
-            manager.required.waiting = self._wait_by(stop_flag or StopFlag())
+            flag = stop_flag or StopFlag()
+            manager.required.waiting = Waiting(
+                check_group=flag.raise_if_leaving,
+                is_asked_to_stop=lambda: flag.requested,
+                beat=self._show_life,
+                pause_seconds=lambda: self.clock.pause_seconds,
+            )
             manager.loadable = training.loading.check
             training.loading.observe(training, is_restoring=False)
 
@@ -166,15 +162,6 @@ class TrainerCheckpointing:
         elif self.manager.resumed is not None:
             self._started_step = self.committed_step = self.manager.resumed.step
 
-    def _wait_by(self, stop_flag: StopFlag) -> Waiting:
-        """How this rank waits for the storage."""
-        return Waiting(
-            check_group=stop_flag.raise_if_leaving,
-            is_asked_to_stop=lambda: stop_flag.requested,
-            beat=self._show_life,
-            pause_seconds=lambda: self.clock.pause_seconds,
-        )
-
     def _show_life(self) -> None:
         """Say that this rank waits for the storage, and what has failed."""
         self._heartbeat.beat(Phase.SAVE, self.training.state.step)
@@ -192,29 +179,25 @@ class TrainerCheckpointing:
                 self.clock.restored(newest.step)  # what is not beyond it need not be saved
         self.manager.folder.reopen()
 
-    def go_on(self, told: Sequence[Carrier], *, source: int, is_due: bool) -> None:
+    def go_on(self, peers: Sequence[Carrier], *, source: int, is_due: bool) -> None:
         """Go on with the clock that was loaded, and with the save that a rank writes alone.
         `is_due` says whether a save was due on rank `source` when it left the former group.
         """
         # what has become of a save while its rank was in no group
-        done = max((one.news for one in told), key=lambda news: (news.step > 0, abs(news.step)))
+        done = max((one.news for one in peers), key=lambda news: (news.step > 0, abs(news.step)))
         if done.step and (result := done.describe()) is not None:
             self._acknowledge(result)
         manager = self.manager
         trouble = None if manager is None else manager.folder.trouble
-        _, carried = self.carrying.find(told) or (0, None)
+        _, carried = self.carrying.find(peers) or (0, None)
         self.clock.follow(self.committed_step, carried=carried if trouble is None else None)
-        self.carrying.go_on(told, source=source, is_due=is_due and not done.step)
+        self.carrying.go_on(peers, source=source, is_due=is_due and not done.step)
         if manager is not None and trouble is not None:
             # counted, so that it is seen; the next save is due when it would be otherwise
             manager.folder.describe(self.training.state.step, trouble).add_to(self._stats)
 
     def continue_from(self, saved: TrainState) -> None:
-        """Continue from a state that a rank has kept in memory, and whose tensors are here.
-
-        Args:
-            saved: The position and the small states.
-        """
+        """Continue from a state that a rank has kept in memory, and whose tensors are loaded."""
         training, state = self.training, self.training.state
         state.step = saved.step
         state.samples_seen = saved.samples_seen
@@ -246,7 +229,6 @@ class TrainerCheckpointing:
 
     @property
     def resumed_from(self) -> str | None:
-        """Name of the checkpoint that was resumed from."""
         resumed = self.manager.resumed if self.manager is not None else None
         return resumed.name if resumed is not None else None
 
@@ -256,12 +238,11 @@ class TrainerCheckpointing:
         return None if self.manager is None or every is None else (step // every + 1) * every
 
     def is_due(self, step: int) -> bool:
-        """Whether the save interval in steps selects `step`."""
         return self.next_due(step - 1) == step
 
     def is_due_by_clock(self, *, answered_after_steps: int = 0) -> bool:
-        """Whether a save is due by this rank's clock, if the ranks act on the answer after so many
-        steps; rank 0's clock decides.
+        """Whether a save is due by this rank's clock, if the ranks act on the answer after that
+        number of steps; rank 0's clock decides.
         """
         seconds = answered_after_steps * (self._stats.step_ewma or 0.0)
         step = self.training.state.step
@@ -363,7 +344,6 @@ class TrainerCheckpointing:
         return min((each for each in (seconds, by_steps) if each is not None), default=None)
 
     def close(self) -> None:
-        """Stop saving, and release the checkpoint folder."""
         if self.manager is not None:
             self.carrying.drop()
             self.manager.close()
@@ -397,15 +377,8 @@ class TrainerCheckpointing:
 def find_edits(
     settings: dict[str, Any], job: Mapping[str, Any], *, is_stream: bool
 ) -> list[Change]:
-    """The fields that were edited since a checkpoint was written.
-
-    Args:
-        settings: The present `spec.train`.
-        job: The job that wrote the checkpoint.
-        is_stream: Whether the data set is a stream.
-
-    Raises:
-        CheckpointMismatchError: If a run with `settings` cannot continue from the checkpoint.
+    """The fields that were edited since `job` wrote a checkpoint. Raises `CheckpointMismatchError`
+    if a run with `settings`, the present `spec.train`, cannot continue from it.
     """
     changes = compare(job["train"], settings, stream=is_stream) if "train" in job else []
     problem = explain_refusal(changes)

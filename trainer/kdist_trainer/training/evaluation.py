@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 _MOST_BATCHES: Final = 1000
-"""Batches between two looks at whether a rank is asked to stop."""
+"""Batches between two checks whether a rank is asked to stop."""
 
 
 class EvaluationLeftError(Exception):
@@ -72,11 +72,12 @@ def unchanged_if_left(ctx: TrainContext) -> Iterator[None]:
     workload may evaluate other weights, and the error may keep it from restoring its own.
     """
     # on a device it is not kept in any case, and its digest takes as long as a copy
-    before = read_digests(ctx) if ctx.world.device.type == "cpu" and ctx.world.size > 1 else None
+    is_kept = ctx.world.device.type == "cpu" and ctx.world.size > 1
+    before = digests_of(read_module(ctx.module)) if is_kept else None
     try:
         yield
     except BaseException:
-        if before is not None and read_digests(ctx) != before:
+        if before is not None and digests_of(read_module(ctx.module)) != before:
             ctx.is_consistent = False
             log.warn(
                 "recovery-restarts",
@@ -84,11 +85,6 @@ def unchanged_if_left(ctx: TrainContext) -> Iterator[None]:
                 "restart from the newest checkpoint",
             )
         raise
-
-
-def read_digests(ctx: TrainContext) -> dict[str, str]:
-    """The digests of all values of the model."""
-    return digests_of(read_module(ctx.module))
 
 
 def should_stop_early(ctx: TrainContext) -> bool:
@@ -108,30 +104,6 @@ def should_stop_early(ctx: TrainContext) -> bool:
         log.event("early-stop", step=ctx.state.step, metrics=metrics)
     ctx.step_log.add_event("early_stop", step=ctx.state.step)
     return True
-
-
-class StopPoll:
-    """Asks all ranks now and then whether the evaluation is to be left. Collective."""
-
-    def __init__(self, ctx: TrainContext) -> None:
-        self._ctx = ctx
-        self._weights = digest_of(dict(ctx.module.named_parameters()))
-        self._began = time.monotonic()
-        self._next = 1
-
-    def should_leave(self, batches: int) -> bool:
-        """Whether all ranks leave it after so many batches. They do not if the workload has put
-        other weights into the model until the end of its evaluation.
-        """
-        if batches < self._next:
-            return False
-        ctx, seconds = self._ctx, (time.monotonic() - self._began) / batches
-        told = ctx.world.all_gather_object((ctx.stop_flag.requested, seconds))
-        self._next = batches + choose_sync_interval(max(each for _, each in told), _MOST_BATCHES)
-        if not any(stops for stops, _ in told):
-            return False
-        is_unchanged = digest_of(dict(ctx.module.named_parameters())) == self._weights
-        return all(ctx.world.all_gather_object(is_unchanged))
 
 
 def evaluate(ctx: TrainContext) -> dict[str, float] | None:
@@ -156,15 +128,27 @@ def evaluate(ctx: TrainContext) -> dict[str, float] | None:
     own = split_range(len(samples), world.data_size, world.data_rank)
     longest = len(split_range(len(samples), world.data_size, 0))
     sums: dict[str, tuple[float, int]] = {}
-    generators, poll = Generators.all(world.device), StopPoll(ctx)
+    generators = Generators.all(world.device)
+    weights, began, next_poll = digest_of(dict(ctx.module.named_parameters())), time.monotonic(), 1
     fetch = fetcher(ctx.workload, samples)
     with eval_mode(ctx.module), torch.no_grad():
         for done, offset in enumerate(range(0, longest, ctx.evaluation_batch)):
             ctx.heartbeat.beat(Phase.EVALUATE, ctx.state.step)
             ctx.stop_flag.raise_if_leaving()
-            if done and poll.should_leave(done):
-                ctx.strategy.reshard()
-                return None
+            if done >= next_poll:
+                seconds = (time.monotonic() - began) / done
+                peers = world.all_gather_object((ctx.stop_flag.requested, seconds))
+                slowest = max(each for _, each in peers)
+                next_poll = done + choose_sync_interval(slowest, _MOST_BATCHES)
+                # A workload may have put other weights into the model until the end of its
+                # evaluation: then it is not left.
+                if any(stops for stops, _ in peers) and all(
+                    world.all_gather_object(
+                        digest_of(dict(ctx.module.named_parameters())) == weights
+                    )
+                ):
+                    ctx.strategy.reshard()
+                    return None
             # A rank whose samples are used up still joins the forward passes of a sharded model,
             # with a sample that is not counted.
             start = own.start + offset
@@ -178,17 +162,13 @@ def evaluate(ctx: TrainContext) -> dict[str, float] | None:
             generators.seed(seed)
             with ctx.precision.autocast():
                 measured = ctx.workload.evaluate(ctx.module, batch)
-            _add(sums, measured if counted else {})
+            for name, (total, count) in (measured if counted else {}).items():
+                before = sums.get(name, (0.0, 0))
+                sums[name] = (before[0] + float(total), before[1] + count)
     ctx.strategy.reshard()
-    told = world.all_gather_object(sums if ctx.strategy.is_counted else {})
-    return ctx.workload.summarize(_means(told))
-
-
-def _add(sums: dict[str, tuple[float, int]], measured: Mapping[str, tuple[Any, int]]) -> None:
-    """Add the sums and counts of a batch."""
-    for name, (total, count) in measured.items():
-        before = sums.get(name, (0.0, 0))
-        sums[name] = (before[0] + float(total), before[1] + count)
+    return ctx.workload.summarize(
+        _means(world.all_gather_object(sums if ctx.strategy.is_counted else {}))
+    )
 
 
 def _means(every: list[dict[str, tuple[float, int]]]) -> dict[str, float]:
@@ -234,11 +214,9 @@ class EarlyStopping:
         return self._without_improvement >= self._settings.patience
 
     def state_dict(self) -> dict[str, Any]:
-        """The state for a checkpoint."""
         return {"best": self._best, "waited": self._without_improvement}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state of `state_dict`."""
         self._best = state["best"]
         self._without_improvement = state["waited"]
 
@@ -247,5 +225,4 @@ class NullEarlyStopping:
     """Never stops the training early."""
 
     def observe(self, metrics: Mapping[str, float]) -> bool:  # noqa: ARG002
-        """Record nothing."""
         return False

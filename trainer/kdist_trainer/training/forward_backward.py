@@ -10,11 +10,10 @@ nothing to do with the loss scaler of fp16.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Protocol
 
 import torch
 import torch.distributed as dist
@@ -32,8 +31,6 @@ from kdist_trainer.parallel.pipeline import MicroBatchTask, Pipeline, StageHooks
 from kdist_trainer.training.training_state import TrainState
 from kdist_trainer.training.workload_checks import check_loss, split
 from kdist_trainer.workload import Workload
-
-NO_HOOKS: Final = StageHooks(*[lambda: None] * 3)
 
 
 @dataclass(kw_only=True)
@@ -151,13 +148,13 @@ class PipelinePasses(ForwardBackward):
         counting: AbstractContextManager[None] | None = None,  # noqa: ARG002 - a stage is not the model
     ) -> None:
         """Run one micro-batch through all stages."""
-        self._run_stages([micro_batch], 1.0, NO_HOOKS)
+        self._run_stages([micro_batch], 1.0, StageHooks(*[lambda: None] * 3))
 
     def _run_stages(
         self, micro_batches: Sequence[MicroBatch], scale: float, hooks: StageHooks
     ) -> Tensor:
         tasks = [
-            MicroBatchTask(self._loss_function(each, scale), partial(self._prepare, each))
+            MicroBatchTask(partial(self._loss, each, scale), partial(self._prepare, each))
             for each in micro_batches
         ]
         try:
@@ -165,17 +162,11 @@ class PipelinePasses(ForwardBackward):
         finally:
             self.buffers.norms.use_running_stats(False)
 
-    def _loss_function(
-        self, micro_batch: MicroBatch, scale: float
-    ) -> Callable[[nn.Module], Tensor]:
-        """The function from the model to the micro-batch's part of the step's mean loss."""
-
-        def compute(model: nn.Module) -> Tensor:
-            loss, count = split(self.workload, self.workload.loss(model, micro_batch.batch))
-            check_loss(self.workload, loss, count, micro_batch.samples)
-            return loss * (scale * micro_batch.weight)
-
-        return compute
+    def _loss(self, micro_batch: MicroBatch, scale: float, model: nn.Module) -> Tensor:
+        """The micro-batch's part of the step's mean loss."""
+        loss, count = split(self.workload, self.workload.loss(model, micro_batch.batch))
+        check_loss(self.workload, loss, count, micro_batch.samples)
+        return loss * (scale * micro_batch.weight)
 
     def _prepare(self, micro_batch: MicroBatch, stage: int) -> None:
         """Seed the generators for one stage, the first as a rank without a pipeline, and set
@@ -186,36 +177,22 @@ class PipelinePasses(ForwardBackward):
         self.generators.seed(derive(seed, STEP, stage) if stage else seed)
 
 
-class LossScale(Protocol):
-    """Computes the factor of a step's losses."""
-
-    def compute(self, batch: Batch) -> float:
-        """The factor for all micro-batches of this step."""
-        ...
-
-
-class FixedLossScale:
-    """For workloads where every sample adds `units_per_sample` terms to the loss."""
-
-    def __init__(self, units_per_sample: int, replicas: int) -> None:
-        self._units_per_sample = units_per_sample
-        self._replicas = replicas
-
-    def compute(self, batch: Batch) -> float:
-        """The factor for all micro-batches of this step."""
-        return self._replicas / (self._units_per_sample * batch.samples)
-
-
-class CountedLossScale:
-    """For workloads where the number of terms depends on the data: the ranks sum their counts."""
+class LossScale:
+    """The factor that turns a micro-batch's sum of losses into its part of the step's mean loss."""
 
     def __init__(self, workload: Workload, world: World, step_timer: StepTimer) -> None:
         self._workload = workload
+        self._units_per_sample = workload.units_per_sample
         self._world = world
+        self._replicas = world.data_size
         self._step_timer = step_timer
 
     def compute(self, batch: Batch) -> float:
-        """The factor for all micro-batches of this step. Collective."""
+        """The factor for all micro-batches of this step. Collective if the number of terms depends
+        on the data, so that the ranks sum their counts.
+        """
+        if self._units_per_sample is not None:
+            return self._replicas / (self._units_per_sample * batch.samples)
         count = self._workload.count
         own = sum(count(each.batch) for each in batch.micro_batches if each.samples)
         total = torch.tensor(own, dtype=torch.int64, device=self._world.device)
@@ -223,16 +200,3 @@ class CountedLossScale:
         dist.all_reduce(total)  # all ranks of one replica count the same samples
         self._step_timer.record_phase(StepPhase.COMM_EXPOSED)  # all ranks wait here for the slowest
         return self._world.size / max(1, int(total))
-
-
-def build_loss_scale(workload: Workload, world: World, step_timer: StepTimer) -> LossScale:
-    """Build the loss scale of a workload.
-
-    Args:
-        workload: The workload, which may declare `units_per_sample`.
-        world: The process group.
-        step_timer: Attributes the time of counting to phases of the step.
-    """
-    if workload.units_per_sample is not None:
-        return FixedLossScale(workload.units_per_sample, world.data_size)
-    return CountedLossScale(workload, world, step_timer)

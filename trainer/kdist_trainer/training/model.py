@@ -4,7 +4,6 @@ parallel strategy that wraps it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -62,15 +61,22 @@ def cast_model(train: Training, workload: Workload, device: torch.device) -> Bui
     check_model(module, workload, strategy=train.strategy)
     separate(module)
     if train.activation_checkpointing == "blocks":
-        checkpoint_activations(workload.blocks(module), workload)
+        blocks = workload.blocks(module)
+        if not blocks:
+            raise ConfigError(
+                f"train.activationCheckpointing: {type(workload).__name__}.blocks names no "
+                "parts of the model"
+            )
+        for block in blocks:
+            # Set on the instance, so that names in the state do not change. Only the input of each
+            # block is kept; the recomputation draws the same random numbers.
+            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
     return BuiltModule(module, arithmetic)
 
 
 def build_module(train: Training, workload: Workload, device: torch.device) -> BuiltModule:
-    """Build the model of a strategy that has all of it on a device; needs no process group.
-
-    Raises:
-        ConfigError: See `cast_model`.
+    """Build the model of a strategy that has all of it on a device; needs no process group. Raises
+    as `cast_model` does.
     """
     built = cast_model(train, workload, device)
     compile_(built.module.to(device), train)
@@ -91,16 +97,11 @@ def build_model(
     handover: Handover,
     in_place: bool = False,
 ) -> Model:
-    """Build the model of the job, with the same weights on every rank. Collective.
+    """Build the model of the job, with the same weights on every rank: rank 0 sends its own to all
+    if no rank has kept any. Collective.
 
-    Args:
-        train: Settings of the training.
-        workload: The workload.
-        world: The process group.
-        kept: Has the model if this rank has trained in a former group, or has built it before.
-        handover: How the ranks come by the state of a former group: rank 0 sends its weights to all
-            if none has kept any.
-        in_place: Whether this rank may leave the group and continue in another one.
+    `kept` has the model if this rank has trained in a former group, or has built it before.
+    `in_place` says whether this rank may leave the group and continue in another one.
 
     Raises:
         ConfigError: If the strategy cannot train this model on these ranks.
@@ -143,21 +144,3 @@ def compile_(module: nn.Module, train: Training) -> None:
     """Compile the module when it first runs, if the job asks for it."""
     if train.compile != "off":
         module.compile(backend=train.compile)
-
-
-def checkpoint_activations(blocks: Sequence[nn.Module], workload: Workload) -> None:
-    """Apply activation checkpointing: keep only the input of each block and recompute it in the
-    backward pass.
-
-    Raises:
-        ConfigError: If the workload names no blocks.
-    """
-    if not blocks:
-        raise ConfigError(
-            f"train.activationCheckpointing: {type(workload).__name__}.blocks names no "
-            "parts of the model"
-        )
-    for block in blocks:
-        # Set on the instance, so that names in the state do not change; the recomputation draws the
-        # same random numbers.
-        block.forward = partial(checkpoint, block.forward, use_reentrant=False)

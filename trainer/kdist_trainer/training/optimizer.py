@@ -17,10 +17,10 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from kdist_trainer.config import Schedule, Training
+from kdist_trainer.config import Training
 from kdist_trainer.distributed.world import to_local
 from kdist_trainer.state import parameter_names
-from kdist_trainer.training.workload_checks import check_end, check_optimizer, check_scheduler
+from kdist_trainer.training.workload_checks import check_end, find_optimizer_problem, refuse
 from kdist_trainer.workload import LrSchedule, Workload
 
 
@@ -32,7 +32,7 @@ def make_optimizer(train: Training, workload: Workload, module: nn.Module) -> Op
         ConfigError: If the training loop cannot use it.
     """
     optimizer = workload.optimizer(module, train.optimizer)
-    check_optimizer(optimizer, workload, module)
+    refuse(find_optimizer_problem(optimizer, module), workload)
     for group in optimizer.param_groups:
         group.setdefault("initial_lr", group["lr"])
     return optimizer
@@ -71,15 +71,10 @@ class WorkloadLrScheduler:
         self._scheduler = scheduler
 
     def step(self) -> None:
-        """Set the learning rates of the next step."""
         self._scheduler.step()
 
     def seek(self, step: int, *, steps: int) -> None:  # noqa: ARG002 - a checkpoint restores it
-        """Check that there are rates up to the last step.
-
-        Raises:
-            ConfigError: If there are not.
-        """
+        """Raise `ConfigError` if there are no rates up to the last step."""
         check_end(self._scheduler, steps=steps)
 
 
@@ -91,17 +86,6 @@ class ConstantLr:
 
     def seek(self, step: int, *, steps: int) -> None:
         """Do nothing."""
-
-
-def make_lr_scheduler(
-    workload: Workload, optimizer: Optimizer, settings: Schedule, *, steps: int
-) -> LRScheduler | None:
-    """The workload's scheduler of a run of `steps` steps. Raises `ConfigError` if the training loop
-    cannot use it.
-    """
-    scheduler = workload.scheduler(optimizer, settings, steps=steps)
-    check_scheduler(scheduler, workload)
-    return scheduler
 
 
 def wrap_lr_scheduler(scheduler: LRScheduler | None) -> LrScheduler:
@@ -140,11 +124,8 @@ class GradientGuard:
         self.refusals = Refusals()
 
     def skip_reason(self, step: int, norm: Tensor | float) -> str:
-        """Why the update of `step` must be skipped; empty if it is applied.
-
-        Args:
-            step: Number of the step, from 1.
-            norm: Norm of its gradient (a scalar); waits for its device.
+        """Why the update of `step` must be skipped, by the norm of its gradient (a scalar); empty
+        if it is applied. Waits for the norm's device.
         """
         norm = float(norm)
         if step in self.refusals.skipped_steps:
@@ -169,14 +150,8 @@ class GradientGuard:
         return self._rollback and step not in self.refusals.skipped_steps
 
     def skip_step(self, step: int, *, checkpoint_step: int) -> bool:
-        """Skip `step` when the training comes to it again after a rollback.
-
-        Args:
-            step: The refused step.
-            checkpoint_step: Step of the checkpoint that the training was rolled back to.
-
-        Returns:
-            False if there were more than `MAX_ROLLBACKS` rollbacks to that checkpoint.
+        """Skip `step` when the training comes to it again after a rollback; returns False if there
+        were more than `MAX_ROLLBACKS` rollbacks to that checkpoint.
         """
         skipped, rollbacks = self.refusals
         count = rollbacks.get(checkpoint_step, 0) + 1
@@ -184,11 +159,9 @@ class GradientGuard:
         return count <= MAX_ROLLBACKS
 
     def state_dict(self) -> dict[str, Any]:
-        """The state for a checkpoint."""
         return {"mean": self._mean, "admitted": self._applied}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state of `state_dict`; skipped steps stay skipped."""
         self._mean = state["mean"]
         self._applied = state["admitted"]
 
@@ -200,15 +173,12 @@ class NullGradientGuard:
     refusals = Refusals()
 
     def skip_reason(self, step: int, norm: Tensor) -> str:  # noqa: ARG002
-        """Never a reason."""
         return ""
 
     def rolls_back(self, step: int) -> bool:  # noqa: ARG002
-        """Never."""
         return False
 
     def skip_step(self, step: int, *, checkpoint_step: int) -> bool:  # noqa: ARG002
-        """Skip nothing."""
         return True
 
 
@@ -233,7 +203,6 @@ class Ema:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Move the averages towards the current weights."""
         if self._same_dtype:
             weights, averages = zip(
                 *[(to_local(weight), to_local(average)) for weight, average in self._same_dtype],
@@ -288,7 +257,6 @@ class NullEma:
         """Do nothing."""
 
     def swapped_in(self) -> AbstractContextManager[None]:
-        """A `with` block that changes nothing."""
         return nullcontext()
 
 

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor, nn
+from torch import Tensor
 
 from kdist_trainer import log
 from kdist_trainer.checkpoint import export
@@ -32,7 +32,7 @@ class Source(Protocol):
     """A source of pretrained weights."""
 
     def shapes(self) -> Mapping[str, torch.Size]:
-        """The shape of every weight, by its full name."""
+        """The shape of every weight, by its full name. Raises `DataError`."""
         ...
 
     def fetch(self, names: Sequence[str]) -> Mapping[str, Tensor]:
@@ -47,7 +47,6 @@ class SafetensorsFile:
         self._path = path
 
     def shapes(self) -> Mapping[str, torch.Size]:
-        """Every weight of the file. Raises `DataError` if it is not such a file."""
         try:
             with safe_open(self._path, framework="pt", device="cpu") as file:
                 return {name: torch.Size(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - no mapping
@@ -55,7 +54,6 @@ class SafetensorsFile:
             raise DataError(f"train.init: {self._path}: {error}") from error
 
     def fetch(self, names: Sequence[str]) -> Mapping[str, Tensor]:
-        """Weights of the file, memory-mapped until they are copied."""
         with safe_open(self._path, framework="pt", device="cpu") as file:
             return {name: file.get_tensor(name) for name in names}
 
@@ -68,9 +66,6 @@ class SafetensorsShards:
         self._files: dict[str, SafetensorsFile] = {}
 
     def shapes(self) -> Mapping[str, torch.Size]:
-        """Every weight of the files in the index. Raises `DataError` if one of them is missing or
-        damaged.
-        """
         return {
             name: size
             for file in self._open_files().values()
@@ -78,7 +73,6 @@ class SafetensorsShards:
         }
 
     def fetch(self, names: Sequence[str]) -> Mapping[str, Tensor]:
-        """Weights of the files, memory-mapped until they are copied."""
         files, found = self._weight_map(), dict[str, Tensor]()
         for file in sorted({files[name] for name in names}):
             found |= self._open_files()[file].fetch([name for name in names if files[name] == file])
@@ -118,12 +112,10 @@ class CheckpointFolder:
         self._export: export.Export | None = None
 
     def shapes(self) -> Mapping[str, torch.Size]:
-        """Every weight of the checkpoint. Raises `DataError` if it is missing or damaged."""
         found = self._open()
         return {name: found.entries[source].size for name, source in found.sources.items()}
 
     def fetch(self, names: Sequence[str]) -> Mapping[str, Tensor]:
-        """Weights of the checkpoint."""
         return self._open().fetch(names)
 
     def _open(self) -> export.Export:
@@ -189,7 +181,11 @@ class Pretrained:
             CheckpointMismatchError: If it lacks some, or has them in another shape, and the job
                 does not allow it.
         """
-        first_names = tied_names(self.training.module)
+        first: dict[int, str] = {}  # files often store a tied parameter once
+        first_names = {
+            name: first.setdefault(id(one), name)
+            for name, one in self.training.module.named_parameters(remove_duplicate=False)
+        }
         held = {first_names.get(name, name) for name in available}
         problems = [
             f"{name} is missing"
@@ -222,28 +218,9 @@ class Pretrained:
         return {name: value for name, value in own.items() if available.get(name) == value.shape}
 
 
-def tied_names(module: nn.Module) -> dict[str, str]:
-    """Maps each parameter name to the first name of the same parameter: files often store a tied
-    parameter once.
-    """
-    first: dict[int, str] = {}
-    return {
-        name: first.setdefault(id(one), name)
-        for name, one in module.named_parameters(remove_duplicate=False)
-    }
-
-
 def open_init(settings: Init, mounts: Mapping[str, Path], fetched: Path | None) -> Source:
-    """Open what `train.init` names.
-
-    Args:
-        settings: `train.init`.
-        mounts: the folders on this machine by mount paths of job.yaml, for a path.
-        fetched: the folder with what was fetched, for a URL.
-
-    Raises:
-        ConfigError: there is a URL, but no folder.
-        DataError: there is nothing to open.
+    """Open what `train.init` names: a path, below the mount paths of job.yaml, or a URL, of which
+    `fetched` is the folder with what was fetched. Raises `ConfigError` if there is none.
     """
     if settings.path is not None:
         return open_source(settings.path, mounts)
@@ -255,9 +232,7 @@ def open_init(settings: Init, mounts: Mapping[str, Path], fetched: Path | None) 
 
 
 def open_source(path: str, mounts: Mapping[str, Path]) -> Source:
-    """Open `path`; a path below a mount path of job.yaml is in the folder mounted on this machine.
-    Raises `DataError`.
-    """
+    """Open `path`; one below a mount path of job.yaml is in the folder mounted on this machine."""
     found = Path(path)
     for mount, folder in sorted(mounts.items(), key=lambda one: -len(one[0])):
         if found.is_relative_to(mount):

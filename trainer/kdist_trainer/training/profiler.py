@@ -38,15 +38,9 @@ class Profiler:
         scratch: Path | None,
         checkpoints: Path | None,
     ) -> None:
-        """Make a profiler that records nothing yet.
-
-        Args:
-            world: The process group.
-            state: The position of the training.
-            stats: Receives the time that writing a trace takes.
-            step_timer: That time is excluded from the steps.
-            scratch: Folder of the agent, where requests arrive; None to accept none.
-            checkpoints: Checkpoint folder, where traces are stored; None for `scratch`.
+        """Make a profiler that records nothing yet. `scratch` is the folder of the agent, where
+        requests arrive; None to accept none. Traces are stored in the checkpoint folder, or in
+        `scratch` if there is none.
         """
         self._world = world
         self._state = state
@@ -143,8 +137,16 @@ class _Recording:
             torch.cuda.synchronize()
         seconds = time.perf_counter() - self._started
         self._profiler.stop()
+        rank = self._world.rank
+        summary = {
+            "rank": rank,
+            "first": self._first,
+            "last": self._last,
+            "seconds": round(seconds, 6),
+        }
         try:
-            self._write(seconds)
+            self._profiler.export_chrome_trace(str(self._folder / requests.trace_name(rank)))
+            requests.write_summary(self._folder, rank, summary | summarize(self._profiler))
         except OSError as error:
             log.warn("profile-failed", error=str(error))
         return False
@@ -153,25 +155,9 @@ class _Recording:
         """Stop recording, and write nothing."""
         self._profiler.stop()
 
-    def _write(self, seconds: float) -> None:
-        rank = self._world.rank
-        self._profiler.export_chrome_trace(str(self._folder / requests.trace_name(rank)))
-        summary = {
-            "rank": rank,
-            "first": self._first,
-            "last": self._last,
-            "seconds": round(seconds, 6),
-        }
-        requests.write_summary(self._folder, rank, summary | summarize(self._profiler))
-
 
 def summarize(profiler: profile) -> dict[str, Any]:
-    """Summarize a profile.
-
-    Returns:
-        `communicationSeconds`, the time with a collective in flight, and `operations`, those with
-        the largest self time.
-    """
+    """The time with a collective in flight, and the operations with the largest self time."""
     events = profiler.events() or []  # type: ignore[no-untyped-call]
     spans = [
         (each.time_range.start, each.time_range.end)

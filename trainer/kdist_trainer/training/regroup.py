@@ -51,7 +51,6 @@ from kdist_trainer.state import (
     put,
 )
 from kdist_trainer.stream import Stream
-from kdist_trainer.training import step_log
 from kdist_trainer.training.carrying import Carrier
 from kdist_trainer.training.context import (
     FormerRank,
@@ -63,6 +62,7 @@ from kdist_trainer.training.context import (
     WarmUp,
 )
 from kdist_trainer.training.model import BuiltModule, build_module
+from kdist_trainer.training.step_log import StepLine
 from kdist_trainer.training.training_state import TrainState
 from kdist_trainer.workload import Samples, Workload, WorkloadContext
 
@@ -73,13 +73,13 @@ def is_possible(train: Training, world: World) -> bool:
     Raises:
         ConfigError: If they cannot, and the job demands it.
     """
-    problem = find_obstacle(train, world)
+    problem = why_refused(train, world)
     if problem is not None and train.recovery == "inPlace":
         raise ConfigError(f"train.recovery: inPlace: {problem}; use recovery: auto or restart")
     return problem is None and train.recovery != "restart"
 
 
-def find_obstacle(train: Training, world: World) -> str | None:
+def why_refused(train: Training, world: World) -> str | None:
     """Why the ranks of this job cannot continue in place; None if they can."""
     if train.strategy != "ddp":
         return f"with strategy {train.strategy} no rank holds the whole state"
@@ -103,7 +103,20 @@ def keep(ctx: TrainContext) -> KeptState | None:
     """
     ctx.buffers.restore()
     ctx.optimizer.zero_grad()
-    unrecorded = find_unrecorded(ctx)
+    unrecorded = []
+    for payload, losses in ctx.sync_exchange.drain():
+        means = losses if losses is not None else [None] * len(payload.records)
+        unrecorded += [
+            UnrecordedStep(record, float(part), mean)
+            for record, part, mean in zip(payload.records, payload.losses, means, strict=True)
+        ]
+    # the step in progress has a loss and no record
+    unrecorded += [
+        UnrecordedStep(record, float(part), None)
+        for record, part in zip(ctx.step_records, ctx.losses, strict=False)
+    ]
+    ctx.step_records.clear()
+    ctx.losses.clear()
     ctx.collective_timer.close()
     ctx.tensorboard.close()
     ctx.profiler.cancel()
@@ -118,6 +131,19 @@ def keep(ctx: TrainContext) -> KeptState | None:
     moved = ctx.buffers.find_moved()
     training = ctx.checkpointing.training
     training.state.extras = {name: part.state_dict() for name, part in training.extras.items()}
+    # the next group needs passes of its own if code has to be compiled, or this group did not come
+    # that far
+    buckets = ctx.strategy.buckets if isinstance(ctx.strategy, Ddp) else None
+    generators = ctx.forward_backward.generators
+    warm_up = None
+    if buckets is not None and ctx.settings.compile == "off":
+        warm_up = WarmUp(
+            buckets=buckets,
+            buffers=ctx.buffers.state_dict(),
+            has_numpy=generators.has_numpy,
+            has_python=generators.has_python,
+            flops_per_sample=ctx.device_stats.flops_per_sample,
+        )
     return KeptState(
         module=ctx.module,
         precision=ctx.precision,
@@ -132,49 +158,13 @@ def keep(ctx: TrainContext) -> KeptState | None:
         generation=ctx.world.generation,
         unrecorded=unrecorded,
         lines=ctx.step_log.uncommitted(),
-        warm_up=find_warm_up(ctx),
+        warm_up=warm_up,
         moved=moved,
         clock=ctx.checkpointing.clock.to_json(),
         is_due=ctx.checkpointing.is_due_by_clock(),
         committed=ctx.checkpointing.committed_step,
         carried=ctx.checkpointing.carrying.own,
     )
-
-
-def find_warm_up(ctx: TrainContext) -> WarmUp | None:
-    """What the next group need not find out by passes of its own; None if it needs them: code has
-    to be compiled, or this group did not come that far.
-    """
-    buckets = ctx.strategy.buckets if isinstance(ctx.strategy, Ddp) else None
-    if buckets is None or ctx.settings.compile != "off":
-        return None
-    generators = ctx.forward_backward.generators
-    return WarmUp(
-        buckets=buckets,
-        buffers=ctx.buffers.state_dict(),
-        has_numpy=generators.has_numpy,
-        has_python=generators.has_python,
-        flops_per_sample=ctx.device_stats.flops_per_sample,
-    )
-
-
-def find_unrecorded(ctx: TrainContext) -> list[UnrecordedStep]:
-    """The finished steps whose losses this rank has not recorded, oldest first."""
-    found = []
-    for payload, losses in ctx.sync_exchange.drain():
-        means = losses if losses is not None else [None] * len(payload.records)
-        found += [
-            UnrecordedStep(record, float(part), mean)
-            for record, part, mean in zip(payload.records, payload.losses, means, strict=True)
-        ]
-    # the step in progress has a loss and no record
-    found += [
-        UnrecordedStep(record, float(part), None)
-        for record, part in zip(ctx.step_records, ctx.losses, strict=False)
-    ]
-    ctx.step_records.clear()
-    ctx.losses.clear()
-    return found
 
 
 class _Offer(NamedTuple):
@@ -218,15 +208,6 @@ def plan_handover(world: World, kept: KeptState | None) -> Handover:
     )
 
 
-def use_warm_up(ctx: TrainContext, known: WarmUp) -> None:
-    """Continue with what the warm-up of a former group has shown."""
-    ctx.forward_backward.generators = Generators.of(
-        ctx.world.device, numpy=known.has_numpy, python=known.has_python
-    )
-    ctx.device_stats.flops_per_sample = known.flops_per_sample
-    ctx.buffers.load_state_dict(known.buffers)
-
-
 def take_over(ctx: TrainContext, source: int) -> tuple[TrainState, int | None]:
     """Take over the state of rank `source`, and record the losses of its last steps. Collective.
 
@@ -237,8 +218,8 @@ def take_over(ctx: TrainContext, source: int) -> tuple[TrainState, int | None]:
         The state that was taken over, and the last step of the run if the former group had decided
         on one.
     """
-    told: list[_Told] = ctx.world.all_gather_object(tell(ctx, source))
-    document = told[source].document
+    peers: list[_PeerState] = ctx.world.all_gather_object(describe_own_state(ctx, source))
+    document = peers[source].document
     saved, target = TrainState.from_json(document["state"]), document["target"]
     ctx.checkpointing.skip_load(document["committed"])
     if ctx.checkpointing.committed_step > saved.step:
@@ -249,38 +230,35 @@ def take_over(ctx: TrainContext, source: int) -> tuple[TrainState, int | None]:
     if ctx.handover.moved:
         names = f"{len(ctx.handover.moved)} values of the model ({ctx.handover.moved[0]})"
         return restart(ctx, f"{names} changed for the first time after the warm-up"), None
-    record_losses(ctx, told, last=saved.step)
-    problem = find_difference(ctx, source)
+    record_losses(ctx, peers, last=saved.step)
+    problem = None
+    if ctx.handover.holders > 1:  # the ranks that have the newest step may differ in their states
+        problem = compare(ctx, source, held_values(ctx) if ctx.handover.is_current else None)
     if problem is None:
         own = None
         if not ctx.handover.complete:
             own = receive_state(ctx, source, document)
-        if own is None:
-            hold(ctx, saved, document)
+        if own is None:  # from here on this rank holds the state, whatever becomes of the group
+            ctx.checkpointing.continue_from(saved)
+            ctx.checkpointing.clock.load(document["clock"])
+            ctx.target = document["target"]
+            ctx.handover = ctx.handover._replace(kept=None)
+            if not ctx.handover.complete:  # while the ranks compare, one may be lost
+                ctx.buffers.track_constants()
+            ctx.is_consistent = True
         if not ctx.handover.complete:
             problem = compare(ctx, source, held_values(ctx), own)
     if problem is not None:
         return restart(ctx, problem), None
-    carriers = [one.carrier for one in told]
+    carriers = [one.carrier for one in peers]
     ctx.checkpointing.go_on(carriers, source=source, is_due=document["is_due"])
     if ctx.world.is_rank_zero:
         log.event("continued", step=saved.step, samples_seen=saved.samples_seen, source_rank=source)
     return saved, target
 
 
-def hold(ctx: TrainContext, saved: TrainState, document: dict[str, Any]) -> None:
-    """Take what this rank holds for this state, from here on whatever becomes of the group."""
-    ctx.checkpointing.continue_from(saved)
-    ctx.checkpointing.clock.load(document["clock"])
-    ctx.target = document["target"]
-    ctx.handover = ctx.handover._replace(kept=None)
-    if not ctx.handover.complete:  # while the ranks compare what they hold, one may be lost
-        ctx.buffers.track_constants()
-    ctx.is_consistent = True
-
-
-class _Told(NamedTuple):
-    """What a rank tells the others once it is known whose state all continue with."""
+class _PeerState(NamedTuple):
+    """What a rank sends to the others once it is known whose state all continue with."""
 
     document: dict[str, Any]
     """Of that state, from the rank that has it."""
@@ -291,34 +269,40 @@ class _Told(NamedTuple):
     carrier: Carrier
 
 
-def tell(ctx: TrainContext, source: int) -> _Told:
-    """What this rank tells the others if rank `source` has the state that all continue with."""
+def describe_own_state(ctx: TrainContext, source: int) -> _PeerState:
+    """What this rank sends to the others if all continue with the state of rank `source`."""
     handover, kept = ctx.handover, ctx.handover.kept
     if kept is None:
-        return _Told({}, None, [], ctx.checkpointing.carrying.tell())
+        return _PeerState({}, None, [], ctx.checkpointing.carrying.describe())
     lines: list[dict[str, Any]] = []
     if kept.generation == handover.generation:
         # One rank may have received the mean losses of an interval that another one has not.
         lines = kept.lines[-ctx.settings.sync_every_steps :] if handover.leader_kept else kept.lines
-    return _Told(
-        describe_kept(ctx, kept) if ctx.world.rank == source else {},
+    document: dict[str, Any] = {}
+    if ctx.world.rank == source:
+        values = None
+        if not handover.complete:  # for the ranks that receive them
+            changes = ctx.buffers.state_dict()
+            values = {
+                "kinds": describe(held_values(ctx)),
+                "absent": changes["absent"],
+                "made": changes["made"],
+            }
+        document = {
+            "state": kept.state.to_json(),
+            "target": kept.target,
+            "values": values,
+            "refusals": kept.guard.refusals,
+            "clock": kept.clock,
+            "is_due": kept.is_due,
+            "committed": kept.committed,
+        }
+    return _PeerState(
+        document,
         FormerRank(kept.rank, kept.size, kept.generation, kept.state.step, kept.unrecorded),
         lines,
-        ctx.checkpointing.carrying.tell(),
+        ctx.checkpointing.carrying.describe(),
     )
-
-
-def describe_kept(ctx: TrainContext, kept: KeptState) -> dict[str, Any]:
-    """What the rank whose state all continue with tells about it, besides its values by name."""
-    return {
-        "state": kept.state.to_json(),
-        "target": kept.target,
-        "values": None if ctx.handover.complete else describe_values(ctx),
-        "refusals": kept.guard.refusals,
-        "clock": kept.clock,
-        "is_due": kept.is_due,
-        "committed": kept.committed,
-    }
 
 
 def restart(ctx: TrainContext, why: str) -> TrainState:
@@ -352,22 +336,16 @@ def restore(ctx: TrainContext, *, moved: Sequence[str] = ()) -> TrainState | Non
     return restored
 
 
-def record_losses(ctx: TrainContext, told: Sequence[_Told], *, last: int) -> None:
-    """Write the ledger's lines that the former group did not write any more.
-
-    Args:
-        ctx: The training.
-        told: What each rank has told.
-        last: The last step to write the line of.
-    """
+def record_losses(ctx: TrainContext, peers: Sequence[_PeerState], *, last: int) -> None:
+    """Write the ledger's lines, up to step `last`, that the former group did not write any more."""
     kept = ctx.handover.kept
     is_of_it = kept is not None and kept.generation == ctx.handover.generation
     own = kept.lines if kept is not None and is_of_it else []
-    lines = merge_lines([own, *(one.lines for one in told)])
+    lines = merge_lines([own, *(one.lines for one in peers)])
     known = {(line["generation"], line["step"]) for line in lines}
     merged = [
         line
-        for line in merge_losses([one.former for one in told if one.former is not None])
+        for line in merge_losses([one.former for one in peers if one.former is not None])
         if line["step"] <= last and (line["generation"], line["step"]) not in known
     ]
     ctx.step_log.complete([*lines, *merged])
@@ -387,14 +365,8 @@ def merge_losses(survivors: Sequence[FormerRank]) -> list[dict[str, Any]]:
     """The ledger's lines of the steps whose losses were not recorded.
 
     A loss is the mean of the parts of all ranks. If a rank has died with its part before any other
-    had received the mean, nobody knows it, and the line has null.
-
-    Args:
-        survivors: The ranks that have survived. The steps of one that has missed a group count only
-            where no rank of that group has come as far.
-
-    Returns:
-        The lines in the order of their steps.
+    had received the mean, nobody knows it, and the line has null. The steps of a survivor that has
+    missed a group count only where no rank of that group has come as far.
     """
     lines = []
     for step in sorted({one.record.step for each in survivors for one in each.unrecorded}):
@@ -412,7 +384,7 @@ def merge_losses(survivors: Sequence[FormerRank]) -> list[dict[str, Any]]:
         if mean is None and len(found) == size:
             mean = sum(found[rank].part for rank in range(size)) * (1 / size)
         record = next(iter(found.values())).record
-        lines.append(step_log.to_line(record, mean, generation=generation, world_size=size))
+        lines.append(StepLine(record, mean, generation, size).to_json())
     return lines
 
 
@@ -465,10 +437,8 @@ def load_workload(train: Training, device: torch.device) -> Workload:
 
 def warm_up_torch() -> None:
     """Train a tiny model for a step on the CPU: the threads of the autograd engine and of the
-    operators start, and torch imports what it needs for a first optimizer step.
-
-    The generators are as before afterwards. The user's model has no part in it, since a step may
-    change what no one can restore.
+    operators start, and torch imports what it needs for a first optimizer step. It is not the
+    user's model, since a step may change what no one can restore.
     """
     before = GeneratorStates.read()
     layer = nn.Linear(8, 8)
@@ -486,36 +456,14 @@ def held_values(ctx: TrainContext) -> dict[str, Any]:
     return {**ctx.checkpointing.training.tensors(), "unsaved": ctx.buffers.unsaved()}
 
 
-def describe_values(ctx: TrainContext) -> dict[str, Any]:
-    """What the values are that this rank holds, for ranks that receive them."""
-    changes = ctx.buffers.state_dict()
-    return {
-        "kinds": describe(held_values(ctx)),
-        "absent": changes["absent"],
-        "made": changes["made"],
-    }
-
-
-def find_difference(ctx: TrainContext, source: int) -> str | None:
-    """How the ranks that have the newest step differ in their states; None if they are equal.
-    Collective.
-    """
-    if ctx.handover.holders <= 1:
-        return None
-    return compare(ctx, source, held_values(ctx) if ctx.handover.is_current else None)
-
-
 def compare(
     ctx: TrainContext, source: int, values: dict[str, Any] | None, problem: str | None = None
 ) -> str | None:
     """How the values of ranks differ from those of rank `source`, by digests; None if they do not.
     Collective: one exchange if they do not, since each takes milliseconds of a recovery.
 
-    Args:
-        ctx: The training.
-        source: A rank that has values.
-        values: Those of this rank; None to take no part.
-        problem: Why this rank could not take over values. That of the first rank is returned.
+    `values` is None on a rank that takes no part. `problem` says why this rank could not take over
+    values; that of the first rank is returned.
     """
     own = None if values is None or problem is not None else digest_of(values)
     found: list[tuple[str | None, str | None]] = ctx.world.all_gather_object((own, problem))
@@ -545,14 +493,14 @@ def receive_state(ctx: TrainContext, source: int, document: dict[str, Any]) -> s
     A rank that is a step behind receives them into memory of its own: if the sender dies, it still
     holds what it had. One that cannot take them over receives them all the same, and drops them:
     the others wait for it.
-
-    Args:
-        ctx: The training.
-        source: The rank that sends.
-        document: What `describe_kept` has returned there.
     """
     values, problem = make_room(ctx, document["values"])
-    receive_values(ctx, source, values if problem is None else {})
+    flat, paths = torch_internals.flatten(values if problem is None else {})
+    broadcast_state(flat, CheckpointGroup(ctx.world, has_connections=False), source=source)
+    if not ctx.handover.is_current:
+        for name, value in flat.items():
+            if not isinstance(value, Tensor):
+                torch_internals.set_value(values, paths[name], value)
     if problem is not None or ctx.handover.is_current:
         return problem
     return load_values(ctx, values, document)
@@ -572,7 +520,9 @@ def make_room(ctx: TrainContext, described: dict[str, Any]) -> tuple[dict[str, A
         name.removeprefix(prefix): (
             held
             if kind_of(held := unsaved.get(name.removeprefix(prefix))) == kind
-            else allocate(ctx, kind)
+            else torch.empty(
+                kind.shape or (), dtype=getattr(torch, str(kind.dtype)), device=ctx.world.device
+            )
         )
         for name, kind in kinds.items()
         if name.startswith(prefix)
@@ -585,23 +535,11 @@ def make_room(ctx: TrainContext, described: dict[str, Any]) -> tuple[dict[str, A
     others = {
         name
         for name in own.keys() | kinds.keys()
-        if name not in own or name not in kinds or _differ(own[name], kinds[name])
+        if name not in own
+        or name not in kinds
+        or ("tensor" in (own[name].kind, kinds[name].kind) and own[name] != kinds[name])
     }
     return values, f"rank {ctx.world.rank} has other values: {_list(others)}" if others else None
-
-
-def _differ(own: ValueKind, sent: ValueKind) -> bool:
-    return "tensor" in (own.kind, sent.kind) and own != sent
-
-
-def receive_values(ctx: TrainContext, source: int, values: dict[str, Any]) -> None:
-    """Fill the values with those of rank `source`. Collective."""
-    flat, paths = torch_internals.flatten(values)
-    broadcast_state(flat, CheckpointGroup(ctx.world, has_connections=False), source=source)
-    if not ctx.handover.is_current:
-        for name, value in flat.items():
-            if not isinstance(value, Tensor):
-                torch_internals.set_value(values, paths[name], value)
 
 
 def load_values(ctx: TrainContext, values: dict[str, Any], document: dict[str, Any]) -> str | None:
@@ -618,10 +556,3 @@ def load_values(ctx: TrainContext, values: dict[str, Any], document: dict[str, A
     ctx.buffers.load_unsaved(unsaved)
     training.loading.check.accept_received(training.tensors())
     return None
-
-
-def allocate(ctx: TrainContext, kind: ValueKind) -> Tensor:
-    """Memory for a tensor."""
-    return torch.empty(
-        kind.shape or (), dtype=getattr(torch, str(kind.dtype)), device=ctx.world.device
-    )

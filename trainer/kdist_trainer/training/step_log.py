@@ -22,43 +22,38 @@ from kdist_trainer.training.sync import StepRecord
 _MAX_KEPT_LINES = 20_000
 
 
-class _Line(NamedTuple):
-    """A line of the ledger before it is written."""
+class StepLine(NamedTuple):
+    """A line of the ledger before it is written; see `StepLedger`."""
 
     record: StepRecord
     loss: float | None
-    wait_seconds: float
     generation: int
     world_size: int
+    wait_seconds: float = 0.0
 
     @classmethod
-    def parse(cls, line: dict[str, Any]) -> _Line:
-        """The line that `to_line` has made."""
+    def parse(cls, line: dict[str, Any]) -> StepLine:
+        """The line that `to_json` has written."""
         return cls(
             StepRecord(line["step"], line["first"], line["last"], line["seconds"]),
             None if line["loss"] is None else float.fromhex(line["loss"]),
-            line["wait_seconds"],
             line["generation"],
             line["world_size"],
+            line["wait_seconds"],
         )
 
     def to_json(self) -> dict[str, Any]:
-        """See `to_line`."""
-        return to_line(
-            self.record,
-            self.loss,
-            wait_seconds=self.wait_seconds,
-            generation=self.generation,
-            world_size=self.world_size,
-        )
-
-
-class _Writing(NamedTuple):
-    """What is to be written."""
-
-    work: Callable[[], None]
-    lines: int
-    """How many lines it writes; 0 for an event."""
+        """The line as plain values."""
+        return {
+            "step": self.record.step,
+            "generation": self.generation,
+            "world_size": self.world_size,
+            "first": self.record.first,
+            "last": self.record.last,
+            "loss": None if self.loss is None else self.loss.hex(),
+            "seconds": round(self.record.seconds, 6),
+            "wait_seconds": round(self.wait_seconds, 6),
+        }
 
 
 class StepLog:
@@ -74,23 +69,21 @@ class StepLog:
         waited: Callable[[], float] = lambda: 0.0,
         keeps_lines: bool = False,
     ) -> None:
-        """Open the log; nothing is written before the first line.
+        """Open the log in a checkpoint folder; nothing is written before the first line.
 
-        Args:
-            root: Checkpoint folder; None to write nothing.
-            world: The process group.
-            waited: Returns the seconds that this rank has waited in collectives so far.
-            keeps_lines: Whether each rank keeps the lines since the last commit: if rank 0 is lost
-                with its disk, another one writes them.
+        `waited` returns the seconds that this rank has waited in collectives so far. With
+        `keeps_lines` each rank keeps the lines since the last commit: if rank 0 is lost with its
+        disk, another one writes them.
         """
         self._root = root if world.is_rank_zero else None
         self._keeps_lines = keeps_lines and root is not None
-        self._uncommitted: deque[_Line] = deque(maxlen=_MAX_KEPT_LINES)
-        self._common = {"generation": world.generation, "world_size": world.size}
+        self._uncommitted: deque[StepLine] = deque(maxlen=_MAX_KEPT_LINES)
+        self._generation, self._world_size = world.generation, world.size
         self._waited_seconds = waited
         self._waited_before = 0.0
         self._steps: StepLedger | None = None
-        self._waiting: deque[_Writing] = deque()
+        self._waiting: deque[tuple[Callable[[], None], int]] = deque()
+        """What is to be written, and how many lines that writes; 0 for an event."""
         self._refused: OSError | None = None
         """Why lines were not written at the last attempt."""
         self._writer = OnDemandThread("ledger", self._write_waiting, self._close_file)
@@ -106,7 +99,7 @@ class StepLog:
         wait = max(0.0, waited - self._waited_before) / len(records)
         self._waited_before = waited
         given = [
-            _Line(record, loss, wait, **self._common)
+            StepLine(record, loss, self._generation, self._world_size, wait)
             for record, loss in zip(records, losses, strict=True)
         ]
         if self._keeps_lines:
@@ -114,13 +107,12 @@ class StepLog:
         self._post(lambda: self._append([line.to_json() for line in given]), lines=len(given))
 
     def uncommitted(self) -> list[dict[str, Any]]:
-        """The lines since the last commit, oldest first."""
         return [line.to_json() for line in list(self._uncommitted)]
 
     def complete(self, lines: Sequence[dict[str, Any]]) -> None:
         """Write those of the former group's lines that the ledger does not have."""
         if self._keeps_lines:
-            self._uncommitted.extend(map(_Line.parse, lines))
+            self._uncommitted.extend(map(StepLine.parse, lines))
         self._post(lambda: self._append_missing(lines), lines=len(lines))
 
     def forget(self, step: int) -> None:
@@ -129,9 +121,8 @@ class StepLog:
             self._uncommitted.popleft()
 
     def add_event(self, name: str, **fields: Any) -> None:
-        """Write an event of the run."""
         if (root := self._root) is not None:
-            given = {"generation": self._common["generation"], "time": round(time.time(), 3)}
+            given = {"generation": self._generation, "time": round(time.time(), 3)}
             self._post(lambda: RunLedger(root).append(name, **given, **fields))
 
     def flush(self) -> None:
@@ -152,7 +143,7 @@ class StepLog:
         if self._refused is not None and self._waiting:
             self._writer.ask()
             self._writer.wait(None)
-        if self._refused is not None and (count := sum([one.lines for one in self._waiting])):
+        if self._refused is not None and (count := sum([lines for _, lines in self._waiting])):
             what = f"{count} lines of the step ledger could not be written: {self._refused}"
             raise OSError(self._refused.errno, what)
         steps = self._steps
@@ -173,17 +164,16 @@ class StepLog:
         self._writer.end(0.0 if isinstance(self._refused, TimeoutError) else ANSWER_SECONDS)
 
     def _post(self, work: Callable[[], None], *, lines: int = 0) -> None:
-        """Have the thread write so many lines, or an event."""
         if self._root is not None:
-            self._waiting.append(_Writing(work, lines))
+            self._waiting.append((work, lines))
             self._writer.ask()
 
     def _write_waiting(self) -> None:
         """Write what waits; called on the thread. Lines that are refused wait on, events do not."""
         while self._waiting:
-            first = self._waiting[0]
+            work, lines = first = self._waiting[0]
             try:
-                first.work()
+                work()
             except OSError as error:
                 self._close_file()  # opened again, it first ends a line that was cut
                 log.warn(
@@ -191,7 +181,7 @@ class StepLog:
                     error=str(error),
                     message=f"the run's ledger cannot be written: {error}",
                 )
-                if first.lines:
+                if lines:
                     self._refused = error
                     return
             if self._waiting and self._waiting[0] is first:
@@ -214,24 +204,3 @@ class StepLog:
         steps, self._steps = self._steps, None  # first: a commit in progress may still sync it
         if steps is not None:
             steps.close()
-
-
-def to_line(
-    record: StepRecord,
-    loss: float | None,
-    *,
-    generation: int,
-    world_size: int,
-    wait_seconds: float = 0.0,
-) -> dict[str, Any]:
-    """The ledger's line of a step; see `StepLedger`."""
-    return {
-        "step": record.step,
-        "generation": generation,
-        "world_size": world_size,
-        "first": record.first,
-        "last": record.last,
-        "loss": None if loss is None else loss.hex(),
-        "seconds": round(record.seconds, 6),
-        "wait_seconds": round(wait_seconds, 6),
-    }

@@ -160,13 +160,8 @@ class SyncExchange:
     """
 
     def __init__(self, world: World, *, max_steps: int, is_counted: bool = True) -> None:
-        """Make an exchange.
-
-        Args:
-            world: The process group.
-            max_steps: Most steps in an interval.
-            is_counted: Whether this rank's losses are included; one rank of each model replica
-                posts them for the replica.
+        """Make an exchange for intervals of at most `max_steps`; `is_counted` says whether this
+        rank's losses are included: one rank of each model replica posts them for the replica.
         """
         self._world = world
         self._is_counted = is_counted
@@ -231,7 +226,6 @@ class SyncExchange:
 
     @property
     def pending(self) -> int:
-        """Number of posts that were not collected yet."""
         return len(self._posted)
 
     def drain(self) -> list[tuple[SyncPayload, list[float] | None]]:
@@ -258,6 +252,10 @@ class SyncExchange:
         rows = wait()
         self._posted.popleft()  # only now: if a rank is lost, `drain` returns it
         most = [max(column) for column in zip(*[row[:_NORM] for row in rows], strict=True)]
+        carried = _NO_NEWS
+        if carrier := next((row for row in rows if row[_CARRIED]), None):  # it writes a save alone
+            step, nbytes, seconds = carrier[_CARRIED:_NORM]
+            carried = CarriedNews(int(step), int(nbytes), seconds)
         return IntervalResult(
             records=payload.records,
             losses=self._mean_losses(payload, rows),
@@ -268,17 +266,8 @@ class SyncExchange:
             step_seconds=most[_SECONDS],
             digests=() if payload.digest is None else [int(row[_DIGEST]) for row in rows],
             save_cost=most[_COST],
-            carried=_read_news(rows),
+            carried=carried,
         )
-
-
-def _read_news(rows: Sequence[Sequence[float]]) -> CarriedNews:
-    """What the one rank has posted that writes a save alone, if there is one."""
-    for row in rows:
-        if row[_CARRIED]:
-            step, nbytes, seconds = row[_CARRIED:_NORM]
-            return CarriedNews(int(step), int(nbytes), seconds)
-    return _NO_NEWS
 
 
 def choose_sync_interval(step_seconds: float, max_steps: int) -> int:
@@ -286,11 +275,7 @@ def choose_sync_interval(step_seconds: float, max_steps: int) -> int:
 
     A request is posted at the end of one interval and collected at the end of the next: together
     they should last no longer than `REACT_WITHIN_SECONDS`, if single steps are short enough for
-    that.
-
-    Args:
-        step_seconds: Mean step time of the slowest rank; 0 if it is unknown.
-        max_steps: `train.syncEverySteps`.
+    that. `step_seconds` is the mean step time of the slowest rank; 0 if it is unknown.
     """
     if step_seconds <= 0:
         return 1
@@ -364,8 +349,10 @@ def sync_ranks(ctx: TrainContext) -> IntervalResult:
     Raises:
         NonFiniteError: If a loss is not finite and the job asks to stop then.
     """
-    if ctx.state.step == ctx.first_step:
-        log_first_step(ctx)
+    if ctx.state.step == ctx.first_step and ctx.world.is_rank_zero:  # ends the recovery time
+        log.event("first-step", step=ctx.state.step)
+        seconds = round(ctx.checkpointing.clock.trained, 3)
+        ctx.step_log.add_event("first_step", step=ctx.state.step, seconds=seconds)
     result = IntervalResult()
     if ctx.sync_exchange.pending:
         result = ctx.sync_exchange.collect()
@@ -406,14 +393,6 @@ def take_records(ctx: TrainContext) -> tuple[tuple[StepRecord, ...], tuple[Tenso
     return records, losses
 
 
-def log_first_step(ctx: TrainContext) -> None:
-    """Log the first step of this worker group, which ends the recovery time."""
-    if ctx.world.is_rank_zero:
-        log.event("first-step", step=ctx.state.step)
-        seconds = round(ctx.checkpointing.clock.trained, 3)
-        ctx.step_log.add_event("first_step", step=ctx.state.step, seconds=seconds)
-
-
 def record_interval(ctx: TrainContext, result: IntervalResult) -> None:
     """Record an interval's losses in ledger, metrics and log.
 
@@ -445,40 +424,27 @@ def record_interval(ctx: TrainContext, result: IntervalResult) -> None:
             ctx.stats.add_nonfinite("loss")
             on_nonfinite(ctx, f"the loss of step {record.step} is {loss}")
     if ctx.world.is_rank_zero and time.monotonic() - ctx.progress_logged_at >= PROGRESS_SECONDS:
-        log_progress(ctx, result)
-
-
-def log_progress(ctx: TrainContext, result: IntervalResult) -> None:
-    """Log the progress of the training."""
-    ctx.progress_logged_at = time.monotonic()
-    seconds = sum(record.seconds for record in result.records)
-    samples = result.records[-1].last - result.records[0].first + 1
-    log.event(
-        "progress",
-        step=result.records[-1].step,
-        target=ctx.target,
-        loss=result.losses[-1],
-        learning_rate=ctx.stats.learning_rate,
-        samples_per_second=round(samples / seconds, 1) if seconds else None,
-    )
+        ctx.progress_logged_at = time.monotonic()
+        total_seconds = sum(record.seconds for record in result.records)
+        samples = result.records[-1].last - result.records[0].first + 1
+        log.event(
+            "progress",
+            step=result.records[-1].step,
+            target=ctx.target,
+            loss=result.losses[-1],
+            learning_rate=ctx.stats.learning_rate,
+            samples_per_second=round(samples / total_seconds, 1) if total_seconds else None,
+        )
 
 
 def on_nonfinite(ctx: TrainContext, why: str) -> None:
-    """End the training at a number that is not finite, if the job asks for it.
-
-    Raises:
-        NonFiniteError: If `onNonfinite` is `stop`.
-    """
+    """End the training at a number that is not finite, if `onNonfinite` is `stop`."""
     if ctx.settings.on_nonfinite == "stop":
         raise_nonfinite(ctx, why)
 
 
 def raise_nonfinite(ctx: TrainContext, why: str) -> NoReturn:
-    """End the training.
-
-    Raises:
-        NonFiniteError: Always.
-    """
+    """End the training."""
     newest = max(0, ctx.checkpointing.committed_step)
     raise NonFiniteError(f"{why}; the newest checkpoint is of step {newest}")
 
@@ -504,11 +470,8 @@ def record_refused_update(ctx: TrainContext, why: str) -> bool:
 
 
 def flush_pending_losses(ctx: TrainContext, *, check_weights: bool = True) -> None:
-    """Collect every loss up to this step, and check that the state is consistent. Collective.
-
-    Args:
-        ctx: The training.
-        check_weights: Whether to check that all weights are finite.
+    """Collect every loss up to this step, and check that the state is consistent and, unless
+    `check_weights` is false, that all weights are finite. Collective.
 
     Raises:
         NonFiniteError: If a loss or a weight is not finite and the job asks to stop then.

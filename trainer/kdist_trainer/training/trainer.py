@@ -158,8 +158,13 @@ def setup(ctx: TrainContext) -> None:
     if ctx.handover.warm_up is None:
         with watch_attributes(ctx):
             warm_up(ctx)
-    else:
-        regroup.use_warm_up(ctx, ctx.handover.warm_up)
+    else:  # continue with what the warm-up of a former group has shown
+        known = ctx.handover.warm_up
+        ctx.forward_backward.generators = Generators.of(
+            ctx.world.device, numpy=known.has_numpy, python=known.has_python
+        )
+        ctx.device_stats.flops_per_sample = known.flops_per_sample
+        ctx.buffers.load_state_dict(known.buffers)
     ctx.stats.add_wall(WallCategory.INIT, ctx.step_timer.exclude())
     ctx.heartbeat.beat(Phase.RESTORE, ctx.state.step)
     source = ctx.handover.source
@@ -221,7 +226,9 @@ def warm_up(ctx: TrainContext) -> None:
                 ctx.module,
                 micro_batch.batch,
                 micro_batch.samples,
-                on_all_ranks=partial(is_true_on_all_ranks, ctx) if ctx.strategy.sharded else bool,
+                on_all_ranks=(lambda own: all(ctx.world.all_gather_object(own)))
+                if ctx.strategy.sharded
+                else bool,
             )
             ctx.strategy.reshard()
     if ":" not in ctx.settings.workload:  # a user's loss may draw from other generators later
@@ -238,11 +245,6 @@ def first_pass(ctx: TrainContext, micro_batch: MicroBatch) -> None:
         if not was_counting(error):
             raise
         passes.warm_up(micro_batch)
-
-
-def is_true_on_all_ranks(ctx: TrainContext, own: bool) -> bool:
-    """Whether `own` is true on all ranks. Collective."""
-    return all(ctx.world.all_gather_object(own))
 
 
 def probe_bandwidth(ctx: TrainContext, category: WallCategory) -> None:
@@ -312,13 +314,7 @@ def rollback(ctx: TrainContext) -> None:
 
 
 def save(ctx: TrainContext, *, required: bool = False, done: dict[str, Any] | None = None) -> None:
-    """Save the state of this step. Collective.
-
-    Args:
-        ctx: The training.
-        required: Whether the checkpoint must be committed on return.
-        done: The document that records the end of the run, if this is its final state.
-    """
+    """Save the state of this step; see `TrainerCheckpointing.save`. Collective."""
     flush_pending_losses(ctx)
     ctx.heartbeat.beat(Phase.SAVE, ctx.state.step)
     ctx.checkpointing.save(required=required, done=done)
@@ -353,16 +349,8 @@ def finish(ctx: TrainContext) -> str:
 
 
 def hash_weights(ctx: TrainContext, max_bytes: int = 2**28) -> str | None:
-    """SHA-256 of all parameters and buffers in the order of their names, in hexadecimal.
-
-    Collective if the model is sharded.
-
-    Args:
-        ctx: The training.
-        max_bytes: Size of a model above which nothing is hashed, since it would take too long.
-
-    Returns:
-        The hash; None for a model of more than `max_bytes`.
+    """SHA-256 of all parameters and buffers in the order of their names, in hexadecimal; None for a
+    model of more than `max_bytes`, which would take too long. Collective if the model is sharded.
     """
     held = sum(
         value.nbytes for value in ctx.module.state_dict().values() if isinstance(value, Tensor)

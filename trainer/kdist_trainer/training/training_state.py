@@ -68,15 +68,19 @@ class LoadingCheck:
         self._noted: _Noted | None = None
 
     def observe(self, training: TrainingState, *, is_restoring: bool) -> None:
-        """Note what this process has, which is what a new one will have.
-
-        Args:
-            training: The training, new or kept from a former group.
-            is_restoring: Whether it is about to restore, after its warm-up; that counts, and only
-                for the first time.
+        """Note what this process has, which is what a new one will have. What counts is what it has
+        when it is about to restore for the first time, after its warm-up.
         """
         if self._noted is None or (is_restoring and not self._noted.was_restoring):
-            self._noted = _note(training, was_restoring=is_restoring)
+            state = training.strategy.state_dict(training.optimizer)
+            groups = state["optimizer"]["param_groups"]
+            state["optimizer"]["state"] = {}
+            self._noted = _Noted(
+                describe(state),
+                frozenset(absent_buffers(training.module)),
+                tuple(frozenset(one["params"]) for one in groups),
+                is_restoring,
+            )
         self.check.prove = lambda state, _: self._find_problems(training, state)
 
     def _find_problems(self, training: TrainingState, state: Mapping[str, Any]) -> Sequence[str]:
@@ -84,12 +88,20 @@ class LoadingCheck:
         buffers = training.extras["buffers"].state_dict()
         absent, made = buffers.get("absent", ()), buffers.get("made", ())
         problems = self._compare(state, absent, made)
-        if problems or self.build is None or not _can_be_built(training, state):
+        # a second model is built on the rank that commits the checkpoints, if it has the memory
+        if not isinstance(training.strategy, Replicated) or not training.world.is_rank_zero:
+            return problems
+        held = [value for value in state["model"].values() if isinstance(value, Tensor)]
+        if problems or self.build is None or sum(value.nbytes for value in held) > MOST_BYTES:
             return problems
         with self.build() as fresh:
-            if fresh is None or _shares_memory(fresh, state):
+            if fresh is None:
                 return ()
-            if any(map(is_lazy, fresh.module.parameters())):
+            own, weights = {value.data_ptr() for value in held}, list(fresh.module.parameters())
+            # where a workload keeps its model, the second one is the one that is trained
+            if any(one.data_ptr() in own and one.numel() for one in weights) or any(
+                map(is_lazy, weights)
+            ):
                 return ()
             return _load(fresh, state, absent=absent, made=made)
 
@@ -126,18 +138,6 @@ class LoadingCheck:
         return problems
 
 
-def _note(training: TrainingState, *, was_restoring: bool) -> _Noted:
-    state = training.strategy.state_dict(training.optimizer)
-    groups = state["optimizer"]["param_groups"]
-    state["optimizer"]["state"] = {}
-    return _Noted(
-        describe(state),
-        frozenset(absent_buffers(training.module)),
-        tuple(frozenset(one["params"]) for one in groups),
-        was_restoring,
-    )
-
-
 def _is_of(name: str, parameters: Collection[str]) -> bool:
     """Whether a value of the optimizer's state is of one of these parameters, or the optimizer's
     own.
@@ -156,20 +156,6 @@ def _show_groups(noted: Sequence[Collection[str]], groups: Sequence[Collection[s
         for name in sorted({*own} ^ {*other}):
             return f"{name} is {'missing in' if name in own else 'new in'} group {number}"
     return ""
-
-
-def _can_be_built(training: TrainingState, state: Mapping[str, Any]) -> bool:
-    """Whether a second model may be built on this rank, which commits the checkpoints."""
-    if not isinstance(training.strategy, Replicated) or not training.world.is_rank_zero:
-        return False
-    held = [value for value in state["model"].values() if isinstance(value, Tensor)]
-    return sum(value.nbytes for value in held) <= MOST_BYTES
-
-
-def _shares_memory(fresh: TrainingState, state: Mapping[str, Any]) -> bool:
-    """Whether a model is the one that is trained, since the workload keeps it."""
-    own = {value.data_ptr() for value in state["model"].values() if isinstance(value, Tensor)}
-    return any(value.data_ptr() in own and value.numel() for value in fresh.module.parameters())
 
 
 def _load(
@@ -216,7 +202,6 @@ class TrainState:
     """States of scheduler and loss scaler; JSON-able."""
 
     def to_json(self) -> dict[str, Any]:
-        """The state as plain values."""
         return asdict(self)
 
     @classmethod
@@ -312,14 +297,9 @@ def describe_environment(train: Training, world: World) -> str:
     """
     replicas = f" with {world.data_size} copies" if world.model_parallel > 1 else ""
     strategy = "" if train.strategy == "ddp" else f"{train.strategy}{replicas}, "
-    return f"{strategy}{_describe_machine(world)}"
-
-
-def _describe_machine(world: World) -> str:
-    """The machine's part of the fingerprint."""
     device = (
         torch.cuda.get_device_name(world.device)
         if world.device.type == "cuda"
         else torch.backends.cpu.get_cpu_capability()
     )
-    return f"torch {torch.__version__}, {torch.get_num_threads()} threads, {device}"
+    return f"{strategy}torch {torch.__version__}, {torch.get_num_threads()} threads, {device}"

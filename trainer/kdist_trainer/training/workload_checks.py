@@ -48,14 +48,7 @@ def find_optimizer_problem(optimizer: object, model: nn.Module) -> str | None:
             "loop computes it once for each step: use an optimizer whose step() takes no "
             "arguments, such as AdamW or SGD"
         )
-    return _find_sparse_problem(optimizer, model)
-
-
-def _find_sparse_problem(optimizer: Optimizer, model: nn.Module) -> str | None:
-    """Why an optimizer cannot take the model's sparse gradients. One of the user's own is not
-    judged, unless it is derived from such an optimizer.
-    """
-    kind = type(optimizer).__name__
+    # a user's own optimizer may take sparse gradients, unless it is derived from one that does not
     sparse = {
         model.get_submodule(name).weight: f"{name}.weight".lstrip(".")
         for name in find_sparse(model)
@@ -143,17 +136,7 @@ def check_model(model: nn.Module, workload: Workload, *, strategy: str) -> None:
             f"train.strategy {strategy} splits gradients between ranks, and those of "
             f"{_join(sparse)} are sparse: use nn.Embedding(sparse=False), or strategy ddp"
         )
-    _raise(problem, workload)
-
-
-def check_optimizer(optimizer: object, workload: Workload, model: nn.Module) -> None:
-    """Raise `ConfigError` if the training loop cannot train a model with an optimizer."""
-    _raise(find_optimizer_problem(optimizer, model), workload)
-
-
-def check_scheduler(scheduler: object, workload: Workload) -> None:
-    """Raise `ConfigError` if the training loop cannot use a scheduler."""
-    _raise(find_scheduler_problem(scheduler), workload)
+    refuse(problem, workload)
 
 
 def check_end(scheduler: LRScheduler, *, steps: int) -> None:
@@ -177,14 +160,9 @@ def describe_scheduler(scheduler: LRScheduler | None) -> str:
 
 
 def check_saved_scheduler(scheduler: LRScheduler, saved: Sequence[Any]) -> None:
-    """Check that the state of a scheduler can be loaded into the job's present one.
-
-    Args:
-        scheduler: As the job makes it, before anything is loaded.
-        saved: What the checkpoint has: the state, and in newer ones the class.
-
-    Raises:
-        CheckpointMismatchError: It is of another class, or of a run of another length.
+    """Raise `CheckpointMismatchError` if what a checkpoint has of a scheduler (the state, and in
+    newer ones the class) is of another class than the job's present one, or of a run of another
+    length.
     """
     state, kind = saved[0], saved[1] if len(saved) > 1 else ""
     now = describe_scheduler(scheduler)
@@ -249,7 +227,8 @@ def _join(names: Sequence[str]) -> str:
     return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
-def _raise(problem: str | None, workload: Workload) -> None:
+def refuse(problem: str | None, workload: Workload) -> None:
+    """Raise `ConfigError` if there is a problem."""
     if problem is not None:
         raise ConfigError(f"{type(workload).__name__}.{problem}" if "(): " in problem else problem)
 
@@ -263,10 +242,8 @@ _FIX = (
 
 
 def split(workload: Workload, returned: Any) -> tuple[Tensor, int]:
-    """Split the return value of `loss` into the loss (a scalar tensor) and the count.
-
-    Raises:
-        ConfigError: If it is something else.
+    """Split the return value of `loss` into the loss and the count. Raises `ConfigError` if it is
+    something else.
     """
     if isinstance(returned, Sequence) and len(returned) == 2 and isinstance(returned[0], Tensor):
         loss, count = returned
@@ -283,16 +260,8 @@ def split(workload: Workload, returned: Any) -> tuple[Tensor, int]:
 
 
 def check_loss(workload: Workload, loss: Tensor, count: int, samples: int) -> None:
-    """Check that the loop will scale the loss correctly.
-
-    Args:
-        workload: The workload that returned them.
-        loss: Must be a scalar.
-        count: Terms of the loss.
-        samples: Samples in the batch; 0 for a stand-in, whose count is not checked.
-
-    Raises:
-        ConfigError: If the loss is not a scalar, or `count` contradicts `units_per_sample`.
+    """Raise `ConfigError` if the loss is not a scalar, or its `count` of terms contradicts
+    `units_per_sample`. A batch without samples is a stand-in, whose count is not checked.
     """
     name, units = type(workload).__name__, workload.units_per_sample
     if loss.ndim != 0:
@@ -323,13 +292,8 @@ def reject_mean(
     Nothing is checked where this cannot be decided: batches whose samples cannot be selected, a
     loss of 0, a model that is random in eval mode, code that only works in train mode.
 
-    Args:
-        workload: The workload to check.
-        module: Its model.
-        batch: A batch of `samples` samples.
-        samples: Number of samples in it.
-        on_all_ranks: Returns whether a condition holds on all ranks. If the model is sharded, its
-            forward pass is collective, so all ranks skip the check if one must.
+    `on_all_ranks` returns whether a condition holds on all ranks: the forward pass of a sharded
+    model is collective, so all ranks skip the check if one must.
 
     Raises:
         ConfigError: If the loss is a mean.

@@ -30,16 +30,13 @@ from kdist_trainer.metrics import declarations
 from kdist_trainer.metrics.declarations import (
     AGENT_METRICS,
     BUILD_INFO,
-    COLLECTIVE_FAILURES,
     JOB_INFO,
-    RESTARTS_REMAINING,
-    WORKER_EXITS,
     WORLD_SIZE_MAX,
     Kind,
     Metric,
     Scope,
 )
-from kdist_trainer.metrics.step_stats import COLLECTIVES, WALL_CATEGORIES, StepPhase, WallCategory
+from kdist_trainer.metrics.step_stats import WALL_CATEGORIES, StepPhase, WallCategory
 from kdist_trainer.metrics.transport import COUNTER_SLOTS, GAUGES, RECORDED, SLOTS, Record
 from kdist_trainer.processes.liveness import Phase
 
@@ -59,7 +56,6 @@ class AgentMetrics:
         for metric in AGENT_METRICS:
             if metric.kind is Kind.COUNTER:
                 self._values[metric.name] = dict.fromkeys(metric.series, 0.0)
-        self._budget: int | None = None
 
     def restore(self, persisted: Mapping[str, Mapping[Labels, Sequence[float]]]) -> None:
         """Set the counters and histograms, given by the metric's name, to persisted values."""
@@ -77,31 +73,10 @@ class AgentMetrics:
         values = self._values[metric.name]
         values[labels] = values.get(labels, 0.0) + amount
 
-    def count_exit(self, cause: str, signal: str, collective: str | None) -> None:
-        """Count the exit of a worker, and the failure of the collective that it was in, if any."""
-        self.increment(WORKER_EXITS, (cause, signal))
-        if collective:
-            op = collective if collective in COLLECTIVES else "other"
-            self.increment(COLLECTIVE_FAILURES, (op, cause))
-
     def set(self, metric: Metric, value: float, labels: Labels = ()) -> None:
-        """Set a gauge."""
         self._values[metric.name][labels] = value
 
-    def set_restarts_remaining(self, restarts: int, *, budget: int) -> None:
-        """Set how many restarts of the job's budget remain."""
-        self._budget = budget
-        self.set(RESTARTS_REMAINING, restarts)
-
-    def reset_restarts_remaining(self) -> None:
-        """Reset the remaining restarts to the whole budget: a rank of this generation has committed
-        a checkpoint.
-        """
-        if self._budget is not None:
-            self.set(RESTARTS_REMAINING, self._budget)
-
     def observe(self, metric: Metric, seconds: float, labels: Labels = ()) -> None:
-        """Add an observation to a histogram."""
         counts = self._observed[metric.name].setdefault(labels, [0.0] * (len(metric.buckets) + 2))
         counts[bisect_left(metric.buckets, seconds)] += 1
         counts[-1] += seconds
@@ -211,12 +186,9 @@ class RankMetrics:
         self._received_at: dict[int, float] = {}
 
     def restore(self, ranks: Sequence[Sequence[float]], rank_zero: Sequence[float]) -> None:
-        """Start from persisted counters.
-
-        Args:
-            ranks: Counters of the previous agent's local ranks; the local ranks of the first
-                worker group continue them in this order.
-            rank_zero: Counters of rank 0 while it was local.
+        """Start from persisted counters: those of the previous agent's local ranks, which the local
+        ranks of the first worker group continue in this order, and those of rank 0 while it was
+        local.
         """
         # negative numbers: ranks that are not in any group
         self._carried = {
@@ -226,7 +198,6 @@ class RankMetrics:
 
     @property
     def first_local(self) -> Record | None:
-        """The latest record of the first local rank."""
         return self._current.get(self.local_ranks[0]) if self.local_ranks else None
 
     @property
@@ -243,7 +214,6 @@ class RankMetrics:
         return add(self._wall_seconds, _wall_seconds(self.first_local))
 
     def total(self, slot: int) -> float:
-        """The sum of one counter over the local ranks."""
         carried = sum(
             self._carried[rank][slot] for rank in self.local_ranks if rank in self._carried
         )
@@ -270,21 +240,22 @@ class RankMetrics:
         committed: tuple[int | None, float | None] = (None, None),
     ) -> None:
         """Start a new worker group: carry the counters so far, end the series of ranks that left,
-        and process the records of this group that arrived early.
-
-        Args:
-            generation: Generation of the group.
-            world_size: Its number of ranks.
-            local_ranks: The global ranks on this node.
-            committed: The step of the newest checkpoint as it begins, and the Unix time of its
-                commit; None for what is not known. It counts until rank 0 reports another.
+        and process the records of this group that arrived early. `committed` are the step and the
+        Unix time of the newest checkpoint as it begins, as far as they are known, which count until
+        rank 0 reports another.
         """
         ranks = tuple(sorted(local_ranks))
         self._last_gauges = list(self.gauges())
         self._last_gauges[_COMMITTED], self._last_gauges[_COMMITTED_AT] = committed
         for rank in list(self._current):
             self._carry(rank)
-        self._reassign(ranks)
+        left = [rank for rank in sorted(self._carried) if rank not in ranks]
+        joined = [rank for rank in ranks if rank not in self._carried]
+        for index, rank in enumerate(left):
+            successor = joined[index] if index < len(joined) else ranks[0]
+            self._carried[successor] = add(
+                self._carried.get(successor, _ZEROS), self._carried.pop(rank)
+            )
         self.generation = generation
         self.world_size = world_size
         self.local_ranks = ranks
@@ -296,7 +267,6 @@ class RankMetrics:
         }
 
     def snapshot(self) -> MetricsSnapshot:
-        """Copy all values."""
         by_rank = {rank: self._sum(rank) for rank in self.local_ranks}
         rank_zero = (
             add(self._rank_zero, self._current[0].counters)
@@ -352,16 +322,6 @@ class RankMetrics:
             self._rank_zero = add(self._rank_zero, self._current[0].counters)
         self._carried[rank] = self._sum(rank)
         del self._current[rank]
-
-    def _reassign(self, ranks: tuple[int, ...]) -> None:
-        """Add the counters of ranks that left to ranks that are new."""
-        left = [rank for rank in sorted(self._carried) if rank not in ranks]
-        joined = [rank for rank in ranks if rank not in self._carried]
-        for index, rank in enumerate(left):
-            successor = joined[index] if index < len(joined) else ranks[0]
-            self._carried[successor] = add(
-                self._carried.get(successor, _ZEROS), self._carried.pop(rank)
-            )
 
     def _sum(self, rank: int) -> list[float]:
         base = self._carried.get(rank, _ZEROS)
@@ -433,13 +393,9 @@ class WallTimeBreakdown:
     def __init__(
         self, now: float, persisted: Mapping[str, float] | None = None, *, observed: bool = True
     ) -> None:
-        """Start the breakdown.
-
-        Args:
-            now: Monotonic time in seconds.
-            persisted: Seconds by category of previous agents, which are continued.
-            observed: Whether ranks report what they do from their start, as the managed loop does;
-                a script may never report.
+        """Start the breakdown, at monotonic time `now`, and continue the seconds of previous
+        agents. `observed` says whether ranks report what they do from their start, as the managed
+        loop does; a script may never report.
         """
         known = [persisted[category] for category in WALL_CATEGORIES] if persisted else _NO_SECONDS
         self._start = now - sum(known)
@@ -457,31 +413,27 @@ class WallTimeBreakdown:
         self._state = state
 
     def report(self, reported: Sequence[float], *, has_stepped: bool, now: float) -> None:
-        """Update the seconds that the ranks reported.
-
-        Time before `now` that they do not account for was idle; before the first step it was init,
-        or unobserved.
-
-        Args:
-            reported: Seconds by category, over all generations.
-            has_stepped: Whether the ranks have completed a step in this generation.
-            now: Monotonic time in seconds.
+        """Update the seconds by category that the ranks reported, over all generations. Time before
+        `now` that they do not account for was idle; before the first step of this generation it was
+        init, or unobserved.
         """
         category = self._default_category()  # before has_stepped changes: time so far was no idling
         self._reported = reported
         self._has_stepped = has_stepped
         if self._state in _RANKS_RUNNING:
             self._classify(now, category)
-        self._correct(now)
+        # undo guesses about time that a late report accounts for
+        excess = sum(self._exact()) - (now - self._start)
+        for guessed in _GUESSED:
+            index = WALL_CATEGORIES.index(guessed)
+            undone = min(max(0.0, excess), self._classified[index] - self._persisted[index])
+            self._classified[index] -= undone
+            excess -= undone
 
     def read(self, now: float, *, phase: Phase | None = None) -> dict[str, float]:
         """Return the seconds by category: they add up to the time since the start, and none is less
-        than in the previous reading.
-
-        Args:
-            now: Monotonic time in seconds.
-            phase: The phase of the first local rank by its heartbeat; unreported time is attributed
-                to it for the time being.
+        than in the previous reading. Unreported time is attributed to the phase of the first local
+        rank, by its heartbeat, for the time being.
         """
         exact = self._exact()
         exact[WALL_CATEGORIES.index(self._current_category(phase))] += self._unaccounted(now)
@@ -521,15 +473,6 @@ class WallTimeBreakdown:
     def _unaccounted(self, now: float) -> float:
         return max(0.0, now - self._start - sum(self._exact()))
 
-    def _correct(self, now: float) -> None:
-        """Undo guesses about time that a late report accounts for."""
-        excess = sum(self._exact()) - (now - self._start)
-        for category in _GUESSED:
-            index = WALL_CATEGORIES.index(category)
-            undone = min(max(0.0, excess), self._classified[index] - self._persisted[index])
-            self._classified[index] -= undone
-            excess -= undone
-
     def _classify(self, now: float, category: WallCategory) -> None:
         """Attribute all unaccounted time until now to a category."""
         self._classified[WALL_CATEGORIES.index(category)] += self._unaccounted(now)
@@ -558,18 +501,14 @@ class WorkAtRisk:
         self._last_duration: float | None = None
         self._saves = False
         self._is_held = True
-        self._forget()
 
     def start_group(self, kept: float, *, has_rank_zero: bool) -> None:
-        """Begin again for a new worker group.
-
-        Args:
-            kept: The training time that its ranks have kept in memory and no checkpoint holds.
-            has_rank_zero: Whether this agent runs rank 0.
+        """Begin again for a new worker group, whose ranks have `kept` so much training time in
+        memory that no checkpoint holds.
         """
         with self._lock:
-            self._forget()
-            self._kept = kept
+            self._kept, self._spent = kept, 0.0
+            self._since = self._committed = None
             self._is_held = True
             self._saves = self._saves and has_rank_zero
 
@@ -625,7 +564,3 @@ class WorkAtRisk:
                 (declarations.CHECKPOINT_LAST_DURATION, duration),
             )
         }
-
-    def _forget(self) -> None:
-        self._kept = self._spent = 0.0
-        self._since = self._committed = None

@@ -45,7 +45,6 @@ class Metric:
     kind: Kind
     help: str
     scope: Scope = Scope.AGENT
-    unit: str = ""
     labels: tuple[str, ...] = ()
     """Labels in addition to `kdist_job`, and to `rank` if the scope is RANK."""
     series: tuple[tuple[str, ...], ...] = ((),)
@@ -56,6 +55,13 @@ class Metric:
     """Upper bounds of a histogram's buckets, without +Inf."""
     hide_zero: bool = False
     """Whether a series is omitted while it is zero."""
+
+    @property
+    def unit(self) -> str:
+        """The unit that the name ends with."""
+        name = self.name.removesuffix("_total")
+        units = ("bytes_per_second", "seconds", "bytes")
+        return next((unit for unit in units if name.endswith(f"_{unit}")), "")
 
     @property
     def slots(self) -> int:
@@ -152,7 +158,6 @@ GENERATION = _gauge(
 HEARTBEAT = _gauge(
     "kdist_heartbeat_timestamp_seconds",
     "Unix time at which the agent received the last record of this rank",
-    unit="seconds",
     labels=("rank",),
     series=(),
 )
@@ -166,7 +171,6 @@ LOST_PROGRESS = _counter(
         "Productive time repeated after a restart (subtract it for goodput); counted by the "
         "agent that runs rank 0"
     ),
-    unit="seconds",
 )
 RESTARTS = _counter(
     "kdist_worker_group_restarts_total",
@@ -191,7 +195,6 @@ RENDEZVOUS_DURATION = Metric(
     name="kdist_rendezvous_duration_seconds",
     kind=Kind.HISTOGRAM,
     help="Duration of rendezvous",
-    unit="seconds",
     labels=("outcome",),
     series=(),
     buckets=(2.0, 30.0, 300.0),
@@ -199,12 +202,10 @@ RENDEZVOUS_DURATION = Metric(
 TIME_TO_FIRST_STEP = _gauge(
     "kdist_time_to_first_step_seconds",
     "Time from the start of this generation's workers to their first step",
-    unit="seconds",
 )
 TIME_TO_RECOVER = _gauge(
     "kdist_time_to_recover_seconds",
     "Time from the detection of the last failure to the first step after it",
-    unit="seconds",
 )
 CHECKPOINT_AT_RISK = _gauge(
     "kdist_checkpoint_at_risk_seconds",
@@ -212,12 +213,10 @@ CHECKPOINT_AT_RISK = _gauge(
         "Training time that no checkpoint holds, which a loss of all ranks now would cost; from "
         "the agent that runs rank 0, for jobs that save"
     ),
-    unit="seconds",
 )
 CHECKPOINT_LAST_DURATION = _gauge(
     "kdist_checkpoint_last_duration_seconds",
     "Time from the start of the last checkpoint until it was durable",
-    unit="seconds",
 )
 RECORDS = _counter(
     "kdist_exporter_records_total",
@@ -235,7 +234,6 @@ CONNECTIONS_REFUSED = _counter(
 SCRAPE_DURATION = _gauge(
     "kdist_exporter_scrape_duration_seconds",
     "Time that the agent took to answer the last scrape",
-    unit="seconds",
 )
 
 AGENT_METRICS: tuple[Metric, ...] = tuple(

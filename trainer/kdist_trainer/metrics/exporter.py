@@ -51,7 +51,7 @@ from kdist_trainer.metrics.persistence import (
     read_counters,
 )
 from kdist_trainer.metrics.status import RunCounts, StatusSources
-from kdist_trainer.metrics.step_stats import WallCategory
+from kdist_trainer.metrics.step_stats import COLLECTIVES, WallCategory
 from kdist_trainer.metrics.transport import (
     COUNTER_SLOTS,
     GAUGES,
@@ -73,6 +73,7 @@ SCRIPT = "script"
 """Label `framework` of `kdist_job_info` for a job that runs a script."""
 _READY_STATES = {"running", "checkpointing"}
 _SAMPLES = SLOTS["kdist_samples_total"].start
+_FAILURES = SLOTS["kdist_checkpoint_failures_total"]
 _COMMITTED = GAUGES["kdist_checkpoint_last_success_step"]
 _EWMA = GAUGES["kdist_step_duration_ewma_seconds"]
 _STEP_TIME = GAUGES["kdist_last_step_timestamp_seconds"]
@@ -100,20 +101,13 @@ class Exporter:
         started_at: float | None = None,
         counters_path: Path | ObjectPath | None = None,
     ) -> None:
-        """Restore the counters; `start` opens the socket and the port.
+        """Restore the counters; `start` opens the socket for the records of the ranks, and the port
+        (0 picks a free one).
 
-        Args:
-            job: Name of the job, the label `kdist_job`.
-            run_id: The run whose counters are continued.
-            socket_path: Socket for the records of the ranks.
-            port: Port to listen on; 0 picks a free one.
-            addresses: Addresses to listen on.
-            info: Labels of `kdist_job_info` (`framework`, `workload_kind`, `world_size_min`,
-                `world_size_max`), and optionally `node`.
-            healthy: Returns whether the agent makes progress, for `/healthz`.
-            nodes: Returns the current limits on the number of nodes, for `/status`.
-            started_at: Monotonic time at which the agent's wall time began; by default now.
-            counters_path: File in which the counters are persisted.
+        `info` has labels of `kdist_job_info` (`framework`, `workload_kind`, `world_size_min`,
+        `world_size_max`), and optionally `node`. `healthy` returns whether the agent makes
+        progress, for `/healthz`. `started_at` is the monotonic time at which the agent's wall time
+        began, by default now.
         """
         self.port = port
         self.socket_path = socket_path
@@ -144,6 +138,7 @@ class Exporter:
             observed=self._managed,
         )
         self._failed_at: float | None = None
+        self._budget: int | None = None
         self._exit_record: dict[str, Any] | None = None
         self.sources = StatusSources()
         self._scrape_seconds = 0.0
@@ -224,8 +219,8 @@ class Exporter:
         self.run_counts.end()
 
     def set_group(self, *, generation: int, world_size: int, local_ranks: Iterable[int]) -> None:
-        """Start a worker group of so many ranks, of which `local_ranks` are on this node; call this
-        after the rendezvous, after `run_counts.begin`, and before its ranks start.
+        """Start a worker group, of which `local_ranks` are on this node; call this after the
+        rendezvous, after `run_counts.begin`, and before its ranks start.
         """
         with self._lock:
             self._drain()
@@ -257,7 +252,11 @@ class Exporter:
         the signal that killed it, and of the collective that it failed in.
         """
         with self._lock:
-            self._agent_metrics.count_exit(str(cause), signal or "none", collective)
+            metrics = self._agent_metrics
+            metrics.increment(declarations.WORKER_EXITS, (str(cause), signal or "none"))
+            if collective:
+                op = collective if collective in COLLECTIVES else "other"
+                metrics.increment(declarations.COLLECTIVE_FAILURES, (op, str(cause)))
 
     def observe_rendezvous(self, seconds: float, outcome: str) -> None:
         """Observe the duration of a rendezvous; `outcome` is `formed`, `timeout` or `failed`."""
@@ -278,7 +277,8 @@ class Exporter:
         resets them to the budget.
         """
         with self._lock:
-            self._agent_metrics.set_restarts_remaining(restarts, budget=budget)
+            self._budget = budget
+            self._agent_metrics.set(declarations.RESTARTS_REMAINING, restarts)
 
     def expose(self) -> str:
         """Render all metrics in Prometheus' text format."""
@@ -296,7 +296,8 @@ class Exporter:
             samples = self._rank_metrics.total(_SAMPLES)
             # a script may report none, and train all the same
             rate = self._throughput.rate(samples, now=now) if self._managed or samples else None
-            group = status.group_fields(snapshot, self._agent_metrics, self.run_counts)
+            restarts = self._agent_metrics.get(declarations.RESTARTS_REMAINING)
+            counts = self.run_counts.fields(self._agent_metrics)
             has_begun = self._rank_metrics.has_stepped
         return {
             FORMAT: FORMATS["/status"],
@@ -307,7 +308,10 @@ class Exporter:
             "phase": self._state if self._exit_record else ranks[0]["phase"] if ranks else None,
             **status.training_fields(snapshot),
             "samples_per_second": rate,
-            **group,
+            "generation": snapshot.generation,
+            "world_size": snapshot.world_size,
+            "restarts_remaining": None if restarts is None else int(restarts),
+            **counts,
             "wall_seconds": wall,
             "nodes": self._nodes().model_dump() if self._nodes else None,
             "ranks": ranks,
@@ -341,9 +345,9 @@ class Exporter:
         ):
             return
         self.at_risk.add(record, now=time.time())
-        if record.gauges[_COMMITTED] is not None:
-            self._agent_metrics.reset_restarts_remaining()
-        self._failed_saves.add(record.gauges[_COMMITTED], status.count_failures(record.counters))
+        if record.gauges[_COMMITTED] is not None and self._budget is not None:
+            self._agent_metrics.set(declarations.RESTARTS_REMAINING, self._budget)
+        self._failed_saves.add(record.gauges[_COMMITTED], sum(record.counters[_FAILURES]))
         now = time.monotonic()
         self._throughput.add(self._rank_metrics.total(_SAMPLES), now=now)
         self._wall_time.report(
@@ -351,14 +355,11 @@ class Exporter:
             has_stepped=self._rank_metrics.has_stepped,
             now=now,
         )
-        if self._rank_metrics.has_stepped and not had_stepped:
-            self._record_first_step(record.started_ns, record.gauges[_STEP_TIME], now)
-
-    def _record_first_step(self, started_ns: int, stepped_at: float | None, now: float) -> None:
-        if stepped_at is not None:
-            self._agent_metrics.set(
-                declarations.TIME_TO_FIRST_STEP, max(0.0, stepped_at - started_ns / 1e9)
-            )
+        if had_stepped or not self._rank_metrics.has_stepped:
+            return
+        if (stepped_at := record.gauges[_STEP_TIME]) is not None:
+            seconds = max(0.0, stepped_at - record.started_ns / 1e9)
+            self._agent_metrics.set(declarations.TIME_TO_FIRST_STEP, seconds)
         if self._failed_at is not None:
             self._agent_metrics.set(declarations.TIME_TO_RECOVER, now - self._failed_at)
             self._failed_at = None
@@ -371,7 +372,6 @@ class Exporter:
             return self._rank_metrics.snapshot(), self._agent_metrics.snapshot(), wall
 
     def _read(self) -> dict[str, Series]:
-        """All series by the metric's name."""
         snapshot, agent, wall = self._snapshot()
         series = {
             **agent,
@@ -389,7 +389,8 @@ class Exporter:
     def _current_phase(self) -> Phase | None:
         """The phase of the first local rank, if its heartbeat is of this generation."""
         beat = status.read_heartbeat(self.socket_path.parent, 0)
-        return beat.phase if beat and beat.generation == self._rank_metrics.generation else None
+        is_current = beat and beat.count and beat.generation == self._rank_metrics.generation
+        return beat.phase if beat and is_current else None
 
     def _metrics(self, accept: str) -> HttpResponse:
         started = time.perf_counter()
@@ -460,12 +461,7 @@ def label_names(metric: Metric) -> Labels:
 
 
 def reported_series(snapshot: MetricsSnapshot, wall: Mapping[str, float]) -> dict[str, Series]:
-    """The series of all metrics that ranks report, by name.
-
-    Args:
-        snapshot: The reported values.
-        wall: Wall time in seconds by category.
-    """
+    """The series of all metrics that ranks report, by name; `wall` are seconds by category."""
     node = [0.0] * COUNTER_SLOTS
     for counters in snapshot.in_order:
         node = add(node, counters)
@@ -514,13 +510,8 @@ def exporter_series(
     scrape_seconds: float,
     refused: Mapping[str, Mapping[str, int]],
 ) -> dict[str, Series]:
-    """The series of the exporter itself, by the metric's name.
-
-    Args:
-        snapshot: The reported values.
-        state: The agent's state, one of `STATES` or `STANDBY`.
-        scrape_seconds: Duration of the last scrape.
-        refused: The connections that the agent's servers have closed, by reason, by server.
+    """The series of the exporter itself, by the metric's name. `refused` are the connections that
+    the agent's servers have closed, by reason, by server.
     """
     shown = "pending" if state == STANDBY else state
     return {

@@ -56,12 +56,8 @@ def counter_state(
     agent: Mapping[str, Mapping[Labels, Sequence[float]]],
     wall: Mapping[str, float],
 ) -> CounterState:
-    """Select what is to be persisted.
-
-    Args:
-        snapshot: The counters of the ranks.
-        agent: The agent's own metrics, as `AgentMetrics.snapshot` returns them.
-        wall: Wall time in seconds by category.
+    """Select what is to be persisted of the ranks' counters, of the agent's own metrics, and of its
+    wall time in seconds by category.
     """
     cumulative = {
         name: {labels: tuple(numbers) for labels, numbers in agent[name].items()}
@@ -85,7 +81,12 @@ def read_counters(path: Path | ObjectPath, *, run_id: str) -> CounterState:
     that this version can read.
     """
     try:
-        document = parse_json(_read(path), allow_nan=True)
+        if isinstance(path, ObjectPath):
+            content = path.read_bytes(_MAX_BYTES)
+        else:
+            with path.open("rb") as file:
+                content = file.read(_MAX_BYTES)
+        document = parse_json(content, allow_nan=True)
         if (document["layout"], document["run_id"]) != (LAYOUT, run_id):
             return CounterState()
         return CounterState(
@@ -101,13 +102,6 @@ def read_counters(path: Path | ObjectPath, *, run_id: str) -> CounterState:
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         log.warn("counters-unreadable", message=f"counters start from zero: {path}: {error}")
         return CounterState()
-
-
-def _read(path: Path | ObjectPath) -> bytes:
-    if isinstance(path, ObjectPath):
-        return path.read_bytes(_MAX_BYTES)
-    with path.open("rb") as file:
-        return file.read(_MAX_BYTES)
 
 
 def write_counters(path: Path | ObjectPath, state: CounterState, *, run_id: str) -> None:
@@ -141,13 +135,6 @@ class CounterStore:
     def __init__(
         self, path: Path | ObjectPath, snapshot: Callable[[], CounterState], *, run_id: str
     ) -> None:
-        """Start the thread.
-
-        Args:
-            path: The file, see `counters_path`.
-            snapshot: Returns the current counters.
-            run_id: The run; a later run does not continue these counters.
-        """
         self._path = path
         self._snapshot = snapshot
         self._run_id = run_id
@@ -172,7 +159,7 @@ class CounterStore:
             self._condition.wait_for(lambda: self._completed >= number, _WAIT_SECONDS)
 
     def close(self) -> None:
-        """Write the current counters and stop. Gives up if storage does not respond."""
+        """Write the current counters, unless storage does not respond, and stop."""
         self._stop = True
         self.save(self._snapshot())
         self._thread.join(_WAIT_SECONDS)

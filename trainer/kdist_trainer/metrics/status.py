@@ -95,28 +95,26 @@ class StatusSources:
     slow_start: str = ""
 
     def fields(self, *, ended: bool, has_begun: bool, failed_saves: int) -> dict[str, Any]:
-        """Fields of `/status`; `ended` is whether the agent's work is over, `has_begun` whether the
-        ranks have come to a step, `failed_saves` the number of checkpoints that could not be saved
-        since the last one.
+        """Fields of `/status`. `has_begun` says whether the ranks have reached a step;
+        `failed_saves` counts the checkpoints that could not be saved since the last one.
         """
+        last_failure = None
+        if self.last_failure is not None:  # were folders full then, and have none room now?
+            is_known = not ended and bool(self.last_failure.get("full"))
+            is_full = bool(self.full()) if is_known else None
+            last_failure = {**self.last_failure, "is_full": is_full}
         return {
             "peers": None if ended else self.peers(),
             "rendezvous_refused": not ended and self.is_refused(),
             "rendezvous_refusal": None if ended else self.refusal() or None,
             "exchange_key": None if ended else self.has_key(),
-            "last_failure": None if self.last_failure is None else self._show_failure(ended=ended),
+            "last_failure": last_failure,
             "devices": self.devices or None,
             "failed_saves": failed_saves,
             "checkpoint_room": self.room() if failed_saves and not ended else None,
             "waiting_for": None if ended else self.waiting_for or None,
             "slow_start": None if ended or has_begun else self.slow_start or None,
         }
-
-    def _show_failure(self, *, ended: bool) -> dict[str, Any]:
-        """The last failure, and whether folders that were full then have no room now either."""
-        failure = dict(self.last_failure or {})
-        is_known = not ended and bool(failure.get("full"))
-        return {**failure, "is_full": bool(self.full()) if is_known else None}
 
 
 class RunHistory(NamedTuple):
@@ -162,7 +160,6 @@ class RunCounts:
         self._failures = 0
 
     def fields(self, agent: AgentMetrics) -> dict[str, int]:
-        """Fields of `/status`."""
         if self._history is None:
             counters = {"restarts": declarations.RESTARTS, "lost_steps": declarations.LOST_STEPS}
             return {name: int(agent.total(metric)) for name, metric in counters.items()}
@@ -176,7 +173,6 @@ _SPACING_SECONDS = 0.5
 _PHASE = SLOTS["kdist_step_phase_seconds_total"].start
 _STEPS = SLOTS["kdist_steps_total"].start
 _NONFINITE_LOSS = SLOTS["kdist_nonfinite_total"].start
-_FAILURES = SLOTS["kdist_checkpoint_failures_total"]
 _ALL_REDUCE = SLOTS["kdist_collective_seconds_total"].start
 _BUSY = tuple(
     _PHASE + phase
@@ -229,11 +225,6 @@ class Throughput:
             self._points.popleft()
 
 
-def count_failures(counters: Sequence[float]) -> float:
-    """All checkpoints that a rank could not save."""
-    return sum(counters[_FAILURES.start : _FAILURES.stop])
-
-
 def training_fields(snapshot: MetricsSnapshot) -> dict[str, Any]:
     """The latest gauges of the training: a number, None while unknown, a string if not finite."""
     fields = {
@@ -261,19 +252,6 @@ def nonfinite_loss(snapshot: MetricsSnapshot) -> dict[str, Any]:
         return {}
     last = snapshot.gauges[GAUGES["kdist_loss"]] if 0 in snapshot.local_ranks else None
     return {"nonfinite_loss": {"steps": steps, "last": log.plain(last)}}
-
-
-def group_fields(
-    snapshot: MetricsSnapshot, agent: AgentMetrics, counts: RunCounts
-) -> dict[str, Any]:
-    """The worker group, and what the run has come to."""
-    remaining = agent.get(declarations.RESTARTS_REMAINING)
-    return {
-        "generation": snapshot.generation,
-        "world_size": snapshot.world_size,
-        "restarts_remaining": None if remaining is None else int(remaining),
-        **counts.fields(agent),
-    }
 
 
 _FIELDS = (
@@ -311,12 +289,6 @@ def rank_entries(
     `quiet_seconds`, the time since it has sent a heartbeat, or a collective of it began or ended;
     `collective_seconds`, the time that it has been in its collective; `line` and `line_seconds`,
     where its main thread stands and for how long, of a rank that is quiet and in no collective.
-
-    Args:
-        snapshot: The reported values.
-        scratch: Folder with the heartbeat files.
-        now: Monotonic time in seconds.
-        activity: What the agent knows of each local rank.
     """
     found = []
     for local_rank, rank in enumerate(snapshot.local_ranks):
@@ -337,7 +309,7 @@ def rank_entries(
                 if steps and record.counters[_ALL_REDUCE]
                 else None
             )
-        if beat := _read_file(scratch, local_rank):
+        if beat := read_heartbeat(scratch, local_rank):
             entry["collective"] = beat.collective
             entry["group"] = beat.group
             if beat.count:
@@ -355,13 +327,9 @@ def is_seen(ranks: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def read_heartbeat(scratch: Path, local_rank: int) -> RankSnapshot | None:
-    """Read the latest heartbeat of a local rank; None if there is none."""
-    beat = _read_file(scratch, local_rank)
-    return beat if beat is not None and beat.count else None
-
-
-def _read_file(scratch: Path, local_rank: int) -> RankSnapshot | None:
-    """What the rank has written, of a script perhaps collectives without heartbeats."""
+    """What a local rank has written last, of a script perhaps collectives without heartbeats; None
+    if there is nothing.
+    """
     try:
         with contextlib.closing(Heartbeat(heartbeat_path(scratch, local_rank))) as heartbeat:
             return heartbeat.read()

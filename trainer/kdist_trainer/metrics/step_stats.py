@@ -40,25 +40,21 @@ class ResourceStats:
         "kdist_rank_memory_bytes",
         "Resident memory of the rank's process; shared pages are counted in every rank",
         scope=Scope.RANK,
-        unit="bytes",
     )
     device_allocated: float | None = gauge(
         "kdist_device_memory_allocated_bytes",
         "Accelerator memory allocated to tensors",
         scope=Scope.RANK,
-        unit="bytes",
     )
     device_reserved: float | None = gauge(
         "kdist_device_memory_reserved_bytes",
         "Accelerator memory reserved by the caching allocator",
         scope=Scope.RANK,
-        unit="bytes",
     )
     device_peak: float | None = gauge(
         "kdist_device_memory_peak_bytes",
         "Maximum of the accelerator memory allocated to tensors since the rank started",
         scope=Scope.RANK,
-        unit="bytes",
     )
     queue_depth: float | None = gauge(
         "kdist_dataloader_queue_depth",
@@ -180,7 +176,6 @@ class StepStats(ResourceStats):
         "kdist_step_phase_seconds_total",
         "Step time by phase; the phases add up to the step time",
         scope=Scope.RANK,
-        unit="seconds",
         labels=("phase",),
         series=tuple((phase.name.lower(),) for phase in StepPhase),
     )
@@ -188,7 +183,6 @@ class StepStats(ResourceStats):
         "kdist_step_duration_seconds",
         "Step time of all local ranks",
         scope=Scope.NODE,
-        unit="seconds",
         buckets=STEP_BUCKETS,
     )
     collective_seconds: list[float] = counter(
@@ -196,7 +190,6 @@ class StepStats(ResourceStats):
         "Time with at least one collective of this kind in flight, from launch to completion, "
         "waiting for peers included",
         scope=Scope.RANK,
-        unit="seconds",
         labels=("op",),
         series=_OPS,
         hide_zero=True,
@@ -205,7 +198,6 @@ class StepStats(ResourceStats):
         "kdist_collective_bytes_total",
         "Payload of the collectives (S in nccl-tests)",
         scope=Scope.RANK,
-        unit="bytes",
         labels=("op",),
         series=_OPS,
         hide_zero=True,
@@ -225,7 +217,6 @@ class StepStats(ResourceStats):
             "included (ddp and scripts); all-reduces overlap, so the sum may exceed elapsed time"
         ),
         scope=Scope.NODE,
-        unit="seconds",
         buckets=ALL_REDUCE_BUCKETS,
         hide_zero=True,
     )
@@ -243,7 +234,6 @@ class StepStats(ResourceStats):
             "its predecessors on this node"
         ),
         scope=Scope.LOCAL_RANK_ZERO,
-        unit="seconds",
         labels=("category",),
         series=tuple((category,) for category in WALL_CATEGORIES),
     )
@@ -269,7 +259,6 @@ class StepStats(ResourceStats):
             "paused, mode total lasts until the commit is durable"
         ),
         scope=Scope.RANK_ZERO,
-        unit="seconds",
         labels=("op", "mode"),
         series=(("save", "blocking"), ("save", "total")),
         buckets=SAVE_BUCKETS,
@@ -308,25 +297,21 @@ class StepStats(ResourceStats):
         "kdist_last_step_timestamp_seconds",
         "Unix time at which the last step was completed",
         scope=Scope.NODE,
-        unit="seconds",
     )
     step_ewma: float | None = gauge(
         "kdist_step_duration_ewma_seconds",
         "Exponential moving average of the step time; maximum of the local ranks",
         scope=Scope.NODE,
-        unit="seconds",
     )
     checkpoint_bytes: float | None = gauge(
         "kdist_checkpoint_size_bytes",
         "Size of the last committed checkpoint",
         scope=Scope.RANK_ZERO,
-        unit="bytes",
     )
     checkpoint_time: float | None = gauge(
         "kdist_checkpoint_last_success_timestamp_seconds",
         "Unix time of the last committed checkpoint",
         scope=Scope.RANK_ZERO,
-        unit="seconds",
     )
     checkpoint_step: float | None = gauge(
         "kdist_checkpoint_last_success_step",
@@ -340,7 +325,6 @@ class StepStats(ResourceStats):
             "number of steps at the current step time"
         ),
         scope=Scope.RANK_ZERO,
-        unit="seconds",
     )
     probe_bandwidth: float | None = gauge(
         "kdist_allreduce_probe_bus_bandwidth_bytes_per_second",
@@ -349,17 +333,10 @@ class StepStats(ResourceStats):
             "S/t * 2(n-1)/n"
         ),
         scope=Scope.RANK_ZERO,
-        unit="bytes_per_second",
     )
 
     def add_step(self, seconds: float, samples: int, step: int) -> None:
-        """Count one optimizer step of this rank.
-
-        Args:
-            seconds: Wall time of the step.
-            samples: Samples that this rank consumed in it.
-            step: Number of the step, from 1.
-        """
+        """Count one optimizer step of this rank, which consumed that number of samples."""
         self.steps += 1
         self.samples += samples
         self.last_step = step
@@ -375,13 +352,8 @@ class StepStats(ResourceStats):
     def add_all_reduces(
         self, *, busy: float, exposed: float, nbytes: int, durations: Sequence[float]
     ) -> None:
-        """Count the all-reduces of a step.
-
-        Args:
-            busy: Seconds with at least one in flight.
-            exposed: Seconds of these that no computation overlapped; added to COMM_EXPOSED.
-            nbytes: Payload in bytes.
-            durations: Seconds of each all-reduce.
+        """Count the all-reduces of a step. `busy` are the seconds with at least one in flight, and
+        `exposed` those of them that no computation overlapped.
         """
         self.add_collectives(Op.ALL_REDUCE, busy=busy, nbytes=nbytes, count=len(durations))
         self.phase[StepPhase.COMM_EXPOSED] += exposed
@@ -394,14 +366,7 @@ class StepStats(ResourceStats):
         self.all_reduce_duration[-1] += seconds
 
     def add_collectives(self, op: Op, *, busy: float, nbytes: float, count: int) -> None:
-        """Count the collectives of one kind in a step.
-
-        Args:
-            op: The kind.
-            busy: Seconds with at least one in flight.
-            nbytes: Payload in bytes.
-            count: Number of collectives.
-        """
+        """Count the collectives of one kind; `busy` are the seconds with at least one in flight."""
         self.collective_seconds[op] += busy
         self.collective_bytes[op] += nbytes
         self.collectives[op] += count
@@ -426,15 +391,8 @@ class StepStats(ResourceStats):
         nbytes: int = 0,
         step: int | None = None,
     ) -> None:
-        """Count a save or a restore of a checkpoint.
-
-        Args:
-            op: `save` or `restore`.
-            cause: Cause of the failure; None if it succeeded.
-            visible: Seconds that training was paused.
-            total: Seconds until the commit was durable.
-            nbytes: Size of the checkpoint in bytes.
-            step: Step of the checkpoint.
+        """Count a save or a restore (`op`) of a checkpoint, which failed if there is a `cause`.
+        Training was paused for `visible` seconds, and the commit durable after `total`.
         """
         self.checkpoint_attempts[0 if op == "save" else 1] += 1
         if cause is not None:

@@ -225,12 +225,7 @@ class Reporter:
     def __init__(
         self, stats: StepStats | None = None, *, min_interval_seconds: float = MIN_INTERVAL_SECONDS
     ) -> None:
-        """Connect on the first send.
-
-        Args:
-            stats: The metrics to send; by default those of `shared_stats`.
-            min_interval_seconds: Minimum interval between two records.
-        """
+        """Connect on the first send. By default the metrics of `shared_stats` are sent."""
         self.stats = stats or shared_stats()
         path = os.environ.get("KDIST_METRICS_SOCKET")
         self._path = Path(path) if path else None
@@ -328,13 +323,7 @@ class Reporter:
         learning_rate: float | None = None,
         grad_norm: float | None = None,
     ) -> None:
-        """Report values of the last step that became known after it was reported.
-
-        Args:
-            loss: Training loss.
-            learning_rate: Learning rate of the step.
-            grad_norm: Norm of the gradient.
-        """
+        """Report values of the last step that became known after it was reported."""
         if self._path is not None:
             self._set(loss=loss, grad_norm=grad_norm, learning_rate=learning_rate)
             self.send()
@@ -347,10 +336,8 @@ class Reporter:
             self._script.beat(phase, int(self.stats.last_step or 0))
 
     def evaluated(self, metrics: Mapping[str, float]) -> None:
-        """Report an evaluation that has ended. The time since the last step was spent in it.
-
-        Args:
-            metrics: The results by name; that of `loss` is shown as the evaluation's loss.
+        """Report an evaluation that has ended, with its results by name; `loss` is shown as the
+        evaluation's loss. The time since the last step was spent in it.
         """
         if self._path is None:
             return
@@ -372,12 +359,12 @@ class Reporter:
                 if not math.isfinite(value):
                     stats.add_nonfinite("loss" if name == "loss" else "grad")
                 if name == "loss":
-                    self._watch_loss(float(value))
+                    self._warn_nonfinite_loss(float(value))
         if learning_rate is not None:
             stats.learning_rate = float(learning_rate)
 
-    def _watch_loss(self, loss: float) -> None:
-        """Say at once that the loss is NaN or infinite, and only once until it is finite again."""
+    def _warn_nonfinite_loss(self, loss: float) -> None:
+        """Warn at once of a NaN or infinite loss, and only once until it is finite again."""
         is_finite = math.isfinite(loss)
         if self._loss_is_finite and not is_finite:
             log.warn(
@@ -452,7 +439,6 @@ class _Script:
         return seconds
 
     def beat(self, phase: Phase, step: int) -> None:
-        """Write the heartbeat."""
         if self._heartbeat is not None:
             self._heartbeat.beat(phase, step)
 
@@ -462,18 +448,14 @@ class _Script:
         seconds = self._last - self._logged_at
         if stats.rank != 0 or seconds < _PROGRESS_SECONDS:
             return
-        first = math.isinf(seconds)
-        rate = (
-            None
-            if first
-            else (stats.samples - self._logged_samples)
-            / seconds
-            * int(os.environ.get("WORLD_SIZE", "1"))
-        )
+        rate = None
+        if math.isinf(seconds):
+            log.event("first-step", step=step)
+        else:
+            own = (stats.samples - self._logged_samples) / seconds
+            rate = own * int(os.environ.get("WORLD_SIZE", "1"))
         self._logged_at = self._last
         self._logged_samples = stats.samples
-        if first:
-            log.event("first-step", step=step)
         progress = {
             "target": stats.target_steps,
             "loss": stats.loss,
@@ -492,15 +474,9 @@ class Receiver:
     def __init__(
         self, path: Path, *, on_datagram: Callable[[bytes], None], lock: threading.Lock
     ) -> None:
-        """Bind the socket and start the thread. A socket that a dead agent left there is replaced.
-
-        Args:
-            path: Path of the socket, which gets mode 0600.
-            on_datagram: Called with each datagram, one at a time.
-            lock: Held during these calls, for a few milliseconds at most.
-
-        Raises:
-            OSError: The socket cannot be bound.
+        """Bind the socket, with mode 0600, and start the thread. A socket that a dead agent left
+        there is replaced. `on_datagram` is called with each datagram, one at a time, while the lock
+        is held. Raises `OSError`.
         """
         self._path = path
         self._on_datagram = on_datagram

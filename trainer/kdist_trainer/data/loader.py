@@ -53,7 +53,6 @@ class Batch(NamedTuple):
 
     @property
     def own_samples(self) -> int:
-        """Samples of this rank."""
         return sum([micro_batch.samples for micro_batch in self.micro_batches])
 
 
@@ -96,16 +95,8 @@ class Loader:
         settings: config.LoaderConfig,
         seed: int,
     ) -> None:
-        """Load nothing yet.
-
-        Args:
-            steps: What each step takes from the sample stream.
-            workload: Collates the batches and moves them to the device.
-            samples: The training split.
-            settings: Number of loader processes, and how far ahead they load.
-            seed: Seed of the job.
-        """
-        self._steps = steps
+        """Load nothing yet."""
+        self.steps = steps
         self._workload = workload
         self._samples = samples
         self._settings = settings
@@ -123,27 +114,12 @@ class Loader:
 
     @property
     def opened(self) -> Samples | Stream:
-        """The training split as the workload has opened it."""
         return self._samples.stream if isinstance(self._samples, StreamSamples) else self._samples
 
     def first_micro_batch(self) -> MicroBatch:
         """This rank's first micro-batch of the run, fetched in this process, for the warm-up."""
-        request = _make_request(self._steps, self._steps.chunks(0)[0], 0, 0, self._seed)
+        request = _make_request(self.steps, self.steps.chunks(0)[0], 0, 0, self._seed)
         return self._move(_fetch(request, self._fetcher()))
-
-    def resume_at(self, *, step: int, position: int) -> int:
-        """Continue after `step` steps that used `position` samples; returns the run's last step."""
-        return self._steps.resume_at(step=step, position=position)
-
-    def past_end(self, *, step: int, position: int) -> str:
-        """The length of the run in words, if `step` steps over `position` samples exceed it; empty
-        otherwise.
-        """
-        return self._steps.past_end(step=step, position=position)
-
-    def step_size(self, position: int) -> int:
-        """Samples, over all ranks, of the step that starts at `position`."""
-        return self._steps.step_size(position)
 
     def prefetched(self) -> int | None:
         """Micro-batches that loader processes have ready; None without such processes, or where the
@@ -162,7 +138,7 @@ class Loader:
         """The batch of every step, after `step` steps and `position` samples. It ends the loader
         processes of an earlier iterator, which must not be used any more.
         """
-        steps, fetch = self._steps, self._fetch_from(step, position)
+        steps, fetch = self.steps, self._fetch_from(step, position)
         while position < steps.total:
             size = steps.step_size(position)
             chunks = steps.chunks_of(size)
@@ -175,10 +151,22 @@ class Loader:
         """
         if self._settings.workers:
             self.close()
-            requests = _Requests(self._steps, seed=self._seed, step=step, position=position)
-            self._prefetching = iter(self._start_processes(requests))
+            requests = _Requests(self.steps, seed=self._seed, step=step, position=position)
+            loader: DataLoader[MicroBatch] = DataLoader(
+                _RequestedSamples(self._workload, self._samples),
+                batch_size=None,
+                # torch passes each item on to the data set as if it were an index
+                sampler=requests,
+                num_workers=self._useful_processes(),
+                prefetch_factor=self._settings.prefetch,
+                collate_fn=_unchanged,  # type: ignore[arg-type]  # without a batch size it gets single items
+                pin_memory=self._to_device is not None,
+                multiprocessing_context="forkserver",
+                worker_init_fn=exit_with_rank,
+            )
+            self._prefetching = iter(loader)
             return lambda *_: self._move(next(self._prefetching))
-        order, seed, fetch = self._steps.order, self._seed, self._fetcher()
+        order, seed, fetch = self.steps.order, self._seed, self._fetcher()
         to_device = self._to_device
 
         # Without a request in between, which only loader processes need: each call here is paid
@@ -193,19 +181,6 @@ class Loader:
 
         return fetch_chunk
 
-    def _start_processes(self, requests: _Requests) -> DataLoader[MicroBatch]:
-        return DataLoader(
-            _RequestedSamples(self._workload, self._samples),
-            batch_size=None,
-            sampler=requests,  # torch passes each item on to the data set as if it were an index
-            num_workers=self._useful_processes(),
-            prefetch_factor=self._settings.prefetch,
-            collate_fn=_unchanged,  # type: ignore[arg-type]  # without a batch size it gets single items
-            pin_memory=self._to_device is not None,
-            multiprocessing_context="forkserver",
-            worker_init_fn=exit_with_rank,
-        )
-
     def _useful_processes(self) -> int:
         """Number of loader processes. For a stream, each micro-batch of a step must come from the
         same process every time.
@@ -213,7 +188,7 @@ class Loader:
         torch assigns requests to processes in turn: otherwise every process would have to read the
         samples of all others to skip them.
         """
-        most, chunks = self._settings.workers, len(self._steps.chunks(0))
+        most, chunks = self._settings.workers, len(self.steps.chunks(0))
         if not isinstance(self._samples, StreamSamples):
             return most
         return max(count for count in range(1, most + 1) if chunks % count == 0)
@@ -348,24 +323,19 @@ def _prepare_forkserver() -> None:
     neither, a server starts now, and imports torch while the rank continues.
     """
     server: Any = forkserver._forkserver
-    if _forked_this_process(server):
-        # it is not a child of this process, which therefore cannot wait for it
-        server.ensure_running = resource_tracker.ensure_running
-        return
-    multiprocessing.set_forkserver_preload(["torch.utils.data", __name__])
-    forkserver.ensure_running()
-
-
-def _forked_this_process(server: Any) -> bool:
-    """Whether a forkserver that accepts requests forked this process: it then knows the server's
-    address, but has no such child.
-    """
+    # whether it accepts requests and forked this process, which then knows its address, but has no
+    # such child
     inherited = (
         server._forkserver_pid is None
         and server._forkserver_address
         and server._forkserver_alive_fd is not None
     )
-    return bool(inherited and getattr(server, "_forkserver_authkey", b"not required") is not None)
+    if inherited and getattr(server, "_forkserver_authkey", b"not required") is not None:
+        # it is not a child of this process, which therefore cannot wait for it
+        server.ensure_running = resource_tracker.ensure_running
+        return
+    multiprocessing.set_forkserver_preload(["torch.utils.data", __name__])
+    forkserver.ensure_running()
 
 
 def _unchanged(micro_batch: MicroBatch) -> MicroBatch:

@@ -72,9 +72,6 @@ class ComputedOrder(Order):
     """An order that is computed when it is needed, a block of positions at a time."""
 
     def between(self, first: int, last: int) -> Tensor:
-        """Indices of the samples at positions `first` (included) to `last` (excluded): int64, shape
-        [last - first].
-        """
         if first < self._block_start or last > self._block_stop:
             ahead = min(first + _BLOCK, (first // self.length + 1) * self.length)
             stop = max(last, ahead)
@@ -150,15 +147,8 @@ class WeightedOrder(Order):
     """
 
     def __init__(self, *, weights: Tensor, length: int, seed: int) -> None:
-        """Prepare the draws.
-
-        Args:
-            weights: Weight of each sample, shape (length,).
-            length: Number of samples.
-            seed: Seed of the job.
-
-        Raises:
-            DataError: If `weights` has another shape, or values that are no weights.
+        """Prepare the draws by the weights of the samples, shape (length,). Raises `DataError` if
+        they have another shape, or values that are no weights.
         """
         super().__init__(length=length, seed=seed)
         if weights.shape != (length,):
@@ -200,16 +190,8 @@ class ComputedWeightedOrder(WeightedOrder, ComputedOrder):
 
 
 def make_order(length: int, *, seed: int, weights: Tensor | None = None) -> Order:
-    """Make the order of a data set.
-
-    Args:
-        length: Number of samples.
-        seed: Seed of the job.
-        weights: How often each sample is drawn, in proportion, shape (length,); None for a
-            permutation per epoch.
-
-    Raises:
-        DataError: If there are no samples, or `weights` are not valid.
+    """Make the order of a data set: by weights of shape (length,), or a permutation per epoch.
+    Raises `DataError` if there are no samples, or `weights` are not valid.
     """
     large = length >= LARGE
     if weights is not None:
@@ -223,5 +205,4 @@ class SequentialOrder(Order):
     """The order of a stream: positions 0, 1, 2, ..."""
 
     def between(self, first: int, last: int) -> Tensor:
-        """These positions: int64, shape [last - first]."""
         return torch.arange(first, last)

@@ -122,13 +122,8 @@ class StepPlan:
     def __init__(
         self, order: Order, assignment: ShardAssignment, *, total: int, last: int | None = None
     ) -> None:
-        """Plan a run.
-
-        Args:
-            order: The order of the samples.
-            assignment: How each step is split over shards and ranks.
-            total: Samples of the run.
-            last: Last step of a run whose length is given in steps, which then determines `total`.
+        """Plan a run of `total` samples. `last` is the last step of a run whose length is given in
+        steps, which then determines `total`.
         """
         self.order = order
         self.assignment = assignment
@@ -200,22 +195,27 @@ def plan(
     even: bool,
     opened: Samples | Stream | None = None,
 ) -> DataPlan:
-    """Plan the data of a run.
-
-    Args:
-        config: train.json.
-        train: Its `train` section.
-        workload: Provides the samples of the training split.
-        world: The process group.
-        even: Whether every rank must run equally many forward passes.
-        opened: The training split, if it was opened before.
+    """Plan the data of a run; `opened` is the training split, if it was opened before. With `even`
+    every rank runs equally many forward passes.
 
     Raises:
         DataError: If there are no samples.
         ConfigError: If the batch cannot be split over shards and ranks, or the samples are a stream
             and the length of the run is not given in steps.
     """
-    assignment = assign_shards(config, train, world, even=even)
+    # with as many shards as the job may have replicas, unless it says how many
+    replicas = max(world.data_size, config.max_world_size(world.local_size) // world.model_parallel)
+    shards = train.virtual_shards or replicas
+    micro_batch = train.micro_batch
+    if train.strategy == "pipeline":
+        # Each pipeline gets as many micro-batches as the job asks for, whatever the present number
+        # of replicas: what a step draws at random depends on the micro-batches.
+        most = -(-train.global_batch // shards)
+        chunks = -(-train.pipeline.microbatches * replicas // shards)
+        micro_batch = min(train.micro_batch or most, -(-most // chunks))
+    assignment = ShardAssignment(
+        train.global_batch, shards, world.data_rank, world.data_size, micro_batch, even
+    )
     name = f"{type(workload).__name__}.dataset('train')"
     samples = workload.dataset("train") if opened is None else opened
     if isinstance(samples, Stream):
@@ -224,7 +224,13 @@ def plan(
                 f"train.epochs: {name} is a stream, whose length is unknown; set train.steps "
                 "instead"
             )
-        return _plan_stream(samples, train, workload, assignment, steps=train.steps)
+        read = StreamSamples(
+            samples, batch=assignment.batch, shards=assignment.shards, seed=train.seed
+        )
+        in_order = SequentialOrder(length=len(read), seed=train.seed)
+        total = train.steps * assignment.batch
+        steps = StepPlan(in_order, assignment, total=total, last=train.steps)
+        return DataPlan(read, steps, _digest(workload.fingerprint(read), read.describe()))
     if samples is None or len(samples) == 0:
         raise DataError(f"{name} has no samples")
     total = (train.steps or 0) * assignment.batch
@@ -241,64 +247,6 @@ def plan(
         fingerprint = _digest(fingerprint, order.algorithm)
     steps = StepPlan(order, assignment, total=total, last=train.steps)
     return DataPlan(samples, steps, fingerprint)
-
-
-def _plan_stream(
-    stream: Stream,
-    train: Training,
-    workload: Workload,
-    assignment: ShardAssignment,
-    *,
-    steps: int,
-) -> DataPlan:
-    samples = StreamSamples(
-        stream, batch=assignment.batch, shards=assignment.shards, seed=train.seed
-    )
-    order = SequentialOrder(length=len(samples), seed=train.seed)
-    planned = StepPlan(order, assignment, total=steps * assignment.batch, last=steps)
-    fingerprint = _digest(workload.fingerprint(samples), samples.describe())
-    return DataPlan(samples, planned, fingerprint)
-
-
-def assign_shards(
-    config: TrainConfig, train: Training, world: World, *, even: bool
-) -> ShardAssignment:
-    """Split each step over virtual shards and ranks.
-
-    Args:
-        config: train.json, with the largest world size that the job may have.
-        train: Its `train` section.
-        world: The process group.
-        even: Whether every rank must run equally many forward passes.
-
-    Raises:
-        ConfigError: If the batch cannot be split over shards and ranks.
-    """
-    replicas = max(world.data_size, config.max_world_size(world.local_size) // world.model_parallel)
-    shards = train.virtual_shards or replicas
-    micro_batch = train.micro_batch
-    if train.strategy == "pipeline":
-        micro_batch = pipeline_micro_batch(train, shards, replicas)
-    return ShardAssignment(
-        train.global_batch, shards, world.data_rank, world.data_size, micro_batch, even
-    )
-
-
-def pipeline_micro_batch(train: Training, shards: int, replicas: int) -> int:
-    """Samples in a micro-batch, such that each pipeline has as many micro-batches as the job asks
-    for.
-
-    It does not depend on the present number of replicas, since what a step draws at random depends
-    on the micro-batches.
-
-    Args:
-        train: Settings of the training.
-        shards: Virtual shards.
-        replicas: Most model replicas that the job can have.
-    """
-    samples = -(-train.global_batch // shards)
-    chunks = -(-train.pipeline.microbatches * replicas // shards)
-    return min(train.micro_batch or samples, -(-samples // chunks))
 
 
 def _digest(*parts: str) -> str:

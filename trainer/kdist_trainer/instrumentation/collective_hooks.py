@@ -38,11 +38,8 @@ PostHook = Callable[[Work | None], object]
 
 def on_completion(work: Work | None, callback: Callable[[object], object]) -> bool:
     """Call `callback` at the end of a collective; with NCCL, once the collective is enqueued.
-
-    Without a handle, that is now: the collective is already on the current stream.
-
-    Returns:
-        False if `work` has no future: the rank that waits for it completes gloo's reduce_scatter.
+    Without a handle, that is now: the collective is already on the current stream. Returns False if
+    `work` has no future: the rank that waits for it completes gloo's reduce_scatter.
     """
     if work is None:
         callback(None)
@@ -59,15 +56,9 @@ class LaunchHook(Protocol):
     """Called before each collective, on the thread that launches it."""
 
     def begin(self, op: str, tensors: Sequence[Tensor], group: ProcessGroup) -> PostHook | None:
-        """The collective `op` is about to be launched.
-
-        Args:
-            op: name of the collective, such as `all_reduce`.
-            tensors: what each rank contributes or gets; empty for a barrier.
-            group: the process group that it runs in.
-
-        Returns:
-            What to call after the launch, if anything.
+        """The collective `op`, such as `all_reduce`, is about to be launched; `tensors` are what
+        each rank contributes or gets, none for a barrier. Returns what to call after the launch, if
+        anything.
         """
         ...
 
@@ -171,11 +162,8 @@ class WaitHook(Protocol):
     """Called instead of each wait, which it must call itself."""
 
     def wait(self, wait: Wait, awaited: Work | Tensor) -> Any:
-        """Return what `wait` returns; runs on the thread that waits.
-
-        Args:
-            wait: the wait itself.
-            awaited: the collective's handle, or the tensor that it fills.
+        """Return what `wait` returns; runs on the thread that waits. `awaited` is the collective's
+        handle, or the tensor that it fills.
         """
         ...
 
@@ -272,6 +260,15 @@ def _install() -> None:
     _wait_kernels.append(torch_internals.register_kernels(WAITS, {"wait_tensor": kernel}))
 
 
+def is_training_thread(main: int | None) -> bool:
+    """Whether this is a thread of the training: the main one or, as Python knows nothing of C++'s
+    threads, one of autograd's.
+    """
+    return threading.get_ident() == main or isinstance(
+        threading.current_thread(), threading._DummyThread
+    )
+
+
 _Entry = tuple[str, int, str, str, str]  # operation, elements, element type, shape, group
 _MAX_ENTRIES = 1024  # a model may keep using new shapes
 
@@ -300,7 +297,7 @@ class FlightRecorder:
                 self._entries[key] = entry
         op, numel, dtype, shape, label = entry
         self._heartbeat.enter(
-            op, numel, dtype, shape=shape, group=label, current=self._is_current()
+            op, numel, dtype, shape=shape, group=label, current=is_training_thread(self._main)
         )
         return None
 
@@ -308,20 +305,12 @@ class FlightRecorder:
         """Return what `wait` returns, and record that the rank is in it meanwhile. A wait that
         raises stays recorded.
         """
-        if not self._is_current():
+        if not is_training_thread(self._main):
             return wait()
         self._heartbeat.wait()
         result = wait()
         self._heartbeat.leave()
         return result
-
-    def _is_current(self) -> bool:
-        """Whether this is a thread of the training: the main one or, as Python knows nothing of
-        C++'s threads, one of autograd's.
-        """
-        if threading.get_ident() == self._main:
-            return True
-        return isinstance(threading.current_thread(), threading._DummyThread)
 
     def _describe(
         self, op: str, tensors: Sequence[Tensor], group: ProcessGroup, name: str

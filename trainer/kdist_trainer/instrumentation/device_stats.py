@@ -53,13 +53,8 @@ class DeviceStats:
         *,
         waiting: Callable[[], int | None],
     ) -> None:
-        """Sample nothing yet.
-
-        Args:
-            stats: gets the samples.
-            device: whose memory is sampled, if it is a CUDA device.
-            train: says whether FLOPs can be counted, and the precision that peak FLOP/s are for.
-            waiting: returns how many prefetched batches are ready, None without prefetching.
+        """Sample nothing yet. `waiting` returns how many prefetched batches are ready, None without
+        prefetching.
         """
         self._stats = stats
         self._device = device
@@ -135,14 +130,8 @@ def resident_bytes() -> int | None:
 
 
 def peak_flops(device: str, precision: str) -> float | None:
-    """Peak FLOP/s of a device.
-
-    Args:
-        device: name of the device, such as `NVIDIA H100 PCIe`.
-        precision: `precision` of job.yaml.
-
-    Returns:
-        FLOP/s from the vendor's data sheet; None for an unknown device or precision.
+    """Peak FLOP/s of a device, such as `NVIDIA H100 PCIe`, in a `precision` of job.yaml, from the
+    vendor's data sheet; None for an unknown device or precision.
     """
     peak = next((peak for name, peak in _PEAKS if name in device), None)
     if peak is None or precision in _HALVES:

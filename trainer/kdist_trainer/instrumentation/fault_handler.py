@@ -85,15 +85,9 @@ def watch(scratch: Path, local_rank: int) -> None:
 
 
 def read(scratch: Path, local_rank: int) -> tuple[tuple[str, ...], str | None]:
-    """Read the stack that a crashed rank left.
-
-    Args:
-        scratch: the agent's folder.
-        local_rank: the rank on this node.
-
-    Returns:
-        The lines of the thread that crashed, innermost last, and the last of them in the user's
-        code. No lines if there are none or the thread is unknown.
+    """Read the stack that a crashed rank left: the lines of the thread that crashed, innermost
+    last, and the last of them in the user's code. No lines if there are none or the thread is
+    unknown.
     """
     try:
         with path_of(scratch, local_rank).open(encoding="utf-8", errors="replace") as left:

@@ -26,7 +26,12 @@ from torch.distributed import ProcessGroup, Work
 
 from kdist_trainer import log
 from kdist_trainer.instrumentation import collective_hooks
-from kdist_trainer.instrumentation.collective_hooks import FlightRecorder, PostHook, on_completion
+from kdist_trainer.instrumentation.collective_hooks import (
+    FlightRecorder,
+    PostHook,
+    is_training_thread,
+    on_completion,
+)
 from kdist_trainer.instrumentation.step_timer import KINDS, payload
 from kdist_trainer.instrumentation.torch_internals import storage_id
 from kdist_trainer.metrics import transport
@@ -65,7 +70,7 @@ class ScriptRecorder(FlightRecorder):
         for.
         """
         super().begin(op, tensors, group)
-        if not self._is_current():
+        if not is_training_thread(self._main):
             return None
         number = self._heartbeat.entered
 
@@ -110,7 +115,7 @@ class ScriptCollectiveTimer:
     def begin(self, op: str, tensors: Sequence[Tensor], group: ProcessGroup) -> PostHook | None:
         """Count a collective that a thread of the training is about to launch."""
         kind = KINDS.get(op)
-        if kind is None or not self._is_training():
+        if kind is None or not is_training_thread(self._main):
             return None
         try:
             return self._begin(kind, tensors, group)
@@ -129,15 +134,8 @@ class ScriptCollectiveTimer:
         return result
 
     def close(self) -> None:
-        """Stop measuring."""
         collective_hooks.unregister_launch_hook(self)
         collective_hooks.unregister_wait_hook(self)
-
-    def _is_training(self) -> bool:
-        """Whether this is the main thread or one of autograd's, which are C++'s."""
-        return threading.get_ident() == self._main or isinstance(
-            threading.current_thread(), threading._DummyThread
-        )
 
     def _begin(self, kind: Op, tensors: Sequence[Tensor], group: ProcessGroup) -> PostHook | None:
         if group.size() == 1 or not tensors:

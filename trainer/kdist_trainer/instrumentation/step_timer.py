@@ -33,14 +33,7 @@ from kdist_trainer.processes.liveness import Heartbeat
 
 
 def union_length(spans: Iterable[tuple[float, float]]) -> float:
-    """Length that at least one of the spans covers.
-
-    Args:
-        spans: start and end of each, in any order and in one unit.
-
-    Returns:
-        The covered length in that unit; overlaps count once.
-    """
+    """Length that at least one of the spans (start, end) covers; overlaps count once."""
     covered, reached = 0.0, float("-inf")
     for start, end in sorted(spans):
         covered += max(0.0, end - max(start, reached))
@@ -149,7 +142,6 @@ class GlooAllReduceTimer:
         return lambda work: on_completion(work, ended)
 
     def start(self) -> None:
-        """Start a step without spans."""
         self._step = _AllReduces()
 
     def finish_step(self) -> None:
@@ -168,7 +160,6 @@ class GlooAllReduceTimer:
         add_all_reduces(self._stats, spans, step.nbytes)
 
     def close(self) -> None:
-        """Stop measuring."""
         collective_hooks.unregister_launch_hook(self)
 
 
@@ -201,7 +192,6 @@ class CudaAllReduceTimer:
         return lambda work: on_completion(work, lambda _: end.record())
 
     def start(self) -> None:
-        """Start a step without events."""
         self._open = []
         self._bytes = 0
 
@@ -225,7 +215,6 @@ class CudaAllReduceTimer:
                 self._heartbeat.leave()
 
     def close(self) -> None:
-        """Stop measuring."""
         collective_hooks.unregister_launch_hook(self)
 
     def _event(self) -> torch.cuda.Event:
@@ -246,12 +235,8 @@ class NullTimer:
 
 
 def add_all_reduces(stats: StepStats, spans: Sequence[tuple[float, float]], nbytes: int) -> None:
-    """Add one step's all-reduces to the rank's sums.
-
-    Args:
-        stats: the sums.
-        spans: when each was launched and when it ended, in seconds of one clock.
-        nbytes: bytes of all of them together.
+    """Add one step's all-reduces, of `nbytes` together, to the rank's sums: when each was launched
+    and when it ended, in seconds of one clock.
     """
     if not spans:
         return
@@ -281,14 +266,7 @@ class BandwidthProbe:
     def __init__(
         self, stats: StepStats, group: ProcessGroup, device: torch.device, *, enabled: bool = True
     ) -> None:
-        """Probe `group` on `device`, unless it is not `enabled` or a rank is alone.
-
-        Args:
-            stats: gets the bandwidth.
-            group: the ranks that are measured.
-            device: where the measured tensors are.
-            enabled: False to never measure.
-        """
+        """Probe `group` on `device`, unless it is not `enabled` or a rank is alone."""
         self._stats = stats
         self._group = group
         self._device = device
@@ -296,9 +274,8 @@ class BandwidthProbe:
         self._seconds = 0.0
 
     def is_due(self, seconds: float) -> bool:
-        """Whether to measure now, `seconds` of steps after the previous call.
-
-        The answer is the same on all ranks if `seconds` is.
+        """Whether to measure now, `seconds` of steps after the previous call; the same on all ranks
+        if `seconds` is.
         """
         self._seconds += seconds
         return self._enabled and self._seconds >= self.EVERY_SECONDS
@@ -342,12 +319,8 @@ KINDS: dict[str, Op] = {
 
 
 def payload(kind: Op, tensors: Sequence[Tensor], group: ProcessGroup) -> int:
-    """Bytes of a collective as nccl-tests counts them (S): the largest buffer of a rank.
-
-    Args:
-        kind: what is done.
-        tensors: the rank's part of what is gathered or scattered, all of what is reduced.
-        group: the ranks that take part.
+    """Bytes of a collective as nccl-tests counts them (S): the largest buffer of a rank. `tensors`
+    are the rank's part of what is gathered or scattered, all of what is reduced.
     """
     return count_bytes(tensors) * (1 if kind is Op.ALL_REDUCE else group.size())
 
@@ -444,7 +417,6 @@ class GlooCollectiveTimer:
                 sums.busy += perf_counter() - sums.since
 
     def start(self) -> None:
-        """Start a step without collectives."""
         self._step = _Step()
 
     def finish_step(self) -> None:
@@ -459,7 +431,6 @@ class GlooCollectiveTimer:
             self._stats.add_collectives(kind, busy=sums.busy, nbytes=sums.nbytes, count=sums.count)
 
     def close(self) -> None:
-        """Stop measuring."""
         collective_hooks.unregister_launch_hook(self)
         collective_hooks.unregister_wait_hook(self)
 
@@ -508,7 +479,6 @@ class CudaCollectiveTimer:
         return lambda work: on_completion(work, ended)
 
     def start(self) -> None:
-        """Start a step without collectives."""
         self._open = _Enqueued()
 
     def finish_step(self) -> None:
@@ -522,22 +492,12 @@ class CudaCollectiveTimer:
         ):
             step = self._finished.pop(0)
             for kind in Op:
-                busy = _busy_seconds([span[1:] for span in step.spans if span[0] is kind])
+                own = [span[1:] for span in step.spans if span[0] is kind]
+                spans = [tuple(own[0][0].elapsed_time(event) for event in span) for span in own]
+                busy = union_length(spans) / 1e3
                 self._stats.add_collectives(
                     kind, busy=busy, nbytes=step.nbytes[kind], count=step.count[kind]
                 )
 
     def close(self) -> None:
-        """Stop measuring."""
         collective_hooks.unregister_launch_hook(self)
-
-
-def _busy_seconds(spans: Sequence[tuple[torch.cuda.Event, torch.cuda.Event]]) -> float:
-    """Seconds with at least one of the spans under way."""
-    if not spans:
-        return 0.0
-    origin = spans[0][0]
-    return (
-        union_length((origin.elapsed_time(begin), origin.elapsed_time(end)) for begin, end in spans)
-        / 1e3
-    )

@@ -80,10 +80,8 @@ def argument_names(operator: str) -> list[str]:
 
 
 def register_kernels(library: str, kernels: Mapping[str, Kernel]) -> torch.library.Library:
-    """Have `kernels`, by operator, called instead of the operators of `library`.
-
-    Returns:
-        What `unregister_kernels` takes; the kernels are in force while it lives.
+    """Have `kernels`, by operator, called instead of the operators of `library`, while what is
+    returned lives or until `unregister_kernels`.
     """
     registered = torch.library.Library(library, "IMPL")  # type: ignore[no-untyped-call]
     for operator, kernel in kernels.items():
@@ -97,12 +95,8 @@ def unregister_kernels(registered: torch.library.Library) -> None:
 
 
 def call_original(original: Any, keys: Any, *arguments: Any) -> Any:
-    """Pass a call on to what is registered behind our kernel.
-
-    Args:
-        original: the operator's `overload`.
-        keys: the dispatch keys that the kernel was called with.
-        arguments: the operator's arguments.
+    """Pass a call on to what is registered behind our kernel, by the operator's `overload` and the
+    dispatch keys that the kernel was called with.
     """
     return original.redispatch(keys.remove(_KEY), *arguments)
 

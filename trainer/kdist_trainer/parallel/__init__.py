@@ -29,18 +29,8 @@ def build(
     is_abortable: bool = False,
     buckets: Buckets | None = None,
 ) -> Strategy:
-    """Build the strategy that job.yaml names.
-
-    Args:
-        train: Settings of the training.
-        workload: The workload, which provides the plan of strategy `tensor`.
-        world: The process group.
-        sends_weights: Whether rank 0 sends its weights to all when the model is wrapped with `ddp`.
-        is_abortable: Whether the averaging of gradients with `ddp` ends if the group is aborted.
-        buckets: The buckets of a former group with `ddp`, to be used again.
-
-    Raises:
-        ConfigError: If these ranks cannot use the strategy.
+    """Build the strategy that job.yaml names. The options are those of `Ddp`. Raises `ConfigError`
+    if these ranks cannot use the strategy.
     """
     match train.strategy:
         case "ddp":

@@ -47,7 +47,6 @@ class ParameterSlot(NamedTuple):
 
     @property
     def tensor(self) -> Tensor:
-        """The parameter."""
         return self.parameter
 
 
@@ -61,11 +60,9 @@ class ExtraSlot(NamedTuple):
     name: str
 
     def read(self) -> Any:
-        """A copy of the extra state."""
         return copy.deepcopy(self.owner.get_extra_state())
 
     def write(self, value: Any) -> None:
-        """Set the extra state."""
         self.owner.set_extra_state(copy.deepcopy(value))
 
 
@@ -213,7 +210,6 @@ class NormModes:
             self.use_running_stats(False)
 
     def use_running_stats(self, on: bool) -> None:
-        """Set whether batch norms use their running statistics."""
         if on and not self._modes:
             self._modes = [(norm, norm.training) for norm in self._norms]
             for norm in self._norms:
@@ -257,9 +253,8 @@ class Buffers:
 
         Args:
             module: The model as the workload built it.
-            group: The ranks that hold the same part of each model replica, the first replica's
-                first; None for a single process.
-            keep_previous: Whether a step may be skipped or given up, so that the values of the
+            group: See `Strategy.replica_group`.
+            keep_previous: Whether a step may be skipped or abandoned, so that the values of the
                 step before must be kept.
             with_parameters: Whether parameters are observed too: each rank holds them whole.
         """
@@ -308,9 +303,7 @@ class Buffers:
 
         Afterwards all is as it was before. The function that is yielded compares the values; it is
         to be called after each pass, since what one pass changes the next one may change back.
-
-        Args:
-            sends_values: Whether all ranks take over the buffers of the first replica then.
+        With `sends_values` all ranks then take over the buffers of the first replica.
         """
         snapshot = Snapshot(self._module, with_parameters=self._with_parameters)
         changed: set[str] = set()
@@ -329,7 +322,9 @@ class Buffers:
             snapshot.restore()
         if sends_values:
             self._broadcast(self._buffers())
-        self._add(changed, last)
+        changed = set[str]().union(*self._gather(changed))
+        self._differing |= self._find_differing(changed, last)
+        self._select(changed)
 
     def track_constants(self) -> None:
         """Take all else as constant from now on: the model was restored."""
@@ -359,7 +354,7 @@ class Buffers:
 
     def restore(self) -> None:
         """Restore the values of the last finished step. The present one is skipped, and a NaN of
-        its samples would stay in a running mean; or it is given up since another rank has failed.
+        its samples would stay in a running mean; or it is abandoned since another rank has failed.
         """
         self._latest = None
         for name in self._awaited | self._new:
@@ -438,7 +433,6 @@ class Buffers:
         }
 
     def unsaved(self) -> dict[str, Tensor]:
-        """The buffers that no state dict has."""
         saved = read_module(self._module)
         return {
             slot.name: slot.tensor.detach()
@@ -497,12 +491,6 @@ class Buffers:
         extras = [one for one in extra_slots(self._module) if one.name not in besides]
         return found | {one.name: digest_of(one.owner.get_extra_state()) for one in extras}
 
-    def _add(self, changed: set[str], digests: Mapping[str, str]) -> None:
-        """Add what changes on any rank, and what of it differs between ranks. Collective."""
-        changed = set[str]().union(*self._gather(changed))
-        self._differing |= self._find_differing(changed, digests)
-        self._select(changed)
-
     def _find_differing(self, names: set[str], digests: Mapping[str, str]) -> set[str]:
         """Which of these differ between the ranks. Collective."""
         every = self._gather({name: digests.get(name) for name in names})
@@ -535,7 +523,6 @@ class Buffers:
         )
 
     def _keep(self) -> None:
-        """Copy what is not sent."""
         if self._keep_previous:
             self._previous_kept = flatten(self._kept)
             self._previous_extras = [(one, one.read()) for one in self._extras]
@@ -553,12 +540,12 @@ class Buffers:
         if there and all(one == there for one in every):
             before = self._previous, self._previous_kept, self._previous_extras
             self._select(set())
-            # the step is not finished: it may still be given up
+            # the step is not finished: it may still be abandoned
             self._previous, self._previous_kept, self._previous_extras = before
             self._new |= there.keys()
 
     def _remove(self, name: str) -> None:
-        """Remove a buffer that the step which is given up has made."""
+        """Remove a buffer that the abandoned step has made."""
         for slot in self._buffers():
             if slot.name == name and slot.tensor is not None:
                 if name in self._first:
@@ -567,7 +554,6 @@ class Buffers:
                     del own_buffers(slot.owner)[slot.key]
 
     def _send_extras(self) -> None:
-        """Give every rank the first replica's extra state. Collective."""
         differing = [one for one in self._extras if one.name in self._differing]
         values = [[one.read() for one in differing]]
         dist.broadcast_object_list(values, src=self._source, group=self._group)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
@@ -18,61 +18,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
 
-from kdist_trainer import log, state
+from kdist_trainer import log
 from kdist_trainer.distributed import group_abort
 from kdist_trainer.distributed.world import World
 from kdist_trainer.errors import ConfigError
 from kdist_trainer.instrumentation import collective_hooks
-from kdist_trainer.state import ValueKind
+from kdist_trainer.parallel.base import Strategy
 from kdist_trainer.torch_internals import assigned_buckets
 
 
-class Replicated:
+class Replicated(Strategy):
     """Base of the strategies in which each rank holds its tensors whole."""
-
-    sharded = False
-    is_counted = True
-    module: nn.Module
-    """The model as the workload built it, without a wrapper."""
-    replica_group: dist.ProcessGroup | None
-
-    def reshard(self) -> None:
-        """Do nothing: weights are not gathered."""
-
-    def state_dict(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Model and optimizer by full names, with the optimizer's states that exist."""
-        return state.read_state(self.module, optimizer)
-
-    def template(
-        self,
-        saved: Mapping[str, ValueKind],
-        optimizer: Optimizer,
-        *,
-        absent: Collection[str] = (),
-        made: Collection[str] = (),
-    ) -> dict[str, Any]:
-        """A state of the saved shape, to be filled and loaded."""
-        return state.template(self.module, optimizer, saved, absent=absent, made=made)
-
-    def load_state_dict(
-        self,
-        values: dict[str, Any],
-        optimizer: Optimizer,
-        *,
-        absent: Collection[str] = (),
-        made: Collection[str] = (),
-    ) -> None:
-        """Load the values into module and optimizer."""
-        state.load_state(self.module, optimizer, values, absent=absent, made=made)
-
-    def full_state_dict(self) -> dict[str, Any]:
-        """The module's own state, on the CPU."""
-        return {
-            name: value.detach().cpu() if isinstance(value, Tensor) else value
-            for name, value in state.read_module(self.module).items()
-        }
 
 
 Buckets = Sequence[Sequence[int]]
@@ -91,14 +48,9 @@ class Ddp(Replicated):
         is_abortable: bool = False,
         buckets: Buckets | None = None,
     ) -> None:
-        """Wrap nothing yet.
-
-        Args:
-            world: The process group.
-            bucket_mib: The size of a bucket.
-            sends_weights: Whether rank 0 sends its weights to all when the model is wrapped.
-            is_abortable: Whether the averaging ends if the group is aborted.
-            buckets: The buckets of a former group, to be used again.
+        """Wrap nothing yet. `sends_weights` says whether rank 0 sends its weights to all when the
+        model is wrapped, `is_abortable` whether the averaging of gradients ends if the group is
+        aborted. `buckets` are those of a former group, to be used again.
         """
         self._world = world
         self._is_abortable = is_abortable and world.size > 1
@@ -109,7 +61,6 @@ class Ddp(Replicated):
         self._averaging: Averaging | None = None
 
     def wrap(self, model: nn.Module, blocks: Sequence[nn.Module]) -> nn.Module:  # noqa: ARG002 - DDP buckets by size
-        """Wrap the model; rank 0's weights are sent to all, unless ranks have kept theirs."""
         self.module = model
         self.replica_group = dist.group.WORLD
         devices = [self._world.device] if self._world.device.type == "cuda" else None
@@ -143,7 +94,6 @@ class Ddp(Replicated):
         return self._known if self._averaging is None else self._averaging.buckets
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Within the `with` block, backward passes only add up gradients on this rank."""
         return self._wrapped.no_sync()
 
     def release(self) -> None:
@@ -156,14 +106,9 @@ class Ddp(Replicated):
 
 @contextmanager
 def explain_unused(model: nn.Module) -> Iterator[None]:
-    """Within the `with` block, torch's complaint about parameters without gradient is in kdist's
-    words. Not by a method of the wrapper, which would run in each forward pass.
-
-    Args:
-        model: The model, whose `requires_grad` is as when it was wrapped.
-
-    Raises:
-        ConfigError: If a backward pass did not reach all parameters.
+    """Within the `with` block, raise `ConfigError` in kdist's words where torch complains about
+    parameters without gradient. Not by a method of the wrapper, which would run in each forward
+    pass. The model's `requires_grad` is as when it was wrapped.
     """
     trained = [name for name, one in model.named_parameters() if one.requires_grad]
     try:
@@ -174,36 +119,30 @@ def explain_unused(model: nn.Module) -> Iterator[None]:
         found = _INDICES.search(str(error))
         indices = [int(one) for one in found[1].split()] if found else []
         names = [trained[one] for one in indices if one < len(trained)]
-        raise ConfigError(_describe_unused(model, names)) from None
+        frozen = {name for name, one in model.named_parameters() if not one.requires_grad}
+        more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+        which = ", ".join(names[:_MOST_NAMES]) + more if names else "some of the model's parameters"
+        if frozen.intersection(names):
+            problem = (
+                f"no gradient reaches {which} any more: with ddp requires_grad cannot change in "
+                "mid-run. To freeze parameters, set the learning rate of their group to 0"
+            )
+        else:
+            problem = (
+                f"no gradient reaches {which}, and the ranks average the gradients of all "
+                "parameters: remove these, set requires_grad = False, or let the loss depend on "
+                "them in every batch (add 0 * parameter.sum())"
+            )
+        raise ConfigError(problem) from None
 
 
 _INDICES = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
 _MOST_NAMES = 5
 
 
-def _describe_unused(model: nn.Module, names: Sequence[str]) -> str:
-    frozen = {name for name, one in model.named_parameters() if not one.requires_grad}
-    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    which = ", ".join(names[:_MOST_NAMES]) + more if names else "some of the model's parameters"
-    if frozen.intersection(names):
-        return (
-            f"no gradient reaches {which} any more: with ddp requires_grad cannot change in "
-            "mid-run. To freeze parameters, set the learning rate of their group to 0"
-        )
-    return (
-        f"no gradient reaches {which}, and the ranks average the gradients of all parameters: "
-        "remove these, set requires_grad = False, or let the loss depend on them in every batch "
-        "(add 0 * parameter.sum())"
-    )
-
-
 class Averaging:
-    """Averages the gradients of DDP's buckets, and notes which parameters are in each of them.
-
-    Args:
-        parameters: Those of the model.
-        size: The number of ranks.
-        buckets: The buckets, if they are known.
+    """Averages the gradients of DDP's buckets, and notes which parameters are in each of them,
+    unless that is known.
     """
 
     def __init__(self, parameters: Sequence[Tensor], size: int, buckets: Buckets | None) -> None:
@@ -216,28 +155,20 @@ class Averaging:
     def average(self, bucket: Any) -> torch.futures.Future[Tensor]:
         """Average a bucket, a `dist.GradBucket`."""
         if self.buckets is None:
-            self._note(bucket)
+            self._passes[-1].append([self._numbers[each] for each in bucket.parameters()])
+            if bucket.is_last():
+                # After the first backward pass DDP lays the buckets again, in the order in which
+                # gradients were ready, and from then on they stay.
+                if len(self._passes) > 1:
+                    self.buckets = self._passes[-1]
+                self._passes.append([])
         return all_reduce_abortably(self._size, bucket)
-
-    def _note(self, bucket: Any) -> None:
-        """Note a bucket. After the first backward pass DDP lays them again, in the order in which
-        gradients were ready, and from then on they stay.
-        """
-        self._passes[-1].append([self._numbers[each] for each in bucket.parameters()])
-        if bucket.is_last():
-            if len(self._passes) > 1:
-                self.buckets = self._passes[-1]
-            self._passes.append([])
 
 
 def all_reduce_abortably(size: int, bucket: Any) -> torch.futures.Future[Tensor]:
     """Average a bucket of gradients, as DDP itself does; its wait ends when the group is aborted.
 
     The gradients are multiplied by 1/size: DDP does so too, and a division gives other bits.
-
-    Args:
-        size: The number of ranks.
-        bucket: The gradients, a `dist.GradBucket`.
     """
     averaged: torch.futures.Future[Tensor] = torch.futures.Future()
     gradients = bucket.buffer().mul_(1 / size)
@@ -270,10 +201,8 @@ class DataParallel(Replicated):
     replica_group: dist.ProcessGroup | None = None
 
     def __init__(self, world: World) -> None:
-        """Find the GPUs.
-
-        Raises:
-            ConfigError: If there are several ranks, whose gradients would not be averaged.
+        """Find the GPUs. Raises `ConfigError` if there are several ranks, whose gradients would not
+        be averaged.
         """
         if world.size > 1:
             raise ConfigError(
@@ -303,7 +232,3 @@ class DataParallel(Replicated):
             ),
         )
         return nn.DataParallel(model) if several else model
-
-    def no_sync(self) -> AbstractContextManager[None]:
-        """A `with` block that changes nothing: there are no other ranks."""
-        return nullcontext()

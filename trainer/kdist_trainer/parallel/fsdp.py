@@ -27,16 +27,14 @@ from torch.optim import Optimizer
 from kdist_trainer import state
 from kdist_trainer.distributed.world import World
 from kdist_trainer.errors import ConfigError
+from kdist_trainer.parallel.base import Strategy
 from kdist_trainer.state import ValueKind
 
 
-class Sharded:
+class Sharded(Strategy):
     """Base of the strategies that distribute weights as DTensors."""
 
     sharded = True
-    is_counted = True
-    module: nn.Module
-    replica_group: dist.ProcessGroup | None
 
     def shard(
         self,
@@ -46,13 +44,8 @@ class Sharded:
         *,
         offload: OffloadPolicy | None = None,
     ) -> nn.Module:
-        """Shard each block, then the rest of the model, in place.
-
-        Args:
-            model: The model.
-            blocks: Parts of it that are gathered one after the other.
-            mesh: One dimension to shard over, or (replicate, shard).
-            offload: Where the shards are kept; by default on the device.
+        """Shard each block, then the rest of the model, in place, over the mesh, which has one
+        dimension or (replicate, shard). By default the shards are kept on the device.
         """
         policy = offload or OffloadPolicy()
         for block in blocks:
@@ -74,14 +67,9 @@ class Sharded:
                 module.set_requires_gradient_sync(True)
 
     def reshard(self) -> None:
-        """Free all weights but this rank's shards."""
         for module in self.module.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
-
-    def state_dict(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Model and optimizer by full names, each tensor as this rank's shard of it."""
-        return state.read_state(self.module, optimizer)
 
     def template(
         self,
@@ -105,17 +93,6 @@ class Sharded:
             return state.template(self.module, optimizer, saved, absent=absent, made=made)
         return found
 
-    def load_state_dict(
-        self,
-        values: dict[str, Any],
-        optimizer: Optimizer,
-        *,
-        absent: Collection[str] = (),
-        made: Collection[str] = (),
-    ) -> None:
-        """Load the values into module and optimizer."""
-        state.load_state(self.module, optimizer, values, absent=absent, made=made)
-
     def full_state_dict(self) -> dict[str, Any]:
         """The whole model on rank 0, nothing on the others: only one of them should need memory for
         it.
@@ -128,15 +105,8 @@ class Fsdp(Sharded):
     """`fully_shard` over all ranks, or with `hybrid` over those of each node."""
 
     def __init__(self, world: World, *, hybrid: bool, offload: bool = False) -> None:
-        """Choose where shards are kept.
-
-        Args:
-            world: The process group.
-            hybrid: Whether to shard within each node and replicate across nodes.
-            offload: Whether to keep shards in CPU memory.
-
-        Raises:
-            ConfigError: If `hybrid` is set and nodes have different numbers of ranks.
+        """Choose where shards are kept: with `offload` in CPU memory. Raises `ConfigError` if
+        `hybrid` is set and nodes have different numbers of ranks.
         """
         self._world = world
         self._hybrid = hybrid
@@ -152,13 +122,11 @@ class Fsdp(Sharded):
             )
 
     def wrap(self, model: nn.Module, blocks: Sequence[nn.Module]) -> nn.Module:
-        """Shard each block, then the rest of the model, in place."""
         self.replica_group = dist.group.WORLD  # buffers are not sharded
-        return self.shard(model, blocks, self._mesh(), offload=self._offload)
-
-    def _mesh(self) -> DeviceMesh:
         kind, world = self._world.device.type, self._world
-        if not self._hybrid:
-            return init_device_mesh(kind, (world.size,), mesh_dim_names=("shard",))
-        shape = (world.size // world.local_size, world.local_size)
-        return init_device_mesh(kind, shape, mesh_dim_names=("replicate", "shard"))
+        if self._hybrid:
+            shape = (world.size // world.local_size, world.local_size)
+            mesh = init_device_mesh(kind, shape, mesh_dim_names=("replicate", "shard"))
+        else:
+            mesh = init_device_mesh(kind, (world.size,), mesh_dim_names=("shard",))
+        return self.shard(model, blocks, mesh, offload=self._offload)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
@@ -51,12 +51,9 @@ class Stage(nn.Module):
 
 
 def split_stages(model: nn.Module, chain: Sequence[nn.Module], stages: int) -> list[Stage]:
-    """Split the chain into stages of about equal numbers of weights.
-
-    Args:
-        model: The whole model.
-        chain: Modules that make it up when each is called with the output of the one before.
-        stages: Number of stages; each gets at least one module with weights.
+    """Split the chain, modules that make up the model when each is called with the output of the
+    one before, into stages of about equal numbers of weights; each gets at least one module with
+    some.
 
     Raises:
         ConfigError: If the chain is too short, lacks weights of the model, or uses one weight in
@@ -82,16 +79,9 @@ def split_stages(model: nn.Module, chain: Sequence[nn.Module], stages: int) -> l
 
 
 def balance_stages(sizes: Sequence[int], stages: int) -> list[int]:
-    """Where to cut a chain so that the largest stage is as small as possible and none is empty.
-
-    Dynamic programming over the number of stages (the linear partition problem).
-
-    Args:
-        sizes: Number of weights of each module.
-        stages: Number of stages.
-
-    Returns:
-        The first module of each stage, and the number of modules: [0, ..., len(sizes)].
+    """Where to cut a chain of modules with these numbers of weights so that the largest stage is as
+    small as possible and none is empty: [0, ..., len(sizes)]. Dynamic programming over the number
+    of stages (the linear partition problem).
     """
     sums = [0]
     for size in sizes:
@@ -115,11 +105,7 @@ def balance_stages(sizes: Sequence[int], stages: int) -> list[int]:
 
 
 def check_stages(model: nn.Module, stages: Sequence[Stage]) -> None:
-    """Check that each weight of the model belongs to one stage.
-
-    Raises:
-        ConfigError: If a weight belongs to none or to two.
-    """
+    """Raise `ConfigError` if a weight of the model belongs to no stage or to two."""
     owners: dict[int, set[int]] = {}
     for number, stage in enumerate(stages):
         for weight in stage.parameters():
@@ -176,21 +162,17 @@ class Pipeline(Replicated):
         self._schedule = schedule
         self.is_counted = world.model_rank == world.model_parallel - 1
         """The last stage computes the loss."""
-        self._forward: Callable[..., Any] = self._forward_only
-        """What calling the model does at the moment."""
+        self._forward: Callable[..., Any] = lambda *inputs: self._runner.forward_only(inputs)
+        """What calling the model does at the moment. Here, as an evaluation does: a forward pass
+        without gradients, with the same output on every stage.
+        """
         self._groups: list[list[str]] | None = None
         """Names of the weights in each of the optimizer's groups, over all stages."""
 
     def wrap(self, model: nn.Module, blocks: Sequence[nn.Module]) -> nn.Module:
-        """Keep only this rank's stage of the model, in place. Calling the model is then collective
-        over the stages.
-
-        Args:
-            model: The model, on the CPU.
-            blocks: The chain of modules that makes up the whole model.
-
-        Raises:
-            ConfigError: If the chain cannot be split.
+        """Keep only this rank's stage of the model, which is on the CPU, in place; `blocks` is the
+        chain of modules that makes up the whole model. Calling the model is then collective over
+        the stages. Raises `ConfigError` if the chain cannot be split.
         """
         mesh, world = self._world.mesh(), self._world
         stages = split_stages(model, blocks, world.model_parallel)
@@ -208,32 +190,22 @@ class Pipeline(Replicated):
         model.forward = lambda *inputs: self._forward(*inputs)
         return model
 
-    def _forward_only(self, *inputs: Any) -> Any:
-        """A forward pass without gradients, the same output on every stage: what an evaluation
-        calls.
-        """
-        return self._runner.forward_only(inputs)
-
     def forward_backward(
         self, tasks: Sequence[MicroBatchTask], precision: Precision, hooks: StageHooks
     ) -> Tensor:
         """Run all micro-batches forward and backward; leaves the gradients' mean over the replicas.
-        Collective.
-
-        Args:
-            tasks: The micro-batches.
-            precision: Precision of the passes.
-            hooks: Called after each part of the work.
-
-        Returns:
-            This replica's part of the step's loss (a scalar) on the last stage, 0 on the others.
+        Returns this replica's part of the step's loss (a scalar) on the last stage, 0 on the
+        others. Collective.
 
         Raises:
             ConfigError: If the loss does not call the model once.
         """
         losses: list[Tensor] = []
         micro_batches = [self._micro_batch(task, precision, losses) for task in tasks]
-        for group in self._group_by_shape(micro_batches):
+        groups: dict[Any, list[StageMicroBatch]] = {}  # a schedule must know the shapes of inputs
+        for micro_batch in micro_batches:
+            groups.setdefault(shapes(micro_batch.inputs), []).append(micro_batch)
+        for group in groups.values():
             self._runner.train(self._schedule, group, precision.autocast, hooks)
         self._average_gradients()
         hooks.waited()
@@ -278,23 +250,12 @@ class Pipeline(Replicated):
 
     @contextmanager
     def _replace_forward(self, forward: Callable[..., Any]) -> Iterator[None]:
-        """Within the `with` block, calls of the model call `forward`."""
         before = self._forward
         self._forward = forward
         try:
             yield
         finally:
             self._forward = before
-
-    @staticmethod
-    def _group_by_shape(micro_batches: Sequence[StageMicroBatch]) -> list[list[StageMicroBatch]]:
-        """Group micro-batches by the shapes of their inputs, which a schedule must know
-        beforehand.
-        """
-        groups: dict[Any, list[StageMicroBatch]] = {}
-        for micro_batch in micro_batches:
-            groups.setdefault(shapes(micro_batch.inputs), []).append(micro_batch)
-        return list(groups.values())
 
     def _average_gradients(self) -> None:
         """Average the gradients over the replicas of this stage, in buckets."""
@@ -309,10 +270,6 @@ class Pipeline(Replicated):
             means = torch.split(flat, [gradient.numel() for gradient in bucket])
             for gradient, mean in zip(bucket, means, strict=True):
                 gradient.copy_(mean.view_as(gradient))
-
-    def no_sync(self) -> AbstractContextManager[None]:
-        """A `with` block that changes nothing: `forward_backward` adds up gradients itself."""
-        return nullcontext()
 
     def state_dict(self, optimizer: Optimizer) -> dict[str, Any]:
         """This stage's part of model and optimizer by full names; the optimizer's groups name the
@@ -353,7 +310,6 @@ class Pipeline(Replicated):
         absent: Collection[str] = (),
         made: Collection[str] = (),
     ) -> None:
-        """Load this stage's values into module and optimizer."""
         own = {name for name, _ in self.module.named_parameters()}
         groups = [
             {**group, "params": [name for name in group["params"] if name in own]}
@@ -363,7 +319,6 @@ class Pipeline(Replicated):
         super().load_state_dict(part, optimizer, absent={*absent, *self._elsewhere}, made=made)
 
     def full_state_dict(self) -> dict[str, Any]:
-        """The whole model on rank 0, nothing on the others."""
         parts: list[Any] = [None] * self.stages.size()
         first = dist.get_global_rank(self.stages, 0)
         if self._world.data_rank:
@@ -464,30 +419,20 @@ class StageRunner:
         autocast: Autocast,
         hooks: StageHooks,
     ) -> None:
-        """Run micro-batches forward and backward. Collective over the group.
-
-        Args:
-            name: `train.pipeline.schedule`.
-            micro_batches: Micro-batches whose inputs have one shape.
-            autocast: Makes the context of a forward pass.
-            hooks: Called after each part of the work.
+        """Run micro-batches whose inputs have one shape forward and backward, by the schedule of
+        this name. Collective over the group.
         """
-        key = (name, len(micro_batches), shapes(micro_batches[0].inputs))
-        if key not in self._schedules:
-            self._schedules[key] = self._schedule(name, micro_batches, autocast)
-        self._schedules[key].run(micro_batches, hooks)
-
-    def _schedule(
-        self, name: str, micro_batches: Sequence[StageMicroBatch], autocast: Autocast
-    ) -> _Schedule:
         inputs = micro_batches[0].inputs
-        with autocast():
-            if self._key(inputs) not in self._shapes:
-                micro_batches[0].prepare()
-                with preserve_buffers(self.stage):
-                    self.forward_only(inputs)
-            known = self._shapes[self._key(inputs)]
-        return _Schedule(self, name, len(micro_batches), known, autocast)
+        key = (name, len(micro_batches), shapes(inputs))
+        if key not in self._schedules:
+            with autocast():
+                if self._key(inputs) not in self._shapes:
+                    micro_batches[0].prepare()
+                    with preserve_buffers(self.stage):
+                        self.forward_only(inputs)
+                known = self._shapes[self._key(inputs)]
+            self._schedules[key] = _Schedule(self, name, len(micro_batches), known, autocast)
+        self._schedules[key].run(micro_batches, hooks)
 
     @torch.no_grad()
     def forward_only(self, inputs: Tensors) -> Any:
@@ -538,7 +483,6 @@ class StageRunner:
         return values
 
     def _broadcast_result(self, values: Tensors, known: tuple[Shape, ...] | None) -> Tensors:
-        """The last stage's values on every rank."""
         last, box = self._rank(self.count - 1), [known or shapes(values)]
         if known is None:
             dist.broadcast_object_list(box, src=last, group=self.group, device=torch.device("cpu"))
@@ -665,10 +609,8 @@ def empty(shape: Shape, device: torch.device, *, grad: bool = False) -> Tensor:
 
 
 def as_tuple(output: Any) -> Tensors:
-    """The output of a module of the chain as a tuple.
-
-    Raises:
-        ConfigError: If it is not made of tensors, which alone can be sent.
+    """The output of a module of the chain as a tuple. Raises `ConfigError` if it is not made of
+    tensors, which alone can be sent.
     """
     values = output if isinstance(output, tuple) else (output,)
     if not all(isinstance(value, Tensor) for value in values):

@@ -69,16 +69,8 @@ class Tensor(Sharded):
 
 
 def split(model: nn.Module, mesh: DeviceMesh, plan: dict[str, ParallelStyle], *, who: str) -> None:
-    """Split the modules that the plan names, in place.
-
-    Args:
-        model: The model.
-        mesh: The ranks of one replica.
-        plan: Styles of `parallelize_module` by module name.
-        who: Name of the workload, for the message.
-
-    Raises:
-        ConfigError: If a name matches no module, of which torch only warns.
+    """Split the modules that the plan of workload `who` names over the ranks of one replica, in
+    place. Raises `ConfigError` if a name matches no module, of which torch only warns.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="Parallelize plan key")
@@ -94,11 +86,6 @@ def split(model: nn.Module, mesh: DeviceMesh, plan: dict[str, ParallelStyle], *,
 def replicate(module: nn.Module, mesh: DeviceMesh, *, path: str) -> None:
     """Replicate a module's own weights, if the plan does not name it, as DTensors; its inputs and
     outputs stay plain tensors.
-
-    Args:
-        module: One module of the model.
-        mesh: The ranks of one replica.
-        path: Name of the module, for the message.
 
     Raises:
         ConfigError: If it has both weights of its own and submodules, so that plain tensors and
@@ -123,18 +110,18 @@ def replicate(module: nn.Module, mesh: DeviceMesh, *, path: str) -> None:
         )
 
     def distribute(_: nn.Module, inputs: Any, named: Any) -> Any:
-        return tree_map_only(torch.Tensor, lambda each: _replicate(each, mesh), (inputs, named))
+        return tree_map_only(
+            torch.Tensor,
+            lambda each: (
+                each
+                if isinstance(each, DTensor)
+                else DTensor.from_local(each, mesh, [Replicate()], run_check=False)
+            ),
+            (inputs, named),
+        )
 
     def collect(_: nn.Module, __: Any, outputs: Any) -> Any:
         return tree_map_only(DTensor, lambda each: each.to_local(), outputs)
 
     module.register_forward_pre_hook(distribute, with_kwargs=True)
     module.register_forward_hook(collect)
-
-
-def _replicate(value: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
-    return (
-        value
-        if isinstance(value, DTensor)
-        else DTensor.from_local(value, mesh, [Replicate()], run_check=False)
-    )

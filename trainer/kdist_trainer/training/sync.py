@@ -459,7 +459,7 @@ def record_refused_update(ctx: TrainContext, why: str) -> bool:
     if ctx.guard.rolls_back(step) and ctx.checkpointing.committed_step >= 0:
         return True
     first = ctx.state.samples_seen
-    last = first + ctx.loader.step_size(first) - 1
+    last = first + ctx.loader.steps.step_size(first) - 1
     if ctx.world.is_rank_zero:
         message = (
             f"the update of step {step} (samples {first} to {last} of the stream) is skipped: {why}"

@@ -258,7 +258,7 @@ def seek_data(ctx: TrainContext) -> None:
     run.
     """
     state = ctx.state
-    ctx.target = ctx.loader.resume_at(step=state.step, position=state.samples_seen)
+    ctx.target = ctx.loader.steps.resume_at(step=state.step, position=state.samples_seen)
     ctx.stats.target_steps = ctx.target
     ctx.lr_scheduler.seek(state.step, steps=ctx.target)
     ctx.buffers.track_constants()
@@ -388,7 +388,7 @@ def log_resume(ctx: TrainContext, saved: TrainState | None) -> None:
             fields=[change.field for change in edits],
             message="; ".join(map(str, edits)),
         )
-    if asked := ctx.loader.past_end(step=saved.step, position=saved.samples_seen):
+    if asked := ctx.loader.steps.past_end(step=saved.step, position=saved.samples_seen):
         log.warn(
             "past-end",
             step=saved.step,

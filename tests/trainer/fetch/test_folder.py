@@ -33,7 +33,7 @@ def test_names_become_files_below_the_folder_or_are_refused(names: list[str]) ->
         except DataError:
             return
         for file in files:
-            folder.partial(file).write_bytes(b"x")
+            folder.partial(file.name).write_bytes(b"x")
             folder.finish(file, "")
         found = {
             os.path.relpath(Path(parent) / name, root / "files")

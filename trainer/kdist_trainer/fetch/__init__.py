@@ -54,7 +54,6 @@ class FetchRequest:
 
     @property
     def scheme(self) -> str:
-        """That of the URL."""
         return self.url.partition("://")[0]
 
     def check(self) -> None:
@@ -99,7 +98,7 @@ class RemoteFile:
 
     @property
     def tag(self) -> str:
-        """Tells this version from others; empty if nothing does."""
+        """The name of this version; empty if there is none."""
         return self.etag or self.modified
 
 

@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
     if given.parent_pipe is not None:
         liveness.watch(given.parent_pipe)
-    log.write_to(_write_line)
+    log.write_to(lambda line: os.write(_STDOUT, redact(line.decode()).encode()))
     stop = StopSignals()
     stop.install()
     url = without_secrets(given.url)
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         # A thread of its own: libraries that the fetch calls would take the exception that a signal
         # raises here for an error of theirs.
-        fetch = ThreadPoolExecutor(1, "fetcher").submit(_fetch, given)
+        fetch = ThreadPoolExecutor(1, "fetcher").submit(lambda: Fetcher(_request(given)).run())
         with stop.interruptible():
             fetch.result()
         return int(Exit.DONE)
@@ -63,10 +63,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             code=int(failure.code),
         )
         return _end(failed(failure), given)
-
-
-def _fetch(given: argparse.Namespace) -> None:
-    Fetcher(_request(given)).run()
 
 
 def redact(text: str) -> str:
@@ -121,10 +117,6 @@ def _end(record: dict[str, Any], given: argparse.Namespace) -> int:
         shown["traceback"] = [redact(line) for line in record.get("traceback") or ()]
         write_termination_message(shown, given.termination_message)
     return int(record["code"])
-
-
-def _write_line(line: bytes) -> None:
-    os.write(_STDOUT, redact(line.decode()).encode())
 
 
 def _parser() -> argparse.ArgumentParser:

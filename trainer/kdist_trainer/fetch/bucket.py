@@ -57,17 +57,18 @@ class BucketSource:
             location = ObjectLocation(f"{scheme}://{bucket}", request.endpoint, request.region)
         except ValueError as error:
             raise ConfigError(f"{request.field}: {error}") from None
-        self._store = self._do(lambda: ObjectStore(location, retry_seconds=seconds, any_names=True))
+        self._store = self._call(
+            lambda: ObjectStore(location, retry_seconds=seconds, any_names=True)
+        )
         self._block_bytes = BLOCK_BYTES
         self._open_bodies = 0
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(PARALLEL, "block")
 
     def list_files(self) -> list[RemoteFile]:
-        """The object, or the objects below the URL."""
         one = self._find(self._key) if self._key else None
         # an empty object may stand for a folder
-        found = [] if one and one.size else self._do(lambda: self._store.list(self._key))
+        found = [] if one and one.size else self._call(lambda: self._store.list(self._key))
         if one and not found:
             self._folder = self._key.rpartition("/")[0]
             return [self._describe(one)]
@@ -86,12 +87,10 @@ class BucketSource:
         return files
 
     def find_files(self, names: Sequence[str]) -> list[RemoteFile]:
-        """Objects next to the one that the URL names."""
         found = (self._find(self._key_of(name)) for name in names)
         return [self._describe(one) for one in found if one is not None]
 
     def read(self, file: RemoteFile, start: int) -> FileBody:
-        """The content from byte `start` on."""
         return FileBody(start, self._read_blocks(file, start))
 
     def _read_blocks(self, file: RemoteFile, position: int) -> Iterator[memoryview]:
@@ -117,7 +116,7 @@ class BucketSource:
     def _read_block(self, file: RemoteFile, start: int, length: int) -> memoryview:
         name, tag = self._key_of(file.name), Tag(file.etag)
         try:
-            data = self._do(
+            data = self._call(
                 lambda: self._store.read_range(name, start, length, file.size or 0, tag)
             )
         except FileNotFoundError as error:
@@ -131,7 +130,7 @@ class BucketSource:
 
     def _find(self, key: str) -> ObjectInfo | None:
         try:
-            return self._do(lambda: self._store.info(key))
+            return self._call(lambda: self._store.info(key))
         except FileNotFoundError:
             return None
 
@@ -142,8 +141,8 @@ class BucketSource:
         name = one.name[len(self._folder) + 1 :] if self._folder else one.name
         return RemoteFile(name, one.size, one.tag.etag, one.modified.isoformat())
 
-    def _do(self, call: Callable[[], T]) -> T:
-        """Do it, with the errors of a source, and `FileNotFoundError`."""
+    def _call(self, call: Callable[[], T]) -> T:
+        """Call, and raise the errors of a source, or `FileNotFoundError`."""
         field = self._request.field
         try:
             return call()

@@ -18,7 +18,7 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -52,14 +52,8 @@ def is_sums(name: str) -> bool:
 
 
 def parse_sums(text: bytes, where: str) -> dict[str, str]:
-    """The digests in lower case, by the names as they are written.
-
-    Args:
-        text: the content of the file.
-        where: its name and field, for errors.
-
-    Raises:
-        DataError: a line is not as `sha256sum` writes it.
+    """The digests in lower case, by the names as they are written. Raises `DataError`, which names
+    the file by `where`, for a line that is not as `sha256sum` writes it.
     """
     found: dict[str, str] = {}
     for number, line in enumerate(text.decode(errors="surrogateescape").split("\n"), 1):
@@ -78,33 +72,6 @@ def parse_sums(text: bytes, where: str) -> dict[str, str]:
     return found
 
 
-def digests_below(
-    sums: Mapping[str, str], folder: str, names: Iterable[str], *, where: str, all_wanted: bool
-) -> dict[str, str]:
-    """The digests of the files that are fetched.
-
-    Args:
-        sums: what `parse_sums` returned.
-        folder: the one that SHA256SUMS is in, relative to that of all files; empty if it is that.
-        names: of all files.
-        where: the file of digests, for errors.
-        all_wanted: whether a name that is not among the files is an error.
-
-    Raises:
-        DataError: there is such a name.
-    """
-    known = set(names)
-    digests: dict[str, str] = {}
-    for written, digest in sums.items():
-        name = written.removeprefix("./")
-        name = f"{folder}/{name}" if folder else name
-        if name in known:
-            digests[name] = digest
-        elif all_wanted:
-            raise DataError(f"{where}: names {written!r}, which is not there")
-    return digests
-
-
 REPORT_SECONDS: Final = 2.0
 FIRST_WAIT_SECONDS: Final = 0.25
 LONGEST_WAIT_SECONDS: Final = 30.0
@@ -115,8 +82,8 @@ T = TypeVar("T")
 class FetchProgress:
     """Counts bytes and files. Safe to use from several threads.
 
-    What counts as progress is what was never reached before: a file that ends at the same byte
-    again and again is no progress.
+    Only a position that was never reached before is progress: a file that ends at the same byte
+    again and again is none.
     """
 
     def __init__(self, request: FetchRequest) -> None:
@@ -124,7 +91,7 @@ class FetchProgress:
         self._lock = threading.Lock()
         self._positions: dict[str, int] = {}
         self._highest: dict[str, int] = {}
-        self._done = 0
+        self.done_bytes = 0
         self._files_done = 0
         self._files = 0
         self._total: int | None = None
@@ -133,36 +100,28 @@ class FetchProgress:
         self._reported: tuple[float, int] | None = None
 
     def begin(self, *, files: int, total: int | None) -> None:
-        """Start to count again, with the number of files and bytes."""
         with self._lock:
             self._positions.clear()
-            self._done = self._files_done = 0
+            self.done_bytes = self._files_done = 0
             self._files, self._total = files, total
             self._reported = None
 
     def set_position(self, name: str, position: int) -> None:
-        """Of a file, so many bytes have come."""
         with self._lock:
-            self._done += position - self._positions.get(name, 0)
+            self.done_bytes += position - self._positions.get(name, 0)
             self._positions[name] = position
             if position > self._highest.get(name, -1):
                 self._highest[name] = position
                 self.advances += 1
 
     def finish_file(self) -> None:
-        """A file is complete."""
         with self._lock:
             self._files_done += 1
 
-    @property
-    def done_bytes(self) -> int:
-        """The bytes that are there."""
-        return self._done
-
     def report(self) -> None:
-        """Log how far it is, unless that was done less than `REPORT_SECONDS` ago."""
+        """Log the progress, unless that was done less than `REPORT_SECONDS` ago."""
         with self._lock:
-            now, done = time.monotonic(), self._done
+            now, done = time.monotonic(), self.done_bytes
             before = self._reported or (now, done)
             if self._reported is not None and now - before[0] < REPORT_SECONDS:
                 return
@@ -181,60 +140,37 @@ class FetchProgress:
 
 
 class FetchStopped(Exception):  # noqa: N818 - no error
-    """Another file has failed for good: this one is given up."""
-
-
-class RetryPolicy:
-    """Repeats requests as long as the fetch makes progress."""
-
-    def __init__(self, request: FetchRequest, progress: FetchProgress) -> None:
-        self.request = request
-        self.progress = progress
-        self.stopped = threading.Event()
-
-    def retry(self, what: str, call: Callable[[], T]) -> T:
-        """Call until it raises no `TransientError`. Raises what `Retries.wait` raises.
-
-        Args:
-            what: the file or URL that is requested.
-            call: makes the request.
-        """
-        retries = Retries(self)
-        while True:
-            try:
-                return call()
-            except TransientError as error:
-                retries.wait(what, error)
+    """Another file has failed for good: this one is abandoned."""
 
 
 class Retries:
     """The failures of one call. They begin again whenever the fetch has made progress."""
 
-    def __init__(self, policy: RetryPolicy) -> None:
-        self._policy = policy
+    def __init__(
+        self, request: FetchRequest, progress: FetchProgress, stopped: threading.Event
+    ) -> None:
+        self._request = request
+        self._progress = progress
+        self._stopped = stopped
         self._advances = -1
         self._attempt = 0
         self._since = 0.0
 
-    def wait(self, what: str, error: TransientError) -> None:
-        """Wait before a request is repeated.
-
-        Args:
-            what: the file or URL.
-            error: why the request failed.
+    def wait(self, description: str, error: TransientError) -> None:
+        """Wait before the request that has failed is repeated.
 
         Raises:
             StorageError: there was no progress for too long.
             FetchStopped: the fetch has failed otherwise.
         """
-        request, advances = self._policy.request, self._policy.progress.advances
+        request, advances = self._request, self._progress.advances
         if advances != self._advances:
             self._advances, self._attempt, self._since = advances, 0, time.monotonic()
         self._attempt += 1
         stalled, allowed = time.monotonic() - self._since, request.stall_seconds
         if stalled >= allowed:
             raise StorageError(
-                f"{request.field}: {what} cannot be fetched: {error}; nothing has come for "
+                f"{request.field}: {description} cannot be fetched: {error}; nothing has come for "
                 f"{stalled:.0f} s: start it again when the server works, what has come is kept"
             )
         longest = min(LONGEST_WAIT_SECONDS, FIRST_WAIT_SECONDS * 2 ** min(self._attempt - 1, 20))
@@ -244,11 +180,11 @@ class Retries:
             "data-retry",
             url=request.url,
             field=request.field,
-            file=what,
+            file=description,
             reason=str(error),
             seconds=round(seconds, 3),
         )
-        if self._policy.stopped.wait(seconds):
+        if self._stopped.wait(seconds):
             raise FetchStopped
 
 
@@ -332,27 +268,36 @@ class FetchFolder:
         except OSError:
             return False
 
-    def partial(self, file: RemoteFile) -> Path:
+    def partial(self, name: str) -> Path:
         """The path of what has come of the file so far."""
-        return self._partial(file.name)
+        return self._folder / PARTIAL / sha256(name.encode()).hexdigest()[:32]
 
     def partial_bytes(self, file: RemoteFile) -> int:
         """The size of what has come so far and can be continued, in bytes."""
         if not file.tag:
             return 0
         try:
-            size = self.partial(file).stat().st_size
+            size = self.partial(file.name).stat().st_size
         except OSError:
             return 0
         return size if file.size is None or size <= file.size else 0
 
-    def digest(self, file: RemoteFile) -> str:
-        """The digest of a complete file that was computed before; empty if none was."""
-        return self._known[file.name].sha256
+    def check(self, file: RemoteFile, digest: str) -> str | None:
+        """The digest of the complete file, empty if none is expected; None if it is not there. A
+        file is read only once for that.
+        """
+        if not self.is_complete(file):
+            return None
+        known = self._known[file.name]
+        if not digest or known.sha256 == digest:
+            return digest
+        with (self.files / file.name).open("rb") as content:
+            known.sha256 = hashlib.file_digest(content, "sha256").hexdigest()
+        return known.sha256
 
     def finish(self, file: RemoteFile, digest: str) -> None:
         """Move a file that has come whole to where the job reads it."""
-        partial, path = self.partial(file), self.files / file.name
+        partial, path = self.partial(file.name), self.files / file.name
         size = partial.stat().st_size
         path.parent.mkdir(parents=True, exist_ok=True)
         with self._lock:
@@ -362,19 +307,14 @@ class FetchFolder:
                 self._write()
         partial.replace(path)
 
-    def record_digest(self, file: RemoteFile, digest: str) -> None:
-        """Remember that a complete file was compared."""
-        self._known[file.name].sha256 = digest
-
     def discard(self, name: str) -> None:
         """Remove a file, whole or partial."""
         with suppress(OSError):
             (self.files / name).unlink()
         with suppress(FileNotFoundError):
-            self._partial(name).unlink()
+            self.partial(name).unlink()
 
     def save(self) -> None:
-        """Write `fetch.json`."""
         with self._lock:
             self._write()
 
@@ -382,9 +322,6 @@ class FetchFolder:
         """Save, and remove the folder of partial files once there are none."""
         self.save()
         shutil.rmtree(self._folder / PARTIAL, ignore_errors=True)
-
-    def _partial(self, name: str) -> Path:
-        return self._folder / PARTIAL / sha256(name.encode()).hexdigest()[:32]
 
     def _read(self) -> dict[str, KnownFile]:
         try:
@@ -407,7 +344,7 @@ class FetchFolder:
         fresh.replace(self._folder / STATE)
 
     def _remove_others(self, kept: dict[str, KnownFile]) -> None:
-        partial = {self._partial(name).name for name in kept}
+        partial = {self.partial(name).name for name in kept}
         for path in self._folder.glob(f"{PARTIAL}/*"):
             if path.name not in partial:
                 path.unlink()
@@ -428,7 +365,7 @@ class FetchFolder:
                 any(part in {"", ".", ".."} for part in parts)
                 or "\0" in name
                 or any(len(part.encode(errors="replace")) > _LONGEST_PART for part in parts)
-                or not _is_text(name)
+                or name.encode(errors="replace").decode() != name
             ):
                 raise DataError(f"{self._field}: {name!r} cannot be the name of a file: rename it")
             for depth in range(1, len(parts)):
@@ -440,14 +377,6 @@ class FetchFolder:
                     )
 
 
-def _is_text(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def is_full(error: OSError) -> bool:
     """Whether there is no space left."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -457,12 +386,8 @@ _UNITS = ("Ki", "Mi", "Gi", "Ti")
 
 
 def check_space(request: FetchRequest, folder: FetchFolder, files: Sequence[RemoteFile]) -> None:
-    """Raise `DataError` if the files are larger than the job allows, or than the disk's space.
-
-    Args:
-        request: what is fetched.
-        folder: where to.
-        files: all of them; those of unknown size count as empty here.
+    """Raise `DataError` if the files are larger than the job allows, or than the disk's space;
+    those of unknown size count as empty.
     """
     total = sum(file.size or 0 for file in files)
     if request.max_bytes is not None and total > request.max_bytes:
@@ -523,12 +448,6 @@ def format_bytes(number: int) -> str:
 _READ_BYTES: Final = 1 << 20
 
 
-def hash_file(path: Path) -> str:
-    """The SHA-256 of a file. Raises `OSError`."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _hash_start(file: io.FileIO, length: int, digest: hashlib._Hash) -> None:
     left = length
     while left > 0 and (chunk := file.read(min(left, _READ_BYTES))):
@@ -562,7 +481,7 @@ class Fetcher:
             self._source = BucketSource(request)
         self._folder = FetchFolder(request)
         self._progress = FetchProgress(request)
-        self._policy = RetryPolicy(request, self._progress)
+        self._stopped = threading.Event()
 
     def run(self) -> None:
         """Fetch what is missing, and log how it goes. After an error, threads may still wait for a
@@ -575,8 +494,8 @@ class Fetcher:
             OSError: this machine's disk failed.
         """
         begun = time.monotonic()
-        with self._folder.locked(self._say_waiting):
-            retries = Retries(self._policy)
+        with self._folder.locked(self._log_waiting):
+            retries = Retries(self._request, self._progress, self._stopped)
             while True:
                 try:
                     files = self._fetch_listed()
@@ -595,7 +514,7 @@ class Fetcher:
             seconds=round(time.monotonic() - begun, 3),
         )
 
-    def _say_waiting(self) -> None:
+    def _log_waiting(self) -> None:
         log.event(
             "data-waiting",
             url=self._request.url,
@@ -605,7 +524,7 @@ class Fetcher:
 
     def _fetch_listed(self) -> Sequence[RemoteFile]:
         """List the files, and fetch those that are not there. Raises `ChangedError` too."""
-        files = self._policy.retry(self._request.url, self._list_files)
+        files = self._retry(self._request.url, self._list_files)
         folder, progress = self._folder, self._progress
         folder.adopt(files)
         check_space(self._request, folder, files)
@@ -624,6 +543,15 @@ class Fetcher:
         self._fetch_all([file for file in files if not is_sums(file.name)], digests)
         return files
 
+    def _retry(self, description: str, call: Callable[[], T]) -> T:
+        """Call until it raises no `TransientError`. Raises what `Retries.wait` raises."""
+        retries = Retries(self._request, self._progress, self._stopped)
+        while True:
+            try:
+                return call()
+            except TransientError as error:
+                retries.wait(description, error)
+
     def _list_files(self) -> list[RemoteFile]:
         files = self._source.list_files()
         if len(files) == 1 and files[0].name.endswith(INDEX):
@@ -635,20 +563,23 @@ class Fetcher:
             files += found
         return files
 
-    def _read_small(self, file: RemoteFile, most: int) -> bytes:
+    def _read_small(self, file: RemoteFile, max_bytes: int) -> bytes:
         content = b""
         for chunk in self._source.read(file, 0).chunks:
             content += chunk
-            if len(content) > most:
-                raise DataError(f"{self._request.field}: {file.name} has more than {most} bytes")
+            if len(content) > max_bytes:
+                raise DataError(
+                    f"{self._request.field}: {file.name} has more than {max_bytes} bytes"
+                )
         return content
 
     def _fetch_digests(self, files: Sequence[RemoteFile]) -> Mapping[str, str]:
         """The digests of files by name; fetches what has them."""
         request, digests = self._request, dict[str, str]()
+        names = {file.name for file in files}
         if request.sha256:
             pinned = files[0].name if len(files) == 1 else SUMS
-            if pinned not in {file.name for file in files}:
+            if pinned not in names:
                 raise DataError(
                     f"{request.field}.sha256 is that of {SUMS} where there are several files, but "
                     f"the {len(files)} files of {request.url} have no {SUMS} among them"
@@ -661,24 +592,28 @@ class Fetcher:
             path = self._folder.files / file.name
             if path.stat().st_size > LARGEST_SUMS:
                 raise DataError(f"{where} has more than {LARGEST_SUMS} bytes")
-            digests |= digests_below(
-                parse_sums(path.read_bytes(), where),
-                file.name.rpartition("/")[0],
-                [file.name for file in files],
-                where=where,
-                all_wanted=not request.weights,
-            )
+            folder = file.name.rpartition("/")[0]
+            for written, digest in parse_sums(path.read_bytes(), where).items():
+                name = written.removeprefix("./")
+                name = f"{folder}/{name}" if folder else name
+                if name in names:
+                    digests[name] = digest
+                elif not request.weights:  # of these a repository has more files
+                    raise DataError(f"{where}: names {written!r}, which is not there")
         return digests
 
     def _fetch_all(self, files: Sequence[RemoteFile], digests: Mapping[str, str]) -> None:
         """Fetch files at the same time. Raises the first error."""
         if not files:
             return
-        most = self._most_bytes(files)
+        max_bytes = self._request.max_bytes  # of a file of unknown size
+        if max_bytes is not None:
+            is_known = all(file.size is not None for file in files)
+            max_bytes = None if is_known else max_bytes - sum(file.size or 0 for file in files)
         pool = ThreadPoolExecutor(min(self._source.parallel, len(files)), "fetch")
         try:
             waiting: set[Future[None]] = {
-                pool.submit(self._fetch_file, file, digests.get(file.name, ""), most)
+                pool.submit(self._fetch_file, file, digests.get(file.name, ""), max_bytes)
                 for file in files
             }
             saved_at = time.monotonic()
@@ -692,73 +627,53 @@ class Fetcher:
                     saved_at = time.monotonic()
         except ChangedError:
             # the others end first: they are not to write when the files are listed again
-            self._policy.stopped.set()
+            self._stopped.set()
             pool.shutdown(wait=True, cancel_futures=True)
-            self._policy.stopped.clear()
+            self._stopped.clear()
             raise
         except BaseException:
-            self._policy.stopped.set()
+            self._stopped.set()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
         pool.shutdown()
 
-    def _most_bytes(self, files: Sequence[RemoteFile]) -> int | None:
-        """What a file of unknown size may have at most, in bytes."""
-        if self._request.max_bytes is None or all(file.size is not None for file in files):
-            return None
-        return self._request.max_bytes - sum(file.size or 0 for file in files)
-
-    def _fetch_file(self, file: RemoteFile, digest: str, most: int | None) -> None:
-        """Fetch a file, unless it is there.
-
-        Args:
-            file: as it was listed.
-            digest: its SHA-256; empty if it is not known.
-            most: the most bytes that it may have; None for any number.
+    def _fetch_file(self, file: RemoteFile, digest: str, max_bytes: int | None) -> None:
+        """Fetch a file, unless it is there; `digest` is its SHA-256, empty if it is not known.
 
         Raises:
             ChangedError: it is no longer the listed one.
-            DataError: it is too large, or its digest is another one twice.
+            DataError: it has more than `max_bytes`, or its digest is another one twice.
             StorageError: the server failed for too long.
             FetchStopped: the fetch has failed otherwise.
             OSError: this machine's disk failed.
         """
-        wanted = digest or file.sha256
-        found = self._check_present(file, wanted)
+        expected = digest or file.sha256
+        found = self._folder.check(file, expected)
         for is_last in (False, True):
             if found is None:
-                found = self._policy.retry(
-                    file.name, lambda: self._download(file, is_hashed=bool(wanted), most=most)
+                found = self._retry(
+                    file.name,
+                    lambda: self._download(file, is_hashed=bool(expected), max_bytes=max_bytes),
                 )
-                if found == wanted:
+                if found == expected:
                     self._folder.finish(file, found)
-            if found == wanted:
+            if found == expected:
                 break
             self._folder.discard(file.name)
             self._progress.set_position(file.name, 0)
             if is_last:
                 raise DataError(
                     f"{self._request.field}: the SHA-256 of {file.name} is {found} instead of "
-                    f"{wanted}, also when it is fetched again: correct the digest, or the file "
+                    f"{expected}, also when it is fetched again: correct the digest, or the file "
                     f"at {self._request.url}"
                 )
             found = None
         self._progress.set_position(file.name, (self._folder.files / file.name).stat().st_size)
         self._progress.finish_file()
 
-    def _check_present(self, file: RemoteFile, wanted: str) -> str | None:
-        """The digest of the complete file, empty if none is wanted; None if it is not there."""
-        if not self._folder.is_complete(file):
-            return None
-        if not wanted or self._folder.digest(file) == wanted:
-            return wanted
-        found = hash_file(self._folder.files / file.name)
-        self._folder.record_digest(file, found)
-        return found
-
-    def _download(self, file: RemoteFile, *, is_hashed: bool, most: int | None) -> str:
+    def _download(self, file: RemoteFile, *, is_hashed: bool, max_bytes: int | None) -> str:
         """Download what is missing; returns the digest, empty if it is not wanted."""
-        path = self._folder.partial(file)
+        path = self._folder.partial(file.name)
         start = self._folder.partial_bytes(file)
         try:
             with path.open("r+b" if path.exists() else "w+b", buffering=0) as partial:
@@ -777,9 +692,9 @@ class Fetcher:
                 self._progress.set_position(file.name, position)
                 for chunk in chunks:
                     position += len(chunk)
-                    if self._policy.stopped.is_set():
+                    if self._stopped.is_set():
                         raise FetchStopped
-                    if most is not None and position > most:
+                    if max_bytes is not None and position > max_bytes:
                         raise too_large_error(self._request, at_least=position)
                     _write_all(partial, chunk)
                     if is_hashed:

@@ -68,12 +68,8 @@ class WebClient:
     """Makes requests with one credential, which no other server gets by a redirect."""
 
     def __init__(self, authorization: str = "", *, timeout: float = TIMEOUT_SECONDS) -> None:
-        """Prepare.
-
-        Args:
-            authorization: the value of the header `Authorization`; empty for none.
-            timeout: seconds in which an answer has to begin, and in each of which it has to go on
-                by at least `SLOWEST` bytes a second.
+        """Prepare. `authorization` is the value of that header; empty for none. An answer has to
+        begin within `timeout` seconds, and to go on by at least `SLOWEST` bytes a second.
         """
         self.authorization = authorization
         self._timeout = Pace(timeout, each=max(1, round(timeout * SLOWEST)))
@@ -102,9 +98,9 @@ class WebClient:
         given = {"User-Agent": "kdist", "Accept-Encoding": "identity", **(headers or {})}
         if self.authorization:
             given["Authorization"] = self.authorization
-        asked = urls.Request(encode(url), headers=given, method=method)  # noqa: S310 - see _opener
+        request = urls.Request(encode(url), headers=given, method=method)  # noqa: S310 - see _opener
         try:
-            response: http.client.HTTPResponse = self._opener.open(asked, timeout=self._timeout)
+            response: http.client.HTTPResponse = self._opener.open(request, timeout=self._timeout)
         except HTTPError as error:
             with closing(error):
                 raise _status_error(error, url) from None
@@ -187,17 +183,14 @@ class _Redirects(urls.HTTPRedirectHandler):
 def _status_error(error: HTTPError, url: str) -> Exception:
     status, reason = error.code, str(error.reason).splitlines()[0] if error.reason else ""
     if status in {408, 425, 429} or (status >= 500 and status not in {501, 505}):
-        return TransientError(f"status {status} {reason}".rstrip(), _retry_after(error.headers))
+        text = error.headers.get("Retry-After", "") if error.headers is not None else ""
+        seconds = min(float(text), LONGEST_WAIT_SECONDS) if text.isdecimal() else 0.0
+        return TransientError(f"status {status} {reason}".rstrip(), seconds)
     if status in {409, 412}:
         return ChangedError(f"status {status} {reason}".rstrip())
     if 300 <= status < 400:
         return DataError(f"{url} cannot be fetched: its redirects do not end at a file")
     return StatusError(status, reason)
-
-
-def _retry_after(headers: Message | None) -> float:
-    text = headers.get("Retry-After", "") if headers is not None else ""
-    return min(float(text), LONGEST_WAIT_SECONDS) if text.isdecimal() else 0.0
 
 
 def _transport_error(error: Exception, url: str) -> Exception:
@@ -244,11 +237,9 @@ class WebSource:
         )
 
     def list_files(self) -> list[RemoteFile]:
-        """The file."""
         return [self._inspect(base_name(self._request.url))]
 
     def find_files(self, names: Sequence[str]) -> list[RemoteFile]:
-        """Files in the same folder."""
         found = []
         for name in names:
             try:
@@ -261,7 +252,9 @@ class WebSource:
         """The content from byte `start` on if the server sends ranges and the file is the same, or
         from 0.
         """
-        url, validator = self._url(file.name), _strong(file)
+        url = self._url(file.name)
+        # a range can be conditional on a strong version only
+        validator = file.etag if file.etag and not file.etag.startswith("W/") else file.modified
         try:
             return read_web(self._client, url, file, start if validator else 0, validator)
         except StatusError as error:
@@ -319,15 +312,9 @@ class _MissingError(DataError):
 def read_web(
     client: WebClient, url: str, file: RemoteFile, start: int, validator: str = ""
 ) -> FileBody:
-    """The content of a file from byte `start` on, or from 0.
-
-    Args:
-        client: makes the request.
-        url: of the file.
-        file: as it was listed. A reply with another size or version raises `ChangedError`.
-        start: the first byte to ask for.
-        validator: the version on which a range is conditional; without one the URL itself stands
-            for one version.
+    """The content of a file from byte `start` on, or from 0. A reply with another size or version
+    than was listed raises `ChangedError`. `validator` is the version on which a range is
+    conditional; without one the URL itself stands for one version.
     """
     headers = {"Range": f"bytes={start}-"} if start else {}
     if start and validator:
@@ -340,7 +327,10 @@ def read_web(
         raise
     try:
         if response.status == _PARTIAL:
-            total = _check_range(response, start)
+            found = _RANGE.fullmatch(response.headers.get("Content-Range", "").strip())
+            if found is None or int(found[1]) != start:
+                raise TransientError("the server sent another range than it was asked for")
+            total = int(found[2]) if found[2] != "*" else None
         else:
             start, total = 0, length_of(response)
         if validator:
@@ -359,18 +349,6 @@ def length_of(response: http.client.HTTPResponse) -> int | None:
     """The size of the file in bytes, if the server says it."""
     text = response.headers.get("Content-Length", "")
     return int(text) if text.isdecimal() else None
-
-
-def _strong(file: RemoteFile) -> str:
-    """What a range may be conditional on; empty for none."""
-    return file.etag if file.etag and not file.etag.startswith("W/") else file.modified
-
-
-def _check_range(response: http.client.HTTPResponse, start: int) -> int | None:
-    found = _RANGE.fullmatch(response.headers.get("Content-Range", "").strip())
-    if found is None or int(found[1]) != start:
-        raise TransientError("the server sent another range than it was asked for")
-    return int(found[2]) if found[2] != "*" else None
 
 
 def _check_version(response: http.client.HTTPResponse, file: RemoteFile) -> None:
@@ -395,14 +373,8 @@ def is_weights(name: str) -> bool:
 
 
 def shards_of(index: bytes, where: str) -> list[str]:
-    """The names of the files in an index.
-
-    Args:
-        index: its content.
-        where: its field and URL, for errors.
-
-    Raises:
-        DataError: it is no index, or names files that are not next to it.
+    """The names of the files in an index. Raises `DataError`, which names the index by `where`, if
+    it is none, or names files that are not next to it.
     """
     try:
         names = set(parse_json(index, max_bytes=LARGEST_INDEX)["weight_map"].values())
@@ -458,7 +430,6 @@ class HubSource:
         self._client = WebClient(authorization, timeout=self._timeout)
 
     def list_files(self) -> list[RemoteFile]:
-        """The files of the commit, all or only weights as the request says."""
         found = self._list_commit()
         if self._path in found:
             self._folder = self._path.rpartition("/")[0]
@@ -477,13 +448,11 @@ class HubSource:
         return [self._describe(found[name]) for name in names]
 
     def find_files(self, names: Sequence[str]) -> list[RemoteFile]:
-        """Files of the commit next to the one that the URL names."""
         found = self._list_commit()
         keys = [self._key_of(name) for name in names]
         return [self._describe(found[key]) for key in keys if key in found]
 
     def read(self, file: RemoteFile, start: int) -> FileBody:
-        """The content from byte `start` on if the server sends ranges, or from 0."""
         url = self._url_of(
             self._repo,
             self._key_of(file.name),
@@ -499,13 +468,13 @@ class HubSource:
     def _list_commit(self) -> dict[str, Any]:
         """The files of the commit by their names."""
         try:
-            info = self._ask_within_the_time()
+            info = self._request_info()
         except Exception as error:  # noqa: BLE001 - types of the HTTP library of that package
             raise self._translated(error) from None
         self._commit = str(info.sha)
         return {one.rfilename: one for one in info.siblings or []}
 
-    def _ask_within_the_time(self) -> Any:
+    def _request_info(self) -> Any:
         """What the hub says of the commit. That package has a time-out for each read only, so it is
         left behind on a thread of its own once the time is over.
         """

@@ -167,15 +167,11 @@ _HINTS = {
 }
 
 
-def public_error(what: str, scheme: str, error: RequestError) -> OSError:
-    """The error that a caller gets.
-
-    Args:
-        what: the operation and the object's URL, such as `get s3://bucket/name`.
-        scheme: of the location.
-        error: the request that failed last.
+def public_error(operation: str, scheme: str, error: RequestError) -> OSError:
+    """The error that a caller gets for the request that failed last; `operation` is such as `get
+    s3://bucket/name`.
     """
-    sentence = f"cannot {what}: {error.cause}"
+    sentence = f"cannot {operation}: {error.cause}"
     if error.kind is FailureKind.MISSING:
         return FileNotFoundError(errno.ENOENT, sentence)
     if error.kind in {FailureKind.DENIED, FailureKind.UNIDENTIFIED}:

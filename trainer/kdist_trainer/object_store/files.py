@@ -34,13 +34,6 @@ class ObjectReader(io.RawIOBase):
     """
 
     def __init__(self, store: ObjectStore, name: str, size: int) -> None:
-        """Prepare, without a request.
-
-        Args:
-            store: has the object.
-            name: of the object.
-            size: of the object in bytes.
-        """
         super().__init__()
         self._store = store
         self._name = name
@@ -50,15 +43,12 @@ class ObjectReader(io.RawIOBase):
         self._threads: ThreadPoolExecutor | None = None
 
     def readable(self) -> bool:
-        """True."""
         return True
 
     def seekable(self) -> bool:
-        """True."""
         return True
 
     def tell(self) -> int:
-        """Position in bytes."""
         return self._position
 
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
@@ -155,7 +145,10 @@ class ObjectWriter:
         `OSError`.
         """
         view = memoryview(data).cast("B")
-        self._check_open()
+        if self._failure is not None:
+            raise self._failure
+        if self._closed:
+            raise ValueError("the writer is closed")
         if self._size + view.nbytes > PART_BYTES * MOST_PARTS:
             raise OSError(errno.EFBIG, f"{self._store.location}/{self.name} becomes too large")
         self._hash.update(view)
@@ -172,7 +165,6 @@ class ObjectWriter:
         return view.nbytes
 
     def tell(self) -> int:
-        """Bytes written so far."""
         return self._size
 
     def flush(self) -> None:
@@ -218,14 +210,7 @@ class ObjectWriter:
 
     @property
     def digest(self) -> Digest:
-        """Digest of the bytes written so far."""
         return Digest(self._size, self._hash.hexdigest())
-
-    def _check_open(self) -> None:
-        if self._failure is not None:
-            raise self._failure
-        if self._closed:
-            raise ValueError("the writer is closed")
 
     def _send(self, data: bytes) -> None:
         try:
@@ -284,12 +269,10 @@ class GrowingObject:
 
     @property
     def size(self) -> int:
-        """Its bytes."""
         return len(self._data)
 
     @property
     def is_written(self) -> bool:
-        """Whether all of them are in the store."""
         return self._written == len(self._data)
 
     @property

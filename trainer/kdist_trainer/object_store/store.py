@@ -87,12 +87,10 @@ class ObjectLocation:
 
     @property
     def scheme(self) -> str:
-        """One of `SCHEMES`."""
         return urlsplit(self.url).scheme
 
     @property
     def bucket(self) -> str:
-        """Name of the bucket or container."""
         return urlsplit(self.url).netloc
 
     @property
@@ -125,15 +123,15 @@ def check_readable(name: str) -> None:
         raise ValueError(f"{name!r} is no name of an object that can be read")
 
 
-def _split(url: str, what: str) -> SplitResult:
+def _split(url: str, kind: str) -> SplitResult:
     try:
         parts = urlsplit(url)
     except ValueError:
-        raise ValueError(f"a {what} is a URL") from None
+        raise ValueError(f"a {kind} is a URL") from None
     if "@" in parts.netloc or parts.query or parts.fragment or "?" in url or "#" in url:
         # not repeated here, since it may contain a password
         raise ValueError(
-            f"a {what} contains no user, password or query: credentials come from the environment"
+            f"a {kind} contains no user, password or query: credentials come from the environment"
         )
     return parts
 
@@ -273,7 +271,6 @@ class Client:
             )
 
     def info(self, name: str) -> ObjectInfo:
-        """Size and time of an object."""
         with _translated():
             return _info(self._obstore.head(self._backend, name))
 
@@ -286,18 +283,15 @@ class Client:
                 yield [_info(one) for one in page]
 
     def list_folders(self, prefix: str) -> Sequence[str]:
-        """Prefixes directly below a prefix."""
         with _translated():
             found = self._obstore.list_with_delimiter(self._backend, prefix or None)
         return sorted(found["common_prefixes"])
 
     def delete(self, names: Sequence[str]) -> None:
-        """Delete objects."""
         with _translated():
             self._obstore.delete(self._backend, names)
 
     def copy(self, name: str, target: str) -> None:
-        """Have the store copy an object."""
         with _translated():
             self._obstore.copy(self._backend, name, target)
 
@@ -354,39 +348,29 @@ def _backend(location: ObjectLocation, *, timeout: timedelta, retry_seconds: flo
         "retry_timeout": timedelta(seconds=retry_seconds),
         "backoff": {"max_backoff": timedelta(seconds=LONGEST_WAIT_SECONDS)},
     }
-    build: dict[str, Callable[..., Backend]] = {"s3": _s3, "gs": _google, "az": _azure}
+    arguments: dict[str, Any] = {
+        "prefix": location.prefix or None,
+        "client_options": options,
+        "retry_config": retry,
+    }
     try:
-        return build[location.scheme](
-            location, prefix=location.prefix or None, client_options=options, retry_config=retry
-        )
+        from obstore.store import AzureStore, GCSStore, S3Store
+
+        if location.scheme == "gs":
+            config = {"base_url": location.endpoint} if location.endpoint else {}
+            return GCSStore(location.bucket, config=config, **arguments)  # type: ignore[arg-type]
+        if location.scheme == "az":
+            config = {"endpoint": location.endpoint} if location.endpoint else {}
+            return AzureStore(location.bucket, config=config, **arguments)  # type: ignore[arg-type]
+        region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+        of_s3: dict[str, Any] = {"region": location.region or region or "us-east-1"}
+        if location.endpoint:
+            # servers of one's own seldom have a host name for each bucket
+            of_s3 |= {"endpoint": location.endpoint, "virtual_hosted_style_request": False}
+        return S3Store(location.bucket, config=of_s3, **arguments)  # type: ignore[arg-type]
     except Exception as error:  # noqa: BLE001 - the library has a dozen types without a base
         # no request was made: what is in the environment cannot be used
         raise RequestError(FailureKind.UNIDENTIFIED, request_error(error).cause) from None
-
-
-def _s3(location: ObjectLocation, **arguments: Any) -> Backend:
-    from obstore.store import S3Store
-
-    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
-    config: dict[str, Any] = {"region": location.region or region or "us-east-1"}
-    if location.endpoint:
-        # servers of one's own seldom have a host name for each bucket
-        config |= {"endpoint": location.endpoint, "virtual_hosted_style_request": False}
-    return S3Store(location.bucket, config=config, **arguments)  # type: ignore[arg-type]
-
-
-def _google(location: ObjectLocation, **arguments: Any) -> Backend:
-    from obstore.store import GCSStore
-
-    config: dict[str, Any] = {"base_url": location.endpoint} if location.endpoint else {}
-    return GCSStore(location.bucket, config=config, **arguments)  # type: ignore[arg-type]
-
-
-def _azure(location: ObjectLocation, **arguments: Any) -> Backend:
-    from obstore.store import AzureStore
-
-    config: dict[str, Any] = {"endpoint": location.endpoint} if location.endpoint else {}
-    return AzureStore(location.bucket, config=config, **arguments)  # type: ignore[arg-type]
 
 
 RETRY_SECONDS: Final = 60.0
@@ -450,14 +434,9 @@ class ObjectStore:
         return self._call("put", name, lambda: self._client.put(name, data))
 
     def put_new(self, name: str, data: bytes) -> Tag:
-        """Create an object, unless there is one; of many callers one succeeds.
-
-        Args:
-            name: the object.
-            data: its content, which no other writer would write.
-
-        Returns:
-            Its tag, also if an earlier attempt with this content had created it.
+        """Create an object with content that no other writer would write, unless there is one; of
+        many callers one succeeds. Returns its tag, also if an earlier attempt with this content had
+        created it.
 
         Raises:
             FileExistsError: there is an object with other content.
@@ -483,15 +462,9 @@ class ObjectStore:
                     raise self._uncertain("create", name, error, attempts) from None
 
     def replace(self, name: str, data: bytes, tag: Tag) -> Tag:
-        """Replace an object if it is still the version that `tag` names.
-
-        Args:
-            name: the object.
-            data: its content, which no other writer would write.
-            tag: of the version to replace, as another method returned it.
-
-        Returns:
-            The new tag, also if an earlier attempt with this content had replaced it.
+        """Replace an object by content that no other writer would write, if it is still the version
+        that `tag` names. Returns the new tag, also if an earlier attempt with this content had
+        replaced it.
 
         Raises:
             ObjectChangedError: another writer has changed or deleted it.
@@ -612,7 +585,7 @@ class ObjectStore:
     def _call(
         self, verb: str, name: str, request: Callable[[], T], attempts: Attempts | None = None
     ) -> T:
-        """Do it, again after errors that may pass."""
+        """Make the request, again after errors that may pass."""
         attempts = attempts or self._begin(name)
         while True:
             try:
@@ -669,8 +642,8 @@ class ObjectStore:
         cause = error.cause
         if error.kind is FailureKind.TRANSIENT:
             cause += f", after {attempts}"
-        what = f"{verb} {self.location}/{name}".rstrip("/")
-        return public_error(what, self.location.scheme, RequestError(error.kind, cause))
+        operation = f"{verb} {self.location}/{name}".rstrip("/")
+        return public_error(operation, self.location.scheme, RequestError(error.kind, cause))
 
 
 def open_store(location: ObjectLocation) -> ObjectStore:
@@ -710,7 +683,6 @@ class ObjectPath:
 
     @property
     def name(self) -> str:
-        """The last part."""
         return self.key.rpartition("/")[2]
 
     @property
@@ -719,11 +691,9 @@ class ObjectPath:
         return ObjectPath(self.store, self.key.rpartition("/")[0])
 
     def with_name(self, name: str) -> ObjectPath:
-        """With another last part."""
         return self.parent / name
 
     def read_bytes(self, max_bytes: int = _MOST_BYTES) -> bytes:
-        """The content. Raises `FileNotFoundError` or `OSError`."""
         return self.store.get(self.key, max_bytes).data
 
     def read_text(self, encoding: str = "utf-8") -> str:
@@ -763,14 +733,8 @@ class ObjectPath:
         return {found.name[len(prefix) :]: found.size for found in self.store.list(self.key)}
 
     def open(self, size: int) -> IO[bytes]:
-        """Open for reading, as a file that can be sought.
-
-        Args:
-            size: of the object in bytes.
-
-        Raises:
-            FileNotFoundError: there is no such object.
-            OSError: the store failed.
+        """Open an object of this size for reading, as a file that can be sought. Raises
+        `FileNotFoundError` or `OSError`.
         """
         return self.store.open(self.key, size)
 

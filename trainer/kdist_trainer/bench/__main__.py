@@ -35,14 +35,7 @@ _MAX_SHOWN = 128  # ranks whose pairs fit into lines of a log
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure and log.
-
-    Args:
-        arguments: of the command line; by default those of this process.
-
-    Raises:
-        RuntimeError: a result was wrong.
-    """
+    """Measure and log. Raises `RuntimeError` if a result was wrong."""
     given = _parser().parse_args(arguments)
     heartbeat, step = find_heartbeat(), 0
     record_collectives(heartbeat)

@@ -88,6 +88,11 @@ def _nothing() -> int:
     return 0
 
 
+def _receive(found: Tensor, wanted: Tensor, nbytes: int, run: Callable[[], object]) -> BenchCase:
+    """A collective that fills `found`, which should equal `wanted`."""
+    return BenchCase(nbytes, run, lambda: found.fill_(-1), _compare(found, wanted))
+
+
 def all_reduce(world: World, size: int) -> BenchCase:
     """`size` bytes of every rank, added up on every rank."""
     count = _whole(size)
@@ -107,12 +112,7 @@ def all_gather(world: World, size: int) -> BenchCase:
     own = pattern(world.rank, count, world.device)
     wanted = torch.cat([pattern(rank, count, world.device) for rank in range(world.size)])
     found = torch.empty_like(wanted)
-    return BenchCase(
-        found.nbytes,
-        lambda: dist.all_gather_single(found, own),
-        lambda: found.fill_(-1),
-        _compare(found, wanted),
-    )
+    return _receive(found, wanted, found.nbytes, lambda: dist.all_gather_single(found, own))
 
 
 def reduce_scatter(world: World, size: int) -> BenchCase:
@@ -121,12 +121,7 @@ def reduce_scatter(world: World, size: int) -> BenchCase:
     own = pattern(world.rank, count * world.size, world.device)
     wanted = summed(world.size, count, world.device, start=world.rank * count)
     found = torch.empty_like(wanted)
-    return BenchCase(
-        own.nbytes,
-        lambda: dist.reduce_scatter_single(found, own),
-        lambda: found.fill_(-1),
-        _compare(found, wanted),
-    )
+    return _receive(found, wanted, own.nbytes, lambda: dist.reduce_scatter_single(found, own))
 
 
 def broadcast(world: World, size: int) -> BenchCase:
@@ -164,12 +159,7 @@ def gather(world: World, size: int) -> BenchCase:
     wanted = torch.cat([pattern(rank, count, world.device) for rank in range(world.size)])
     found = torch.empty_like(wanted)
     parts = list(found.chunk(world.size))
-    return BenchCase(
-        nbytes,
-        lambda: dist.gather(own, parts, dst=0),
-        lambda: found.fill_(-1),
-        _compare(found, wanted),
-    )
+    return _receive(found, wanted, nbytes, lambda: dist.gather(own, parts, dst=0))
 
 
 def scatter(world: World, size: int) -> BenchCase:
@@ -183,12 +173,7 @@ def scatter(world: World, size: int) -> BenchCase:
         else None
     )
     nbytes = found.nbytes * world.size
-    return BenchCase(
-        nbytes,
-        lambda: dist.scatter(found, parts, src=0),
-        lambda: found.fill_(-1),
-        _compare(found, wanted),
-    )
+    return _receive(found, wanted, nbytes, lambda: dist.scatter(found, parts, src=0))
 
 
 def all_to_all(world: World, size: int) -> BenchCase:
@@ -199,12 +184,7 @@ def all_to_all(world: World, size: int) -> BenchCase:
         [pattern(rank, count, world.device, start=world.rank * count) for rank in range(world.size)]
     )
     found = torch.empty_like(wanted)
-    return BenchCase(
-        own.nbytes,
-        lambda: dist.all_to_all_single(found, own),
-        lambda: found.fill_(-1),
-        _compare(found, wanted),
-    )
+    return _receive(found, wanted, own.nbytes, lambda: dist.all_to_all_single(found, own))
 
 
 def barrier(world: World, size: int) -> BenchCase:  # noqa: ARG001 - the signature of all collectives
@@ -296,18 +276,14 @@ def sizes(least: int, most: int, factor: int) -> list[int]:
 def measure(
     collective: Collective, size: int, world: World, effort: Effort, *, beat: Callable[[], object]
 ) -> BenchRow:
-    """Measure a collective at one size. Collective.
-
-    Args:
-        collective: what is measured.
-        size: in bytes.
-        world: the ranks.
-        effort: how long.
-        beat: called in every round, for the heartbeat.
+    """Measure a collective at one size in bytes; `beat` is called in every round, for the
+    heartbeat. Collective.
     """
     case = collective.make(world, size)
     first = [_round(case, world)[0] for _ in range(max(1, effort.warmup))]
-    rounds = _agree_on_rounds(min(first), world, effort)
+    # as many as fit into the time by rank 0's clock
+    fitting = int(effort.seconds / max(min(first), 1e-6))
+    rounds: int = world.broadcast_object(max(MIN_ROUNDS, min(effort.rounds, fitting)))
     own, wrong = [], 0
     for _ in range(rounds):
         beat()
@@ -327,16 +303,8 @@ def measure(
 
 
 def summarize(times: torch.Tensor, nbytes: int, factor: float, wrong: int) -> BenchRow:
-    """Summarize the rounds of one size.
-
-    Args:
-        times: of the rounds, in seconds, of shape (rounds,).
-        nbytes: S of nccl-tests.
-        factor: busbw / algbw.
-        wrong: number of wrong elements.
-
-    Returns:
-        Bandwidths from the mean, as in nccl-tests, and percentiles of single rounds.
+    """Summarize the rounds of one size, by their times in seconds, S of nccl-tests, and busbw /
+    algbw: bandwidths from the mean, as in nccl-tests, and percentiles of single rounds.
     """
     mean = float(times.mean())
     p50, p90, p99 = (float(torch.quantile(times, share)) for share in (0.5, 0.9, 0.99))
@@ -363,13 +331,6 @@ def finish(world: World) -> None:
     """Wait until the device has completed its work."""
     if world.device.type == "cuda":
         torch.cuda.synchronize(world.device)
-
-
-def _agree_on_rounds(seconds: float, world: World, effort: Effort) -> int:
-    """The number of rounds that fit into the time by rank 0's clock, the same on every rank."""
-    fitting = int(effort.seconds / max(seconds, 1e-6))
-    rounds: int = world.broadcast_object(max(MIN_ROUNDS, min(effort.rounds, fitting)))
-    return rounds
 
 
 NBYTES = 1 << 20
@@ -414,16 +375,8 @@ def find_slow_link(
 ) -> tuple[dict[Pair, float], SlowLink | None]:
     """Measure all pairs of ranks and find a slow rank or pair. Collective.
 
-    What is slow is measured again, because a busy machine may be slow for a moment.
-
-    Args:
-        world: the ranks.
-        factor: times the others' median that make a rank or pair slow.
-        beat: called in every turn, for the heartbeat.
-        exchange: sends a message to the other rank and back; by default over the process group.
-
-    Returns:
-        The result of `measure_pairs`, and what is slow.
+    What is slow, by this factor to the median of the others, is measured again, because a busy
+    machine may be slow for a moment. Returns the result of `measure_pairs`, and what is slow.
     """
     pairs = measure_pairs(world, beat=beat, exchange=exchange)
     for _ in range(_ATTEMPTS - 1):
@@ -437,15 +390,9 @@ def find_slow_link(
 def measure_pairs(
     world: World, *, beat: Callable[[], object], exchange: Exchange | None = None
 ) -> dict[Pair, float]:
-    """Measure the latency between every pair of ranks. Collective.
-
-    Args:
-        world: the ranks.
-        beat: called in every turn, for the heartbeat.
-        exchange: sends a message to the other rank and back; by default over the process group.
-
-    Returns:
-        Seconds that a message of `NBYTES` takes one way, by pair: half of the fastest round trip.
+    """Measure the latency between every pair of ranks: the seconds that a message of `NBYTES` takes
+    one way, which is half of the fastest round trip. `beat` is called in every turn; `exchange`
+    sends a message to the other rank and back, by default over the process group. Collective.
     """
     payload = torch.zeros(NBYTES // 4, dtype=torch.float32, device=world.device)
     own: dict[Pair, float] = {}

@@ -48,30 +48,6 @@ class Rule:
         return EditEffect.REFUSED if refused else self.effect
 
 
-def _changes_weights_type(before: Document, now: Document) -> bool:
-    return "bf16-params" in (before["precision"], now["precision"])
-
-
-def _comes_or_goes(*path: str) -> Callable[[Document, Document], bool]:
-    def differs(before: Document, now: Document) -> bool:
-        return bool(_at(before, path)) != bool(_at(now, path))
-
-    return differs
-
-
-def _changes_momentum(before: Document, now: Document) -> bool:
-    return now["optimizer"]["name"] == "sgd" and _comes_or_goes("optimizer", "momentum")(
-        before, now
-    )
-
-
-def _at(document: Document, path: tuple[str, ...]) -> Any:
-    value: Any = document
-    for key in path:
-        value = value[key]
-    return value
-
-
 _SHARDING = "changes the order of sums and the randomness in a step; every sample is used once"
 RULES: Final[Mapping[str, Rule]] = {
     "workload": Rule(
@@ -104,7 +80,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "precision": Rule(
         EditEffect.APPLIED,
         "weights do not change; refused from and to bf16-params, which would round them",
-        _changes_weights_type,
+        lambda before, now: "bf16-params" in (before["precision"], now["precision"]),
     ),
     "seed": Rule(EditEffect.REFUSED, "a position denotes other samples under another seed"),
     "optimizer.name": Rule(
@@ -117,7 +93,10 @@ RULES: Final[Mapping[str, Rule]] = {
     "optimizer.momentum": Rule(
         EditEffect.APPLIED,
         "refused from and to 0 for sgd, which keeps no state for 0",
-        _changes_momentum,
+        lambda before, now: (
+            now["optimizer"]["name"] == "sgd"
+            and bool(before["optimizer"]["momentum"]) != bool(now["optimizer"]["momentum"])
+        ),
     ),
     "optimizer.betas": Rule(EditEffect.APPLIED, "for all parameters"),
     "schedule": Rule(
@@ -133,7 +112,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "emaDecay": Rule(
         EditEffect.APPLIED,
         "refused if it is added or removed: the checkpoint has no average, or has one",
-        _comes_or_goes("emaDecay"),
+        lambda before, now: bool(before["emaDecay"]) != bool(now["emaDecay"]),
     ),
     "activationCheckpointing": Rule(EditEffect.FREE, "the same results with less memory"),
     "compile": Rule(EditEffect.APPLIED, "other arithmetic for the same model"),
@@ -182,26 +161,19 @@ class Change:
 
 
 def compare(before: Document, now: Document, *, stream: bool = False) -> list[Change]:
-    """List the edits between two `train` sections. Fields that one of them lacks are left out.
-
-    Args:
-        before: The section that the checkpoint was written under.
-        now: The current section.
-        stream: Whether the data is a stream, whose position counts steps of equal batches.
+    """List the edits from the `train` section that the checkpoint was written under. Fields that
+    one of them lacks are left out. The position of a stream counts steps of equal batches.
     """
     changes = []
     for field, old, new in _edits(before, now):
-        rule = _rule_of(field, stream=stream)
+        if stream and field in _BY_BATCH:
+            rule = _OF_STREAMS
+        elif field in _HOW_FETCHED:
+            rule = _OF_FETCHING
+        else:
+            rule = RULES[field if field in RULES else field.partition(".")[0]]
         changes.append(Change(field, old, new, rule.decide(before, now), rule.why))
     return changes
-
-
-def _rule_of(field: str, *, stream: bool) -> Rule:
-    if stream and field in _BY_BATCH:
-        return _OF_STREAMS
-    if field in _HOW_FETCHED:
-        return _OF_FETCHING
-    return RULES[field if field in RULES else field.partition(".")[0]]
 
 
 def _edits(before: Document, now: Document, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
@@ -266,12 +238,8 @@ class FinishedRun:
 
 
 def compare_done(done: Document, job: Document) -> FinishedRun:
-    """Compare a finished run with the current job.
-
-    Args:
-        done: The document in DONE. If it does not contain its job, it is assumed to be the current
-            one.
-        job: The current job, with the keys `train` and `script`.
+    """Compare a finished run, by the document in DONE, with the current job, which has the keys
+    `train` and `script`. If DONE does not contain its job, it is assumed to be the current one.
     """
     before, now = done.get("job"), {name: job.get(name) for name in ("train", "script")}
     if not isinstance(before, Mapping):

@@ -14,6 +14,7 @@ committed and verified as kdist's own are, and the names that they log under.
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -24,18 +25,15 @@ if TYPE_CHECKING:
 __all__ = ["KdistCallback", "KdistTracker", "KdistTrainerCallback"]
 
 
+_MODULES = {
+    "KdistCallback": "lightning",
+    "KdistTracker": "accelerate",
+    "KdistTrainerCallback": "transformers",
+}
+
+
 def __getattr__(name: str) -> Any:
     """Import the one that a script asks for, with its framework."""
-    if name == "KdistTrainerCallback":
-        from kdist_trainer.integrations.transformers import KdistTrainerCallback
-
-        return KdistTrainerCallback
-    if name == "KdistCallback":
-        from kdist_trainer.integrations.lightning import KdistCallback
-
-        return KdistCallback
-    if name == "KdistTracker":
-        from kdist_trainer.integrations.accelerate import KdistTracker
-
-        return KdistTracker
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

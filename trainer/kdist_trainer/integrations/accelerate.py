@@ -68,7 +68,6 @@ class KdistTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ships no
 
     @property
     def tracker(self) -> Reporter:
-        """What sends the metrics."""
         return self._reporter
 
     def store_init_configuration(self, values_of_run: dict[str, Any]) -> None:
@@ -77,12 +76,7 @@ class KdistTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ships no
         self._target_steps = None if target is None else int(target)
 
     def log(self, logged: dict[str, Any], step: int | None = None, **_: Any) -> None:
-        """Report what the script logs. Accelerate calls it on the main process.
-
-        Args:
-            logged: values by name.
-            step: the number of the step.
-        """
+        """Report what the script logs. Accelerate calls it on the main process."""
         metrics = framework.evaluation_metrics(logged)
         if metrics:
             self._reporter.evaluated(metrics)
@@ -109,8 +103,7 @@ class KdistTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ships no
             The number of completed steps; 0 without a checkpoint, and outside kdist.
 
         Raises:
-            CheckpointMismatchError: it is another framework's, or there are checkpoints and none
-                can be read.
+            CheckpointMismatchError: it was written by another framework, or is unreadable.
         """
         self._accelerator = accelerator
         if not accelerator.is_main_process and self not in accelerator.trackers:
@@ -144,7 +137,7 @@ class KdistTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ships no
         return self._checkpoints.stopping
 
     def evaluating(self) -> None:
-        """Tell the agent that an evaluation is going on; called after each of its batches."""
+        """Report to the agent that an evaluation is going on; called after each of its batches."""
         self._reporter.begin(Phase.EVALUATE)
 
     def finish(self) -> None:

@@ -43,14 +43,8 @@ class FrameworkCheckpoints:
         every_steps: int | None,
         keep: int,
     ) -> None:
-        """Open nothing yet: there may be no process group.
-
-        Args:
-            framework: its name, which is stored with its checkpoints.
-            reporter: sends what is saved.
-            every_seconds: time between two saves; `auto` loses the least training time.
-            every_steps: number of steps between two saves, in addition.
-            keep: number of checkpoints to keep.
+        """Open nothing yet: there may be no process group. The framework's name is stored with its
+        checkpoints; the options are those of the integrations.
         """
         self._framework = framework
         self._reporter = reporter
@@ -68,13 +62,9 @@ class FrameworkCheckpoints:
         return self._agreement is not None and self._agreement.stopping
 
     def open(self) -> bool:
-        """Lock the job's checkpoint folder, after `init_process_group`.
-
-        A script's first training alone has the checkpoints: those of a second one would be taken
-        for the first one's.
-
-        Returns:
-            Whether there are checkpoints: not outside kdist.
+        """Lock the job's checkpoint folder, after `init_process_group`; returns whether there are
+        checkpoints: not outside kdist. A script's first training alone has them: those of a second
+        one would be taken for the first one's.
 
         Raises:
             CheckpointMismatchError: the folder belongs to another run, or the ranks do not share
@@ -112,13 +102,11 @@ class FrameworkCheckpoints:
             self._agreement.install_handler()
 
     def find(self) -> tuple[int, str] | None:
-        """Find the newest checkpoint that verifies; the framework then restores it.
-
-        Returns:
-            Its step, and the path of the folder with the framework's files; None if there is none.
+        """Find the newest checkpoint that verifies: its step, and the path of the folder with the
+        framework's files, which the framework then restores; None if there is none.
 
         Raises:
-            CheckpointMismatchError: it is another framework's, or none can be read.
+            CheckpointMismatchError: it was written by another framework, or is unreadable.
         """
         if self._manager is None:
             return None
@@ -138,10 +126,8 @@ class FrameworkCheckpoints:
         return step, str(folder)
 
     def is_due(self, step: int) -> bool:
-        """Whether to save now, the same on all ranks; called by all after every step.
-
-        Args:
-            step: the number of completed steps.
+        """Whether to save now, after `step` completed steps, the same on all ranks; called by all
+        after every step.
         """
         if self._manager is None or self._agreement is None or self._agreement.stopping:
             return False
@@ -152,12 +138,8 @@ class FrameworkCheckpoints:
         return due or self._agreement.stopping
 
     def save(self, step: int, write: WriteFiles) -> None:
-        """Have the framework write a checkpoint, and commit it in the background; wait for the
-        commit if the ranks are about to stop.
-
-        Args:
-            step: the number of completed steps.
-            write: has the framework write its files into a folder; called on every rank.
+        """Have the framework write its files into a folder, by `write` on every rank, and commit
+        them in the background; wait for the commit if the ranks are about to stop.
 
         Raises:
             StorageError: the state could not be saved before the stop. Otherwise a failure is

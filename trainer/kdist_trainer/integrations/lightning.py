@@ -144,7 +144,7 @@ class KdistCallback(Callback):
             raise SIGTERMException
 
     def on_validation_batch_end(self, *_: Any, **__: Any) -> None:
-        """Tell the agent that an evaluation is going on."""
+        """Report to the agent that an evaluation is going on."""
         self._reporter.begin(Phase.EVALUATE)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002 - Lightning's signature

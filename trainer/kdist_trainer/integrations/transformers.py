@@ -3,7 +3,7 @@
     trainer = Trainer(model, arguments, train_dataset=data, callbacks=[KdistTrainerCallback()])
     trainer.train()
 
-A callback is not told its trainer and cannot choose what `train` resumes from. So importing this
+A callback does not know its trainer and cannot choose what `train` resumes from. So importing this
 module wraps `Trainer.train`: where the trainer has this callback and kdist has a checkpoint, it
 resumes from that one. Nothing else of transformers is changed.
 """
@@ -64,16 +64,8 @@ class KdistTrainerCallback(TrainerCallback):
         self._only_ours = False  # whether the trainer itself would not save this step
 
     def resume_path(self, args: TrainingArguments) -> str | None:
-        """The folder of the newest checkpoint that verifies, for `resume_from_checkpoint`.
-
-        Args:
-            args: the trainer's.
-
-        Returns:
-            None if there is none.
-
-        Raises:
-            ValueError: the trainer saves too little to be resumed.
+        """The folder of the newest checkpoint that verifies, for `resume_from_checkpoint`; None if
+        there is none. Raises `ValueError` if the trainer saves too little to be resumed.
         """
         if not self._checkpoints.open():
             return None
@@ -152,7 +144,7 @@ class KdistTrainerCallback(TrainerCallback):
             raise SystemExit(int(Exit.STOPPED))
 
     def on_prediction_step(self, *_: Any, **__: Any) -> None:
-        """Tell the agent that an evaluation is going on."""
+        """Report to the agent that an evaluation is going on."""
         self._reporter.begin(Phase.EVALUATE)
 
     def on_evaluate(
@@ -222,14 +214,8 @@ def _resuming(train: Callable[..., Any]) -> Callable[..., Any]:
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        ours = next(
-            (
-                one
-                for one in self.callback_handler.callbacks
-                if isinstance(one, KdistTrainerCallback)
-            ),
-            None,
-        )
+        callbacks = self.callback_handler.callbacks
+        ours = next((one for one in callbacks if isinstance(one, KdistTrainerCallback)), None)
         if ours is not None and trial is None:
             resume_from_checkpoint = ours.resume_path(self.args) or resume_from_checkpoint
         return train(self, resume_from_checkpoint, trial, *args, **kwargs)

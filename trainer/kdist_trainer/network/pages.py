@@ -30,17 +30,7 @@ Route = Callable[[str], HttpResponse]
 def serve_pages(
     name: str, routes: Mapping[str, Route], addresses: Sequence[str], port: int
 ) -> BoundedServer:
-    """Serve the handlers of these paths.
-
-    Args:
-        name: The name of the server in threads and logs.
-        routes: The handler of each path.
-        addresses: Where to listen.
-        port: Port to listen on; 0 picks a free one.
-
-    Raises:
-        OSError: The server cannot listen there.
-    """
+    """Serve the handlers of these paths; see `BoundedServer`. Raises `OSError`."""
     return BoundedServer(
         name,
         addresses,

@@ -111,7 +111,6 @@ class Connection:
 
     @property
     def has_output(self) -> bool:
-        """Whether the client has not read all that was sent."""
         return bool(self._output)
 
     def admit(self) -> None:
@@ -157,7 +156,6 @@ class Connection:
                 self.close()
 
     def close(self) -> None:
-        """Close the connection."""
         self._server.call(lambda: self._server.drop(self))
 
     def end(self) -> None:
@@ -205,16 +203,18 @@ _ABSENT: Final = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})
 
 
 def own_addresses(text: str | None) -> tuple[str, ...]:
-    """The addresses at which others reach this process.
-
-    Args:
-        text: Addresses or names, separated by commas; without any, this host's name is resolved.
-
-    Raises:
-        OSError: A name cannot be resolved.
+    """The addresses at which others reach this process: those of the addresses or names in `text`,
+    separated by commas; without any, this host's name is resolved. Raises `OSError`.
     """
-    names = [part for part in (text or "").split(",") if part] or [socket.getfqdn()]
-    return tuple(dict.fromkeys(address for name in names for address in _resolve(name)))
+    found: list[str] = []
+    for name in [part for part in (text or "").split(",") if part] or [socket.getfqdn()]:
+        try:
+            ipaddress.ip_address(name)
+            found.append(name)
+        except ValueError:
+            addresses = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+            found += [str(info[4][0]) for info in addresses]
+    return tuple(dict.fromkeys(found))
 
 
 def with_loopback(addresses: Sequence[str]) -> tuple[str, ...]:
@@ -223,15 +223,9 @@ def with_loopback(addresses: Sequence[str]) -> tuple[str, ...]:
 
 
 def listen(addresses: Sequence[str], port: int) -> list[socket.socket]:
-    """Listen at all these addresses, at the same port.
-
-    Args:
-        addresses: IPv4 and IPv6 addresses. One of loopback that this host does not have, such as
-            `::1` without IPv6, is left out.
-        port: 0 picks a port that is free at all of them.
-
-    Raises:
-        OSError: If the port is in use, or an address is not of this host.
+    """Listen at all these addresses, at the same port; 0 picks one that is free at all of them. An
+    address of loopback that this host does not have, such as `::1` without IPv6, is left out.
+    Raises `OSError` if the port is in use, or an address is not of this host.
     """
     for attempt in range(_ATTEMPTS):
         try:
@@ -264,13 +258,6 @@ def _listen(addresses: Sequence[str], port: int) -> list[socket.socket]:
     return found
 
 
-def _resolve(name: str) -> list[str]:
-    with contextlib.suppress(ValueError):
-        ipaddress.ip_address(name)
-        return [name]
-    return [str(info[4][0]) for info in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
-
-
 _READ_BYTES: Final = 1 << 16
 _ACCEPTED_AT_ONCE: Final = 32
 _SWEEP_SECONDS: Final = 0.25
@@ -301,17 +288,8 @@ class BoundedServer:
         bounds: Bounds,
         open_session: Callable[[Connection], Session],
     ) -> None:
-        """Start to serve.
-
-        Args:
-            name: The name of the server in threads and logs.
-            addresses: Where to listen; see `addresses.listen`.
-            port: The port; 0 picks a free one.
-            bounds: What connections may use.
-            open_session: Returns the session of a new connection.
-
-        Raises:
-            OSError: If the server cannot listen there, or has no thread.
+        """Start to serve; see `listen`. `name` is that of the server in threads and logs. Raises
+        `OSError` if the server cannot listen there, or has no thread.
         """
         self.name = name
         self.bounds = bounds
@@ -350,18 +328,16 @@ class BoundedServer:
                 self._waker.send(b"\0")
 
     def call_later(self, seconds: float, action: Callable[[], object]) -> None:
-        """Have the server's thread call `action` after so many seconds."""
+        """Have the server's thread call `action` after that time."""
         timer = (time.monotonic() + seconds, next(self._numbers), action)
         self.call(lambda: heapq.heappush(self._timers, timer))
 
     def close(self) -> None:
-        """Stop listening and close all connections."""
         self.call(self._stop)
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
     def refuse(self, connection: Connection, reason: Refused) -> None:
-        """Close a connection for this reason."""
         if connection.is_open:
             self._count(reason, connection.peer)
             self.drop(connection)
@@ -394,8 +370,11 @@ class BoundedServer:
                 self._serve(key, events)
             while self._timers and self._timers[0][0] <= time.monotonic():
                 heapq.heappop(self._timers)[2]()
-            if time.monotonic() >= sweep_at:
-                self._sweep()
+            if (now := time.monotonic()) >= sweep_at:
+                for connection in [each for each in self._connections if each.deadline < now]:
+                    self.refuse(connection, Refused.TIMEOUT)
+                if self._listens_at and now >= self._listens_at:
+                    self._listen()
                 sweep_at = time.monotonic() + _SWEEP_SECONDS
             while self._actions:
                 self._actions.popleft()()
@@ -449,13 +428,6 @@ class BoundedServer:
         for listener in self._listeners:
             self._selector.register(listener, selectors.EVENT_READ, listener)
 
-    def _pause(self) -> None:
-        """Accept nothing for a while."""
-        if not self._listens_at:
-            for listener in self._listeners:
-                self._selector.unregister(listener)
-        self._listens_at = time.monotonic() + _PAUSE_SECONDS
-
     def _accept(self, listener: socket.socket) -> None:
         for _ in range(_ACCEPTED_AT_ONCE):
             try:
@@ -477,7 +449,10 @@ class BoundedServer:
             accepted, address = descriptors.spend(listener.accept)
         except OSError:
             self._count(Refused.RESOURCES, "unknown")
-            self._pause()
+            if not self._listens_at:
+                for each in self._listeners:
+                    self._selector.unregister(each)
+            self._listens_at = time.monotonic() + _PAUSE_SECONDS
         else:
             accepted.close()
             self._count(Refused.RESOURCES, str(address[0]))
@@ -548,14 +523,6 @@ class BoundedServer:
             sum(len(each.input) for each in self._connections) > most
         ):
             self.refuse(connection, Refused.RESOURCES)
-
-    def _sweep(self) -> None:
-        """Close connections that have taken too long, and listen again after a pause."""
-        now = time.monotonic()
-        for connection in [each for each in self._connections if each.deadline < now]:
-            self.refuse(connection, Refused.TIMEOUT)
-        if self._listens_at and now >= self._listens_at:
-            self._listen()
 
     def _count(self, reason: Refused, peer: str) -> None:
         self.refused[reason.value] += 1

@@ -19,14 +19,7 @@ _DISK = 74
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Answer one command.
-
-    Args:
-        arguments: of the command line; by default those of this process.
-
-    Returns:
-        The exit code.
-    """
+    """Answer one command; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m kdist_trainer.profiling", description=__doc__)
     parser.add_argument(
         "what",

@@ -35,20 +35,12 @@ class ProfileRequest:
     """The ranks that record; empty for all."""
 
     def includes(self, rank: int) -> bool:
-        """Whether `rank` records."""
         return not self.ranks or rank in self.ranks
 
 
 def write_request(scratch: Path, *, steps: int, ranks: tuple[int, ...] = ()) -> ProfileRequest:
-    """Write a request for the agent whose folder is `scratch`.
-
-    Args:
-        scratch: the agent's folder.
-        steps: number of steps, at most `MAX_STEPS`.
-        ranks: the ranks that record; empty for all.
-
-    Raises:
-        OSError: it cannot be written.
+    """Write a request for the agent whose folder is `scratch`, of at most `MAX_STEPS` steps. Raises
+    `OSError`.
     """
     request = ProfileRequest(secrets.token_hex(6), min(MAX_STEPS, max(1, steps)), ranks)
     _write(scratch / _INBOX, asdict(request))
@@ -83,18 +75,7 @@ def folder_of(root: Path, name: str) -> Path:
 def write_plan(
     root: Path, request: ProfileRequest, *, ranks: list[int], first: int, last: int
 ) -> None:
-    """Write the plan of a profile, and remove the oldest profiles.
-
-    Args:
-        root: folder with the answers.
-        request: what was requested.
-        ranks: the ranks that record.
-        first: the first recorded step.
-        last: the last recorded step.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write which ranks record which steps, and remove the oldest profiles. Raises `OSError`."""
     folder = folder_of(root, request.name)
     folder.mkdir(parents=True, exist_ok=True)
     _write(folder / _PLAN, {"ranks": ranks, "first": first, "last": last})

@@ -33,7 +33,6 @@ class Attributes:
     """
 
     def __init__(self, owner: nn.Module | Optimizer) -> None:
-        """Note all values; tensors are copied."""
         found = _find(owner) if isinstance(owner, nn.Module) else _find_in_optimizer(owner)
         self._before: dict[_Attribute, tuple[Any, Any]] = {
             each: (value, _copy(value)) for each, value in found

@@ -32,10 +32,7 @@ OWN: Final = "(optimizer):"
 
 def read_state(module: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
     """The state of a module and its optimizer: {"model": ..., "optimizer": ...}. Tensors are those
-    in use, not copies.
-
-    Raises:
-        ConfigError: See `read_optimizer`.
+    in use, not copies. Raises as `read_optimizer` does.
     """
     return {
         "model": read_module(module),
@@ -51,13 +48,7 @@ def read_module(module: nn.Module) -> dict[str, Any]:
 
 def read_optimizer(optimizer: Optimizer, names: Names) -> dict[str, Any]:
     """The states that exist, by the names of their parameters, and the groups with their numbers.
-
-    Args:
-        optimizer: The optimizer.
-        names: The names of all parameters that it has.
-
-    Raises:
-        ConfigError: If it has a parameter without a name.
+    Raises `ConfigError` if there is a parameter without a name.
     """
     return {
         "state": {_key(key, names): _plain(value) for key, value in optimizer.state.items()},
@@ -103,10 +94,8 @@ _MAX_PROBLEMS = 20
 
 
 class StateMismatchError(CheckpointMismatchError):
-    """A state is of another model or optimizer; nothing was loaded.
-
-    Args:
-        problems: The differences, each with the path of the value.
+    """A state is of another model or optimizer; nothing was loaded. `problems` are the differences,
+    each with the path of the value.
     """
 
     def __init__(self, problems: Sequence[str]) -> None:
@@ -161,7 +150,26 @@ def load_module(
         raise StateMismatchError(problems)
     naming = Naming(module)
     values = {unwrapped(name): value for name, value in values.items()}
-    _make_buffers(module, values, absent, made)
+    # the module gets the buffers that the values have: some become None, some become tensors
+    device = next((one.device for one in module.parameters()), torch.device("cpu"))
+    missing = set(made)
+    for slot in buffer_slots(module):
+        missing.discard(slot.name)
+        own, value = slot.tensor, values.get(slot.name)
+        if value is None and slot.name in absent and slot.is_saved:
+            own_buffers(slot.owner)[slot.key] = None
+        elif isinstance(value, Tensor) and (
+            own is None or (slot.name in made and kind_of(own) != kind_of(value))
+        ):
+            own_buffers(slot.owner)[slot.key] = torch.empty_like(
+                value, device=device if own is None else own.device
+            )
+    named = module.named_modules() if missing else ()
+    owners = {naming.plain(f"{path}.x".lstrip(".")): one for path, one in named}
+    for name in missing & values.keys():
+        path, dot, key = name.rpartition(".")
+        if (owner := owners.get(f"{path}{dot}x")) is not None:
+            owner.register_buffer(key, torch.empty_like(values[name], device=device))
     separate(module)
     whole = module.state_dict()  # with the versions of the parts: old ones are completed by torch
     for name in whole:
@@ -295,35 +303,6 @@ def _unshield(loaded: Any, saved: Any) -> Any:
     return loaded
 
 
-def _make_buffers(
-    module: nn.Module, values: Mapping[str, Any], absent: Collection[str], made: Collection[str]
-) -> None:
-    """Give the module the buffers that the values have: some become None, some become tensors."""
-    device = next((one.device for one in module.parameters()), torch.device("cpu"))
-    missing = set(made)
-    for slot in buffer_slots(module):
-        missing.discard(slot.name)
-        own, value = slot.tensor, values.get(slot.name)
-        if value is None and slot.name in absent and slot.is_saved:
-            own_buffers(slot.owner)[slot.key] = None
-        elif isinstance(value, Tensor) and (
-            own is None or (slot.name in made and kind_of(own) != kind_of(value))
-        ):
-            own_buffers(slot.owner)[slot.key] = torch.empty_like(
-                value, device=device if own is None else own.device
-            )
-    if missing:
-        naming = Naming(module)
-        owners = {
-            naming.plain(f"{path}.x".lstrip(".")): one for path, one in module.named_modules()
-        }
-        for name in missing & values.keys():
-            path, dot, key = name.rpartition(".")
-            owner = owners.get(f"{path}{dot}x")
-            if owner is not None:
-                owner.register_buffer(key, torch.empty_like(values[name], device=device))
-
-
 _GROUPS: Final = "optimizer.param_groups."
 _STATE: Final = "optimizer.state."
 _MODEL: Final = "model."
@@ -343,15 +322,8 @@ def template(
     Tensors that module and optimizer have in the saved shape are in it themselves. What they lack
     is allocated: optimizer states and buffers that are None. What is no tensor is None until it is
     filled. Where the model differs from what was saved it is in the template as it is, so that a
-    comparison by names finds it.
-
-    Args:
-        module: The module.
-        optimizer: Its optimizer.
-        saved: What was saved by flat name; what is neither of the model nor of the optimizer is
-            ignored.
-        absent: See `load_state`.
-        made: See `load_state`.
+    comparison by names finds it. Of what was `saved`, by flat name, only model and optimizer count;
+    for `absent` and `made` see `load_state`.
     """
     own = read_state(module, optimizer)
     parameters = named_parameters(optimizer, parameter_names(module))
@@ -371,31 +343,20 @@ def template(
                     value = _allocate_state(kind, path, parameters)
                 put(states, path, value)
     own["optimizer"]["state"] = states
-    own["model"] = _model(module, own["model"], saved, absent, made)
-    return own
-
-
-def _model(
-    module: nn.Module,
-    own: dict[str, Any],
-    saved: Mapping[str, ValueKind],
-    absent: Collection[str],
-    made: Collection[str],
-) -> dict[str, Any]:
-    """The module's part: buffers as they were saved, and extra state of the parts that it had."""
+    # buffers as they were saved, and extra state of the parts that it had
     device = next((one.device for one in module.parameters()), torch.device("cpu"))
     found = {
         name: torch.empty(value.shape, dtype=value.dtype, device=value.device)
         if isinstance(value, Tensor) and overlaps(value)
         else value
-        for name, value in own.items()
+        for name, value in own["model"].items()
         if f"{_MODEL}{name}" in saved or name not in absent
     }
     for name in {*absent_buffers(module), *made}:
-        kind = saved.get(f"{_MODEL}{name}")
-        if kind is not None and (name not in found or kind_of(found[name]) != kind):
-            found[name] = allocate(kind, device)
-    for name in [one for one in own if one.rpartition(".")[2] == EXTRA]:
+        wanted = saved.get(f"{_MODEL}{name}")
+        if wanted is not None and (name not in found or kind_of(found[name]) != wanted):
+            found[name] = allocate(wanted, device)
+    for name in [one for one in own["model"] if one.rpartition(".")[2] == EXTRA]:
         prefix = f"{_MODEL}{name}"
         parts: dict[str, Any] = {}
         for flat, kind in saved.items():
@@ -403,7 +364,8 @@ def _model(
                 path = (name, *_keys(flat.removeprefix(prefix).removeprefix(".")))
                 put(parts, path, allocate(kind, device))
         found |= parts
-    return found
+    own["model"] = found
+    return own
 
 
 def allocate(kind: ValueKind, device: torch.device) -> Tensor | None:

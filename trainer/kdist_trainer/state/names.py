@@ -33,7 +33,6 @@ class Naming:
         ]
 
     def plain(self, name: str) -> str:
-        """A name without what wrappers add to it."""
         for prefix in reversed(self._prefixes):
             rest = name.removeprefix(prefix)
             if rest != name or not prefix:
@@ -50,10 +49,8 @@ def unwrapped(name: str) -> str:
 
 
 def parameter_names(modules: nn.Module | Mapping[str, nn.Module]) -> dict[Tensor, str]:
-    """The name of each parameter; one that is tied has its first name.
-
-    Args:
-        modules: A module; or several by their names, which come first: `generator.fc.weight`.
+    """The name of each parameter; one that is tied has its first name. Those of several modules
+    begin with that of the module: `generator.fc.weight`.
     """
     if not isinstance(modules, nn.Module):
         names: dict[Tensor, str] = {}
@@ -75,12 +72,10 @@ class BufferSlot(NamedTuple):
 
     @property
     def tensor(self) -> Tensor | None:
-        """The buffer, if there is one."""
         return own_buffers(self.owner)[self.key]
 
     @property
     def is_saved(self) -> bool:
-        """Whether a state dict has it."""
         return self.key not in unsaved_buffers(self.owner)
 
 

@@ -67,12 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def open_folder(text: str, stack: contextlib.ExitStack) -> Path:
     """The folder of event files; of a URL a temporary folder, removed with the stack, that follows
-    it.
-
-    Raises:
-        FileNotFoundError: there are no event files.
-        OSError: the store failed.
-        ValueError: the URL names no store.
+    it. Raises `FileNotFoundError`, `OSError`, or `ValueError` if the URL names no store.
     """
     location = open_location(text)
     try:
@@ -90,11 +85,8 @@ def open_folder(text: str, stack: contextlib.ExitStack) -> Path:
 
 
 def mirror(source: ObjectPath, folder: Path) -> None:
-    """Copy the event files now, and keep the copies up to date until the process ends.
-
-    Raises:
-        FileNotFoundError: there are none.
-        OSError: the store failed.
+    """Copy the event files now, and keep the copies up to date until the process ends. Raises
+    `FileNotFoundError` or `OSError`.
     """
     if not copy_new(source, folder):
         raise FileNotFoundError(source)
@@ -125,11 +117,7 @@ def copy_new(source: ObjectPath, folder: Path) -> int:
 
 
 def serve(folder: Path, port: int) -> int:
-    """Start TensorBoard and return its port.
-
-    Args:
-        folder: Folder of event files.
-        port: Port to listen on; 0 picks a free one.
+    """Start TensorBoard at this port, or at a free one for 0, and return the port.
 
     Raises:
         OSError: TensorBoard cannot start.

@@ -47,12 +47,8 @@ _ended: dict[Path, Path] = {}
 
 
 def write(folder: StoragePath, step: int, points: Points) -> None:
-    """Write points to an event file until None arrives. Failures are logged and never raised.
-
-    Args:
-        folder: Folder of event files.
-        step: The first step that the points may have.
-        points: Queue of points.
+    """Write points, of `step` or later ones, to an event file until None arrives. Failures are
+    logged and never raised.
     """
     has_start = warned = False
     while True:
@@ -178,12 +174,7 @@ class TensorBoardWriter:
     """Writes the scalars of a run; does nothing without a checkpoint folder. Not thread-safe."""
 
     def __init__(self, checkpoints: StoragePath | None, stats: StepStats) -> None:
-        """Create a writer; `begin` opens a file.
-
-        Args:
-            checkpoints: The checkpoint folder.
-            stats: Metrics of this rank, read for each point.
-        """
+        """Create a writer; `begin` opens a file. The metrics of this rank are read for each point."""
         self._folder = None if checkpoints is None else checkpoints / FOLDER
         self._stats = stats
         self._points: Points = queue.Queue(_MAX_QUEUED)
@@ -209,13 +200,8 @@ class TensorBoardWriter:
         )
 
     def add_step(self, step: int, *, samples: int, seconds: float, loss: float) -> None:
-        """Add a step; it becomes a point unless the last one is too recent.
-
-        Args:
-            step: Number of the step.
-            samples: Its samples over all ranks.
-            seconds: Time that it took on this rank.
-            loss: Its mean loss over all ranks.
+        """Add a step with its samples and mean loss over all ranks; it becomes a point unless the
+        last one is too recent.
         """
         if self._thread is None:
             return
@@ -223,11 +209,15 @@ class TensorBoardWriter:
         self._seconds += seconds
         self._lifetime += seconds
         if self._seconds >= max(MIN_INTERVAL_SECONDS, RESOLUTION * self._lifetime):
-            self._add(step, {"train/loss": loss, **self._learning(), **self._throughput()})
+            learning = {
+                "train/learning_rate": self._stats.learning_rate,
+                "train/grad_norm": self._stats.grad_norm,
+            }
+            known = {name: value for name, value in learning.items() if value is not None}
+            self._add(step, {"train/loss": loss, **known, **self._throughput()})
             self._reset()
 
     def add_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Add the metrics of an evaluation after `step`."""
         if self._thread is not None and metrics:
             self._add(step, {f"evaluation/{name}": value for name, value in metrics.items()})
 
@@ -248,18 +238,10 @@ class TensorBoardWriter:
             self._points.put_nowait((step, time.time(), values))
 
     def _reset(self) -> None:
-        """Start to accumulate the next point."""
         self._samples = 0
         self._seconds = 0.0
         self._phases: Sequence[float] = list(self._stats.phase)
         self._phase_steps = self._stats.steps
-
-    def _learning(self) -> dict[str, float]:
-        values = {
-            "train/learning_rate": self._stats.learning_rate,
-            "train/grad_norm": self._stats.grad_norm,
-        }
-        return {name: value for name, value in values.items() if value is not None}
 
     def _throughput(self) -> dict[str, float]:
         """Throughput, and mean seconds per step by phase, since the last point."""

@@ -37,9 +37,20 @@ def load(name: str) -> type[Workload]:
                 f"train.workload: there is no workload {name!r}{_hint(name, shipped())}; "
                 "write module:Class for yours"
             )
-        return _only_class(importlib.import_module(f"{__name__}.{name}"))
+        module = importlib.import_module(f"{__name__}.{name}")
+        classes: list[type[Workload]] = [vars(module)[each] for each in _classes(module)]
+        return next(each for each in classes if each.__module__ == module.__name__)
     module_name, _, class_name = name.partition(":")
-    module = _import(module_name)
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        missing_name = error.name or ""
+        if not missing_name or not f"{module_name}.".startswith(f"{missing_name}."):
+            raise  # the module exists, and imports one that does not
+        raise ConfigError(
+            f"train.workload: there is no module {missing_name!r}: put it into `code`, or "
+            "install it in the image"
+        ) from None
     found = getattr(module, class_name, None)
     if found is None:
         raise ConfigError(
@@ -55,35 +66,12 @@ def load(name: str) -> type[Workload]:
     return found
 
 
-def _import(name: str) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
-            raise  # the module exists, and imports one that does not
-        raise ConfigError(
-            f"train.workload: there is no module {error.name!r}: put it into `code`, or "
-            "install it in the image"
-        ) from None
-
-
 def _classes(module: ModuleType) -> list[str]:
     return [
         name
         for name, value in vars(module).items()
         if inspect.isclass(value) and issubclass(value, Workload) and value is not Workload
     ]
-
-
-def _only_class(module: ModuleType) -> type[Workload]:
-    """The one workload that a module of this package defines itself."""
-    found: type[Workload]
-    (found,) = (
-        vars(module)[name]
-        for name in _classes(module)
-        if vars(module)[name].__module__ == module.__name__
-    )
-    return found
 
 
 def _hint(name: str, known: list[str]) -> str:

@@ -86,13 +86,8 @@ class Digits(Workload):
 
 
 def read_scans() -> tuple[Tensor, Tensor]:
-    """Read all scans.
-
-    Returns:
-        Pixels from 0 to 1, float32, shape (1797, 1, 8, 8), and labels, int64, shape (1797,).
-
-    Raises:
-        DataError: If the file cannot be read.
+    """All scans: pixels from 0 to 1, float32, shape (1797, 1, 8, 8), and labels, int64, shape
+    (1797,). Raises `DataError` if the file cannot be read.
     """
     path = Path(__file__).with_name("digits.bin.gz")
     try:

@@ -220,17 +220,8 @@ class Gpt(Workload):
 
 
 def read_corpus(folder: Path, budget: int) -> Tensor:
-    """Read the Python files below a folder, in the order of their paths.
-
-    Args:
-        folder: The folder.
-        budget: Most bytes to read.
-
-    Returns:
-        The bytes: uint8, shape (bytes,).
-
-    Raises:
-        DataError: If there are less than 1024 bytes.
+    """At most `budget` bytes of the Python files below a folder, in the order of their paths:
+    uint8, shape (bytes,). Raises `DataError` if there are less than 1024.
     """
     text = bytearray()
     for path in sorted(folder.rglob("*.py"), key=lambda path: path.relative_to(folder).as_posix()):

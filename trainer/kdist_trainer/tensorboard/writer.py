@@ -174,7 +174,7 @@ class TensorBoardWriter:
     """Writes the scalars of a run; does nothing without a checkpoint folder. Not thread-safe."""
 
     def __init__(self, checkpoints: StoragePath | None, stats: StepStats) -> None:
-        """Create a writer; `begin` opens a file. The metrics of this rank are read for each point."""
+        """Create a writer; `begin` opens a file. The rank's metrics are read for each point."""
         self._folder = None if checkpoints is None else checkpoints / FOLDER
         self._stats = stats
         self._points: Points = queue.Queue(_MAX_QUEUED)

@@ -183,7 +183,7 @@ def test_a_state_that_was_received_is_continued_with_though_its_sender_is_lost(
     """Rank 0 is a step behind, and evaluates moving averages that it has received."""
     train = {"emaDecay": 0.5, "evaluate": "end"}
     order(orders, "split.json", {"step": 5, "victim": 1, "behind": [0]})
-    point = find_point(regroup.take_over, "compare(ctx, source")
+    point = find_point(regroup.take_over, "held_values(ctx), own)")
     order(orders, "crash.json", {"role": "ahead", "point": point})
     with TrainingRun(tmp_path, describe(12, train=train, orders=str(orders))) as run:
         assert run.wait() == 0, run.output()

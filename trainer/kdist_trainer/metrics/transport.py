@@ -225,7 +225,12 @@ class Reporter:
     def __init__(
         self, stats: StepStats | None = None, *, min_interval_seconds: float = MIN_INTERVAL_SECONDS
     ) -> None:
-        """Connect on the first send. By default the metrics of `shared_stats` are sent."""
+        """Connect on the first send.
+
+        Args:
+            stats: The metrics to send; by default those of `shared_stats`.
+            min_interval_seconds: Minimum interval between two records.
+        """
         self.stats = stats or shared_stats()
         path = os.environ.get("KDIST_METRICS_SOCKET")
         self._path = Path(path) if path else None
@@ -323,7 +328,13 @@ class Reporter:
         learning_rate: float | None = None,
         grad_norm: float | None = None,
     ) -> None:
-        """Report values of the last step that became known after it was reported."""
+        """Report values of the last step that became known after it was reported.
+
+        Args:
+            loss: Training loss.
+            learning_rate: Learning rate of the step.
+            grad_norm: Norm of the gradient.
+        """
         if self._path is not None:
             self._set(loss=loss, grad_norm=grad_norm, learning_rate=learning_rate)
             self.send()
@@ -336,8 +347,10 @@ class Reporter:
             self._script.beat(phase, int(self.stats.last_step or 0))
 
     def evaluated(self, metrics: Mapping[str, float]) -> None:
-        """Report an evaluation that has ended, with its results by name; `loss` is shown as the
-        evaluation's loss. The time since the last step was spent in it.
+        """Report an evaluation that has ended. The time since the last step was spent in it.
+
+        Args:
+            metrics: The results by name; that of `loss` is shown as the evaluation's loss.
         """
         if self._path is None:
             return

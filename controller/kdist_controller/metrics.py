@@ -66,7 +66,7 @@ class Metrics:
         )
         Gauge(
             "kdist_controller_queue_depth",
-            "TrainingJobs that wait to be looked at.",
+            "TrainingJobs waiting to be reconciled.",
             registry=self.registry,
         ).set_function(lambda: float(depth()))
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from kdist_trainer.agent.run_history import FolderEventLog
-from kdist_trainer.checkpoint.group import BoundedCalls
 from kdist_trainer.checkpoint.ledger import RunLedger
+from kdist_trainer.processes.threads import BoundedCalls
 
 
 def test_events_that_the_folder_refuses_are_written_with_the_next_one_in_their_order(

@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 
 from kdist_trainer import log
-from kdist_trainer.checkpoint.group import BackgroundTask
 from kdist_trainer.processes import threads
-from kdist_trainer.processes.threads import OnError, start_thread
+from kdist_trainer.processes.threads import BackgroundTask, OnError, start_thread
 from kdist_trainer.rendezvous.exchange import ExchangeHost
 from kdist_trainer.rendezvous.membership import MemberConnection
 from tests.patience import soon

@@ -35,7 +35,6 @@ from kdist_trainer import log
 from kdist_trainer.agent.coordination import FAILURE, PLANNED, AgentStore, Document, Generation
 from kdist_trainer.agent.exit_record import read_done
 from kdist_trainer.agent.settings import Settings
-from kdist_trainer.checkpoint.group import BoundedCalls
 from kdist_trainer.checkpoint.ledger import RunLedger, StepLedger
 from kdist_trainer.checkpoint.lock import Lock
 from kdist_trainer.checkpoint.storage import StoragePath
@@ -43,6 +42,7 @@ from kdist_trainer.config import TrainConfig
 from kdist_trainer.formats.json_text import encode_json
 from kdist_trainer.formats.untrusted_text import finite_number
 from kdist_trainer.ipc.failure import Failure
+from kdist_trainer.processes.threads import BoundedCalls
 
 _RESTARTS: Final = "total_restarts"
 _LOST_STEPS: Final = "total_lost_steps"

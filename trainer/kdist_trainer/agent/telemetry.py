@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Final
 from kdist_trainer import log
 from kdist_trainer.agent.coordination import FAILURE, START, Generation
 from kdist_trainer.agent.restart_policy import RULE
-from kdist_trainer.checkpoint.group import BoundedCalls
 from kdist_trainer.ipc.failure import Failure
 from kdist_trainer.metrics.status import RunHistory
 from kdist_trainer.processes.signals import signal_name
+from kdist_trainer.processes.threads import BoundedCalls
 
 if TYPE_CHECKING:
     from kdist_trainer.agent.coordination import AgentStore

@@ -35,7 +35,7 @@ import kdist_trainer
 from kdist_trainer import log
 from kdist_trainer.checkpoint import storage
 from kdist_trainer.checkpoint.commit import CommitRequest, Save, SaveResult
-from kdist_trainer.checkpoint.group import BackgroundTask, BoundedCalls, CheckpointGroup, RankInfo
+from kdist_trainer.checkpoint.group import CheckpointGroup, RankInfo
 from kdist_trainer.checkpoint.lock import LockLostError
 from kdist_trainer.checkpoint.manifest import (
     FILES,
@@ -69,6 +69,7 @@ from kdist_trainer.errors import CheckpointMismatchError, PeersLostError, Storag
 from kdist_trainer.formats.digest import Digest
 from kdist_trainer.formats.json_text import encode_json
 from kdist_trainer.object_store.store import ObjectPath
+from kdist_trainer.processes.threads import BackgroundTask, BoundedCalls
 
 LONGEST_SECONDS: Final = 3600.0
 """How long the ranks hold a finished training for its last save. A run that saves by `auto` has at

@@ -54,7 +54,7 @@ from kdist_trainer.checkpoint.commit import (
     discard,
     record_cut,
 )
-from kdist_trainer.checkpoint.group import BackgroundTask, CheckpointGroup
+from kdist_trainer.checkpoint.group import CheckpointGroup
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.checkpoint.lock import Lock, LockLostError, LockRecord
 from kdist_trainer.checkpoint.manifest import (
@@ -72,6 +72,7 @@ from kdist_trainer.config import Checkpointing
 from kdist_trainer.errors import classify
 from kdist_trainer.formats.digest import Digest
 from kdist_trainer.object_store.store import ObjectPath
+from kdist_trainer.processes.threads import BackgroundTask
 from kdist_trainer.state import ValueKind, find_differences, kind_of
 
 Paths = dict[str, KeyPath]

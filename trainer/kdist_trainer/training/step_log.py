@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from kdist_trainer import log
-from kdist_trainer.checkpoint.group import ANSWER_SECONDS, OnDemandThread
 from kdist_trainer.checkpoint.ledger import RunLedger, StepLedger
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.distributed.world import World
+from kdist_trainer.processes.threads import ANSWER_SECONDS, OnDemandThread
 from kdist_trainer.training.sync import StepRecord
 
 _MAX_KEPT_LINES = 20_000

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kdist_trainer.checkpoint.group import BoundedCalls
+from kdist_trainer.processes.threads import BoundedCalls
 from tests.patience import soon
 
 

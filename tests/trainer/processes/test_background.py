@@ -8,7 +8,7 @@ import threading
 import weakref
 from functools import partial
 
-from kdist_trainer.checkpoint.group import BackgroundTask
+from kdist_trainer.processes.threads import BackgroundTask
 from tests.house.tree import ROOT
 from tests.patience import soon
 
@@ -59,7 +59,7 @@ def test_a_function_that_does_not_end_keeps_no_other_one_waiting() -> None:
 
 FORKS = """
 import os, threading
-from kdist_trainer.checkpoint.group import BackgroundTask
+from kdist_trainer.processes.threads import BackgroundTask
 
 def run():
     task = BackgroundTask()

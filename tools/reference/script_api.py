@@ -12,7 +12,7 @@ from pathlib import Path
 _TRAINER = Path(__file__).parents[2] / "trainer" / "kdist_trainer"
 _CLASSES = {
     "Reporter": _TRAINER / "metrics" / "transport.py",
-    "Checkpointer": _TRAINER / "checkpoint" / "script_api.py",
+    "Checkpointer": _TRAINER / "script" / "api.py",
 }
 _SECTION = re.compile(r"^(Args|Returns|Raises|Attributes):$", re.MULTILINE)
 _TITLES = {"Args": "Arguments"}

@@ -13,9 +13,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kdist_trainer.checkpoint.script_api import Checkpointer
     from kdist_trainer.errors import Retry
     from kdist_trainer.metrics.transport import Reporter
+    from kdist_trainer.script.api import Checkpointer
 
 __version__ = "0.2.0.dev0"
 __all__ = ["Checkpointer", "Reporter", "Retry", "__version__"]
@@ -30,7 +30,7 @@ def __getattr__(name: str) -> Any:
 
         return Reporter
     if name == "Checkpointer":
-        from kdist_trainer.checkpoint.script_api import Checkpointer
+        from kdist_trainer.script.api import Checkpointer
 
         return Checkpointer
     if name == "Retry":

@@ -174,9 +174,9 @@ def _mark_group(group: bool | None) -> None:
 
 def _time_collectives() -> None:
     try:
-        from kdist_trainer.instrumentation import script_collectives
+        from kdist_trainer.script import collectives
 
-        script_collectives.install()
+        collectives.install()
     except Exception as error:  # noqa: BLE001 - missing metrics must never end a training
         log.warn(
             "timing-failed", message=f"collectives are not timed: {type(error).__name__}: {error}"

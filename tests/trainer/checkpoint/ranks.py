@@ -22,7 +22,7 @@ _PRELOADED = [
     "torch.distributed.checkpoint.state_dict",
     "torch.nn.parallel",
     "torch._dynamo",  # the first DDP of a process would import it
-    "kdist_trainer.checkpoint.script_api",
+    "kdist_trainer.script.api",
     # one server serves all tests of a process, those of the training loop too
     "kdist_trainer.worker",
 ]

@@ -13,9 +13,9 @@ from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
 from kdist_trainer.checkpoint.checkpointer import CheckpointManager
 from kdist_trainer.checkpoint.commit import SaveResult
-from kdist_trainer.checkpoint.group import RankInfo
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.config import Checkpointing, Every
+from kdist_trainer.distributed.checkpoint_group import RankInfo
 
 FINGERPRINT = "data-1"
 

@@ -18,14 +18,14 @@ from torch import Tensor
 
 from kdist_trainer.checkpoint import reader
 from kdist_trainer.checkpoint.checkpointer import CheckpointManager
-from kdist_trainer.checkpoint.group import (
+from kdist_trainer.config import Checkpointing
+from kdist_trainer.distributed.checkpoint_group import (
     CheckpointGroup,
     _Layout,
     broadcast_state,
     buckets,
     send,
 )
-from kdist_trainer.config import Checkpointing
 from tests.trainer.checkpoint.ranks import Rank, run_ranks
 from tests.trainer.checkpoint.states import Alone, load, make_state, opened
 

@@ -12,7 +12,7 @@ import pytest
 from kdist_trainer.checkpoint import checkpointer
 from kdist_trainer.checkpoint.checkpointer import RequiredSave, Waiting
 from kdist_trainer.checkpoint.commit import SaveResult
-from kdist_trainer.checkpoint.group import CheckpointGroup
+from kdist_trainer.distributed.checkpoint_group import CheckpointGroup
 from kdist_trainer.errors import PeersLostError, StorageError
 from tests.small_disk import fill, small_disk
 

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from kdist_trainer.checkpoint.group import CheckpointGroup
 from kdist_trainer.distributed import group_abort, left_groups
+from kdist_trainer.distributed.checkpoint_group import CheckpointGroup
 from kdist_trainer.distributed.left_groups import LeftGroup, left
 from kdist_trainer.distributed.world import World, abandon
 from kdist_trainer.errors import PeersLostError

@@ -24,10 +24,10 @@ from torch import nn
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.nn.parallel import DistributedDataParallel
 
-from kdist_trainer.checkpoint.group import CheckpointGroup
 from kdist_trainer.config import Cause
 from kdist_trainer.distributed import group_abort
 from kdist_trainer.distributed import world as world_module
+from kdist_trainer.distributed.checkpoint_group import CheckpointGroup
 from kdist_trainer.distributed.world import World, abandon, wait_for_ranks
 from kdist_trainer.errors import PeersLostError, classify
 from kdist_trainer.instrumentation import collective_hooks

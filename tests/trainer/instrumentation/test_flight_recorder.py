@@ -17,8 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from kdist_trainer.distributed.world import World
 from kdist_trainer.instrumentation import collective_hooks
-from kdist_trainer.instrumentation.script_collectives import ScriptRecorder
 from kdist_trainer.processes.liveness import Heartbeat
+from kdist_trainer.script.collectives import ScriptRecorder
 from tests.patience import soon
 from tests.trainer.training.group import run_group
 

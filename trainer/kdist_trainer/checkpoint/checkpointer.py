@@ -35,7 +35,6 @@ import kdist_trainer
 from kdist_trainer import log
 from kdist_trainer.checkpoint import storage
 from kdist_trainer.checkpoint.commit import CommitRequest, Save, SaveResult
-from kdist_trainer.checkpoint.group import CheckpointGroup, RankInfo
 from kdist_trainer.checkpoint.lock import LockLostError
 from kdist_trainer.checkpoint.manifest import (
     FILES,
@@ -65,6 +64,7 @@ from kdist_trainer.checkpoint.writer import (
     Writer,
 )
 from kdist_trainer.config import Checkpointing
+from kdist_trainer.distributed.checkpoint_group import CheckpointGroup, RankInfo
 from kdist_trainer.errors import CheckpointMismatchError, PeersLostError, StorageError, classify
 from kdist_trainer.formats.digest import Digest
 from kdist_trainer.formats.json_text import encode_json

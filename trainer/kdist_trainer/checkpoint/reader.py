@@ -44,7 +44,6 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import ReadItem
 
 from kdist_trainer.checkpoint import torch_internals
-from kdist_trainer.checkpoint.group import CheckpointGroup
 from kdist_trainer.checkpoint.manifest import (
     STATE,
     DamagedCheckpointError,
@@ -63,6 +62,7 @@ from kdist_trainer.checkpoint.torch_internals import (
     find_layout,
     set_properties,
 )
+from kdist_trainer.distributed.checkpoint_group import CheckpointGroup
 from kdist_trainer.errors import CheckpointMismatchError
 from kdist_trainer.formats import NewerFormatError
 from kdist_trainer.formats.allow_list import AllowList, UnsafePickleError

@@ -41,7 +41,6 @@ from kdist_trainer.checkpoint.commit import (
     remove_token,
     write_token,
 )
-from kdist_trainer.checkpoint.group import CheckpointGroup, broadcast_state, send
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.checkpoint.lock import Lock, LockRecord
 from kdist_trainer.checkpoint.manifest import (
@@ -52,6 +51,7 @@ from kdist_trainer.checkpoint.manifest import (
 )
 from kdist_trainer.checkpoint.reader import LoadedCheckpoint, SavedIndex, Target, Template
 from kdist_trainer.checkpoint.storage import StoragePath
+from kdist_trainer.distributed.checkpoint_group import CheckpointGroup, broadcast_state, send
 from kdist_trainer.errors import CheckpointMismatchError, StorageError
 from kdist_trainer.processes.threads import BoundedCalls
 

@@ -54,7 +54,6 @@ from kdist_trainer.checkpoint.commit import (
     discard,
     record_cut,
 )
-from kdist_trainer.checkpoint.group import CheckpointGroup
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.checkpoint.lock import Lock, LockLostError, LockRecord
 from kdist_trainer.checkpoint.manifest import (
@@ -69,6 +68,7 @@ from kdist_trainer.checkpoint.reader import check_tensor, copy_value, describe_i
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.checkpoint.torch_internals import KeyPath
 from kdist_trainer.config import Checkpointing
+from kdist_trainer.distributed.checkpoint_group import CheckpointGroup
 from kdist_trainer.errors import classify
 from kdist_trainer.formats.digest import Digest
 from kdist_trainer.object_store.store import ObjectPath

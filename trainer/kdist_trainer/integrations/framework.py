@@ -16,15 +16,15 @@ import torch
 from kdist_trainer import log
 from kdist_trainer.checkpoint.checkpointer import FileCheckpointManager, WriteFiles
 from kdist_trainer.checkpoint.commit import SaveResult
-from kdist_trainer.checkpoint.group import CheckpointGroup, SaveAgreement
 from kdist_trainer.checkpoint.interval import SaveClock, make_interval
 from kdist_trainer.checkpoint.ledger import RunLedger
-from kdist_trainer.checkpoint.script_api import ScriptWorld, close_manager, open_manager
 from kdist_trainer.config import Checkpointing, Every
+from kdist_trainer.distributed.checkpoint_group import CheckpointGroup
 from kdist_trainer.metrics.step_stats import WallCategory
 from kdist_trainer.metrics.transport import Reporter
 from kdist_trainer.numerics import rng
 from kdist_trainer.processes.liveness import Phase
+from kdist_trainer.script.api import SaveAgreement, ScriptWorld, close_manager, open_manager
 
 _trained: list[bool] = []  # that this process has opened the run's checkpoints once
 

@@ -19,8 +19,8 @@ from typing import Any, Literal
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from kdist_trainer.checkpoint.group import CheckpointGroup
 from kdist_trainer.config import Exit
+from kdist_trainer.distributed.checkpoint_group import CheckpointGroup
 from kdist_trainer.integrations import framework
 from kdist_trainer.integrations.framework import FrameworkCheckpoints
 from kdist_trainer.metrics.transport import Reporter

@@ -108,8 +108,8 @@ _MODULES = (
     "torch.nn.parallel",
     "torch.utils.data",
     "torch._dynamo",  # the first DDP(...) and the first optimizer import it: most of a second
-    "kdist_trainer.instrumentation.script_collectives",
-    "kdist_trainer.checkpoint.script_api",
+    "kdist_trainer.script.collectives",
+    "kdist_trainer.script.api",
 )
 
 

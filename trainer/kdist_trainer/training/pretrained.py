@@ -16,10 +16,10 @@ from torch import Tensor
 
 from kdist_trainer import log
 from kdist_trainer.checkpoint import export
-from kdist_trainer.checkpoint.group import CheckpointGroup, Fetch, fill, send
 from kdist_trainer.checkpoint.manifest import DamagedCheckpointError, parse_name
 from kdist_trainer.config import NOT_FETCHED, Init
 from kdist_trainer.config.sources import base_name
+from kdist_trainer.distributed.checkpoint_group import CheckpointGroup, Fetch, fill, send
 from kdist_trainer.errors import CheckpointMismatchError, ConfigError, DataError
 from kdist_trainer.formats.untrusted_text import parse_json
 from kdist_trainer.training.training_state import TrainingState

@@ -32,9 +32,9 @@ from torch import Tensor, nn
 
 from kdist_trainer import log, workloads
 from kdist_trainer.checkpoint import torch_internals
-from kdist_trainer.checkpoint.group import CheckpointGroup, broadcast_state
 from kdist_trainer.config import Training
 from kdist_trainer.distributed import group_abort
+from kdist_trainer.distributed.checkpoint_group import CheckpointGroup, broadcast_state
 from kdist_trainer.distributed.world import World
 from kdist_trainer.errors import ConfigError, PeersLostError
 from kdist_trainer.formats.untrusted_text import parse_json

@@ -23,7 +23,7 @@ from kdist_trainer.errors import CheckpointMismatchError, ConfigError
 from kdist_trainer.metrics.transport import shared_stats
 from kdist_trainer.state import describe
 from tests.trainer.checkpoint.ranks import Rank, run_ranks
-from tests.trainer.checkpoint.script_trainings import (
+from tests.trainer.script.script_trainings import (
     Drawing,
     Sampler,
     Schedules,

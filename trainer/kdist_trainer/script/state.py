@@ -24,9 +24,9 @@ from torch.optim import Optimizer
 
 from kdist_trainer import log, state
 from kdist_trainer.checkpoint.checkpointer import CheckpointManager
-from kdist_trainer.checkpoint.group import CheckpointGroup
 from kdist_trainer.checkpoint.manifest import UnloadableStateError, encode
 from kdist_trainer.checkpoint.reader import LoadedCheckpoint, SavedIndex, copy_value, describe_index
+from kdist_trainer.distributed.checkpoint_group import CheckpointGroup
 from kdist_trainer.errors import CheckpointMismatchError, ConfigError
 from kdist_trainer.numerics import rng
 from kdist_trainer.state import ValueKind, describe

@@ -1,0 +1,8 @@
+"""What a user's own script is given: the checkpoints that it asks for, and the timing of its
+collectives, which it does not know of.
+
+`api` is `kdist_trainer.Checkpointer`, and how the ranks of a script agree on when to save and when
+to stop; `state` is the whole state of a script. `collectives` counts and times the collectives of
+an unchanged script. Not here: `kdist_trainer.run_script`, which runs it, and what it has of a
+training framework (`kdist_trainer.integrations`).
+"""

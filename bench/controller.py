@@ -33,7 +33,7 @@ from bench.control_plane import ControlPlane, control_plane
 from kdist import cluster
 from kdist.cluster import Cluster
 from kdist.crd import definition
-from kdist.manifest import METRICS_PORT
+from kdist_trainer.formats import METRICS_PORT
 
 NAMESPACES = 50
 CHANGES = 100

@@ -20,6 +20,7 @@ import click
 from kdist import terminal
 from kdist.errors import InvalidJobError, KdistError, Problem
 from kdist.terminal import columns
+from kdist_trainer.formats import CLI_API_VERSION
 from kdist_trainer.formats.json_text import encode_json
 
 if TYPE_CHECKING:
@@ -69,17 +70,20 @@ def drop_results() -> None:
     os.close(null)
 
 
-def emit(value: Any, *, output: str, name: str = "") -> None:
+def emit(value: Any, *, output: str, kind: str = "", name: str = "") -> None:
     """Print a value in a machine-readable format.
 
     Args:
         value: plain values, as for JSON.
         output: `json`, `yaml`, or `name` (only the name, for pipes).
+        kind: of a document of kdist's own, which is printed with its API version.
         name: what `name` prints.
 
     Raises:
         ValueError: the format is unknown.
     """
+    if kind:
+        value = {"apiVersion": CLI_API_VERSION, "kind": kind, **value}
     if output == "json":
         text = encode_json(value, indent=2, ensure_ascii=False)
         document(terminal.visible_json(text))

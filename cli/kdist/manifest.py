@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from kdist.errors import KdistError
+from kdist_trainer.formats import JOB_API_VERSION
 
 OWNER: Final = "kdist.dev/owner"
 """Annotation with the job that an object was created for, and the object's kind and name, so that
@@ -25,8 +26,21 @@ a copy under another name does not count as the job's.
 JOB_LABEL: Final = "kdist.dev/job"
 """Label with the job's name on every object of a job, and on its pods."""
 
-TRAINING_JOB: Final = ("kdist.dev/v1alpha1", "TrainingJob")
+TRAINING_JOB: Final = (JOB_API_VERSION, "TrainingJob")
 """API version and kind of a job as a resource of the cluster, which the controller acts on."""
+
+MANAGED_BY: Final = "app.kubernetes.io/managed-by"
+"""Label with the tool that created an object: `kdist` on those of jobs."""
+
+QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
+"""Label of a workload with the LocalQueue of Kueue that it waits in."""
+QUEUE_GROUP: Final = "kueue.x-k8s.io/"
+"""How the API versions of Kueue's Workloads begin."""
+
+NODES_ANNOTATION: Final = "kdist.dev/nodes"
+"""Annotation of a pod with the limits on the number of nodes, as MIN:MAX: a change lets its kubelet
+update what it mounts, so that its agent soon reads them.
+"""
 
 CODE_LABEL: Final = "kdist.dev/code-of"
 """Label with the job's name on a ConfigMap with the files of its code, where a TrainingJob names
@@ -35,11 +49,6 @@ the ConfigMap. It is none of the objects that the controller creates.
 
 RENDEZVOUS_SUFFIX: Final = "-rendezvous"
 """How the name ends of the ConfigMap that a job's agents meet in, after the job's name."""
-
-METRICS_PORT: Final = 9401
-"""Port of an agent's HTTP endpoint in its pod. Repeated from `kdist_trainer.config`, whose import
-would take longer than fetching a status.
-"""
 
 RECLAIM_POLICY: Final = "kdist.dev/reclaim-policy"
 """Annotation of a claim that kdist created for checkpoints: `Delete` if it goes with the job."""
@@ -318,7 +327,7 @@ def describe_owner(document: Mapping[str, Any], kind: str = "") -> str:
     metadata = document.get("metadata") or {}
     for reference in metadata.get("ownerReferences") or []:
         return f"it belongs to {reference.get('kind')}/{reference.get('name')}"
-    tool = (metadata.get("labels") or {}).get("app.kubernetes.io/managed-by")
+    tool = (metadata.get("labels") or {}).get(MANAGED_BY)
     if tool and tool != "kdist":
         return f"it is managed by {tool}"
     managers = [

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from kdist import backends
 from kdist.errors import Code, KdistError
-from kdist.manifest import TRAINING_JOB, Manifest
+from kdist.manifest import QUEUE_GROUP, TRAINING_JOB, Manifest
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 RBAC = "rbac.authorization.k8s.io/v1"
 RUNTIME = ("trainer.kubeflow.org/v1alpha1", "TrainingRuntime")
-_KUEUE = "kueue.x-k8s.io/v1beta1"
+KUEUE = f"{QUEUE_GROUP}v1beta1"
 _READ, _WRITE = "get list watch", "create patch delete"
 _CORE = '""'  # the API group of pods, as a rule of RBAC writes it
 _THREADS = 8
@@ -135,7 +135,7 @@ NEEDS: tuple[Need, ...] = (
     Need(
         "why of claims and queues",
         "view",
-        (*_on(_READ, "v1", "PersistentVolumeClaim"), *_on("get list", _KUEUE, "Workload")),
+        (*_on(_READ, "v1", "PersistentVolumeClaim"), *_on("get list", KUEUE, "Workload")),
         "",
         "claims and queues are not examined",
     ),
@@ -191,7 +191,7 @@ NEEDS: tuple[Need, ...] = (
     Need(
         "suspend, resume in a queue of Kueue",
         "edit",
-        _on("get list patch", _KUEUE, "Workload"),
+        _on("get list patch", KUEUE, "Workload"),
         "",
         "a job in a queue cannot be suspended",
     ),

@@ -18,7 +18,7 @@ from kdist.cluster import ApiError, Cluster, JobObjects
 from kdist.diagnose import KEY_MISSING
 from kdist.job.cluster import suspend
 from kdist.job.cluster.job import ClusterJob
-from kdist.manifest import RECLAIM_POLICY, Manifest, ObjectKey
+from kdist.manifest import NODES_ANNOTATION, RECLAIM_POLICY, Manifest, ObjectKey
 from kdist.spec import API_VERSION, KIND
 from kdist.status import ASKED, OUTCOME, documents
 from kdist_controller import status
@@ -240,7 +240,7 @@ class _JobExecutor:
                 self._apply(manifest)
 
     def _announce(self, action: AnnounceLimits) -> None:
-        body = {"metadata": {"annotations": {"kdist.dev/nodes": f"{action.least}:{action.most}"}}}
+        body = {"metadata": {"annotations": {NODES_ANNOTATION: f"{action.least}:{action.most}"}}}
         for pod in action.pods:
             self._cache.put(trim(self._objects.change("v1", "Pod", pod, body)))
 

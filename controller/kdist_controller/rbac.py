@@ -30,7 +30,7 @@ JOBS: Final = (
     *rbac.workload_rights("get list watch create patch delete"),
     *_on("get list watch patch delete", ("v1", "Pod")),
     *_on("patch", ("v1", "Pod"), part="status"),
-    *_on("get list patch", ("kueue.x-k8s.io/v1beta1", "Workload")),
+    *_on("get list patch", (rbac.KUEUE, "Workload")),
     *_on("list create", ("v1", "Event")),
 )
 """In the namespaces whose TrainingJobs it looks after. Changes of the status of pods are confined

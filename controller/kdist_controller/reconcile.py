@@ -11,12 +11,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from kdist import backends
 from kdist.backends import Placement
 from kdist.errors import KdistError
-from kdist.manifest import ForeignError, ObjectKey, find_owner
+from kdist.manifest import CLAIM, NODES_ANNOTATION, ForeignError, ObjectKey, find_owner
 from kdist.spec import KIND, TrainingJob
 from kdist.status import ExitRecord, documents
 from kdist.status.documents import Document
@@ -44,8 +44,6 @@ from kdist_controller.resource import (
 from kdist_controller.status import Decision, Stage, ended_at, is_terminal, report
 from kdist_trainer.formats.untrusted_text import MalformedTextError, parse_json
 
-_CLAIM: Final = "PersistentVolumeClaim"
-_NODES_ANNOTATION: Final = "kdist.dev/nodes"
 _POLL_SECONDS = 1.0  # while agents learn new limits
 _FOREIGN_SECONDS = 30.0  # until a foreign object of which nothing is heard is looked at again
 _GRACE_SECONDS = 30.0  # for kinds that delete themselves after their TTL
@@ -288,7 +286,7 @@ def _restart(observed: Observed, wanted: TrainingJob, placement: Placement) -> _
 def _replace_workload(observed: Observed, wanted: TrainingJob, placement: Placement) -> _Step:
     """The workload does not exist: it ended and was deleted, or it has to be made again."""
     if is_terminal(observed.resource.status) or observed.result is not None:
-        return _Step(tuple(DeleteObject(key) for key in observed.children if key.kind != _CLAIM))
+        return _Step(tuple(DeleteObject(key) for key in observed.children if key.kind != CLAIM))
     if observed.alive or observed.leaving:
         return _Step()
     return _Step((_starting(wanted, placement),), Stage.CREATING)
@@ -349,7 +347,7 @@ def _prune(
     return tuple(
         DeleteObject(key)
         for key in observed.children
-        if key not in expected and key.kind != _CLAIM and (mounted or not _is_settings(key, wanted))
+        if key not in expected and key.kind != CLAIM and (mounted or not _is_settings(key, wanted))
     )
 
 
@@ -405,7 +403,7 @@ def _resize(
         name
         for pod in observed.pods
         if (name := documents.name(pod)) in working
-        and documents.annotation(pod, _NODES_ANNOTATION) != annotation
+        and documents.annotation(pod, NODES_ANNOTATION) != annotation
     )
     if unaware:
         action = AnnounceLimits(unaware, nodes.min, nodes.max)

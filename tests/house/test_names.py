@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
@@ -80,3 +80,16 @@ def test_code_and_documentation_use_the_words_of_the_field() -> None:
         for match in odd.finditer(line)
     ]
     assert found == []
+
+
+def test_what_two_sides_must_spell_alike_stands_in_one_module() -> None:
+    """A label or annotation of kdist's in the whole product; a variable in each distribution, which
+    may have it from `kdist_trainer.formats`.
+    """
+    where: defaultdict[str, set[Path]] = defaultdict(set)
+    for path in python_files("cli", "controller", "trainer"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            name = node.value if isinstance(node, ast.Constant) else None
+            if isinstance(name, str) and re.fullmatch(r"kdist\.dev/[-a-z]+|KDIST_[A-Z_]+", name):
+                where[name].add(path if "/" in name else path.relative_to(ROOT).parents[-2])
+    assert {name: found for name, found in where.items() if len(found) > 1} == {}

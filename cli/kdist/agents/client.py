@@ -23,9 +23,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from kdist.agents.metrics import AgentSample
 from kdist.errors import KdistError
-from kdist.manifest import METRICS_PORT
 from kdist.status.agent_status import read_agent_document
-from kdist_trainer.formats import NewerFormatError, check_format
+from kdist_trainer.formats import METRICS_PORT, NewerFormatError, check_format
 from kdist_trainer.formats.untrusted_text import MalformedTextError, parse_json
 from kdist_trainer.network.deadline_http import DeadlineConnection
 

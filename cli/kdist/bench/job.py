@@ -8,7 +8,7 @@ from typing import Any
 
 from kdist import load
 from kdist.errors import UsageError
-from kdist.spec import TrainingJob
+from kdist.spec import TrainingJob, job_document
 from kdist.units import size
 from kdist_trainer.formats.json_text import encode_json
 
@@ -75,7 +75,6 @@ def make_job(
             f"the smallest size (-b, {size(bench.min)}) is larger than the largest (-e, "
             f"{size(bench.max)})"
         )
-    document: dict[str, Any] = {"apiVersion": "kdist.dev/v1alpha1", "kind": "TrainingJob"}
     name = f"bench-{bench.collective.replace('_', '-')}"
     metadata: dict[str, Any] = {"name": name}
     spec: dict[str, Any] = {"nodes": 1, "procsPerNode": 2}
@@ -88,5 +87,5 @@ def make_job(
         spec = {field: value for field, value in given["spec"].items() if field not in _IGNORED}
     spec["script"] = {"module": "kdist_trainer.bench", "args": bench.arguments()}
     spec["maxRestarts"] = 0  # a restart would distort the measurement
-    document |= {"metadata": metadata, "spec": spec}
+    document = {**job_document(name, **spec), "metadata": metadata}
     return load.load_text(encode_json(document), source="kdist bench", overrides=overrides or [])

@@ -11,6 +11,7 @@ from typing import Any
 
 from kdist.events import parse
 from kdist.units import count, rate, size
+from kdist_trainer.formats import CLI_API_VERSION
 
 COLUMNS = ("SIZE", "ROUNDS", "MEAN", "P50", "P90", "P99", "ALGBW", "BUSBW", "WRONG")
 _TIMES = ("mean", "p50", "p90", "p99")
@@ -53,7 +54,7 @@ class Result:
         ]
         pairs = {"sizeBytes": self.pair_size, "seconds": self.pairs} if self.pairs else None
         return {
-            "apiVersion": "cli.kdist.dev/v1",
+            "apiVersion": CLI_API_VERSION,
             "kind": "CollectiveBench",
             "collective": self.collective,
             "ranks": self.ranks,

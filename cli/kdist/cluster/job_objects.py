@@ -30,12 +30,19 @@ from kdist.cluster.api_errors import ApiError, ApiNotFoundError
 from kdist.cluster.client import ABSENT, Applied, Objects, guard, normalize, retry_on_conflict
 from kdist.cluster.transport import ApiResponse
 from kdist.errors import KdistError, NotFoundError
-from kdist.manifest import JOB_LABEL, TRAINING_JOB, ForeignError, JobOwner, Manifest, find_owner
+from kdist.manifest import (
+    JOB_LABEL,
+    QUEUE_GROUP,
+    TRAINING_JOB,
+    ForeignError,
+    JobOwner,
+    Manifest,
+    find_owner,
+)
 
 Document = dict[str, Any]
 T = TypeVar("T")
 _POD: Final = ("v1", "Pod")
-_QUEUE_GROUP: Final = "kueue.x-k8s.io/"
 
 
 class _Unread(Enum):
@@ -280,7 +287,7 @@ class JobObjects:
 
     def _check_kind(self, api_version: str, kind: str) -> None:
         rendered = backends.rendered_kinds(self.owner.backend)
-        queued = kind == "Workload" and api_version.startswith(_QUEUE_GROUP)
+        queued = kind == "Workload" and api_version.startswith(QUEUE_GROUP)
         if not queued and (api_version, kind) not in (TRAINING_JOB, _POD, *rendered):
             raise self._refuse(kind, f"({api_version})")
 

@@ -212,9 +212,7 @@ def _show(document: dict[str, Any], output: str) -> int:
         for entry in checkpoints.entries(document):
             console.result(str(entry.get("name")))
     elif output != "table":
-        console.emit(
-            {"apiVersion": "cli.kdist.dev/v1", "kind": "CheckpointList", **document}, output=output
-        )
+        console.emit(document, kind="CheckpointList", output=output)
     elif checkpoints.entries(document):
         console.table(checkpoints.checkpoint_rows(document), header=checkpoints.HEADER)
     else:

@@ -57,7 +57,7 @@ def command(field: str, recursive: bool, output: str) -> None:
         console.document(reference.table(found))
     else:
         answer = reference.document(found, recursive=recursive)
-        console.emit({"apiVersion": "cli.kdist.dev/v1", "kind": "Field", **answer}, output=output)
+        console.emit(answer, kind="Field", output=output)
 
 
 def _unknown(field: str) -> NotFoundError:

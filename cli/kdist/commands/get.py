@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 _POLL_SECONDS = 2.0
 _PATIENCE_SECONDS = 3.0  # for a cluster that does not answer, if there are runs to show
-_LIST = {"apiVersion": "cli.kdist.dev/v1", "kind": "JobList"}
 _COLUMNS = {  # column -> where its value is in `-o json`
     "NAMESPACE": ".namespace",
     "NAME": ".name",
@@ -301,8 +300,8 @@ class Rows:
             self._show_each(found)
         else:
             items = [each.status.to_document() for each in found]
-            document: dict[str, Any] = {**_LIST, "items": items} if whole else items[0]
-            console.emit(document, output=self._output)
+            kind = "JobList" if whole else ""
+            console.emit({"items": items} if whole else items[0], kind=kind, output=self._output)
 
     def show_changes(self, found: list[Listed]) -> None:
         """Print the jobs that are new or have changed."""

@@ -12,7 +12,7 @@ import click
 from kdist import console, slices
 from kdist.commands import options, targets
 from kdist.errors import UsageError
-from kdist.manifest import METRICS_PORT
+from kdist_trainer.formats import METRICS_PORT
 
 if TYPE_CHECKING:
     from kdist.job.cluster.job import ClusterJob

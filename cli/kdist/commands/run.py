@@ -254,16 +254,12 @@ def _read_job(
 
 def _job_of_script(file: str, args: tuple[str, ...]) -> dict[str, Any]:
     """Build the job that runs a script. Its name includes the folder: many scripts are main.py."""
+    from kdist.spec import job_document
+
     path = Path(file)
     name = re.sub(r"[^a-z0-9]+", "-", f"{path.parent.name}-{path.stem}".lower()).strip("-")
     name = (name if name[:1].isalpha() else f"script-{name}")[-50:].lstrip("-0123456789").strip("-")
-    spec = {"script": {"path": file, "args": list(args)}}
-    return {
-        "apiVersion": "kdist.dev/v1alpha1",
-        "kind": "TrainingJob",
-        "metadata": {"name": name},
-        "spec": spec,
-    }
+    return job_document(name, script={"path": file, "args": list(args)})
 
 
 @contextmanager

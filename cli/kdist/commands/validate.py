@@ -88,10 +88,7 @@ def command(
             }
         )
     if output == "json":
-        console.emit(
-            {"apiVersion": "cli.kdist.dev/v1", "kind": "Validation", "files": reports},
-            output="json",
-        )
+        console.emit({"files": reports}, kind="Validation", output="json")
     if failed:
         context.exit(Code.USAGE)
 

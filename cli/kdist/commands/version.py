@@ -47,9 +47,7 @@ def command(
         for name, version in versions.items():
             console.result(f"{name} {version}")
     else:
-        console.emit(
-            {"apiVersion": "cli.kdist.dev/v1", "kind": "Version", **versions}, output=output
-        )
+        console.emit(versions, kind="Version", output=output)
 
 
 def _ask_server(namespace: str | None, context: str | None, timeout: float | None) -> str:

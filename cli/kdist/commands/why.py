@@ -61,13 +61,8 @@ def _show(job: str, phase: str, cause: Diagnosis, output: str) -> int:
     if output == "table":
         _print(cause)
         return Code.OK
-    document = {
-        "apiVersion": "cli.kdist.dev/v1",
-        "kind": "Diagnosis",
-        "job": job,
-        "phase": phase,
-    }
-    console.emit({**document, **cause.to_document()}, output=output, name=cause.cause)
+    document = {"job": job, "phase": phase, **cause.to_document()}
+    console.emit(document, kind="Diagnosis", output=output, name=cause.cause)
     return Code.OK
 
 

@@ -29,8 +29,9 @@ from kdist.deploy.admission import check_pod_admission, join
 from kdist.deploy.delete import adopt, drop_owner, find_leftovers
 from kdist.deploy.plan import Plan
 from kdist.errors import KdistError, NotFoundError
-from kdist.manifest import JOB_LABEL, OWNER, Manifest, mark, name_rendezvous
+from kdist.manifest import JOB_LABEL, MANAGED_BY, OWNER, Manifest, mark, name_rendezvous
 from kdist.status import ASKED, ExitRecord
+from kdist_trainer.formats import REQUESTED_AT
 
 if TYPE_CHECKING:
     from kdist.backends import Placement
@@ -86,7 +87,7 @@ def create_key(
         "metadata": {
             "name": name,
             "labels": {
-                "app.kubernetes.io/managed-by": "kdist",
+                MANAGED_BY: "kdist",
                 JOB_LABEL: job.metadata.name,
             },
             "annotations": {OWNER: mark(job.metadata.name, backends.KEY_KIND[1], name)},
@@ -114,7 +115,6 @@ _RUNTIME_SECONDS = 20.0  # for which a TrainJob is retried until Trainer knows i
 # suffix of the key under which the agents store the run result, in the trainer's encoding
 _RESULT_KEY_SUFFIX = "_2frun_5fresult"
 # an annotation of the rendezvous, which the agents read
-_REQUESTED_AT = "kdist.dev/requested-at"
 _IMMUTABLE = ("immutable", "updates to statefulset spec", "cannot be changed", "cannot be updated")
 
 
@@ -227,7 +227,7 @@ def request_start(cluster: Cluster, owner: JobOwner, job: TrainingJob | None) ->
     if job is None or job.spec.script is None or job.spec.max_restarts is not None:
         return
     now = datetime.now(UTC).isoformat(timespec="microseconds")
-    body = {"metadata": {"annotations": {_REQUESTED_AT: now}}}
+    body = {"metadata": {"annotations": {REQUESTED_AT: now}}}
     with suppress(NotFoundError):  # the agents meet elsewhere
         JobObjects(cluster, owner).change("v1", "ConfigMap", name_rendezvous(owner.name), body)
 

@@ -22,7 +22,7 @@ from kdist import backends, rbac
 from kdist.backends import CLAIM, DEPENDENT_KINDS, RUNTIME, is_made_for, workload_kinds
 from kdist.deploy.plan import Plan
 from kdist.errors import Code, KdistError, NotFoundError
-from kdist.manifest import RENDEZVOUS_SUFFIX, Manifest, find_owner, job_selector, sort
+from kdist.manifest import MANAGED_BY, RENDEZVOUS_SUFFIX, Manifest, find_owner, job_selector, sort
 from kdist.status import BACKEND
 from kdist.status.documents import annotation
 from kdist_trainer.formats.json_text import encode_json
@@ -176,9 +176,7 @@ def _list(cluster: Cluster, api_version: str, kind: str, name: str) -> list[dict
     from kdist.cluster import ApiError
 
     try:
-        return cluster.list(
-            api_version, kind, selector=f"{job_selector(name)},app.kubernetes.io/managed-by=kdist"
-        )
+        return cluster.list(api_version, kind, selector=f"{job_selector(name)},{MANAGED_BY}=kdist")
     except ApiError as error:
         if error.status in (403, 404):
             return []

@@ -28,6 +28,7 @@ from kdist.errors import KdistError, NotFoundError
 from kdist.load.folder import CodeFolder, find_code
 from kdist.manifest import (
     CODE_LABEL,
+    MANAGED_BY,
     OWNER,
     TRAINING_JOB,
     JobOwner,
@@ -205,7 +206,7 @@ def _make_code(
     metadata: Document = {
         "name": f"{name}-code-{packed['digest']}",
         "namespace": namespace,
-        "labels": {"app.kubernetes.io/managed-by": "kdist", CODE_LABEL: name},
+        "labels": {MANAGED_BY: "kdist", CODE_LABEL: name},
     }
     metadata["annotations"] = {OWNER: mark(name, "ConfigMap", metadata["name"])}
     if before is not None:

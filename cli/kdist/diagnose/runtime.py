@@ -16,7 +16,6 @@ from kdist.diagnose.rule import (
     name_all,
     name_pods,
 )
-from kdist.manifest import METRICS_PORT
 from kdist.status import (
     SEPARATE_RANKS_FIX,
     Phase,
@@ -27,6 +26,7 @@ from kdist.status import (
 )
 from kdist.status.job_status import ASKED_TO_START
 from kdist.units import age, count, number, seconds
+from kdist_trainer.formats import METRICS_PORT
 
 _REFUSED = 100  # connections
 _RECENT = 60.0  # seconds for which a collective or a heartbeat shows that ranks train

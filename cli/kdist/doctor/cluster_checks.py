@@ -197,18 +197,14 @@ def check_pod_is_admitted(cluster: Cluster) -> Iterator[Finding]:
 def make_pod() -> dict[str, Any]:
     """The rendered pod of a small job, without its service account, which does not exist yet."""
     from kdist.render import Placement, find_pods, render
-    from kdist.spec import TrainingJob
+    from kdist.spec import TrainingJob, job_document
 
-    document = {
-        "apiVersion": "kdist.dev/v1alpha1",
-        "kind": "TrainingJob",
-        "metadata": {"name": "kdist-doctor"},
-        "spec": {
-            "image": "kdist-doctor:dry-run",
-            "resources": {"cpu": "0.1", "memory": "64Mi"},
-            "train": {"workload": "digits", "epochs": 1},
-        },
-    }
+    document = job_document(
+        "kdist-doctor",
+        image="kdist-doctor:dry-run",
+        resources={"cpu": "0.1", "memory": "64Mi"},
+        train={"workload": "digits", "epochs": 1},
+    )
     job = TrainingJob.model_validate(document, by_alias=True, by_name=False)
     pod = next(
         pod

@@ -63,15 +63,8 @@ def command(
     missing_findings = [each for each in found if each.mark is doctor.Severity.MISSING]
     if output != "table":
         checks = [each.to_document() for each in found]
-        console.emit(
-            {
-                "apiVersion": "cli.kdist.dev/v1",
-                "kind": "Checks",
-                "healthy": not missing_findings,
-                "checks": checks,
-            },
-            output=output,
-        )
+        document = {"healthy": not missing_findings, "checks": checks}
+        console.emit(document, kind="Checks", output=output)
     elif missing_findings:
         console.message(
             f"{len(missing_findings)} of {len(found)} checks found something missing that jobs need"

@@ -21,12 +21,12 @@ from kdist.errors import KdistError, NotFoundError
 from kdist.job.cluster import agents, checkpoints
 from kdist.job.cluster.job import ClusterJob
 from kdist.rbac import Right
+from kdist.spec.validators import SCRATCH_MOUNT
 from kdist.status import Pod, documents
 from kdist.status.documents import condition, items
 from kdist.units import moment
 
 ANNOTATION = "kdist.dev/drill"
-_SCRATCH = "/run/kdist"
 _TIMEOUT = 1.0  # seconds for one response of an agent
 
 
@@ -167,7 +167,7 @@ class ClusterDrillTarget:
 
     def find_scratch(self, node: str) -> str:  # noqa: ARG002 - the protocol's signature
         """See `DrillTarget.find_scratch`."""
-        return _SCRATCH
+        return SCRATCH_MOUNT
 
     def delete_pod(self, node: str) -> bool:
         """See `DrillTarget.delete_pod`. A StatefulSet would start a pod of the same name while

@@ -148,15 +148,8 @@ def _preview(situation: Situation, output: str) -> None:
         for fault, does in faults.FAULTS.items()
     ]
     if output == "json":
-        console.emit(
-            {
-                "apiVersion": "cli.kdist.dev/v1",
-                "kind": "DrillPreview",
-                "job": situation.name,
-                "faults": [{**each, "survives": not each["obstacle"]} for each in found],
-            },
-            output="json",
-        )
+        listed = [{**each, "survives": not each["obstacle"]} for each in found]
+        console.emit({"job": situation.name, "faults": listed}, kind="DrillPreview", output="json")
         return
     for each in found:
         fault, obstacle = each["fault"], each["obstacle"]

@@ -254,7 +254,7 @@ def main() -> None:
     parser.add_argument("action", choices=sorted(ACTIONS))
     parser.add_argument("--agent", type=int, default=0)
     parser.add_argument("--local-rank", type=int, default=0)
-    parser.add_argument("--scratch", type=Path, default=Path("/run/kdist"))
+    parser.add_argument("--scratch", type=Path, default=Path())
     parser.add_argument("--folder", type=Path, default=Path())
     parser.add_argument("--seconds", type=float, default=0.0)
     arguments = parser.parse_args()

@@ -16,6 +16,7 @@ from typing import Any
 from kdist.drill.faults import Fault, Situation
 from kdist.status import documents
 from kdist.units import count, number, seconds
+from kdist_trainer.formats import CLI_API_VERSION
 
 Record = Mapping[str, Any]
 HEADER = ("PROMISE", "MEASURED", "KEPT")
@@ -192,7 +193,7 @@ class DrillReport:
         """The report for programs; what is not known is null."""
         seen = self.observation
         return {
-            "apiVersion": "cli.kdist.dev/v1",
+            "apiVersion": CLI_API_VERSION,
             "kind": "DrillReport",
             "job": seen.before.name,
             "fault": seen.fault,

@@ -17,6 +17,7 @@ from kdist.load.yaml_parser import Mark, YamlNode, interval_hint, number_hint, s
 from kdist.spec import Spec, reference
 from kdist.spec.models import PATTERN_MESSAGES, RULE, Violation
 from kdist.spec.reference import Path, elsewhere, near_name, show
+from kdist.spec.validators import OWN_KEYS
 
 
 class SourceLocation(NamedTuple):
@@ -254,7 +255,7 @@ def _is_other_kind(values: dict[str, Any]) -> bool:
     version, kind = values.get("apiVersion"), values.get("kind")
     if not isinstance(version, str) or not isinstance(kind, str):
         return False
-    return kind != "TrainingJob" and not version.startswith("kdist.dev/")
+    return kind != "TrainingJob" and not version.startswith(OWN_KEYS)
 
 
 def _rules_behind(

@@ -20,6 +20,7 @@ from kdist.job.cluster.job import ClusterJob
 from kdist.job.cluster.wait import Notify
 from kdist.job.local.agents import ports as local_ports
 from kdist.job.local.run_dir import folder_of, location_of
+from kdist.spec.validators import SCRATCH_MOUNT
 from kdist.status import documents
 from kdist.units import number
 from kdist_trainer.formats.untrusted_text import MalformedTextError, parse_json
@@ -28,7 +29,6 @@ MODULE = "kdist_trainer.profiling"
 AgentTool = Callable[[Sequence[str]], bytes]
 """Arguments of the module -> its standard output. Raises `KdistError`."""
 
-_SCRATCH = "/run/kdist"
 _TOOL_TIMEOUT = 600.0
 _TOP_OPERATIONS = 12
 _MOST_OPERATIONS, _LONGEST_NAME = 10_000, 1000
@@ -59,7 +59,7 @@ def cluster_agents(target: ClusterJob) -> list[AgentTool]:
                 MODULE,
                 *arguments,
                 "--scratch",
-                _SCRATCH,
+                SCRATCH_MOUNT,
                 *([] if target.uses_bucket else ["--root", target.checkpoints]),
             ]
             code, output = target.cluster.run(

@@ -75,8 +75,8 @@ def command(
         notify=console.message,
     )
     if output == "json":
-        document = {"apiVersion": "cli.kdist.dev/v1", "kind": "Recovery", "job": target.name}
-        console.emit({**document, "pods": found.to_document()}, output="json")
+        document = {"job": target.name, "pods": found.to_document()}
+        console.emit(document, kind="Recovery", output="json")
     else:
         _show(target, found, dry_run=dry_run)
     if found.complete:

@@ -16,12 +16,13 @@ from typing import Any, Final
 from kdist import backends
 from kdist.backends import Placement
 from kdist.errors import KdistError
-from kdist.manifest import JOB_LABEL, METRICS_PORT, RENDEZVOUS_SUFFIX
+from kdist.manifest import JOB_LABEL, MANAGED_BY, QUEUE_LABEL, RENDEZVOUS_SUFFIX
 from kdist.render.pod_template import merge_overlay
 from kdist.render.storage import find_access, follow_training, list_fetches, list_variables
 from kdist.render.templates import TracedValue, read_template, trace_value
 from kdist.spec import INIT_MOUNT, TrainingJob, list_sources
 from kdist.status import FETCHER
+from kdist_trainer.formats import METRICS_PORT
 from kdist_trainer.formats.json_text import encode_json
 
 _STEPS: Final = {1024: ("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), 1000: ("k", "M", "G", "T", "P", "E")}
@@ -104,7 +105,6 @@ _NOT_IN_PODS: Final = (
     "ttlSecondsAfterFinished",
 )
 """Fields of the job that do not change its pods, or not only by their own value."""
-QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
 
 
 def collect(job: TrainingJob, placement: Placement | None) -> dict[str, Any]:
@@ -206,7 +206,7 @@ def _metadata(job: TrainingJob) -> Callable[..., dict[str, Any]]:
         "app.kubernetes.io/name": "kdist",
         "app.kubernetes.io/instance": TracedValue(job.metadata.name, "metadata.name"),
         "app.kubernetes.io/component": "training",
-        "app.kubernetes.io/managed-by": "kdist",
+        MANAGED_BY: "kdist",
         JOB_LABEL: TracedValue(job.metadata.name, "metadata.name"),
     }
     labels = {**trace_value(job.metadata.labels, "metadata.labels"), **own}

@@ -18,6 +18,7 @@ from typing import Any, Final
 from kdist.backends import Backend
 from kdist.errors import KdistError
 from kdist.render.templates import TracedValue, trace_value
+from kdist.spec.validators import OWN_KEYS
 from kdist.status import FETCHER
 
 TRAINER: Final = "trainer"
@@ -172,7 +173,7 @@ def _contract(pod: Mapping[str, Any], name: str) -> Iterator[tuple[str, Any]]:
             if (
                 not isinstance(value, TracedValue)
                 or value.source == "metadata.name"
-                or key.startswith("kdist.dev/")
+                or key.startswith(OWN_KEYS)
             ):
                 yield f"metadata.{kind}.{key}", value
     for field, reason in _OWN_FIELDS.items():

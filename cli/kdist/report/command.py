@@ -10,6 +10,7 @@ import click
 from kdist import console
 from kdist.commands import options, targets
 from kdist.errors import NotFoundError
+from kdist_trainer.formats import CLI_API_VERSION
 from kdist_trainer.formats.json_text import encode_json
 
 
@@ -129,13 +130,8 @@ def _read_cluster(job: str | None, file: str | None, **cluster: Any) -> dict[str
 
 
 def _document(name: str, report: dict[str, Any], *, source: str) -> dict[str, Any]:
-    return {
-        "apiVersion": "cli.kdist.dev/v1",
-        "kind": "GoodputReport",
-        "job": name,
-        "from": source,
-        **report,
-    }
+    header = {"apiVersion": CLI_API_VERSION, "kind": "GoodputReport"}
+    return {**header, "job": name, "from": source, **report}
 
 
 def _show(report: dict[str, Any]) -> None:

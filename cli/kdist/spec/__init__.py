@@ -24,8 +24,7 @@ from kdist.spec.models import (
     port_of,
 )
 from kdist.spec.sources import INIT_MOUNT, FetchSource, list_sources, list_warnings
-from kdist.spec.training_job import API_VERSION, KIND, Metadata, Spec, TrainingJob
-from kdist.spec.validators import RUN
+from kdist.spec.training_job import API_VERSION, KIND, Metadata, Spec, TrainingJob, job_document
 from kdist_trainer.config import (
     CHECKPOINTS_ENDPOINT,
     CHECKPOINTS_REGION,
@@ -38,6 +37,7 @@ from kdist_trainer.config import (
     Training,
     count_bytes,
 )
+from kdist_trainer.formats import RUN
 
 __all__ = [
     "API_VERSION",
@@ -66,6 +66,7 @@ __all__ = [
     "Training",
     "TrainingJob",
     "count_bytes",
+    "job_document",
     "list_sources",
     "list_warnings",
     "port_of",

@@ -8,7 +8,7 @@ from textwrap import wrap
 from typing import Any, Final
 
 from kdist.spec import reference
-from kdist.spec.training_job import API_VERSION, KIND
+from kdist.spec.training_job import job_document
 from kdist_trainer.formats.json_text import encode_json
 
 _WIDTH = 100
@@ -21,10 +21,6 @@ class _Optional:
         self.value = value
 
 
-def _job(name: str, **spec: Any) -> dict[str, Any]:
-    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name}, "spec": spec}
-
-
 _CLUSTER: Final = {
     "image": _Optional("registry.example.com/team/kdist-trainer:0.2.0.dev0"),
     "resources": _Optional({"cpu": 2, "memory": "4Gi", "gpu": 1}),
@@ -32,7 +28,7 @@ _CLUSTER: Final = {
 }
 
 TEMPLATES: Final[dict[str, dict[str, Any]]] = {
-    "digits": _job(
+    "digits": job_document(
         "digits",
         nodes={"min": 1, "max": 2},
         procsPerNode=1,
@@ -47,7 +43,7 @@ TEMPLATES: Final[dict[str, dict[str, Any]]] = {
             "checkpoint": {"every": {"steps": 50}, "keep": 3},
         },
     ),
-    "gpt": _job(
+    "gpt": job_document(
         "gpt",
         nodes={"min": 1, "max": 2},
         procsPerNode="auto",
@@ -64,7 +60,7 @@ TEMPLATES: Final[dict[str, dict[str, Any]]] = {
             "checkpoint": {"every": {"seconds": 60}, "keep": 3},
         },
     ),
-    "script": _job(
+    "script": job_document(
         "script",
         nodes=2,
         procsPerNode=1,

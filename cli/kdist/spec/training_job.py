@@ -29,7 +29,7 @@ from kdist.spec.models import (
     refuse,
 )
 from kdist.spec.sources import list_sources
-from kdist.spec.validators import RUN, check, check_job
+from kdist.spec.validators import CHECKPOINTS_MOUNT, check, check_job
 from kdist_trainer.config import (
     DEFAULT_RESTARTS,
     SECRET_VARIABLES,
@@ -43,11 +43,17 @@ from kdist_trainer.config import (
     TrainConfig,
     Training,
 )
+from kdist_trainer.formats import JOB_API_VERSION, RUN
 
-API_VERSION: Final = "kdist.dev/v1alpha1"
+API_VERSION: Final = JOB_API_VERSION
 KIND: Final = "TrainingJob"
 WRITTEN: Final = "written"
 """The context in which a job is validated that a user has written just now."""
+
+
+def job_document(name: str, **spec: Any) -> dict[str, Any]:
+    """The document of a job with these fields of its spec."""
+    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name}, "spec": spec}
 
 
 def _nodes_from_number(value: Any) -> Any:
@@ -286,7 +292,7 @@ class TrainingJob(ConfigModel):
         """Where that folder is: a path inside the pods, or a URL without a slash at its end."""
         checkpoints = self.spec.checkpoints
         bucket = None if checkpoints is None else checkpoints.bucket
-        return "/checkpoints" if bucket is None else bucket
+        return CHECKPOINTS_MOUNT if bucket is None else bucket
 
     def to_train_config(self) -> TrainConfig:
         """The trainer's settings (`train.json`): the part of the job that does not depend on where

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from kdist.spec.models import Violation
 from kdist.spec.sources import INIT_MOUNT, check_credentials, check_sources
 from kdist_trainer.config import START_VARIABLES
+from kdist_trainer.formats import RUN
 
 if TYPE_CHECKING:
     from kdist.spec.training_job import Spec, TrainingJob
@@ -183,10 +184,6 @@ DERIVED_NAME = re.compile(
 _LONGEST_POD_NAME = 63
 OWN_KEYS = "kdist.dev/"
 """How the labels and annotations begin that only kdist writes."""
-RUN = f"{OWN_KEYS}run"
-"""Annotation of a job that names its run where `kdist render` makes the objects: another value
-begins another run.
-"""
 
 
 def check_job(job: TrainingJob) -> Iterator[Violation]:
@@ -252,11 +249,13 @@ def _pod_keys(spec: Spec) -> Iterator[Violation]:
         yield Violation(message, "podTemplate", ("podTemplate",))
 
 
+CHECKPOINTS_MOUNT = "/checkpoints"
+SCRATCH_MOUNT = "/run/kdist"
 _OWN_FOLDERS = (
-    "/checkpoints",
+    CHECKPOINTS_MOUNT,
     "/code",
     "/etc/kdist",
-    "/run/kdist",
+    SCRATCH_MOUNT,
     INIT_MOUNT,
     "/tmp",  # noqa: S108 - in the pod
     "/dev/shm",  # noqa: S108 - in the pod

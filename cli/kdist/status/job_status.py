@@ -32,8 +32,7 @@ from kdist.status.pods import (
 )
 from kdist.status.resource_state import ResourceState
 from kdist.units import camel_case
-
-API_VERSION = "cli.kdist.dev/v1"
+from kdist_trainer.formats import CLI_API_VERSION
 
 
 @dataclass(frozen=True)
@@ -165,7 +164,7 @@ class JobStatus:
         """Return the status for programs: names in camelCase; fields are only ever added."""
         document = {camel_case(key): _plain(value) for key, value in asdict(self).items()}
         document["terminal"] = self.phase.terminal
-        return {"apiVersion": API_VERSION, "kind": "JobStatus", **document}
+        return {"apiVersion": CLI_API_VERSION, "kind": "JobStatus", **document}
 
 
 def _plain(value: Any) -> Any:

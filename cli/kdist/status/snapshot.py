@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from kdist.manifest import QUEUE_LABEL
 from kdist.status import documents
 from kdist.status.agent_status import (
     STANDBY_STATE,
@@ -47,7 +48,6 @@ or `kdist resume`.
 """
 OUTCOME = "kdist.dev/outcome"
 """Annotation of a workload that never completes by itself: the exit record of the training."""
-_QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 
 
 def read_status(
@@ -96,7 +96,7 @@ def read_status(
     asked = documents.annotation(config_map, ASKED)  # what the user requested last
     if resource is not None:
         asked = "suspended" if documents.at(resource, "spec", "suspend") is True else ""
-    queue = documents.label(workload, _QUEUE_LABEL) or documents.text(spec, "queue")
+    queue = documents.label(workload, QUEUE_LABEL) or documents.text(spec, "queue")
     ttl = documents.integer(spec, "ttlSecondsAfterFinished") if backend != "statefulset" else None
     known_resource = None if resource is None else read_resource(resource)
     read = (state, known_pods, known_reports, nodes, asked, queue, record, now, ttl, known_resource)

@@ -8,6 +8,7 @@ from typing import Any
 from kdist.agents import metrics
 from kdist.agents.metrics import AgentSample, RankBreakdown
 from kdist.units import camel_case, number, seconds
+from kdist_trainer.formats import CLI_API_VERSION
 
 HEADER = (
     "RANK",
@@ -110,7 +111,7 @@ def to_document(
         "samplesPerSecond": metrics.samples_per_second(now)
     }
     return {
-        "apiVersion": "cli.kdist.dev/v1",
+        "apiVersion": CLI_API_VERSION,
         "kind": "Top",
         "job": name,
         **values,

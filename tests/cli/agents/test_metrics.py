@@ -18,8 +18,6 @@ from kdist.agents.metrics import (
     parse,
     select,
 )
-from kdist.manifest import METRICS_PORT
-from kdist_trainer import config
 from kdist_trainer.metrics.exporter import Exporter
 
 PAGE = """\
@@ -31,10 +29,6 @@ kdist_steps_total{kdist_job="d",rank="1"} 1e+03
 kdist_loss NaN
 kdist_odd{text="a \\"quoted\\", \\\\ and\\nbroken"} 1
 """
-
-
-def test_the_port_is_the_trainers() -> None:
-    assert config.METRICS_PORT == METRICS_PORT
 
 
 def test_samples_are_read_with_their_labels() -> None:

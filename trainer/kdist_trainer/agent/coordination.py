@@ -28,6 +28,7 @@ from torch.distributed import DistError
 
 from kdist_trainer.agent.exit_record import root_cause
 from kdist_trainer.checkpoint.interval import HISTORY_VARIABLE, UNSAVED_VARIABLE
+from kdist_trainer.formats import REQUESTED_AT
 from kdist_trainer.formats.json_text import encode_json
 from kdist_trainer.formats.untrusted_text import parse_json
 from kdist_trainer.ipc.failure import Failure
@@ -155,7 +156,6 @@ _ATTEMPTS = 1000
 _WRITER = "writer"
 _RUN_RESULT = "run_result"
 _CHECKPOINTS = "checkpoints"
-_REQUESTED_AT = "kdist.dev/requested-at"  # an annotation that kdist writes when a user starts a job
 NOTHING_KEPT = -1
 """The step of a node none of whose workers has left its generation with a state."""
 _MAX_PRIMARY = 3
@@ -236,7 +236,7 @@ class AgentStore:
         if not isinstance(self._store, KubernetesStore):
             return ""  # the invocations of `kdist run` have a store each
         annotations = self._store.fetch().document["metadata"].get("annotations") or {}
-        return str(annotations.get(_REQUESTED_AT, ""))
+        return str(annotations.get(REQUESTED_AT, ""))
 
     def mark_checkpoints(self) -> None:
         """Record that a rank of the run has opened its checkpoints."""

@@ -35,6 +35,7 @@ from kdist_trainer.agent.telemetry import SHARED_MEMORY, AgentTelemetry
 from kdist_trainer.config import Cause, Exit, TrainConfig
 from kdist_trainer.config.exit_codes import CODES
 from kdist_trainer.errors import CheckpointMismatchError, KdistTrainerError, classify
+from kdist_trainer.formats import RUN
 from kdist_trainer.formats.json_text import encode_json
 from kdist_trainer.ipc.failure import Failure, describe
 from kdist_trainer.metrics.exporter import SCRIPT, Exporter
@@ -189,7 +190,6 @@ def _wait_for_final_scrape(config: TrainConfig, exporter: Exporter, stop: StopSi
 
 
 _MONITOR_SECONDS = 0.1
-RUN = "kdist.dev/run"
 
 
 def launch(settings: Settings) -> int:

@@ -42,6 +42,7 @@ from kdist_trainer.checkpoint import storage
 from kdist_trainer.checkpoint.listing import LOGS, LogSegment, list_segments
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.config import count_bytes
+from kdist_trainer.formats import LIVE_VIEW, LOG_FILE
 from kdist_trainer.formats.json_text import encode_json
 from kdist_trainer.formats.untrusted_text import MalformedTextError, parse_object
 from kdist_trainer.ipc.output import EARLY, EVENTS, STREAMS, pipe_path
@@ -49,8 +50,6 @@ from kdist_trainer.object_store.files import GrowingObject
 from kdist_trainer.object_store.store import ObjectPath
 from kdist_trainer.processes.threads import OnError, start_thread
 
-PATH_VARIABLE: Final = "KDIST_LOG_FILE"
-"""The variable that names the file to which `kdist run` has opened standard output and error."""
 LIMIT_VARIABLE: Final = "KDIST_LOG_LIMIT"
 """The variable with the most bytes of each of the two files, such as `1Gi`."""
 DEFAULT_LIMIT: Final = "256Mi"
@@ -68,7 +67,7 @@ class LogFile:
     @classmethod
     def from_environment(cls) -> LogFile | None:
         """The file that the environment names; None if the log is no file of `kdist run`."""
-        path = os.environ.get(PATH_VARIABLE)
+        path = os.environ.get(LOG_FILE)
         if not path:
             return None
         try:
@@ -544,10 +543,6 @@ def read_secrets(names: Collection[str], environment: Mapping[str, str]) -> list
 
 LIMIT = 1 << 24
 """The most bytes that wait for the reader of the log."""
-LIVE = "KDIST_LIVE_VIEW"
-"""The variable that `kdist run` sets for its live view: states of progress bars are then relayed
-more often, and marked.
-"""
 _PIPE_BYTES = 1 << 20
 _READ_BYTES = 1 << 16
 _MAX_READS = 16  # reads of all pipes in a row, so that much output does not block the agent
@@ -574,13 +569,13 @@ class LogRelay:
         Args:
             scratch: the folder of the pipes.
             ranks: the number of workers.
-            live: whether a live view reads the log; by default, whether `LIVE` is set.
+            live: whether a live view reads the log; by default, whether `LIVE_VIEW` is set.
             copy: receives everything that is written; closed with the relay.
 
         Raises:
             OSError: a pipe cannot be created.
         """
-        live = LIVE in os.environ if live is None else live
+        live = LIVE_VIEW in os.environ if live is None else live
         self._streams: dict[int, _Stream] = {}  # by the descriptor of its pipe
         for local_rank in (*range(ranks), EARLY):
             for number in (*STREAMS, EVENTS):

@@ -19,11 +19,10 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from kdist_trainer.formats import SPAWNER
 from kdist_trainer.formats.json_text import encode_json
 from kdist_trainer.formats.untrusted_text import parse_object
 
-SPAWNER = "KDIST_SPAWNER"
-"""The variable with the number of the descriptor on which the spawner receives requests."""
 STARTED_AT = "KDIST_STARTED_AT"
 """The variable with the monotonic time at which an agent was asked for, before what it imports."""
 _STOPPED = 200  # Exit.STOPPED, whose module takes half a second to import

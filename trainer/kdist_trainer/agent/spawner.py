@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from kdist_trainer.agent import forkserver
-from kdist_trainer.agent.shim import SPAWNER
 from kdist_trainer.config import TrainConfig
+from kdist_trainer.formats import SPAWNER
 from kdist_trainer.formats.json_text import encode_json
 from kdist_trainer.formats.untrusted_text import MalformedTextError, parse_json
 from kdist_trainer.processes import liveness, process_tree

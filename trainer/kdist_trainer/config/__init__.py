@@ -26,7 +26,6 @@ from pydantic import (
 )
 
 from kdist_trainer.config.base import (
-    METRICS_PORT,
     QUANTITY,
     ConfigModel,
     Count,
@@ -56,7 +55,7 @@ from kdist_trainer.config.training import (
     Schedule,
     Training,
 )
-from kdist_trainer.formats import take_format
+from kdist_trainer.formats import METRICS_PORT, take_format
 from kdist_trainer.formats.json_text import encode_json
 from kdist_trainer.formats.untrusted_text import parse_json, parse_model, parse_object
 

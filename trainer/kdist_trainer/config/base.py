@@ -63,9 +63,6 @@ def count_bytes(quantity: str) -> int:
     return int(number) * _UNITS[quantity[len(number) :]]
 
 
-METRICS_PORT = 9401
-"""Port on which an agent serves its metrics and its status, unless it is started with another."""
-
 _PLUGIN_LOADER = "pydantic.plugin._loader"
 """The private module whose `get_plugins` pydantic calls when it builds a model. If pydantic renames
 it, plugins are loaded again, and a test fails.

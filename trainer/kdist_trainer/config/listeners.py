@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from kdist_trainer.config.base import METRICS_PORT
+from kdist_trainer.formats import METRICS_PORT
 
 
 class Listener(NamedTuple):

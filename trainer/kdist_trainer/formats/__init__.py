@@ -1,5 +1,6 @@
-"""The formats of the documents that one version of kdist writes and another one may read, on a
-disk, in a ConfigMap or on a connection: the one declaration of their numbers.
+"""What processes of different versions agree on: the formats of documents that one writes and
+another one may read, on a disk, in a ConfigMap or on a connection; and the names and the port that
+the command line and the trainer share.
 
 A document says its number in `format`. Without one it is of format 1, that of version 0.1.0. A
 newer number than the reader knows is refused by `NewerFormatError` and the document is left as it
@@ -40,11 +41,29 @@ STRICT: Final = frozenset({"train.json", "nodes.json", "lock"})
 """What version 0.1.0 refuses to read with a field that it does not know: format 1 stays without a
 number there, so that a running job outlives an upgrade, and a rollback.
 """
-BY_API_VERSION: Final[Mapping[str, str]] = {
-    "job.json": "kdist.dev/v1alpha1",
-    "report.json": "cli.kdist.dev/v1",
-}
-"""What says its format as objects of Kubernetes do, in `apiVersion`."""
+JOB_API_VERSION: Final = "kdist.dev/v1alpha1"
+"""The `apiVersion` of job.json, of a job.yaml and of a TrainingJob in a cluster."""
+CLI_API_VERSION: Final = "cli.kdist.dev/v1"
+"""The `apiVersion` of report.json, and of what `-o json` prints."""
+
+METRICS_PORT: Final = 9401
+"""Port on which an agent serves its metrics and its status, unless it is started with another."""
+RUN: Final = "kdist.dev/run"
+"""Annotation of a job that names its run where `kdist render` makes the objects: another value
+begins another run.
+"""
+REQUESTED_AT: Final = "kdist.dev/requested-at"
+"""Annotation of the rendezvous' ConfigMap: when a user last started the job."""
+LOG_FILE: Final = "KDIST_LOG_FILE"
+"""Variable of an agent: the file that receives its output and that of its ranks."""
+LIVE_VIEW: Final = "KDIST_LIVE_VIEW"
+"""Variable of an agent whose log a live view reads: each state of the ranks' progress bars is a
+line.
+"""
+SPAWNER: Final = "KDIST_SPAWNER"
+"""Variable of an agent: the descriptor on which it requests ranks from its spawner."""
+SCRATCH: Final = "KDIST_SCRATCH"
+"""Variable of an agent's processes: the folder for its temporary files."""
 
 
 class NewerFormatError(ValueError):

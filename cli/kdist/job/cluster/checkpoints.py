@@ -27,7 +27,8 @@ from kdist.errors import Code, KdistError, NotFoundError
 from kdist.job.cluster import job, wait
 from kdist.job.cluster.job import ClusterJob
 from kdist.job.cluster.wait import Notify
-from kdist.manifest import OWNER, Manifest, mark
+from kdist.manifest import MANAGED_BY, OWNER, Manifest, mark
+from kdist.spec.validators import CHECKPOINTS_MOUNT
 from kdist.status.documents import at, items, text
 from kdist.units import age, number, size
 from kdist_trainer.formats.untrusted_text import MalformedTextError, parse_json
@@ -37,7 +38,6 @@ RIGHTS = (*rbac.on_pods("get create delete"), *rbac.on_pods("get", part="log"))
 """Rights needed for a helper pod."""
 _START_TIMEOUT = 180.0  # seconds
 TOOL_TIMEOUT = 600
-_MOUNT = "/checkpoints"
 _COPIED_FIELDS = (
     "nodeSelector",
     "tolerations",
@@ -233,7 +233,7 @@ def build_helper_pod(
         "metadata": {
             "name": name,
             "labels": {
-                "app.kubernetes.io/managed-by": "kdist",
+                MANAGED_BY: "kdist",
                 "app.kubernetes.io/component": CONTAINER,
                 _HELPER_LABEL: target.name,
             },
@@ -259,7 +259,11 @@ def _find_volumes(
     if target.uses_bucket:
         room = {"name": "tmp", "emptyDir": {"sizeLimit": _COPY_SIZE}}
         return [room], [{"name": "tmp", "mountPath": "/tmp"}]  # noqa: S108 - in the pod
-    mounts = [mount for mount in items(trainer, "volumeMounts") if mount.get("mountPath") == _MOUNT]
+    mounts = [
+        mount
+        for mount in items(trainer, "volumeMounts")
+        if mount.get("mountPath") == CHECKPOINTS_MOUNT
+    ]
     volumes = [
         one for one in items(pod, "volumes") if mounts and one.get("name") == mounts[0].get("name")
     ]

@@ -16,7 +16,14 @@ from kdist.deploy import delete
 from kdist.errors import KdistError, NotFoundError
 from kdist.job.cluster import training_job
 from kdist.job.cluster.snapshot import or_empty
-from kdist.manifest import JOB_LABEL, RECLAIM_POLICY, TRAINING_JOB, Manifest, job_selector
+from kdist.manifest import (
+    JOB_LABEL,
+    MANAGED_BY,
+    RECLAIM_POLICY,
+    TRAINING_JOB,
+    Manifest,
+    job_selector,
+)
 from kdist.rbac import Right
 from kdist.status.documents import Document, integer, items, name, text
 
@@ -224,7 +231,7 @@ def _goes(claim: Manifest) -> bool:
 
 def list_names(cluster: Cluster, selector: str = "") -> list[str]:
     """Names of the jobs with these labels; of all jobs of the namespace without a selector."""
-    wanted = ",".join(part for part in ("app.kubernetes.io/managed-by=kdist", selector) if part)
+    wanted = ",".join(part for part in (f"{MANAGED_BY}=kdist", selector) if part)
     found = cluster.list("v1", "ConfigMap", selector=wanted, metadata_only=True)
     labels = [each["metadata"].get("labels") or {} for each in found]
     names = [each[JOB_LABEL] for each in labels if JOB_LABEL in each]

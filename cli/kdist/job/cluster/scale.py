@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 from kdist import rbac
 from kdist.agents.metrics import AgentSample
@@ -17,11 +17,11 @@ from kdist.errors import KdistError, UsageError
 from kdist.job.cluster import agents, job, review, suspend, training_job, wait
 from kdist.job.cluster.job import ClusterJob
 from kdist.job.cluster.wait import Notify
+from kdist.manifest import NODES_ANNOTATION
 from kdist.status import Pod, documents
 from kdist.units import count
 
 _LIMITS_TIMEOUT = 120.0
-_NODES_ANNOTATION: Final = "kdist.dev/nodes"
 
 
 def parse_nodes(text: str, target: ClusterJob) -> tuple[int, int]:
@@ -173,7 +173,7 @@ def _announce_bounds(wanted: ClusterJob, pods: list[Pod], *, notify: Notify) -> 
     running = [pod for pod in pods if pod.working]
     objects = wanted.pod_objects() if running else wanted.objects
     for pod in running:
-        body = {"metadata": {"annotations": {_NODES_ANNOTATION: f"{nodes.min}:{nodes.max}"}}}
+        body = {"metadata": {"annotations": {NODES_ANNOTATION: f"{nodes.min}:{nodes.max}"}}}
         objects.change("v1", "Pod", pod.name, body)
 
     def poll() -> bool | None:

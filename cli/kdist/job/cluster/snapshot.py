@@ -25,7 +25,7 @@ from kdist.backends import Backend
 from kdist.errors import JobNotFoundError, KdistError, NotFoundError
 from kdist.events import Event, parse
 from kdist.job.cluster.agents import Agents
-from kdist.manifest import JOB_LABEL, job_selector
+from kdist.manifest import JOB_LABEL, QUEUE_GROUP, QUEUE_LABEL, job_selector
 from kdist.status import (
     BACKEND,
     OUTCOME,
@@ -232,9 +232,8 @@ def finalize(cluster: Cluster, snapshot: Snapshot) -> bool:
 _T = TypeVar("_T")
 _THREADS = 8
 _FEW_NODES = 8  # that are fetched one by one
-_KUEUE = ("kueue.x-k8s.io/v1beta2", "kueue.x-k8s.io/v1beta1")
+_KUEUE = (f"{QUEUE_GROUP}v1beta2", f"{QUEUE_GROUP}v1beta1")
 _ABSENT = 'configmap "'
-_QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 
 
 def fetch_snapshot(
@@ -535,7 +534,7 @@ def _find_account(cluster: Cluster, namespace: str, name: str) -> Document:
 def _find_admission(cluster: Cluster, namespace: str, workload: Document | None) -> Any:
     """Kueue's Workload of a job in a queue; None without one."""
     uid = documents.text(workload, "metadata", "uid")
-    if not documents.label(workload, _QUEUE_LABEL):
+    if not documents.label(workload, QUEUE_LABEL):
         return None
     for api_version in _KUEUE:
         try:

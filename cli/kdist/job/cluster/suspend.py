@@ -13,12 +13,13 @@ from kdist.errors import KdistError, NotFoundError
 from kdist.job.cluster import agents, training_job, wait
 from kdist.job.cluster.job import ClusterJob, Document
 from kdist.job.cluster.wait import Notify, PodExits
+from kdist.manifest import QUEUE_GROUP
 from kdist.status import ASKED, Pod, WorkloadState, read_resource
 from kdist.status.documents import annotation, integer
 from kdist.status.pods import describe_saved
 from kdist.units import count
 
-_GROUP, _KIND = "kueue.x-k8s.io/", "Workload"
+_KIND = "Workload"
 
 
 def is_queued(target: ClusterJob) -> bool:
@@ -51,7 +52,7 @@ def _version(target: ClusterJob) -> str | None:
         (
             version
             for version, kind in target.cluster.kinds()
-            if kind == _KIND and version.startswith(_GROUP)
+            if kind == _KIND and version.startswith(QUEUE_GROUP)
         ),
         default=None,
     )

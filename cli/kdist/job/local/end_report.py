@@ -16,8 +16,7 @@ from kdist.job.local.trainer_tools import copy_records
 from kdist.ledger import build_report, read_events, read_ledger, valid_fields
 from kdist.status import NonfiniteLoss, documents
 from kdist.units import count
-
-REPORT_VERSION = "cli.kdist.dev/v1"
+from kdist_trainer.formats import CLI_API_VERSION
 
 
 def make_report(name: str, folder: RunFolder, outcome: Outcome) -> dict[str, Any]:
@@ -37,7 +36,7 @@ def make_report(name: str, folder: RunFolder, outcome: Outcome) -> dict[str, Any
     )  # DONE is written before the ledger's line
     started, ended = invocations[-1] if invocations else (0.0, 0.0)
     return {
-        "apiVersion": REPORT_VERSION,
+        "apiVersion": CLI_API_VERSION,
         "kind": "RunReport",
         "job": name,
         "runId": folder.run_id,

@@ -14,15 +14,14 @@ from itertools import takewhile
 from pathlib import Path
 
 from kdist.errors import KdistError, UsageError
-from kdist.job.local import supervisor
 from kdist.job.local.fetching import folder_of, list_fetches
 from kdist.job.local.run_dir import CheckpointLocation, RunFolder
 from kdist.job.local.supervisor import AgentCommand
 from kdist.load import resolve_path
 from kdist.spec import TrainingJob
 from kdist.units import count
+from kdist_trainer.formats import LOG_FILE, SCRATCH
 
-_LOG_FILE = "KDIST_LOG_FILE"  # repeated from kdist_trainer.agent.logs
 # By their own names: kdist's are registered on no index, so whoever registers them could run code.
 FOR_TRAINING = (
     "torch>=2.13",
@@ -94,7 +93,7 @@ def plan_agents(
         argv += ["--run-id", folder.run_id, "--node", node, "--scratch", scratch]
         argv += ["--rendezvous", f"file:{folder.store}", "--port", "0"]
         argv += ["--parent-pipe", str(folder.parent_pipe), *shared]
-        mine = variables | {supervisor.MARK: scratch, _LOG_FILE: str(folder.log(node))}
+        mine = variables | {SCRATCH: scratch, LOG_FILE: str(folder.log(node))}
         mine |= _share(devices, index, count)
         commands.append(AgentCommand(node, argv, mine, base, folder.log(node)))
     return commands

@@ -11,6 +11,7 @@ from typing import Any
 
 from kdist.events import Entry, EventFilter, LogTail, describe_event, read_timed
 from kdist.job.local.job import LocalJob
+from kdist_trainer.formats import CLI_API_VERSION
 
 _POLL_SECONDS = 0.3
 _RANK_PREFIX = re.compile(r"\[rank(\d{1,9})\]:")
@@ -93,7 +94,7 @@ def to_document(entry: Entry) -> dict[str, Any]:
     """The event with the fields of a Kubernetes Event, and with its own under `event`."""
     event = entry.event or {}
     return {
-        "apiVersion": "cli.kdist.dev/v1",
+        "apiVersion": CLI_API_VERSION,
         "kind": "Event",
         "type": type_of(entry),
         "reason": event.get("event"),

@@ -22,7 +22,6 @@ from kdist.job.local.launch import checkpoint_folder, list_devices, plan_agents,
 from kdist.job.local.progress import NodeProgress, Progress
 from kdist.job.local.run_dir import RunFolder, bucket_of, is_finished
 from kdist.job.local.supervisor import (
-    MARK,
     AgentCommand,
     Outcome,
     ParentDeathPipe,
@@ -33,12 +32,11 @@ from kdist.job.local.supervisor import (
 from kdist.job.local.trainer_tools import archive_bucket, copy_records
 from kdist.spec import Exit, TrainingJob
 from kdist.units import count
+from kdist_trainer.formats import LIVE_VIEW, SCRATCH
 
 _POLL_INTERVAL = 0.25  # seconds; a signal or the exit of an agent shortens it
 _FRAME_INTERVAL = 0.5  # seconds: the view shares the machine with the training
 _REPEAT_WAITING = 30.0  # seconds after which an unchanged reason for waiting is logged again
-# Variable for agents: log each state of the ranks' progress bars as a line of its own.
-_LIVE_VIEW = "KDIST_LIVE_VIEW"
 
 
 class Display(Protocol):
@@ -165,7 +163,7 @@ class RunSession:
         if commands and self.launcher is not None:
             self.launcher.report_begun(self.progress.job)
         agent = self.commands[0]
-        environment = {name: each for name, each in agent.environment.items() if name != MARK}
+        environment = {name: each for name, each in agent.environment.items() if name != SCRATCH}
         fetches = Fetches(
             commands, environment, agent.directory, self._handle, self._draw, self.log_event
         )
@@ -291,7 +289,7 @@ def run_job(
                 already=True,
             )
         devices = list_devices(os.environ)
-        environment = dict(os.environ) if lines_only else {**os.environ, _LIVE_VIEW: "1"}
+        environment = dict(os.environ) if lines_only else {**os.environ, LIVE_VIEW: "1"}
         commands = plan_agents(
             job, folder, base=base, environment=environment, devices=devices or None
         )

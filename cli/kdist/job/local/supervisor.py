@@ -30,6 +30,7 @@ from types import FrameType
 from typing import Any, Literal, Protocol
 
 from kdist.job.local.run_dir import RunFolder, open_private
+from kdist_trainer.formats import SCRATCH, SPAWNER
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _REPEAT_SECONDS = 1.0
@@ -116,9 +117,6 @@ class ParentDeathPipe:
             self._end = None
 
 
-MARK = "KDIST_SCRATCH"
-"""Environment variable that identifies an agent and its descendants: its scratch folder."""
-
 _POLL_SECONDS = 0.01
 
 
@@ -126,7 +124,7 @@ def find_descendants(scratch: str) -> list[int]:
     """Pids of the agent with this scratch folder and its descendants; empty if the system does not
     show them.
     """
-    mark = f"{MARK}={scratch}".encode()
+    mark = f"{SCRATCH}={scratch}".encode()  # which the agent and its descendants have
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # another user's, or it has ended
@@ -239,7 +237,7 @@ class _Agent:
 
     def end_leftovers(self) -> None:
         """Kill processes that have outlived the agent, as the end of a container does."""
-        if scratch := self.command.environment.get(MARK):
+        if scratch := self.command.environment.get(SCRATCH):
             kill_descendants(scratch)
 
 
@@ -374,7 +372,6 @@ class Supervisor:
                 agent.send(signal.SIGKILL)
 
 
-_VARIABLE = "KDIST_SPAWNER"
 _AGENT, _SHIM, _SPAWNER = "kdist_trainer", "kdist_trainer.agent.shim", "kdist_trainer.agent.spawner"
 
 
@@ -395,7 +392,7 @@ class Spawner:
         with serving:
             environment = dict(command.environment)
             # else the end of one agent would end the spawner too
-            environment.pop(MARK, None)
+            environment.pop(SCRATCH, None)
             argv = [
                 command.argv[0],
                 "-m",
@@ -405,7 +402,7 @@ class Spawner:
             ]
             self._process = subprocess.Popen(
                 argv,
-                env={**environment, _VARIABLE: str(serving.fileno())},
+                env={**environment, SPAWNER: str(serving.fileno())},
                 cwd=command.directory,
                 stdin=subprocess.DEVNULL,
                 # Agents report import errors: they then import torch themselves.
@@ -422,7 +419,7 @@ class Spawner:
             replace(
                 command,
                 argv=[_SHIM if word == _AGENT else word for word in command.argv],
-                environment={**command.environment, _VARIABLE: str(descriptor)},
+                environment={**command.environment, SPAWNER: str(descriptor)},
                 descriptors=(descriptor,),
             )
             for command in commands

@@ -1,8 +1,8 @@
 """Parses YAML text into a tree of nodes with positions, within limits on size and depth, and
 converts PyYAML's syntax errors to problems with a hint.
 
-The tree is built from PyYAML's events rather than by its composer: depth and size are checked
-before any recursion, keys keep their original text, and several mistakes are found in one pass.
+The tree is composed from PyYAML's events rather than by its composer, which knows no bounds and
+ends at the first mistake; keys keep their original text.
 
 Plain scalars are resolved as in YAML 1.2's core schema, with hints for text that YAML 1.1 reads as
 numbers. A job file is decoded as at most 1 MiB of UTF-8 without control characters; lines are
@@ -12,12 +12,13 @@ counted as YAML counts them.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, NoReturn
 
 import yaml
 
-from kdist.errors import Problem
+from kdist.errors import InvalidJobError, Problem
 from kdist.terminal import visible
 from kdist.yaml_text import parse_events
 
@@ -285,27 +286,18 @@ class YamlNode:
         return [node.value() for node in self.items] if self.kind == "list" else self.scalar
 
 
-class _Stop(Exception):  # noqa: N818 - control flow: carries the problem that ends the parse
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
-
-
 def read(text: str, *, source: str) -> tuple[list[YamlNode], list[Problem]]:
     """Parse a job file. Returns the tree of each of its documents and the problems of its YAML;
     there is no tree after a mistake that makes the rest unreliable.
     """
-    reader = _Reader(source)
-    last, problems = _parse(text, reader)
-    if problems and last is None:
-        return [], problems
-    documents = [*reader.documents, *([] if last is None else [last])]
+    documents, problems = _parse(text, source=source)
     trees = [each for each in documents if each.kind != "scalar" or each.scalar is not None]
-    if not trees:
-        return [], [*problems, Problem(source, 1, 1, "", "the file is empty", hint=_START)]
+    if not trees and not (problems and not documents):
+        problems.append(Problem(source, 1, 1, "", "the file is empty", hint=_START))
     for tree in trees:
         if tree.kind != "mapping":
-            what = "a list" if tree.kind == "list" else f"the text `{shown(tree.text, 40)}`"
-            message = f"must be a mapping that starts with apiVersion and kind, found {what}"
+            found = "a list" if tree.kind == "list" else f"the text `{shown(tree.text, 40)}`"
+            message = f"must be a mapping that starts with apiVersion and kind, found {found}"
             place = tree.mark
             problems.append(Problem(source, place.line, place.column, "", message, hint=_START))
     return [tree for tree in trees if tree.kind == "mapping"], problems
@@ -314,200 +306,148 @@ def read(text: str, *, source: str) -> tuple[list[YamlNode], list[Problem]]:
 def read_value(text: str, *, source: str) -> tuple[YamlNode | None, list[Problem]]:
     """Parse one value from the command line; its marks have line 0."""
     text, problems = decode(text, source=source)
-    tree = None
+    trees: list[YamlNode] = []
     if not problems:
-        tree, problems = _parse(text, _Reader(source, inline=True))
-    return tree, [each._replace(line=0, column=0) for each in problems]
+        trees, problems = _parse(text, source=source, inline=True)
+    return next(iter(trees), None), [each._replace(line=0, column=0) for each in problems]
 
 
-def _parse(text: str, reader: _Reader) -> tuple[YamlNode | None, list[Problem]]:
+def _parse(text: str, *, source: str, inline: bool = False) -> tuple[list[YamlNode], list[Problem]]:
+    composer = _Composer(text, source, inline=inline)
     try:
-        for event in parse_events(text):
-            reader.handle(event)
-    except _Stop as stop:
-        return None, [*reader.problems, stop.problem]
+        return composer.compose_documents(), composer.problems
+    except InvalidJobError as error:
+        return [], [*composer.problems, *error.problems]
     except yaml.MarkedYAMLError as error:
-        return None, [*reader.problems, explain(error, text, source=reader.source)]
-    return reader.document, reader.problems
+        return [], [*composer.problems, explain(error, text, source=source)]
 
 
-class _Reader:
-    """Builds the tree from PyYAML's events; `document` is complete after the last event, and
-    `documents` are those before it.
+class _Composer:
+    """Composes the trees from PyYAML's events, as its own composer does. A problem after which the
+    rest can be read is in `problems`; the others are raised as `InvalidJobError`.
     """
 
-    def __init__(self, source: str, *, inline: bool = False) -> None:
-        self.source = source
-        self._inline = inline
-        self.document: YamlNode | None = None
-        self.documents: list[YamlNode] = []
+    def __init__(self, text: str, source: str, *, inline: bool) -> None:
         self.problems: list[Problem] = []
-        self._open: list[YamlNode] = []
-        # per open mapping, the key whose value comes next
-        self._keys: list[tuple[str, Mark] | None] = []
-        self._names: list[str | None] = []  # the anchor of each open collection
-        self._anchors: dict[str, YamlNode | None] = {}
-        self._nodes = 0
+        self._source = source
+        self._inline = inline
+        self._events: Iterator[Any] = parse_events(text)
+        self._last: Any = None  # the event that ends what was composed last
+        self._anchors: dict[str, YamlNode | None] = {}  # None while the node is incomplete
 
-    def handle(self, event: yaml.Event) -> None:
-        if isinstance(event, yaml.DocumentStartEvent) and self.document is not None:
-            if self._inline:
-                raise _Stop(self._problem(event, "must be one value, found two YAML documents"))
-            self.documents.append(self.document)
-            self.document = None
-            self._anchors.clear()
+    def compose_documents(self) -> list[YamlNode]:
+        found: list[YamlNode] = []
+        for event in self._events:
+            if isinstance(event, yaml.DocumentStartEvent):
+                if found and self._inline:
+                    self._refuse(event, "must be one value, found two YAML documents")
+                self._anchors.clear()
+                found.append(self._compose(next(self._events), 0))
+        return found
+
+    def _compose(self, event: Any, depth: int, *, is_key: bool = False) -> YamlNode:
+        """The node that begins with `event`, below `depth` collections."""
+        self._last = event
         if isinstance(event, yaml.AliasEvent):
-            self._add(self._alias(event), event)
-        elif isinstance(event, yaml.ScalarEvent):
-            self._scalar(event)
-        elif isinstance(event, yaml.MappingStartEvent | yaml.SequenceStartEvent):
-            self._start(event)
-        elif isinstance(event, yaml.MappingEndEvent | yaml.SequenceEndEvent):
-            node = self._open.pop()
-            self._keys.pop()
-            name = self._names.pop()
-            if name is not None:
-                self._anchors[name] = node
-            self._add(node, event)
-
-    def _problem(self, event: yaml.Event, message: str, hint: str = "") -> Problem:
-        mark = self._mark(event)
-        return Problem(
-            self.source, mark.line, mark.column, "", message, hint=hint, width=mark.width
-        )
-
-    def _mark(self, event: yaml.Event) -> Mark:
-        if self._inline:
-            return Mark(self.source, 0, 0)
-        start, end = event.start_mark, event.end_mark
-        # parsed events always have marks
-        if start is None or end is None:
-            return Mark(self.source, 1, 1)
-        width = end.column - start.column if end.line == start.line else 1
-        return Mark(self.source, start.line + 1, start.column + 1, max(width, 1))
-
-    def _check_properties(self, event: yaml.ScalarEvent | yaml.CollectionStartEvent) -> None:
+            return self._resolve_alias(event, depth)
+        if is_key and not isinstance(event, yaml.ScalarEvent):
+            hint = "in `{…}` and `[…]` use quotes if text is meant"
+            self._refuse(event, "a key must be text", hint)
+        if depth >= MAX_DEPTH and not isinstance(event, yaml.ScalarEvent):
+            self._refuse(event, f"nested deeper than {MAX_DEPTH} levels")
         if event.tag is not None:
             tag = shown(event.tag.replace("tag:yaml.org,2002:", "!!"), 40)
-            self.problems.append(
-                self._problem(
-                    event,
-                    f"the tag `{tag}` is not allowed",
-                    "job files need no tags; quote text instead",
-                )
-            )
+            hint = "job files need no tags; quote text instead"
+            self._report(event, f"the tag `{tag}` is not allowed", hint)
         if event.anchor is not None:
             self._anchors[event.anchor] = None
+        if isinstance(event, yaml.ScalarEvent):
+            node = self._compose_scalar(event, is_key=is_key)
+        else:
+            node = self._compose_collection(event, depth)
+        if event.anchor is not None:
+            self._anchors[event.anchor] = node
+        return node
 
-    def _start(self, event: yaml.CollectionStartEvent) -> None:
-        if self._open and self._open[-1].kind == "mapping" and self._keys[-1] is None:
-            raise _Stop(
-                self._problem(
-                    event, "a key must be text", "in `{…}` and `[…]` use quotes if text is meant"
-                )
-            )
-        if len(self._open) >= MAX_DEPTH:
-            raise _Stop(self._problem(event, f"nested deeper than {MAX_DEPTH} levels"))
-        self._check_properties(event)
-        kind = "mapping" if isinstance(event, yaml.MappingStartEvent) else "list"
-        self._open.append(YamlNode(kind, self._mark(event)._replace(width=1)))
-        self._keys.append(None)
-        self._names.append(event.anchor)
+    def _resolve_alias(self, event: yaml.AliasEvent, depth: int) -> YamlNode:
+        name = shown(event.anchor, 40)
+        if event.anchor not in self._anchors:
+            self._refuse(event, f"the alias `*{name}` has no anchor `&{name}` before it")
+        node = self._anchors[event.anchor]
+        if node is None:
+            self._refuse(event, f"the alias `*{name}` is inside its own anchor")
+        if depth + node.depth > MAX_DEPTH:
+            self._refuse(event, f"nested deeper than {MAX_DEPTH} levels by aliases")
+        return node
 
-    def _scalar(self, event: yaml.ScalarEvent) -> None:
-        self._check_properties(event)
-        plain = event.style is None
-        text = event.value
+    def _compose_scalar(self, event: yaml.ScalarEvent, *, is_key: bool) -> YamlNode:
+        text: str = event.value
         # JSON writes 😀 as two escapes, which YAML reads as two surrogates
         if _SURROGATE.search(text):
             text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        node = YamlNode("scalar", self._mark(event), text=text, plain=plain)
-        expects_key = self._open and self._open[-1].kind == "mapping" and self._keys[-1] is None
+        plain = event.style is None
+        node = YamlNode("scalar", self._mark(event), text, text, plain)
         try:
-            node.scalar = text
-            if plain and not expects_key:
+            if plain and not is_key:
                 node.scalar = resolve(text)
         except ValueError as error:
-            self.problems.append(self._problem(event, str(error)))
-        if event.anchor is not None:
-            self._anchors[event.anchor] = node
-        self._add(node, event)
-
-    def _alias(self, event: yaml.AliasEvent) -> YamlNode:
-        if event.anchor not in self._anchors:
-            raise _Stop(
-                self._problem(
-                    event,
-                    (
-                        f"the alias `*{shown(event.anchor, 40)}` has no anchor "
-                        f"`&{shown(event.anchor, 40)}` before it"
-                    ),
-                )
-            )
-        node = self._anchors[event.anchor]
-        if node is None:
-            raise _Stop(
-                self._problem(
-                    event, f"the alias `*{shown(event.anchor, 40)}` is inside its own anchor"
-                )
-            )
-        if len(self._open) + node.depth > MAX_DEPTH:
-            raise _Stop(self._problem(event, f"nested deeper than {MAX_DEPTH} levels by aliases"))
+            self._report(event, str(error))
         return node
 
-    def _add(self, node: YamlNode, event: yaml.Event) -> None:
-        """Add a complete node: to the open list, as a key, as a key's value, or as the document."""
-        if not self._open:
-            self.document = node
-            return
-        parent = self._open[-1]
-        if parent.kind == "mapping" and self._keys[-1] is None:
-            self._keys[-1] = self._key(node, event)
-            return
-        parent.size += node.size
-        parent.depth = max(parent.depth, node.depth + 1)
-        if parent.size > MAX_NODES:
-            raise _Stop(
-                self._problem(
-                    event,
-                    f"the file has more than {MAX_NODES} values, including aliases",
-                )
-            )
-        waiting = self._keys[-1]
-        if waiting is None:
-            parent.items.append(node)
-            return
-        self._keys[-1] = None
-        key, mark = waiting
-        if key in parent.entries:
-            first = parent.entries[key][0]
-            message = (
-                f"the key `{shown(key)}` is already defined at line {first.line}, column "
-                f"{first.column}"
-            )
-            self.problems.append(
-                Problem(
-                    self.source,
-                    mark.line,
-                    mark.column,
-                    "",
-                    message,
-                    hint="keep one",
-                    width=mark.width,
-                )
-            )
-            return
-        parent.entries[key] = (mark, node)
+    def _compose_collection(self, start: Any, depth: int) -> YamlNode:
+        mark = self._mark(start)._replace(width=1)
+        is_mapping = isinstance(start, yaml.MappingStartEvent)
+        node = YamlNode("mapping" if is_mapping else "list", mark)
+        while not isinstance(event := next(self._events), yaml.CollectionEndEvent):
+            if is_mapping:
+                key, mark = self._compose_key(event, depth + 1), self._mark(event)
+                event = next(self._events)
+            child = self._compose(event, depth + 1)
+            node.size += child.size
+            node.depth = max(node.depth, child.depth + 1)
+            if node.size > MAX_NODES:
+                message = f"the file has more than {MAX_NODES} values, including aliases"
+                self._refuse(self._last, message)
+            if not is_mapping:
+                node.items.append(child)
+            elif key in node.entries:
+                first = node.entries[key][0]
+                place = f"line {first.line}, column {first.column}"
+                message = f"the key `{shown(key)}` is already defined at {place}"
+                self.problems.append(self._problem(mark, message, "keep one"))
+            else:
+                node.entries[key] = (mark, child)
+        self._last = event
+        return node
 
-    def _key(self, node: YamlNode, event: yaml.Event) -> tuple[str, Mark]:
+    def _compose_key(self, event: Any, depth: int) -> str:
+        node = self._compose(event, depth, is_key=True)
         if node.kind != "scalar":
-            raise _Stop(self._problem(event, "a key must be text"))
-        mark = self._mark(event)
+            self._refuse(event, "a key must be text")
         if node.plain and node.text == "<<":
             hint = (
                 "it belongs to YAML 1.1; write the fields out, or use an alias for a whole section"
             )
-            self.problems.append(self._problem(event, "the merge key `<<` is not supported", hint))
+            self._report(event, "the merge key `<<` is not supported", hint)
         elif not node.text:
-            self.problems.append(self._problem(event, "a key is empty"))
-        return node.text, mark
+            self._report(event, "a key is empty")
+        return node.text
+
+    def _mark(self, event: Any) -> Mark:
+        if self._inline:
+            return Mark(self._source, 0, 0)
+        start, end = event.start_mark, event.end_mark
+        width = end.column - start.column if end.line == start.line else 1
+        return Mark(self._source, start.line + 1, start.column + 1, max(width, 1))
+
+    def _problem(self, mark: Mark, message: str, hint: str) -> Problem:
+        return Problem(
+            self._source, mark.line, mark.column, "", message, hint=hint, width=mark.width
+        )
+
+    def _report(self, event: Any, message: str, hint: str = "") -> None:
+        self.problems.append(self._problem(self._mark(event), message, hint))
+
+    def _refuse(self, event: Any, message: str, hint: str = "") -> NoReturn:
+        problem = self._problem(self._mark(event), message, hint)
+        raise InvalidJobError(self._source, [problem])

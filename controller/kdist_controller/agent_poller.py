@@ -23,7 +23,6 @@ from kdist.errors import KdistError
 from kdist.job.cluster import Agents, fetch_snapshot
 from kdist.status import AgentStatus, Phase, Pod, documents
 from kdist.status.documents import Document
-from kdist.threads import OnError, start_thread
 from kdist_controller.metrics import Metrics
 from kdist_controller.observation import Observed
 from kdist_controller.resource import JobKey, note_start
@@ -148,8 +147,7 @@ class AgentPoller:
 
     def start(self) -> None:
         """Start the threads, which end with the process."""
-        for number in range(_THREADS):
-            start_thread(self._run, name=f"agents-{number}", on_error=OnError.RESTART)
+        self._queue.start(self._inquire, threads=_THREADS, name="agents")
 
     def answers(self, key: JobKey) -> dict[str, Document]:
         """The newest answer of each agent that has answered lately, by pod."""
@@ -204,20 +202,12 @@ class AgentPoller:
         with self._lock:
             self._inquiries.pop(key, None)
 
-    def _run(self) -> None:
-        while (key := self._queue.take()) is not None:
-            try:
-                self._inquire(key)
-            except Exception:  # noqa: BLE001 - a thread that ended would be missed for ever
-                _log.exception("asking the agents of %s failed", key)
-            finally:
-                self._queue.done(key)
-
-    def _inquire(self, key: JobKey) -> None:
+    def _inquire(self, key: JobKey) -> float | None:
+        """Ask the agents of a job once; returns the seconds until the next time."""
         with self._lock:
             found = self._inquiries.get(key)
             if found is None:
-                return
+                return None
             pods = sorted(found.pods, key=partial(_order, found))
             everyone, stuck, restarted_at = found.everyone, found.stuck, found.restarted_at
             diagnosing = found.needs_diagnosis(time.monotonic())
@@ -228,7 +218,7 @@ class AgentPoller:
         with self._lock:
             found = self._inquiries.get(key)
             if found is None:
-                return
+                return None
             if turn.answers:  # what another says now counts more than an earlier answer
                 found.answers = {
                     pod: kept for pod, kept in found.answers.items() if pod not in turn.silent
@@ -248,8 +238,8 @@ class AgentPoller:
             most = STUCK_SECONDS if stuck and not pods else found.longest_pause
             found.pause = _FIRST_SECONDS if turn.unfinished else min(most, 2 * found.pause)
             pause = found.pause
-        self._queue.add(key, after=pause)
         self._notify(key)
+        return pause
 
     def _ask(self, key: JobKey, pods: Sequence[Document], *, everyone: bool) -> _Turn:
         """Ask for the agent that runs rank 0, or all, as long as a turn lasts."""

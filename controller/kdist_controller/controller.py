@@ -19,7 +19,6 @@ from kdist.errors import KdistError, NotFoundError
 from kdist.manifest import JOB_LABEL, ForeignError, ObjectKey
 from kdist.spec import API_VERSION, KIND
 from kdist.status import documents
-from kdist.threads import OnError, start_thread
 from kdist_controller.agent_poller import AgentPoller, Route
 from kdist_controller.cache import Cache, Informer
 from kdist_controller.election import Election
@@ -251,7 +250,6 @@ class Controller:
         self._informers: dict[tuple[str, str, str | None], Informer] = {}
         self._trouble: dict[JobKey, str] = {}
         self._threads: list[threading.Thread] = []
-        self._busy: dict[int, float] = {}
         self._synced = threading.Event()
         self._stopping = threading.Event()
 
@@ -265,9 +263,8 @@ class Controller:
     @property
     def healthy(self) -> bool:
         """Whether its workers live, and none of them is stuck."""
-        now = time.monotonic()
         alive = all(thread.is_alive() for thread in self._threads)
-        return alive and all(now - begun < _STUCK_SECONDS for begun in self._busy.copy().values())
+        return alive and self._queue.longest() < _STUCK_SECONDS
 
     def run(self) -> None:
         """Wait to lead, then look after the TrainingJobs until `stop`; finishes what is being done,
@@ -294,9 +291,7 @@ class Controller:
         _log.info("%d TrainingJobs are known", len(self._cache.list_jobs()))
         self._poller.start()
         self._recovery.start()
-        for number in range(_WORKERS):
-            thread = start_thread(self._work, name=f"worker-{number}", on_error=OnError.RESTART)
-            self._threads.append(thread)
+        self._threads = self._queue.start(self._reconcile, threads=_WORKERS, name="worker")
         while not self._stopping.wait(_REDISCOVERY_SECONDS):
             try:
                 self._discover()
@@ -349,37 +344,27 @@ class Controller:
         jobs = self._cache.list_jobs()
         return [documents.text(document, "status", "phase") or "Pending" for _, document in jobs]
 
-    def _work(self) -> None:
-        number = threading.get_ident()
-        while (key := self._queue.take()) is not None:
-            self._busy[number] = time.monotonic()
-            try:
-                if self._election.leads:
-                    self._reconcile(key)
-                else:
-                    self._queue.add(key, after=1.0)
-            finally:
-                del self._busy[number]
-                self._queue.done(key)
-
-    def _reconcile(self, key: JobKey) -> None:
+    def _reconcile(self, key: JobKey) -> float | None:
+        """Reconcile a job; returns the seconds until the next time, if it is known."""
+        if not self._election.leads:
+            return 1.0
         with self.metrics.reconcile_seconds.time():
             try:
-                self._reconcile_once(key)
+                after = self._reconcile_once(key)
             except KdistError as error:
-                self._fail(key, str(error), expected=True)
-            except Exception as error:  # noqa: BLE001 - one job must not end the worker of all others
-                self._fail(key, f"{type(error).__name__}: {error}", expected=False)
-            else:
-                self._queue.forgive(key)
-                self._trouble.pop(key, None)
+                return self._fail(key, str(error), expected=True)
+            except Exception as error:  # noqa: BLE001 - the user reads of it in the status
+                return self._fail(key, f"{type(error).__name__}: {error}", expected=False)
+        self._queue.forgive(key)
+        self._trouble.pop(key, None)
+        return after
 
-    def _reconcile_once(self, key: JobKey) -> None:
+    def _reconcile_once(self, key: JobKey) -> float | None:
         observed = self._observer.observe(key, trouble=self._trouble.get(key, ""))
         if observed is None:
             self._poller.forget(key)
             self._recovery.forget(key)
-            return
+            return None
         changes = reconcile(observed)
         self._poller.plan(observed, poll_now=changes.poll_now)
         self._recovery.plan(observed)
@@ -389,17 +374,13 @@ class Controller:
             if error.found is None:
                 raise
             self._observer.note_foreign(key, error.found)
-            self._queue.add(key, after=_REQUEUE_SECONDS)
-            return
-        if changes.actions:
-            self._queue.add(key, after=_REQUEUE_SECONDS)
-        elif changes.requeue_after is not None:
-            self._queue.add(key, after=changes.requeue_after)
+            return _REQUEUE_SECONDS
+        return _REQUEUE_SECONDS if changes.actions else changes.requeue_after
 
-    def _fail(self, key: JobKey, reason: str, *, expected: bool) -> None:
+    def _fail(self, key: JobKey, reason: str, *, expected: bool) -> float:
         self.metrics.errors.inc()
         self._trouble[key] = reason
-        pause = self._queue.retry(key)
+        pause = self._queue.pause(key)
         _log.log(
             logging.WARNING if expected else logging.ERROR,
             "%s: %s; again in %.1f s",
@@ -408,6 +389,7 @@ class Controller:
             pause,
             exc_info=not expected,
         )
+        return pause
 
 
 def _end() -> None:

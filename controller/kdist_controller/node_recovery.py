@@ -25,7 +25,6 @@ from kdist.recovery import (
 )
 from kdist.status import Pod, documents
 from kdist.status.snapshot import is_silent
-from kdist.threads import OnError, start_thread
 from kdist_controller.actions import Notice
 from kdist_controller.agent_poller import Route, ask_agents
 from kdist_controller.cache import Cache
@@ -153,8 +152,7 @@ class NodeRecovery:
 
     def start(self) -> None:
         """Start the threads, which end with the process."""
-        for number in range(_THREADS):
-            start_thread(self._run, name=f"recovery-{number}", on_error=OnError.RESTART)
+        self._queue.start(self._recover, threads=_THREADS, name="recovery")
 
     def outlook(self, key: JobKey) -> Outlook:
         """What is known of a job; empty if all of its nodes answer."""
@@ -185,26 +183,18 @@ class NodeRecovery:
         with self._lock:
             self._jobs.pop(key, None)
 
-    def _run(self) -> None:
-        while (key := self._queue.take()) is not None:
-            try:
-                pause = self._recover(key)
-            except NotFoundError:
-                self.forget(key)
-                pause = None
-            except KdistError as error:
-                _log.warning("%s: cannot say whether its nodes are gone: %s", key, error)
-                pause = _PAUSE_SECONDS
-            except Exception:  # noqa: BLE001 - a thread that ended would be missed for ever
-                _log.exception("looking at the nodes of %s failed", key)
-                pause = _LONGEST_PAUSE
-            finally:
-                self._queue.done(key)
-            if pause is not None:
-                self._queue.add(key, after=pause)
-
     def _recover(self, key: JobKey) -> float | None:
         """Decide about the pods of a job once; returns the seconds until the next time."""
+        try:
+            return self._decide(key)
+        except NotFoundError:
+            self.forget(key)
+            return None
+        except KdistError as error:
+            _log.warning("%s: cannot say whether its nodes are gone: %s", key, error)
+            return _PAUSE_SECONDS
+
+    def _decide(self, key: JobKey) -> float | None:
         with self._lock:
             known = self._jobs.get(key)
             if known is None:

@@ -6,16 +6,21 @@ only.
 from __future__ import annotations
 
 import heapq
+import logging
 import math
 import threading
 import time
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from typing import Final
 
+from kdist.threads import OnError, start_thread
 from kdist_controller.resource import JobKey
 
 FIRST_PAUSE: Final = 0.5
 LONGEST_PAUSE: Final = 300.0
+_ERROR_PAUSE: Final = 10.0
+_log = logging.getLogger(__name__)
 
 
 class WorkQueue:
@@ -32,7 +37,7 @@ class WorkQueue:
         self._condition = threading.Condition()
         self._due: dict[JobKey, float] = {}
         self._heaps: dict[str, list[tuple[float, JobKey]]] = defaultdict(list)
-        self._working: set[JobKey] = set()
+        self._working: dict[JobKey, float] = {}  # when each was taken
         self._busy: Counter[str] = Counter()
         self._added: dict[JobKey, float] = {}
         self._failures: dict[JobKey, int] = {}
@@ -49,19 +54,47 @@ class WorkQueue:
                 heapq.heappush(self._heaps[self._lane(key)], (due, key))
                 self._condition.notify()
 
-    def retry(self, key: JobKey) -> float:
-        """Have a job looked at again after its failure; returns the seconds until then."""
+    def pause(self, key: JobKey) -> float:
+        """Seconds until a job that has failed is tried again: more with each failure."""
         with self._condition:
             count = self._failures.get(key, 0)
             self._failures[key] = count + 1
-        pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(count, 32))
-        self.add(key, after=pause)
-        return pause
+        return min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(count, 32))
 
     def forgive(self, key: JobKey) -> None:
         """Forget the failures of a job."""
         with self._condition:
             self._failures.pop(key, None)
+
+    def start(
+        self, work: Callable[[JobKey], float | None], *, threads: int, name: str
+    ) -> list[threading.Thread]:
+        """Start threads that do `work` with each job that is due, until the queue is closed. `work`
+        returns after how many seconds the job is due again, if it is.
+        """
+
+        def process() -> None:
+            while (key := self.take()) is not None:
+                try:
+                    after = work(key)
+                except Exception:  # noqa: BLE001 - one job must not end the thread of all others
+                    _log.exception("%s: %s failed", key, name)
+                    after = _ERROR_PAUSE
+                finally:
+                    self.done(key)
+                if after is not None:
+                    self.add(key, after=after)
+
+        return [
+            start_thread(process, name=f"{name}-{number}", on_error=OnError.RESTART)
+            for number in range(threads)
+        ]
+
+    def longest(self) -> float:
+        """Seconds since the first of the jobs that are being worked on was taken."""
+        with self._condition:
+            now = time.monotonic()
+            return now - min(self._working.values(), default=now)
 
     def take(self) -> JobKey | None:
         """Wait for the next job; None once the queue is closed. `done` must follow."""
@@ -71,7 +104,7 @@ class WorkQueue:
                 if pause is not None and pause <= 0:
                     _, key = heapq.heappop(self._heaps[lane])
                     del self._due[key]
-                    self._working.add(key)
+                    self._working[key] = time.monotonic()
                     self._busy[lane] += 1
                     return key
                 self._condition.wait(pause)
@@ -102,7 +135,7 @@ class WorkQueue:
         """The job that `take` returned has been looked at."""
         lane = self._lane(key)
         with self._condition:
-            self._working.discard(key)
+            self._working.pop(key, None)
             self._busy[lane] -= 1
             if not self._busy[lane]:
                 del self._busy[lane]

@@ -41,12 +41,12 @@ def test_the_earlier_of_two_times_counts() -> None:
 
 def test_pauses_after_failures_double_up_to_a_limit_and_begin_again_after_a_success() -> None:
     queue = WorkQueue()
-    pauses = [queue.retry(ONE) for _ in range(40)]
+    pauses = [queue.pause(ONE) for _ in range(40)]
     assert pauses[:3] == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE]
     assert max(pauses) == LONGEST_PAUSE
-    assert queue.retry(OTHER) == FIRST_PAUSE
+    assert queue.pause(OTHER) == FIRST_PAUSE
     queue.forgive(ONE)
-    assert queue.retry(ONE) == FIRST_PAUSE
+    assert queue.pause(ONE) == FIRST_PAUSE
 
 
 def test_a_closed_queue_lets_every_worker_go() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import click
 
-from kdist.app import COMMANDS, cli
+from kdist.app import cli, sections
 
 _INTRODUCTION = """# Commands
 
@@ -20,7 +20,7 @@ def render() -> str:
     """Text of the page."""
     root = click.Context(cli, info_name="kdist", **cli.context_settings)
     parts = [_INTRODUCTION]
-    for section, names in COMMANDS.items():
+    for section, names in sections().items():
         parts.append(f"## {section}\n")
         for name in names:
             command = cli.get_command(root, name)

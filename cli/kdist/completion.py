@@ -135,7 +135,7 @@ def _list_jobs(place: Place) -> list[str]:
     from kdist.cluster import kubeconfig
     from kdist.manifest import JOB_LABEL
 
-    if not kubeconfig.is_there(place.kubeconfig):
+    if not kubeconfig.exists(place.kubeconfig):
         return []
     from kdist.cluster import list_resources
 

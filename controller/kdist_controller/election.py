@@ -142,7 +142,7 @@ class Election:
                 "metadata": {"name": self._name},
                 "spec": {**wanted, "acquireTime": now, "leaseTransitions": 0},
             }
-            self._cluster.send_create(lease, again=False)
+            self._cluster.send_create(lease, retry=False)
             return True
         spec: dict[str, Any] = found.get("spec") or {}
         holder = str(spec.get("holderIdentity") or "")

@@ -62,8 +62,7 @@ EXEMPT: dict[Rule, dict[str, str]] = {
     rules.no_second_client: {
         "trainer/kdist_trainer/network/deadline_http.py": "it is the one that makes connections",
         "trainer/kdist_trainer/fetch/web.py": "its opener follows redirects over them",
-        "cli/kdist/cluster/connections.py": "it has urllib3 use them",
-        "cli/kdist/cluster/kubeconfig.py": "it opens a websocket over one of them, and asks "
+        "cli/kdist/cluster/kubeconfig.py": "it has urllib3 and websockets use them, and asks "
         "requests which hosts need no proxy",
     },
     rules.no_module_state: {

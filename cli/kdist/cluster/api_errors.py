@@ -71,13 +71,15 @@ def read_status(body: bytes) -> dict[str, Any]:
     return found if isinstance(found, dict) and found.get("kind") == "Status" else {}
 
 
-def explain(status: int, body: bytes, *, what: str, namespace: str, context: str) -> ApiError:
+def explain(
+    status: int, body: bytes, *, description: str, namespace: str, context: str
+) -> ApiError:
     """Convert a response with an error status to an exception.
 
     Args:
         status: HTTP status code, 400 or above.
         body: body of the response.
-        what: the request in words, such as `get jobs.batch/digits`.
+        description: the request in words, such as `get jobs.batch/digits`.
         namespace: default namespace of the connection.
         context: context of the connection.
 
@@ -108,13 +110,15 @@ def explain(status: int, body: bytes, *, what: str, namespace: str, context: str
     if status == 403 and (found := _FORBIDDEN.search(message)):
         return _forbidden(found, namespace=namespace, facts=facts)
     if status == 404:
-        return _missing(message, bool(facts["details"].get("name")), what=what, facts=facts)
+        return _missing(
+            message, bool(facts["details"].get("name")), description=description, facts=facts
+        )
     if found := _WEBHOOK_FAILED.search(message):
-        return _webhook_failed(found, what=what, facts=facts)
+        return _webhook_failed(found, description=description, facts=facts)
     if found := _DUPLICATE.search(message):
         key = found["key"].replace("=", " ")
         return ApiError(
-            f"{what}: {found['list'].lstrip('.')} has two entries with {key}",
+            f"{description}: {found['list'].lstrip('.')} has two entries with {key}",
             hint="remove one of them from the job's podTemplate",
             **facts,
         )
@@ -122,7 +126,7 @@ def explain(status: int, body: bytes, *, what: str, namespace: str, context: str
     if status == 409 and causes and (owners := dict.fromkeys(_CONFLICT_OWNER.findall(message))):
         conflicts = "; ".join(f"{field} is set by {_owner(why)}" for field, why in causes)
         hint = "leave these fields out of the job, or take them over with --force-conflicts"
-        return ApiError(f"{what}: {conflicts}", hint=hint, owners=tuple(owners), **facts)
+        return ApiError(f"{description}: {conflicts}", hint=hint, owners=tuple(owners), **facts)
     if status == 422 and causes:
         # The message repeats the rejected value, which may be a whole pod template, and ends with
         # the reason.
@@ -130,8 +134,8 @@ def explain(status: int, body: bytes, *, what: str, namespace: str, context: str
             f"{field}: {why if len(why) < 200 else why.rpartition(': ')[2]}"
             for field, why in causes
         )
-        return ApiError(f"{what}: {problems}", **facts)
-    return ApiError(f"{what}: {message}", **facts)
+        return ApiError(f"{description}: {problems}", **facts)
+    return ApiError(f"{description}: {message}", **facts)
 
 
 def _causes(details: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -168,7 +172,7 @@ def _forbidden(found: re.Match[str], *, namespace: str, facts: dict[str, Any]) -
     )
 
 
-def _webhook_failed(found: re.Match[str], *, what: str, facts: dict[str, Any]) -> ApiError:
+def _webhook_failed(found: re.Match[str], *, description: str, facts: dict[str, Any]) -> ApiError:
     """The error for an admission webhook that does not answer."""
     from kdist.backends.operators import find_webhook_home
 
@@ -176,7 +180,7 @@ def _webhook_failed(found: re.Match[str], *, what: str, facts: dict[str, Any]) -
     of = f" of the service {home[0]} in namespace {home[1]}" if home else ""
     why = found["why"].strip().removeprefix("failed to call webhook: ")
     return ApiError(
-        f"{what}: the admission webhook {found['name']}{of} does not answer ({why})",
+        f"{description}: the admission webhook {found['name']}{of} does not answer ({why})",
         hint=(
             "an administrator must restore its service, or remove its configuration; then try again"
         ),
@@ -187,7 +191,7 @@ def _webhook_failed(found: re.Match[str], *, what: str, facts: dict[str, Any]) -
     )
 
 
-def _missing(message: str, named: bool, *, what: str, facts: dict[str, Any]) -> ApiError:
+def _missing(message: str, named: bool, *, description: str, facts: dict[str, Any]) -> ApiError:
     if found := _NO_NAMESPACE.search(message):
         name = found["namespace"]
         return ApiNotFoundError(
@@ -198,7 +202,7 @@ def _missing(message: str, named: bool, *, what: str, facts: dict[str, Any]) -> 
     if named:
         return ApiNotFoundError(message, **facts)
     return ApiNotFoundError(
-        f"{what}: this cluster has no such kind",
+        f"{description}: this cluster has no such kind",
         hint="`kdist doctor` shows which workload kinds it has",
         next_command="kdist doctor",
         **facts,

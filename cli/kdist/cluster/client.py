@@ -1,7 +1,7 @@
-"""`Cluster`: a connection to a Kubernetes API server, made by `connect`, and the requests on
-objects: get, list page by page, watch, and those that change one, `send_…`. The objects of a job
-are changed through `JobObjects` only, which checks them first. A cluster may not serve
-TrainingJobs, or not show them to the user.
+"""`Cluster`: a connection to a Kubernetes API server, made by `connect`, and the requests on one
+object: get, and those that change it, `send_…`. The objects of a job are changed through
+`JobObjects` only, which checks them first. A cluster may not serve TrainingJobs, or not show them
+to the user.
 
 A change contains the uid and resourceVersion of the object that was read. If the object has changed
 since, the API server answers 409, and the object is read and changed again. The normalized form of
@@ -10,194 +10,20 @@ an object shows whether a server-side apply has changed it.
 
 from __future__ import annotations
 
-import builtins
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Any, Literal, TypeVar
 
-from kdist.cluster import kubeconfig, resources, streams, watch
+from kdist.cluster import kubeconfig, resources
 from kdist.cluster.api_errors import ApiError, ApiNotFoundError
 from kdist.cluster.kubeconfig import Impersonation
-from kdist.cluster.transport import (
-    MOST_BYTES,
-    READ_SECONDS,
-    ApiRequest,
-    ApiResponse,
-    ResponseTooLargeError,
-    Transport,
-)
-from kdist.cluster.watch import Trim, keep
-from kdist.errors import KdistError
+from kdist.cluster.streams import PodStreams
+from kdist.cluster.transport import READ_SECONDS, ApiRequest, ApiResponse, Transport
+from kdist.cluster.watch import ObjectLists
 from kdist.manifest import TRAINING_JOB, Manifest
 
-PAGE = 500
-PAGE_BYTES = 2 << 20
-"""Of a page with several objects. Parsed, an object can take forty times its bytes, and whoever may
-create objects chooses their size.
-"""
-
 Document = dict[str, Any]
-
-
-class ObjectLists:
-    """The lists of one cluster's objects, and what changes in them. Arguments and errors are those
-    of `kdist.cluster.client.Objects`.
-    """
-
-    def __init__(self, transport: Transport, namespace: str) -> None:
-        self._transport = transport
-        self.namespace = namespace
-
-    def list(
-        self,
-        api_version: str,
-        kind: str,
-        *,
-        namespace: str | None = None,
-        all_namespaces: bool = False,
-        selector: str = "",
-        field_selector: str = "",
-        metadata_only: bool = False,
-    ) -> builtins.list[Document]:
-        """List the objects of a kind, in the server's order; with `metadata_only` nothing but
-        their metadata.
-        """
-        scope = None if all_namespaces else namespace or self.namespace
-        return self.list_with_version(
-            api_version,
-            kind,
-            namespace=scope,
-            selector=selector,
-            field_selector=field_selector,
-            metadata_only=metadata_only,
-        )[0]
-
-    def list_with_version(
-        self,
-        api_version: str,
-        kind: str,
-        *,
-        namespace: str | None,
-        selector: str = "",
-        field_selector: str = "",
-        metadata_only: bool = False,
-        trim: Trim = keep,
-    ) -> tuple[builtins.list[Document], str]:
-        """The arguments are those of `list`, except that namespace None means all namespaces, and
-        that of each object only what `trim` returns is kept in memory.
-
-        Returns:
-            The objects, and the resourceVersion of the list, from which a watch continues.
-        """
-        chosen = [("labelSelector", selector), ("fieldSelector", field_selector)]
-        query = [(key, value) for key, value in chosen if value]
-        request = ApiRequest(
-            "GET",
-            resources.path(api_version, kind, namespace=namespace),
-            f"list {resources.named(api_version, kind)}",
-            [("limit", str(PAGE)), *query],
-            accept=watch.METADATA_LIST if metadata_only else "application/json",
-            most=PAGE_BYTES,
-        )
-        found: list[Document] = []
-        size, after = PAGE, ""
-        while True:
-            try:
-                page = self._transport.send(request).document()
-            except ResponseTooLargeError:
-                if size == 1 or request.query == query:
-                    raise
-                size = max(1, size // 4)
-                request = _limit(request, query, size, after)
-                continue
-            except ApiError as error:
-                if error.status != HTTPStatus.GONE or request.query == query:
-                    raise
-                # The version that the pages belong to has expired: list everything in one page, as
-                # Kubernetes' own clients do.
-                found, request = [], replace(request, query=query, most=MOST_BYTES)
-                continue
-            # The items of a list come without their kind.
-            found += [
-                trim({**item, "apiVersion": api_version, "kind": kind})
-                for item in page.get("items") or []
-            ]
-            metadata = page.get("metadata") or {}
-            after = str(metadata.get("continue") or "")
-            if not after:
-                return found, str(metadata.get("resourceVersion") or "")
-            request = _limit(request, query, size, after)
-
-    def watch(
-        self,
-        api_version: str,
-        kind: str,
-        *,
-        namespace: str | None = None,
-        all_namespaces: bool = False,
-        selector: str = "",
-        field_selector: str = "",
-        timeout: float | None = None,
-        since: str = "",
-    ) -> Iterator[tuple[str, Document]]:
-        """Watch objects for `timeout` seconds, or without limit.
-
-        Yields (ADDED | MODIFIED | DELETED, object) for those that exist, then for every change;
-        with `since`, the resourceVersion of a list, only the changes after it. It survives lost
-        connections and expired versions (410) without missing a final state.
-        """
-        scope = None if all_namespaces else namespace or self.namespace
-        return watch.watch(
-            self._transport,
-            self.list_with_version,
-            api_version,
-            kind,
-            namespace=scope,
-            selector=selector,
-            field_selector=field_selector,
-            timeout=timeout,
-            version=since,
-        )
-
-    def follow(
-        self,
-        api_version: str,
-        kind: str,
-        *,
-        namespace: str | None,
-        selector: str = "",
-        since: str,
-        metadata_only: bool = False,
-        trim: Trim = keep,
-    ) -> Iterator[tuple[str, Document]]:
-        """Every change after the resourceVersion `since` of `list_with_version`, whose arguments
-        these are, for whoever keeps a copy of the objects.
-
-        Yields (ADDED | MODIFIED | DELETED, object), and (BOOKMARK, {}) whenever the server has
-        shown that nothing was missed. It survives lost connections. Raises `ApiError` with status
-        410 when `since` has expired: the objects must be listed again.
-        """
-        return watch.follow(
-            self._transport,
-            api_version,
-            kind,
-            namespace=namespace,
-            selector=selector,
-            version=since,
-            metadata_only=metadata_only,
-            trim=trim,
-        )
-
-
-def _limit(
-    request: ApiRequest, query: builtins.list[tuple[str, str]], size: int, after: str
-) -> ApiRequest:
-    """The request for a page of so many objects, after those of an earlier one."""
-    place = [("continue", after)] if after else []
-    most = PAGE_BYTES if size > 1 else MOST_BYTES
-    return replace(request, query=[("limit", str(size)), *query, *place], most=most)
 
 
 # Metadata that the server sets.
@@ -334,9 +160,9 @@ class Objects(ObjectLists):
         name: str = "",
         subresource: str = "",
         dry_run: bool = False,
-        again: bool = True,
+        retry: bool = True,
     ) -> Document:
-        """Create an object. `again` says whether a failed request may be repeated.
+        """Create an object. `retry` says whether a failed request may be repeated.
 
         With `name` and `subresource` it creates a subresource of a pod, such as an eviction.
         """
@@ -356,7 +182,7 @@ class Objects(ObjectLists):
             query=_dry_run_query(dry_run),
         )
         return self._transport.send(
-            _with_body(replace(request, again=again), document, "application/json")
+            _with_body(replace(request, retry=retry), document, "application/json")
         ).document()
 
     def send_patch(
@@ -444,11 +270,10 @@ class Objects(ObjectLists):
         query: Sequence[tuple[str, str]] = (),
     ) -> ApiRequest:
         scope = namespace or self.namespace
-        what = f"{verb} {resources.named(api_version, kind)}{f'/{name}' if name else ''}"
         return ApiRequest(
             method,
             resources.path(api_version, kind, namespace=scope, name=name, subresource=subresource),
-            what,
+            f"{verb} {resources.named(api_version, kind)}{f'/{name}' if name else ''}",
             query,
         )
 
@@ -480,7 +305,7 @@ def connect(
         context: of the kubeconfig; None for the current one.
         namespace: default for all requests; None for the kubeconfig's.
         file: the kubeconfig; None for `$KUBECONFIG` or `~/.kube/config`.
-        impersonation: whom to act as.
+        impersonation: the user to impersonate.
         retry_seconds: for how long each request is retried while the server is unreachable.
         until: time on the monotonic clock until which outages are retried once the server has
             responded.
@@ -502,7 +327,7 @@ def connect(
     return Cluster(transport, namespace or access.namespace, field_manager=field_manager)
 
 
-class Cluster(Objects):
+class Cluster(Objects, PodStreams):
     """A cluster and a namespace in it. Threads may share one.
 
     Every method raises `ApiError` if the server rejects a request (`ApiNotFoundError`, which is a
@@ -522,106 +347,6 @@ class Cluster(Objects):
         """The same connection with another namespace of its own."""
         return Cluster(self._transport, namespace, field_manager=self.field_manager)
 
-    def logs(
-        self,
-        pod: str,
-        *,
-        namespace: str | None = None,
-        container: str = "trainer",
-        follow: bool = False,
-        previous: bool = False,
-        tail: int | None = None,
-        since: float | str | None = None,
-        timestamps: bool = False,
-    ) -> Iterator[str]:
-        """Lines of a container's log, without their ends; `since` is a number of seconds back, or a
-        moment as RFC 3339 text.
-
-        With `follow` it ends when the container has ended; a cut connection is taken up again. A
-        container that has not begun is a `ApiError` with status 400.
-        """
-        wanted = watch.LogQuery(
-            pod, namespace or self.namespace, container, follow, previous, tail, since, timestamps
-        )
-        return watch.read(self._transport, wanted)
-
-    def exec(
-        self,
-        pod: str,
-        argv: Sequence[str],
-        *,
-        namespace: str | None = None,
-        container: str = "trainer",
-        stdin: bool = False,
-        tty: bool = False,
-        out: Callable[[bytes], object] | None = None,
-        err: Callable[[bytes], object] | None = None,
-    ) -> int:
-        """Run a command in a container and return its exit code. What it writes goes to `out` and
-        `err` (ours by default).
-        """
-        return streams.execute(
-            self._transport,
-            pod,
-            argv,
-            namespace=namespace or self.namespace,
-            container=container,
-            stdin=stdin,
-            tty=tty,
-            out=out,
-            err=err,
-        )
-
-    def run(
-        self,
-        pod: str,
-        argv: Sequence[str],
-        *,
-        namespace: str | None = None,
-        container: str = "trainer",
-        timeout: float = 30.0,
-        most: int = 256 << 20,
-    ) -> tuple[int, bytes]:
-        """Run a command and collect what it writes to stdout: (exit code, output). Its stderr is
-        dropped.
-
-        Raises `KdistError` if it writes more than `most` bytes, and with code TIMEOUT if it takes
-        longer than `timeout` seconds.
-        """
-        found = bytearray()
-
-        def collect(data: bytes) -> None:
-            if len(found) + len(data) > most:
-                raise KdistError(f"exec in pod/{pod}: it writes more than {most >> 20} MiB")
-            found.extend(data)
-
-        code = streams.execute(
-            self._transport,
-            pod,
-            argv,
-            namespace=namespace or self.namespace,
-            container=container,
-            stdin=False,
-            tty=False,
-            out=collect,
-            err=lambda _: None,
-            timeout=timeout,
-        )
-        return code, bytes(found)
-
-    def session(
-        self,
-        pod: str,
-        argv: Sequence[str],
-        *,
-        namespace: str | None = None,
-        container: str = "trainer",
-    ) -> AbstractContextManager[streams.ExecSession]:
-        """A command that runs as long as the context lasts: then its standard input ends."""
-        return streams.session(
-            self._transport, pod, argv, namespace=namespace or self.namespace, container=container
-        )
-
     def proxy(
         self,
         pod: str,
@@ -633,7 +358,7 @@ class Cluster(Objects):
         most: int = 1 << 20,
     ) -> bytes:
         """Body of `GET path` from a pod's port, of at most `most` bytes, through the API server;
-        asked once, within `timeout` seconds.
+        requested once, within `timeout` seconds.
         """
         request = self._request(
             "GET",
@@ -649,32 +374,11 @@ class Cluster(Objects):
             f"{request.path}/{path.lstrip('/')}",
             f"GET {path} of pod/{pod}",
             accept="*/*",
-            again=False,
+            retry=False,
             timeout=timeout,
             most=most,
         )
         return self._transport.send(base).body
-
-    def forward(
-        self, pod: str, port: int, *, namespace: str | None = None, local: int = 0
-    ) -> AbstractContextManager[int]:
-        """A port on 127.0.0.1 (`local`, or a free one) whose connections end at the pod's port, as
-        long as the context lasts.
-
-        Each connection is carried by itself, so an API server that was away is no matter to the
-        ones that come after.
-        """
-        return streams.forward(
-            self._transport, pod, port, namespace=namespace or self.namespace, local=local
-        )
-
-    def check_forward(self, pod: str, port: int, *, namespace: str | None = None) -> None:
-        """Raises `KdistError` where no connection can be forwarded to the pod; `forward` itself
-        closes each connection without a word.
-        """
-        streams.open_forward(
-            self._transport, pod, port, namespace=namespace or self.namespace
-        ).close()
 
     def kinds(self) -> set[tuple[str, str]]:
         """Every (API version, kind) that the cluster serves."""
@@ -685,7 +389,7 @@ class Cluster(Objects):
         return resources.is_served(self._transport, api_version, kind)
 
     def version(self) -> dict[str, Any]:
-        """The server's own words on its version: `gitVersion`, `major`, `minor`, …"""
+        """The server's version document: `gitVersion`, `major`, `minor`, …"""
         return self._transport.send(ApiRequest("GET", "/version", "get /version")).document()
 
     def can_i(
@@ -698,7 +402,7 @@ class Cluster(Objects):
         name: str = "",
         subresource: str = "",
     ) -> bool:
-        """Whether the server would let us, by what it knows of our rights."""
+        """Whether the current user may do this (SelfSubjectAccessReview)."""
         attributes = {
             "verb": verb,
             "group": resources.group(api_version),
@@ -717,8 +421,8 @@ class Cluster(Objects):
         return bool((self.send_create(review).get("status") or {}).get("allowed"))
 
     def rules(self) -> list[dict[str, Any]]:
-        """The rules of our rights in the namespace, as far as the server can list them: what is not
-        in them may still be so.
+        """The rules of the current user's rights in the namespace, as far as the server can list
+        them: the list may be incomplete.
         """
         if self._rules is None:
             review = {
@@ -734,7 +438,7 @@ class Cluster(Objects):
         return self._rules
 
     def whoami(self) -> str:
-        """The user name under which the server knows us; empty before Kubernetes 1.28."""
+        """The current user's name; empty before Kubernetes 1.28."""
         review = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
         try:
             found = self.send_create(review)

@@ -17,6 +17,7 @@ import base64
 import ipaddress
 import math
 import os
+import socket
 import stat
 import sys
 import tempfile
@@ -34,6 +35,7 @@ from kdist.errors import Code, KdistError, UsageError
 from kdist.threads import OnError, start_thread
 from kdist_trainer.formats.json_text import encode_json
 from kdist_trainer.formats.untrusted_text import MalformedTextError, parse_json
+from kdist_trainer.network.deadline_http import DeadlineConnection, guard, guard_tls
 
 EARLY_SECONDS = 10.0
 """Seconds before their expiry at which credentials of a plugin are renewed."""
@@ -202,10 +204,8 @@ class Plugin:
         try:
             answer = parse_json(text)
             status = answer["status"]
-            token, certificate = (
-                status.get("token") or "",
-                status.get("clientCertificateData") or "",
-            )
+            token = status.get("token") or ""
+            certificate = status.get("clientCertificateData") or ""
             key, end = status.get("clientKeyData") or "", status.get("expirationTimestamp")
             until = datetime.fromisoformat(end).timestamp() if end else float("inf")
             authorization = bearer(str(token)).authorization
@@ -221,12 +221,8 @@ class Plugin:
 
     def _fail(self, why: str, stderr: str = "") -> KdistError:
         lines = stderr.strip().splitlines()[-_SHOWN_LINES:]
-        message = "\n  ".join(
-            [
-                f"no credentials: the plugin `{' '.join(self._argv)}` of the kubeconfig: {why}",
-                *lines,
-            ]
-        )
+        first = f"no credentials: the plugin `{' '.join(self._argv)}` of the kubeconfig: {why}"
+        message = "\n  ".join([first, *lines])
         hint = self._hint or "run it by itself, or log in to the cluster again"
         return KdistError(message, hint=hint, code=Code.UNREACHABLE)
 
@@ -242,6 +238,7 @@ def _collect(stream: Any, collected: bytearray, live: bool) -> None:
 CONNECT_SECONDS = 10.0
 _SWITCHING_PROTOCOLS = 101
 _CHANNELS = "v5.channel.k8s.io,v4.channel.k8s.io"
+_MOST_ANSWER_BYTES = 1 << 20  # of a websocket's handshake, which may be an error's text
 
 
 @dataclass(frozen=True)
@@ -314,16 +311,41 @@ class Access:
         return [("user-agent", "kdist"), *own, *self.impersonation.headers()]
 
     def pool(self, connections: int, credential: Credential) -> Any:
-        """A pool that keeps up to `connections` connections open, all with one TLS context. Raises
-        `OSError` for a key that cannot be used.
+        """A pool that keeps up to `connections` connections open, all with one TLS context, and
+        each with a deadline for each answer. Raises `OSError` for a key that cannot be used.
         """
-        from kdist.cluster import connections as made
+        import urllib3
+        from urllib3.connection import HTTPConnection, HTTPSConnection
+
+        class Connection(HTTPConnection):
+            def _new_conn(self) -> socket.socket:
+                return guard(super()._new_conn())
+
+        class TlsConnection(HTTPSConnection):
+            def _new_conn(self) -> socket.socket:
+                return guard(super()._new_conn())
+
+        class Pool(urllib3.HTTPConnectionPool):
+            ConnectionCls = Connection
+
+        class TlsPool(urllib3.HTTPSConnectionPool):
+            ConnectionCls = TlsConnection
 
         settings: dict[str, Any] = {"maxsize": connections}
-        tls = self._tls(credential) if self.server.startswith("https") else None
-        if tls is not None and self.server_name:
-            settings["server_hostname"] = self.server_name
-        return made.make_pool(proxy=self.proxy, proxy_user=self._proxy_user(), tls=tls, **settings)
+        if self.server.startswith("https"):
+            settings["ssl_context"] = guard_tls(self._tls(credential))
+            if self.server_name:
+                settings["server_hostname"] = self.server_name
+        if self.proxy:
+            user = self._proxy_user()
+            headers = urllib3.make_headers(proxy_basic_auth=":".join(user)) if user else None
+            pool: urllib3.PoolManager = urllib3.ProxyManager(
+                self.proxy, proxy_headers=headers, **settings
+            )
+        else:
+            pool = urllib3.PoolManager(**settings)
+        pool.pool_classes_by_scheme = {"http": Pool, "https": TlsPool}
+        return pool
 
     def websocket(self, path: str) -> Any:
         """Open a websocket to this path, with the channel protocol of exec. Raises the errors of
@@ -348,9 +370,9 @@ class Access:
         return websocket
 
     def _socket(self, credential: Credential) -> Any:
-        """A socket to the server, whose deadline also holds for the answer to the handshake."""
-        from kdist.cluster import connections as made
-
+        """A socket to the server, whose deadline and bound also hold for the answer to the
+        handshake.
+        """
         server, proxy = urlsplit(self.server), urlsplit(self.proxy)
         is_tls = server.scheme == "https"
         if self.proxy and proxy.scheme != "http":
@@ -362,15 +384,20 @@ class Access:
                 hint="name its address with http:// in `proxy-url`, if it has one",
                 code=Code.UNREACHABLE,
             )
-        user = self._proxy_user()
-        return made.open_socket(
-            (server.hostname or "", server.port or (443 if is_tls else 80)),
-            seconds=CONNECT_SECONDS,
-            tls=self._tls(credential) if is_tls else None,
-            server_name=self.server_name,
-            proxy=(proxy.hostname or "", proxy.port or 80) if self.proxy else None,
-            proxy_headers={"Proxy-Authorization": _basic(*user)} if user else {},
-        )
+        address = server.hostname or "", server.port or (443 if is_tls else 80)
+        first = (proxy.hostname or "", proxy.port or 80) if self.proxy else address
+        connection = DeadlineConnection(*first, timeout=CONNECT_SECONDS)
+        if self.proxy:
+            user = self._proxy_user()
+            headers = {"Proxy-Authorization": _basic(*user)} if user else {}
+            connection.set_tunnel(*address, headers=headers)
+        connection.connect()
+        connected: Any = connection.sock
+        if is_tls:
+            tls = guard_tls(self._tls(credential))
+            connected = tls.wrap_socket(connected, server_hostname=self.server_name or address[0])
+        connected.allow(_MOST_ANSWER_BYTES)
+        return connected
 
     def _proxy_user(self) -> tuple[str, str] | None:
         proxy = urlsplit(self.proxy)
@@ -451,7 +478,7 @@ _FOLDER = "folder"  # added to each entry: where its relative paths start
 Entry = dict[str, Any]
 
 
-def is_there(file: str | None = None) -> bool:
+def exists(file: str | None = None) -> bool:
     """Whether there is a kubeconfig or a service account."""
     return bool(_find_files(file)[1]) or _ACCOUNT.joinpath("token").is_file()
 
@@ -499,25 +526,18 @@ def load(
         return _access(_merge(files), context, requested, files)
     except KdistError:
         raise
-    except MalformedTextError as error:
-        raise KdistError(
-            f"the kubeconfig cannot be used: it {error}",
-            hint=f"it is read from {paths}",
-            code=Code.UNREACHABLE,
-        ) from error
     except (OSError, LookupError, TypeError, ValueError, AttributeError) as error:
+        it = "it " if isinstance(error, MalformedTextError) else ""
         raise KdistError(
-            f"the kubeconfig cannot be used: {error}",
+            f"the kubeconfig cannot be used: {it}{error}",
             hint=f"it is read from {paths}",
             code=Code.UNREACHABLE,
         ) from error
 
 
 def _in_cluster(impersonation: Impersonation) -> Access:
-    host, port = (
-        os.environ.get("KUBERNETES_SERVICE_HOST", ""),
-        os.environ.get("KUBERNETES_SERVICE_PORT", "443"),
-    )
+    host = os.environ.get("KUBERNETES_SERVICE_HOST", "")
+    port = os.environ.get("KUBERNETES_SERVICE_PORT", "443")
     try:
         return Access(
             context="in-cluster",
@@ -623,8 +643,7 @@ def _credentials(
         return TokenFile(user[_FOLDER] / _text(user, "tokenFile"))
     authorization = bearer(_text(user, "token")).authorization
     if user.get("username") and not authorization:
-        both = f"{_text(user, 'username')}:{_text(user, 'password')}"
-        authorization = f"Basic {base64.b64encode(both.encode()).decode()}"
+        authorization = _basic(_text(user, "username"), _text(user, "password"))
     return Fixed(Credential(authorization, *(_pem(user, name) for name in _CERTIFICATES)))
 
 
@@ -653,14 +672,8 @@ def _provider(provider: Mapping[str, Any], files: Sequence[Path], context: str) 
     loader.load_and_set(configuration)
 
     def ask() -> str:
-        return next(
-            (
-                str(each["value"])
-                for each in configuration.auth_settings().values()
-                if each["value"]
-            ),
-            "",
-        )
+        values = (each["value"] for each in configuration.auth_settings().values())
+        return next((str(value) for value in values if value), "")
 
     if not ask():
         raise KdistError(

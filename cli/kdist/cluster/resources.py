@@ -125,11 +125,11 @@ def is_served(transport: Transport, api_version: str, kind: str) -> bool:
 
 
 def _list_resources(transport: Transport, path: str) -> list[dict[str, Any]]:
-    """What a group serves; nothing of one whose own server (metrics-server, say) is away, which is
-    no matter to any other.
+    """What a group serves; nothing if its own server (metrics-server, say) does not answer, which
+    affects no other group.
     """
     try:
-        return _ask(transport, path, again=False).get("resources") or []
+        return _ask(transport, path, retry=False).get("resources") or []
     except ApiError as error:
         if error.status not in (HTTPStatus.NOT_FOUND, HTTPStatus.SERVICE_UNAVAILABLE):
             raise
@@ -150,8 +150,8 @@ def _of_group(name: str, group: dict[str, Any]) -> set[tuple[str, str]]:
 
 
 def _ask(
-    transport: Transport, path: str, *, accept: str = "application/json", again: bool = True
+    transport: Transport, path: str, *, accept: str = "application/json", retry: bool = True
 ) -> dict[str, Any]:
     return transport.send(
-        ApiRequest("GET", path, f"get {path}", accept=accept, again=again)
+        ApiRequest("GET", path, f"get {path}", accept=accept, retry=retry)
     ).document()

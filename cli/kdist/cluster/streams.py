@@ -1,8 +1,8 @@
-"""Commands in containers and port forwarding, over websockets. A websocket multiplexes several byte
-streams; each message begins with its channel number.
+"""What flows from and to pods: logs, commands in containers, and forwarded ports.
 
-`execute` runs a command, with the local terminal in raw mode if it is interactive. `session` keeps
-a command running with its standard input open while its output is read line by line.
+A log that is followed continues after a lost connection without lost or repeated lines. Commands
+and ports have a websocket, which multiplexes several byte streams: each message begins with its
+channel number. An interactive command gets the local terminal in raw mode.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from typing import Any
 from urllib.parse import urlencode
 
 from kdist.cluster import resources
-from kdist.cluster.api_errors import explain
-from kdist.cluster.transport import Transport, deadline
+from kdist.cluster.api_errors import ApiNotFoundError
+from kdist.cluster.transport import ApiRequest, Transport, deadline, read_lines
 from kdist.errors import Code, KdistError
 from kdist.threads import OnError, start_thread
 from kdist_trainer.formats.json_text import encode_json
@@ -146,57 +146,6 @@ _POLL_SECONDS = 0.1
 _CHUNK = 2**16
 
 
-def execute(
-    transport: Transport,
-    pod: str,
-    argv: Sequence[str],
-    *,
-    namespace: str,
-    container: str,
-    stdin: bool,
-    tty: bool,
-    out: Callable[[bytes], object] | None,
-    err: Callable[[bytes], object] | None,
-    timeout: float | None = None,
-) -> int:
-    """Run a command in a container and forward its output as it arrives; its exit code.
-
-    `out` and `err` receive stdout and stderr; None writes them to those of this process.
-
-    Raises:
-        ApiError: the server rejected the request.
-        KdistError: the command did not end within `timeout` seconds (TIMEOUT; it keeps running), or
-            could not be started, or the API server is unreachable (UNREACHABLE).
-    """
-    flags = {"stdin": stdin, "stdout": True, "stderr": not tty, "tty": tty}
-    query = [("container", container), *(("command", word) for word in argv)]
-    query += [(key, "true") for key, value in flags.items() if value]
-    what = f"exec in pod/{pod}"
-    client = Channels(open_websocket(transport, pod, namespace, "exec", query, what=what))
-    outputs = {STDOUT: out or _writer(1), STDERR: err or _writer(2)}
-    end = deadline(timeout)
-    with raw_terminal(tty) as terminal:
-        listening = stdin
-        while client.is_open():
-            if time.monotonic() > end:
-                client.close()
-                raise KdistError(
-                    f"{what}: `{argv[0]}` has not ended after {timeout:.0f} s", code=Code.TIMEOUT
-                )
-            if terminal is not None and (size := terminal.changed_size()):
-                client.write(
-                    RESIZE, encode_json({"Width": size.columns, "Height": size.lines}).encode()
-                )
-            ready, _, _ = select.select(
-                [client.fileno(), *([0] if listening else [])], [], [], _POLL_SECONDS
-            )
-            if 0 in ready:
-                listening = _send_stdin(client)
-            _forward_output(client, outputs)
-        _forward_output(client, outputs)
-    return _exit_code(client.read(ERROR), what)
-
-
 def _forward_output(client: Channels, outputs: Mapping[int, Callable[[bytes], object]]) -> None:
     from websocket import WebSocketException
 
@@ -208,16 +157,6 @@ def _forward_output(client: Channels, outputs: Mapping[int, Callable[[bytes], ob
     for channel, write in outputs.items():
         if data := client.read(channel):
             write(data)
-
-
-def _send_stdin(client: Channels) -> bool:
-    """Forward standard input; False at its end."""
-    data = os.read(0, _CHUNK)
-    if data:
-        client.write(STDIN, data)
-        return True
-    client.end(STDIN)
-    return False
 
 
 def _writer(descriptor: int) -> Callable[[bytes], object]:
@@ -244,110 +183,6 @@ def _exit_code(status: bytes, what: str) -> int:
     except (ValueError, AttributeError):
         message = "the connection was cut"
     raise KdistError(f"{what}: {message}")
-
-
-@contextmanager
-def forward(
-    transport: Transport, pod: str, port: int, *, namespace: str, local: int
-) -> Iterator[int]:
-    """Forward connections to 127.0.0.1:`local` (0 for a free port) to a port of a pod until the
-    block ends. Yields the local port.
-    """
-    closing = threading.Event()
-    with socket.create_server(("127.0.0.1", local)) as server:
-        server.settimeout(_POLL_SECONDS)
-
-        def serve() -> None:
-            while not closing.is_set():
-                try:
-                    connection, _ = server.accept()
-                except TimeoutError:
-                    continue
-                except OSError:
-                    return
-                start_thread(
-                    partial(_tunnel, transport, pod, port, namespace, connection, closing),
-                    name=f"tunnel {pod}:{port}",
-                    on_error=OnError.REPORT,  # the connection is closed
-                )
-
-        thread = start_thread(serve, name=f"forward {pod}:{port}", on_error=OnError.RESTART)
-        try:
-            yield int(server.getsockname()[1])
-        finally:
-            closing.set()
-            thread.join()
-
-
-def _tunnel(
-    transport: Transport,
-    pod: str,
-    port: int,
-    namespace: str,
-    connection: socket.socket,
-    closing: threading.Event,
-) -> None:
-    """Copy bytes in both directions until both ends are closed, or the forwarding ends. If the
-    pod's port cannot be reached, the local connection is closed.
-    """
-    from kubernetes.stream.ws_client import PortForward
-
-    with connection, suppress(OSError, KdistError):
-        websocket = open_forward(transport, pod, port, namespace=namespace)
-        far = PortForward(websocket, [port]).socket(port)
-        ends = {connection: far, far: connection}
-        while ends and not closing.is_set():
-            ready, _, _ = select.select(list(ends), [], [], _POLL_SECONDS)
-            for near in ready:
-                data = near.recv(_CHUNK)
-                other = ends[near]
-                if data:
-                    other.sendall(data)
-                    continue
-                if near is far:
-                    return
-                del ends[near]
-                other.shutdown(socket.SHUT_WR)
-
-
-def open_forward(transport: Transport, pod: str, port: int, *, namespace: str) -> Any:
-    """Open a websocket to a port of a pod. Raises the errors of `open_websocket`."""
-    what = f"forward port {port} of pod/{pod}"
-    return open_websocket(
-        transport, pod, namespace, "portforward", [("ports", str(port))], what=what
-    )
-
-
-def open_websocket(
-    transport: Transport,
-    pod: str,
-    namespace: str,
-    subresource: str,
-    query: Sequence[tuple[str, str]],
-    *,
-    what: str,
-) -> Any:
-    """Open a websocket to a subresource of a pod; `what` is the request in words, for errors.
-
-    Raises:
-        ApiError: the server rejected the request.
-        KdistError: the API server is unreachable (UNREACHABLE).
-    """
-    import websocket
-
-    path = resources.path("v1", "Pod", namespace=namespace, name=pod, subresource=subresource)
-    access = transport.access
-    try:
-        return access.websocket(f"{path}?{urlencode(query)}")
-    except websocket.WebSocketBadStatusException as error:
-        body = error.resp_body or b""
-        raise explain(
-            error.status_code, body, what=what, namespace=access.namespace, context=access.context
-        ) from error
-    except (websocket.WebSocketException, OSError) as error:
-        raise KdistError(
-            f"{what}: the API server does not answer: {error}", code=Code.UNREACHABLE
-        ) from error
 
 
 _SESSION_POLL_SECONDS = 0.2
@@ -384,25 +219,317 @@ class ExecSession:
         return self._client.is_open()
 
 
-@contextmanager
-def session(
-    transport: Transport, pod: str, argv: Sequence[str], *, namespace: str, container: str
-) -> Iterator[ExecSession]:
-    """Run a command whose standard input stays open until the block, or this process, ends. Its
-    stderr is discarded.
-    """
-    query = [
-        ("container", container),
-        *(("command", word) for word in argv),
-        ("stdin", "true"),
-        ("stdout", "true"),
-    ]
-    client = Channels(
-        open_websocket(transport, pod, namespace, "exec", query, what=f"exec in pod/{pod}")
-    )
-    try:
-        yield ExecSession(client)
-    finally:
-        with suppress(Exception):
-            client.end(STDIN)
-        client.close()
+# A training may print nothing for a long time, and TCP keep-alive does not detect a dead load
+# balancer: after this many seconds the log is requested again. A log that is there comes at once.
+_LOG_SILENCE_SECONDS = 300.0
+_LOG_BYTES = 4096
+
+
+class LogCutError(KdistError, ConnectionError):
+    """The log did not come to its end."""
+
+
+class PodStreams:
+    """The streams of one cluster's pods. Errors are those of `kdist.cluster.client.Cluster`."""
+
+    _transport: Transport
+    namespace: str
+
+    def logs(
+        self,
+        pod: str,
+        *,
+        namespace: str | None = None,
+        container: str = "trainer",
+        follow: bool = False,
+        previous: bool = False,
+        tail: int | None = None,
+        since: float | str | None = None,
+        timestamps: bool = False,
+    ) -> Iterator[str]:
+        """Lines of a container's log, without their ends; `since` is a number of seconds back, or a
+        moment as RFC 3339 text.
+
+        With `follow` it ends when the container has ended; a cut connection is taken up again. A
+        container that has not begun is a `ApiError` with status 400.
+        """
+        path = resources.path("v1", "Pod", namespace=namespace or self.namespace, name=pod)
+        query = [("container", container), ("timestamps", "true")]
+        query += [(key, "true") for key, on in (("follow", follow), ("previous", previous)) if on]
+        begin = [] if tail is None else [("tailLines", str(tail))]
+        if isinstance(since, str):
+            begin.append(("sinceTime", since))
+        elif since is not None:
+            begin.append(("sinceSeconds", str(max(1, round(since)))))
+        last = ""
+        container_id = self._running_container(path, pod, container) if follow else ""
+        while True:
+            request = ApiRequest(
+                "GET",
+                f"{path}/log",
+                f"read the log of pod/{pod}",
+                [*query, *([("sinceTime", last)] if last else begin)],
+                accept="*/*",
+                timeout=_LOG_SILENCE_SECONDS if follow else None,
+                each=1 if follow else _LOG_BYTES,
+            )
+            resumed_at = last
+            try:
+                for raw in read_lines(self._transport.open(request)):
+                    stamp, _, line = raw.decode(errors="replace").rstrip("\r").partition(" ")
+                    # all of the kubelet's timestamps have one format, so their text compares as
+                    # time
+                    if stamp <= resumed_at:
+                        continue
+                    # the kubelet's own messages about a deleted pod have no timestamp
+                    if stamp[:1].isdigit():
+                        last = stamp
+                    yield f"{stamp} {line}" if timestamps else line
+            except ConnectionError as error:
+                if not follow:
+                    raise LogCutError(
+                        f"read the log of pod/{pod}: it was cut off: {error}",
+                        code=Code.UNREACHABLE,
+                    ) from error
+            if not follow:
+                return
+            now = self._running_container(path, pod, container)
+            if not now or (container_id and now != container_id):
+                return
+            container_id = now
+
+    def _running_container(self, path: str, pod: str, container: str) -> str:
+        """Id of the running container; empty if it does not run."""
+        try:
+            found = self._transport.send(ApiRequest("GET", path, f"get pods/{pod}")).document()
+        except ApiNotFoundError:
+            return ""
+        status = found.get("status") or {}
+        kinds = ("containerStatuses", "initContainerStatuses")
+        containers: list[dict[str, Any]] = [
+            each for kind in kinds for each in status.get(kind) or []
+        ]
+        for each in containers:
+            if each.get("name") == container and "running" in (each.get("state") or {}):
+                return str(each.get("containerID") or "")
+        return ""
+
+    def exec(
+        self,
+        pod: str,
+        argv: Sequence[str],
+        *,
+        namespace: str | None = None,
+        container: str = "trainer",
+        stdin: bool = False,
+        tty: bool = False,
+        out: Callable[[bytes], object] | None = None,
+        err: Callable[[bytes], object] | None = None,
+        timeout: float | None = None,
+    ) -> int:
+        """Run a command in a container and return its exit code. What it writes goes to `out` and
+        `err` (ours by default) as it arrives.
+
+        Raises `KdistError` if it could not be started, or has not ended within `timeout` seconds
+        (TIMEOUT; it keeps running).
+        """
+        what = f"exec in pod/{pod}"
+        client = self._open_exec(pod, argv, namespace, container, stdin=stdin, tty=tty)
+        outputs = {STDOUT: out or _writer(1), STDERR: err or _writer(2)}
+        end = deadline(timeout)
+        with raw_terminal(tty) as terminal:
+            listening = stdin
+            while client.is_open():
+                if time.monotonic() > end:
+                    client.close()
+                    raise KdistError(
+                        f"{what}: `{argv[0]}` has not ended after {timeout:.0f} s",
+                        code=Code.TIMEOUT,
+                    )
+                if terminal is not None and (size := terminal.changed_size()):
+                    new = {"Width": size.columns, "Height": size.lines}
+                    client.write(RESIZE, encode_json(new).encode())
+                ready, _, _ = select.select(
+                    [client.fileno(), *([0] if listening else [])], [], [], _POLL_SECONDS
+                )
+                if 0 in ready:
+                    data = os.read(0, _CHUNK)
+                    if data:
+                        client.write(STDIN, data)
+                    else:
+                        client.end(STDIN)
+                        listening = False
+                _forward_output(client, outputs)
+            _forward_output(client, outputs)
+        return _exit_code(client.read(ERROR), what)
+
+    def run(
+        self,
+        pod: str,
+        argv: Sequence[str],
+        *,
+        namespace: str | None = None,
+        container: str = "trainer",
+        timeout: float = 30.0,
+        most: int = 256 << 20,
+    ) -> tuple[int, bytes]:
+        """Run a command and collect what it writes to stdout: (exit code, output). Its stderr is
+        dropped.
+
+        Raises `KdistError` if it writes more than `most` bytes, and with code TIMEOUT if it takes
+        longer than `timeout` seconds.
+        """
+        found = bytearray()
+
+        def collect(data: bytes) -> None:
+            if len(found) + len(data) > most:
+                raise KdistError(f"exec in pod/{pod}: it writes more than {most >> 20} MiB")
+            found.extend(data)
+
+        code = self.exec(
+            pod,
+            argv,
+            namespace=namespace,
+            container=container,
+            out=collect,
+            err=lambda _: None,
+            timeout=timeout,
+        )
+        return code, bytes(found)
+
+    @contextmanager
+    def session(
+        self,
+        pod: str,
+        argv: Sequence[str],
+        *,
+        namespace: str | None = None,
+        container: str = "trainer",
+    ) -> Iterator[ExecSession]:
+        """A command that runs as long as the context, or this process, lasts: then its standard
+        input ends. Its stderr is dropped.
+        """
+        client = self._open_exec(pod, argv, namespace, container, stdin=True, stderr=False)
+        try:
+            yield ExecSession(client)
+        finally:
+            with suppress(Exception):
+                client.end(STDIN)
+            client.close()
+
+    @contextmanager
+    def forward(
+        self, pod: str, port: int, *, namespace: str | None = None, local: int = 0
+    ) -> Iterator[int]:
+        """A port on 127.0.0.1 (`local`, or a free one) whose connections end at the pod's port, as
+        long as the context lasts. Each has a websocket of its own, so an outage of the API server
+        ends open connections, and no later ones.
+        """
+        closing = threading.Event()
+        with socket.create_server(("127.0.0.1", local)) as server:
+            server.settimeout(_POLL_SECONDS)
+
+            def serve() -> None:
+                while not closing.is_set():
+                    try:
+                        connection, _ = server.accept()
+                    except TimeoutError:
+                        continue
+                    except OSError:
+                        return
+                    start_thread(
+                        partial(self._tunnel, pod, port, namespace, connection, closing),
+                        name=f"tunnel {pod}:{port}",
+                        on_error=OnError.REPORT,  # the connection is closed
+                    )
+
+            thread = start_thread(serve, name=f"forward {pod}:{port}", on_error=OnError.RESTART)
+            try:
+                yield int(server.getsockname()[1])
+            finally:
+                closing.set()
+                thread.join()
+
+    def _tunnel(
+        self,
+        pod: str,
+        port: int,
+        namespace: str | None,
+        connection: socket.socket,
+        closing: threading.Event,
+    ) -> None:
+        """Copy bytes in both directions until both ends are closed, or the forwarding ends. If the
+        pod's port cannot be reached, the local connection is closed.
+        """
+        from kubernetes.stream.ws_client import PortForward
+
+        with connection, suppress(OSError, KdistError):
+            websocket = self._open_forward(pod, port, namespace)
+            far = PortForward(websocket, [port]).socket(port)
+            ends = {connection: far, far: connection}
+            while ends and not closing.is_set():
+                ready, _, _ = select.select(list(ends), [], [], _POLL_SECONDS)
+                for near in ready:
+                    data = near.recv(_CHUNK)
+                    other = ends[near]
+                    if data:
+                        other.sendall(data)
+                        continue
+                    if near is far:
+                        return
+                    del ends[near]
+                    other.shutdown(socket.SHUT_WR)
+
+    def check_forward(self, pod: str, port: int, *, namespace: str | None = None) -> None:
+        """Raise `KdistError` where no connection can be forwarded to the pod; `forward` itself
+        closes each connection silently.
+        """
+        self._open_forward(pod, port, namespace).close()
+
+    def _open_forward(self, pod: str, port: int, namespace: str | None) -> Any:
+        description = f"forward port {port} of pod/{pod}"
+        query = [("ports", str(port))]
+        return self._open_websocket(pod, namespace, "portforward", query, description)
+
+    def _open_exec(
+        self,
+        pod: str,
+        argv: Sequence[str],
+        namespace: str | None,
+        container: str,
+        *,
+        stdin: bool,
+        tty: bool = False,
+        stderr: bool = True,
+    ) -> Channels:
+        # a terminal has one stream for both outputs
+        flags = {"stdin": stdin, "stdout": True, "stderr": stderr and not tty, "tty": tty}
+        query = [("container", container), *(("command", word) for word in argv)]
+        query += [(key, "true") for key, on in flags.items() if on]
+        description = f"exec in pod/{pod}"
+        return Channels(self._open_websocket(pod, namespace, "exec", query, description))
+
+    def _open_websocket(
+        self,
+        pod: str,
+        namespace: str | None,
+        subresource: str,
+        query: Sequence[tuple[str, str]],
+        description: str,
+    ) -> Any:
+        """Open a websocket to a subresource of a pod."""
+        import websocket
+
+        path = resources.path(
+            "v1", "Pod", namespace=namespace or self.namespace, name=pod, subresource=subresource
+        )
+        try:
+            return self._transport.access.websocket(f"{path}?{urlencode(query)}")
+        except websocket.WebSocketBadStatusException as error:
+            body = error.resp_body or b""
+            request = ApiRequest("GET", path, description)
+            raise self._transport.explain(request, error.status_code, body) from error
+        except (websocket.WebSocketException, OSError) as error:
+            raise KdistError(
+                f"{description}: the API server does not answer: {error}", code=Code.UNREACHABLE
+            ) from error

@@ -16,12 +16,12 @@ import re
 import ssl
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 from urllib.parse import urlencode
 
-from kdist.cluster.api_errors import explain, read_status
+from kdist.cluster.api_errors import ApiError, explain, read_status
 from kdist.cluster.kubeconfig import CONNECT_SECONDS, Access, Credential
 from kdist.errors import Code, KdistError
 from kdist.manifest import to_json
@@ -221,7 +221,7 @@ MOST_BYTES = 128 << 20
 """Of a response; a page of a list has some 10 MB on a large cluster."""
 _MOST_ERROR_BYTES = 1 << 20
 _CHUNK_BYTES = 1 << 20
-AT_ONCE = 40  # connections that are kept open; further ones are closed after use
+MAX_CONNECTIONS = 40  # that are kept open; further ones are closed after use
 
 
 _T = TypeVar("_T")
@@ -238,12 +238,12 @@ class ApiRequest:
     Attributes:
         method: HTTP method.
         path: path of the URL.
-        what: the request in words, for errors.
+        description: the request in words, for errors.
         query: parameters of the URL.
         body: document to send.
         content_type: of the body.
         accept: content type of the response.
-        again: whether to repeat the request after an outage.
+        retry: whether to repeat the request after an outage.
         timeout: seconds for the response; None for the default of the connection.
         each: number of bytes after which the time-out starts again, for a response without end; 0
             where it is for the whole response.
@@ -252,12 +252,12 @@ class ApiRequest:
 
     method: str
     path: str
-    what: str
+    description: str
     query: Sequence[tuple[str, str]] = ()
     body: Mapping[str, Any] | None = None
     content_type: str = "application/json"
     accept: str = "application/json"
-    again: bool = True
+    retry: bool = True
     timeout: float | None = None
     each: int = 0
     most: int = MOST_BYTES
@@ -337,7 +337,7 @@ class Transport:
         self._lock = threading.Lock()
         self._forbidden: set[str] = set()
         self._pool: Any = None
-        self._shown = Credential()  # credential whose certificate the pool's connections use
+        self._pool_credential = Credential()  # whose certificate the connections use
         self._connect(access.credentials.get())
 
     def _connect(self, credential: Credential) -> Any:
@@ -345,17 +345,14 @@ class Transport:
         changed.
         """
         with self._lock:
-            if self._pool is None or (credential.certificate, credential.key) != (
-                self._shown.certificate,
-                self._shown.key,
-            ):
+            if self._pool is None or credential[1:] != self._pool_credential[1:]:
                 try:
-                    self._pool = self.access.pool(AT_ONCE, credential)
+                    self._pool = self.access.pool(MAX_CONNECTIONS, credential)
                 except (OSError, ValueError) as error:
                     raise KdistError(
                         f"the kubeconfig cannot be used: {error}", code=Code.UNREACHABLE
                     ) from error
-                self._shown = credential
+                self._pool_credential = credential
             return self._pool
 
     def send(self, request: ApiRequest) -> ApiResponse:
@@ -366,7 +363,7 @@ class Transport:
             KdistError: the server is unreachable (UNREACHABLE).
         """
         found = self._repeat(request, _read_response)
-        return replace(found, source=f"{request.what}: {self.access.server}")
+        return replace(found, source=f"{request.description}: {self.access.server}")
 
     def open(self, request: ApiRequest) -> Any:
         """Send a request; the response of urllib3, whose body the caller reads before it releases
@@ -379,7 +376,7 @@ class Transport:
         reauthenticated = False
         while True:
             try:
-                response = self._once(request)
+                response = self._send_once(request)
                 accepted = response.status < 300
                 found = read(response, request.most) if accepted else None
                 body = b"" if accepted else _read_body(response, _MOST_ERROR_BYTES)
@@ -387,7 +384,7 @@ class Transport:
                 raise self._too_large(request, error) from error
             except OSError as error:
                 self.retry_policy.connection_lost()
-                if self._give_up(error, request, attempts):
+                if not self._is_retryable_error(error, request, attempts):
                     raise self._unreachable(error, attempts) from error
                 continue
             self.retry_policy.responded()
@@ -397,10 +394,10 @@ class Transport:
             if response.status == 401 and not reauthenticated and self.access.credentials.forget():
                 reauthenticated = True
                 continue
-            if not self._again(request, response, body, attempts):
+            if not self._is_retryable_response(request, response, body, attempts):
                 raise self._refused(request, response.status, body)
 
-    def _once(self, request: ApiRequest) -> Any:
+    def _send_once(self, request: ApiRequest) -> Any:
         import urllib3
 
         credential = self.access.credentials.get()
@@ -434,15 +431,17 @@ class Transport:
         except urllib3.exceptions.HTTPError as error:
             raise ConnectionError(reason(error)) from error
 
-    def _give_up(self, error: OSError, request: ApiRequest, attempts: Attempts) -> bool:
-        if not request.again or is_wrong_certificate(error):
-            return True
-        return not attempts.pause(f"the API server does not answer ({error})")
+    def _is_retryable_error(self, error: OSError, request: ApiRequest, attempts: Attempts) -> bool:
+        if not request.retry or is_wrong_certificate(error):
+            return False
+        return attempts.pause(f"the API server does not answer ({error})")
 
-    def _again(self, request: ApiRequest, response: Any, body: bytes, attempts: Attempts) -> bool:
-        if response.status == 403 and self._is_too_early(request):
+    def _is_retryable_response(
+        self, request: ApiRequest, response: Any, body: bytes, attempts: Attempts
+    ) -> bool:
+        if response.status == 403 and self._rbac_not_synced_yet(request):
             return attempts.pause("the API server does not know its roles yet")
-        if not request.again or response.status not in RETRYABLE:
+        if not request.retry or response.status not in RETRYABLE:
             return False
         message = str(read_status(body).get("message") or "")
         if is_permanent(response.status, message):
@@ -460,31 +459,36 @@ class Transport:
             at_most=at_most,
         )
 
-    def _is_too_early(self, request: ApiRequest) -> bool:
+    def _rbac_not_synced_yet(self, request: ApiRequest) -> bool:
         """Whether a forbidden request may be allowed soon: the server is starting, and has not
         forbidden this path before.
         """
-        if request.again and self.retry_policy.warming_up and request.path not in self._forbidden:
+        if request.retry and self.retry_policy.warming_up and request.path not in self._forbidden:
             return True
         self._forbidden.add(request.path)
         return False
 
-    def _refused(self, request: ApiRequest, status: int, body: bytes) -> KdistError:
-        error = explain(
+    def explain(self, request: ApiRequest, status: int, body: bytes) -> ApiError:
+        """The error for a response with an error status."""
+        access = self.access
+        return explain(
             status,
             body,
-            what=request.what,
-            namespace=self.access.namespace,
-            context=self.access.context,
+            description=request.description,
+            namespace=access.namespace,
+            context=access.context,
         )
+
+    def _refused(self, request: ApiRequest, status: int, body: bytes) -> KdistError:
+        error = self.explain(request, status, body)
         message = str(read_status(body).get("message") or "")
-        if status in RETRYABLE and request.again and not is_permanent(status, message):
+        if status in RETRYABLE and request.retry and not is_permanent(status, message):
             error.code = Code.UNREACHABLE
         return error
 
     def _too_large(self, request: ApiRequest, error: OSError) -> KdistError:
         return ResponseTooLargeError(
-            f"{request.what}: {error}",
+            f"{request.description}: {error}",
             hint=f"{self.access.server} sends more than an API server does: check its address",
             code=Code.UNREACHABLE,
         )
@@ -540,6 +544,37 @@ def _read_body(response: Any, most: int) -> bytes:
         raise
     response.release_conn()
     return bytes(body)
+
+
+_MOST_LINE_BYTES = 4 << 20  # more of a line is dropped
+
+
+def read_lines(response: Any) -> Iterator[bytes]:
+    """Yield lines without their line ends as they arrive, including an unterminated last one.
+
+    Raises:
+        ConnectionError: the connection was lost, or timed out.
+    """
+    import urllib3
+
+    rest = bytearray()
+    try:
+        for piece in response.stream(2**16, decode_content=False):
+            *lines, tail = piece.split(b"\n")
+            for line in lines:
+                rest += line
+                yield bytes(rest)
+                rest.clear()
+            rest += tail
+            del rest[_MOST_LINE_BYTES:]
+    except urllib3.exceptions.HTTPError as error:
+        raise ConnectionError(reason(error)) from error
+    finally:
+        # A connection whose response was not read to its end cannot be reused.
+        response.close()
+        response.release_conn()
+    if rest:
+        yield bytes(rest)
 
 
 def reason(error: BaseException) -> str:

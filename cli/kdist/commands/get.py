@@ -176,7 +176,7 @@ class Source:
         from kdist import cluster
         from kdist.job.local.job import list_jobs
 
-        if not kubeconfig.is_there():
+        if not kubeconfig.exists():
             return
         self._optional = any(not self._names or run.name in self._names for run in list_jobs())
         if not self._optional:

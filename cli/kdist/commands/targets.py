@@ -281,7 +281,7 @@ def find_local(
     named = JobRef(str(job)) if is_folder else find_job(job, file)
     found = find_local_job(named.name)
     only_local = local or is_folder
-    has_cluster = not only_local and kubeconfig.is_there()
+    has_cluster = not only_local and kubeconfig.exists()
     if found is None and not has_cluster:
         raise missing_run(named.name, local=only_local)
     if found is None:

@@ -54,7 +54,7 @@ def _ask_server(namespace: str | None, context: str | None, timeout: float | Non
     """The version of the configured cluster; empty without one, or if it does not answer."""
     from kdist.cluster import kubeconfig
 
-    if not kubeconfig.is_there() and not targets.asks_cluster(namespace, context):
+    if not kubeconfig.exists() and not targets.asks_cluster(namespace, context):
         return ""
     try:
         found: Mapping[str, object] = targets.connect(

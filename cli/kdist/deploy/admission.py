@@ -53,7 +53,7 @@ def check_pod_admission(cluster: Cluster, plan: Plan, warned: tuple[str, ...]) -
     metadata = {"name": f"{plan.job.metadata.name}-dry-run", "labels": labels}
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
     try:
-        cluster.send_create(pod, dry_run=True, again=False)
+        cluster.send_create(pod, dry_run=True, retry=False)
         return
     except KdistError as error:
         text, may = error.message, error.code != Code.FORBIDDEN

@@ -77,7 +77,7 @@ def _no_cluster(error: KdistError, namespace: str | None, context: str | None) -
     from kdist.cluster import kubeconfig
     from kdist.doctor.finding import missing, note
 
-    if not targets.asks_cluster(namespace, context) and not kubeconfig.is_there():
+    if not targets.asks_cluster(namespace, context) and not kubeconfig.exists():
         return note("cluster", "no kubeconfig: local runs only")
     return missing("cluster", str(error), error.hint)
 

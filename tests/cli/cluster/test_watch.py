@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kdist.cluster import ApiError, client
+from kdist.cluster import ApiError, watch
 from tests.cli.cluster.api import Asked, Reply, refusal
 from tests.cli.cluster.conftest import Connect, Serve
 
@@ -189,8 +189,8 @@ def test_pages_of_large_objects_have_fewer_of_them(serve: Serve, connect: Connec
     assert [each["metadata"]["name"] for each in found] == [
         each["metadata"]["name"] for each in objects
     ]
-    assert sizes[0] == client.PAGE
-    assert 1 <= sizes[-1] * 400_000 <= client.PAGE_BYTES
+    assert sizes[0] == watch.PAGE
+    assert 1 <= sizes[-1] * 400_000 <= watch.PAGE_BYTES
 
 
 def test_a_list_whose_pages_the_server_has_forgotten_is_taken_again_and_whole(

@@ -2,14 +2,13 @@
 another one may read, on a disk, in a ConfigMap or on a connection; and the names and the port that
 the command line and the trainer share.
 
-A document says its number in `format`. Without one it is of format 1, that of version 0.1.0. A
+A document says its number in `format`; without one it is of format 1, that of version 0.1.0. A
 newer number than the reader knows is refused by `NewerFormatError` and the document is left as it
 is, because what it means cannot be guessed. Free of torch: the command line reads with it too.
 
 What only processes of one image read has no number: the exchange, the values of the rendezvous,
-whose keys have the version of the job's pods in their names, and notes in an agent's own folder.
-The counters in `ledger/sums` and `fetch.json` are made again unless they are of the reader's own
-layout.
+whose keys name the version of the job's pods, and notes in an agent's own folder. The counters in
+`ledger/sums` and `fetch.json` are made again unless they are of the reader's own layout.
 
 Next to it are the readers and writers that several packages need: `json_text` writes JSON and
 `untrusted_text` reads it, `step_lines` reads the ledger's lines of steps, `allow_list` reads

@@ -188,6 +188,7 @@ def test_runs_are_completed_by_name_and_their_folders_by_the_shell(home: Path, w
     assert ask(f"kdist {words} ./runs/", kind="file") == ["./runs/"]
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 def test_kubectl_is_offered_values_and_a_directive(home: Path) -> None:
     def ask_for(*words: str) -> list[str]:

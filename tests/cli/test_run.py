@@ -192,6 +192,7 @@ def test_an_agent_that_is_killed_is_started_again_and_the_training_ends_well(
     assert sorted(effective) == list(range(1, 81))
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 def test_a_reader_that_stops_reading_stops_neither_healing_nor_ctrl_c(
     start: Start, tmp_path: Path
@@ -220,6 +221,7 @@ def test_a_reader_that_stops_reading_stops_neither_healing_nor_ctrl_c(
     assert soon(lambda: not processes_of(folder)), processes_of(folder)
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 def test_a_disk_that_is_full_when_the_job_is_stopped_ends_it_with_10_and_words(
     start: Start, tmp_path: Path

@@ -31,6 +31,7 @@ def command(home: Path, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 def test_a_detached_run_goes_on_after_the_command_and_saves_on_sigterm(tmp_path: Path) -> None:
     process = command(tmp_path, "-d", str(EXAMPLE), "--set", "spec.nodes=1")

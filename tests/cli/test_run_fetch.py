@@ -94,6 +94,7 @@ def report_of(home: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.sampled
 def test_a_path_on_this_machine_is_used_instead_of_the_url(
     start: Start, tmp_path: Path, web: WebServer
 ) -> None:

@@ -271,6 +271,7 @@ def greedy_bodies() -> list[bytes]:
     return [nested, json.dumps(kept).encode()]
 
 
+@pytest.mark.sampled
 def test_answers_of_hostile_pods_take_little_memory(crowd: Crowd) -> None:
     bodies = greedy_bodies()
     assert all(STATUS_BYTES // 2 < len(each) <= STATUS_BYTES for each in bodies)

@@ -102,6 +102,7 @@ def test_a_replica_makes_the_objects_and_tells_how_it_is(
     assert replica.get("/other")[0] == 404
 
 
+@pytest.mark.sampled
 def test_a_standby_takes_over_at_once_when_the_leader_is_told_to_end(
     start: Start, kubernetes: Kubernetes, job: JobOf
 ) -> None:

@@ -92,6 +92,7 @@ def tamper(kubernetes: Kubernetes) -> None:
     kubernetes.put("ConfigMap", {"metadata": {"name": "digits"}, "data": data})
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "command",
     [

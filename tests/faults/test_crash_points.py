@@ -176,6 +176,7 @@ def test_a_rank_that_is_lost_in_the_first_step_leaves_no_trace_in_the_optimizer(
     check(run, run_uninterrupted(tmp_path, describe(12)), may_repeat=int(dies))
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 def test_a_state_that_was_received_is_continued_with_though_its_sender_is_lost(
     orders: Path, tmp_path: Path

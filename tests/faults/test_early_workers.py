@@ -81,6 +81,7 @@ def test_a_newcomer_that_fails_is_reported_as_if_it_had_failed_in_the_group(
     assert "ordered to fail" in early["event"]["message"] or how == "exit"
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 def test_a_newcomer_that_crashes_only_without_a_group_is_started_again_in_it(
     tmp_path: Path,

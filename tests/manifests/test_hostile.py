@@ -123,6 +123,7 @@ def test_free_text_arrives_unchanged_everywhere(text: str, backend: str) -> None
 CONTENT = st.binary(max_size=50) | st.text(max_size=50).map(str.encode)
 
 
+@pytest.mark.sampled
 @given(st.dictionaries(st.text(min_size=1, max_size=30), CONTENT, max_size=5))
 def test_files_of_any_name_and_content_add_nothing_but_themselves(files: dict[str, bytes]) -> None:
     objects = render(load(FULL), Placement("job", "kubernetes", "c0ffee00", code=files))

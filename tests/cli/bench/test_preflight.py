@@ -34,6 +34,7 @@ def test_a_preflight_of_a_script_and_a_bandwidth_without_a_unit_are_refused(
     assert "belongs to train" in refused.stderr + refused.stdout
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 def test_a_job_that_demands_more_than_there_is_ends_before_its_first_step_and_says_what_there_was(
     start: Start, tmp_path: Path

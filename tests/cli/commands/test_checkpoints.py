@@ -31,6 +31,7 @@ def test_a_run_without_checkpoints_says_so(kdist: Kdist, run: Path) -> None:
     assert f"no checkpoints in {run / 'checkpoints'}" in shown.stderr
 
 
+@pytest.mark.sampled
 def test_a_checkpoint_without_a_manifest_cannot_be_used_and_is_an_error(
     kdist: Kdist, run: Path
 ) -> None:

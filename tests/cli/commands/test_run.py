@@ -151,6 +151,7 @@ def test_progress_bars_of_ranks_move_on_a_terminal_and_do_not_flood_a_log(
         assert 1 <= shown <= float(end) / 5 + 1, "one state in five seconds"
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 @pytest.mark.parametrize(("args", "world"), [((), "2"), (("--nodes", "1"), "1")])
 def test_a_job_runs_on_as_many_nodes_as_it_has_for_now(
@@ -200,6 +201,7 @@ def test_the_second_signal_ends_a_job_that_does_not_stop(start: Start, tmp_path:
     assert processes_of(run.folder("script")) == []
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 def test_a_training_does_not_end_because_nobody_reads_its_lines(
     start: Start, tmp_path: Path

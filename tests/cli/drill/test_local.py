@@ -53,6 +53,7 @@ def stopped(run: Run) -> list[int]:
     return found
 
 
+@pytest.mark.sampled
 def test_a_run_that_loses_a_rank_an_agent_or_a_node_keeps_every_promise(
     run: Run, kdist: Kdist
 ) -> None:
@@ -74,6 +75,7 @@ def test_a_run_that_loses_a_rank_an_agent_or_a_node_keeps_every_promise(
     assert "the drill kills rank 0 on node-0" in shown.stderr
 
 
+@pytest.mark.sampled
 def test_a_silent_node_is_waited_for_and_wakes_up_on_ctrl_c(run: Run, kdist: Kdist) -> None:
     report = drill(kdist, "--fault", "silence", "--for", "1s", "--node", "0")
     assert report["kept"] is True
@@ -118,6 +120,7 @@ def test_a_full_disk_costs_no_step_and_the_next_checkpoint_is_saved(
     assert '"checkpoint-failed"' in log
 
 
+@pytest.mark.sampled
 def test_nothing_is_hurt_unless_it_is_confirmed_and_the_run_is_active(
     start: Start, kdist: Kdist, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -279,6 +279,7 @@ EVENT = st.dictionaries(NAMES, VALUES, max_size=7) | st.fixed_dictionaries(
 )
 
 
+@pytest.mark.sampled
 @given(
     st.lists(EVENT, max_size=12),
     st.lists(EVENT, max_size=12),

@@ -38,6 +38,7 @@ def test_a_record_of_more_steps_than_there_can_be_is_of_those_from_the_first_on(
     assert [(one.first, one.last, one.steps) for one in read] == [(1, 5, 5)]
 
 
+@pytest.mark.sampled
 def test_a_long_run_with_losses_has_the_report_of_its_single_lines() -> None:
     draw = random.Random(5)
     events, lines, at, now = [], [], 0, 1000.0

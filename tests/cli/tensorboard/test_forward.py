@@ -44,6 +44,7 @@ def test_a_run_without_event_files_says_so_and_what_to_type(kdist: Kdist, tmp_pa
     assert f"tensorboard --logdir {root / 'checkpoints/tensorboard'}" in done.stderr
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 def test_tensorboard_of_a_run_on_this_machine_goes_with_the_one_who_looks_even_by_kill(
     tmp_path: Path,

@@ -79,6 +79,7 @@ def test_a_colour_that_a_training_has_printed_is_shown_and_ends_with_its_line() 
     assert to_terminal(printed, color=False) == r"red\x1b[K"
 
 
+@pytest.mark.sampled
 @given(st.recursive(texts, lambda inner: st.lists(inner) | st.dictionaries(texts, inner)))
 def test_json_keeps_its_meaning_without_such_characters(value: object) -> None:
     written = visible_json(json.dumps(value, ensure_ascii=False, indent=2))

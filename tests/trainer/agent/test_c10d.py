@@ -34,6 +34,7 @@ def test_the_host_is_known_by_its_name_or_its_address() -> None:
     assert not is_own_host("digits-0.invalid", node="digits-1", address="10.0.0.7")
 
 
+@pytest.mark.sampled
 def test_the_first_to_come_keeps_the_store_and_a_name_that_nobody_knows_is_given_up_in_time() -> (
     None
 ):
@@ -63,6 +64,7 @@ def test_the_first_to_come_keeps_the_store_and_a_name_that_nobody_knows_is_given
         )
 
 
+@pytest.mark.sampled
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc counts descriptors")
 def test_a_flood_of_the_store_uses_up_no_descriptor_of_the_agent_that_hosts_it() -> None:
     port = pick_port()
@@ -84,6 +86,7 @@ def count_descriptors() -> int:
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 def test_agents_meet_train_and_end_together_over_ipv6(tmp_path: Path) -> None:
     host = loopback()
@@ -122,6 +125,7 @@ def test_without_the_agent_that_keeps_the_store_the_others_end_to_be_started_aga
         assert [lab.end("node-0"), lab.end("node-1")] == [0, 0]
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 def test_a_lost_store_ends_an_agent_whose_ranks_still_connect_to_their_peers(
     tmp_path: Path,
@@ -144,6 +148,7 @@ def test_a_lost_store_ends_an_agent_whose_ranks_still_connect_to_their_peers(
         assert lab.record("node-1")["cause"] == "rendezvous"
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 def test_when_the_agent_that_keeps_the_store_is_asked_to_end_the_others_end_to_be_started_again(
     tmp_path: Path,

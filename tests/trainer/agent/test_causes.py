@@ -23,6 +23,7 @@ def run(folder: Path, text: str) -> tuple[int, dict[str, Any], list[dict[str, An
         return code, lab.record("node-0"), lab.events("node-0", "restarting")
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 def test_an_error_of_the_gpu_is_tried_again(tmp_path: Path) -> None:
     text = (

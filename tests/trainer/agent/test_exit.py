@@ -89,6 +89,7 @@ def memory_group() -> Iterator[Path]:
     folder.rmdir()
 
 
+@pytest.mark.sampled
 def test_a_rank_killed_for_want_of_memory_ends_the_job_with_72(
     tmp_path: Path, memory_group: Path
 ) -> None:

@@ -130,6 +130,7 @@ def test_ranks_are_as_of_a_fresh_server_their_loaders_are_its_too_and_a_dead_one
     assert second == "True True True True True False"
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 def test_the_server_holds_nothing_that_is_the_agents_alone(tmp_path: Path) -> None:
     with Lab(tmp_path, fresh=True) as lab:

@@ -50,6 +50,7 @@ def test_a_lost_rank_and_a_lost_agent_are_replaced_and_each_is_counted_once(tmp_
         assert [one["restarts"] for one in lab.events("node-1", "restarting")] == [1, 2]
 
 
+@pytest.mark.sampled
 def test_nodes_join_by_plan_and_leave_by_accident(tmp_path: Path) -> None:
     with Lab(tmp_path, nodes={"min": 1, "max": 2}) as lab:
         lab.start("node-0")

@@ -59,6 +59,7 @@ def test_in_a_cluster_the_nodes_stand_next_to_a_train_json_that_never_changes(
     assert bounds.current() == TrainConfig.read(path).nodes == Nodes(min=2, max=30)
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 def test_nodes_join_beyond_the_old_bounds_and_leave_below_them_without_a_failure(
     tmp_path: Path,

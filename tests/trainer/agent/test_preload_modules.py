@@ -48,6 +48,7 @@ dist.init_process_group("gloo", rank=0, world_size=1, store=HashStore())
 """
 
 
+@pytest.mark.sampled
 def test_torch_does_not_look_for_its_backend_again_when_a_rank_joins_its_group() -> None:
     command = [sys.executable, "-c", MAKES_A_GROUP]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -75,6 +76,7 @@ collective_hooks.register_launch_hook(None)
 """
 
 
+@pytest.mark.sampled
 def test_a_new_rank_builds_no_model_of_its_config_and_looks_up_no_operator() -> None:
     training = Training(workload="digits", steps=1)
     config = TrainConfig(name="job", nodes=Nodes(min=2, max=2), train=training)

@@ -319,6 +319,7 @@ class Forks:
         return [event["message"] for event in self.lab.events("node-0", "preload-unavailable")]
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 def test_a_killed_rank_is_forked_again_and_the_server_ends_with_the_run(tmp_path: Path) -> None:
     forks = Forks(tmp_path)
@@ -357,6 +358,7 @@ def test_a_killed_server_is_replaced_while_its_ranks_train_on(tmp_path: Path) ->
         assert len(lab.ledger("generation")) == 2
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 def test_two_seconds_after_its_agent_was_killed_forked_ranks_and_their_server_are_gone(
     tmp_path: Path,

@@ -30,6 +30,7 @@ def run_script(
     )
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("environment", "times"),
     [({}, True), ({"KDIST_COLLECTIVE_TIMING": "off"}, False), ({"WORLD_SIZE": "1"}, False)],

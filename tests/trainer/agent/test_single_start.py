@@ -81,6 +81,7 @@ def test_a_number_of_restarts_that_the_job_names_holds_for_it_too(tmp_path: Path
         assert not lab.events("node-0", "restarts-off")
 
 
+@pytest.mark.sampled
 def test_a_script_that_has_opened_its_checkpoints_is_started_again(tmp_path: Path) -> None:
     with begin(tmp_path, "node-0", text=RESUMING + PLAIN) as lab:
         lab.wait(lambda: lab.events("node-0", "checkpoints-opened"), "that the agent knows")

@@ -122,6 +122,7 @@ def test_a_hundred_unlisted_texts_are_never_final_at_the_first_time(
     assert all((one["place"], one["cause"]) == ("by_own_raise", "user_code") for one in own)
 
 
+@pytest.mark.sampled
 def test_the_source_of_a_row_holds_what_it_says() -> None:
     by_file: dict[str, list[tuple[Row, str, str]]] = {}
     for row in TABLE:

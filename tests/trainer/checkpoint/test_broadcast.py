@@ -88,6 +88,7 @@ def send_and_fail(rank: Rank, fails: bool) -> str:
     return str([value.tolist() for value in held.values()])
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 def test_ranks_may_hold_different_names_and_learn_what_the_reading_rank_raised(
     tmp_path: Path,

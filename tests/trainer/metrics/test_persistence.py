@@ -198,6 +198,7 @@ def test_a_pod_of_an_indexed_job_is_identified_by_its_index(
     assert first != counters_path(tmp_path, run_id="other", node="a-0-abc")
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 def test_counters_survive_a_killed_agent(tmp_path: Path) -> None:
     with training(tmp_path, steps=100_000, checkpoint_steps=20) as run:

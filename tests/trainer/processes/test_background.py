@@ -8,6 +8,8 @@ import threading
 import weakref
 from functools import partial
 
+import pytest
+
 from kdist_trainer.processes.threads import BackgroundTask
 from tests.house.tree import ROOT
 from tests.patience import soon
@@ -75,6 +77,7 @@ assert os.waitpid(child, 0)[1] == 0
 """
 
 
+@pytest.mark.sampled
 def test_a_forked_process_has_threads_of_its_own() -> None:
     done = subprocess.run([sys.executable, "-c", FORKS], cwd=ROOT, check=False, timeout=SECONDS)
     assert done.returncode == 0

@@ -53,6 +53,7 @@ def test_nothing_of_the_object_is_touched_but_the_binary_values(api: ApiServer) 
     assert b64decode(api.document["binaryData"]["a_2fb_20c"]) == b"\x00\xff"
 
 
+@pytest.mark.sampled
 def test_of_many_writers_each_change_is_made_once_even_if_answers_are_lost(api: ApiServer) -> None:
     def count(store: KubernetesStore) -> None:
         for _ in range(10):

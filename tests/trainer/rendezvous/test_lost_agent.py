@@ -92,6 +92,7 @@ def check_numbers(lines: list[dict[str, Any]], *, point: str) -> None:
         assert min(nodes) > 1, "the first number was that of the agent that was killed"
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 @pytest.mark.parametrize("point", [*POINTS, *GATHERING_POINTS, *MEMBER_POINTS])
 def test_an_agent_killed_anywhere_is_left_behind_and_no_number_is_used_twice(

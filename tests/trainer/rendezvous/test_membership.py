@@ -97,6 +97,7 @@ def connected(server: ExchangeServer, host: ExchangeHost) -> set[int]:
     return set(server._exchanges[host.token].members._members)
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 def test_all_hear_of_a_member_that_was_killed_and_not_of_one_that_is_stopped(
     server: ExchangeServer, start: Callable[..., subprocess.Popen[str]]
@@ -203,6 +204,7 @@ def test_a_host_that_cannot_be_reached_from_the_start_is_not_reported() -> None:
     member.leave()
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 @pytest.mark.parametrize(("nodes", "index"), [(2, 0), (2, 1), (3, 0), (3, 1), (3, 2)])
 def test_the_survivor_of_killed_agents_continues_without_waiting_for_missed_keep_alives(

@@ -117,6 +117,7 @@ def test_a_job_that_is_over_is_shown_once(world: World, open_terminal: Open) -> 
     assert is_restored(terminal)
 
 
+@pytest.mark.sampled
 def test_every_size_of_the_terminal_shows_one_whole_frame(
     world: World, open_terminal: Open
 ) -> None:

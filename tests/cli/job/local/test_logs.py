@@ -74,6 +74,7 @@ def test_the_log_of_each_generation_is_kept_without_secrets(
     assert (refused.exit_code, "--generation cannot be combined" in refused.stderr) == (2, True)
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 def test_a_job_may_keep_no_logs(tmp_path: Path, start: Start, kdist: Kdist) -> None:
     run = start(write_job(tmp_path, nodes=1, steps=4, logs={"keep": "none"}))

@@ -19,6 +19,7 @@ with Reporter() as reporter:
 """
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 def test_a_script_whose_loss_is_nan_to_its_end_is_not_called_done_alone(
     start: Start, tmp_path: Path, kdist: Kdist, monkeypatch: pytest.MonkeyPatch

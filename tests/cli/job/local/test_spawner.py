@@ -40,6 +40,7 @@ def daemon_of(run: Run, generation: int) -> int:
     return int(path.read_text())
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 def test_a_killed_agent_is_forked_again_and_starts_by_itself_where_nobody_forks_it(
     start: Start, tmp_path: Path

@@ -484,7 +484,7 @@ class Fetcher:
         self._stopped = threading.Event()
 
     def run(self) -> None:
-        """Fetch what is missing, and log how it goes. After an error, threads may still wait for a
+        """Fetch what is missing, and log the progress. After an error, threads may still wait for a
         server.
 
         Raises:

@@ -69,7 +69,8 @@ class WebClient:
 
     def __init__(self, authorization: str = "", *, timeout: float = TIMEOUT_SECONDS) -> None:
         """Prepare. `authorization` is the value of that header; empty for none. An answer has to
-        begin within `timeout` seconds, and to go on by at least `SLOWEST` bytes a second.
+        begin within `timeout` seconds, and to continue at a rate of at least `SLOWEST` bytes a
+        second.
         """
         self.authorization = authorization
         self._timeout = Pace(timeout, each=max(1, round(timeout * SLOWEST)))

@@ -17,7 +17,7 @@ from kdist_trainer.errors import is_user_code
 from kdist_trainer.ipc.failure import TRACEBACK_LINES
 
 LOOK: int | None = signal.SIGRTMIN + 7 if hasattr(signal, "SIGRTMIN") else None
-"""The signal on which a rank writes where its main thread stands, and goes on. It is a real-time
+"""The signal on which a rank writes where its main thread stands, and continues. It is a real-time
 one, since scripts have uses of their own for SIGUSR1 and SIGUSR2. None where the system has none.
 """
 SIGNALS = (signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.SIGILL)

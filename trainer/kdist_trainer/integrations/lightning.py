@@ -91,8 +91,8 @@ class KdistCallback(Callback):
         self._checkpoints.listen()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
-        """Take SIGTERM back, find out how many steps there are, and have the random numbers go on
-        where the epoch does, whatever its loader has drawn to begin again.
+        """Take SIGTERM back, find out how many steps there are, and have the random numbers
+        continue where the epoch does, whatever its loader has drawn to begin again.
 
         Raises:
             ValueError: the script has had another checkpoint restored over kdist's.

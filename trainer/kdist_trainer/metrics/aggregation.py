@@ -513,7 +513,7 @@ class WorkAtRisk:
             self._saves = self._saves and has_rank_zero
 
     def add(self, record: Record, *, now: float) -> None:
-        """Take in a record of a rank; that of rank 0 counts."""
+        """Update from the record of a rank; only that of rank 0 counts."""
         if record.rank != 0:
             return
         gauges = record.gauges

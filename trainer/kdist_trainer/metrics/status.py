@@ -16,7 +16,7 @@
 - `nodes`: the limits `min` and `max`. `ranks`: see `rank_entries`. `exit`: the exit record once the
   agent has ended.
 - `peers`: the agents that the rendezvous lists, by address: those `heard`, those that are `silent`,
-  and `age_seconds`, the time since the rendezvous was read. Null while this agent cannot tell.
+  and `age_seconds`, the time since the rendezvous was read. Null while that is unknown.
 - `connections_refused`: the connections that the agent has closed since it started because there
   were too many, it had no resources for them, or they had a wrong token.
 - `devices`: what the ranks of this node run on: `CPU`, or GPUs such as `8 x NVIDIA H100`; those
@@ -65,7 +65,7 @@ class StatusSources:
     """The functions, which the agent sets.
 
     Attributes:
-        peers: The other agents; None while this one cannot tell.
+        peers: The other agents; None while they are unknown.
         refused: The connections that the exchange has closed, by reason.
         is_refused: Whether the API server refuses this agent the rendezvous.
         refusal: How it refuses it, in a sentence; empty if it does not.
@@ -194,7 +194,7 @@ class FailedSaves:
         self.count = 0
 
     def add(self, committed: float | None, failures: float) -> None:
-        """Take in the step of the last commit and all failures so far, as a rank reports them."""
+        """Update from a rank's report: the step of the last commit and all failures so far."""
         if committed != self._committed or failures < self._before:
             self._committed, self._before = committed, failures
         self.count = int(failures - self._before)

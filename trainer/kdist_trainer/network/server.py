@@ -79,7 +79,7 @@ class Session(ABC):
 
     @abstractmethod
     def receive(self, data: bytearray) -> None:
-        """Take complete messages off the front of `data`; raises `ValueError` for another one."""
+        """Consume complete messages from the front of `data`; raises `ValueError` for others."""
 
     def exceed(self) -> None:  # noqa: B027 - few protocols answer that
         """The connection has sent a message that is too long, and will be closed."""
@@ -123,7 +123,7 @@ class Connection:
         self._server.limit_admitted(self)
 
     def resume(self) -> None:
-        """Have the session take what has arrived while the client waited."""
+        """Process what has arrived while the client waited."""
         self.is_waiting = False
         self._server.process(self)
 
@@ -321,14 +321,14 @@ class BoundedServer:
             raise OSError(errno.EAGAIN, str(error)) from error
 
     def call(self, action: Callable[[], object]) -> None:
-        """Have the server's thread call `action` soon."""
+        """Schedule `action` on the server's thread."""
         self._actions.append(action)
         if threading.current_thread() is not self._thread:
             with contextlib.suppress(OSError):  # it wakes already, or is closed
                 self._waker.send(b"\0")
 
     def call_later(self, seconds: float, action: Callable[[], object]) -> None:
-        """Have the server's thread call `action` after that time."""
+        """Schedule `action` on the server's thread after that time."""
         timer = (time.monotonic() + seconds, next(self._numbers), action)
         self.call(lambda: heapq.heappush(self._timers, timer))
 
@@ -507,7 +507,7 @@ class BoundedServer:
         self.process(connection)
 
     def process(self, connection: Connection) -> None:
-        """Have the session take what the connection has sent. For the server's thread."""
+        """Pass what the connection has sent to its session. For the server's thread."""
         try:
             connection.session.receive(connection.input)
         except ValueError:

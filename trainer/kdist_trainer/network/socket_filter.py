@@ -1,5 +1,5 @@
 """Has a listening socket drop newcomers, all or those from other machines than known ones, while
-its open connections go on.
+its open connections continue.
 
 Closing the socket would free its port for others, and libraries that poll it spin once it was shut
 down. Linux only. Free of torch.

@@ -84,7 +84,7 @@ class ObjectReader(io.RawIOBase):
         super().close()
 
     def _block(self, number: int) -> memoryview:
-        # ahead only where the last block has been read too: who jumps would fetch for nothing
+        # ahead only where the last block has been read too: a seek would make it fetch for nothing
         ahead = READ_AHEAD if number == 0 or {number, number - 1} & set(self._blocks) else 0
         last = (self._size - 1) // BLOCK_BYTES
         wanted = range(number, min(number + ahead, last) + 1)
@@ -171,7 +171,7 @@ class ObjectWriter:
         """Do nothing: a part is sent when it is full."""
 
     def close(self) -> Digest:
-        """Send the rest and have the store make it one object; may be called again.
+        """Send the rest and complete the object; may be called again.
 
         Returns the digest of all that was written. Raises `OSError`, also if a write had failed;
         then there is no object.

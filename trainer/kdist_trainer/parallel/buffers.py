@@ -142,7 +142,7 @@ class Snapshot:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Have the module as it was: values, buffers that were None or not there, extra state."""
+        """Restore values, buffers that were None or not there, and extra state."""
         for new in [one for one in buffer_slots(self._module) if _place(one) not in self._places]:
             del own_buffers(new.owner)[new.key]
         for slot, tensor, saved in self._tensors:
@@ -294,7 +294,7 @@ class Buffers:
         self.norms = NormModes(module)
 
     def exclude(self, optimizer: Optimizer) -> None:
-        """Leave what the optimizer changes to its steps."""
+        """Exclude the parameters that the optimizer changes."""
         self._owned = {one for group in optimizer.param_groups for one in group["params"]}
 
     @contextmanager
@@ -327,7 +327,7 @@ class Buffers:
         self._select(changed)
 
     def track_constants(self) -> None:
-        """Take all else as constant from now on: the model was restored."""
+        """Take everything else as constant from now on: the model was restored."""
         self._select(set())
         self._constants = self._digests(besides=self._changing)
 
@@ -345,7 +345,7 @@ class Buffers:
         return self._group is not None
 
     def accept(self) -> None:
-        """Make the present values those of the finished step."""
+        """Record the present values as those of the finished step."""
         if self._latest is not None:
             self._previous, self._latest = self._latest, None
             self._new = set()
@@ -366,7 +366,7 @@ class Buffers:
 
     @contextmanager
     def preserved(self) -> Iterator[None]:
-        """Have what changes as it was when the `with` block ends: an evaluation leaves no trace."""
+        """Restore what changes when the `with` block ends: an evaluation leaves no trace."""
         copies = flatten([*self._synchronized, *self._kept])
         extras = [(one, one.read()) for one in self._extras]
         try:

@@ -2,7 +2,7 @@
 
 Each worker group records the step at which it starts; TensorBoard then discards the later points of
 the group before it, so a curve shows every step once. TensorBoard reads the files of a folder in
-the order of the times in their names: a process goes on in its own file for as long as none is
+the order of the times in their names: a process continues in its own file for as long as none is
 newer, so that there are no more files than processes. Rank 0 queues its points and
 never waits for the disk: if it hangs, fills up or is slow, points are lost and no step is delayed.
 torch's SummaryWriter blocks once eleven points wait for a disk that hangs, and raises in the

@@ -66,15 +66,15 @@ class Carrying:
         """What the others need to know of this rank."""
         manager = self._checkpointing.manager
         news = self.news  # read once: the save may end at any time
-        is_going_on = self.own is not None and not news.step
+        is_in_progress = self.own is not None and not news.step
         return Carrier(
             None if manager is None else manager.folder.lock_record,
-            self.own.step if self.own is not None and is_going_on else None,
+            self.own.step if self.own is not None and is_in_progress else None,
             news,
         )
 
     def find(self, peers: Sequence[Carrier]) -> tuple[int, int] | None:
-        """The rank and the step of the save that goes on in this group, if any does. Where the
+        """The rank and the step of the save that continues in this group, if any does. Where the
         ranks do not share the folder, only rank 0's counts.
         """
         manager = self._checkpointing.manager
@@ -82,8 +82,8 @@ class Carrying:
         found = [(number, one.step) for number, one in enumerate(counted) if one.step is not None]
         return found[0] if found else None
 
-    def go_on(self, peers: Sequence[Carrier], *, source: int, is_due: bool) -> None:
-        """Go on with the save of a rank. If there is none, and a save was cut or `is_due`, rank
+    def continue_saving(self, peers: Sequence[Carrier], *, source: int, is_due: bool) -> None:
+        """Continue with the save of a rank. If there is none, and a save was cut or `is_due`, rank
         `source` begins one of the state that all continue with: ranks agree on a save over two
         steps, and the next loss may come before. Called on all ranks.
         """
@@ -113,7 +113,7 @@ class Carrying:
             self.own.attach(record)
 
     def take(self, save: CarriedSave) -> None:
-        """Go on alone with the save of the group that was left, instead of an earlier one."""
+        """Continue alone with the save of the group that was left, instead of an earlier one."""
         if self.own is not None:
             self.own.drop()
         self.own = save
@@ -148,7 +148,7 @@ class Carrying:
         return CarriedNews() if result is None else CarriedNews.of(result)
 
     def take_news(self, news: CarriedNews) -> SaveResult | None:
-        """Take in what a rank has posted; called on all ranks at the same step. Returns what has
+        """Handle what a rank has posted; called on all ranks at the same step. Returns what has
         become of the save, once; None also if it was not wanted any more.
         """
         if self.step is None or abs(news.step) != self.step:

@@ -57,7 +57,7 @@ class TrainerCheckpointing:
 
         `find_edits` returns what was edited since a checkpoint of the given job was written, or
         raises `CheckpointMismatchError`. `carried` is the save that this rank writes alone since a
-        former group. Heartbeat and reporter go on while the ranks wait for the storage.
+        former group. Heartbeat and reporter continue while the ranks wait for the storage.
         """
         self.manager = manager
         self.clock = clock or SaveClock(make_interval(every))
@@ -86,12 +86,12 @@ class TrainerCheckpointing:
         if manager is not None:
             self.clock.cuts = manager.cuts
             manager.on_result = self._count
-            manager.on_open = self._take_folder
+            manager.on_open = self._continue_in_folder
             flag = stop_flag or StopFlag()
             manager.required.waiting = Waiting(
                 check_group=flag.raise_if_leaving,
                 is_asked_to_stop=lambda: flag.requested,
-                beat=self._show_life,
+                beat=self._report_waiting,
                 pause_seconds=lambda: self.clock.pause_seconds,
             )
             manager.loadable = training.loading.check
@@ -162,14 +162,14 @@ class TrainerCheckpointing:
         elif self.manager.resumed is not None:
             self._started_step = self.committed_step = self.manager.resumed.step
 
-    def _show_life(self) -> None:
-        """Say that this rank waits for the storage, and what has failed."""
+    def _report_waiting(self) -> None:
+        """Report that this rank waits for the storage, and what has failed."""
         self._heartbeat.beat(Phase.SAVE, self.training.state.step)
         if self._reporter is not None:
             self._reporter.send()
 
-    def _take_folder(self) -> None:
-        """Go on with the folder, which is open only now, at a save. Collective."""
+    def _continue_in_folder(self) -> None:
+        """Continue with the folder, which was opened only now, at a save. Collective."""
         assert self.manager is not None  # noqa: S101 - it has the folder
         self.carrying.drop()  # this save is of a later step
         newest = self.manager.resumed
@@ -179,8 +179,8 @@ class TrainerCheckpointing:
                 self.clock.restored(newest.step)  # what is not beyond it need not be saved
         self.manager.folder.reopen()
 
-    def go_on(self, peers: Sequence[Carrier], *, source: int, is_due: bool) -> None:
-        """Go on with the clock that was loaded, and with the save that a rank writes alone.
+    def continue_saving(self, peers: Sequence[Carrier], *, source: int, is_due: bool) -> None:
+        """Continue with the clock that was loaded, and with the save that a rank writes alone.
         `is_due` says whether a save was due on rank `source` when it left the former group.
         """
         # what has become of a save while its rank was in no group
@@ -191,7 +191,7 @@ class TrainerCheckpointing:
         trouble = None if manager is None else manager.folder.trouble
         _, carried = self.carrying.find(peers) or (0, None)
         self.clock.follow(self.committed_step, carried=carried if trouble is None else None)
-        self.carrying.go_on(peers, source=source, is_due=is_due and not done.step)
+        self.carrying.continue_saving(peers, source=source, is_due=is_due and not done.step)
         if manager is not None and trouble is not None:
             # counted, so that it is seen; the next save is due when it would be otherwise
             manager.folder.describe(self.training.state.step, trouble).add_to(self._stats)
@@ -265,7 +265,7 @@ class TrainerCheckpointing:
             return
         training, state = self.training, self.training.state
         if done is None and state.step < self.committed_step:
-            return  # these ranks had no folder when they went on, and others have come further
+            return  # these ranks had no folder when they continued, and others are ahead
         is_last = required or done is not None
         if is_last and self.carrying.step == state.step and (result := self.carrying.drop()):
             self._acknowledge(result)
@@ -298,12 +298,12 @@ class TrainerCheckpointing:
         return self.manager.carry(self.training.tensors(), state.to_json(), step=state.step)
 
     def take_news(self, news: CarriedNews) -> None:
-        """Take in what the rank that writes a save alone has posted; on all ranks at once."""
+        """Handle what the rank that writes a save alone has posted; on all ranks at once."""
         if (result := self.carrying.take_news(news)) is not None:
             self._acknowledge(result)
 
     def _acknowledge(self, result: SaveResult) -> None:
-        """Take in what has become of a save that one rank has written alone. All ranks may have
+        """Record the outcome of a save that one rank has written alone. All ranks may have
         saved a later step meanwhile, which counts.
         """
         if result.ok and result.step >= self.committed_step and self.manager is not None:

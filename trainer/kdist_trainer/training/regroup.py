@@ -211,8 +211,8 @@ def plan_handover(world: World, kept: KeptState | None) -> Handover:
 def take_over(ctx: TrainContext, source: int) -> tuple[TrainState, int | None]:
     """Take over the state of rank `source`, and record the losses of its last steps. Collective.
 
-    If the newest checkpoint is ahead of it, since the ranks that had gone on are all lost, that is
-    restored instead.
+    If the newest checkpoint is ahead of it, since the ranks that had continued are all lost, that
+    is restored instead.
 
     Returns:
         The state that was taken over, and the last step of the run if the former group had decided
@@ -251,7 +251,7 @@ def take_over(ctx: TrainContext, source: int) -> tuple[TrainState, int | None]:
     if problem is not None:
         return restart(ctx, problem), None
     carriers = [one.carrier for one in peers]
-    ctx.checkpointing.go_on(carriers, source=source, is_due=document["is_due"])
+    ctx.checkpointing.continue_saving(carriers, source=source, is_due=document["is_due"])
     if ctx.world.is_rank_zero:
         log.event("continued", step=saved.step, samples_seen=saved.samples_seen, source_rank=source)
     return saved, target

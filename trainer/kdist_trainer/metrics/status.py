@@ -277,7 +277,7 @@ def rank_entries(
     scratch: Path,
     *,
     now: float,
-    activity: Mapping[int, Mapping[str, Any]] | None = None,
+    activity: Mapping[int, Mapping[str, Any]],
 ) -> list[dict[str, Any]]:
     """One entry per local rank.
 
@@ -315,7 +315,7 @@ def rank_entries(
             if beat.count:
                 entry["phase"] = str(beat.phase)
                 entry["heartbeat_age"] = round(max(0.0, now - beat.time_ns / 1e9), 3)
-        found.append({**entry, **(activity or {}).get(local_rank, {})})
+        found.append({**entry, **activity.get(local_rank, {})})
     return found
 
 

@@ -406,7 +406,7 @@ class StepStats(ResourceStats):
             self.checkpoint_time = time.time()
             self.checkpoint_step = step
 
-    def add_fallback(self, cause: str = "corrupt") -> None:
+    def add_fallback(self, cause: str) -> None:
         """Count a checkpoint that was skipped on resume."""
         known = (cause,) if (cause,) in _FALLBACKS else ("other",)
         self.checkpoint_fallbacks[_FALLBACKS.index(known)] += 1

@@ -186,7 +186,7 @@ def make_model(
     workload: Workload,
     world: World,
     kept: KeptState | None,
-    prepared: PreparedTraining | None = None,
+    prepared: PreparedTraining | None,
 ) -> tuple[Model, Handover]:
     """The model, and how the ranks come by the state of their former group. Collective."""
     if prepared is None:
@@ -207,7 +207,7 @@ def make_training_state(
     model: Model,
     data: DataPlan,
     extras: Extras,
-    kept: KeptState | None = None,
+    kept: KeptState | None,
 ) -> TrainingState:
     """Make the optimizer and the scheduler, or take those that this rank has kept of a former
     group, and collect all that a checkpoint holds.

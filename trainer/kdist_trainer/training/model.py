@@ -92,10 +92,10 @@ def build_model(
     train: Training,
     workload: Workload,
     world: World,
-    kept: KeptState | BuiltModule | None = None,
+    kept: KeptState | BuiltModule | None,
     *,
     handover: Handover,
-    in_place: bool = False,
+    in_place: bool,
 ) -> Model:
     """Build the model of the job, with the same weights on every rank: rank 0 sends its own to all
     if no rank has kept any. Collective.

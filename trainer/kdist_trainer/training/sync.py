@@ -159,7 +159,7 @@ class SyncExchange:
     in the same order: a sum made by the all-reduce itself would depend on its algorithm.
     """
 
-    def __init__(self, world: World, *, max_steps: int, is_counted: bool = True) -> None:
+    def __init__(self, world: World, *, max_steps: int, is_counted: bool) -> None:
         """Make an exchange for intervals of at most `max_steps`; `is_counted` says whether this
         rank's losses are included: one rank of each model replica posts them for the replica.
         """

@@ -348,14 +348,19 @@ def finish(ctx: TrainContext) -> str:
     return "done"
 
 
-def hash_weights(ctx: TrainContext, max_bytes: int = 2**28) -> str | None:
+_MAX_HASHED_BYTES = 2**28
+
+
+def hash_weights(ctx: TrainContext) -> str | None:
     """SHA-256 of all parameters and buffers in the order of their names, in hexadecimal; None for a
-    model of more than `max_bytes`, which would take too long. Collective if the model is sharded.
+    model of more than `_MAX_HASHED_BYTES`, which would take too long. Collective if the model is
+    sharded.
     """
     held = sum(
         value.nbytes for value in ctx.module.state_dict().values() if isinstance(value, Tensor)
     )
-    if (max(ctx.world.all_gather_object(held)) if ctx.strategy.sharded else held) > max_bytes:
+    sizes = ctx.world.all_gather_object(held) if ctx.strategy.sharded else [held]
+    if max(sizes) > _MAX_HASHED_BYTES:
         return None
     weights = ctx.strategy.full_state_dict()
     state = {name: value for name, value in weights.items() if isinstance(value, Tensor)}

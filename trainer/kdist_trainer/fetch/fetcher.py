@@ -418,17 +418,6 @@ def too_large_error(
     )
 
 
-def full_error(request: FetchRequest, file: RemoteFile, partial: Path) -> DataError:
-    """The error of a disk that has become full while a file was written to `partial`."""
-    done = partial.stat().st_size
-    missing = f"{format_bytes(file.size - done)} of" if file.size is not None else "the rest of"
-    return DataError(
-        f"{request.field}: no space is left for {missing} {file.name}: {request.folder} has "
-        f"{format_bytes(free_bytes(request))} free: make room there, or raise "
-        f"{request.field}.size so that the pods are placed on nodes with more space"
-    )
-
-
 def free_bytes(request: FetchRequest) -> int:
     """The free space of the disk, in bytes."""
     found = os.statvfs(request.folder)
@@ -702,7 +691,16 @@ class Fetcher:
                     self._progress.set_position(file.name, position)
         except OSError as error:
             if is_full(error):
-                raise full_error(self._request, file, path) from None
+                done, request = path.stat().st_size, self._request
+                missing = "the rest of"
+                if file.size is not None:
+                    missing = f"{format_bytes(file.size - done)} of"
+                raise DataError(
+                    f"{request.field}: no space is left for {missing} {file.name}: "
+                    f"{request.folder} has {format_bytes(free_bytes(request))} free: make room "
+                    f"there, or raise {request.field}.size so that the pods are placed on nodes "
+                    "with more space"
+                ) from None
             raise
         if file.size is not None and position != file.size:
             raise ChangedError(f"{position} bytes came instead of {file.size}")

@@ -443,10 +443,6 @@ class Exposition(Collector):
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(self)
 
-    def describe(self) -> Iterator[Family]:
-        """Empty: the registry has no other collector, so names cannot collide."""
-        return iter(())
-
     def collect(self) -> Iterator[Family]:
         """Yield the families that have a series, in the order of `CATALOGUE`."""
         values = self._read()

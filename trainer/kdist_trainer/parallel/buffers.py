@@ -338,7 +338,13 @@ class Buffers:
         if self._awaited:
             self._await()
         if self._differing and self._extras and self._group is not None:
-            self._send_extras()
+            # every rank gets the first replica's extra state
+            differing = [one for one in self._extras if one.name in self._differing]
+            values = [[one.read() for one in differing]]
+            dist.broadcast_object_list(values, src=self._source, group=self._group)
+            if dist.get_rank() != self._source:
+                for one, value in zip(differing, values[0], strict=True):
+                    one.write(value)
         if not self._synchronized or (self._group is None and not self._keep_previous):
             return False
         self._latest = self._broadcast(self._synchronized)
@@ -552,14 +558,6 @@ class Buffers:
                     own_buffers(slot.owner)[slot.key] = None
                 else:
                     del own_buffers(slot.owner)[slot.key]
-
-    def _send_extras(self) -> None:
-        differing = [one for one in self._extras if one.name in self._differing]
-        values = [[one.read() for one in differing]]
-        dist.broadcast_object_list(values, src=self._source, group=self._group)
-        if dist.get_rank() != self._source:
-            for one, value in zip(differing, values[0], strict=True):
-                one.write(value)
 
     def _gather(self, own: Any) -> list[Any]:
         """What all ranks have, including those that hold other parts of the model, since one rank

@@ -20,7 +20,11 @@ from pathlib import Path
 import torch
 
 from kdist_trainer import log
-from kdist_trainer.bench.measure import (
+from kdist_trainer.checkpoint.storage import StoragePath, open_location
+from kdist_trainer.config import AllReduceCheck, Cause, Nodes, TrainConfig, Training, count_bytes
+from kdist_trainer.distributed import group_abort
+from kdist_trainer.distributed.left_groups import left
+from kdist_trainer.distributed.measure import (
     COLLECTIVES,
     Effort,
     Exchange,
@@ -28,10 +32,6 @@ from kdist_trainer.bench.measure import (
     find_slow_link,
     measure,
 )
-from kdist_trainer.checkpoint.storage import StoragePath, open_location
-from kdist_trainer.config import AllReduceCheck, Cause, Nodes, TrainConfig, Training, count_bytes
-from kdist_trainer.distributed import group_abort
-from kdist_trainer.distributed.left_groups import left
 from kdist_trainer.distributed.world import World, abandon, uses_gpus
 from kdist_trainer.errors import (
     BandwidthError,

@@ -15,7 +15,7 @@ from dataclasses import asdict
 import torch
 
 from kdist_trainer import log
-from kdist_trainer.bench.measure import (
+from kdist_trainer.distributed.measure import (
     COLLECTIVES,
     NBYTES,
     Effort,

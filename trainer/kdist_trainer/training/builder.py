@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +47,15 @@ from kdist_trainer.object_store.store import ObjectPath
 from kdist_trainer.parallel.ddp import Replicated
 from kdist_trainer.parallel.pipeline import Pipeline
 from kdist_trainer.processes.liveness import Heartbeat, NullHeartbeat
-from kdist_trainer.tensorboard import TensorBoardWriter
 from kdist_trainer.training import regroup
 from kdist_trainer.training.checkpointing import TrainerCheckpointing, find_edits
-from kdist_trainer.training.context import Handover, KeptState, TrainContext
+from kdist_trainer.training.context import (
+    Handover,
+    KeptState,
+    NullProfiler,
+    NullTensorBoard,
+    TrainContext,
+)
 from kdist_trainer.training.evaluation import EarlyStopping, NullEarlyStopping
 from kdist_trainer.training.forward_backward import (
     ForwardBackward,
@@ -65,7 +71,6 @@ from kdist_trainer.training.optimizer import (
     wrap_lr_scheduler,
 )
 from kdist_trainer.training.pretrained import NullPretrained, Pretrained
-from kdist_trainer.training.profiler import Profiler
 from kdist_trainer.training.regroup import PreparedTraining
 from kdist_trainer.training.step_log import StepLog
 from kdist_trainer.training.sync import StopFlag, SyncExchange
@@ -79,6 +84,21 @@ from kdist_trainer.training.workload_checks import find_scheduler_problem, refus
 from kdist_trainer.workload import Workload
 
 Extras = dict[str, Stateful]
+
+
+def find_slice(module: str) -> Any:
+    """A module of an option, without whose folder all else works; None if the folder is not here.
+    It is imported by name, and now, since ranks are forked from a process that has imported this.
+    """
+    try:
+        return import_module(f"kdist_trainer.{module}")
+    except ModuleNotFoundError as error:
+        if error.name not in (f"kdist_trainer.{module}", f"kdist_trainer.{module.split('.')[0]}"):
+            raise
+        return None
+
+
+_tensorboard, _profiling = find_slice("tensorboard.writer"), find_slice("profiling.recorder")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,10 +187,12 @@ def assemble(
         ),
         reporter=runtime.reporter,
         heartbeat=runtime.heartbeat,
-        tensorboard=TensorBoardWriter(
-            folder if train.tensorboard == "scalars" and world.is_rank_zero else None, stats
-        ),
-        profiler=Profiler(
+        tensorboard=NullTensorBoard()
+        if _tensorboard is None or train.tensorboard == "off" or not world.is_rank_zero
+        else _tensorboard.TensorBoardWriter(folder, stats),
+        profiler=NullProfiler()
+        if _profiling is None
+        else _profiling.Profiler(
             world,
             state,
             stats,

@@ -8,7 +8,7 @@ every part without asking whether it exists.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -29,7 +29,6 @@ from kdist_trainer.parallel.buffers import Buffers
 from kdist_trainer.parallel.ddp import Buckets
 from kdist_trainer.processes.liveness import Heartbeat, NullHeartbeat
 from kdist_trainer.stream import Stream
-from kdist_trainer.tensorboard import TensorBoardWriter
 from kdist_trainer.training.checkpointing import TrainerCheckpointing
 from kdist_trainer.training.evaluation import EarlyStopping, NullEarlyStopping
 from kdist_trainer.training.forward_backward import ForwardBackward, LossScale
@@ -41,7 +40,6 @@ from kdist_trainer.training.optimizer import (
     NullGradientGuard,
 )
 from kdist_trainer.training.pretrained import NullPretrained, Pretrained
-from kdist_trainer.training.profiler import Profiler
 from kdist_trainer.training.step_log import StepLog
 from kdist_trainer.training.sync import StepRecord, StopFlag, SyncExchange
 from kdist_trainer.training.training_state import TrainingState, TrainState
@@ -183,6 +181,39 @@ class Handover(NamedTuple):
     carried: tuple[str, ...] = ()
 
 
+class NullTensorBoard:
+    """Writes no points: those of `kdist_trainer.tensorboard` are not wanted, or it is not here."""
+
+    def begin(self, step: int) -> None:
+        """Begin a curve that continues after `step`."""
+
+    def add_step(self, step: int, *, samples: int, seconds: float, loss: float) -> None:
+        """Add a step with its samples and mean loss over all ranks."""
+
+    def add_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Add what an evaluation after `step` has measured."""
+
+    def close(self) -> None:
+        """End the curve."""
+
+
+class NullProfiler:
+    """Records nothing: there is no `kdist_trainer.profiling` here."""
+
+    def is_requested(self) -> bool:
+        """Whether this rank's agent has received a request since the last profile."""
+        return False
+
+    def start(self, target: int) -> None:
+        """Record from the next step to at most step `target`."""
+
+    def after_step(self) -> None:
+        """Advance the recording, if there is one."""
+
+    def cancel(self) -> None:
+        """Discard the recording in progress, if there is one."""
+
+
 @dataclass(kw_only=True)
 class TrainContext:
     """Everything that the training loop of one rank works with."""
@@ -257,8 +288,8 @@ class TrainContext:
     bandwidth_probe: BandwidthProbe
     reporter: Reporter
     heartbeat: Heartbeat | NullHeartbeat
-    tensorboard: TensorBoardWriter
-    profiler: Profiler
+    tensorboard: NullTensorBoard
+    profiler: NullProfiler
     progress_logged_at: float = 0.0
     """When the last `progress` event was logged, on the monotonic clock."""
 

@@ -1,4 +1,4 @@
-"""The bench of collectives on real ranks: every result checked, wrong ones counted, the slow pair
+"""Collectives measured on real ranks: every result checked, wrong ones counted, the slow pair
 named.
 """
 
@@ -12,8 +12,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from kdist_trainer.bench import measure as pairing
-from kdist_trainer.bench.measure import (
+from kdist_trainer.distributed import measure as pairing
+from kdist_trainer.distributed.measure import (
     COLLECTIVES,
     BenchRow,
     Collective,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from kdist_trainer.agent.exit_record import failed
+from kdist_trainer.agent.exits import failed
 from kdist_trainer.agent.launch import end, launch
 from kdist_trainer.agent.settings import ENDPOINTS, EXIT, ON_FINISH, WORKER, Settings, read_config
 from kdist_trainer.checkpoint.storage import StoragePath, open_location

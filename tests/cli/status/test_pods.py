@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kdist.job.cluster import describe_status
 from kdist.status import ExitRecord, Phase, Snapshot, WorkloadState, read_pod
 from kdist.views.status_table import status_rows
-from kdist_trainer.agent.exit_record import failed, stopped, success
+from kdist_trainer.agent.exits import failed, stopped, success
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.ipc.failure import Failure
 from tests.cli.status.objects import (

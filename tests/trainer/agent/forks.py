@@ -34,7 +34,7 @@ _LARGEST = 1 << 17  # bytes of a request: a command line and an environment
 _IMPORTED = (
     "kdist_trainer.agent.agent",
     "kdist_trainer.rendezvous.handler",
-    "kdist_trainer.agent.worker_entry",
+    "kdist_trainer.agent.worker_group",
     "torch.nn.parallel",
     "torch._dynamo",
     "kdist_trainer.worker",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kdist_trainer.agent.run_history import identify_code
+from kdist_trainer.agent.settings import identify_code
 from kdist_trainer.config import TrainConfig
 
 CONFIG = {"name": "x", "nodes": {"min": 1, "max": 1}, "train": {"workload": "own:Own", "steps": 5}}

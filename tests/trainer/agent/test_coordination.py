@@ -13,7 +13,7 @@ import pytest
 from torch._C._distributed_c10d import HashStore
 
 from kdist_trainer.agent.coordination import NOTHING_KEPT, AgentStore, failures_of
-from kdist_trainer.agent.exit_record import failed, root_cause, stopped, success, write_record
+from kdist_trainer.agent.exits import failed, root_cause, stopped, success, write_record
 from kdist_trainer.agent.settings import Settings
 from kdist_trainer.config import Cause, Exit, Nodes, Script, TrainConfig
 from kdist_trainer.formats import stamp

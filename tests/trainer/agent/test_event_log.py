@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kdist_trainer.agent.run_history import FolderEventLog
+from kdist_trainer.agent.coordination import FolderEventLog
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.processes.threads import BoundedCalls
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kdist_trainer.agent.exit_record import failed, success
+from kdist_trainer.agent.exits import failed, success
 from kdist_trainer.agent.launch import end, start_exporter
 from kdist_trainer.agent.settings import Settings
 from kdist_trainer.config import Cause, Exit, Nodes, Script, TrainConfig

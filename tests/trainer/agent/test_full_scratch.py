@@ -22,7 +22,7 @@ from tests.small_disk import fill, small_disk
 from tests.trainer.agent.lab import Lab, kill
 
 ENTER = (
-    "from kdist_trainer.agent.worker_entry import run_worker; "
+    "from kdist_trainer.agent.worker_group import run_worker; "
     "run_worker('tests.trainer.agent.test_full_scratch:lack_data')"
 )
 

@@ -36,6 +36,11 @@ def test_modules_are_imported_without_a_garbage_collection_and_one_that_fails_st
     assert len(sys.modules.pop("large_at_import").kept) == 100_000
 
 
+def test_an_agent_is_ready_to_stop_before_it_imports_torch() -> None:
+    program = "import sys, kdist_trainer.__main__ as _; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
 MAKES_A_GROUP = """
 import importlib.metadata, torch.distributed as dist
 from kdist_trainer.agent import forkserver

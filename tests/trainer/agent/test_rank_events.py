@@ -22,7 +22,7 @@ NOT_OF_RANKS = (
     "metrics/exporter.py",
     "metrics/persistence.py",
     "rendezvous/exchange.py",
-    "serving/",
+    "network/",
 )
 
 

@@ -12,8 +12,12 @@ import pytest
 from torch._C._distributed_c10d import HashStore
 
 from kdist_trainer.agent.coordination import STOP, AgentStore, Generation
-from kdist_trainer.agent.restart_policy import RestartLedger, final_failure
-from kdist_trainer.agent.run_history import describe_slow_start, was_starting
+from kdist_trainer.agent.restart_policy import (
+    RestartLedger,
+    describe_slow_start,
+    final_failure,
+    was_starting,
+)
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.ipc.failure import Failure

@@ -17,7 +17,7 @@ from kdist.errors import KdistError
 from kdist.job.local.run_dir import RunFolder
 from kdist.ledger import parse_lines
 from kdist.status import ExitRecord
-from kdist_trainer.agent import exit_record
+from kdist_trainer.agent import exits
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.checkpoint.lock import Lock
 from kdist_trainer.checkpoint.manifest import (
@@ -73,7 +73,7 @@ def write_event(folder: Path) -> Path:
 
 
 def write_exit(folder: Path) -> Path:
-    exit_record.write_record(exit_record.success(step=1), folder)
+    exits.write_record(exits.success(step=1), folder)
     return folder / "exit.json"
 
 

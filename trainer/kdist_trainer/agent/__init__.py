@@ -9,7 +9,7 @@ metrics that the agent serves (`kdist_trainer.metrics`), what a worker trains
 
 Read `launch` first, which runs an agent from start to exit; then `agent`, one round of which joins
 the rendezvous and runs a worker group, and `monitor`, which watches that group. `termination`
-decides what follows, and `survivors` keeps workers that can continue in the next group, and starts
-some before there is a group for them. `run_history` is what a run did
-before. `forkserver`, `preload`, `spawner` and `shim` only make processes start fast.
+decides what follows. `worker_group` has the worker processes, also those that continue in the next
+group, or are started before there is one for them. `forkserver`, `preload` and `shim` only make
+processes start fast.
 """

@@ -32,19 +32,15 @@ from torch.distributed.elastic.rendezvous.api import (
 )
 
 from kdist_trainer import log
-from kdist_trainer.agent import coordination, exit_analysis
+from kdist_trainer.agent import coordination, exits
 from kdist_trainer.agent.coordination import NOBODY, AgentStore, Generation
-from kdist_trainer.agent.exit_analysis import GroupResult
-from kdist_trainer.agent.exit_record import RunOutcome, failed, stopped
+from kdist_trainer.agent.exits import GroupResult, RunOutcome, failed, stopped
 from kdist_trainer.agent.hangs import RankActivity, Watchdog
-from kdist_trainer.agent.monitor import PollResult, RendezvousPoller, WorkerMonitor
+from kdist_trainer.agent.monitor import AgentTelemetry, PollResult, RendezvousPoller, WorkerMonitor
 from kdist_trainer.agent.restart_policy import RestartLedger, SingleStart
-from kdist_trainer.agent.run_history import identify_code
-from kdist_trainer.agent.settings import C10D, FILE, KUBERNETES, Settings
-from kdist_trainer.agent.survivors import EarlyWorkers, Survivors, save_kept_state
-from kdist_trainer.agent.telemetry import AgentTelemetry
-from kdist_trainer.agent.termination import TerminationPolicy
-from kdist_trainer.agent.workers import WorkerProcesses
+from kdist_trainer.agent.settings import C10D, FILE, KUBERNETES, Settings, identify_code
+from kdist_trainer.agent.termination import TerminationPolicy, save_kept_state
+from kdist_trainer.agent.worker_group import EarlyWorkers, Survivors, WorkerProcesses
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.errors import KdistTrainerError
 from kdist_trainer.formats.json_text import encode_json
@@ -330,7 +326,7 @@ class ElasticAgent(ElasticAgentBase):
         self._generation, self._survivors.may_continue = generation, generation.continues_in_place
         self.set_restarts(generation.restarts)
         ranks = [worker.global_rank for worker in group.workers]
-        exit_analysis.reset_files(settings.scratch, len(ranks))
+        exits.reset_files(settings.scratch, len(ranks))
         watchdog = Watchdog(
             settings.scratch,
             ranks=len(ranks),

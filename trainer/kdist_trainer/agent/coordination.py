@@ -1,11 +1,11 @@
 """What the agents of a run agree on, in documents that they share through the rendezvous store: one
-per generation, with its number and why it began, and the result of the run.
+per generation, with its number and why it began, and the result of the run. And what they record of
+it: its events, in the ledger next to the checkpoints or, of a run without them, in the store.
 
-An agent that joins late or is restarted can read them; they disappear with the store. Documents are
-changed by compare-and-set, so any number of agents may write at once.
-
-The end of a script is also announced over the exchange of the round (`FinishExchange`), which works
-where the API server refuses requests.
+An agent that joins late or is restarted can read the documents; they disappear with the store. They
+are changed by compare-and-set, so any number of agents may write at once. The end of a script is
+also announced over the exchange of the round (`FinishExchange`), which works where the API server
+refuses requests.
 
 Agents also agree on which process of a rank is to be replaced (`choose_renewed`). A rank that
 recovers in place holds threads, descriptors and memory for each broken group that it has left,
@@ -13,26 +13,38 @@ until that group's time-out. When there are too many, a new process takes the ra
 another rank must hold the state. This happens when a group forms after a loss; if none forms, the
 agents begin one for it. The agent with group rank 0 decides for all, so that never two ranks are
 replaced at once.
+
+The counters of an agent know only what its process has seen, so what a run did before its next
+worker group is computed from the events. The agent supervises ranks that may continue without the
+folder: no error of the storage ends it, and storage that does not answer is not waited for, but
+what was known last counts (`RunRecords`).
 """
 
 from __future__ import annotations
 
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 from torch.distributed import DistError
 
-from kdist_trainer.agent.exit_record import root_cause
+from kdist_trainer import log
+from kdist_trainer.agent.exits import read_done, root_cause
+from kdist_trainer.agent.settings import Settings
 from kdist_trainer.checkpoint.interval import HISTORY_VARIABLE, UNSAVED_VARIABLE
+from kdist_trainer.checkpoint.ledger import RunLedger, StepLedger
+from kdist_trainer.checkpoint.lock import Lock
+from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.formats import REQUESTED_AT
 from kdist_trainer.formats.json_text import encode_json
-from kdist_trainer.formats.untrusted_text import parse_json
+from kdist_trainer.formats.untrusted_text import finite_number, parse_json
 from kdist_trainer.ipc.failure import Failure
 from kdist_trainer.processes.liveness import RankSnapshot
+from kdist_trainer.processes.threads import BoundedCalls
 from kdist_trainer.rendezvous.handler import Rendezvous
 from kdist_trainer.rendezvous.stores import KubernetesStore
 
@@ -151,7 +163,6 @@ def is_renewal_due(
 
 
 Document = dict[str, Any]
-
 _ATTEMPTS = 1000
 _WRITER = "writer"
 _RUN_RESULT = "run_result"
@@ -483,3 +494,232 @@ class Generation:
     @classmethod
     def from_json(cls, text: str | bytes) -> Generation:
         return cls(**parse_json(text))
+
+
+_RESTARTS: Final = "total_restarts"
+_LOST_STEPS: Final = "total_lost_steps"
+"""Fields of a generation in the events: what the run had come to when it began. Those of before
+need not stay in the ledger.
+"""
+Event = Mapping[str, Any]
+
+
+def read_totals(events: Iterable[Event]) -> tuple[int, int]:
+    """The restarts after a failure and the lost steps since the run began."""
+    restarts = lost = 0
+    for event in _generations(events):
+        if isinstance(event.get(_RESTARTS), int) and isinstance(event.get(_LOST_STEPS), int):
+            restarts, lost = event[_RESTARTS], event[_LOST_STEPS]
+        elif event.get("reason") == FAILURE:  # of a version that wrote no totals
+            restarts += 1
+    return restarts, lost
+
+
+def find_reached(
+    events: Iterable[Event],
+    failures: Sequence[Failure],
+    checkpoints: StoragePath | None,
+    *,
+    generation: int,
+) -> int:
+    """The last step that a worker group came to, as far as its failures, its events and the ledger
+    of its steps tell.
+    """
+    began = [each for each in _generations(events) if each.get("generation") == generation]
+    steps = [one.step for one in failures] + [each.get("from_step") for each in began]
+    if checkpoints is not None:
+        steps.append(StepLedger.find_last_step(checkpoints, generation))
+    return max((step for step in steps if isinstance(step, int)), default=0)
+
+
+def find_commit_time(events: Iterable[Event], step: int) -> float | None:
+    """When the checkpoint of a step was committed, in Unix seconds; None if no event tells."""
+    times = [
+        finite_number(each.get("time"))
+        for each in events
+        if each.get("event") == "commit" and each.get("step") == step
+    ]
+    return next((at for at in reversed(times) if at is not None), None)
+
+
+def sum_up(
+    events: Sequence[Event], committed: int, *, reason: str, lost_steps: int
+) -> dict[str, Any]:
+    """Fields of a generation: what the run has come to as it begins.
+
+    Args:
+        events: Those before it.
+        committed: The step of the newest checkpoint; 0 if there is none.
+        reason: Why it begins.
+        lost_steps: The steps that it begins below.
+    """
+    restarts, lost = read_totals(events)
+    return {
+        _RESTARTS: restarts + (reason == FAILURE),
+        _LOST_STEPS: lost + lost_steps,
+        "committed_step": committed or None,
+        "committed_at": find_commit_time(events, committed) if committed else None,
+    }
+
+
+def to_event(generation: Generation) -> dict[str, int]:
+    """What the event of a generation keeps of it; empty for one that sums nothing up."""
+    if generation.total_restarts is None or generation.total_lost_steps is None:
+        return {}
+    return {_RESTARTS: generation.total_restarts, _LOST_STEPS: generation.total_lost_steps}
+
+
+def _generations(events: Iterable[Event]) -> list[Event]:
+    return [each for each in events if each.get("event") == "generation"]
+
+
+_KEPT_EVENTS: Final = 1000
+
+
+class EventLog(Protocol):
+    """The storage of a run's events."""
+
+    def append(self, event: str, **fields: Any) -> None: ...
+
+    def events(self) -> list[dict[str, Any]]: ...
+
+    def write_late(self) -> bool:
+        """Write what could not be written before; returns whether there was anything. Raises
+        `OSError`.
+        """
+        ...
+
+
+class FolderEventLog:
+    """Events of a run with checkpoints, in their folder. A folder that does not answer is not
+    waited for, and what it refuses is written with the next event that it takes: the numbers of the
+    generations, which the lock of the folder knows, must not be given twice.
+    """
+
+    def __init__(self, ledger: RunLedger, calls: BoundedCalls) -> None:
+        self._ledger = ledger
+        self._calls = calls
+        self._late: deque[tuple[str, dict[str, Any]]] = deque(maxlen=_KEPT_EVENTS)
+
+    def append(self, event: str, **fields: Any) -> None:
+        """Append an event. Raises `OSError`."""
+        self._late.append((event, {"time": round(time.time(), 3), **fields}))
+        self.write_late()
+
+    def write_late(self) -> bool:
+        """See `EventLog`."""
+        if not self._late:
+            return False
+        self._calls.call(self._write)
+        return True
+
+    def events(self) -> list[dict[str, Any]]:
+        """All events that were written. Raises `OSError`."""
+        return self._calls.call(self._ledger.events)
+
+    def _write(self) -> None:
+        while self._late:
+            event, fields = self._late[0]
+            self._ledger.append(event, **fields)
+            self._late.popleft()
+
+
+class StoreEventLog:
+    """Events of a run without checkpoints: kept in the rendezvous store, and lost with it."""
+
+    def __init__(self, agent_store: AgentStore) -> None:
+        self._agent_store = agent_store
+
+    def append(self, event: str, **fields: Any) -> None:
+        def edit(document: Document) -> None:
+            told = {"time": round(time.time(), 3), "event": event, **fields}
+            document["events"] = [*document.get("events", []), told][-_KEPT_EVENTS:]
+
+        self._agent_store.change("events", edit)
+
+    def events(self) -> list[dict[str, Any]]:
+        return list(self._agent_store.read("events").get("events", []))
+
+    def write_late(self) -> bool:
+        """See `EventLog`."""
+        return False
+
+
+T = TypeVar("T")
+
+
+class RunRecords:
+    """The events, the checkpoints and the end of one run.
+
+    Args:
+        agent_store: The documents that agents share.
+        checkpoints: The folder; None keeps the events in the store.
+    """
+
+    def __init__(self, agent_store: AgentStore, checkpoints: StoragePath | None) -> None:
+        self._agent_store = agent_store
+        self._checkpoints = checkpoints
+        self._committed = 0
+        self._known: list[dict[str, Any]] = []
+        self._calls = BoundedCalls(f"the checkpoint folder {checkpoints}")
+        self._events: EventLog = (
+            StoreEventLog(agent_store)
+            if checkpoints is None
+            else FolderEventLog(RunLedger(checkpoints), self._calls)
+        )
+
+    def append_event(self, event: str, **fields: Any) -> bool:
+        """Write an event; returns whether it was written. A disk error is logged only, and the
+        event is written with the next one.
+        """
+        try:
+            self._events.append(event, **fields)
+        except OSError as error:
+            log.warn(
+                "ledger-write-failed",
+                message=f"{event} could not be written to the run ledger: {error}",
+            )
+            return False
+        return True
+
+    def _read(self) -> list[dict[str, Any]]:
+        """The events; those that were known last if the storage fails."""
+        try:
+            self._known = self._events.events()
+        except OSError as error:
+            log.warn("ledger-unreadable", message=f"the run ledger could not be read: {error}")
+        return list(self._known)
+
+    def ask(self, read: Callable[[], T], otherwise: T) -> T:
+        """What `read` finds in the checkpoint folder; `otherwise` if that fails, or does not answer
+        in time.
+        """
+        try:
+            return self._calls.call(read)
+        except OSError:
+            return otherwise
+
+    def close(self) -> None:
+        """Write what the storage has refused before, if it takes it now."""
+        with suppress(OSError):
+            self._events.write_late()
+
+    def read_done(self, settings: Settings) -> dict[str, Any] | None:
+        """See `exits.read_done`; None too if the storage does not answer."""
+        root, config = settings.checkpoints, settings.config
+        return self.ask(lambda: read_done(root, config, run_id=settings.run_id), None)
+
+    def committed_step(self) -> int:
+        """The step of the newest committed checkpoint, 0 if there is none; the one that was known
+        last if the storage fails.
+        """
+        if self._checkpoints is None:
+            return 0
+        try:
+            newest = self._calls.call(Lock(self._checkpoints).find_newest)
+        except OSError as error:
+            message = f"the checkpoints could not be listed: {error}"
+            log.warn("checkpoints-unreadable", message=message)
+        else:
+            self._committed = newest.step if newest else 0
+        return self._committed

@@ -1,4 +1,5 @@
-"""Finds ranks that hang, and the rank at fault when a group has ended in different collectives.
+"""Finds ranks that hang, nodes that are lost, and the rank at fault when a group has ended in
+different collectives.
 
 The watchdog detects ranks that make no progress and dumps their stacks. A hanging rank blocks all
 others in their next collective, so all of them stop at about the same time. The rank at fault is
@@ -15,6 +16,9 @@ torch's counterpart is the desync report of its flight recorder.
 its collective or has shown nothing, and the line at which it stands. A heartbeat has no times, and
 an unchanged script sends none, so a silent rank outside of collectives gets a signal on which it
 only writes its stack.
+
+A node that is lost, such as by a power cut, falls silent: it closes no connection, so that a
+collective waits for its timeout, and torch's connect for ever (`NodeLossDetector`).
 """
 
 from __future__ import annotations
@@ -30,15 +34,20 @@ from pathlib import Path
 from typing import Any
 
 from kdist_trainer import log
-from kdist_trainer.agent.coordination import AgentStore, Document, Generation
-from kdist_trainer.config import Cause, Exit
+from kdist_trainer.agent.coordination import (
+    AgentStore,
+    Document,
+    Generation,
+)
+from kdist_trainer.agent.exits import RankState
+from kdist_trainer.agent.worker_group import can_keep_workers
+from kdist_trainer.config import Cause, Exit, TrainConfig
 from kdist_trainer.instrumentation.fault_handler import LOOK, look_path, read_line
 from kdist_trainer.ipc.failure import Failure
 from kdist_trainer.processes.liveness import Call, Heartbeat, Phase, RankSnapshot, heartbeat_path
 from kdist_trainer.processes.process_tree import catches, is_stopped
-
-RankState = dict[str, Any]
-"""The state of one rank as agents exchange it: its latest heartbeat and collectives."""
+from kdist_trainer.rendezvous.handler import SILENCE_SECONDS
+from kdist_trainer.rendezvous.state import RendezvousStatus
 
 COMPARE_SECONDS = 2.0
 """How often the ranks of one node are compared while they run."""
@@ -667,3 +676,63 @@ def _describe(rank: _Rank, now: float) -> dict[str, Any]:
         "line": rank.line or None,
         "line_seconds": since(rank.line_since),
     }
+
+
+WAIT_SECONDS = 5.0
+"""How long all ranks of this node must have waited in one collective before a silent node counts as
+lost: an agent may pause, or be cut off from the store, while its ranks run.
+"""
+SILENT_SECONDS = 2.0
+"""How long a node must have missed its keep-alives, in addition, before it counts as lost."""
+SCRIPT_SILENT_SECONDS = 30.0
+"""The same for scripts: their ranks may wait in a barrier for minutes on purpose."""
+_WAIT_FACTOR = 2.0
+"""How much longer the wait must be than the longest completed one."""
+
+
+class NodeLossDetector:
+    """Watches the other nodes of one generation.
+
+    Args:
+        config: The configuration of the job.
+        generation: The generation.
+        watchdog: Knows how long the ranks of this node have been waiting.
+        has_silent_members: Whether a member is silent, by the members' connections. It counts only
+            if the others can continue in place without it: then a node that was only slow returns
+            at little cost.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        generation: Generation,
+        watchdog: Watchdog,
+        has_silent_members: Callable[[], bool],
+    ) -> None:
+        self._watchdog = watchdog
+        self._least_seconds = SILENT_SECONDS if config.train is not None else SCRIPT_SILENT_SECONDS
+        self._hang_seconds = config.hang_timeout_seconds
+        fewest, _ = generation.bounds
+        self._can_do_without = can_keep_workers(config) and fewest < len(generation.nodes)
+        self._has_silent_members = has_silent_members
+        self._silent_since: float | None = None
+
+    def is_lost(self, status: RendezvousStatus) -> bool:
+        """Whether a node is lost, given the latest state of the rendezvous."""
+        is_silent = self._can_do_without and self._has_silent_members()
+        if is_silent and self._has_waited(SILENCE_SECONDS):
+            return True
+        now, watchdog = time.monotonic(), self._watchdog
+        missing = status.silent or status.left
+        self._silent_since = (self._silent_since or now) if missing else None
+        if self._silent_since is None:
+            return False
+        silent = now - self._silent_since
+        if silent > self._hang_seconds and watchdog.has_no_heartbeats():
+            return True
+        return silent > self._least_seconds and self._has_waited(WAIT_SECONDS)
+
+    def _has_waited(self, seconds: float) -> bool:
+        """Whether the ranks of this node have waited so long in one collective."""
+        least = max(seconds, _WAIT_FACTOR * self._watchdog.longest_wait)
+        return self._watchdog.waited_seconds() > least

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from kdist_trainer import log
 from kdist_trainer.agent import forkserver
-from kdist_trainer.agent.exit_record import failed, read_done, stopped, success, write_record
+from kdist_trainer.agent.exits import failed, read_done, stopped, success, write_record
 from kdist_trainer.agent.logs import KeptLog, LogCopy, LogRelay, NullKeptLog, place_of, read_secrets
 from kdist_trainer.agent.settings import (
     FILE,
@@ -31,7 +31,6 @@ from kdist_trainer.agent.settings import (
     prepare_scratch,
 )
 from kdist_trainer.agent.shim import STARTED_AT
-from kdist_trainer.agent.telemetry import SHARED_MEMORY, AgentTelemetry
 from kdist_trainer.config import Cause, Exit, TrainConfig
 from kdist_trainer.config.exit_codes import CODES
 from kdist_trainer.errors import CheckpointMismatchError, KdistTrainerError, classify
@@ -228,18 +227,7 @@ def launch(settings: Settings) -> int:
         settings, procs, healthy=lambda: not health or health[0].is_healthy(), since=started_at
     )
     with LogRelay(settings.scratch, ranks=procs, copy=_keep_log(settings)) as relay:
-        telemetry = AgentTelemetry(
-            exporter,
-            relay,
-            max_restarts=settings.config.restart_limit,
-            managed=settings.config.train is not None,
-            folders=(
-                ("checkpoints", settings.checkpoints),
-                ("scratch", settings.scratch),
-                ("shared memory", SHARED_MEMORY),
-            ),
-        )
-        record = _run_to_record(settings, procs, telemetry, stop, predecessors, health)
+        record = _run_to_record(settings, procs, exporter, relay, stop, predecessors, health)
         forkserver.close_script_forkserver()
         health.clear()  # an agent whose work is over counts as healthy
         code = end(settings, record, stop=stop, exporter=exporter)
@@ -283,14 +271,15 @@ def _keep_log(settings: Settings) -> LogCopy:
 def _run_to_record(
     settings: Settings,
     procs: int,
-    telemetry: AgentTelemetry,
+    exporter: Exporter,
+    relay: LogRelay,
     stop: StopSignals,
     predecessors: set[int],
     health: list[Any],
 ) -> dict[str, Any]:
     """Run the elastic agent; returns the exit record, also if an error ended it."""
     try:
-        return _run_agent(settings, procs, telemetry, stop, predecessors, health)
+        return _run_agent(settings, procs, exporter, relay, stop, predecessors, health)
     except KdistTrainerError as error:
         cause, code, message = error.cause, error.code, str(error)
     except StopRequested:
@@ -300,7 +289,11 @@ def _run_to_record(
             traceback.print_exc()
         is_storage = classify(error)[0] is Cause.STORAGE or not settings.scratch.exists()
         cause = Cause.STORAGE if is_storage else Cause.UNKNOWN
-        full = telemetry.find_full(has="had") if is_storage else ""
+        full = ""
+        if is_storage:
+            from kdist_trainer.agent.monitor import describe_full  # which imports torch
+
+            full = describe_full(settings.written_folders, has="had")
         message = f"{full and f'{full}; '}the agent failed: {type(error).__name__}: {error}"
         code = CODES[cause]
     return failed(Failure.of_node(cause, code, message, node=settings.node))
@@ -333,7 +326,8 @@ def _setup_process(settings: Settings) -> liveness.ParentDeathPipe:
 def _run_agent(
     settings: Settings,
     procs: int,
-    telemetry: AgentTelemetry,
+    exporter: Exporter,
+    relay: LogRelay,
     stop: StopSignals,
     predecessors: set[int],
     health: list[Any],
@@ -341,8 +335,16 @@ def _run_agent(
     """Run the elastic agent and everything else that needs torch; returns the exit record."""
     from kdist_trainer.agent.agent import ElasticAgent, open_handler, open_stores
     from kdist_trainer.agent.coordination import AgentStore
+    from kdist_trainer.agent.monitor import AgentTelemetry
     from kdist_trainer.rendezvous.torch_internals import replace_script_start
 
+    telemetry = AgentTelemetry(
+        exporter,
+        relay,
+        max_restarts=settings.config.restart_limit,
+        managed=settings.config.train is not None,
+        folders=settings.written_folders,
+    )
     _silence_torch_logging()
     with stop.interruptible():
         stores = open_stores(settings, stop)
@@ -377,7 +379,7 @@ def _worker_spec(settings: Settings, procs: int, handler: RendezvousHandler) -> 
     """The workers of this node: a function in child processes, or a script in subprocesses."""
     from torch.distributed.elastic.agent.server.api import WorkerSpec
 
-    from kdist_trainer.agent.worker_entry import run_worker
+    from kdist_trainer.agent.worker_group import run_worker
 
     script = settings.config.script
     return WorkerSpec(

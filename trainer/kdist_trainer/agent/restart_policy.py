@@ -14,6 +14,11 @@ its ranks open the job's checkpoints, by a `Checkpointer` or an integration. Any
 from its beginning and overwrite what it has written, so a failure, a lost node or an eviction ends
 its job, unless the job file names `maxRestarts`. The decision is kept where the generations are, so
 that an agent that replaces a lost one decides the same.
+
+A run whose worker groups take longer to start than the time between losses makes no progress, and
+ends by its limit of restarts (`describe_slow_start`). A start lasts from the loss before it, or
+from the rendezvous, to the first finished step of the group; a group that was lost before its first
+step shows only that a start takes at least that long.
 """
 
 from __future__ import annotations
@@ -24,12 +29,13 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from statistics import median
 from typing import Any, Final
 
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 
 from kdist_trainer import log
-from kdist_trainer.agent import run_history
+from kdist_trainer.agent import coordination
 from kdist_trainer.agent.coordination import (
     FAILURE,
     PLANNED,
@@ -38,16 +44,10 @@ from kdist_trainer.agent.coordination import (
     AgentStore,
     Document,
     Generation,
+    RunRecords,
     failures_of,
 )
-from kdist_trainer.agent.exit_record import root_cause
-from kdist_trainer.agent.run_history import (
-    AT_START,
-    WAITED,
-    RunRecords,
-    describe_slow_start,
-    was_starting,
-)
+from kdist_trainer.agent.exits import root_cause
 from kdist_trainer.causes import BY_NAME
 from kdist_trainer.causes.host import REPLICAS_DIFFER
 from kdist_trainer.causes.row import SLOW, SLOW_START
@@ -56,6 +56,7 @@ from kdist_trainer.checkpoint.ledger import find_last_sign
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.config import Cause, Exit, TrainConfig
 from kdist_trainer.config.exit_codes import Fault, Rerun
+from kdist_trainer.formats.untrusted_text import finite_number
 from kdist_trainer.ipc.failure import Failure
 from kdist_trainer.processes.liveness import RankSnapshot
 from kdist_trainer.rendezvous.state import RendezvousStatus
@@ -81,7 +82,6 @@ _KEEP_NAME = {Cause.USER_CODE, Cause.UNKNOWN, Cause.EARLY_EXIT}
 _EXTERNAL = re.compile(r"SIG(KILL|TERM|INT|HUP)|forkserver|KeyboardInterrupt")
 _LIFETIME_RATIO = 2.0
 _LIFETIME_SLACK_SECONDS = 5.0
-
 Event = Mapping[str, Any]
 
 
@@ -450,7 +450,7 @@ class RestartLedger(RunRecords):
         max_restarts: The job's limit of restarts without progress.
         single_start: Whether a script may be started again; None if it may be.
         devices: What the ranks of this node run on.
-        code: Digest of what the ranks compute by, see `run_history.identify_code`.
+        code: Digest of what the ranks compute by, see `settings.identify_code`.
     """
 
     def __init__(
@@ -562,7 +562,7 @@ class RestartLedger(RunRecords):
             continues_in_place=not have_parted(events, failure, code=self._code),
             slow_start=slow_start,
             **self._read_clock(last, document, events, reason=reason, failure=failure),
-            **run_history.sum_up(events, committed, reason=reason, lost_steps=lost),
+            **coordination.sum_up(events, committed, reason=reason, lost_steps=lost),
         )
         if not over:
             self._begin(generation, agents, world_size, requested_at=rule[0])
@@ -580,7 +580,7 @@ class RestartLedger(RunRecords):
             return 0
         known = failures_of(document)
         root = self._checkpoints
-        find = partial(run_history.find_reached, events, known, root, generation=last)
+        find = partial(coordination.find_reached, events, known, root, generation=last)
         return max(0, self.ask(find, 0) - step)
 
     def _begin(
@@ -673,7 +673,7 @@ class RestartLedger(RunRecords):
             **({"entrypoint": "script"} if self.single_start.is_script else {}),
             **({"devices": self._devices} if self._devices else {}),
             **({} if generation.kept_step is None else {"kept_step": generation.kept_step}),
-            **run_history.to_event(generation),
+            **coordination.to_event(generation),
         )
         if not is_written and generation.reason == FAILURE:
             self._count_unwritten(generation.from_step)
@@ -770,3 +770,90 @@ class RestartLedger(RunRecords):
         return FAILURE, failure or Failure.of_node(
             Cause.RENDEZVOUS, Exit.PEERS_LOST, "the worker group did not start", generation=last
         )
+
+
+AT_START: Final = "at_start"
+"""The field of a failure in the events: the group had not begun its first step."""
+WAITED: Final = "waited"
+"""The field of a failure in the events: the seconds that agents waited after it, starting nothing.
+"""
+LOSSES: Final = 3
+"""So many groups in a row must have been lost as they started."""
+_RECENT: Final = 5
+
+
+def was_starting(
+    document: Document, number: int, events: Sequence[Event], *, is_script: bool, tells: bool
+) -> bool:
+    """Whether the ranks of a group that has ended had not come to a step of their own. If nothing
+    tells, they had.
+
+    Args:
+        document: The group's document.
+        number: Its generation.
+        events: The run's events so far.
+        is_script: Whether its ranks run a script. Of one that reports no steps a collective shows
+            that it has started.
+        tells: Whether the events have the first step of each group.
+    """
+    firsts = {one.get("generation") for one in events if one["event"] == "first_step"}
+    if number in firsts:
+        return False
+    begun = [one for one in events if one["event"] == "generation"]
+    from_step = next(
+        (one.get("from_step", 0) for one in begun if one.get("generation") == number), 0
+    )
+    states = [state for node in document.get("rank_states", {}).values() for state in node]
+    if any(state["step"] > (0 if is_script else from_step) for state in states):
+        return False
+    if tells or firsts:
+        return True
+    return bool(states) and not (is_script and any(state["sequence"] for state in states))
+
+
+def describe_slow_start(events: Iterable[Event]) -> str:
+    """A sentence with both times, if the latest groups were all lost as they started; else empty.
+
+    Args:
+        events: The run's events so far, with the failure that ended the latest group.
+    """
+    apart, starts = _measure(events)
+    if len(apart) < LOSSES:
+        return ""
+    lost = f"the last {len(apart)} worker groups were lost {median(apart[-_RECENT:]):.1f} s apart"
+    known = median(starts[-_RECENT:]) if starts else 0.0
+    took = f"takes {known:.1f} s"
+    if known <= (longest := max(apart[-_RECENT:])):
+        took = f"takes more than {longest:.1f} s"
+    return (
+        f"starting takes longer than the time between losses: {lost}, before their first step, and "
+        f"a start {took}"
+    )
+
+
+def _measure(events: Iterable[Event]) -> tuple[list[float], list[float]]:
+    """The seconds between the losses at the end of the events, each of which ended a group that
+    started, and what starts have taken, oldest first.
+    """
+    apart: list[float] = []
+    starts: list[float] = []
+    began: dict[Any, float] = {}
+    since: float | None = None
+    for event in events:
+        name, number = event["event"], event.get("generation")
+        at = finite_number(event.get("time")) or 0.0
+        if name == "generation":
+            began[number] = at
+            if event.get("reason") not in (FAILURE, *PLANNED):  # by hand: nothing was lost
+                apart, since = [], None
+        elif name == "first_step" and number in began:
+            first = began.pop(number)  # of steps that are rolled back there may be another one
+            starts.append(max(0.0, at - (first if since is None else since)))
+            apart, since = [], None  # a later loss is not a loss of this start
+        elif name == "commit":
+            apart = []
+        elif name == "failure":
+            before = began.get(number, at) if since is None else since
+            apart = [*apart, max(0.0, at - before)] if event.get(AT_START) else []
+            since = at + (finite_number(event.get(WAITED)) or 0.0)
+    return apart, starts

@@ -2,21 +2,29 @@
 number of nodes, and the environment of its workers. Free of torch.
 
 `kdist scale` changes nodes.json, which lies in the same folder as train.json, while agents run.
+
+`identify_code` is the digest of what a training computes by, so that two starts with the same
+digest run the same code.
 """
 
 from __future__ import annotations
 
+import hashlib
+import importlib.util
 import os
 import re
 import shutil
 import socket
 import tempfile
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
+from typing import Final
 
+import kdist_trainer
 from kdist_trainer import log
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.config import METRICS_PORT, NODES, Nodes, TrainConfig
@@ -106,6 +114,7 @@ KEPT = "train.json"
 """File in the scratch folder with the job as this node's agent has read it: ranks read this one,
 and a restarted agent, if the other one is gone.
 """
+SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - its room is looked at, nothing is written
 EXIT, KEEP_ALIVE = ON_FINISH = ("exit", "keep-alive")
 """What an agent does after the run: exit, or stay alive until SIGTERM, since a StatefulSet would
 restart it.
@@ -199,6 +208,12 @@ class Settings:
     def own_pipe(self) -> Path:
         """The parent-death pipe of this agent, which its workers watch."""
         return self.scratch / "parent-pipe"
+
+    @property
+    def written_folders(self) -> tuple[tuple[str, object], ...]:
+        """The folders that the training writes to, each with its use."""
+        own = ("checkpoints", self.checkpoints), ("scratch", self.scratch)
+        return (*own, ("shared memory", SHARED_MEMORY))
 
     @property
     def index(self) -> int:
@@ -346,3 +361,58 @@ def clean_temp(scratch: Path) -> None:
         shutil.rmtree(stale, ignore_errors=True)
     if folder.is_symlink():
         folder.unlink()
+
+
+_MOST_FILES: Final = 2000
+_MOST_NAMES: Final = 100_000
+"""Names after which no further folder is looked into: there may be data below the code."""
+_MOST_BYTES: Final = 1 << 20
+
+
+def identify_code(config: TrainConfig, code: Path | None) -> str:
+    """The digest. Files that cannot be read count by their names.
+
+    Args:
+        config: train.json.
+        code: The folder of the job's code.
+    """
+    import torch
+
+    parts = {"job": config.to_job(), "kdist": kdist_trainer.__version__, "torch": torch.__version__}
+    digest = hashlib.sha256(encode_json(parts, sort_keys=True).encode())
+    workload = config.train.workload if config.train is not None else ""
+    for root in ([] if code is None else [code]) + _find_package(workload):
+        for path in _list_files(root):
+            digest.update(os.fsencode(path.relative_to(root)) + b"\0")
+            with suppress(OSError), path.open("rb") as file:
+                digest.update(file.read(_MOST_BYTES))
+    return digest.hexdigest()[:16]
+
+
+def _find_package(workload: str) -> list[Path]:
+    """The folders of the package of a workload `module:Class`, which is not imported."""
+    module, separator, _ = workload.partition(":")
+    if not separator:
+        return []  # it is kdist's own
+    try:
+        spec = importlib.util.find_spec(module.partition(".")[0])
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None:
+        return []
+    return [Path(each) for each in spec.submodule_search_locations or ()]
+
+
+def _list_files(root: Path) -> Iterator[Path]:
+    """The Python files below a folder in a fixed order, without those that are hidden."""
+    left, names_left = _MOST_FILES, _MOST_NAMES
+    for folder, folders, names in os.walk(root):
+        folders[:] = sorted(one for one in folders if not one.startswith((".", "__pycache__")))
+        names_left -= len(names)
+        for name in sorted(names):
+            path = Path(folder, name)
+            if name.endswith(".py") and left and path.is_file():
+                left -= 1
+                yield path
+        if not left or names_left < 0:
+            return

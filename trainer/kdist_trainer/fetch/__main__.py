@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from kdist_trainer import log
-from kdist_trainer.agent.exit_record import failed, stopped, write_termination_message
+from kdist_trainer.agent.exits import failed, stopped, write_termination_message
 from kdist_trainer.config import SECRET_VARIABLES, Cause, Exit
 from kdist_trainer.config.sources import without_secrets
 from kdist_trainer.errors import ConfigError, KdistTrainerError

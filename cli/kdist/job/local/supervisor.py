@@ -9,9 +9,9 @@ When `kdist run` dies, the end of file of a FIFO ends every agent
 are found by the environment that they inherited, and killed. Signals to `kdist run` are queued for
 its loop.
 
-With a `Spawner` (`kdist_trainer.agent.spawner`) one process imports torch for all agents of a run
-and forks them. Each agent is then started as a shim that requests the agent from the spawner; if
-the spawner is gone, the shim becomes the agent and imports torch itself.
+With a `Spawner` (`kdist_trainer.agent.forkserver`) one process imports torch for all agents of a
+run and forks them. Each agent is then started as a shim that requests the agent from the spawner;
+if the spawner is gone, the shim becomes the agent and imports torch itself.
 """
 
 from __future__ import annotations
@@ -372,7 +372,8 @@ class Supervisor:
                 agent.send(signal.SIGKILL)
 
 
-_AGENT, _SHIM, _SPAWNER = "kdist_trainer", "kdist_trainer.agent.shim", "kdist_trainer.agent.spawner"
+_AGENT, _SHIM = "kdist_trainer", "kdist_trainer.agent.shim"
+_SPAWNER = "kdist_trainer.agent.forkserver"
 
 
 class Spawner:

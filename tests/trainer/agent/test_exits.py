@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from kdist_trainer.agent import exit_analysis
-from kdist_trainer.agent.exit_analysis import (
+from kdist_trainer.agent import exits
+from kdist_trainer.agent.exits import (
     RECENT_SECONDS,
     ExitContext,
     OomKills,
@@ -75,14 +75,14 @@ CODES = [
 def test_an_exit_code_alone_gives_a_cause(
     tmp_path: Path, code: int, fields: dict[str, Any], cause: Cause, exit_code: Exit, primary: bool
 ) -> None:
-    (found,) = exit_analysis.failures(context(tmp_path, code, step=12, **fields)).values()
+    (found,) = exits.find_failures(context(tmp_path, code, step=12, **fields)).values()
     assert (found.cause, found.code, found.primary) == (cause, exit_code, primary)
     assert (found.rank, found.node, found.generation, found.step) == (7, "node-1", 4, 12)
 
 
 def test_what_the_rank_left_says_more_than_its_exit_code(tmp_path: Path) -> None:
     failure.record(ValueError("odd"), scratch=tmp_path, local_rank=1)
-    (found,) = exit_analysis.failures(context(tmp_path, -6, step=3, inside=True)).values()
+    (found,) = exits.find_failures(context(tmp_path, -6, step=3, inside=True)).values()
     assert found.cause == Cause.USER_CODE
     assert found.message == "ValueError: odd"
     assert found.step == 3
@@ -107,8 +107,8 @@ def test_ends_that_are_no_failures(
     if recorded is not None:
         (tmp_path / "rank-1.result").write_text(json.dumps({"outcome": recorded}))
     ended = context(tmp_path, code, terminated=terminated)
-    assert exit_analysis.outcomes(ended) == {1: outcome}
-    assert not exit_analysis.failures(ended)
+    assert exits.find_outcomes(ended) == {1: outcome}
+    assert not exits.find_failures(ended)
 
 
 @pytest.mark.parametrize(
@@ -128,13 +128,13 @@ def test_the_exit_code_of_a_script_speaks_for_it_as_under_torchrun(
     if recorded is not None:
         result.write_result(recorded, scratch=tmp_path, local_rank=1)
     ended = context(tmp_path, code, terminated=terminated, managed=False)
-    assert exit_analysis.outcomes(ended) == {1: outcome}
-    assert not exit_analysis.failures(ended)
+    assert exits.find_outcomes(ended) == {1: outcome}
+    assert not exits.find_failures(ended)
 
 
 def test_what_a_rank_has_left_counts_before_its_process_has_ended(tmp_path: Path) -> None:
     failure.record(ValueError("odd"), scratch=tmp_path, local_rank=0)
-    (found,) = exit_analysis.recorded_failures(context(tmp_path, -9)).values()
+    (found,) = exits.recorded_failures(context(tmp_path, -9)).values()
     assert (found.rank, found.message) == (6, "ValueError: odd")
 
 
@@ -142,7 +142,7 @@ def test_what_an_earlier_generation_left_is_cleared(tmp_path: Path) -> None:
     failure.record(ValueError("odd"), scratch=tmp_path, local_rank=1)
     (tmp_path / "rank-0.result").write_text('{"outcome": "done"}')
     stacks_path(tmp_path, 0).touch()
-    exit_analysis.reset_files(tmp_path, 2)
+    exits.reset_files(tmp_path, 2)
     assert [
         (failure.read(tmp_path, rank), result.read_result(tmp_path, rank)) for rank in (0, 1)
     ] == [(None, None)] * 2

@@ -1,7 +1,8 @@
-"""Determines why the workers of this node exited.
+"""Why the workers of this node exited, and the exit record: how a run ended, and its root cause,
+which all agents of a run write alike. Free of torch.
 
-The sources are their exit codes, the failures that they recorded, the signals that the agent sent,
-and the kernel's count of OOM kills, since SIGKILL alone does not show who sent it.
+The sources of an exit are the exit codes, the failures that workers recorded, the signals that the
+agent sent, and the kernel's count of OOM kills, since SIGKILL alone does not show who sent it.
 """
 
 from __future__ import annotations
@@ -10,13 +11,20 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from kdist_trainer.agent.hangs import RankState
 from kdist_trainer.causes.row import shorten
-from kdist_trainer.config import Cause, Exit
+from kdist_trainer.checkpoint.manifest import CheckpointDirectory
+from kdist_trainer.checkpoint.storage import StoragePath
+from kdist_trainer.config import Cause, Exit, TrainConfig
+from kdist_trainer.config.changes import compare_done
 from kdist_trainer.config.exit_codes import CODES, Rerun
+from kdist_trainer.errors import CheckpointMismatchError
+from kdist_trainer.formats import stamp
+from kdist_trainer.formats.json_text import encode_json
 from kdist_trainer.instrumentation import fault_handler
 from kdist_trainer.instrumentation.fault_handler import stacks_path
 from kdist_trainer.ipc import failure, result
@@ -26,6 +34,8 @@ from kdist_trainer.processes import preallocated
 from kdist_trainer.processes.liveness import RankSnapshot
 from kdist_trainer.processes.signals import signal_name
 
+RankState = dict[str, Any]
+"""The state of one rank as agents exchange it: its latest heartbeat and collectives."""
 FORKSERVER_LOST = 255
 """The exit code that multiprocessing reports if the forkserver died, so that the exit codes of its
 children are unknown.
@@ -82,7 +92,7 @@ class ExitContext:
     """The latest heartbeats, by local rank."""
 
 
-def outcomes(context: ExitContext) -> dict[int, str]:
+def find_outcomes(context: ExitContext) -> dict[int, str]:
     """`done` or `stopped` for the workers that did not fail, by local rank."""
     found = {}
     stops = {-signal.SIGTERM, 128 + signal.SIGTERM} if context.terminated else set()
@@ -99,9 +109,9 @@ def outcomes(context: ExitContext) -> dict[int, str]:
     return found
 
 
-def failures(context: ExitContext) -> dict[int, Failure]:
+def find_failures(context: ExitContext) -> dict[int, Failure]:
     """The failures of the workers that exited by themselves, by local rank."""
-    succeeded = outcomes(context)
+    succeeded = find_outcomes(context)
     return {
         local_rank: _failure_of(context, local_rank, code)
         for local_rank, code in context.exits.items()
@@ -111,9 +121,9 @@ def failures(context: ExitContext) -> dict[int, Failure]:
 
 def group_result(context: ExitContext) -> GroupResult:
     """The result of the workers that exited by themselves."""
-    found, early = failures(context), early_exits(context)
+    found, early = find_failures(context), early_exits(context)
     separate = _are_separate(context)
-    return GroupResult(outcomes(context), found, context.exits, early=early, separate=separate)
+    return GroupResult(find_outcomes(context), found, context.exits, early=early, separate=separate)
 
 
 def _are_separate(context: ExitContext) -> bool:
@@ -134,7 +144,7 @@ def early_exits(context: ExitContext) -> dict[int, Failure]:
     """
     if context.managed or context.terminated:
         return {}
-    succeeded = outcomes(context)
+    succeeded = find_outcomes(context)
     return {
         local_rank: _early_exit(context, local_rank)
         for local_rank, code in context.exits.items()
@@ -287,8 +297,6 @@ def reset_files(scratch: Path, local_ranks: int) -> None:
 _ROOT = Path("/sys/fs/cgroup")
 _SELF = Path("/proc/self/cgroup")
 _MACHINE = Path("/proc/vmstat")
-
-
 RECENT_SECONDS = 10.0
 """How long a process may take to exit after an OOM kill: the kernel counts first, and freeing much
 memory takes time.
@@ -368,3 +376,132 @@ def _counters() -> Iterator[Path]:
             yield _ROOT / "memory" / relative / "memory.oom_control"
             yield _ROOT / "memory" / "memory.oom_control"
     yield _MACHINE
+
+
+RECORD = "exit.json"
+TERMINATION_BYTES = 4096
+"""The most bytes of a termination message that Kubernetes keeps."""
+
+
+class RunOutcome(Exception):  # noqa: N818 - a success as well as a failure leaves the agent's loop
+    """Raised when the agent's work is over; `record` is the exit record."""
+
+    def __init__(self, record: dict[str, Any]) -> None:
+        super().__init__(record.get("message"))
+        self.record = record
+
+    @property
+    def code(self) -> Exit:
+        return Exit(self.record["code"])
+
+
+def root_cause(failures: Iterable[Failure]) -> Failure | None:
+    """The first primary failure; without one, a timeout rather than a lost peer; None without
+    failures.
+    """
+    ordered = sorted(failures, key=lambda failure: failure.time)
+    for each in ordered:
+        if each.primary:
+            return each
+    for each in ordered:
+        if each.code is Exit.HANG:
+            return each
+    return ordered[0] if ordered else None
+
+
+def success(*, step: int | None, separate_ranks: int = 0) -> dict[str, Any]:
+    """The exit record of a completed run.
+
+    Args:
+        step: The last step.
+        separate_ranks: The number of its ranks if none has formed a process group with others.
+    """
+    return {
+        "code": int(Exit.DONE),
+        "cause": None,
+        "outcome": "done",
+        "message": "done",
+        "step": step,
+        **({"separate_ranks": separate_ranks} if separate_ranks else {}),
+    }
+
+
+def stopped(message: str, *, step: int | None) -> dict[str, Any]:
+    """The exit record of an agent that stopped on request."""
+    return {
+        "code": int(Exit.STOPPED),
+        "cause": Cause.PREEMPTED.value,
+        "outcome": "stopped",
+        "message": message,
+        "step": step,
+    }
+
+
+def failed(failure: Failure) -> dict[str, Any]:
+    """The exit record of a run that ends because of `failure`."""
+    return {**failure.to_document(), "outcome": "failed"}
+
+
+def write_record(
+    record: dict[str, Any], scratch: Path, termination_message: Path | None = None
+) -> None:
+    """Write the record to `scratch`, and a short form where Kubernetes reads it. An `OSError` is
+    ignored, since the exit code is still reported.
+    """
+    fresh = scratch / f"{RECORD}.new"
+    record = stamp(RECORD, record)
+    with suppress(OSError):
+        fresh.write_bytes(
+            encode_json(record, indent=2, ensure_ascii=False).encode(errors="replace") + b"\n"
+        )
+        fresh.replace(scratch / RECORD)
+    if termination_message is not None:
+        write_termination_message(record, termination_message)
+
+
+def write_termination_message(record: dict[str, Any], path: Path) -> None:
+    """Write a short form of the record where Kubernetes reads it. An `OSError` is ignored."""
+    with suppress(OSError):  # a mounted file: it can be written, not replaced
+        path.write_bytes(shorten_record(stamp(RECORD, record)))
+
+
+def shorten_record(record: dict[str, Any], limit: int = TERMINATION_BYTES) -> bytes:
+    """The record as JSON of at most `limit` bytes: the beginning of the traceback is cut first,
+    then the ends of strings and lists.
+    """
+    for length, most in ((2000, 32), (500, 16), (50, 4)):
+        short = {
+            name: value[:length] if isinstance(value, str) else value
+            for name, value in record.items()
+        }
+        if isinstance(record.get("collectives"), list):
+            short["collectives"] = [line[:length] for line in record["collectives"][:most]]
+        lines = [line[:length] for line in record.get("traceback") or []]
+        while True:
+            text = encode_json({**short, "traceback": lines}, ensure_ascii=False).encode(
+                errors="replace"
+            )
+            if len(text) <= limit:
+                return text
+            if not lines:
+                break
+            lines = lines[1:]
+    return encode_json({"code": record["code"]}).encode()
+
+
+def read_done(
+    checkpoints: StoragePath | None, config: TrainConfig, *, run_id: str
+) -> dict[str, Any] | None:
+    """The DONE document of the run's last commit; None while the job, as it is now, is not done.
+
+    Raises:
+        CheckpointMismatchError: If the run has ended, and the job was edited since in a way that
+            cannot continue from its last checkpoint.
+    """
+    done = CheckpointDirectory(checkpoints).done() if checkpoints is not None else None
+    if done is None or done.get("run_id", run_id) != run_id:
+        return None
+    finished = compare_done(done, config.to_job())
+    if finished.problem is not None:
+        raise CheckpointMismatchError(finished.problem)
+    return done if finished.is_complete else None

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_processes
 
-from kdist_trainer.agent.survivors import Survivors
-from kdist_trainer.agent.workers import WorkerProcesses
+from kdist_trainer.agent.worker_group import Survivors, WorkerProcesses
 from kdist_trainer.config import Nodes, Script, TrainConfig
 from kdist_trainer.processes import process_tree
 from tests.patience import soon

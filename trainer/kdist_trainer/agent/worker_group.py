@@ -1,52 +1,262 @@
-"""Recovery in place, as the agent directs it: the workers that survive a failure leave their group
-with the training in memory, and join the next group without ending.
+"""The worker processes of this node, from their first lines to their end: functions run in children
+of the forkserver, scripts in subprocesses.
 
-A worker is kept if it is connected to the agent (see `kdist_trainer.ipc.control`) and confirms in
-time that it is out of the group; otherwise it is killed and started again, as without recovery in
-place.
+Every process that a worker has started is killed with it (`WorkerProcesses`): each worker leads a
+process group, and on Linux the agent adopts processes that have left the group and lost their
+parent. A child that kept running would keep the rank's sockets open, and its peers would wait for a
+dead rank.
 
-Workers can also be started before they have a group: those of a node that joins while others train,
-and those in the place of lost workers while the agents meet. Such a worker has no rank, no
-heartbeat and no metrics, prints to the agent's own output, and waits for its group as one does that
-has left another one.
+`run_worker` is the entry point of a worker that is a function. It writes the outcome to a file and
+exits by `os._exit`. torch's result queue is not used: a worker killed while torch waits in it for
+the others would block the agent forever. And destructors of gloo may abort a worker that has
+succeeded.
 
-If the node joins no further group, because it was asked to stop or too few nodes have come, one of
-the workers forms a group alone, in a generation of its own, saves and ends. The agents agree on
-that generation by compare-and-set. If the others have begun it, they continue with the state, and
-there is nothing to save here; if they form a group later, they take the lock of the checkpoint
-folder over, as after any other generation.
+In recovery in place the workers that survive a failure leave their group with the training in
+memory, and join the next group without ending (`Survivors`). A worker is kept if it is connected to
+the agent (see `kdist_trainer.ipc.control`) and confirms in time that it is out of the group;
+otherwise it is killed and started again, as without recovery in place.
+
+Workers can also be started before they have a group (`EarlyWorkers`): those of a node that joins
+while others train, and those in the place of lost workers while the agents meet. Such a worker has
+no rank, no heartbeat and no metrics, prints to the agent's own output, and waits for its group as
+one does that has left another one.
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import os
+import select
+import shutil
+import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+import traceback
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
+from typing import Any, NoReturn
 
 import torch
-import torch.distributed as dist
-from torch.distributed.elastic.multiprocessing.api import PContext
+from torch.distributed.elastic.multiprocessing.api import PContext, SubprocessContext
 
 from kdist_trainer import log
-from kdist_trainer.agent import coordination, exit_analysis
-from kdist_trainer.agent.coordination import RESUME, STOP, AgentStore, Generation, KeptRank
-from kdist_trainer.agent.restart_policy import RestartLedger
+from kdist_trainer.agent import coordination
+from kdist_trainer.agent.coordination import Generation, KeptRank
+from kdist_trainer.agent.exits import FORKSERVER_LOST
+from kdist_trainer.agent.forkserver import supervise_script_forkserver
 from kdist_trainer.agent.settings import WORKER, Settings
-from kdist_trainer.agent.workers import WorkerProcesses
-from kdist_trainer.config import TrainConfig
-from kdist_trainer.ipc import failure, result
+from kdist_trainer.config import Exit, TrainConfig
+from kdist_trainer.instrumentation import fault_handler
+from kdist_trainer.ipc import failure, output, result
 from kdist_trainer.ipc.control import (
     IDLE,
     PREBUILD,
-    STOPS_VARIABLE,
     VARIABLE,
     WAITING_VARIABLE,
     ConnectedRank,
     ControlServer,
 )
+from kdist_trainer.processes import liveness, process_tree
 from kdist_trainer.processes.liveness import RankSnapshot
-from kdist_trainer.processes.signals import StopSignals, stop_margin
+from kdist_trainer.rendezvous import store_process
+from kdist_trainer.rendezvous.torch_internals import release_queues, worker_processes
+
+
+class WorkerProcesses:
+    """The worker processes by local rank. `signal` and `kill` never reach a process that has been
+    seen to exit.
+    """
+
+    def __init__(self) -> None:
+        self._processes: dict[int, Any] = {}
+        self._is_script = False
+        self._descriptors: dict[int, int] = {}
+        self._codes: dict[int, int] = {}
+        self._contexts: dict[int, PContext] = {}
+        """torch's handle of each worker, by local rank."""
+
+    def add(self, context: PContext, local_ranks: Sequence[int]) -> None:
+        """Add started workers.
+
+        Args:
+            context: torch's handle of them, in the order of `local_ranks`.
+            local_ranks: Their local ranks; workers with the same ones have exited.
+        """
+        before = {id(each): each for each in self._contexts.values()}
+        self._contexts |= dict.fromkeys(local_ranks, context)
+        for each in self._contexts.values():
+            before.pop(id(each), None)
+        for replaced in before.values():
+            _remove_files(replaced)
+        self._is_script = isinstance(context, SubprocessContext)
+        for number, process in worker_processes(context).items():
+            local_rank = local_ranks[number]
+            self._processes[local_rank] = process
+            self._codes.pop(local_rank, None)
+        self._descriptors = {
+            self._descriptor(process): local_rank
+            for local_rank, process in self._processes.items()
+            if local_rank not in self._codes
+        }
+
+    @property
+    def local_ranks(self) -> Collection[int]:
+        """The local ranks of all workers, also of those that have exited."""
+        return self._processes.keys()
+
+    def pid(self, local_rank: int) -> int:
+        """The process id of a worker."""
+        return int(self._processes[local_rank].pid)
+
+    def release(self) -> None:
+        """Release torch's queues and event once all workers have started."""
+        for context in self._contexts.values():
+            release_queues(context)
+
+    def wait(self, seconds: float, *, also: Iterable[int] = ()) -> None:
+        """Wait until a worker exits or a descriptor in `also` is readable, at most `seconds`."""
+        poller = select.poll()
+        for descriptor in also:
+            poller.register(descriptor, select.POLLIN)
+        for descriptor, number in self._descriptors.items():
+            if number not in self._codes and descriptor >= 0:
+                poller.register(descriptor, select.POLLIN)
+        poller.poll(seconds * 1000)
+
+    def exits(self) -> dict[int, int]:
+        """Exit codes of the workers that have exited, by local rank; -9 means SIGKILL. Processes
+        that they had started are killed.
+        """
+        ended = []
+        for number, process in self._processes.items():
+            if number not in self._codes:
+                code = self._poll_script(process) if self._is_script else process.exitcode
+                if code is not None:
+                    self._codes[number] = code
+                    ended.append(number)
+        for number in ended:
+            _kill_group(self.pid(number))
+        if any(self._codes[number] for number in ended):
+            process_tree.kill(spared=self._own_children())
+        self._reap()
+        return dict(self._codes)
+
+    @property
+    def living(self) -> list[int]:
+        """The local ranks of the running workers."""
+        return [number for number in self._processes if number not in self.exits()]
+
+    def signal(self, number: signal.Signals, local_ranks: list[int] | None = None) -> None:
+        """Send a signal to the running workers, or to those of them in `local_ranks`."""
+        for local_rank in self.living:
+            if local_ranks is None or local_rank in local_ranks:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self.pid(local_rank), number)
+
+    def kill(self, *, timeout_seconds: float = 10.0, keep: Collection[int] = ()) -> list[int]:
+        """Kill the running workers, except those of the local ranks in `keep`, and every process
+        that the others have started; returns those that have not exited after `timeout_seconds`.
+        If all of them run and are kept, nothing is killed.
+        """
+        if self._processes and not self.exits() and self._processes.keys() <= set(keep):
+            return []  # a process that has lost its parent was started by one of them too
+        lost = [
+            number
+            for number, code in self.exits().items()
+            if code == FORKSERVER_LOST and not self._is_script
+        ]
+        for local_rank in {*self.living, *lost} - set(keep):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid(local_rank), signal.SIGKILL)
+            _kill_group(self.pid(local_rank))
+        deadline = time.monotonic() + timeout_seconds
+        spared = [self.pid(local_rank) for local_rank in keep]
+        process_tree.kill(keep=_servers(), spared=spared, seconds=timeout_seconds)
+        while (running := set(self.living) - set(keep)) and time.monotonic() < deadline:
+            self.wait(0.05)
+        self._reap()
+        return sorted(running)
+
+    def _own_children(self) -> set[int]:
+        """The pids of the agent's own children, the servers and the scripts. Its other children are
+        processes that a worker started and left.
+        """
+        scripts = self._processes.values() if self._is_script else ()
+        return _servers() | {process.pid for process in scripts}
+
+    def _reap(self) -> None:
+        """Reap orphans that have exited."""
+        if not hasattr(os, "waitid"):
+            return
+        known = _servers() | {process.pid for process in self._processes.values()}
+        with contextlib.suppress(ChildProcessError):
+            while (
+                ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            ) and ended.si_pid not in known:
+                os.waitpid(ended.si_pid, os.WNOHANG)
+
+    @staticmethod
+    def _poll_script(process: Any) -> int | None:
+        """The exit code of a script, None while it runs. Kills its process group when it exits."""
+        # before reaping it: until then the kernel does not reuse the number of the group
+        if hasattr(os, "waitid"):
+            ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if ended is not None:
+                _kill_group(process.pid)
+        code: int | None = process.poll()
+        return code
+
+    def _descriptor(self, process: Any) -> int:
+        """A descriptor that becomes readable when the process exits; -1 if the system has none."""
+        if not self._is_script:
+            return int(process.sentinel)
+        try:
+            return os.pidfd_open(process.pid)
+        except (AttributeError, OSError):
+            return -1
+
+    def close(self) -> None:
+        """Close the descriptors, and remove torch's files of the workers."""
+        self.release()
+        for context in self._contexts.values():
+            _remove_files(context)
+        _remove_sockets()
+        if self._is_script:
+            for descriptor in self._descriptors:
+                if descriptor >= 0:
+                    os.close(descriptor)
+        self._descriptors = {}
+
+
+def _remove_files(context: PContext) -> None:
+    """Remove torch's files of workers that have exited: the folder of their attempt."""
+    for path in context.error_files.values():
+        shutil.rmtree(Path(path).parent.parent, ignore_errors=True)
+
+
+def _kill_group(leader: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signal.SIGKILL)
+
+
+def _remove_sockets() -> None:
+    """Remove the sockets that workers used to pass tensors and files to their loader processes."""
+    own = forkserver._forkserver._forkserver_address  # type: ignore[attr-defined]
+    for left in Path(own).parent.glob("listener-*") if own else ():
+        if left != Path(own):
+            left.unlink(missing_ok=True)
+
+
+def _servers() -> set[int]:
+    """The pids of the agent's children that are no workers: the forkservers of functions and of
+    scripts, multiprocessing's resource tracker, and the store of the rendezvous.
+    """
+    pids = (forkserver._forkserver._forkserver_pid, resource_tracker._resource_tracker._pid)  # type: ignore[attr-defined]
+    found = {pid for pid in (*pids, supervise_script_forkserver()) if pid is not None}
+    return found | store_process.pids()
+
 
 LEAVE_SECONDS = 30.0
 """How long a worker may take to leave its group: it must first finish what it computes."""
@@ -365,107 +575,57 @@ class EarlyWorkers:
                 log.event("worker-prepared", pid=workers.pid(number), seconds=seconds)
 
 
-def save_kept_state(
-    former: int,
-    *,
-    settings: Settings,
-    agent_store: AgentStore,
-    ledger: RestartLedger,
-    agents: dict[str, str],
-    workers: WorkerProcesses,
-    survivors: Survivors,
-    stop: StopSignals,
-) -> str | None:
-    """Have the worker that has kept the newest step save it, and wait until it has ended.
+def init_worker() -> None:
+    """Make this process a group leader that dies with the agent, prints to the agent's log, and
+    dumps its stacks on request.
 
-    Args:
-        former: The generation that the workers have left.
-        settings: The settings of the agent.
-        agent_store: The documents that agents share.
-        ledger: Receives the generation of the save.
-        agents: The instance id of this agent, by its node.
-        workers: The workers of this node.
-        survivors: Those that have left their group.
-        stop: The requests to stop: the grace period counts from the first, and a second one ends
-            the wait.
-
-    Returns:
-        "stopped", or "done" if the step was the last one; None if nothing was saved.
+    A worker that has no group yet prints as one of no rank, and does the last when it joins one:
+    its local rank may be that of another worker, or of none.
     """
-    survivors.forget_exited(workers)
-    step = survivors.finished_step
-    if step is None or settings.checkpoints is None:
-        return None
+    os.setpgid(0, 0)  # the agent kills the whole group at once
+    scratch, local_rank = _place()
+    if WAITING_VARIABLE in os.environ:
+        output.redirect(scratch, output.EARLY)
+    else:
+        output.redirect(scratch, local_rank)
+        fault_handler.register_stack_dump(scratch, local_rank)
+        fault_handler.watch(scratch, local_rank)
+    liveness.watch(Path(os.environ["KDIST_PARENT_PIPE"]))
+
+
+def _place() -> tuple[Path, int]:
+    """The scratch folder and the local rank."""
+    return Path(os.environ["KDIST_SCRATCH"]), int(os.environ["LOCAL_RANK"])
+
+
+def run_worker(target: str) -> NoReturn:
+    """Run the function `target`, given as `module:function`, write its return value for the agent,
+    and exit.
+
+    After a failure the exit code is that of the failure, in case it cannot be written.
+    """
+    code = int(Exit.USER)
     try:
-        number = open_generation(former, agent_store, ledger, agents=agents, step=step)
-        exit_analysis.reset_files(settings.scratch, len(workers.local_ranks))
-    except (dist.DistError, RuntimeError, OSError) as refusal:
-        warn_unsaved(step, str(refusal), ledger)
-        return None
-    local_rank = next(number for number, kept in survivors.kept.items() if kept == step)
-    log.event("saving-kept-state", step=step, generation=number)
-    survivors.join_alone(workers, local_rank, describe_group(number))
-    grace = settings.config.termination_grace_period_seconds
-    since = time.monotonic() if stop.requested_at is None else stop.requested_at
-    deadline = since + grace - stop_margin(grace)
-    while local_rank in workers.living:
-        if time.monotonic() > deadline or stop.urgent:
-            why = "a second request to stop came" if stop.urgent else "the grace period was over"
-            warn_unsaved(step, why, ledger)
-            return None
-        workers.wait(_POLL_SECONDS)
-    outcome = result.read_result(settings.scratch, local_rank)
-    if outcome is None:
-        error = failure.read(settings.scratch, local_rank)
-        why = "its worker was killed" if error is None else error.message
-        warn_unsaved(step, why, ledger)
-    return outcome
-
-
-def warn_unsaved(step: int, why: str, ledger: RestartLedger) -> None:
-    """Log how many steps, which only memory held, are not saved here."""
-    committed = ledger.committed_step()
-    steps = max(0, step - committed)
-    log.warn(
-        "kept-state-not-saved",
-        step=step,
-        steps=steps,
-        message=f"not saved {steps} step{'s' * (steps != 1)}, up to step {step}: {why}; a later "
-        f"start goes on from step {committed}",
-    )
-
-
-def open_generation(
-    former: int,
-    agent_store: AgentStore,
-    ledger: RestartLedger,
-    *,
-    agents: dict[str, str],
-    step: int,
-) -> int:
-    """Open the generation of the save of `step`, after generation `former`; returns its number.
-
-    Raises:
-        RuntimeError: If other agents have begun the generation after `former`.
-    """
-    number = former + 1
-    newest = max(step, agent_store.generation(former).get("kept_step", 0))
-    agent_store.open_generation(number, agents)
-    agent_store.plan_stop(number, STOP)
-    agent_store.post_kept_step(number, newest)
-    ledger.append_generation(
-        Generation(number, RESUME, sorted(agents), from_step=step, kept_step=step), world_size=1
-    )
-    return number
-
-
-def describe_group(generation: int) -> dict[str, str]:
-    """The environment of a rank that is alone in its group, and is to stop."""
-    ranks = ("RANK", "GROUP_RANK", "ROLE_RANK")
-    sizes = ("WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE")
-    return {
-        **dict.fromkeys(ranks, "0"),
-        **dict.fromkeys(sizes, "1"),
-        "KDIST_GENERATION": str(generation),
-        STOPS_VARIABLE: "1",
-    }
+        init_worker()
+        if folder := os.environ.get("KDIST_CODE"):
+            sys.path.insert(0, folder)
+        module, _, function = target.partition(":")
+        outcome = getattr(importlib.import_module(module), function)()
+        scratch, local_rank = _place()  # in the group, in which it may be another one
+        result.write_result(outcome, scratch=scratch, local_rank=local_rank)
+        code = 0
+    except BaseException as error:  # noqa: BLE001 - every error must be recorded for the agent
+        # a worker without a group has no rank whose failure this is
+        has_group = WAITING_VARIABLE not in os.environ
+        recorded = failure.record(error) if has_group else failure.describe(error)
+        code = int(recorded.code)
+        # the traceback of a secondary failure in the log would hide the root cause
+        if recorded.primary:
+            with contextlib.suppress(OSError):
+                traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            # a log on a full disk, or a stream that was closed
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(code)

@@ -8,45 +8,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kdist.threads import OnError, start_thread
 
 if TYPE_CHECKING:
-    from kdist.cluster import Cluster
+    from kdist.job.find import Place
     from kdist.spec.reference import Field
 
 SECONDS = 2.0  # for all that a cluster is asked for one word
-
-
-@dataclass(frozen=True)
-class Place:
-    """The cluster, the namespace and the identity that the options before the word choose."""
-
-    namespace: str | None = None
-    context: str | None = None
-    kubeconfig: str | None = None
-    user: str = ""
-    groups: tuple[str, ...] = ()
-
-    @property
-    def is_chosen(self) -> bool:
-        """Whether an option chooses a cluster, so that runs on this machine are not meant."""
-        return self != Place()
-
-    def connect(self) -> Cluster:
-        """Connect without retries. Raises `KdistError`."""
-        from kdist import cluster
-
-        return cluster.connect(
-            self.context,
-            self.namespace,
-            file=self.kubeconfig,
-            impersonation=cluster.Impersonation(self.user, self.groups),
-            retry_seconds=0.0,
-            request_timeout=SECONDS,
-        )
 
 
 def job_names(place: Place, *, local: bool = False) -> list[str]:
@@ -63,7 +33,7 @@ def job_names(place: Place, *, local: bool = False) -> list[str]:
 
 def namespaces(place: Place) -> list[str]:
     """Names of the cluster's namespaces, sorted."""
-    return _in_time(lambda: sorted(_names(place.connect().list("v1", "Namespace"))))
+    return _in_time(lambda: sorted(_names(place.connect(patience=SECONDS).list("v1", "Namespace"))))
 
 
 def contexts(place: Place) -> list[str]:
@@ -139,7 +109,7 @@ def _list_jobs(place: Place) -> list[str]:
         return []
     from kdist.cluster import list_resources
 
-    connection = place.connect()
+    connection = place.connect(patience=SECONDS)
     listed = connection.list("v1", "ConfigMap", selector=JOB_LABEL, metadata_only=True)
     names = [str(each["metadata"]["labels"][JOB_LABEL]) for each in listed]
     return [*names, *_names(list_resources(connection))]

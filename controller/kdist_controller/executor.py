@@ -17,7 +17,7 @@ from kdist.backends import RUNTIME
 from kdist.cluster import ApiError, Cluster, JobObjects
 from kdist.diagnose import KEY_MISSING
 from kdist.job.cluster import suspend
-from kdist.job.cluster.job import ClusterJob
+from kdist.job.cluster.applied import AppliedJob
 from kdist.manifest import NODES_ANNOTATION, RECLAIM_POLICY, Manifest, ObjectKey
 from kdist.spec import API_VERSION, KIND
 from kdist.status import ASKED, OUTCOME, documents
@@ -248,7 +248,7 @@ class _JobExecutor:
         if not action.suspended:
             deploy.request_start(self._cluster, self._observed.owner, self._observed.applied)
         if action.queued:
-            job = ClusterJob.find(self._cluster, self._resource.key.name)
+            job = AppliedJob.find(self._cluster, self._resource.key.name)
             suspend.set_active(job, active=not action.suspended)
         elif self._observed.backend is not None:
             body = self._observed.backend.suspend_patch(action.suspended, nodes=action.nodes)

@@ -14,7 +14,7 @@ from typing import Any, Final
 from kdist.backends import Placement
 from kdist.cluster import Cluster
 from kdist.errors import KdistError, NotFoundError
-from kdist.job.cluster.job import ClusterJob
+from kdist.job.cluster.applied import AppliedJob
 from kdist.recovery import (
     HeldVolume,
     PodDecision,
@@ -231,7 +231,7 @@ class NodeRecovery:
         return min([_LONGEST_PAUSE, *pauses])
 
 
-def _make_target(cluster: Cluster, observed: Observed) -> ClusterJob:
+def _make_target(cluster: Cluster, observed: Observed) -> AppliedJob:
     """The job as `kdist.recovery` takes it: by the TrainingJob's spec, or, where that is not valid,
     by what its pods are made from. Raises `NotFoundError` if neither is known.
     """
@@ -244,4 +244,4 @@ def _make_target(cluster: Cluster, observed: Observed) -> ClusterJob:
         "c10d" if documents.text(status, "rendezvous") == "c10d" else "kubernetes",
         documents.text(status, "runId"),
     )
-    return ClusterJob(cluster, observed.config_map or {}, job, backend, placement)
+    return AppliedJob(cluster, observed.config_map or {}, job, backend, placement)

@@ -21,7 +21,7 @@ import pytest
 
 from kdist import completion
 from kdist.app import cli
-from kdist.completion import Place
+from kdist.job.find import Place
 from tests.cli.cluster.api import Api, Asked, Reply, write_kubeconfig
 
 PATIENCE = 60.0

@@ -17,7 +17,7 @@ import yaml
 
 from kdist.cluster import ApiError
 from kdist.errors import Code
-from kdist.job.cluster import training_job
+from kdist.job.cluster import wait
 from tests.cli.conftest import Kdist, kdist
 from tests.controller.conftest import Stepper
 from tests.controller.kubernetes import Kubernetes
@@ -213,7 +213,7 @@ def test_without_a_controller_the_job_is_sent_and_its_absence_is_told(
     kdist: Kdist,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(training_job, "ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr(wait, "ANSWER_SECONDS", 0.5)
     sent = kdist("apply", "job.yaml")
     assert sent.exit_code == Code.OK, sent.stderr
     assert "no controller has acted on it" in sent.stderr

@@ -102,6 +102,10 @@ BREACHES = {
         "cli/kdist/commands/validate.py",
         "import kdist.commands.run",
     ),
+    "commands reach a job through kdist.job alone": (
+        "cli/kdist/commands/why.py",
+        "import kdist.job.local.job",
+    ),
     "nobody in the trainer imports a slice": (
         "trainer/kdist_trainer/run_script.py",
         "import kdist_trainer.integrations",

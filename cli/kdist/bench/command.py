@@ -169,7 +169,8 @@ def command(
     spec = bench.BenchSpec(
         collective=collective, min=given.pop("least"), max=given.pop("most"), **numbers
     )
-    remote = on_cluster or targets.asks_cluster(given["namespace"], given["context"])
+    place = options.find_place(click.get_current_context(), given["namespace"], given["context"])
+    remote = on_cluster or place.is_chosen
     job, base = _make_job(spec, file, image, given.pop("nodes"), given.pop("procs_per_node"))
     keep = given.pop("keep")
     result = (

@@ -11,6 +11,7 @@ from kdist.bench.result import Result, read_events
 from kdist.errors import Code, KdistError, UsageError
 from kdist.job import cluster as jobs
 from kdist.job.cluster import logs
+from kdist.job.job import LogSelection
 from kdist.spec import TrainingJob
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def measure(
         lines = (
             line.text
             for line in logs.read(
-                cluster, jobs.fetch_snapshot(cluster, name), logs.LogRequest(), notify=notify
+                cluster, jobs.fetch_snapshot(cluster, name), LogSelection(), notify=notify
             )
         )
         result = read_events(lines)

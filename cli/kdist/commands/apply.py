@@ -190,13 +190,13 @@ def _await_answers(
     """
     import time
 
-    from kdist.job.cluster import training_job
+    from kdist.job.find import in_cluster
 
-    end = time.monotonic() + training_job.ANSWER_SECONDS
+    began = time.monotonic()
     for cluster, plan, document in changed:
-        left = max(0.0, end - time.monotonic())
+        job = in_cluster(cluster, plan.job.metadata.name, dialog=targets.DIALOG)
         try:
-            state = training_job.wait_for_answer(cluster, document, timeout=left, settled=True)
+            state = job.wait_for_answer(document, since=began)
         except KdistError as error:
             if error.code is not Code.TIMEOUT:
                 raise
@@ -244,14 +244,15 @@ def _wait(applied_jobs: Iterable[tuple[Cluster, str]], timeout: float | None) ->
     """
     import time
 
-    from kdist.job import cluster as jobs
+    from kdist.job.find import in_cluster
+    from kdist.job.goals import describe_status
 
     began = time.monotonic()
     for cluster, name in applied_jobs:
         left = None if timeout is None else max(0.0, timeout - (time.monotonic() - began))
-        done = jobs.wait_for(cluster, name, timeout=left, notify=console.message)
+        done = in_cluster(cluster, name, dialog=targets.DIALOG).wait("done", timeout=left)
         if done is not None:
-            console.message(jobs.describe_status(done))
+            console.message(describe_status(done))
 
 
 def _describe(plan: Plan | ResourcePlan) -> str:

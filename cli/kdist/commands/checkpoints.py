@@ -15,11 +15,7 @@ from kdist.commands import options, targets
 from kdist.errors import Code, KdistError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from click.shell_completion import CompletionItem
-
-    from kdist.job.cluster.job import ClusterJob
 
 _FORMATS = ("table", "json", "yaml", "name")
 
@@ -105,28 +101,13 @@ def command(
         raise UsageError("--out, --step and --ema are options of `kdist checkpoints export`")
     elif output and output not in _FORMATS:
         raise UsageError(f"-o: `{output}` is not one of {', '.join(_FORMATS)}")
-    root = targets.find_run(
-        job,
-        file,
-        local=local,
-        namespace=cluster_options["namespace"],
-        context=cluster_options["context"],
-    )
+    found = targets.find(job, file, local=local, **cluster_options)
     if action == "export":
-        return _export(
-            root,
-            lambda: targets.find_target(job, file, **cluster_options),
-            exported,
-            step=step,
-            ema=ema,
-        )
+        steps = ["--step", str(step)] if step is not None else []
+        _show_export(found.export_weights(exported, *steps, *(["--ema"] if ema else [])))
+        return Code.OK
     arguments = ["--name", only] if only else []
-    document = (
-        _run_locally(root, action, arguments)
-        if root
-        else _run_on_cluster(job, file, action, arguments, cluster_options)
-    )
-    return _show(document, output or "table")
+    return _show(found.checkpoints(action, *arguments), output or "table")
 
 
 def _read_words(words: tuple[str, ...], file: str | None) -> tuple[str, str | None]:
@@ -157,56 +138,19 @@ def _check_export(output: str, out: Path | None, only: str) -> Path:
     return out
 
 
-def _export(
-    root: Path | None, find: Callable[[], ClusterJob], file: Path, *, step: int | None, ema: bool
-) -> int:
+def _show_export(document: dict[str, Any]) -> None:
     from kdist.units import size
 
-    arguments = [*(["--step", str(step)] if step is not None else []), *(["--ema"] if ema else [])]
-    if root is not None:
-        from kdist.job.local import trainer_tools
-        from kdist.job.local.run_dir import location_of
-
-        document = trainer_tools.export(location_of(root), file, *arguments)
-    else:
-        from kdist.job.cluster import checkpoints
-
-        document = checkpoints.export(find(), file, *arguments, notify=console.message)
     average = f", {document['averaged']} of them averages" if document["averaged"] else ""
     summary = (
         f"{document['tensors']} tensors{average}, {size(document['bytes'])}, of "
         f"{document['checkpoint']}"
     )
     console.result(f"{document['file']}: {summary}")
-    return Code.OK
-
-
-def _run_locally(root: Path, action: str, arguments: list[str]) -> dict[str, Any]:
-    from kdist.job.local import trainer_tools
-    from kdist.job.local.run_dir import location_of
-
-    return trainer_tools.run_checkpoint_tool(location_of(root), action, *arguments)
-
-
-def _run_on_cluster(
-    job: str | None,
-    file: str | None,
-    action: str,
-    arguments: list[str],
-    cluster_options: dict[str, Any],
-) -> dict[str, Any]:
-    from kdist.job.cluster import checkpoints
-
-    return checkpoints.run_tool(
-        targets.find_target(job, file, **cluster_options),
-        action,
-        *arguments,
-        notify=console.message,
-    )
 
 
 def _show(document: dict[str, Any], output: str) -> int:
-    from kdist.job.cluster import checkpoints
+    from kdist.views import checkpoints
 
     if output == "name":
         for entry in checkpoints.entries(document):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import click
 
@@ -13,11 +13,6 @@ from kdist.commands import options, targets
 from kdist.errors import Code
 from kdist.terminal import columns
 
-if TYPE_CHECKING:
-    from kdist.events import Entry
-    from kdist.job.local.job import LocalJob
-
-_POLL_SECONDS = 2.0
 _HEADER = ("LAST SEEN", "TYPE", "REASON", "OBJECT", "MESSAGE")
 _WIDTHS = (9, 7, 16, 18, 24)  # while later events are not known yet
 _RUN_HEADER = ("TIME", *_HEADER[1:])
@@ -55,119 +50,56 @@ def command(
       kdist events digits -w
       kdist events -f job.yaml --types=Warning
     """
-    from kdist.job import cluster as jobs
-
     wanted = {each.strip().lower() for each in types.split(",") if each.strip()}
-    run = targets.find_local(job, file, local=local, **cluster_options)
-    if run is not None:
-        return _show_run(run, wanted, output=output, watch=watch)
-    found = targets.find_job(job, file)
-    cluster = targets.connect(**cluster_options, timeout=timeout, job=found.namespace, stays=watch)
-    shown: set[tuple[str, str]] = set()
-    table = columns.Table(_HEADER, min_widths=_WIDTHS if watch else ())
-    while True:
-        events = [
-            each
-            for each in jobs.fetch_snapshot(cluster, found.name).events
-            if not wanted or str(each.get("type") or "").lower() in wanted
-        ]
-        fresh = sorted((each for each in events if _key(each) not in shown), key=_last_seen)
-        shown.update(_key(each) for each in fresh)
+    found = targets.find(job, file, local=local, timeout=timeout, stays=watch, **cluster_options)
+    table: columns.Table | None = None
+    for events in found.events(wanted, follow=watch):
         if output != "table":
-            _emit(fresh, output=output, stream=watch)
-        elif fresh:
-            console.add_rows(table, [_row(each) for each in fresh])
-        elif not watch:
-            console.message(
-                f"there are no events for {found.name}; a cluster keeps them for an hour"
+            _emit(events, output=output, stream=watch)
+        elif events:
+            header, widths = (
+                (_RUN_HEADER, _RUN_WIDTHS) if "event" in events[0] else (_HEADER, _WIDTHS)
             )
-        if not watch:
-            return Code.OK
-        time.sleep(_POLL_SECONDS)
-
-
-def _show_run(run: LocalJob, types: set[str], *, output: str, watch: bool) -> int:
-    """Show the events of a run on this machine; with `watch` until its `kdist run` ends."""
-    from kdist.job.local import logs
-
-    found = logs.read_events(run, follow=watch, types=types)
-    if output != "table":
-        _emit(map(logs.to_document, found), output=output, stream=watch)
-        return Code.OK
-    table = columns.Table(_RUN_HEADER, min_widths=_RUN_WIDTHS if watch else ())
-    rows = map(_run_row, found)
-    if watch:
-        for row in rows:
-            console.add_rows(table, [row])
-    elif collected := list(rows):
-        console.add_rows(table, collected)
-    else:
-        console.message(f"there are no such events in the logs of {run.name}")
+            table = table or columns.Table(header, min_widths=widths if watch else ())
+            console.add_rows(table, [_row(each) for each in events])
+        elif not watch:
+            console.message(found.no_events)
     return Code.OK
 
 
-def _run_row(entry: Entry) -> tuple[str, ...]:
-    from kdist.events import describe_event
-    from kdist.job.local.logs import type_of
-
-    event = entry.event or {}
-    return (
-        f"{str(event.get('time', '?'))[:19]}Z",
-        type_of(entry),
-        str(event.get("event")),
-        entry.node,
-        " ".join(describe_event(event).split()),
-    )
-
-
-def _emit(documents: Iterable[Mapping[str, Any]], *, output: str, stream: bool) -> None:
+def _emit(documents: Sequence[Mapping[str, Any]], *, output: str, stream: bool) -> None:
     """Print events for programs: as a list, or with `stream` one after another."""
     if stream:
         for each in documents:
             console.emit(each, output=output)
     else:
-        items = list(documents)
-        console.emit({"apiVersion": "v1", "kind": "List", "items": items}, output=output)
-
-
-def _key(event: Mapping[str, Any]) -> tuple[str, str]:
-    """Identity of an event; a repeated event is the same object with another version."""
-    metadata = event["metadata"]
-    return str(metadata.get("uid")), str(metadata.get("resourceVersion"))
-
-
-def _last_seen(event: Mapping[str, Any]) -> str:
-    """Time of the event as RFC 3339 text, which sorts chronologically."""
-    series = event.get("series") or {}
-    times = (
-        series.get("lastObservedTime"),
-        event.get("lastTimestamp"),
-        event.get("eventTime"),
-        event.get("firstTimestamp"),
-    )
-    return next(
-        (str(each) for each in times if each), str(event["metadata"].get("creationTimestamp") or "")
-    )
+        items = {"apiVersion": "v1", "kind": "List", "items": list(documents)}
+        console.emit(items, output=output)
 
 
 def _row(event: Mapping[str, Any]) -> tuple[str, ...]:
+    """A row of the table: an event of Kubernetes with its age, one of the trainer with its time."""
     from datetime import datetime
 
+    from kdist.job.goals import last_seen
     from kdist.units import age
 
     about = event.get("involvedObject") or {}
     series = event.get("series") or {}
     count = series.get("count") or event.get("count") or 1
+    kind = "" if "event" in event else f"{str(about.get('kind') or '').lower()}/"
     try:
-        seen = age(time.time() - datetime.fromisoformat(_last_seen(event)).timestamp())
+        seen = age(time.time() - datetime.fromisoformat(last_seen(event)).timestamp())
     except ValueError:
         seen = "?"
+    if "event" in event:
+        seen = f"{(last_seen(event) or '?')[:19]}Z"
     times = f" (x{count})" if isinstance(count, int) and count > 1 else ""
     cells = (
         seen,
         str(event.get("type") or "-"),
         str(event.get("reason") or "-"),
-        f"{str(about.get('kind') or '').lower()}/{about.get('name') or ''}",
+        f"{kind}{about.get('name') or ''}",
         f"{event.get('message') or ''}{times}",
     )
     return tuple(" ".join(each.split()) for each in cells)  # one line, whatever is in it

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import Any
 
 import click
@@ -46,22 +45,9 @@ def command(
       kdist exec digits --rank 3 -- python -c "import torch; print(torch.__version__)"
       kdist exec digits --rank 1 -it -- python
     """
-    from kdist.job.cluster import agents
-
     if not argv:
         raise UsageError(
             "name the command to run after `--`", next_command=f"kdist exec {job} -- nproc"
         )
-    target = targets.find_cluster_job(
-        job,
-        None,
-        instead=lambda _: targets.Instead(
-            "its ranks are processes of this machine; run the command here", shlex.join(argv)
-        ),
-        timeout=timeout,
-        **cluster_options,
-    )
-    chosen = agents.choose_pod(target, rank=rank, pod=pod)
-    return target.cluster.exec(
-        chosen.name, argv, container=container or chosen.container, stdin=stdin or tty, tty=tty
-    )
+    found = targets.find(job, timeout=timeout, **cluster_options)
+    return found.exec(argv, rank=rank, pod=pod, container=container, stdin=stdin or tty, tty=tty)

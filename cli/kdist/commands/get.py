@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from kdist import console
 from kdist.commands import options, targets
-from kdist.errors import Code, JobNotFoundError, KdistError, UsageError
+from kdist.errors import Code, UsageError
+from kdist.job.find import Listed, Listing
 from kdist.terminal import columns
 from kdist_trainer.formats.json_text import encode_json
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from kdist.status import JobStatus
 
 _POLL_SECONDS = 2.0
-_PATIENCE_SECONDS = 3.0  # for a cluster that does not answer, if there are runs to show
 _COLUMNS = {  # column -> where its value is in `-o json`
     "NAMESPACE": ".namespace",
     "NAME": ".name",
@@ -43,13 +43,6 @@ _KUBECTL_PATHS = {  # what jobs are sorted by with kubectl -> the same here
     ".metadata.name": ".name",
     ".metadata.namespace": ".namespace",
 }
-
-
-class Listed(NamedTuple):
-    """A job of the list and its labels; a run on this machine has none."""
-
-    status: JobStatus
-    labels: Mapping[str, str]
 
 
 def _find_sort_path(_: click.Context, __: click.Parameter, value: str) -> str:
@@ -96,6 +89,9 @@ def command(
     watch: bool,
     local: bool,
     output: str,
+    namespace: str | None,
+    context: str | None,
+    timeout: float | None,
     **flags: Any,
 ) -> int:
     r"""List the jobs of a cluster and the runs on this machine.
@@ -112,21 +108,26 @@ def command(
       kdist get digits -o json | jq .step
       kdist get -l team=vision -o json | jq '.items[].phase'
     """
-    cluster_options = {name: flags[name] for name in ("namespace", "context", "timeout")}
-    if all_namespaces and (names or cluster_options["namespace"]):
+    if all_namespaces and (names or namespace):
         raise UsageError(
             "-A lists the jobs of all namespaces and cannot be combined with names or -n"
         )
-    chosen = targets.asks_cluster(cluster_options["namespace"], cluster_options["context"])
-    here = local or not (chosen or all_namespaces or selector)
-    if local and (chosen or all_namespaces or selector):
+    place = options.find_place(click.get_current_context(), namespace, context)
+    if local and (place.is_chosen or all_namespaces or selector):
         raise UsageError("--local lists runs on this machine, which have no namespace or labels")
-    source = Source(names, here=here, all_namespaces=all_namespaces, selector=selector)
-    if not local:
-        source.connect(watch=watch, **cluster_options)
-    found = _sort(source.read(), flags["sort_by"])
+    listing = Listing(
+        names,
+        place,
+        local=local,
+        all_namespaces=all_namespaces,
+        selector=selector,
+        timeout=timeout,
+        stays=watch,
+        dialog=targets.DIALOG,
+    )
+    found = _sort(listing.read(), flags["sort_by"])
     if not found and output in ("table", "wide") and not watch:
-        return _report_none(source.cluster, here=here, local=local, every=all_namespaces)
+        return _report_none(listing.cluster, here=listing.here, local=local, every=all_namespaces)
     both = len({each.status.location for each in found}) > 1
     shown = Rows(
         output,
@@ -137,117 +138,8 @@ def command(
     shown.show(found, whole=not names or len(names) > 1 or len(found) > 1)
     while watch:
         time.sleep(_POLL_SECONDS)
-        shown.show_changes(source.read(strict=False))
+        shown.show_changes(listing.read(strict=False))
     return Code.OK
-
-
-class Source:
-    """Where the jobs come from: a cluster, this machine, or both.
-
-    Args:
-        names: of the jobs; empty for all.
-        here: the runs on this machine too.
-        **scope: arguments of `list_snapshots`.
-
-    Attributes:
-        cluster: None for none.
-    """
-
-    def __init__(self, names: Sequence[str], *, here: bool, **scope: Any) -> None:
-        self.cluster: Cluster | None = None
-        self._names = [name.removeprefix("job/").removeprefix("trainingjob/") for name in names]
-        self._here = here
-        self._scope = {**scope, "known": {}}
-        self._failure: KdistError | None = None
-        self._optional = False
-        self._only_here = True
-        self._warns = False
-
-    def connect(self, *, watch: bool, **cluster_options: Any) -> None:
-        """Connect to the cluster, if one is configured or chosen. Runs on this machine do not wait
-        long for it.
-        """
-        from kdist.cluster import kubeconfig
-
-        self._only_here = False
-        if not self._here:
-            self.cluster = targets.connect(**cluster_options, stays=watch)
-            return
-        from kdist import cluster
-        from kdist.job.local.job import list_jobs
-
-        if not kubeconfig.exists():
-            return
-        self._optional = any(not self._names or run.name in self._names for run in list_jobs())
-        if not self._optional:
-            self.cluster = targets.connect(**cluster_options, stays=watch)
-            return
-        timeout = cluster_options["timeout"]
-        try:
-            self.cluster = cluster.connect(
-                retry_seconds=timeout or 0.0,
-                request_timeout=targets.request_timeout(timeout or _PATIENCE_SECONDS),
-                until=cluster.deadline(timeout) if watch else None,
-                notify=console.message,
-            )
-        except KdistError as error:
-            self._leave_out(error)
-
-    def read(self, *, strict: bool = True) -> list[Listed]:
-        """The named jobs, or all if there are no names.
-
-        Args:
-            strict: fail for a name without a job.
-
-        Raises:
-            JobNotFoundError: a named job does not exist, and `strict` is set.
-        """
-        every = self._read_cluster()
-        if self._here:
-            from kdist.job.local import list_runs
-
-            every += [Listed(status, {}) for status in list_runs()]
-        known = {each.status.name for each in every}
-        missing = [name for name in self._names if name not in known]
-        if missing and strict:
-            if self._failure is not None:
-                raise self._failure
-            if self.cluster is None:
-                raise targets.missing_run(*missing, local=self._only_here)
-            if self._here:
-                targets.note_no_run()
-            raise JobNotFoundError(*((name, self.cluster.namespace) for name in missing))
-        if self._warns and self._failure is not None:
-            console.warning(f"only the runs on this machine are shown: {self._failure.message}")
-            self._warns = False
-        return [each for each in every if not self._names or each.status.name in self._names]
-
-    def _read_cluster(self) -> list[Listed]:
-        if self.cluster is None:
-            return []
-        from kdist.job import cluster as jobs
-        from kdist.status import documents
-
-        try:
-            snapshots = jobs.list_snapshots(self.cluster, **self._scope)
-        except KdistError as error:
-            if not self._optional:
-                raise
-            self._leave_out(error)
-            return []
-        self._optional = False  # from now on, outages are retried
-        return [
-            Listed(
-                each.status,
-                documents.mapping(each.config_map or each.workload, "metadata", "labels"),
-            )
-            for each in snapshots
-        ]
-
-    def _leave_out(self, error: KdistError) -> None:
-        """Continue without the cluster."""
-        self.cluster, self._failure = None, error
-        self._warns = True
 
 
 def _sort(found: list[Listed], path: str) -> list[Listed]:

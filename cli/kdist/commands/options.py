@@ -11,7 +11,8 @@ import click
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-    from kdist.completion import Place
+    from kdist.job.find import Place
+
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -39,18 +40,28 @@ NOT_HERE = "kdist.not-here"
 _BEFORE = "kdist.before"
 
 
-def _find_place(context: click.Context) -> Place:
-    from kdist.completion import Place
+def find_place(
+    invocation: click.Context | None, namespace: str | None = None, context: str | None = None
+) -> Place:
+    """The place that these options and those of the login choose."""
+    from kdist.job.find import Place
 
-    login = context.meta.get(LOGIN, {})
-    before = context.meta.get(_BEFORE, {})
+    login = {} if invocation is None else invocation.meta.get(LOGIN, {})
     return Place(
-        context.params.get("namespace") or before.get("namespace"),
-        context.params.get("context") or before.get("context"),
+        namespace,
+        context,
         login.get("login_kubeconfig"),
         login.get("login_as", ""),
         tuple(login.get("login_as_group", ())),
+        login.get("login_request_timeout"),
     )
+
+
+def _find_place(context: click.Context) -> Place:
+    """The place that is chosen before the word that is completed."""
+    before = context.meta.get(_BEFORE, {})
+    names = ("namespace", "context")
+    return find_place(context, *(context.params.get(each) or before.get(each) for each in names))
 
 
 def complete_file(
@@ -117,7 +128,7 @@ def _complete_context(context: click.Context, _: click.Parameter, word: str) -> 
 
 
 def _login(name: str, **how: Any) -> Callable[[Command], Command]:
-    """An option that is stored for `targets.connect` and not passed to the command."""
+    """An option that is stored for `find_place` and not passed to the command."""
 
     def keep(context: click.Context, parameter: click.Parameter, value: Any) -> None:
         if value is not None and value != ():
@@ -175,9 +186,9 @@ _REQUEST_TIMEOUT = _login(
 def cluster_options(command: Command) -> Command:
     """Add the options that choose a cluster and an identity.
 
-    The command receives `namespace`, `context` and `timeout`, and passes them to `targets.connect`.
-    It does not receive `--kubeconfig`, `--as`, `--as-group` and `--request-timeout`: `targets`
-    reads them from click's context.
+    The command receives `namespace`, `context` and `timeout`, and passes them to `targets`. It does
+    not receive `--kubeconfig`, `--as`, `--as-group` and `--request-timeout`: `find_place` reads
+    them from click's context.
     """
     decorators = (
         click.option(
@@ -268,7 +279,7 @@ def output_option(*formats: str, default: str = "table") -> Callable[[Command], 
 
 def job_argument(command: Command) -> Command:
     """Add the job: NAME, or a job file as argument or with `-f`. The command receives `job` and
-    `file`, and passes them to `find_job`.
+    `file`, and passes them to `targets.find`.
     """
     return click.argument("job", required=False, metavar="NAME|FILE", shell_complete=complete_job)(
         filename_option(command)
@@ -288,7 +299,7 @@ def filename_option(command: Command) -> Command:
 
 
 def local_option(command: Command) -> Command:
-    """Add `--local`; the command passes `local` to `targets.find_local`."""
+    """Add `--local`; the command passes `local` to `targets.find`."""
     text = "Use the `kdist run` on this machine, even if -n or a cluster is set."
     return click.option("--local", is_flag=True, help=text)(command)
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-import time
-from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -14,13 +12,8 @@ from kdist.commands import options, targets
 from kdist.errors import UsageError
 from kdist_trainer.formats import METRICS_PORT
 
-if TYPE_CHECKING:
-    from kdist.job.cluster.job import ClusterJob
-    from kdist.job.local.job import LocalJob
-
 _NAMED = {"metrics": METRICS_PORT, "status": METRICS_PORT}
 _TENSORBOARD = re.compile(r"(?:(\d{1,5})?:)?tensorboard")
-_POLL_SECONDS = 2.0
 _PORT = re.compile(r"(?:(\d{1,5})?:)?(\d{1,5})")
 
 
@@ -70,28 +63,13 @@ def command(
             )
         else:
             wanted = [read_port(each) for each in ports or ("metrics",)]
-            _serve(
-                targets.find_cluster_job(
-                    job, None, instead=_instead, timeout=timeout, **cluster_options
-                ),
-                wanted,
-                rank=rank,
-                pod=pod,
-            )
+            found = targets.find(job, timeout=timeout, **cluster_options)
+            for each in found.forward(wanted, rank=rank, pod=pod):
+                console.result(
+                    f"Forwarding from 127.0.0.1:{each.local} -> {each.pod}:{each.remote}"
+                )
     except KeyboardInterrupt:
         console.message("TensorBoard ended." if shows_tensorboard else "Forwarding ended.")
-
-
-def _instead(run: LocalJob) -> targets.Instead:
-    """Where the agents of a run on this machine listen."""
-    from kdist.job.local import agents
-
-    ports = agents.ports(run.root) if run.active else {}
-    if not ports:
-        return targets.Instead("it has no agents that listen now", run.kdist("status"))
-    return targets.Instead(
-        "its agents listen on this machine", f"curl http://127.0.0.1:{min(ports.items())[1]}/status"
-    )
 
 
 def read_port(text: str) -> tuple[int, int]:
@@ -108,27 +86,3 @@ def read_port(text: str) -> tuple[int, int]:
     remote = int(found[2])
     local = int(found[1]) if found[1] else 0 if ":" in text else remote
     return local, remote
-
-
-def _serve(
-    target: ClusterJob, wanted: list[tuple[int, int]], *, rank: int | None, pod: str
-) -> None:
-    """Forward until Ctrl-C. When the pod is replaced, forward the same local ports to its
-    successor.
-    """
-    from kdist.job.cluster import agents
-
-    while True:
-        chosen = agents.choose_pod(target, rank=rank, pod=pod)
-        target.cluster.check_forward(chosen.name, wanted[0][1])
-        with ExitStack() as stack:
-            bound = []
-            for local, remote in wanted:
-                port = stack.enter_context(target.cluster.forward(chosen.name, remote, local=local))
-                console.result(f"Forwarding from 127.0.0.1:{port} -> {chosen.name}:{remote}")
-                bound.append((port, remote))
-            wanted = bound
-            while agents.is_running(target, chosen.name):
-                time.sleep(_POLL_SECONDS)
-        console.message(f"pod {chosen.name} is gone; waiting for its replacement")
-        agents.wait_for_pod(target, rank=rank, pod=pod, interval=_POLL_SECONDS)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from kdist import console
 from kdist.commands import options, targets
-from kdist.commands.confirmation import confirm
-
-if TYPE_CHECKING:
-    from kdist.job.local.job import LocalJob
+from kdist.job.job import Change
 
 
 @click.command()
@@ -55,37 +52,6 @@ def command(
       0 the job trains again   4 no such job   6 pods did not end or start within --timeout
       11 not confirmed
     """
-    from kdist.job.cluster import restart
-
-    target = targets.find_cluster_job(
-        job,
-        file,
-        instead=lambda run: _instead(run, fresh=fresh),
-        changes=True,
-        **cluster_options,
-    )
-    if dry_run == "client":
-        how = "from scratch, with its checkpoints archived" if fresh else "from its last checkpoint"
-        console.result(f"{target.name} would be restarted {how} (client dry run)")
-        return
-    if fresh and not yes:
-        confirm(
-            f"--fresh restarts {target.name} at step 0",
-            f"Restart {target.name} in namespace {target.namespace} at step 0? Its checkpoints are "
-            "archived.",
-        )
-    console.result(
-        restart.restart(target, fresh=fresh, wait=wait, timeout=timeout, notify=console.message)
-    )
-
-
-def _instead(run: LocalJob, *, fresh: bool) -> targets.Instead:
-    """What restarts a run on this machine."""
-    if run.active:
-        again = run.next_run_with(fresh=True) if fresh else run.kdist("resume")
-        return targets.Instead(f"suspend it, then type `{again}`", run.kdist("suspend"))
-    if fresh or run.is_done:
-        reason = "it is done; " if run.is_done else ""
-        what = f"{reason}--fresh archives it and starts at step 0"
-        return targets.Instead(what, run.next_run_with(fresh=True))
-    return targets.Instead("it continues from its last checkpoint", run.next_run)
+    found = targets.find(job, file, changes=True, **cluster_options)
+    how = Change(wait, timeout, dry_run)
+    console.result(found.restart(how, fresh=fresh, confirmed=yes))

@@ -8,6 +8,7 @@ import click
 
 from kdist import console
 from kdist.commands import options, targets
+from kdist.job.job import Change
 
 
 @click.command()
@@ -41,20 +42,5 @@ def command(
       0 the job trains again   1 the job has finished   4 no such job
       6 the job does not train again within --timeout
     """
-    from kdist.job.cluster import suspend
-
-    run = targets.find_local(job, file, local=local, changes=True, **cluster_options)
-    if run is not None:
-        from kdist.job.local import suspension
-
-        console.result(suspension.resume(run, notify=console.message, dry_run=dry_run))
-        return
-    target = targets.find_target(job, file, **cluster_options)
-    if dry_run == "client":
-        console.result(f"{target.name} would be resumed (client dry run)")
-        return
-    console.result(
-        suspend.resume(
-            target, wait=wait, timeout=timeout, notify=console.message, dry_run=dry_run == "server"
-        )
-    )
+    found = targets.find(job, file, local=local, changes=True, **cluster_options)
+    console.result(found.resume(Change(wait, timeout, dry_run)))

@@ -303,17 +303,19 @@ def _live_display() -> Iterator[Display]:
 
 def _finish(ended: RunEnded, arguments: str, *, output: str, propagate: bool) -> int:
     """Print the report and the final message; return the exit code."""
-    from kdist.job.local import summary
+    from kdist.job.local import end_report
 
     try:
         if output == "json":
             console.emit(dict(ended.report), output="json")
         else:
-            console.table(summary.summary_rows(ended.report), header=("RUN", ended.report["job"]))
+            console.table(
+                end_report.summary_rows(ended.report), header=("RUN", ended.report["job"])
+            )
     except OSError:
         # The reader is gone or the disk is full; the exit code still reports the result.
         console.drop_results()
-    conclusion = summary.conclude(ended, arguments)
+    conclusion = end_report.conclude(ended, arguments)
     with suppress(OSError):
         if isinstance(conclusion, KdistError):
             console.error(conclusion)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from kdist import console
 from kdist.commands import options, targets
-
-if TYPE_CHECKING:
-    from kdist.job.local.job import LocalJob
+from kdist.job.job import Change
 
 
 @click.command()
@@ -51,38 +49,5 @@ def command(
     Exit codes:
       0 scaled   2 wrong usage   4 no such job   6 nodes did not join or leave within --timeout
     """
-    from kdist.job.cluster import scale
-
-    target = targets.find_cluster_job(
-        job,
-        file,
-        instead=lambda run: _instead(run, nodes),
-        changes=True,
-        **cluster_options,
-    )
-    least, most = scale.parse_nodes(nodes, target)
-    if dry_run == "client":
-        console.result(
-            f"{target.name} would have {scale.describe_nodes(least, most)} (client dry run)"
-        )
-        return
-    summary = scale.scale(
-        target,
-        least,
-        most,
-        wait=wait,
-        timeout=timeout,
-        notify=console.message,
-        dry_run=dry_run == "server",
-    )
-    console.result(summary)
-
-
-def _instead(run: LocalJob, nodes: str) -> targets.Instead:
-    """What changes the number of nodes of a run on this machine."""
-    again = run.next_run_with("--nodes", nodes, fresh=run.is_done)
-    if run.active:
-        return targets.Instead(f"suspend it, then type `{again}`", run.kdist("suspend"))
-    if run.is_done:
-        return targets.Instead("it is done; --fresh archives it and starts at step 0", again)
-    return targets.Instead("it continues on as many nodes as `kdist run` is given", again)
+    found = targets.find(job, file, changes=True, **cluster_options)
+    console.result(found.scale(nodes, Change(wait, timeout, dry_run)))

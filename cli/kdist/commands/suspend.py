@@ -8,6 +8,7 @@ import click
 
 from kdist import console
 from kdist.commands import options, targets
+from kdist.job.job import Change
 
 
 @click.command()
@@ -43,26 +44,5 @@ def command(
       0 suspended   1 the job has finished, or could not save   4 no such job
       6 its pods did not end within --timeout
     """
-    from kdist.job.cluster import suspend
-
-    run = targets.find_local(job, file, local=local, changes=True, **cluster_options)
-    if run is not None:
-        from kdist.job.local import suspension
-
-        summary = suspension.suspend(
-            run, wait=wait, timeout=timeout, notify=console.message, dry_run=dry_run
-        )
-        console.result(summary)
-        return
-    target = targets.find_target(job, file, **cluster_options)
-    if dry_run == "client":
-        console.result(f"{target.name} would be suspended (client dry run)")
-        return
-    summary = suspend.suspend(
-        target,
-        wait=wait,
-        timeout=timeout,
-        notify=console.message,
-        dry_run=dry_run == "server",
-    )
-    console.result(summary)
+    found = targets.find(job, file, local=local, changes=True, **cluster_options)
+    console.result(found.suspend(Change(wait, timeout, dry_run)))

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from kdist import console
 from kdist.commands import options, targets
-from kdist.errors import KdistError, NotFoundError
+from kdist.errors import NotFoundError
 from kdist.units import count
 
 if TYPE_CHECKING:
     from kdist.agents.metrics import AgentSample
-
-    Poll = Callable[[], Mapping[str, AgentSample]]
+    from kdist.job.job import Job
 
 
 @click.command()
@@ -81,12 +80,10 @@ def command(
       kdist top digits --once -o json
       kdist top digits -o prom | grep kdist_loss
     """
-    name, poll, explain_silence = _source(
-        job, file, local=local, timeout=timeout, **cluster_options
-    )
-    now = poll()
+    found = targets.find(job, file, local=local, active=True, timeout=timeout, **cluster_options)
+    now = found.samples()
     if not now:
-        raise explain_silence()
+        raise found.explain_silence()
     from kdist.agents import metrics
 
     selected = metrics.select(now, rank)
@@ -97,45 +94,13 @@ def command(
             console.result(line)
         return
     if console.can_draw() and not once and output == "table":
-        _live(name, poll, every, rank)
+        _live(found, every, rank)
         return
     before = None
     if not once:
         time.sleep(every)
-        before, now = now, poll() or now
-    _show(name, now, before, output, rank)
-
-
-def _source(
-    job: str | None,
-    file: str | None,
-    *,
-    local: bool,
-    timeout: float | None,
-    namespace: str | None,
-    context: str | None,
-) -> tuple[str, Poll, Callable[[], KdistError]]:
-    """The name of the job, a function that polls its agents, and one that explains why none
-    answers.
-    """
-    root = targets.find_run(
-        job, file, local=local, namespace=namespace, context=context, active=True
-    )
-    if root is not None:
-        from kdist.job.local import agents as local_agents
-        from kdist.job.local.job import LocalJob
-
-        status = LocalJob(root).kdist("status")
-        silence = KdistError(f"no agent of {root.name} answers", next_command=status)
-        return root.name, lambda: local_agents.fetch_samples(root, metrics=True), lambda: silence
-    from kdist.job.cluster import agents
-
-    target = targets.find_target(job, file, namespace=namespace, context=context, timeout=timeout)
-    return (
-        target.name,
-        lambda: agents.fetch_samples(target, target.pods(), metrics=True),
-        lambda: agents.explain_silence(target),
-    )
+        before, now = now, found.samples() or now
+    _show(found.name, now, before, output, rank)
 
 
 def _show(
@@ -162,7 +127,7 @@ def _show(
         console.warning(sentence)
 
 
-def _live(name: str, poll: Poll, every: float, rank: int | None) -> None:
+def _live(found: Job, every: float, rank: int | None) -> None:
     """Refresh the view every `every` seconds until Ctrl-C."""
     from kdist.agents import metrics
     from kdist.views.live import TopFrame
@@ -171,9 +136,9 @@ def _live(name: str, poll: Poll, every: float, rank: int | None) -> None:
     try:
         with console.drawing() as drawing:
             while True:
-                now = poll()
+                now = found.samples()
                 rows = metrics.breakdown_rows(now, before)
-                drawing.update(TopFrame(name, now, rows, rank))
+                drawing.update(TopFrame(found.name, now, rows, rank))
                 before = now or before
                 time.sleep(every)
     except KeyboardInterrupt:

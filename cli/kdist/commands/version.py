@@ -52,16 +52,12 @@ def command(
 
 def _ask_server(namespace: str | None, context: str | None, timeout: float | None) -> str:
     """The version of the configured cluster; empty without one, or if it does not answer."""
-    from kdist.cluster import kubeconfig
-
-    if not kubeconfig.exists() and not targets.asks_cluster(namespace, context):
+    place = options.find_place(click.get_current_context(), namespace, context)
+    if not place.has_cluster():
         return ""
     try:
-        found: Mapping[str, object] = targets.connect(
-            namespace=namespace,
-            context=context,
-            timeout=timeout or 0.0,
-            request_timeout=timeout or _SECONDS,
+        found: Mapping[str, object] = place.connect(
+            timeout=timeout, patience=_SECONDS, dialog=targets.DIALOG
         ).version()
     except KdistError as error:
         console.warning(f"the server's version is not known: {error.message}")

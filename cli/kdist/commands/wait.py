@@ -9,7 +9,8 @@ import click
 from kdist import console
 from kdist.commands import options, targets
 from kdist.errors import Code, NotFoundError
-from kdist.job.cluster import GOALS, describe_status, wait_for
+from kdist.job.find import refer
+from kdist.job.goals import GOALS, describe_status
 
 
 @click.command()
@@ -50,21 +51,14 @@ def command(
       0 condition met   4 no such job   5 API server unreachable   6 timed out
       10 the job failed   11 the job was stopped
     """
+    named = refer(job, file)
     try:
-        run = targets.find_local(job, file, local=local, **cluster_options)
+        found = targets.find(named, local=local, timeout=timeout, stays=True, **cluster_options)
     except NotFoundError:
         if goal != "deleted":
             raise
-        console.result(f"{targets.find_job(job, file).name} is deleted")
+        console.result(f"{named.name} is deleted")
         return Code.OK
-    if run is not None:
-        from kdist.job.local.status import wait_for as wait_for_local
-
-        ended = wait_for_local(run, goal, timeout=timeout, notify=console.message)
-        console.result(f"{run.name} is deleted" if ended is None else describe_status(ended))
-        return Code.OK
-    found = targets.find_job(job, file)
-    cluster = targets.connect(**cluster_options, timeout=timeout, job=found.namespace, stays=True)
-    status = wait_for(cluster, found.name, goal, timeout=timeout, notify=console.message)
-    console.result(f"{found.name} is deleted" if status is None else describe_status(status))
+    ended = found.wait(goal, timeout=timeout)
+    console.result(f"{found.name} is deleted" if ended is None else describe_status(ended))
     return Code.OK

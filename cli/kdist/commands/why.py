@@ -39,29 +39,12 @@ def command(
       kdist why -f job.yaml
       kdist why digits -o json | jq -r .cause
     """
-    from kdist.diagnose import diagnose
-    from kdist.job import cluster as jobs
-
-    run = targets.find_local(job, file, local=local, **cluster_options)
-    if run is not None:
-        from kdist.job.local.status import diagnose_run
-
-        status, cause = diagnose_run(run)
-        return _show(run.name, str(status.phase), cause, output)
-    found = targets.find_job(job, file)
-    cluster = targets.connect(**cluster_options, timeout=timeout, job=found.namespace)
-    seen = jobs.fetch_snapshot(cluster, found.name, controllers=True)
-    cause = diagnose(seen)
-    if seen.gap:
-        console.warning(f"{seen.gap}: a rank that hangs or is slow may be among them")
-    return _show(found.name, str(seen.status.phase), cause, output)
-
-
-def _show(job: str, phase: str, cause: Diagnosis, output: str) -> int:
+    found = targets.find(job, file, local=local, timeout=timeout, **cluster_options)
+    seen, cause = found.why()
     if output == "table":
         _print(cause)
         return Code.OK
-    document = {"job": job, "phase": phase, **cause.to_document()}
+    document = {"job": found.name, "phase": str(seen.status.phase), **cause.to_document()}
     console.emit(document, kind="Diagnosis", output=output, name=cause.cause)
     return Code.OK
 

@@ -74,10 +74,9 @@ def command(
 
 def _no_cluster(error: KdistError, namespace: str | None, context: str | None) -> Finding:
     """The finding for a cluster that cannot be used; no failure if none is configured."""
-    from kdist.cluster import kubeconfig
     from kdist.doctor.finding import missing, note
 
-    if not targets.asks_cluster(namespace, context) and not kubeconfig.exists():
+    if not options.find_place(click.get_current_context(), namespace, context).has_cluster():
         return note("cluster", "no kubeconfig: local runs only")
     return missing("cluster", str(error), error.hint)
 

@@ -19,7 +19,7 @@ from kdist.drill.report import Ledger
 from kdist.drill.target import Strike, program_source
 from kdist.errors import KdistError, NotFoundError
 from kdist.job.cluster import agents, checkpoints
-from kdist.job.cluster.job import ClusterJob
+from kdist.job.cluster.applied import AppliedJob
 from kdist.rbac import Right
 from kdist.spec.validators import SCRATCH_MOUNT
 from kdist.status import Pod, documents
@@ -35,7 +35,7 @@ class ClusterDrillTarget:
 
     interval = 0.25
 
-    def __init__(self, target: ClusterJob, *, timeout: float | None) -> None:
+    def __init__(self, target: AppliedJob, *, timeout: float | None) -> None:
         self._target = target
         self._limit = TIMEOUT if timeout is None else timeout
         self._unreturnable: dict[str, str] | None = None

@@ -116,14 +116,16 @@ def command(
 def _find_place(
     job: str | None, file: str | None, *, local: bool, timeout: float | None, **where: Any
 ) -> DrillTarget:
-    run = targets.find_local(job, file, local=local, changes=True, **where)
-    if run is not None:
+    from kdist.job.local.job import LocalJob
+
+    found = targets.find(job, file, local=local, changes=True, **where)
+    if isinstance(found, LocalJob):
         from kdist.drill.local import LocalDrillTarget
 
-        return LocalDrillTarget(run)
+        return LocalDrillTarget(found)
     from kdist.drill.cluster import ClusterDrillTarget
 
-    return ClusterDrillTarget(targets.find_target(job, file, **where), timeout=timeout)
+    return ClusterDrillTarget(found.applied, timeout=timeout)
 
 
 def _refuse_options(**given: object) -> None:

@@ -18,7 +18,7 @@ from kdist.drill.faults import LASTING, Fault, Situation
 from kdist.drill.report import DrillReport, Ledger, Observation, build_drill_report, is_over
 from kdist.drill.target import DrillTarget, Program, Strike
 from kdist.errors import KdistError, NotFoundError, UsageError
-from kdist.job.cluster.wait import Notify
+from kdist.job.job import Notify
 from kdist.status import documents
 from kdist.threads import OnError, start_thread
 from kdist.units import ranges, seconds

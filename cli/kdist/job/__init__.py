@@ -1,6 +1,7 @@
 """A job, in a cluster or on this machine, and what can be done with it.
 
-`cluster` has the operations on jobs in a cluster, `local` runs a job as processes of this machine.
-Nothing here prints or parses arguments: operations return values and messages, and report progress
-to the function that they are given.
+Read `job` first: the protocol `Job` has all that a command can do with one. `find` finds it, by
+name or by file; `cluster` and `local` are the two places where it may be, each with an
+implementation, and `goals` is what a status means to who waits. Nothing here prints or parses
+arguments: operations return values and messages, and report progress to the job's `Dialog`.
 """

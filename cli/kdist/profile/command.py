@@ -97,13 +97,9 @@ def command(
     """
     from kdist.profile import recording
 
-    root = targets.find_run(job, file, local=local, active=True, **cluster_options)
-    if root is not None:
-        name, agents = root.name, recording.local_agents(root)
-    else:
-        target = targets.find_target(job, file, **cluster_options)
-        name, agents = target.name, recording.cluster_agents(target)
-    folder = out or Path(f"{name}-profile")
+    found = targets.find(job, file, local=local, active=True, **cluster_options)
+    agents = recording.agents_of(found)
+    folder = out or Path(f"{found.name}-profile")
     summaries = recording.record(
         agents,
         folder,

@@ -16,9 +16,11 @@ from typing import Any
 
 from kdist.errors import Code, KdistError
 from kdist.job.cluster import agents, wait
+from kdist.job.cluster.applied import AppliedJob
 from kdist.job.cluster.job import ClusterJob
-from kdist.job.cluster.wait import Notify
+from kdist.job.job import Notify
 from kdist.job.local.agents import ports as local_ports
+from kdist.job.local.job import LocalJob
 from kdist.job.local.run_dir import folder_of, location_of
 from kdist.spec.validators import SCRATCH_MOUNT
 from kdist.status import documents
@@ -37,10 +39,16 @@ _COUNTS = ("rank", "first", "last")
 _OPERATION = ("calls", "cpuSeconds", "deviceSeconds")
 
 
-def cluster_agents(target: ClusterJob) -> list[AgentTool]:
-    """The profiling tool of each agent of a job in the cluster, that of rank 0 first. Raises
-    `KdistError` for a job that cannot be profiled.
+def agents_of(job: LocalJob | ClusterJob) -> list[AgentTool]:
+    """The profiling tool of each running agent, in a cluster that of rank 0 first. Raises
+    `KdistError` if there are none, or the job cannot be profiled.
     """
+    if isinstance(job, LocalJob):
+        return _local_agents(job.root)
+    return _cluster_agents(job.applied)
+
+
+def _cluster_agents(target: AppliedJob) -> list[AgentTool]:
     if target.job.spec.train is None:
         raise KdistError(
             f"{target.name} is a script: only the managed loop (spec.train) takes "
@@ -76,8 +84,7 @@ def cluster_agents(target: ClusterJob) -> list[AgentTool]:
     return [tool_of(pod.name, pod.container) for pod in (first, *others)]
 
 
-def local_agents(root: Path) -> list[AgentTool]:
-    """The profiling tool of each running agent. Raises `KdistError` if there are none."""
+def _local_agents(root: Path) -> list[AgentTool]:
     nodes = [root / node for node in local_ports(root)]
     if not nodes:
         raise KdistError(f"no agent of {root.name} answers yet", hint="try again in a second")

@@ -11,7 +11,7 @@ from kdist.commands import options, targets
 from kdist.errors import Code
 
 if TYPE_CHECKING:
-    from kdist.job.cluster.job import ClusterJob
+    from kdist.job.cluster.applied import AppliedJob
     from kdist.job.local.job import LocalJob
     from kdist.recovery import PodDecision, Recovery
 
@@ -62,9 +62,13 @@ def command(
       0 no pod is left on such a node   1 one is left, and waiting does not help   4 no such job
       6 one is left after --timeout, or with --no-wait   7 a right is missing
     """
+    from kdist.job.local.job import LocalJob
     from kdist.recovery import recover
 
-    target = targets.find_cluster_job(job, file, instead=_instead, changes=True, **cluster_options)
+    meant = targets.find(job, file, changes=True, **cluster_options)
+    if isinstance(meant, LocalJob):
+        raise meant.refuse("recover", *_advise(meant))
+    target = meant.applied
     found = recover(
         target,
         switched_off=switched_off,
@@ -84,17 +88,16 @@ def command(
     return Code.ERROR if found.hopeless else Code.TIMEOUT
 
 
-def _instead(run: LocalJob) -> targets.Instead:
-    """What recovers a run on this machine."""
+def _advise(run: LocalJob) -> tuple[str, str]:
+    """What recovers a run on this machine: in words, and as a command."""
     if run.active:
-        hint = "its `kdist run` starts agents again that end"
-        return targets.Instead(hint, run.kdist("status"))
+        return "its `kdist run` starts agents again that end", run.kdist("status")
     if run.is_done:
-        return targets.Instead("it is done", run.kdist("report"))
-    return targets.Instead("it continues from its last checkpoint", run.next_run)
+        return "it is done", run.kdist("report")
+    return "it continues from its last checkpoint", run.next_run
 
 
-def _show(target: ClusterJob, found: Recovery, *, dry_run: str) -> None:
+def _show(target: AppliedJob, found: Recovery, *, dry_run: str) -> None:
     if not found.decisions:
         console.result(f"all nodes of {target.name} answer: there is nothing to recover")
         return
@@ -124,7 +127,7 @@ def _show_pod(decision: PodDecision, found: Recovery, *, note: str, changes: boo
         console.paragraph(line, start=f"  {console.style('|', dim=True)} ")
 
 
-def _held_volumes(target: ClusterJob, found: Recovery) -> list[str]:
+def _held_volumes(target: AppliedJob, found: Recovery) -> list[str]:
     """Sentences about volumes that keep the new pods waiting."""
     from kdist.recovery import fetch_held_volumes
 

@@ -31,7 +31,7 @@ from kdist.status.documents import Document
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
-    from kdist.job.cluster.job import ClusterJob
+    from kdist.job.cluster.applied import AppliedJob
 
 
 AskAgents = Callable[[Sequence[Pod]], Mapping[str, Document]]
@@ -41,7 +41,7 @@ _HOSTNAME = "kubernetes.io/hostname"
 
 
 def observe(
-    target: ClusterJob, *, ask: AskAgents | None = None, switched_off: Collection[str] = ()
+    target: AppliedJob, *, ask: AskAgents | None = None, switched_off: Collection[str] = ()
 ) -> RecoveryContext:
     """Fetch what is known of a job and of its nodes, and ask its agents.
 
@@ -80,7 +80,7 @@ def observe(
         )
 
 
-def fetch_held_volumes(target: ClusterJob, node: str) -> list[HeldVolume]:
+def fetch_held_volumes(target: AppliedJob, node: str) -> list[HeldVolume]:
     """The volumes of the job that a node holds, so that pods elsewhere have to wait for them; none
     if they may not be read.
     """
@@ -106,7 +106,7 @@ def _fetch_nodes(cluster: Cluster) -> tuple[dict[str, NodeState], str]:
     return read_nodes(nodes, leases), ""
 
 
-def _fetch_storage(target: ClusterJob, nodes: Collection[str]) -> Storage:
+def _fetch_storage(target: AppliedJob, nodes: Collection[str]) -> Storage:
     """Where the checkpoints are, and which claims have a volume on one of these nodes only."""
     volumes = {name: _fetch_volume(target.cluster, name) for name in sorted(_claims_of(target))}
     pinned = {
@@ -153,14 +153,14 @@ def _node_of(volume: Mapping[str, Any]) -> str:
     return hosts[0][0] if len(terms) == len(hosts) == 1 and len(hosts[0]) == 1 else ""
 
 
-def _checkpoint_claim(target: ClusterJob) -> str:
+def _checkpoint_claim(target: AppliedJob) -> str:
     checkpoints = target.job.spec.checkpoints
     if checkpoints is None or not checkpoints.in_cluster or target.uses_bucket:
         return ""
     return checkpoints.claim or f"{target.name}-checkpoints"
 
 
-def _claims_of(target: ClusterJob) -> Iterator[str]:
+def _claims_of(target: AppliedJob) -> Iterator[str]:
     """Names of the claims that the job's pods mount."""
     if name := _checkpoint_claim(target):
         yield name

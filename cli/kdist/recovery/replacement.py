@@ -29,7 +29,7 @@ from kdist.units import camel_case
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
-    from kdist.job.cluster.job import ClusterJob
+    from kdist.job.cluster.applied import AppliedJob
 
 
 CONDITION: Final = "DisruptionTarget"
@@ -197,7 +197,7 @@ class Recovery:
 
 
 def recover(
-    target: ClusterJob,
+    target: AppliedJob,
     *,
     switched_off: Collection[str] = (),
     wait: bool = True,
@@ -249,7 +249,7 @@ def recover(
 
 
 def replace_pods(
-    target: ClusterJob,
+    target: AppliedJob,
     context: RecoveryContext,
     decisions: Iterable[PodDecision],
     *,
@@ -272,7 +272,7 @@ def replace_pods(
     return Recovery(decided, replacements)
 
 
-def _check_nodes(target: ClusterJob, context: RecoveryContext) -> None:
+def _check_nodes(target: AppliedJob, context: RecoveryContext) -> None:
     """Raise `UsageError` for a node that has no pod of the job: it may be a slip of the pen."""
     used = {documents.text(pod, "spec", "nodeName") for pod in context.pods} - {""}
     for node in sorted(context.switched_off):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,6 +12,10 @@ from kdist.commands import options, targets
 from kdist.errors import NotFoundError
 from kdist_trainer.formats import CLI_API_VERSION
 from kdist_trainer.formats.json_text import encode_json
+
+if TYPE_CHECKING:
+    from kdist.job.cluster.applied import AppliedJob
+    from kdist.job.local.job import LocalJob
 
 
 @click.command()
@@ -49,10 +53,10 @@ def command(
       kdist report .kdist/digits -o html --out report.html
       kdist report digits -n ml -o json | jq .secondsByCategory
     """
-    root = targets.find_run(
-        job, file, local=local, namespace=cluster["namespace"], context=cluster["context"]
-    )
-    report = _read_local(root) if root else _read_cluster(job, file, timeout=timeout, **cluster)
+    from kdist.job.local.job import LocalJob
+
+    found = targets.find(job, file, local=local, timeout=timeout, **cluster)
+    report = _read_local(found) if isinstance(found, LocalJob) else _read_cluster(found.applied)
     if output == "table":
         _show(report)
         return
@@ -70,16 +74,15 @@ def command(
         console.message(f"Wrote {out}.")
 
 
-def _read_local(root: Path) -> dict[str, Any]:
+def _read_local(job: LocalJob) -> dict[str, Any]:
     import time
 
     from kdist import ledger
-    from kdist.job.local import run_dir, summary
-    from kdist.job.local.job import LocalJob
+    from kdist.job.local import logs, run_dir
     from kdist.job.local.trainer_tools import refresh_records
     from kdist.report import goodput
 
-    run = run_dir.read_json(root / "run.json") or {}
+    root, run = job.root, job.run
     checkpoints = refresh_records(root)
     events, steps = ledger.read_ledger(checkpoints)
     if not events:
@@ -87,13 +90,12 @@ def _read_local(root: Path) -> dict[str, Any]:
     active = [(each["started"], each["ended"]) for each in run.get("invocations", ())] or [
         (events[0].get("time", 0.0), None)
     ]
-    job = LocalJob(root)
     is_active = job.active
     if is_active:
         active[-1] = (active[-1][0], time.time())
     startups = [
         goodput.PodStartup(began, began, up, fetched=fetched)
-        for began, fetched, up in summary.starts(root, active)
+        for began, fetched, up in logs.starts(root, active)
     ]
     report = goodput.build_goodput_report(
         events,
@@ -104,13 +106,12 @@ def _read_local(root: Path) -> dict[str, Any]:
     )
     ended = run_dir.read_json(root / "report.json") or {}
     report["nonFiniteLoss"] = ended.get("nonFiniteLoss")
-    return _document(root.name, report, source=str(root))
+    return _document(job.name, report, source=str(root))
 
 
-def _read_cluster(job: str | None, file: str | None, **cluster: Any) -> dict[str, Any]:
+def _read_cluster(target: AppliedJob) -> dict[str, Any]:
     from kdist.report import goodput, history
 
-    target = targets.find_target(job, file, **cluster)
     found = history.read_history(target, notify=console.message)
     if not found.events:
         raise NotFoundError(

@@ -12,8 +12,8 @@ from typing import Any
 
 from kdist.errors import NotFoundError
 from kdist.job.cluster import checkpoints
-from kdist.job.cluster.job import ClusterJob
-from kdist.job.cluster.wait import Notify
+from kdist.job.cluster.applied import AppliedJob
+from kdist.job.job import Notify
 from kdist.status import FETCHER, OUTCOME, ExitRecord, NonfiniteLoss, read_pod
 from kdist.status.documents import annotation, condition, items, moment, name, text
 
@@ -42,7 +42,7 @@ class History:
     nonfinite_loss: NonfiniteLoss | None = None
 
 
-def read_history(target: ClusterJob, *, notify: Notify) -> History:
+def read_history(target: AppliedJob, *, notify: Notify) -> History:
     """Read the history of the job's run. Raises `KdistError` if its ledger cannot be read."""
     ledger = checkpoints.run_tool(target, "ledger", notify=notify)
     events = [one for one in ledger.get("events", ()) if isinstance(one, dict)]
@@ -63,7 +63,7 @@ def read_history(target: ClusterJob, *, notify: Notify) -> History:
 
 
 def _is_unsaved(
-    target: ClusterJob, pods: Sequence[Mapping[str, Any]], workload: Mapping[str, Any] | None
+    target: AppliedJob, pods: Sequence[Mapping[str, Any]], workload: Mapping[str, Any] | None
 ) -> bool:
     """Whether no pod holds anything in memory, and the run is not known to be done."""
     if not all(read_pod(pod).over for pod in pods):
@@ -116,14 +116,14 @@ def active_intervals(
     yield since, stopped if stopped is not None else ended
 
 
-def _find_workload(target: ClusterJob) -> Mapping[str, Any] | None:
+def _find_workload(target: AppliedJob) -> Mapping[str, Any] | None:
     try:
         return target.workload()
     except NotFoundError:
         return None
 
 
-def _find_end(target: ClusterJob, workload: Mapping[str, Any] | None) -> float | None:
+def _find_end(target: AppliedJob, workload: Mapping[str, Any] | None) -> float | None:
     """When the workload ended, in unix seconds: now if it has not ended, None if it is unknown, so
     that the report ends with the last event.
     """

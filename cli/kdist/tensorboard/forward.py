@@ -24,8 +24,9 @@ from kdist.cluster import ExecSession
 from kdist.commands import targets
 from kdist.errors import KdistError, NotFoundError, UsageError
 from kdist.job.cluster import agents, checkpoints
-from kdist.job.cluster.job import ClusterJob
-from kdist.job.cluster.wait import Notify
+from kdist.job.cluster.applied import AppliedJob
+from kdist.job.job import Notify
+from kdist.job.local.job import LocalJob
 from kdist.job.local.run_dir import location_of
 from kdist_trainer.formats.untrusted_text import MalformedTextError, parse_json
 
@@ -56,11 +57,11 @@ def show(job: str, port: str, *, timeout: float | None, **cluster_options: Any) 
     Ctrl-C. Raises `KdistError`.
     """
     local = read_port(port)
-    root = targets.find_run(job, None, **cluster_options)
-    if root is not None:
-        _show_local(root, local)
+    found = targets.find(job, timeout=timeout, **cluster_options)
+    if isinstance(found, LocalJob):
+        _show_local(found.root, local)
         return
-    target = targets.find_target(job, None, timeout=timeout, **cluster_options)
+    target = found.applied
     while True:
         with run_tensorboard(target, notify=console.message) as session:
             began = time.monotonic()
@@ -106,7 +107,7 @@ class TensorBoardSession:
 
 
 @contextmanager
-def run_tensorboard(target: ClusterJob, *, notify: Notify) -> Iterator[TensorBoardSession]:
+def run_tensorboard(target: AppliedJob, *, notify: Notify) -> Iterator[TensorBoardSession]:
     """Run TensorBoard on the job's event files while the context lasts. Raises `KdistError` if that
     is not possible.
     """
@@ -138,7 +139,7 @@ class MemoryShortError(KdistError):
     """The pod has no memory for TensorBoard."""
 
 
-def _command(target: ClusterJob) -> list[str]:
+def _command(target: AppliedJob) -> list[str]:
     return ["python", "-m", MODULE, f"{target.checkpoints}/{FOLDER}"]
 
 

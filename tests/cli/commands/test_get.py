@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from kdist.commands import get
 from kdist.errors import Code
+from kdist.job import find
 from tests.cli.cluster.api import Reply, write_kubeconfig
 from tests.cli.cluster.conftest import Serve, _hurry, serve
 from tests.cli.conftest import Kdist
@@ -177,7 +177,7 @@ def test_a_cluster_that_refuses_connections_does_not_hide_the_runs(
 def test_a_cluster_that_stays_silent_does_not_hide_the_runs(
     kdist: Kdist, tmp_path: Path, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(get, "_PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(find, "_PATIENCE_SECONDS", 0.1)
     add_run(tmp_path, "alone")
     with socket.create_server(("127.0.0.1", 0)) as server:  # accepts, and never answers
         write_kubeconfig(kubeconfig, f"http://127.0.0.1:{server.getsockname()[1]}")

@@ -10,7 +10,8 @@ import click
 import pytest
 
 from kdist.commands import options, targets
-from kdist.errors import InvalidJobError, NotFoundError, UsageError
+from kdist.errors import Code, InvalidJobError, KdistError, NotFoundError, UsageError
+from kdist.job import find
 
 
 @pytest.mark.parametrize(
@@ -38,16 +39,16 @@ def test_what_is_no_duration_is_refused(text: str) -> None:
 
 
 def test_a_job_is_meant_by_its_name_or_by_its_file(job_file: Path) -> None:
-    assert targets.find_job("digits") == ("digits", None)
-    assert targets.find_job("job/digits") == ("digits", None)
-    assert targets.find_job("job.yaml") == ("digits", None)
+    assert find.refer("digits") == ("digits", None)
+    assert find.refer("job/digits") == ("digits", None)
+    assert find.refer("job.yaml") == ("digits", None)
     job_file.write_text(
         job_file.read_text().replace("name: digits", "name: digits\n  namespace: ml")
     )
-    assert targets.find_job(None, str(job_file)) == ("digits", "ml")
+    assert find.refer(None, str(job_file)) == ("digits", "ml")
     for nothing in ((None, None), ("a", "job.yaml")):
         with pytest.raises(UsageError, match="name one job"):
-            targets.find_job(*nothing)
+            find.refer(*nothing)
 
 
 def test_a_folder_stands_for_the_job_files_in_it(job_file: Path, job: str) -> None:
@@ -87,10 +88,12 @@ def test_a_run_that_is_nowhere_is_said_to_be_neither_here_nor_in_a_known_cluster
     with pytest.raises(
         NotFoundError, match=r"no (active )?run digits on this machine, and no kubeconfig"
     ) as raised:
-        targets.find_run("digits", active=active)
+        find.find("digits", active=active)
     assert str(tmp_path / "runs") in str(raised.value.hint)
-    assert targets.find_run("digits", namespace="ml") is None, (
-        "whoever names a namespace means the cluster"
-    )
+    with pytest.raises(KdistError) as asked:
+        find.find("digits", find.Place("ml"), active=active)
+    assert asked.value.code is Code.UNREACHABLE, "whoever names a namespace means the cluster"
     (tmp_path / "none").write_text("kind: Config\n")
-    assert targets.find_run("digits", active=active) is None, "the cluster is asked"
+    with pytest.raises(KdistError) as asked:
+        find.find("digits", active=active)
+    assert asked.value.code is Code.UNREACHABLE, "the cluster is asked"

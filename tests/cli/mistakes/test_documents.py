@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from kdist.commands import targets
 from kdist.errors import UsageError
+from kdist.job import find
 from tests.cli.conftest import Kdist
 
 
@@ -49,9 +49,9 @@ def test_render_and_apply_take_all_jobs(two_jobs: Path, kdist: Kdist) -> None:
 
 def test_delete_means_every_job_of_the_file(two_jobs: Path) -> None:
     expected = [("digits", None), ("letters", "ml")]
-    assert targets.find_jobs(None, two_jobs.name) == expected
-    assert targets.find_jobs(two_jobs.name, None) == expected
-    assert targets.find_jobs("digits", None) == [("digits", None)]
+    assert find.refer_all(None, two_jobs.name) == expected
+    assert find.refer_all(two_jobs.name, None) == expected
+    assert find.refer_all("digits", None) == [("digits", None)]
 
 
 def test_commands_for_one_job_name_those_of_the_file(two_jobs: Path, kdist: Kdist) -> None:
@@ -59,7 +59,7 @@ def test_commands_for_one_job_name_those_of_the_file(two_jobs: Path, kdist: Kdis
     assert result.exit_code == 2
     assert "has 2 jobs, digits and letters" in result.stderr
     with pytest.raises(UsageError, match="digits and letters"):
-        targets.find_job(two_jobs.name)
+        find.refer(two_jobs.name)
 
 
 def test_an_alias_does_not_reach_into_the_next_document(kdist: Kdist, job_file: Path) -> None:

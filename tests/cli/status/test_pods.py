@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdist.job.cluster import describe_status
+from kdist.job.goals import describe_status
 from kdist.status import ExitRecord, Phase, Snapshot, WorkloadState, read_pod
 from kdist.views.status_table import status_rows
 from kdist_trainer.agent.exits import failed, stopped, success

@@ -17,15 +17,15 @@ from rich.console import Console, RenderableType
 
 from kdist.agents import metrics
 from kdist.agents.metrics import AgentSample
-from kdist.commands.get import Listed, Rows
-from kdist.job.cluster import checkpoints
+from kdist.commands.get import Rows
+from kdist.job.find import Listed
 from kdist.job.local.progress import NodeProgress, Progress
 from kdist.report import text as report_text
 from kdist.status import Snapshot
 from kdist.status.job_status import StepHistory
 from kdist.terminal import columns
 from kdist.units import age, moment
-from kdist.views import status_table
+from kdist.views import checkpoints, status_table
 from kdist.views.live import TopFrame, from_progress, render
 from tests.cli.diagnose.scenes import FAILED, scene
 from tests.cli.job.cluster.test_checkpoint_list import ENTRY

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kdist.agents.client import AgentClient
     from kdist.agents.metrics import AgentSample
     from kdist.cluster import Cluster
-    from kdist.job.cluster.job import ClusterJob
+    from kdist.job.cluster.applied import AppliedJob
 
 RIGHTS: Final = (rbac.on_pods("get", part="proxy"), rbac.on_pods("create get", part="portforward"))
 """Sets of rights of which one is needed to reach an agent: for the proxy, for a forwarded port."""
@@ -37,7 +37,7 @@ _STATUS_THREADS = 32
 
 
 def fetch_samples(
-    target: ClusterJob,
+    target: AppliedJob,
     pods: Sequence[Pod],
     *,
     metrics: bool = False,
@@ -70,7 +70,7 @@ def fetch_samples(
     return {pod: sample for pod, sample in zip(running, samples, strict=True) if sample is not None}
 
 
-def explain_silence(target: ClusterJob) -> KdistError:
+def explain_silence(target: AppliedJob) -> KdistError:
     """The error that says why no agent answers.
 
     Raises:
@@ -113,7 +113,7 @@ def _describe_lack(cluster: Cluster, silent: int, missing: Sequence[Right]) -> s
     )
 
 
-def choose_pod(target: ClusterJob, *, rank: int | None = None, pod: str = "") -> Pod:
+def choose_pod(target: AppliedJob, *, rank: int | None = None, pod: str = "") -> Pod:
     """Select a running pod of the job.
 
     Args:
@@ -150,13 +150,13 @@ def choose_pod(target: ClusterJob, *, rank: int | None = None, pod: str = "") ->
     return next(one for one in running if one.name == holder)
 
 
-def is_running(target: ClusterJob, pod: str) -> bool:
+def is_running(target: AppliedJob, pod: str) -> bool:
     """Whether the pod of this name is one of the job's, and runs."""
     return any(one.name == pod and one.running for one in target.pods())
 
 
 def wait_for_pod(
-    target: ClusterJob, *, rank: int | None = None, pod: str = "", interval: float = 2.0
+    target: AppliedJob, *, rank: int | None = None, pod: str = "", interval: float = 2.0
 ) -> Pod:
     """Wait until there is a pod that `choose_pod` selects, however long that takes.
 
@@ -183,7 +183,7 @@ def wait_for_pod(
             time.sleep(interval)
 
 
-def _no_pod(target: ClusterJob, what: str, pods: Sequence[Pod]) -> NotFoundError:
+def _no_pod(target: AppliedJob, what: str, pods: Sequence[Pod]) -> NotFoundError:
     known = ", ".join(f"{one.name} ({one.state})" for one in pods[:8]) or "none"
     return NotFoundError(f"{what}; its pods: {known}", next_command=target.command("why"))
 

@@ -1,6 +1,5 @@
 """The checkpoints of a job in the cluster: listed, verified, and exported to this machine as a file
-of weights. `checkpoint_rows` shows which checkpoint is LATEST, which one a training would resume
-from, and which are damaged.
+of weights.
 
 The trainer's tool runs in a running pod of the job, or else in a helper pod, which is created for
 the purpose and deleted afterwards. That has the image, account and volumes of the job, mounts only
@@ -24,13 +23,12 @@ from kdist import rbac
 from kdist.backends import RUNTIME
 from kdist.deploy import Difference
 from kdist.errors import Code, KdistError, NotFoundError
-from kdist.job.cluster import job, wait
-from kdist.job.cluster.job import ClusterJob
-from kdist.job.cluster.wait import Notify
+from kdist.job.cluster import applied, wait
+from kdist.job.cluster.applied import AppliedJob
+from kdist.job.job import Notify
 from kdist.manifest import MANAGED_BY, OWNER, Manifest, mark
 from kdist.spec.validators import CHECKPOINTS_MOUNT
 from kdist.status.documents import at, items, text
-from kdist.units import age, number, size
 from kdist_trainer.formats.untrusted_text import MalformedTextError, parse_json
 
 _HELPER_LABEL = "kdist.dev/viewer"
@@ -59,7 +57,7 @@ CONTAINER = "viewer"
 
 @contextmanager
 def helper_pod(
-    target: ClusterJob,
+    target: AppliedJob,
     command: Sequence[str],
     *,
     read_only: bool = True,
@@ -87,7 +85,7 @@ def helper_pod(
     live = [] if target.is_resource else _find_live(target)
     document = build_helper_pod(
         target,
-        live or job.render_objects(target.without_code()),
+        live or applied.render_objects(target.without_code()),
         name,
         command,
         read_only=read_only,
@@ -104,7 +102,7 @@ def helper_pod(
             f"{target.name} has no {target.backend.kind}: the pod that reads its checkpoints is "
             f"made from what ConfigMap {target.name} in namespace {target.namespace} says"
         )
-        target.approve(what, Difference.text(document).splitlines())
+        target.dialog.approve(what, Difference.text(document).splitlines())
     target.objects.create(document)
     try:
         yield name
@@ -112,7 +110,7 @@ def helper_pod(
         target.objects.remove("v1", "Pod", name, grace=0)
 
 
-def _find_live(target: ClusterJob) -> list[Manifest]:
+def _find_live(target: AppliedJob) -> list[Manifest]:
     """The object in the cluster that the job's pods are made from, which its ConfigMap cannot
     change; empty if there is none.
     """
@@ -129,7 +127,7 @@ def _find_live(target: ClusterJob) -> list[Manifest]:
 
 @contextmanager
 def idle_pod(
-    target: ClusterJob,
+    target: AppliedJob,
     command: Sequence[str] = _IDLE,
     *,
     seconds: int = _IDLE_SECONDS,
@@ -151,7 +149,7 @@ def idle_pod(
 
 
 @contextmanager
-def reading_pod(target: ClusterJob, notify: Notify) -> Iterator[tuple[str, str]]:
+def reading_pod(target: AppliedJob, notify: Notify) -> Iterator[tuple[str, str]]:
     """A pod in which the trainer's tools can be run several times, and its container: a running one
     of the job, or else a helper pod. Raises as `idle_pod` does.
     """
@@ -164,7 +162,7 @@ def reading_pod(target: ClusterJob, notify: Notify) -> Iterator[tuple[str, str]]
         yield pod, CONTAINER
 
 
-def wait_for_phase(target: ClusterJob, name: str, phases: Collection[str]) -> str:
+def wait_for_phase(target: AppliedJob, name: str, phases: Collection[str]) -> str:
     """Wait until the helper pod is in one of these phases, and return it. Raises `KdistError` if it
     cannot start.
     """
@@ -177,7 +175,7 @@ def wait_for_phase(target: ClusterJob, name: str, phases: Collection[str]) -> st
     )
 
 
-def _phase(target: ClusterJob, name: str, phases: Collection[str]) -> str | None:
+def _phase(target: AppliedJob, name: str, phases: Collection[str]) -> str | None:
     pod = target.cluster.get("v1", "Pod", name)
     for status in items(pod, "status", "containerStatuses"):
         reason = text(status, "state", "waiting", "reason")
@@ -195,7 +193,7 @@ def _phase(target: ClusterJob, name: str, phases: Collection[str]) -> str | None
 
 
 def build_helper_pod(
-    target: ClusterJob,
+    target: AppliedJob,
     manifests: Sequence[Manifest],
     name: str,
     command: Sequence[str],
@@ -253,7 +251,7 @@ def build_helper_pod(
 
 
 def _find_volumes(
-    target: ClusterJob, pod: Mapping[str, Any], trainer: Mapping[str, Any], *, read_only: bool
+    target: AppliedJob, pod: Mapping[str, Any], trainer: Mapping[str, Any], *, read_only: bool
 ) -> tuple[list[Any], list[Any]]:
     """The volume of the checkpoints and its mount; for those in a bucket, room for a copy."""
     if target.uses_bucket:
@@ -309,67 +307,10 @@ def pod_specs(document: Any) -> Iterator[Mapping[str, Any]]:
             yield from pod_specs(value)
 
 
-HEADER = ("STEP", "NAME", "AGE", "SIZE", "RANKS", "SAMPLES", "STATE", "")
-
-
-def checkpoint_rows(document: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """One row per checkpoint of a listing, newest first."""
-    return [_row(entry, document) for entry in entries(document)]
-
-
-def entries(document: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    """The checkpoints in a listing."""
-    found = document.get("checkpoints")
-    return [one for one in found if isinstance(one, Mapping)] if isinstance(found, list) else []
-
-
-def rejected(document: Mapping[str, Any], state: str) -> list[str]:
-    """Names of committed checkpoints that are `damaged`, `unreadable` (whole, but no training can
-    read them), or `unsupported` (of a newer version).
-    """
-    return [
-        str(one.get("name"))
-        for one in entries(document)
-        if one.get("state") == state and one.get("problem")
-    ]
-
-
-def _row(entry: Mapping[str, Any], document: Mapping[str, Any]) -> tuple[str, ...]:
-    state = str(entry.get("state"))
-    problem = entry.get("problem")
-    written, now = entry.get("time"), document.get("time")
-    since = (
-        age(max(0.0, now - written))
-        if isinstance(written, int | float) and isinstance(now, int | float)
-        else "-"
-    )
-    return (
-        _shown(entry.get("step")),
-        str(entry.get("name")),
-        since,
-        "-" if entry.get("bytes") is None else size(entry["bytes"]),
-        _shown(entry.get("worldSize")),
-        _shown(entry.get("samplesSeen")),
-        f"{state}: {problem}" if problem else state,
-        " ".join(_marks(entry, document)),
-    )
-
-
-def _marks(entry: Mapping[str, Any], document: Mapping[str, Any]) -> Iterator[str]:
-    if entry.get("name") == document.get("latest"):
-        yield "LATEST"
-    if entry.get("name") == document.get("resumesFrom"):
-        yield "<- resumes here"
-
-
-def _shown(value: object) -> str:
-    return "-" if value is None else number(value)
-
-
 MODULE = "kdist_trainer.checkpoint"
 
 
-def run_tool(target: ClusterJob, action: str, *arguments: str, notify: Notify) -> dict[str, Any]:
+def run_tool(target: AppliedJob, action: str, *arguments: str, notify: Notify) -> dict[str, Any]:
     """Run the trainer's checkpoint tool on the job's checkpoints.
 
     Args:
@@ -396,13 +337,13 @@ def run_tool(target: ClusterJob, action: str, *arguments: str, notify: Notify) -
     return _run_in_helper_pod(target, command, read_only=action != "aside")
 
 
-def has_checkpoints(target: ClusterJob) -> bool:
+def has_checkpoints(target: AppliedJob) -> bool:
     """Whether the job keeps checkpoints in the cluster."""
     spec = target.job.spec.checkpoints
     return spec is not None and spec.in_cluster
 
 
-def check_has_checkpoints(target: ClusterJob) -> None:
+def check_has_checkpoints(target: AppliedJob) -> None:
     """Raises `KdistError` for a job that keeps no checkpoints in the cluster."""
     if not has_checkpoints(target):
         raise KdistError(
@@ -412,7 +353,7 @@ def check_has_checkpoints(target: ClusterJob) -> None:
 
 
 def _run_in_helper_pod(
-    target: ClusterJob, command: Sequence[str], *, read_only: bool
+    target: AppliedJob, command: Sequence[str], *, read_only: bool
 ) -> dict[str, Any]:
     with helper_pod(target, command, read_only=read_only) as name:
         phase = wait_for_phase(target, name, ("Succeeded", "Failed"))
@@ -438,7 +379,7 @@ _LAST_LINES = 100
 _EXPORT_MEMORY = "1536Mi"
 
 
-def export(target: ClusterJob, file: Path, *arguments: str, notify: Notify) -> dict[str, Any]:
+def export(target: AppliedJob, file: Path, *arguments: str, notify: Notify) -> dict[str, Any]:
     """Write the weights of a checkpoint to a file, completely or not at all.
 
     Args:
@@ -462,7 +403,7 @@ def export(target: ClusterJob, file: Path, *arguments: str, notify: Notify) -> d
         return _receive(target, pod, command, file)
 
 
-def _receive(target: ClusterJob, pod: str, command: list[str], file: Path) -> dict[str, Any]:
+def _receive(target: AppliedJob, pod: str, command: list[str], file: Path) -> dict[str, Any]:
     temporary = file.with_name(f"{file.name}.tmp-{secrets.token_hex(4)}")
     try:
         with temporary.open("xb") as stream:
@@ -476,7 +417,7 @@ def _receive(target: ClusterJob, pod: str, command: list[str], file: Path) -> di
     return {"file": str(file), **document}
 
 
-def _run(target: ClusterJob, pod: str, command: list[str], stream: BinaryIO) -> dict[str, Any]:
+def _run(target: AppliedJob, pod: str, command: list[str], stream: BinaryIO) -> dict[str, Any]:
     """Run the command with its output into `stream`, and compare the digest of what was received
     with the one it reports.
     """

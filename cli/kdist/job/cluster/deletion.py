@@ -11,11 +11,19 @@ from typing import TYPE_CHECKING
 
 from kdist import backends, rbac, render
 from kdist.backends import CLAIM
-from kdist.cluster import JobObjects, JobOwner, find_makers, find_resource, list_resources
+from kdist.cluster import (
+    JobObjects,
+    JobOwner,
+    describe_owner,
+    find_makers,
+    find_resource,
+    list_resources,
+)
 from kdist.deploy import delete
-from kdist.errors import KdistError, NotFoundError
-from kdist.job.cluster import training_job
+from kdist.errors import JobNotFoundError, KdistError, NotFoundError
+from kdist.job.cluster import wait
 from kdist.job.cluster.snapshot import or_empty
+from kdist.job.job import DeleteOptions
 from kdist.manifest import (
     JOB_LABEL,
     MANAGED_BY,
@@ -29,36 +37,57 @@ from kdist.status.documents import Document, integer, items, name, text
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
+    from kdist.job.cluster.job import ClusterJob
 
 _DEFAULT_GRACE_SECONDS = 30  # Kubernetes' own
 _MARGIN_SECONDS = 60.0  # that a node may need beyond a pod's grace period to remove it
 
 
 @dataclass(frozen=True)
-class Deletion:
+class _Plan:
     """What deleting a job comes to.
 
     Attributes:
-        cluster: the cluster.
-        name: of the job.
+        job: the job.
+        chosen: how it is deleted.
         objects: the job's objects that are deleted.
         kept: the job's objects that stay: claims with its checkpoints.
         foreign: objects that bear the job's names or labels and belong to something else.
         resource: the job's TrainingJob, with which the controller's objects go; None without one.
+        strays: pods that bear the job's label and have no owner, by name: somebody made them, or
+            deleted the workload with `--cascade=orphan`. They stay unless a user says that they are
+            the job's.
     """
 
-    cluster: Cluster
-    name: str
+    job: ClusterJob
+    chosen: DeleteOptions
     objects: Sequence[Manifest]
     kept: Sequence[Manifest]
     foreign: Sequence[Manifest]
-    resource: Manifest | None = None
+    resource: Manifest | None
+    strays: Sequence[Document]
+
+    @classmethod
+    def find(cls, job: ClusterJob, chosen: DeleteOptions) -> _Plan:
+        """Find what is to be deleted. There are no objects if there is no such job."""
+        objects, foreign = delete.find_objects(job.cluster, job.name)
+        document = find_resource(job.cluster, job.name)
+        resource = None if document is None else Manifest(document)
+        if resource is not None:
+            objects = [resource, *objects]
+        claims = [] if chosen.purge else [each for each in objects if each.kind == CLAIM]
+        kept = [each for each in claims if not _goes(each)]
+        selector = job_selector(job.name)
+        pods = or_empty(lambda: job.cluster.list("v1", "Pod", selector=selector))
+        strays = [pod for pod in pods if not items(pod, "metadata", "ownerReferences")]
+        objects = [each for each in objects if each not in kept]
+        return cls(job, chosen, objects, kept, foreign, resource, sorted(strays, key=name))
 
     @property
     def bucket(self) -> str:
         """URL of the job's checkpoints in a bucket, which stay; empty if it has none there."""
         for each in self.objects:
-            if (each.kind, each.name) == ("ConfigMap", self.name):
+            if (each.kind, each.name) == ("ConfigMap", self.job.name):
                 with suppress(KdistError):  # a job of another version
                     job = render.read_job(each.document)
                     if job.spec.checkpoints is not None and job.spec.checkpoints.bucket:
@@ -70,122 +99,90 @@ class Deletion:
         """Whether pods of this name are the job's, because no foreign workload has it."""
         return not delete.split(self.foreign)[0]
 
-    def pods_to_wait_for(self) -> list[Document]:
+    @property
+    def is_trial(self) -> bool:
+        """Whether the server only checks it."""
+        return self.chosen.dry_run == "server"
+
+    @property
+    def own(self) -> JobObjects:
+        """What deletes objects by the job's name."""
+        return JobObjects(self.job.cluster, JobOwner(self.job.namespace, self.job.name))
+
+    def find_leaving(self) -> list[Document]:
         """The job's pods that have not ended."""
         return [
             pod
-            for pod in delete.find_pods(self.cluster, self.name)
+            for pod in delete.find_pods(self.job.cluster, self.job.name)
             if text(pod, "status", "phase") not in ("Succeeded", "Failed")
         ]
 
-    def list_strays(self) -> list[Document]:
-        """Pods that bear the job's label and have no owner, by name: somebody made them, or deleted
-        the workload with `--cascade=orphan`. They stay unless a user says that they are the job's.
-        """
-        selector = job_selector(self.name)
-        pods = or_empty(lambda: self.cluster.list("v1", "Pod", selector=selector))
-        return sorted(
-            (pod for pod in pods if not items(pod, "metadata", "ownerReferences")), key=name
-        )
-
-    def remove_strays(
-        self,
-        strays: Sequence[Document],
-        *,
-        grace: int | None = None,
-        timeout: float | None = None,
-        dry_run: bool = False,
-    ) -> Iterator[str]:
-        """Delete these pods, before what they need to save; the arguments are those of `run`.
-
-        Yields:
-            The name of each as it is deleted.
-
-        Raises:
-            KdistError: rights are missing (FORBIDDEN), or pods do not end in time (TIMEOUT).
-        """
-        if not dry_run:
-            rbac.require(self.cluster, [Right("delete", "v1", "Pod")])
-        own = JobObjects(self.cluster, JobOwner(self.cluster.namespace, self.name))
+    def remove_strays(self, strays: Sequence[Document], timeout: float | None) -> Iterator[str]:
+        """Delete these pods, before what they need to save, and yield the title of each."""
+        cluster, own = self.job.cluster, self.own
+        if not self.is_trial:
+            rbac.require(cluster, [Right("delete", "v1", "Pod")])
         for pod in strays:
-            uid = text(pod, "metadata", "uid")
-            own.remove_ownerless(name(pod), uid=uid, grace=grace, dry_run=dry_run)
-            yield name(pod)
-        if timeout is not None and not dry_run:
+            uid, grace = text(pod, "metadata", "uid"), self.chosen.grace_period
+            own.remove_ownerless(name(pod), uid=uid, grace=grace, dry_run=self.is_trial)
+            yield f"pod/{name(pod)}"
+        if timeout is not None and not self.is_trial:
             uids = {text(pod, "metadata", "uid") for pod in strays}
-            delete.wait_for_pods(self.cluster, self.name, timeout=timeout, uids=uids)
+            delete.wait_for_pods(cluster, self.job.name, timeout=timeout, uids=uids)
 
-    def run(
-        self, *, grace: int | None = None, timeout: float | None = None, dry_run: bool = False
-    ) -> Iterator[Manifest]:
-        """Delete the objects.
-
-        Args:
-            grace: grace period for the pods in seconds, instead of the job's.
-            timeout: seconds to wait for the pods to end; None does not wait.
-            dry_run: let the server check it, and delete nothing.
-
-        Yields:
-            Each object as it is deleted.
-
-        Raises:
-            KdistError: rights are missing (FORBIDDEN), or pods do not end in time (TIMEOUT).
+    def remove(self, timeout: float | None) -> Iterator[Manifest]:
+        """Delete the objects, and yield each as it goes. Pods have `timeout` seconds to end; None
+        does not wait.
         """
-        if self.resource is not None:
-            return self._remove_resource(
-                self.resource, grace=grace, timeout=timeout, dry_run=dry_run
-            )
+        if self.resource is None:
+            return self._remove(self.objects, timeout)
+        return self._remove_resource(self.resource, timeout)
+
+    def _remove(self, objects: Sequence[Manifest], timeout: float | None) -> Iterator[Manifest]:
+        grace = self.chosen.grace_period if self.owns_pods else None
+        cluster, job = self.job.cluster, self.job.name
         return delete.remove(
-            self.cluster, self.name, self.objects, grace=grace, dry_run=dry_run, wait=timeout
+            cluster, job, objects, grace=grace, dry_run=self.is_trial, wait=timeout
         )
 
-    def _remove_resource(
-        self, found: Manifest, *, grace: int | None, timeout: float | None, dry_run: bool
-    ) -> Iterator[Manifest]:
+    def _remove_resource(self, found: Manifest, timeout: float | None) -> Iterator[Manifest]:
         """Delete the TrainingJob, and claims after it, which the controller would create again.
 
         The pods save and end before, because the garbage collector takes the rendezvous at once,
         which saving needs. Without a controller nothing would end them.
         """
+        cluster, job = self.job.cluster, self.job.name
         others = [each for each in self.objects if each is not found]
         orphans, _ = delete.split(others)
-        if not dry_run:
-            wanted = [*rbac.to_delete(self.objects), Right("patch", *TRAINING_JOB, name=self.name)]
-            rbac.require(self.cluster, wanted)
-        waits = timeout is not None and not dry_run
-        if (
-            waits
-            and not orphans
-            and any(map(delete.is_active, delete.find_pods(self.cluster, self.name)))
-        ):
-            self._end_pods(grace, timeout or 0.0)
-        own = JobObjects(self.cluster, JobOwner(self.cluster.namespace, self.name))
-        own.remove(*TRAINING_JOB, self.name, dry_run=dry_run)
+        if not self.is_trial:
+            wanted = [*rbac.to_delete(self.objects), Right("patch", *TRAINING_JOB, name=job)]
+            rbac.require(cluster, wanted)
+        waits = timeout is not None and not self.is_trial
+        if waits and not orphans and any(map(delete.is_active, delete.find_pods(cluster, job))):
+            self._end_pods(timeout or 0.0)
+        self.own.remove(*TRAINING_JOB, job, dry_run=self.is_trial)
         yield found
         if orphans:  # the garbage collector would not take what no TrainingJob owns
-            yield from delete.remove(
-                self.cluster, self.name, others, grace=grace, dry_run=dry_run, wait=timeout
-            )
+            yield from self._remove(others, timeout)
             return
         if waits:
-            delete.wait_for_pods(self.cluster, self.name, timeout=timeout or 0.0)
+            delete.wait_for_pods(cluster, job, timeout=timeout or 0.0)
         for each in others:
-            own.remove(each.api_version, each.kind, each.name, dry_run=dry_run)
+            self.own.remove(each.api_version, each.kind, each.name, dry_run=self.is_trial)
             yield each
 
-    def _end_pods(self, grace: int | None, timeout: float) -> None:
+    def _end_pods(self, timeout: float) -> None:
         """Suspend the job, and wait until its pods have ended, if a controller acts."""
-        spec = {"spec": {"suspend": True}}
-        own = JobObjects(self.cluster, JobOwner(self.cluster.namespace, self.name))
-        changed = own.change(*TRAINING_JOB, self.name, spec)
+        cluster, job = self.job.cluster, self.job.name
+        changed = self.own.change(*TRAINING_JOB, job, {"spec": {"suspend": True}})
         try:
-            training_job.wait_for_answer(self.cluster, changed)
+            wait.wait_for_answer(cluster, changed)
         except KdistError:
             return  # deleting it ends them all the same
-        if grace is not None:
-            makers = _find_makers(self.cluster, changed)
-            delete.end_pods(self.cluster, self.name, makers=makers, grace=grace)
-        delete.wait_for_pods(self.cluster, self.name, timeout=timeout, active_only=True)
+        if self.owns_pods and self.chosen.grace_period is not None:
+            makers = _find_makers(cluster, changed)
+            delete.end_pods(cluster, job, makers=makers, grace=self.chosen.grace_period)
+        delete.wait_for_pods(cluster, job, timeout=timeout, active_only=True)
 
 
 def _find_makers(cluster: Cluster, document: Document) -> frozenset[str]:
@@ -204,29 +201,61 @@ def _find_makers(cluster: Cluster, document: Document) -> frozenset[str]:
     return find_makers(cluster, kind, workload)
 
 
-def plan_deletion(cluster: Cluster, name: str, *, purge: bool = False) -> Deletion:
-    """Find what is to be deleted. There are no objects if there is no such job.
-
-    Args:
-        cluster: the cluster, with the job's namespace.
-        name: of the job.
-        purge: delete claims with checkpoints too, if they were created for the job; those with
-            `reclaimPolicy: Delete` always are.
-    """
-    objects, foreign = delete.find_objects(cluster, name)
-    document = find_resource(cluster, name)
-    found = None if document is None else Manifest(document)
-    if found is not None:
-        objects = [found, *objects]
-    kept = [] if purge else [each for each in objects if each.kind == CLAIM and not _goes(each)]
-    return Deletion(
-        cluster, name, [each for each in objects if each not in kept], kept, foreign, found
-    )
-
-
 def _goes(claim: Manifest) -> bool:
     """Whether a claim is deleted with its job, as `checkpoints.reclaimPolicy: Delete` asks for."""
     return text(claim.document, "metadata", "annotations", RECLAIM_POLICY) == "Delete"
+
+
+def delete_job(job: ClusterJob, chosen: DeleteOptions, kept: list[str]) -> Iterator[str]:
+    """Delete a job, and yield the title of each object as it goes. See `Job.plan_deletion`.
+
+    Args:
+        job: the job.
+        chosen: how.
+        kept: receives sentences about what stays.
+
+    Raises:
+        JobNotFoundError: there is none.
+    """
+    title, dialog, plan = job.name, job.dialog, _Plan.find(job, chosen)
+    for each in plan.foreign:
+        owner = describe_owner(each.document)
+        dialog.warn(f"{each.title} stays: it does not belong to job {title}: {owner}")
+    strays = plan.strays
+    if strays and not chosen.orphans:
+        dialog.warn(
+            f"{', '.join(map(name, strays))}: no workload owns these pods, though their label "
+            f"names {title}: they stay; `kdist delete {title} --orphans -n {job.namespace}` "
+            "deletes them"
+        )
+        strays = []
+    if not plan.objects and not strays:
+        raise JobNotFoundError((title, job.namespace))
+    waits = chosen.wait and chosen.dry_run == "none"
+    pods = plan.find_leaving() if waits and plan.owns_pods else []
+    seconds = chosen.timeout
+    if seconds is None:
+        grace = chosen.grace_period if plan.owns_pods else None
+        seconds = _default_timeout([*pods, *strays], grace)
+    if waited := [*pods, *(strays if waits else [])]:
+        dialog.notify(
+            f"waiting up to {seconds:.0f} s for {len(waited)} pods of {title} to save and end "
+            "(Ctrl-C stops waiting)"
+        )
+    if chosen.dry_run == "client":
+        yield from (f"pod/{name(each)}" for each in strays)
+        yield from (each.title for each in plan.objects)
+    else:
+        if strays:
+            yield from plan.remove_strays(strays, seconds if chosen.wait else None)
+        limit = seconds if chosen.wait and plan.owns_pods else None
+        yield from (each.title for each in plan.remove(limit))
+    kept += [
+        f"{each.title} stays, with the checkpoints; `kdist delete {title} --purge` deletes it"
+        for each in plan.kept
+    ]
+    if plan.bucket:
+        kept.append(f"{plan.bucket} is kept: kdist never deletes checkpoints in a bucket")
 
 
 def list_names(cluster: Cluster, selector: str = "") -> list[str]:
@@ -239,7 +268,7 @@ def list_names(cluster: Cluster, selector: str = "") -> list[str]:
     return list(dict.fromkeys([*names, *(str(each["metadata"]["name"]) for each in resources)]))
 
 
-def default_timeout(pods: Sequence[Document], grace: int | None = None) -> float:
+def _default_timeout(pods: Sequence[Document], grace: int | None = None) -> float:
     """Seconds that pods may take to end: `grace`, else their longest grace period, and a margin."""
     if grace is None:
         periods = [integer(pod, "spec", "terminationGracePeriodSeconds") for pod in pods]

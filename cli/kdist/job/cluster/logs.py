@@ -11,32 +11,33 @@ import queue
 import re
 import threading
 import time
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from http import HTTPStatus
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 from kdist.diagnose import diagnose
 from kdist.errors import KdistError, NotFoundError, UsageError
-from kdist.events import Event, ParsedLine, split_line
+from kdist.events import Entry, Event, ParsedLine, read_files, split_line
 from kdist.job.cluster import checkpoints
 from kdist.job.cluster.agents import Agents
+from kdist.job.cluster.applied import AppliedJob
 from kdist.job.cluster.checkpoints import reading_pod
-from kdist.job.cluster.job import ClusterJob
 from kdist.job.cluster.snapshot import Events, fetch_snapshot, finalize
-from kdist.job.cluster.wait import Notify, timeout_error
-from kdist.status import Pod, Snapshot, documents, read_pod
+from kdist.job.cluster.wait import timeout_error
+from kdist.job.job import FAILED, RANK_PREFIX, LogSelection, Notify
+from kdist.status import JobStatus, Phase, Pod, Snapshot, documents, read_pod
 from kdist.status.documents import Document, integer, items, texts
 from kdist.threads import OnError, start_thread
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
-
-
-_RANK_PREFIX = re.compile(r"\[rank(\d{1,9})\]:")
+    from kdist.job.cluster.job import ClusterJob
+    from kdist.job.job import LogLine
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ class RankFilter:
     def matches(self, line: PodLine) -> bool:
         """Whether the line belongs to a selected rank. Pass the lines of one pod in their order."""
         event = line.event
-        prefix = _RANK_PREFIX.match(line.text)
+        prefix = RANK_PREFIX.match(line.text)
         rank = event.get("rank") if event else int(prefix[1]) if prefix else None
         if event and event["event"] == "rendezvous-completed":
             self._ranks_of_pod[line.pod.name] = set()
@@ -111,37 +112,30 @@ MOST_STREAMS = 64  # logs that are read at the same time
 _WAITING_LINES = 10_000  # lines that wait for a slow reader; then the reading waits
 
 
-@dataclass(frozen=True)
-class LogRequest:
-    """Which logs to read.
+def _choose(pods: Iterable[Pod], request: LogSelection) -> list[Pod]:
+    """The pods that are asked for."""
+    return [pod for pod in pods if request.pod is None or _matches(pod, request.pod)]
 
-    Attributes:
-        choose: selects the pods.
-        tail: only the last lines of each pod; None for all.
-        since: only the lines of the last seconds; None for all.
-        previous: those of the previous container instance.
-        container: those of this container; None for the training's.
+
+def _matches(pod: Pod, name_or_index: str) -> bool:
+    return pod.name == name_or_index.removeprefix("pod/") or (
+        name_or_index.isdecimal() and pod.index == int(name_or_index)
+    )
+
+
+def _has_log(pod: Pod, request: LogSelection) -> bool:
+    """Whether the pod may have a log that is asked for. Whether an init container has run, its log
+    alone tells.
     """
-
-    choose: Callable[[Pod], bool] = lambda _: True
-    tail: int | None = None
-    since: float | None = None
-    previous: bool = False
-    container: str | None = None
-
-    def has_log(self, pod: Pod) -> bool:
-        """Whether the pod may have a log that is asked for. Whether an init container has run, its
-        log alone tells.
-        """
-        if self.container is not None:
-            return pod.scheduled
-        return pod.before is not None if self.previous else has_started(pod)
+    if request.container is not None:
+        return pod.scheduled
+    return pod.before is not None if request.previous else has_started(pod)
 
 
 def read(
     cluster: Cluster,
     snapshot: Snapshot,
-    request: LogRequest,
+    request: LogSelection,
     *,
     notify: Notify = lambda _: None,
 ) -> Iterator[PodLine]:
@@ -157,8 +151,8 @@ def read(
         NotFoundError: there is no log yet.
     """
     _check_container(snapshot, request.container)
-    chosen = [pod for pod in snapshot.status.pods if request.choose(pod)]
-    pods = [pod for pod in chosen if request.has_log(pod)]
+    chosen = _choose(snapshot.status.pods, request)
+    pods = [pod for pod in chosen if _has_log(pod, request)]
     if not pods:
         raise _no_logs(snapshot, request)
     if len(pods) > MOST_STREAMS:
@@ -186,7 +180,7 @@ def _check_container(snapshot: Snapshot, name: str | None) -> None:
         )
 
 
-def _no_logs(snapshot: Snapshot, request: LogRequest) -> KdistError:
+def _no_logs(snapshot: Snapshot, request: LogSelection) -> KdistError:
     cause = diagnose(snapshot)
     what = (
         "no container has been restarted"
@@ -204,7 +198,9 @@ def has_started(pod: Pod) -> bool:
     return pod.running or pod.ended is not None or pod.before is not None
 
 
-def _read_one(cluster: Cluster, namespace: str, pod: Pod, request: LogRequest) -> Iterator[PodLine]:
+def _read_one(
+    cluster: Cluster, namespace: str, pod: Pod, request: LogSelection
+) -> Iterator[PodLine]:
     """Lines of one pod; none if it has been deleted in the meantime, or the container has not run
     yet that is asked for.
     """
@@ -260,11 +256,10 @@ class Follower:
     Args:
         cluster: the cluster.
         name: of the job.
-        request: which logs.
+        request: which logs, and how long to follow them.
         namespace: of the job; None for the connection's own.
         notify: receives messages, such as why there is nothing to read yet.
         interval: seconds between two snapshots of the job.
-        timeout: in seconds; None follows until the job has ended.
 
     Attributes:
         snapshot: the last one; None before the first.
@@ -274,12 +269,11 @@ class Follower:
         self,
         cluster: Cluster,
         name: str,
-        request: LogRequest,
+        request: LogSelection,
         *,
         namespace: str | None = None,
         notify: Notify = lambda _: None,
         interval: float = POLL_SECONDS,
-        timeout: float | None = None,
     ) -> None:
         self._cluster = cluster
         self._name = name
@@ -287,7 +281,6 @@ class Follower:
         self._request = request
         self._notify = notify
         self._interval = interval
-        self._timeout = timeout
         self._agents = Agents(cluster, namespace=self._namespace)
         self._events = Events(cluster, self._namespace)
         self._lines: queue.Queue[PodLine] = queue.Queue(_WAITING_LINES)
@@ -308,7 +301,8 @@ class Follower:
             self._closed.set()
 
     def _follow(self) -> Iterator[PodLine]:
-        end = float("inf") if self._timeout is None else time.monotonic() + self._timeout
+        timeout = self._request.timeout
+        end = float("inf") if timeout is None else time.monotonic() + timeout
         yield from self._read_history()
         while True:
             ended = self._poll()
@@ -321,13 +315,13 @@ class Follower:
             if ended and self._is_quiet():
                 return
             if time.monotonic() >= end:
-                raise timeout_error(self.snapshot, "done", self._timeout or 0.0)
+                raise timeout_error(self.snapshot, "done", timeout or 0.0)
 
     def _read_history(self) -> Iterator[PodLine]:
         """Yield the lines that exist at the start, in the order of their times over all pods."""
         self.snapshot = snapshot = self._take_snapshot()
-        chosen = [pod for pod in snapshot.status.pods if self._request.choose(pod)]
-        pods = [pod for pod in chosen if self._request.has_log(pod)]
+        chosen = _choose(snapshot.status.pods, self._request)
+        pods = [pod for pod in chosen if _has_log(pod, self._request)]
         if not pods:
             return
         named = self._request.container is not None  # whether that one has ended is not known yet
@@ -361,12 +355,12 @@ class Follower:
                 raise
             return True  # the job was deleted
         finalize(self._cluster, snapshot)
-        for pod in snapshot.status.pods:
-            if self._request.choose(pod) and self._request.has_log(pod):
+        chosen = _choose(snapshot.status.pods, self._request)
+        for pod in chosen:
+            if _has_log(pod, self._request):
                 self._start_reading(pod)
         if not self._readings or all(reading.ended for reading in self._readings.values()):
             self._report_why(snapshot)
-        chosen = [pod for pod in snapshot.status.pods if self._request.choose(pod)]
         if self._request.container is not None and chosen and self._has_read(chosen):
             return True
         return snapshot.status.phase.terminal and not any(pod.running for pod in chosen)
@@ -478,18 +472,73 @@ def without_times(sentence: str) -> str:
     return re.sub(r"\d+(:\d\d)+|[\d.]+ (s|ms|µs)\b", "…", sentence)
 
 
+def select(job: ClusterJob, chosen: LogSelection) -> Iterator[LogLine | JobStatus]:
+    """Yield the lines of a job's logs that are chosen. See `Job.logs`."""
+    if chosen.follow and chosen.previous:
+        raise UsageError("--previous cannot be combined with --follow")
+    if chosen.generation is not None:
+        yield from _select_kept(job, chosen)
+        return
+    if chosen.follow:
+        rank_filter = chosen.rank and _filter_ranks(chosen, fetch_snapshot(job.cluster, job.name))
+        follower = Follower(job.cluster, job.name, chosen, notify=job.dialog.notify)
+        yield from (
+            each for each in follower.lines() if not rank_filter or rank_filter.matches(each)
+        )
+        status = follower.snapshot and follower.snapshot.status
+        if status and (chosen.container is None or status.phase.terminal):
+            yield status
+        return
+    snapshot = fetch_snapshot(job.cluster, job.name)
+    is_plain = not (chosen.previous or chosen.container) and chosen.since is None
+    if is_plain and chosen.rank != FAILED and _has_only_kept_log(job, snapshot):
+        job.dialog.notify(
+            f"no pod of {job.name} is left: showing the log kept next to its checkpoints"
+        )
+        yield from _select_kept(job, chosen)
+        return
+    if chosen.rank and snapshot.gap:
+        job.dialog.warn(f"{snapshot.gap}: ranks of pods whose agents do not answer are not known")
+    rank_filter = chosen.rank and _filter_ranks(chosen, snapshot)
+    lines = read(job.cluster, snapshot, chosen, notify=job.dialog.notify)
+    yield from (each for each in lines if not rank_filter or rank_filter.matches(each))
+
+
+def _filter_ranks(chosen: LogSelection, snapshot: Snapshot) -> RankFilter:
+    known: dict[str, list[int]] = {}
+    for rank in snapshot.status.ranks:
+        known.setdefault(rank.pod, []).append(rank.rank)
+    why = f"kdist why {snapshot.name} -n {snapshot.namespace}"
+    return RankFilter(chosen.find_ranks(snapshot.status, why=why), known)
+
+
+def _has_only_kept_log(job: ClusterJob, snapshot: Snapshot) -> bool:
+    """Whether the job has no pods any more, gets none for now, and keeps its log."""
+    status = snapshot.status
+    is_over = status.phase.terminal or status.phase is Phase.SUSPENDED
+    return not status.pods and is_over and are_kept(job.applied)
+
+
+def _select_kept(job: ClusterJob, chosen: LogSelection) -> Iterator[Entry]:
+    with TemporaryDirectory() as folder:
+        files = fetch(
+            job.applied, Path(folder), generation=chosen.generation, notify=job.dialog.notify
+        )
+        yield from chosen.select(read_files(files, tail=chosen.tail))
+
+
 _MORE_BYTES: Final = 1 << 20
 _NODE: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,200}")
 
 
-def are_kept(target: ClusterJob) -> bool:
+def are_kept(target: AppliedJob) -> bool:
     """Whether the job's agents keep their logs, and there are checkpoints to keep them with."""
     spec = target.job.spec
     return checkpoints.has_checkpoints(target) and spec.logs.max_bytes > 0
 
 
 def fetch(
-    target: ClusterJob, folder: Path, *, generation: int | None, notify: Notify
+    target: AppliedJob, folder: Path, *, generation: int | None, notify: Notify
 ) -> dict[str, Path]:
     """Copy what is kept of each node's log to a file in `folder`.
 

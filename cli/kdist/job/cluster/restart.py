@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 
 from kdist import deploy, rbac
 from kdist.errors import NotFoundError
-from kdist.job.cluster import checkpoints, job, review, suspend, training_job, wait
-from kdist.job.cluster.job import ClusterJob, Document
-from kdist.job.cluster.wait import Notify
+from kdist.job.cluster import applied, checkpoints, review, suspend, wait
+from kdist.job.cluster.applied import AppliedJob, Document
+from kdist.job.job import Change
 from kdist.manifest import Manifest
 from kdist.rbac import Right
 from kdist.status.pods import describe_saved
@@ -18,27 +18,24 @@ from kdist.status.pods import describe_saved
 _DELETE_TIMEOUT = 120.0
 
 
-def restart(
-    target: ClusterJob, *, fresh: bool, wait: bool, timeout: float | None, notify: Notify
-) -> str:
-    """Restart all ranks of a job. The workload of a job that has finished is re-created.
-
-    Args:
-        target: the job.
-        fresh: archive the checkpoints and start from scratch. Without it, a job that has succeeded
-            has nothing left to do.
-        wait: wait until it trains.
-        timeout: seconds to wait; None for a default.
-        notify: receives messages about progress.
-
-    Returns:
-        The result as a message.
-
-    Raises:
-        KdistError: pods or objects do not end in time (TIMEOUT).
+def restart(target: AppliedJob, how: Change, *, fresh: bool, confirmed: bool) -> str:
+    """Restart all ranks of a job. The workload of a job that has finished is re-created. See
+    `Job.restart`.
     """
+    notify = target.dialog.notify
+    if how.dry_run == "client":
+        what = (
+            "from scratch, with its checkpoints archived" if fresh else "from its last checkpoint"
+        )
+        return f"{target.name} would be restarted {what} (client dry run)"
+    if fresh and not confirmed:
+        target.dialog.confirm(
+            f"--fresh restarts {target.name} at step 0",
+            f"Restart {target.name} in namespace {target.namespace} at step 0? Its checkpoints are "
+            "archived.",
+        )
     if target.is_resource:
-        return _restart_resource(target, fresh=fresh, wait=wait, timeout=timeout, notify=notify)
+        return _restart_resource(target, how, fresh=fresh)
     workload = _workload(target)
     state = target.backend.read(workload) if workload else None
     recreate = (
@@ -48,17 +45,17 @@ def restart(
         or state.finished is not None
         or target.backend.keeps_template
     )
-    manifests = job.render_objects(target) if recreate else []  # may fail: first
+    manifests = applied.render_objects(target) if recreate else []  # may fail: first
     _require(target, workload, manifests, fresh=fresh)
     review.check(target, manifests, workload)
     if fresh:
         target = replace(target, placement=replace(target.placement, run_id=secrets.token_hex(4)))
-        manifests = job.render_objects(target)
+        manifests = applied.render_objects(target)
     leaving = [pod for pod in target.pods() if not pod.over]
     target.record_start()
     if workload and state and not state.finished and not state.suspended:
         suspend.suspend_workload(target)
-        exits = suspend.wait_for_pods(target, leaving, timeout=timeout, notify=notify)
+        exits = suspend.wait_for_pods(target, leaving, timeout=how.timeout)
         if exits.step is not None:
             notify(describe_saved([exits.step]))
     moved = None
@@ -72,55 +69,54 @@ def restart(
         suspend.resume_workload(target)
     target.record_request(None)
     done = f"{target.name} restarted" + (f"; its old checkpoints are in {moved}" if moved else "")
-    if not wait:
+    if not how.wait:
         return f"{done}. Next: {target.command('status', '-w')}"
-    return f"{done}{suspend.wait_until_running(target, timeout=timeout, notify=notify)}"
+    return f"{done}{suspend.wait_until_running(target, timeout=how.timeout)}"
 
 
-def _restart_resource(
-    target: ClusterJob, *, fresh: bool, wait: bool, timeout: float | None, notify: Notify
-) -> str:
+def _restart_resource(target: AppliedJob, how: Change, *, fresh: bool) -> str:
     """Restart a TrainingJob: the controller does it once `restartedAt` has changed. To archive its
     checkpoints, the job is suspended meanwhile.
     """
+    notify = target.dialog.notify
     rbac.require(target.cluster, [*target.patch_rights(), *(checkpoints.RIGHTS if fresh else ())])
     moved = None
     if fresh:
         if not target.state().finished:
-            suspend.suspend(target, wait=True, timeout=timeout, notify=notify)
+            suspend.suspend(target, Change(timeout=how.timeout))
         moved = checkpoints.run_tool(target, "aside", notify=notify).get("moved")
     leaving = [pod for pod in target.pods() if not pod.over]
     now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
     changed = target.change_resource({"restartedAt": now, "suspend": False})
-    training_job.wait_for_answer(target.cluster, changed)
+    wait.wait_for_answer(target.cluster, changed)
     done = f"{target.name} restarted" + (f"; its old checkpoints are in {moved}" if moved else "")
-    if not wait:
+    if not how.wait:
         return f"{done}. Next: {target.command('status', '-w')}"
-    exits = suspend.wait_for_pods(target, leaving, timeout=timeout, notify=notify)
+    exits = suspend.wait_for_pods(target, leaving, timeout=how.timeout)
     if exits.step is not None:
         notify(describe_saved([exits.step]))
-    target = _wait_for_objects(target, now, notify=notify)
-    return f"{done}{suspend.wait_until_running(target, timeout=timeout, notify=notify)}"
+    target = _wait_for_objects(target, now)
+    return f"{done}{suspend.wait_until_running(target, timeout=how.timeout)}"
 
 
-def _wait_for_objects(target: ClusterJob, restarted_at: str, *, notify: Notify) -> ClusterJob:
+def _wait_for_objects(target: AppliedJob, restarted_at: str) -> AppliedJob:
     """Wait until the controller has created the objects again; returns the job as it is then."""
 
-    def poll() -> ClusterJob | None:
-        found = ClusterJob.find(target.cluster, target.name)
+    def poll() -> AppliedJob | None:
+        found = AppliedJob.find(target.cluster, target.name, dialog=target.dialog)
         return found if found.job.spec.restarted_at == restarted_at else None
 
     return wait.wait_until(
         poll,
         timeout=_DELETE_TIMEOUT,
         what=f"the controller to create the objects of {target.name} again",
-        notify=notify,
+        notify=target.dialog.notify,
         next_command=target.command("status"),
     )
 
 
 def _require(
-    target: ClusterJob, workload: Document | None, manifests: list[Manifest], *, fresh: bool
+    target: AppliedJob, workload: Document | None, manifests: list[Manifest], *, fresh: bool
 ) -> None:
     """Check the rights to all steps before the first: to end the pods, to archive the checkpoints
     and to re-create the workload.
@@ -135,14 +131,14 @@ def _require(
     rbac.require(target.cluster, wanted)
 
 
-def _workload(target: ClusterJob) -> Document | None:
+def _workload(target: AppliedJob) -> Document | None:
     try:
         return target.workload()
     except NotFoundError:
         return None
 
 
-def _recreate(target: ClusterJob, workload: Document | None, manifests: list[Manifest]) -> None:
+def _recreate(target: AppliedJob, workload: Document | None, manifests: list[Manifest]) -> None:
     # or the garbage collector would delete them with the old workload
     deploy.drop_owner(target.cluster, target.name)
     if workload is not None:
@@ -159,4 +155,4 @@ def _recreate(target: ClusterJob, workload: Document | None, manifests: list[Man
         )
     deploy.forget_end(target.cluster, target.owner)
     deploy.request_start(target.cluster, target.owner, target.job)
-    job.apply_objects(target, manifests)
+    applied.apply_objects(target, manifests)

@@ -20,8 +20,8 @@ from kdist.backends import RUNTIME
 from kdist.cluster import ApiError, Applied, ForeignError, normalize
 from kdist.deploy import live_workload
 from kdist.errors import NotFoundError
-from kdist.job.cluster.job import ClusterJob, Document, is_workload
-from kdist.job.cluster.wait import Notify
+from kdist.job.cluster.applied import AppliedJob, Document, is_workload
+from kdist.job.job import Notify
 from kdist.manifest import OWNER, Manifest, mark
 from kdist_trainer.formats.json_text import encode_json
 from kdist_trainer.formats.untrusted_text import parse_json
@@ -39,7 +39,7 @@ _NAME_LENGTH: Final = 12  # every kind takes a name of this length, whatever it 
 
 
 def check(
-    target: ClusterJob,
+    target: AppliedJob,
     manifests: Iterable[Manifest],
     workload: Mapping[str, Any] | None,
     *,
@@ -74,11 +74,11 @@ def check(
         )
     else:
         what = f"{subject} differs from what runs: {titles} would change too"
-    target.approve(what, lines)
+    target.dialog.approve(what, lines)
 
 
 def find_changes(
-    target: ClusterJob, manifests: Iterable[Manifest], workload: Mapping[str, Any] | None
+    target: AppliedJob, manifests: Iterable[Manifest], workload: Mapping[str, Any] | None
 ) -> Iterator[deploy.Difference]:
     """Each object that would be created or changed. ConfigMaps are left out: whoever could have
     changed that of the job can change them all. So is what the user has applied since the workload
@@ -106,7 +106,7 @@ def find_changes(
             yield found
 
 
-def _find(target: ClusterJob, manifest: Manifest) -> Document | None:
+def _find(target: AppliedJob, manifest: Manifest) -> Document | None:
     try:
         return target.cluster.get(manifest.api_version, manifest.kind, manifest.name)
     except NotFoundError:
@@ -114,7 +114,7 @@ def _find(target: ClusterJob, manifest: Manifest) -> Document | None:
 
 
 def _compare(
-    target: ClusterJob, manifest: Manifest, live: Mapping[str, Any] | None
+    target: AppliedJob, manifest: Manifest, live: Mapping[str, Any] | None
 ) -> deploy.Difference | None:
     """How the object that is there differs from the one that would be created.
 
@@ -193,7 +193,7 @@ def _without_generated(value: Any) -> Any:
 
 
 def keep_immutable(
-    target: ClusterJob, manifests: Iterable[Manifest], workload: Mapping[str, Any]
+    target: AppliedJob, manifests: Iterable[Manifest], workload: Mapping[str, Any]
 ) -> list[Manifest]:
     """Adapt rendered objects to a job that is running: fields of its workload that cannot change
     keep their values, and so does the configuration of its agents.

@@ -14,9 +14,9 @@ from typing import Any
 from kdist import rbac
 from kdist.agents.metrics import AgentSample
 from kdist.errors import KdistError, UsageError
-from kdist.job.cluster import agents, job, review, suspend, training_job, wait
-from kdist.job.cluster.job import ClusterJob
-from kdist.job.cluster.wait import Notify
+from kdist.job.cluster import agents, applied, review, suspend, wait
+from kdist.job.cluster.applied import AppliedJob
+from kdist.job.job import Change
 from kdist.manifest import NODES_ANNOTATION
 from kdist.status import Pod, documents
 from kdist.units import count
@@ -24,16 +24,8 @@ from kdist.units import count
 _LIMITS_TIMEOUT = 120.0
 
 
-def parse_nodes(text: str, target: ClusterJob) -> tuple[int, int]:
-    """Parse the value of `--nodes`, N or MIN:MAX. With one number an elastic job stays elastic: it
-    keeps its min unless that is larger.
-
-    Returns:
-        (min, max).
-
-    Raises:
-        UsageError: the value is neither.
-    """
+def parse_nodes(text: str, target: AppliedJob) -> tuple[int, int]:
+    """(min, max) of N or MIN:MAX. Raises `UsageError`. See `Job.scale`."""
     found = re.fullmatch(r"(\d{1,5})(?::(\d{1,5}))?", text)
     if found is None or int(found[1]) < 1 or (found[2] and int(found[2]) < int(found[1])):
         raise UsageError(f"--nodes takes a number from 1 or MIN:MAX, found `{text}`")
@@ -43,34 +35,12 @@ def parse_nodes(text: str, target: ClusterJob) -> tuple[int, int]:
     return (min(nodes.min, most) if nodes.min < nodes.max else most), most
 
 
-def scale(
-    target: ClusterJob,
-    least: int,
-    most: int,
-    *,
-    wait: bool,
-    timeout: float | None,
-    notify: Notify,
-    dry_run: bool = False,
-) -> str:
-    """Change the job's number of nodes.
-
-    Args:
-        target: the job.
-        least: minimum number of nodes.
-        most: maximum number of nodes.
-        wait: wait until as many nodes train as may.
-        timeout: seconds to wait for pods to start or end; None for a default.
-        notify: receives messages about progress.
-        dry_run: let the server check it, and change nothing.
-
-    Returns:
-        The result as a message.
-
-    Raises:
-        KdistError: the job has finished, its workload cannot be scaled, or pods do not start or end
-            in time (TIMEOUT).
-    """
+def scale(target: AppliedJob, nodes: str, how: Change) -> str:
+    """Change the job's number of nodes. See `Job.scale`."""
+    least, most = parse_nodes(nodes, target)
+    if how.dry_run == "client":
+        return f"{target.name} would have {describe_nodes(least, most)} (client dry run)"
+    dry_run, notify = how.dry_run == "server", target.dialog.notify
     before = target.job.spec.nodes
     if (before.min, before.max) == (least, most):
         return f"{target.name} has {describe_nodes(least, most)} already"
@@ -86,12 +56,12 @@ def scale(
     if target.is_resource:
         _resize_resource(wanted, dry_run=dry_run)
     else:
-        now = job.render_objects(target, suspended=state.suspended)
+        now = applied.render_objects(target, suspended=state.suspended)
         now = review.keep_immutable(target, now, workload)
         sent = rbac.to_send(now)
         rbac.require(target.cluster, (right for right in sent if right.verb != "create"))
         review.check(target, now, workload, notify=notify if dry_run else None)
-        _resize(wanted, workload, suspended=state.suspended, notify=notify, dry_run=dry_run)
+        _resize(wanted, workload, suspended=state.suspended, dry_run=dry_run)
     if dry_run:
         return f"{target.name} has {describe_nodes(least, most)} (server dry run)"
     if state.suspended:
@@ -99,35 +69,32 @@ def scale(
     if most == before.max:
         return f"{target.name} has {describe_nodes(least, most)}"
     change = f"from {before.max} to {describe_nodes(least, most)}"
-    if not wait:
+    if not how.wait:
         return f"{target.name} scales {change}. Next: {target.command('status', '-w')}"
-    return f"{target.name} scaled {change}{_wait_for_size(wanted, before.max, timeout, notify)}"
+    return f"{target.name} scaled {change}{_wait_for_size(wanted, before.max, how.timeout)}"
 
 
 def _resize(
-    wanted: ClusterJob,
-    workload: Mapping[str, Any],
-    *,
-    suspended: bool,
-    notify: Notify,
-    dry_run: bool,
+    wanted: AppliedJob, workload: Mapping[str, Any], *, suspended: bool, dry_run: bool
 ) -> None:
     """Apply the objects with their new size: the workload last."""
-    rendered = job.render_objects(wanted, suspended=suspended)
+    rendered = applied.render_objects(wanted, suspended=suspended)
     manifests = review.keep_immutable(wanted, rendered, workload)
-    job.apply_objects(wanted, manifests, dry_run=True)  # apply all or nothing
+    applied.apply_objects(wanted, manifests, dry_run=True)  # apply all or nothing
     if dry_run:
         return
     pods = [pod for pod in wanted.pods() if not pod.over]
     if any(pod.working for pod in pods):
         rbac.require(wanted.cluster, rbac.on_pods("patch"))
-    job.apply_objects(wanted, [one for one in manifests if not job.is_workload(wanted, one)])
+    applied.apply_objects(
+        wanted, [one for one in manifests if not applied.is_workload(wanted, one)]
+    )
     if not suspended:
-        _announce_bounds(wanted, pods, notify=notify)
-    job.apply_objects(wanted, [one for one in manifests if job.is_workload(wanted, one)])
+        _announce_bounds(wanted, pods)
+    applied.apply_objects(wanted, [one for one in manifests if applied.is_workload(wanted, one)])
 
 
-def _resize_resource(wanted: ClusterJob, *, dry_run: bool) -> None:
+def _resize_resource(wanted: AppliedJob, *, dry_run: bool) -> None:
     """Change a TrainingJob, and let the controller do the rest: `replicas`, as `kubectl scale`
     does, where its `nodes` allow the new size, else `nodes`.
     """
@@ -142,10 +109,10 @@ def _resize_resource(wanted: ClusterJob, *, dry_run: bool) -> None:
         spec = {"replicas": most if most < high else None}
     changed = wanted.change_resource(spec, dry_run=dry_run)
     if not dry_run:
-        training_job.wait_for_answer(wanted.cluster, changed)
+        wait.wait_for_answer(wanted.cluster, changed)
 
 
-def _check_scalable(target: ClusterJob) -> None:
+def _check_scalable(target: AppliedJob) -> None:
     if target.backend.scalable:
         raise KdistError(
             (
@@ -165,7 +132,7 @@ def _check_scalable(target: ClusterJob) -> None:
         )
 
 
-def _announce_bounds(wanted: ClusterJob, pods: list[Pod], *, notify: Notify) -> None:
+def _announce_bounds(wanted: AppliedJob, pods: list[Pod]) -> None:
     """Wait until every running agent knows the new limits. Annotating a pod makes its kubelet
     update the mounted ConfigMap at once.
     """
@@ -189,16 +156,16 @@ def _announce_bounds(wanted: ClusterJob, pods: list[Pod], *, notify: Notify) -> 
     if running:
         limits = describe_nodes(nodes.min, nodes.max)
         what = f"the agents of {wanted.name} to learn the new limits, {limits}"
-        wait.wait_until(poll, timeout=_LIMITS_TIMEOUT, what=what, notify=notify)
+        wait.wait_until(poll, timeout=_LIMITS_TIMEOUT, what=what, notify=wanted.dialog.notify)
 
 
-def _wait_for_size(wanted: ClusterJob, before: int, timeout: float | None, notify: Notify) -> str:
+def _wait_for_size(wanted: AppliedJob, before: int, timeout: float | None) -> str:
     """Wait until as many nodes train as may; returns the end of the message."""
-    most = wanted.job.spec.nodes.max
+    most, notify = wanted.job.spec.nodes.max, wanted.dialog.notify
     if most < before:
         remaining = most + wanted.job.spec.nodes.standby
         leaving = [pod for pod in wanted.pods() if not pod.over and (pod.index or 0) >= remaining]
-        exits = suspend.wait_for_pods(wanted, leaving, timeout=timeout, notify=notify)
+        exits = suspend.wait_for_pods(wanted, leaving, timeout=timeout)
         if exits.failures:
             pod, record = exits.failures[0]
             notify(f"{pod} ended with code {record.code}: {record.message or record.cause}")

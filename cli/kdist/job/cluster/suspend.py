@@ -10,9 +10,10 @@ from typing import Any
 
 from kdist import deploy, events, rbac
 from kdist.errors import KdistError, NotFoundError
-from kdist.job.cluster import agents, training_job, wait
-from kdist.job.cluster.job import ClusterJob, Document
-from kdist.job.cluster.wait import Notify, PodExits
+from kdist.job.cluster import agents, wait
+from kdist.job.cluster.applied import AppliedJob, Document
+from kdist.job.cluster.wait import PodExits
+from kdist.job.job import Change
 from kdist.manifest import QUEUE_GROUP
 from kdist.status import ASKED, Pod, WorkloadState, read_resource
 from kdist.status.documents import annotation, integer
@@ -22,12 +23,12 @@ from kdist.units import count
 _KIND = "Workload"
 
 
-def is_queued(target: ClusterJob) -> bool:
+def is_queued(target: AppliedJob) -> bool:
     """Whether the job was sent to a queue."""
     return target.job.spec.queue is not None
 
 
-def set_active(target: ClusterJob, *, active: bool, dry_run: bool = False) -> None:
+def set_active(target: AppliedJob, *, active: bool, dry_run: bool = False) -> None:
     """Let Kueue evict the job, or admit it again. Raises `KdistError` if Kueue has no Workload for
     it.
     """
@@ -47,7 +48,7 @@ def set_active(target: ClusterJob, *, active: bool, dry_run: bool = False) -> No
     )
 
 
-def _version(target: ClusterJob) -> str | None:
+def _version(target: AppliedJob) -> str | None:
     return max(
         (
             version
@@ -58,7 +59,7 @@ def _version(target: ClusterJob) -> str | None:
     )
 
 
-def _find(target: ClusterJob, version: str) -> Document | None:
+def _find(target: AppliedJob, version: str) -> Document | None:
     uid = target.workload()["metadata"]["uid"]
     for one in target.cluster.list(version, _KIND):
         if any(owner.get("uid") == uid for owner in one["metadata"].get("ownerReferences") or []):
@@ -74,30 +75,11 @@ _RENEWAL_SECONDS = 60.0
 _RUNNING = ("running", "checkpointing")
 
 
-def suspend(
-    target: ClusterJob,
-    *,
-    wait: bool,
-    timeout: float | None,
-    notify: Notify,
-    dry_run: bool = False,
-) -> str:
-    """Suspend the job: its pods save and end.
-
-    Args:
-        target: the job.
-        wait: wait until the pods have ended.
-        timeout: seconds to wait; None for the grace period and a margin.
-        notify: receives messages about progress.
-        dry_run: let the server check it, and change nothing.
-
-    Returns:
-        The result as a message.
-
-    Raises:
-        KdistError: the job has finished, its pods do not end in time (TIMEOUT), or its state could
-            not be saved.
-    """
+def suspend(target: AppliedJob, how: Change) -> str:
+    """Suspend the job: its pods save and end. See `Job.suspend`."""
+    if how.dry_run == "client":
+        return f"{target.name} would be suspended (client dry run)"
+    dry_run = how.dry_run == "server"
     state = target.state()
     if state.finished:
         raise KdistError(
@@ -115,31 +97,28 @@ def suspend(
     target.record_request("suspended", dry_run=dry_run)
     if dry_run:
         return f"{target.name} suspended (server dry run)"
-    if not wait:
+    if not how.wait:
         return (
             f"{target.name} is being suspended; its {count(len(leaving), 'pod')} will save and end"
         )
-    exits = wait_for_pods(target, leaving, timeout=timeout, notify=notify)
+    exits = wait_for_pods(target, leaving, timeout=how.timeout)
     return describe_exits(target, exits)
 
 
-def _is_suspended(target: ClusterJob, state: WorkloadState) -> bool:
+def _is_suspended(target: AppliedJob, state: WorkloadState) -> bool:
     """Whether the job is suspended by a person, not by its queue."""
     if target.is_resource:
         return read_resource(target.resource()).suspended
     return state.suspended and not is_queued(target)
 
 
-def wait_for_pods(
-    target: ClusterJob, leaving: Iterable[Pod], *, timeout: float | None, notify: Notify
-) -> PodExits:
+def wait_for_pods(target: AppliedJob, leaving: Iterable[Pod], *, timeout: float | None) -> PodExits:
     """Wait until pods have saved and ended.
 
     Args:
         target: the job.
         leaving: the pods.
         timeout: seconds to wait; None for their grace period and `SPARE_SECONDS`.
-        notify: receives messages about progress.
 
     Raises:
         KdistError: they do not end in time (TIMEOUT).
@@ -147,7 +126,7 @@ def wait_for_pods(
     leaving = list(leaving)
     grace = target.job.spec.termination_grace_period_seconds
     if leaving:
-        notify(
+        target.dialog.notify(
             f"waiting for {count(len(leaving), 'pod')} to save and end, which may take {grace} s"
         )
     limit = grace + SPARE_SECONDS if timeout is None else timeout
@@ -159,7 +138,7 @@ def wait_for_pods(
     )
 
 
-def describe_exits(target: ClusterJob, exits: PodExits) -> str:
+def describe_exits(target: AppliedJob, exits: PodExits) -> str:
     """The result of a suspension as a message. Raises `KdistError` if the state could not be
     saved.
     """
@@ -183,25 +162,11 @@ def describe_exits(target: ClusterJob, exits: PodExits) -> str:
     return f"{target.name} suspended{saved}{kept}. Next: {target.command('resume')}{then}"
 
 
-def resume(
-    target: ClusterJob, *, wait: bool, timeout: float | None, notify: Notify, dry_run: bool = False
-) -> str:
-    """Resume a suspended job.
-
-    Args:
-        target: the job.
-        wait: wait until it trains.
-        timeout: seconds to wait; None for a default.
-        notify: receives messages about progress.
-        dry_run: let the server check it, and change nothing.
-
-    Returns:
-        The result as a message, with the step it resumes from.
-
-    Raises:
-        KdistError: the job has finished, or does not start in time (TIMEOUT).
-        NotFoundError: its workload does not exist.
-    """
+def resume(target: AppliedJob, how: Change) -> str:
+    """Resume a suspended job. See `Job.resume`."""
+    if how.dry_run == "client":
+        return f"{target.name} would be resumed (client dry run)"
+    dry_run = how.dry_run == "server"
     state = target.state()
     if state.finished:
         raise KdistError(
@@ -220,12 +185,12 @@ def resume(
     resume_workload(target, dry_run=dry_run)
     if dry_run:
         return f"{target.name} resumed (server dry run)"
-    if not wait:
+    if not how.wait:
         return f"{target.name} is being resumed. Next: {target.command('status', '-w')}"
-    return f"{target.name} resumed{wait_until_running(target, timeout=timeout, notify=notify)}"
+    return f"{target.name} resumed{wait_until_running(target, timeout=how.timeout)}"
 
 
-def _require(target: ClusterJob, *, dry_run: bool) -> None:
+def _require(target: AppliedJob, *, dry_run: bool) -> None:
     """Check the rights to all changes before the first. In a dry run the server checks them."""
     if not dry_run:
         wanted = target.patch_rights()
@@ -233,7 +198,7 @@ def _require(target: ClusterJob, *, dry_run: bool) -> None:
         rbac.require(target.cluster, wanted[:1] if by_kueue else wanted)
 
 
-def suspend_workload(target: ClusterJob, *, dry_run: bool = False) -> None:
+def suspend_workload(target: AppliedJob, *, dry_run: bool = False) -> None:
     """Let the controller, the workload or Kueue end the job's pods."""
     if target.is_resource:
         _change_resource(target, suspended=True, dry_run=dry_run)
@@ -245,7 +210,7 @@ def suspend_workload(target: ClusterJob, *, dry_run: bool = False) -> None:
         )
 
 
-def resume_workload(target: ClusterJob, *, dry_run: bool = False) -> None:
+def resume_workload(target: AppliedJob, *, dry_run: bool = False) -> None:
     """Let the controller, the workload or Kueue make its pods again."""
     if target.is_resource:
         _change_resource(target, suspended=False, dry_run=dry_run)
@@ -264,10 +229,10 @@ def resume_workload(target: ClusterJob, *, dry_run: bool = False) -> None:
         )
 
 
-def _change_resource(target: ClusterJob, *, suspended: bool, dry_run: bool) -> None:
+def _change_resource(target: AppliedJob, *, suspended: bool, dry_run: bool) -> None:
     changed = target.change_resource({"suspend": suspended}, dry_run=dry_run)
     if not dry_run:
-        training_job.wait_for_answer(target.cluster, changed)
+        wait.wait_for_answer(target.cluster, changed)
 
 
 def _is_renewed(workload: Mapping[str, Any]) -> bool:
@@ -279,7 +244,7 @@ def _is_renewed(workload: Mapping[str, Any]) -> bool:
     return status.get("currentRevision") == status.get("updateRevision") and seen[0] == seen[1]
 
 
-def wait_until_running(target: ClusterJob, *, timeout: float | None, notify: Notify) -> str:
+def wait_until_running(target: AppliedJob, *, timeout: float | None) -> str:
     """Wait until a rank trains; returns where it resumed, as the end of a message."""
 
     def poll() -> str | None:
@@ -296,12 +261,12 @@ def wait_until_running(target: ClusterJob, *, timeout: float | None, notify: Not
         poll,
         timeout=STARTING_SECONDS if timeout is None else timeout,
         what=f"{target.name} to train again",
-        notify=notify,
+        notify=target.dialog.notify,
         next_command=target.command("why"),
     )
 
 
-def _describe_start(target: ClusterJob, pods: Iterable[Pod]) -> str:
+def _describe_start(target: AppliedJob, pods: Iterable[Pod]) -> str:
     """Where training resumed, from the log of rank 0."""
     for pod in pods:
         found = ""

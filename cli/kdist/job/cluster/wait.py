@@ -1,28 +1,40 @@
-"""Waits for a job to reach a status, for its pods to end, or for any other condition, up to a
-timeout whose error names the condition. A wait continues while the API server is unreachable, and
-ends when the status can no longer be reached.
+"""Waits for a job to reach a status, for its pods to end, for kdist's controller to act on a
+TrainingJob that was applied or changed, or for any other condition, up to a timeout whose error
+names the condition. A wait continues while the API server is unreachable, and ends when the status
+can no longer be reached.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from kdist.errors import Code, KdistError, NotFoundError
+from kdist.cluster import find_resource
+from kdist.errors import Code, JobNotFoundError, KdistError, NotFoundError
 from kdist.job.cluster.agents import Agents
 from kdist.job.cluster.snapshot import Events, fetch_snapshot, finalize
-from kdist.job.cluster.training_job import refuse
-from kdist.status import ExitRecord, JobStatus, Phase, Pod, Snapshot, read_pod
+from kdist.job.goals import GOALS, describe_status, exit_code
+from kdist.job.job import Notify
+from kdist.status import (
+    CONTROLLER_FIX,
+    ExitRecord,
+    JobStatus,
+    Phase,
+    Pod,
+    ResourceState,
+    Snapshot,
+    documents,
+    read_pod,
+    read_resource,
+)
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
-    from kdist.job.cluster.job import ClusterJob
+    from kdist.job.cluster.applied import AppliedJob
 
 T = TypeVar("T")
-Notify = Callable[[str], None]
-"""Receives a message about progress."""
 
 INTERVAL = 0.5
 """Seconds between two polls of a condition."""
@@ -104,7 +116,7 @@ class PodExits:
 
 
 def wait_for_exit(
-    target: ClusterJob, *, leaving: Collection[str], timeout: float, what: str
+    target: AppliedJob, *, leaving: Collection[str], timeout: float, what: str
 ) -> PodExits:
     """Wait until pods have ended or are deleted. They are watched, because the exit record of a
     deleted pod is visible for a moment only.
@@ -136,7 +148,7 @@ def wait_for_exit(
     )
 
 
-def _watch(target: ClusterJob, left: set[str], exits: PodExits, *, seconds: float) -> None:
+def _watch(target: AppliedJob, left: set[str], exits: PodExits, *, seconds: float) -> None:
     """Watch pods until all in `left` have ended, for at most `seconds`: one may have been deleted
     just before the watch began.
     """
@@ -151,41 +163,79 @@ def _watch(target: ClusterJob, left: set[str], exits: PodExits, *, seconds: floa
             return
 
 
-STATUS_INTERVAL = 1.0
-"""Seconds between two snapshots of a job; twice as many after a minute."""
-_SLOW_AFTER = 60.0  # seconds
+ANSWER_SECONDS: Final = 10.0
+"""Seconds after which a controller that has not acted on a TrainingJob is taken to be absent."""
+_ANSWER_INTERVAL = 0.25
 
 
-def _is_done(status: JobStatus) -> bool:
-    return status.phase is Phase.SUCCEEDED
+def wait_for_answer(
+    cluster: Cluster,
+    changed: Mapping[str, Any],
+    *,
+    timeout: float = ANSWER_SECONDS,
+    settled: bool = False,
+) -> ResourceState:
+    """Wait until the controller has acted on a TrainingJob, or is acting on it.
 
+    Args:
+        cluster: the cluster, with the job's namespace.
+        changed: the TrainingJob as it was when it was changed.
+        timeout: seconds to wait.
+        settled: wait for the end of what it does, by which it may find that it cannot; after the
+            time-out what it has begun is enough.
 
-def _is_running(status: JobStatus) -> bool:
-    return status.phase is Phase.SUCCEEDED or (
-        status.phase is Phase.RUNNING and status.reason != "NoAnswer"
+    Returns:
+        Its state.
+
+    Raises:
+        KdistError: the controller does not accept it (USAGE), or does not act on it (TIMEOUT).
+        JobNotFoundError: it has been deleted meanwhile.
+    """
+    name, before = documents.name(changed), documents.mapping(changed, "status")
+    generation = documents.integer(changed, "metadata", "generation") or 0
+    end = time.monotonic() + timeout
+    document: Mapping[str, Any] | None = changed
+    begun: ResourceState | None = None
+    while document is not None:
+        state = read_resource(document)
+        if state.refusal:
+            raise refuse(cluster, name, state)
+        if state.observed_generation >= generation:
+            return state
+        if documents.mapping(document, "status") != before:
+            begun = state  # what it does may take long, such as a restart
+        if begun is not None and not settled:
+            return begun
+        if time.monotonic() >= end:
+            break
+        time.sleep(_ANSWER_INTERVAL)
+        document = find_resource(cluster, name)
+    if document is None:
+        raise JobNotFoundError((name, cluster.namespace))
+    if begun is not None:
+        return begun
+    raise KdistError(
+        f"TrainingJob {name} in namespace {cluster.namespace} waits: no controller has acted on it "
+        f"for {timeout:.0f} s",
+        hint=CONTROLLER_FIX,
+        next_command=f"kdist doctor -n {cluster.namespace}",
+        code=Code.TIMEOUT,
     )
 
 
-def _has_stepped(status: JobStatus) -> bool:
-    return status.phase is Phase.SUCCEEDED or (_is_running(status) and bool(status.step))
+def refuse(cluster: Cluster, name: str, state: ResourceState) -> KdistError:
+    """The error of a TrainingJob that the controller does not accept."""
+    return KdistError(
+        f"TrainingJob {name} in namespace {cluster.namespace} is not accepted: {state.refusal}",
+        hint="change the job file, and apply it again; what runs stays as it is",
+        next_command=f"kdist why {name} -n {cluster.namespace}",
+        code=Code.USAGE,
+    )
 
 
-def _has_saved(status: JobStatus) -> bool:
-    return status.phase is Phase.SUCCEEDED or status.last_checkpoint_step is not None
-
-
-def _is_suspended(status: JobStatus) -> bool:
-    return status.phase is Phase.SUSPENDED and all(pod.over for pod in status.pods)
-
-
-GOALS: dict[str, Callable[[JobStatus], bool]] = {
-    "done": _is_done,
-    "running": _is_running,
-    "first-step": _has_stepped,
-    "checkpoint": _has_saved,
-    "suspended": _is_suspended,
-    "deleted": lambda _: False,
-}
+STATUS_INTERVAL = 1.0
+"""Seconds between two snapshots of a job; twice as many after a minute."""
+_SLOW_AFTER = 60.0  # seconds
 
 
 def wait_for(
@@ -263,26 +313,6 @@ def _next_interval(interval: float, began: float) -> float:
 def _is_outage(error: KdistError) -> bool:
     """Whether the server is unreachable, in contrast to a rejected request."""
     return error.code is Code.UNREACHABLE and getattr(error, "status", 500) >= 500
-
-
-def describe_status(status: JobStatus) -> str:
-    """The job's phase in a line that changes only when the job does."""
-    reason = f" ({status.reason})" if status.reason and status.reason != status.phase else ""
-    nodes = f", {status.nodes} nodes" if status.phase in (Phase.RUNNING, Phase.RECOVERING) else ""
-    message = (
-        f": {status.message}" if status.message and status.phase is not Phase.SUCCEEDED else ""
-    )
-    if status.fetch is not None and status.fetch.total:
-        percent = 100 * status.fetch.done // status.fetch.total
-        message += f", {percent // 10 * 10} %"
-    return f"{status.name}: {status.phase}{reason}{nodes}{message}"
-
-
-def exit_code(status: JobStatus) -> Code:
-    """The exit code of a command that has waited until the job ended."""
-    return {Phase.SUCCEEDED: Code.OK, Phase.FAILED: Code.JOB_FAILED}.get(
-        status.phase, Code.JOB_CANCELLED
-    )
 
 
 def _raise_if_over(snapshot: Snapshot, goal: str) -> None:

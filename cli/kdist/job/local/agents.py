@@ -24,18 +24,6 @@ _SAMPLE_TIMEOUT = 2.0  # seconds for one response
 _STATUS_TIMEOUT = 1.0
 
 
-def find_run(name: str) -> Path | None:
-    """The run folder of NAME, which is the name of a job in `.kdist` (or `$KDIST_HOME`), or the
-    path to a run folder or a checkpoint folder. None if there is none.
-    """
-    if os.sep not in name:
-        root = run_dir.home() / name
-        return root if (root / "run.json").is_file() else None
-    root = Path(name).absolute()
-    known = (root / "run.json").is_file() or (root / "ledger").is_dir() or any(root.glob("step-*"))
-    return root if known else None
-
-
 def is_active(root: Path) -> bool:
     """Whether an active `kdist run` holds the lock of the folder."""
     try:

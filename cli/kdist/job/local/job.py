@@ -1,24 +1,89 @@
-"""A run on this machine as a job: which run folder it is, whether its `kdist run` is active, and
-the command that starts it again.
-
-`local.status` reads its `JobStatus`, `local.suspension` stops and starts it, and `local.deletion`
-deletes it.
+"""A run on this machine as a job: which run folder it is, whether its `kdist run` is active, the
+command that starts it again, and what `kdist.job.job.Job` says can be done with it.
 """
 
 from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from kdist.errors import Code, KdistError, UsageError
+from kdist.events import Entry, read_files
+from kdist.job.goals import GOALS, describe_status, exit_code
+from kdist.job.job import (
+    FAILED,
+    SILENT,
+    Change,
+    ClusterOnlyError,
+    DeleteOptions,
+    Deletion,
+    Dialog,
+    LogSelection,
+)
 from kdist.job.local import agents, run_dir
-from kdist.status import documents
+from kdist.status import JobStatus, Phase, Snapshot, documents
+
+if TYPE_CHECKING:
+    from kdist.agents.metrics import AgentSample
+    from kdist.diagnose import Diagnosis
+    from kdist.job.local.status import RunSnapshot
+
+_CHECKPOINTS = "checkpoints"
+_POLL_SECONDS = 0.1
+_SPARE_SECONDS = 30.0  # for a run to end, in addition to the grace period of its ranks
+_WATCH_SECONDS = 0.5
 
 _WITH_VALUE = ("--nodes", "--procs-per-node", "--set", "-o")  # options, as `kdist run` records them
+
+
+def _refuses(verb: str, advise: Callable[..., tuple[str, str]]) -> Any:
+    """A method of `Job` that is for jobs on a cluster. `advise` takes its arguments, and returns
+    what to do here instead: in words, and as a command.
+    """
+
+    def method(job: LocalJob, *given: Any, **options: Any) -> NoReturn:
+        raise job.refuse(verb, *advise(job, *given, **options))
+
+    return method
+
+
+def _advise_restart(run: LocalJob, _: Change, *, fresh: bool, **__: bool) -> tuple[str, str]:
+    if run.active:
+        again = run.next_run_with(fresh=True) if fresh else run.kdist("resume")
+        return f"suspend it, then type `{again}`", run.kdist("suspend")
+    if fresh or run.is_done:
+        reason = "it is done; " if run.is_done else ""
+        return f"{reason}--fresh archives it and starts at step 0", run.next_run_with(fresh=True)
+    return "it continues from its last checkpoint", run.next_run
+
+
+def _advise_scale(run: LocalJob, nodes: str, _: Change) -> tuple[str, str]:
+    again = run.next_run_with("--nodes", nodes, fresh=run.is_done)
+    if run.active:
+        return f"suspend it, then type `{again}`", run.kdist("suspend")
+    if run.is_done:
+        return "it is done; --fresh archives it and starts at step 0", again
+    return "it continues on as many nodes as `kdist run` is given", again
+
+
+def _advise_exec(_: LocalJob, argv: Sequence[str], **__: object) -> tuple[str, str]:
+    return "its ranks are processes of this machine; run the command here", shlex.join(argv)
+
+
+def _advise_forward(run: LocalJob, *_: object, **__: object) -> tuple[str, str]:
+    ports = agents.ports(run.root) if run.active else {}
+    if not ports:
+        return "it has no agents that listen now", run.kdist("status")
+    url = f"http://127.0.0.1:{min(ports.items())[1]}/status"
+    return "its agents listen on this machine", f"curl {url}"
 
 
 @dataclass(frozen=True)
@@ -27,13 +92,28 @@ class LocalJob:
 
     Attributes:
         root: the run folder, or a checkpoint folder that was copied without one.
+        dialog: receives messages about progress.
     """
 
     root: Path
+    dialog: Dialog = SILENT
 
     @property
     def name(self) -> str:
         return self.root.name
+
+    @property
+    def namespace(self) -> str:
+        return ""
+
+    @property
+    def no_events(self) -> str:
+        return f"there are no such events in the logs of {self.name}"
+
+    @property
+    def location(self) -> run_dir.CheckpointLocation:
+        """Where its checkpoints are."""
+        return run_dir.location_of(self.root)
 
     @property
     def run(self) -> Mapping[str, Any]:
@@ -132,17 +212,236 @@ class LocalJob:
         train = run_dir.read_json(self.root / "train.json") or {}
         return documents.number(train, "terminationGracePeriodSeconds") or 60.0
 
+    def refuse(self, verb: str, hint: str, command: str) -> ClusterOnlyError:
+        """The error of `kdist VERB`, which is for jobs on a cluster: what to do here instead, in
+        words and as a command.
+        """
+        return ClusterOnlyError(
+            f"{self.name} is a run on this machine, and `kdist {verb}` is for jobs on a cluster",
+            hint=hint,
+            next_command=command,
+        )
 
-def find_job(name: str) -> LocalJob | None:
-    """The run NAME, or the one in the folder NAME if that is a path; None if there is none."""
-    root = agents.find_run(name)
-    return None if root is None else LocalJob(root)
+    def snapshot(self) -> RunSnapshot:
+        from kdist.job.local.status import RunSnapshot
+
+        return RunSnapshot(self.name, run=self)
+
+    def watch(self) -> Iterator[tuple[Snapshot, Diagnosis]]:
+        active = True
+        while active:
+            active = self.active
+            yield self.why()
+            if active:
+                time.sleep(_WATCH_SECONDS)
+
+    def why(self) -> tuple[Snapshot, Diagnosis]:
+        from kdist.job.local.status import diagnose_run
+
+        seen = self.snapshot()
+        return seen, diagnose_run(seen)
+
+    def events(self, types: set[str], *, follow: bool) -> Iterator[Sequence[Mapping[str, Any]]]:
+        from kdist.job.local.logs import read_events, to_document
+
+        found = map(to_document, read_events(self, follow=follow, types=types))
+        yield from ([each] for each in found) if follow else [list(found)]
+
+    def logs(self, chosen: LogSelection) -> Iterator[Entry | JobStatus]:
+        from kdist.job.local import trainer_tools
+        from kdist.job.local.logs import read_entries
+
+        if chosen.generation is not None:
+            with TemporaryDirectory() as folder:
+                files = trainer_tools.fetch_kept_logs(
+                    self.name, self.location, Path(folder), generation=chosen.generation
+                )
+                yield from chosen.select(read_files(files, tail=chosen.tail))
+            return
+        if chosen.previous:
+            raise UsageError(
+                f"{self.name} is a run on this machine: its logs include those of earlier "
+                "instances",
+                next_command=self.kdist("logs"),
+            )
+        status = self.snapshot().status if chosen.rank == FAILED else None
+        entries = read_entries(
+            self,
+            follow=chosen.follow,
+            since=chosen.since,
+            tail=chosen.tail,
+            node=chosen.container,
+        )
+        yield from chosen.select(entries, status)
+        if chosen.follow:
+            yield self.snapshot().status
+
+    def wait(self, goal: str, *, timeout: float | None) -> JobStatus | None:
+        end = float("inf") if timeout is None else time.monotonic() + timeout
+        reported = ""
+        while self.root.is_dir():
+            active = self.active
+            status = self.snapshot().status
+            if GOALS[goal](status):
+                return status
+            if (line := describe_status(status)) != reported:
+                self.dialog.notify(line)
+                reported = line
+            if not active and goal != "deleted":
+                raise KdistError(
+                    f"{self.name} is {status.phase}: its `kdist run` has ended before `{goal}`",
+                    next_command=self.kdist("why"),
+                    code=exit_code(status) or Code.JOB_CANCELLED,
+                )
+            if time.monotonic() >= end:
+                raise KdistError(
+                    f"{self.name} is {status.phase} and has not reached `{goal}` after "
+                    f"{timeout:.0f} s",
+                    next_command=self.kdist("why"),
+                    code=Code.TIMEOUT,
+                )
+            time.sleep(_WATCH_SECONDS)
+        return None
+
+    def samples(self) -> Mapping[str, AgentSample]:
+        return agents.fetch_samples(self.root, metrics=True)
+
+    def explain_silence(self) -> KdistError:
+        what = f"no agent of {self.name} answers"
+        return KdistError(what, next_command=self.kdist("status"))
+
+    def suspend(self, how: Change) -> str:
+        pid = self.pid
+        if pid is None:
+            status = self.snapshot().status
+            if status.phase is Phase.SUSPENDED:
+                return f"{self.name} is already suspended: {status.message}"
+            raise KdistError(
+                f"{self.name} is not running ({status.phase}) and cannot be suspended",
+                next_command=self.kdist("status"),
+            )
+        if how.dry_run != "none":
+            return f"{self.name} would be suspended ({how.dry_run} dry run)"
+        try:
+            os.kill(pid, signal.SIGTERM)
+        except OSError as error:
+            raise KdistError(f"process {pid} of {self.name}: {error.strerror}") from error
+        if not how.wait:
+            return f"{self.name} is being suspended; it saves and ends"
+        self.dialog.notify(f"waiting for {self.name} (pid {pid}) to save and end")
+        limit = self.grace_seconds + _SPARE_SECONDS if how.timeout is None else how.timeout
+        end = time.monotonic() + limit
+        while self.active:
+            if time.monotonic() >= end:
+                raise KdistError(
+                    f"{self.name} has not ended within {limit:.0f} s",
+                    next_command=self.kdist("status"),
+                    code=Code.TIMEOUT,
+                )
+            time.sleep(_POLL_SECONDS)
+        status = self.snapshot().status
+        if status.phase is not Phase.SUSPENDED:
+            was = f"was not suspended: {status.phase}"
+            was = "has ended" if status.phase is Phase.STOPPED else was
+            raise KdistError(
+                f"{self.name} {was}: {status.message}".rstrip(": "),
+                next_command=self.kdist("status"),
+            )
+        saved = status.last_checkpoint_step
+        then = "continues from there" if saved else "starts from the beginning"
+        return f"{self.name} is suspended: {status.message}. Next: {self.next_resume}   {then}"
+
+    def resume(self, how: Change) -> str:
+        from kdist.job.local.launch import launch_detached
+
+        status = self.snapshot().status
+        if self.active:
+            return f"{self.name} is not suspended"
+        if status.phase is Phase.SUCCEEDED:
+            raise KdistError(
+                f"{self.name} is done and cannot be resumed",
+                hint="--fresh archives it and starts at step 0",
+                next_command=self.next_run_with(fresh=True),
+            )
+        if self.command is None:
+            raise KdistError(
+                f"the command that started {self.name} is not recorded",
+                hint="the `kdist run` that you started it with continues it",
+            )
+        if how.dry_run != "none":
+            return f"{self.name} would be resumed ({how.dry_run} dry run)"
+        launched = launch_detached(self.command, self.folder_of_command)
+        if not launched.begun:
+            self.dialog.notify(launched.output.rstrip())
+            raise KdistError(f"{self.name} was not resumed: `{self.next_run}` ended at once")
+        return f"{self.name} runs again (pid {launched.pid}); its output is in {launched.log}"
+
+    def plan_deletion(self, chosen: DeleteOptions) -> Deletion:
+        if self.active and (not chosen.wait or chosen.grace_period is not None):
+            raise UsageError(
+                f"{self.name} is running, and its folder can only be deleted after it has saved "
+                "and ended: --no-wait and --grace-period are for jobs on a cluster",
+                next_command=self.kdist("suspend"),
+            )
+        own = self.root / _CHECKPOINTS
+        if not self.is_run_folder and self.root.parent != run_dir.home():
+            raise KdistError(
+                f"{self.root} holds checkpoints, but no run; kdist does not delete such a folder"
+            )
+        used = run_dir.folder_of(self.root) if self.is_run_folder else own
+        is_inside = used.is_relative_to(self.root)
+        if (chosen.purge and is_inside) or not used.is_dir():
+            return Deletion(self._delete(chosen))
+        more = "it is outside the run folder, so kdist never deletes it"
+        if is_inside:
+            more = f"`{self.kdist('delete', '--purge', '--local')}` deletes it"
+        return Deletion(self._delete(chosen), [f"{used} stays, with the checkpoints; {more}"])
+
+    def _delete(self, chosen: DeleteOptions) -> Iterator[str]:
+        """Suspend the run if it is active, then delete it."""
+        if chosen.dry_run == "none":
+            if self.active:
+                self.suspend(Change(timeout=chosen.timeout))
+            run_dir.delete(self.root, keep=() if chosen.purge else (_CHECKPOINTS,))
+        yield f"run {self.root}"
+
+    def checkpoints(self, action: str, *arguments: str) -> dict[str, Any]:
+        from kdist.job.local import trainer_tools
+
+        return trainer_tools.run_checkpoint_tool(self.location, action, *arguments)
+
+    def export_weights(self, file: Path, *arguments: str) -> dict[str, Any]:
+        from kdist.job.local import trainer_tools
+
+        return trainer_tools.export(self.location, file, *arguments)
+
+    restart = _refuses("restart", _advise_restart)
+    scale = _refuses("scale", _advise_scale)
+    exec = _refuses("exec", _advise_exec)
+    forward = _refuses("port-forward", _advise_forward)
 
 
-def list_jobs() -> list[LocalJob]:
+def find_job(name: str, *, dialog: Dialog = SILENT) -> LocalJob | None:
+    """The run NAME, which is the name of a job in `.kdist` (or `$KDIST_HOME`), or the path to a run
+    folder or a checkpoint folder; None if there is none.
+    """
+    root = Path(name).absolute() if os.sep in name else run_dir.home() / name
+    known = (root / "run.json").is_file()
+    if os.sep in name:
+        known = known or (root / "ledger").is_dir() or any(root.glob("step-*"))
+    return LocalJob(root, dialog) if known else None
+
+
+def find_remains(name: str, *, dialog: Dialog) -> LocalJob | None:
+    """The folder of a deleted run NAME whose checkpoints have stayed; None if there is none."""
+    root = run_dir.home() / name
+    return LocalJob(root, dialog) if (root / _CHECKPOINTS).is_dir() else None
+
+
+def list_jobs(*, dialog: Dialog = SILENT) -> list[LocalJob]:
     """All runs of `.kdist` (or `$KDIST_HOME`), by name."""
     try:
         folders = sorted(run_dir.home().iterdir())
     except OSError:
         return []
-    return [LocalJob(folder) for folder in folders if (folder / "run.json").is_file()]
+    return [LocalJob(folder, dialog) for folder in folders if (folder / "run.json").is_file()]

@@ -1,20 +1,20 @@
-"""The logs of a run on this machine, of all its agents and ranks in the order of their times, and
-the events among their lines.
+"""The logs of a run on this machine, of all its agents and ranks in the order of their times,
+the events among their lines, and when they tell that its agents started.
 """
 
 from __future__ import annotations
 
-import re
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
 from typing import Any
 
-from kdist.events import Entry, EventFilter, LogTail, describe_event, read_timed
+from kdist.events import Entry, EventFilter, LogTail, describe_event, parse, read_timed
 from kdist.job.local.job import LocalJob
 from kdist_trainer.formats import CLI_API_VERSION
 
 _POLL_SECONDS = 0.3
-_RANK_PREFIX = re.compile(r"\[rank(\d{1,9})\]:")
 
 
 def read_entries(
@@ -52,17 +52,6 @@ def read_entries(
             return
         first = False
         time.sleep(_POLL_SECONDS)
-
-
-def select_ranks(wanted: Collection[int]) -> Callable[[Entry], bool]:
-    """A function that selects the entries of these ranks."""
-
-    def matches(entry: Entry) -> bool:
-        prefix = _RANK_PREFIX.match(entry.text)
-        rank = entry.event.get("rank") if entry.event else int(prefix[1]) if prefix else None
-        return rank in wanted
-
-    return matches
 
 
 NORMAL, WARNING = "Normal", "Warning"
@@ -103,3 +92,40 @@ def to_document(entry: Entry) -> dict[str, Any]:
         "involvedObject": {"kind": "Agent", "name": entry.node},
         "event": dict(event),
     }
+
+
+_FIRST_EVENT = b'"rendezvous-started"'
+_FETCHED_EVENT = b'"data-ready"'
+
+Lifetime = tuple[float, float | None]
+
+
+def starts(
+    root: Path, lifetimes: Sequence[Lifetime]
+) -> Iterator[tuple[float, float | None, float]]:
+    """For each active interval of the run and each node: the unix times at which the interval
+    began, all data was fetched (None if none was), and the node's agent had started.
+    """
+    fetched = [at for log in root.glob("fetch-*/log") for at in _times(log, _FETCHED_EVENT)]
+    for log in sorted(root.glob("node-*/log")):
+        times = list(_times(log, _FIRST_EVENT))
+        for lifetime in lifetimes:
+            if inside := _select(times, lifetime):
+                yield lifetime[0], max(_select(fetched, lifetime), default=None), inside[0]
+
+
+def _select(times: Sequence[float], lifetime: Lifetime) -> list[float]:
+    began, ended = lifetime
+    return [at for at in times if began <= at and (ended is None or at <= ended)]
+
+
+def _times(log: Path, name: bytes) -> Iterator[float]:
+    """Unix times of the events of a log with this name."""
+    try:
+        with log.open("rb") as lines:
+            for line in lines:
+                event = parse(line.decode(errors="replace")) if name in line else None
+                if event is not None:
+                    yield datetime.fromisoformat(str(event["time"])).timestamp()
+    except (OSError, ValueError, KeyError):
+        return

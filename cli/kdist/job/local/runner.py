@@ -7,18 +7,23 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from kdist.events import Entry, EventFilter, LogTail, with_time
 from kdist.job.local.agents import StatusPoller, read_port
-from kdist.job.local.detach import LauncherLink
-from kdist.job.local.end_report import make_report, read_saved_step, write_report
+from kdist.job.local.end_report import RunEnded, make_report, read_saved_step, write_report
 from kdist.job.local.fetching import FetchCommand, Fetches, plan_fetches
-from kdist.job.local.launch import checkpoint_folder, list_devices, plan_agents, script_of
+from kdist.job.local.launch import (
+    LauncherLink,
+    checkpoint_folder,
+    list_devices,
+    plan_agents,
+    script_of,
+)
 from kdist.job.local.progress import NodeProgress, Progress
 from kdist.job.local.run_dir import RunFolder, bucket_of, is_finished
 from kdist.job.local.supervisor import (
@@ -30,7 +35,7 @@ from kdist.job.local.supervisor import (
     Supervisor,
 )
 from kdist.job.local.trainer_tools import archive_bucket, copy_records
-from kdist.spec import Exit, TrainingJob
+from kdist.spec import TrainingJob
 from kdist.units import count
 from kdist_trainer.formats import LIVE_VIEW, SCRATCH
 
@@ -213,29 +218,6 @@ class RunSession:
             self._last_waiting = (reason, now)
             if sentence:
                 self.log_event("kdist", "waiting", message=sentence)
-
-
-@dataclass(frozen=True)
-class RunEnded:
-    """Result of an invocation.
-
-    Attributes:
-        outcome: how the job ended.
-        report: the end report.
-        stopped_by: the signal that requested the stop; None without one.
-        already: whether the run was done before, so that nothing was started.
-    """
-
-    outcome: Outcome
-    report: Mapping[str, Any]
-    stopped_by: signal.Signals | None = None
-    already: bool = False
-
-    @property
-    def save_failed(self) -> bool:
-        """Whether the job was stopped and could not save its state."""
-        is_unsaved = self.outcome.code == Exit.STORAGE or bool(self.report.get("notSaved"))
-        return self.outcome.kind == "stopped" and is_unsaved
 
 
 def run_job(

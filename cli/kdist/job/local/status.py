@@ -1,13 +1,13 @@
 """The status of a run on this machine, in the words of a job on a cluster: each agent counts as a
-pod, its scratch folder `node-0` as the pod's name. With it what `kdist wait` waits for, and why a
-run is in its state: the rules of `kdist.diagnose` for what its agents report, and how it ended.
+pod, its scratch folder `node-0` as the pod's name. With it why a run is in its state: the rules of
+`kdist.diagnose` for what its agents report, and how it ended.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,15 +15,12 @@ from typing import Any
 
 from kdist.diagnose import Diagnosis, diagnose
 from kdist.diagnose.rule import DiagnosticContext
-from kdist.errors import Code, KdistError
 from kdist.events import parse
-from kdist.job.cluster import GOALS, describe_status, exit_code
 from kdist.job.local import agents, run_dir
-from kdist.job.local.end_report import describe_unsaved
+from kdist.job.local.end_report import describe_next, describe_unsaved
 from kdist.job.local.fetching import read_fetch
 from kdist.job.local.job import LocalJob, list_jobs
 from kdist.job.local.run_dir import folder_of
-from kdist.job.local.summary import describe_next
 from kdist.ledger import build_report, read_ledger
 from kdist.spec import Exit
 from kdist.status import (
@@ -292,56 +289,12 @@ def _read_training(
     return {**read_training(newest_generation(reports)), "restarts": restarts}
 
 
-_POLL_SECONDS = 0.5
-
-
-def wait_for(
-    job: LocalJob, goal: str, *, timeout: float | None, notify: Callable[[str], None]
-) -> JobStatus | None:
-    """Wait until the run reaches a goal, and return its status then; None if it is deleted.
-
-    Args:
-        job: the run.
-        goal: one of `GOALS`.
-        timeout: in seconds; None waits forever.
-        notify: receives each change of the status.
-
-    Raises:
-        KdistError: the run has ended otherwise (JOB_FAILED, JOB_CANCELLED), or did not reach the
-            goal in time (TIMEOUT).
-    """
-    end = float("inf") if timeout is None else time.monotonic() + timeout
-    reported = ""
-    while job.root.is_dir():
-        active = job.active
-        status = read_status(job)
-        if GOALS[goal](status):
-            return status
-        if (line := describe_status(status)) != reported:
-            notify(line)
-            reported = line
-        if not active and goal != "deleted":
-            raise KdistError(
-                f"{job.name} is {status.phase}: its `kdist run` has ended before `{goal}`",
-                next_command=job.kdist("why"),
-                code=exit_code(status) or Code.JOB_CANCELLED,
-            )
-        if time.monotonic() >= end:
-            raise KdistError(
-                f"{job.name} is {status.phase} and has not reached `{goal}` after {timeout:.0f} s",
-                next_command=job.kdist("why"),
-                code=Code.TIMEOUT,
-            )
-        time.sleep(_POLL_SECONDS)
-    return None
-
-
 _CAUSES = {"NotSaved": "not-saved"}
 """Causes that are not the reason of the status in small letters."""
 
 
 @dataclass(frozen=True)
-class _RunSnapshot(Snapshot):
+class RunSnapshot(Snapshot):
     """The status of a run, where rules expect the documents of a cluster."""
 
     run: LocalJob = field(kw_only=True)
@@ -357,14 +310,13 @@ class _RunSnapshot(Snapshot):
         return {"spec": run_dir.read_json(self.run.root / "train.json") or {}}
 
 
-def diagnose_run(job: LocalJob) -> tuple[JobStatus, Diagnosis]:
-    """The status of the run, and why it is in it."""
-    seen = _RunSnapshot(job.name, run=job)
-    status = seen.status
+def diagnose_run(seen: RunSnapshot) -> Diagnosis:
+    """Why the run is in its state."""
+    job, status = seen.run, seen.status
     if status.phase is Phase.SUSPENDED:
         words = f"{job.name} is suspended: {status.message}"
         commands: tuple[str, ...] = (job.next_resume,)
-        return status, Diagnosis("suspended", words, "waiting", (), "resume it", commands)
+        return Diagnosis("suspended", words, "waiting", (), "resume it", commands)
     if status.phase in (Phase.UNKNOWN, Phase.STOPPED) or (
         status.phase is Phase.FAILED and status.exit_record is None
     ):
@@ -372,7 +324,7 @@ def diagnose_run(job: LocalJob) -> tuple[JobStatus, Diagnosis]:
         words = f"{job.name} does not run: {status.message or 'its agents left no exit record'}"
         fix = f"start it again: {DiagnosticContext(seen).continuation}"
         commands = (job.next_run, job.kdist("logs", "--tail", "20"))
-        return status, Diagnosis(cause, words, "failed", (), fix, commands)
+        return Diagnosis(cause, words, "failed", (), fix, commands)
     found = diagnose(seen)
     # an agent is no Kubernetes object, whose kind would stand before its name
     evidence = tuple(line.removeprefix("pod/") for line in found.evidence)
@@ -383,4 +335,4 @@ def diagnose_run(job: LocalJob) -> tuple[JobStatus, Diagnosis]:
         again = job.next_run if record is None else describe_next(record, job.next_run)
         commands = (job.kdist("logs", "--tail", "20"), again)
         found = replace(found, fix=fix, commands=commands)
-    return status, found
+    return found

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from kdist import backends, render
 from kdist.backends import Placement
-from kdist.job.cluster.job import ClusterJob
+from kdist.job.cluster.applied import AppliedJob
 from kdist.load import load_text
 from kdist.manifest import Manifest
 
@@ -26,7 +26,7 @@ spec:
 
 def target(
     nodes: str = "{min: 1, max: 2}", backend: str = "job", checkpoints: str = "claim: shared"
-) -> ClusterJob:
+) -> AppliedJob:
     """The job as it stands in no cluster."""
     job = load_text(JOB.format(nodes=nodes, checkpoints=checkpoints), source="job.yaml")
     placement = Placement(backend, "kubernetes", "run-1")
@@ -34,9 +34,9 @@ def target(
     config_map = next(
         one.document for one in objects if one.kind == "ConfigMap" and one.name == "digits"
     )
-    return ClusterJob(cast(Any, None), config_map, job, backends.get(backend), placement)
+    return AppliedJob(cast(Any, None), config_map, job, backends.get(backend), placement)
 
 
-def objects(of: ClusterJob) -> list[Manifest]:
+def objects(of: AppliedJob) -> list[Manifest]:
     """All that would be sent of it."""
     return render.render(of.job, of.placement)

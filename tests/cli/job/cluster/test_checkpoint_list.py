@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kdist.job.cluster import checkpoints
+from kdist.views import checkpoints
 
 ENTRY = {
     "name": "step-00000020-e1",

@@ -12,7 +12,8 @@ import pytest
 from kdist.cluster import Cluster
 from kdist.errors import NotFoundError, UsageError
 from kdist.job import cluster as jobs
-from kdist.job.cluster.logs import Follower, LogRequest, PodLine, RankFilter, read, without_times
+from kdist.job.cluster.logs import Follower, PodLine, RankFilter, read, without_times
+from kdist.job.job import LogSelection
 from kdist.status import read_pod
 from tests.cli.cluster.conftest import Connect, Serve
 from tests.cli.job.cluster.test_wait import DONE
@@ -36,14 +37,14 @@ def test_what_is_there_comes_in_the_order_of_its_times(cluster: Cluster, world: 
     }
     found = [
         (line.source, line.text)
-        for line in read(cluster, jobs.fetch_snapshot(cluster, "digits"), LogRequest())
+        for line in read(cluster, jobs.fetch_snapshot(cluster, "digits"), LogSelection())
     ]
     assert found == [("digits-0", "a"), ("digits-1", "b"), ("digits-0", "c"), ("digits-1", "d")]
 
 
 def test_one_pod_and_its_last_lines_can_be_chosen(cluster: Cluster, world: World) -> None:
     world.logs = {FIRST: lines("a"), SECOND: lines("b", "c", "d")}
-    wanted = LogRequest(choose=lambda each: each.index == 1, tail=2)
+    wanted = LogSelection(pod="1", tail=2)
     assert [
         line.text for line in read(cluster, jobs.fetch_snapshot(cluster, "digits"), wanted)
     ] == ["c", "d"]
@@ -52,9 +53,9 @@ def test_one_pod_and_its_last_lines_can_be_chosen(cluster: Cluster, world: World
 def test_where_there_is_no_log_yet_the_reason_is_reported(cluster: Cluster, world: World) -> None:
     world.pods = [unscheduled(0, "0/2 nodes are available: 2 Insufficient cpu.")]
     with pytest.raises(NotFoundError, match="nothing to read yet: digits-0-abcde finds no node"):
-        list(read(cluster, jobs.fetch_snapshot(cluster, "digits"), LogRequest()))
+        list(read(cluster, jobs.fetch_snapshot(cluster, "digits"), LogSelection()))
     with pytest.raises(NotFoundError, match="no container has been restarted"):
-        list(read(cluster, jobs.fetch_snapshot(cluster, "digits"), LogRequest(previous=True)))
+        list(read(cluster, jobs.fetch_snapshot(cluster, "digits"), LogSelection(previous=True)))
 
 
 def test_the_log_of_an_init_container_is_read_where_it_has_run(
@@ -63,13 +64,13 @@ def test_the_log_of_an_init_container_is_read_where_it_has_run(
     world.pods = [fetching_pod(0, RUNS), fetching_pod(1, RUNS)]
     world.logs = {f"{FIRST}/fetch-data-0": lines("a", "b")}
     snapshot = jobs.fetch_snapshot(cluster, "digits")
-    wanted = LogRequest(container="fetch-data-0")
+    wanted = LogSelection(container="fetch-data-0")
     assert [line.text for line in read(cluster, snapshot, wanted)] == ["a", "b"]
     with pytest.raises(NotFoundError, match="nothing to read yet: digits starts: fetching") as none:
-        list(read(cluster, snapshot, LogRequest()))
+        list(read(cluster, snapshot, LogSelection()))
     assert none.value.next_command == "kdist logs digits -n ml -f -c fetch-data-0"
     with pytest.raises(UsageError, match="have no container `fetch-data-7`") as refused:
-        list(read(cluster, snapshot, LogRequest(container="fetch-data-7")))
+        list(read(cluster, snapshot, LogSelection(container="fetch-data-7")))
     assert refused.value.hint == "their containers: fetch-data-0, trainer"
 
 
@@ -77,7 +78,7 @@ def test_the_log_of_an_init_container_is_followed_to_its_end(
     cluster: Cluster, world: World
 ) -> None:
     world.pods = [fetching_pod(0, {"state": {"waiting": {"reason": "PodInitializing"}}})]
-    reader = Reader(cluster, LogRequest(container="fetch-data-0"))
+    reader = Reader(cluster, LogSelection(container="fetch-data-0"))
     world.logs[f"{FIRST}/fetch-data-0"] = lines("a", "b")
     reader.until("a", "b")
     reader.finish()
@@ -87,11 +88,11 @@ def test_the_log_of_an_init_container_is_followed_to_its_end(
 class Reader:
     """Follows in a thread; `texts` is what came so far."""
 
-    def __init__(self, cluster: Cluster, wanted: LogRequest | None = None) -> None:
+    def __init__(self, cluster: Cluster, wanted: LogSelection | None = None) -> None:
         self.texts: list[str] = []
         self.reported: list[str] = []
         self.follower = Follower(
-            cluster, "digits", wanted or LogRequest(), notify=self.reported.append, interval=0.02
+            cluster, "digits", wanted or LogSelection(), notify=self.reported.append, interval=0.02
         )
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
@@ -181,7 +182,7 @@ def test_a_limit_holds_for_what_was_there_and_not_for_what_comes(
     cluster: Cluster, world: World
 ) -> None:
     world.pods, world.logs = [pod(0)], {FIRST: lines("a", "b", "c")}
-    reader = Reader(cluster, LogRequest(tail=1))
+    reader = Reader(cluster, LogSelection(tail=1))
     reader.until("c")
     world.logs[FIRST] = lines("a", "b", "c", "d", "e")
     reader.until("c", "d", "e")
@@ -246,7 +247,7 @@ def test_who_no_longer_follows_is_reported_nothing_more(
     follower = Follower(
         connect(api.url, retry_seconds=0.1),
         "digits",
-        LogRequest(),
+        LogSelection(),
         notify=reported.append,
         interval=0.02,
     )

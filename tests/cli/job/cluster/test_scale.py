@@ -8,7 +8,7 @@ import re
 import pytest
 
 from kdist.errors import KdistError, UsageError
-from kdist.job.cluster import job, review, scale
+from kdist.job.cluster import applied, review, scale
 from tests.cli.job.cluster import jobs
 
 
@@ -53,7 +53,9 @@ def test_the_agents_of_another_version_are_reported_the_new_nodes_and_nothing_el
 ) -> None:
     before = jobs.target(backend=backend)
     wanted = before.with_nodes(1, 5)
-    workload = next(one.document for one in jobs.objects(before) if job.is_workload(before, one))
+    workload = next(
+        one.document for one in jobs.objects(before) if applied.is_workload(before, one)
+    )
     workload = json.loads(
         re.sub("digits-train-[0-9a-f]+", "digits-train-0123456789", json.dumps(workload))
     )
@@ -64,11 +66,11 @@ def test_the_agents_of_another_version_are_reported_the_new_nodes_and_nothing_el
     assert json.loads(config["data"]["nodes.json"]) == {"min": 1, "max": 5}
     assert not [one for one in fitted if "-train-" in one.name], "what they were started with stays"
     assert "digits-train-0123456789" in json.dumps(
-        next(one.document for one in fitted if job.is_workload(wanted, one))
+        next(one.document for one in fitted if applied.is_workload(wanted, one))
     )
     assert json.loads(config["data"]["job.json"])["spec"]["nodes"] == {"min": 1, "max": 5}
     assert "5" in json.dumps(
-        next(one.document for one in fitted if job.is_workload(wanted, one))["spec"]
+        next(one.document for one in fitted if applied.is_workload(wanted, one))["spec"]
     )
 
 

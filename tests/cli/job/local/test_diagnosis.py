@@ -9,7 +9,6 @@ import pytest
 
 from kdist.job.local.job import LocalJob
 from kdist.job.local.run_dir import RunFolder, make_private
-from kdist.job.local.status import diagnose_run
 from tests.cli.conftest import ServeAgent
 
 
@@ -26,7 +25,7 @@ def test_agents_that_meet_are_counted_as_they_tell_it_and_with_the_limit_of_the_
         for node in ("node-0", "node-1"):
             make_private(folder.node(node))
         (folder.node("node-0") / "agent.json").write_text(json.dumps(note))
-        _, found = diagnose_run(LocalJob(folder.root))
+        _, found = LocalJob(folder.root).why()
     finally:
         folder.close()
     assert found.cause == "rendezvous"

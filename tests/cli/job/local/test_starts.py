@@ -6,7 +6,7 @@ import json
 from datetime import UTC, datetime
 from pathlib import Path
 
-from kdist.job.local.summary import starts
+from kdist.job.local.logs import starts
 
 
 def write_log(root: Path, node: str, *lines: tuple[str, float]) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from kdist.errors import Code, KdistError
-from kdist.job.local import summary
-from kdist.job.local.runner import RunEnded
+from kdist.job.local import end_report
+from kdist.job.local.end_report import RunEnded
 from kdist.job.local.supervisor import Kind, Outcome
 
 INSTALL = "/x/bin/python -m pip install timm"
@@ -55,12 +55,12 @@ def test_a_loss_that_was_not_finite_is_said_where_a_run_is_called_done() -> None
     for last, end in (("nan", ", and is nan at the end"), (None, "")):
         said = f"NaN or infinite in 9 reported steps{end}"
         one = ended("done", 0, loss=None, nonFiniteLoss={"steps": 9, "last": last})
-        assert ("loss", said) in summary.summary_rows(one.report)
-        assert summary.conclude(one, "train.py") == f"digits is done, but its loss was {said}."
+        assert ("loss", said) in end_report.summary_rows(one.report)
+        assert end_report.conclude(one, "train.py") == f"digits is done, but its loss was {said}."
 
 
 def test_the_table_holds_what_the_run_cost_and_what_came_of_it() -> None:
-    assert summary.summary_rows(make_report()) == [
+    assert end_report.summary_rows(make_report()) == [
         ("outcome", "done"),
         ("steps", "350"),
         ("lost steps", "12"),
@@ -81,7 +81,7 @@ def test_the_table_holds_what_the_run_cost_and_what_came_of_it() -> None:
 
 
 def test_of_many_recoveries_it_says_how_many_the_median_and_the_worst() -> None:
-    rows = dict(summary.summary_rows(make_report(recoverySeconds=[0.2, 39.0, 0.3, 0.25, 0.4])))
+    rows = dict(end_report.summary_rows(make_report(recoverySeconds=[0.2, 39.0, 0.3, 0.25, 0.4])))
     assert rows["recovery"] == "0.3 s (median of 5, worst 39 s)"
 
 
@@ -105,11 +105,11 @@ def test_what_is_not_known_has_no_row() -> None:
         devices=None,
     )
     expected = ["outcome", "restarts", "wall time", "folder"]
-    assert [name for name, _ in summary.summary_rows(report)] == expected
+    assert [name for name, _ in end_report.summary_rows(report)] == expected
 
 
 def test_a_stopped_job_says_what_is_saved_and_how_to_go_on() -> None:
-    reported = summary.conclude(ended("stopped", 200), "job.yaml")
+    reported = end_report.conclude(ended("stopped", 200), "job.yaml")
     assert (
         reported
         == "digits stopped; step 350 is saved. Next: kdist run job.yaml   continues from there"
@@ -118,7 +118,7 @@ def test_a_stopped_job_says_what_is_saved_and_how_to_go_on() -> None:
 
 def test_a_job_that_was_ended_at_once_does_not_claim_to_have_saved() -> None:
     report = {"steps": {"reached": 9, "committed": 0, "lost": 0, "samples": 1}}
-    reported = summary.conclude(ended("killed", -9, **report), "job.yaml")
+    reported = end_report.conclude(ended("killed", -9, **report), "job.yaml")
     assert reported == (
         "digits was ended at once; nothing was saved yet. Next: kdist run job.yaml   "
         "starts from the beginning"
@@ -126,7 +126,7 @@ def test_a_job_that_was_ended_at_once_does_not_claim_to_have_saved() -> None:
 
 
 def test_a_job_that_was_ended_at_once_says_what_is_not_saved() -> None:
-    reported = summary.conclude(ended("killed", -9, notSaved=1200), "job.yaml")
+    reported = end_report.conclude(ended("killed", -9, notSaved=1200), "job.yaml")
     assert str(reported).startswith(
         "digits was ended at once; step 350 is saved, the 1,200 steps after it are not. Next: "
     )
@@ -134,20 +134,20 @@ def test_a_job_that_was_ended_at_once_says_what_is_not_saved() -> None:
 
 def test_gaps_of_the_ledger_are_shown() -> None:
     report = {**ended("done", 0).report, "ledgerGaps": [[2, 2], [7, 1008]]}
-    assert dict(summary.summary_rows(report))["ledger"] == (
+    assert dict(end_report.summary_rows(report))["ledger"] == (
         "has no line of 1,003 steps (2, 7-1,008): times and goodput lack them"
     )
 
 
 def test_a_stop_whose_save_failed_is_an_error() -> None:
-    reported = summary.conclude(ended("stopped", 203), "job.yaml")
+    reported = end_report.conclude(ended("stopped", 203), "job.yaml")
     assert isinstance(reported, KdistError)
     assert reported.code == Code.JOB_FAILED
     assert reported.message == "digits stopped, but its state could not be saved; step 350 is saved"
 
 
 def test_a_stop_that_nobody_could_save_for_is_an_error_with_the_steps_that_are_not_saved() -> None:
-    reported = summary.conclude(ended("stopped", 200, notSaved=357), "job.yaml")
+    reported = end_report.conclude(ended("stopped", 200, notSaved=357), "job.yaml")
     assert isinstance(reported, KdistError)
     assert reported.code == Code.JOB_FAILED
     assert reported.message == (
@@ -170,7 +170,7 @@ def test_a_failure_says_who_where_and_why() -> None:
         "message": "ValueError: boom",
         "traceback": traceback,
     }
-    reported = summary.conclude(
+    reported = end_report.conclude(
         ended("failed", 70, failure={**failure, "agent": "node-0", "log": "/x/log"}), "job.yaml"
     )
     assert isinstance(reported, KdistError)
@@ -185,13 +185,13 @@ def test_a_failure_says_who_where_and_why() -> None:
 def test_a_failure_without_a_record_still_says_what_is_known(
     failure: dict[str, Any] | None,
 ) -> None:
-    reported = summary.conclude(ended("failed", 1, failure=failure), "job.yaml")
+    reported = end_report.conclude(ended("failed", 1, failure=failure), "job.yaml")
     assert isinstance(reported, KdistError)
     assert "digits failed (exit code 1)" in reported.message
 
 
 def test_a_run_that_was_done_before_says_how_to_train_again() -> None:
-    reported = summary.conclude(
+    reported = end_report.conclude(
         RunEnded(Outcome("done", 0), make_report(), already=True), "job.yaml"
     )
     assert reported == (
@@ -211,7 +211,7 @@ def test_after_an_error_in_the_users_code_the_advice_is_to_fix_its_line(
     cause: str, expected: str
 ) -> None:
     failure = {"cause": cause, "agent": "node-0", "place": 'File "/src/my model.py", line 12, in f'}
-    reported = summary.conclude(ended("failed", 70, failure=failure), "--set a=1 job.yaml")
+    reported = end_report.conclude(ended("failed", 70, failure=failure), "--set a=1 job.yaml")
     assert isinstance(reported, KdistError)
     assert reported.next_command == expected
 
@@ -240,7 +240,7 @@ def test_the_next_command_never_repeats_unchanged_what_must_fail_again(
 ) -> None:
     place = 'File "/src/model.py", line 12, in f'
     failure = {"agent": "node-0", "advice": "look there", "place": place, **known}
-    reported = summary.conclude(ended("failed", 70, failure=failure), "job.yaml")
+    reported = end_report.conclude(ended("failed", 70, failure=failure), "job.yaml")
     assert isinstance(reported, KdistError)
     assert reported.next_command == expected
     assert str(failure["advice"]) in str(reported.hint)

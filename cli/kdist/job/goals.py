@@ -1,0 +1,70 @@
+"""What a status means to who waits for a job: its goals, its line and its exit code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from kdist.errors import Code
+from kdist.status import JobStatus, Phase
+
+
+def _is_running(status: JobStatus) -> bool:
+    return status.phase is Phase.SUCCEEDED or (
+        status.phase is Phase.RUNNING and status.reason != "NoAnswer"
+    )
+
+
+def _has_stepped(status: JobStatus) -> bool:
+    return status.phase is Phase.SUCCEEDED or (_is_running(status) and bool(status.step))
+
+
+def _has_saved(status: JobStatus) -> bool:
+    return status.phase is Phase.SUCCEEDED or status.last_checkpoint_step is not None
+
+
+def _is_suspended(status: JobStatus) -> bool:
+    return status.phase is Phase.SUSPENDED and all(pod.over for pod in status.pods)
+
+
+GOALS: dict[str, Callable[[JobStatus], bool]] = {
+    "done": lambda status: status.phase is Phase.SUCCEEDED,
+    "running": _is_running,
+    "first-step": _has_stepped,
+    "checkpoint": _has_saved,
+    "suspended": _is_suspended,
+    "deleted": lambda _: False,
+}
+"""What a job can be waited for, by its name."""
+
+
+def describe_status(status: JobStatus) -> str:
+    """The job's phase in a line that changes only when the job does."""
+    reason = f" ({status.reason})" if status.reason and status.reason != status.phase else ""
+    nodes = f", {status.nodes} nodes" if status.phase in (Phase.RUNNING, Phase.RECOVERING) else ""
+    message = (
+        f": {status.message}" if status.message and status.phase is not Phase.SUCCEEDED else ""
+    )
+    if status.fetch is not None and status.fetch.total:
+        percent = 100 * status.fetch.done // status.fetch.total
+        message += f", {percent // 10 * 10} %"
+    return f"{status.name}: {status.phase}{reason}{nodes}{message}"
+
+
+def last_seen(event: Mapping[str, Any]) -> str:
+    """Time of an event as RFC 3339 text, which sorts chronologically; empty if it has none."""
+    times = (
+        (event.get("series") or {}).get("lastObservedTime"),
+        event.get("lastTimestamp"),
+        event.get("eventTime"),
+        event.get("firstTimestamp"),
+        (event.get("metadata") or {}).get("creationTimestamp"),
+    )
+    return next((str(each) for each in times if each), "")
+
+
+def exit_code(status: JobStatus) -> Code:
+    """The exit code of a command that has waited until the job ended."""
+    return {Phase.SUCCEEDED: Code.OK, Phase.FAILED: Code.JOB_FAILED}.get(
+        status.phase, Code.JOB_CANCELLED
+    )

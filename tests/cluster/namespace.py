@@ -249,14 +249,14 @@ _EXPORTED = Path(__file__).parents[1] / "trainer/checkpoint/exported.py"
 _READ = """
 import json, sys
 from pathlib import Path
-from kdist_trainer.checkpoint import listing
+from kdist_trainer.checkpoint.__main__ import describe
 folder = Path(sys.argv[1])
 def lines(name):
     path = folder / "ledger" / name
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 done = folder / "DONE"
 print(json.dumps({
-    **listing.describe(folder, verify=True),
+    **describe(folder, verify=True),
     "done": json.loads(done.read_text()) if done.exists() else None,
     "steps": lines("steps.jsonl"), "events": lines("events.jsonl"),
     "exported": digest_of_export(folder) if "digest_of_export" in globals() else None,

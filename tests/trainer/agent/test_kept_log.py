@@ -10,15 +10,15 @@ import pytest
 
 from kdist_trainer.agent import logs
 from kdist_trainer.agent.logs import KeptLog, place_of, read_secrets
-from kdist_trainer.checkpoint import listing
-from kdist_trainer.checkpoint.listing import LOGS, list_segments
+from kdist_trainer.checkpoint.__main__ import describe_logs, read_log
+from kdist_trainer.checkpoint.manifest import LOGS, list_segments
 from tests.patience import soon
 
 NODE = "node-0"
 
 
 def kept(root: Path, generation: int | None = None) -> bytes:
-    return b"".join(listing.read_log(root, NODE, generation=generation))
+    return b"".join(read_log(root, NODE, generation=generation))
 
 
 def test_each_generation_has_its_lines_and_later_agents_add_to_them(tmp_path: Path) -> None:
@@ -30,7 +30,7 @@ def test_each_generation_has_its_lines_and_later_agents_add_to_them(tmp_path: Pa
         log.close()
     assert kept(tmp_path, 3) == b"first\nsecond\n"
     assert kept(tmp_path) == b"start\nstart\nfirst\nsecond\n"
-    assert listing.describe_logs(tmp_path)["generations"] == [
+    assert describe_logs(tmp_path)["generations"] == [
         {"generation": 0, "nodes": [NODE], "bytes": 12},
         {"generation": 3, "nodes": [NODE], "bytes": 13},
     ]

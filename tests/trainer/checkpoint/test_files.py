@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from kdist_trainer import Checkpointer
-from kdist_trainer.checkpoint import export, listing, storage
+from kdist_trainer.checkpoint import export, storage
+from kdist_trainer.checkpoint.__main__ import describe
 from kdist_trainer.checkpoint.checkpointer import FileCheckpointManager
 from kdist_trainer.checkpoint.commit import SaveResult
 from kdist_trainer.checkpoint.manifest import CheckpointDirectory
@@ -76,7 +77,7 @@ def test_files_of_two_ranks_are_committed_with_digests_and_a_damaged_checkpoint_
 ) -> None:
     root = tmp_path / "checkpoints"
     assert run_ranks(2, save_steps, tmp_path, root, [10, 20]) == [[True, True]] * 2
-    entries = listing.describe(root, verify=True)["checkpoints"]
+    entries = describe(root, verify=True)["checkpoints"]
     assert [(one["step"], one["state"], one["files"]) for one in entries] == [
         (20, "verified", 5),
         (10, "verified", 5),

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from kdist_trainer.checkpoint import listing, writer
-from kdist_trainer.checkpoint.__main__ import main
+from kdist_trainer.checkpoint import writer
+from kdist_trainer.checkpoint.__main__ import describe, main, read_ledger
 from kdist_trainer.checkpoint.ledger import RunLedger, StepLedger
 from kdist_trainer.checkpoint.manifest import CheckpointDirectory, read_raw_manifest
 from kdist_trainer.formats.digest import Digest
@@ -199,8 +199,8 @@ def test_a_short_ledger_comes_as_it_is_and_a_long_one_keeps_its_sums(tmp_path: P
     ]
     steps.append(lines)
     steps.close()
-    assert listing.read_ledger(tmp_path)["steps"] == lines
-    merged = listing.read_ledger(tmp_path, most_steps=100)["steps"]
+    assert read_ledger(tmp_path)["steps"] == lines
+    merged = read_ledger(tmp_path, most_steps=100)["steps"]
     assert len(merged) < 6000
     assert sum(line["seconds"] for line in merged) == pytest.approx(5000)
     assert merged[-1] == lines[-1]
@@ -239,6 +239,6 @@ def test_a_save_under_way_does_not_disturb_the_list(tmp_path: Path) -> None:
     load(store)
     for step in range(1, 6):
         save(store, step)
-        found = listing.describe(tmp_path / "run", verify=True)
+        found = describe(tmp_path / "run", verify=True)
         assert found["checkpoints"][0]["step"] == step
         assert all(entry["state"] == "verified" for entry in found["checkpoints"])

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from kdist_trainer.agent.logs import KeptLog
-from kdist_trainer.checkpoint import listing
+from kdist_trainer.checkpoint.__main__ import describe, describe_logs, read_log
 from kdist_trainer.checkpoint.checkpointer import CheckpointManager
 from kdist_trainer.checkpoint.ledger import RunLedger, StepLedger
 from kdist_trainer.checkpoint.lock import LockLostError
@@ -132,7 +132,7 @@ def test_what_was_saved_is_loaded_and_old_checkpoints_go_with_their_files(server
     kept = {name.partition(".")[0] for name in folders}
     assert kept == {f"step-{step:08d}-e1" for step in (10, 15, 20)}
     assert len(folders) == 2 * len(kept), "a manifest and a folder of files each"
-    described = listing.describe(root, verify=True)
+    described = describe(root, verify=True)
     assert [one["state"] for one in described["checkpoints"]] == ["verified"] * 3
     assert described["resumesFrom"] == described["latest"] == "step-00000020-e1"
 
@@ -365,10 +365,8 @@ def test_a_node_s_log_is_kept_in_the_bucket(server: S3Server) -> None:
         log.put(f"line of {generation} with hidden-value\n".encode())
         log.put(b"another\n")
         log.close()
-    assert (
-        b"".join(listing.read_log(root, "node-0", generation=2)) == b"line of 2 with ***\nanother\n"
-    )
-    described = listing.describe_logs(root)["generations"]
+    assert b"".join(read_log(root, "node-0", generation=2)) == b"line of 2 with ***\nanother\n"
+    described = describe_logs(root)["generations"]
     assert [(one["generation"], one["nodes"]) for one in described] == [
         (1, ["node-0"]),
         (2, ["node-0"]),

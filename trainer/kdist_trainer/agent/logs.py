@@ -39,7 +39,7 @@ from typing import Final, Protocol, Self
 
 from kdist_trainer import log
 from kdist_trainer.checkpoint import storage
-from kdist_trainer.checkpoint.listing import LOGS, LogSegment, list_segments
+from kdist_trainer.checkpoint.manifest import LOGS, LogSegment, list_segments
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.config import count_bytes
 from kdist_trainer.formats import LIVE_VIEW, LOG_FILE

@@ -13,13 +13,28 @@ from __future__ import annotations
 import argparse
 import gc
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
-from kdist_trainer.checkpoint import listing
-from kdist_trainer.checkpoint.manifest import DamagedCheckpointError
-from kdist_trainer.checkpoint.storage import open_location
+from kdist_trainer.checkpoint import storage
+from kdist_trainer.checkpoint.ledger import EVENTS, FOLDER, STEPS, RunLedger
+from kdist_trainer.checkpoint.lock import Lock
+from kdist_trainer.checkpoint.manifest import (
+    LOGS,
+    MANIFEST,
+    Checkpoint,
+    CheckpointDirectory,
+    DamagedCheckpointError,
+    Manifest,
+    UnsupportedCheckpointError,
+    check_digests,
+    list_segments,
+    read_manifest,
+)
+from kdist_trainer.checkpoint.storage import StoragePath, open_location
 from kdist_trainer.errors import KdistTrainerError
 from kdist_trainer.formats.json_text import encode_json
 from kdist_trainer.object_store.errors import ObjectStoreError
@@ -67,11 +82,11 @@ def _fail(why: str, code: int) -> int:
 
 def _answer(given: argparse.Namespace) -> dict[str, Any]:
     if given.question == "ledger":
-        return listing.read_ledger(given.folder)
+        return read_ledger(given.folder)
     if given.question == "records":
-        return listing.copy_records(given.folder, given.out)
+        return copy_records(given.folder, given.out)
     if given.question == "aside":
-        target = listing.archive_run(given.folder)
+        target = archive_run(given.folder)
         return {"folder": str(given.folder), "moved": str(target) if target else None}
     if given.question == "export":
         return _export(given)
@@ -79,25 +94,24 @@ def _answer(given: argparse.Namespace) -> dict[str, Any]:
         # imported here as in `_export`
         from kdist_trainer.checkpoint.reader import read_all_values
 
-        return listing.describe(given.folder, verify=True, read=read_all_values, only=given.name)
-    return listing.describe(given.folder, only=given.name)
+        return describe(given.folder, verify=True, read=read_all_values, only=given.name)
+    return describe(given.folder, only=given.name)
 
 
 def _print_log(given: argparse.Namespace) -> int:
     """Print what is kept of one node's log, or without a node a description of all as JSON."""
     if not given.name:
-        sys.stdout.write(encode_json(listing.describe_logs(given.folder)) + "\n")
+        sys.stdout.write(encode_json(describe_logs(given.folder)) + "\n")
         return 0
-    for piece in listing.read_log(given.folder, given.name, generation=given.generation):
+    for piece in read_log(given.folder, given.name, generation=given.generation):
         sys.stdout.buffer.write(piece)
     sys.stdout.buffer.flush()
     return 0
 
 
 def _export(given: argparse.Namespace) -> dict[str, Any]:
-    listing.choose(
-        given.folder, given.step
-    )  # a missing checkpoint is reported without the seconds that torch takes
+    # a missing checkpoint is reported without the seconds that torch takes
+    Lock(given.folder).choose(given.step)
     # otherwise a third of torch's import is spent searching for garbage, of which there is none
     gc.disable()
     # imported here because the other questions need no torch
@@ -140,6 +154,219 @@ def _parser() -> argparse.ArgumentParser:
         help="export: the file to write, - for stdout; records: the folder",
     )
     return parser
+
+
+Entry = dict[str, Any]
+ReadCheck = Callable[[StoragePath], object]
+"""Reads what a training would of a checkpoint; raises `DamagedCheckpointError` if it cannot."""
+
+
+def describe(
+    root: StoragePath, *, verify: bool = False, read: ReadCheck | None = None, only: str = ""
+) -> dict[str, Any]:
+    """Describe a folder: its checkpoints, newest first, which is the latest, DONE, and which one a
+    training would resume from, by the rules of the restore: the lock's fences decide, not LATEST.
+
+    A checkpoint whose manifest matches its files' names and sizes is *complete*; *verified* if
+    every byte matches the digests too. *Unreadable* is one whose bytes are as they were written,
+    and which no training can read.
+
+    Args:
+        root: the folder; a missing one is empty.
+        verify: read every file of the committed checkpoints and compare its digest, which may take
+            long.
+        read: with `verify`, called with each checkpoint whose bytes match.
+        only: name of the one checkpoint to describe; empty for all.
+
+    Raises:
+        OSError: the disk failed.
+    """
+    directory, lock = CheckpointDirectory(root), Lock(root)
+    committed = directory.committed()
+    valid = [one.name for one in lock.find_valid()]
+    entries = [
+        _entry(one, verify=verify, valid=one.name in valid, read=read)
+        for one in committed
+        if only in ("", one.name)
+    ]
+    entries += [
+        _other(one, "damaged") for one in directory.damaged() if only in ("", one.path.name)
+    ]
+    entries += [
+        _other(one, "unfinished") for one in directory.temporary() if only in ("", one.path.name)
+    ]
+    # an unsupported one is not skipped: the training refuses to start
+    newest = next(
+        (one for one in entries if one["state"] in ("complete", "verified", "unsupported")), None
+    )
+    resumed = newest["name"] if newest is not None and newest["state"] != "unsupported" else None
+    claim = lock.last()
+    return {
+        "folder": str(root),
+        "exists": root.is_dir(),
+        "runId": claim.run_id if claim else None,
+        "latest": next(iter(valid), None),
+        "resumesFrom": resumed if only == "" else None,
+        "done": directory.done(),
+        "time": round(time.time(), 3),
+        "checkpoints": entries,
+    }
+
+
+def _entry(one: Checkpoint, *, verify: bool, valid: bool, read: ReadCheck | None) -> Entry:
+    """Describe a committed checkpoint: complete, verified, damaged, unreadable, unsupported (intact
+    as far as its manifest says, but of another version), or superseded (committed after its writer
+    had lost the lock).
+    """
+    entry, is_intact = _bare(one), False
+    try:
+        manifest = read_manifest(one.path)
+        entry |= _facts(manifest)
+        if verify:
+            check_digests(one.path, manifest, manifest.files)
+            is_intact = True
+            if read is not None:
+                read(one.path)
+        entry["state"] = "superseded" if not valid else "verified" if verify else "complete"
+    except DamagedCheckpointError as error:
+        state = "unreadable" if is_intact else "damaged"
+        entry |= {"state": state, "problem": str(error)}
+    except UnsupportedCheckpointError as error:
+        entry |= {"state": "unsupported" if valid else "superseded", "problem": str(error)}
+    return entry
+
+
+def _facts(manifest: Manifest) -> Entry:
+    return {
+        "bytes": manifest.nbytes,
+        "files": len(manifest.files),
+        "samplesSeen": manifest.samples_seen,
+        "worldSize": manifest.world_size,
+        "runId": manifest.run_id,
+        "parent": manifest.parent,
+        "versions": manifest.versions,
+    }
+
+
+def _other(one: Checkpoint, state: str) -> Entry:
+    return _bare(one) | {"name": one.path.name, "state": state}
+
+
+def _bare(one: Checkpoint) -> Entry:
+    written = storage.modified_at(one.path / MANIFEST) or storage.modified_at(one.path)
+    return {
+        "name": one.name,
+        "step": one.step,
+        "epoch": one.epoch,
+        "time": written,
+        "bytes": None,
+        "files": None,
+        "samplesSeen": None,
+        "worldSize": None,
+        "runId": None,
+        "parent": None,
+        "versions": {},
+        "problem": None,
+    }
+
+
+def read_ledger(root: StoragePath, *, most_steps: int | None = None) -> dict[str, Any]:
+    """Read the events and steps of the run; of very many lines successive ones are merged, into
+    about `most_steps` records. Raises `OSError` or `NewerFormatError`.
+    """
+    ledger = RunLedger(root)
+    events = ledger.events()
+    return {"events": events, "steps": ledger.sum_steps(events, most=most_steps)}
+
+
+def copy_records(root: StoragePath, folder: Path) -> dict[str, Any]:
+    """Copy what a run has recorded, its ledger and DONE, to a folder on a disk.
+
+    Args:
+        root: the folder of its checkpoints.
+        folder: where they are copied to; what is there is replaced.
+
+    Returns:
+        The document in DONE as `done`.
+
+    Raises:
+        OSError: the storage failed.
+    """
+    ledger = RunLedger(root)
+    done = CheckpointDirectory(root).read_done()
+    events = ledger.events()
+    text = "".join(encode_json(line, separators=(",", ":")) + "\n" for line in events)
+    storage.make_folder(folder / FOLDER, durable=True)
+    storage.replace(folder / FOLDER / EVENTS, text.encode())
+    ledger.copy_steps(folder / FOLDER / STEPS)
+    copy = CheckpointDirectory(folder)
+    if done is None:
+        copy.remove_done()
+    else:
+        copy.write_done(done)
+    return {"folder": str(folder), "done": done}
+
+
+def archive_run(root: StoragePath) -> StoragePath | None:
+    """Rename the folder of a run that is not running, so that the next run starts from scratch.
+
+    Returns:
+        The new path; None if there was no folder.
+
+    Raises:
+        OSError: the disk failed.
+    """
+    if not root.is_dir():
+        return None
+    stamp, number = time.strftime("%Y%m%d-%H%M%S", time.gmtime()), 1
+    target = root.with_name(f"{root.name}.{stamp}")
+    while target.is_dir():
+        number += 1
+        target = root.with_name(f"{root.name}.{stamp}-{number}")
+    storage.move_tree(root, target)
+    return target
+
+
+def list_nodes(root: StoragePath) -> list[str]:
+    """The nodes that have a folder of logs, in order of their numbers. Raises `OSError`."""
+    names = [folder.name for folder in storage.list_folders(root / LOGS)]
+    return sorted(names, key=lambda name: (len(name), name))
+
+
+def describe_logs(root: StoragePath) -> dict[str, Any]:
+    """What there is: `generations`, oldest first, each with its number, its nodes and bytes.
+
+    Raises `OSError`.
+    """
+    found: dict[int, dict[str, Any]] = {}
+    for node in list_nodes(root):
+        for segment, size in list_segments(root / LOGS / node).items():
+            entry = found.setdefault(
+                segment.generation, {"generation": segment.generation, "nodes": [], "bytes": 0}
+            )
+            if node not in entry["nodes"]:
+                entry["nodes"].append(node)
+            entry["bytes"] += size
+    return {"folder": str(root), "generations": [found[number] for number in sorted(found)]}
+
+
+def read_log(root: StoragePath, node: str, *, generation: int | None = None) -> Iterator[bytes]:
+    """Yield what a node has written, in pieces.
+
+    Args:
+        root: the folder of the checkpoints.
+        node: the node.
+        generation: only that of one generation; None for all.
+
+    Raises:
+        OSError: the disk failed.
+    """
+    folder = root / LOGS / node
+    for segment in list_segments(folder):
+        if generation not in (None, segment.generation):
+            continue
+        with suppress(FileNotFoundError):  # it was the oldest, and has gone meanwhile
+            yield from map(bytes, storage.read_pieces(folder / segment.name))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from kdist_trainer.checkpoint import listing
+from kdist_trainer.checkpoint.lock import Lock
 from kdist_trainer.checkpoint.manifest import (
     FILES,
     Checkpoint,
@@ -150,7 +150,7 @@ def prepare(root: StoragePath, *, step: int | None = None, average: bool = False
         UnsupportedCheckpointError: another version wrote the checkpoint.
         OSError: the disk failed.
     """
-    found = listing.choose(root, step)
+    found = Lock(root).choose(step)
     try:
         manifest = read_manifest(found.path)
         check_digests(found.path, manifest, manifest.files)

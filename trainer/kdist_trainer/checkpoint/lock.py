@@ -348,6 +348,23 @@ class Lock:
         """
         return next(iter(self.find_valid()), None)
 
+    def choose(self, step: int | None) -> Checkpoint:
+        """The newest of them, or that of `step`.
+
+        Raises:
+            CheckpointMismatchError: there is none.
+            OSError: the disk failed.
+        """
+        valid = self.find_valid()
+        chosen = next((one for one in valid if step is None or one.step == step), None)
+        if chosen is not None:
+            return chosen
+        available = ", ".join(str(one.step) for one in valid[:10]) or "none"
+        wanted = "" if step is None else f" of step {step}"
+        raise CheckpointMismatchError(
+            f"there is no checkpoint{wanted} in {self._root}; available steps: {available}"
+        )
+
     def valid(self, checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
         """The checkpoints that were committed by a holder of the lock, in the given order. Raises
         `OSError`.

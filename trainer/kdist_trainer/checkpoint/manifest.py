@@ -9,6 +9,8 @@ the verification of a checkpoint's files. Free of torch: agents and the command 
   `Lock.find_newest` says which is the newest
 - `DONE`: the run has ended
 - `lock/`, `ledger/`: who may write; what has happened
+- `logs/node-0/g00003-0001.log`: written by an agent, the first segment of what node 0 has written
+  in generation 3; the segments of a node are bounded together, so the oldest may be missing
 
 In an object store nothing can be renamed, so a checkpoint is there as soon as its manifest is, and
 the manifest names the folder of the files:
@@ -35,7 +37,7 @@ import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import kdist_trainer
 from kdist_trainer.checkpoint import storage
@@ -573,3 +575,31 @@ class CheckpointDirectory:
             Checkpoint(int(match[1]), int(match[2]), folder) for match, folder in matches if match
         ]
         return sorted(found, key=lambda one: one.order, reverse=True)
+
+
+LOGS = "logs"
+"""Folder next to the checkpoints."""
+_NAME = re.compile(r"g(\d{5,})-(\d{4,})\.log")
+
+
+class LogSegment(NamedTuple):
+    """A part of a node's log, by the generation that it is of and its number, from 1."""
+
+    generation: int
+    number: int
+
+    @property
+    def name(self) -> str:
+        """Name of its file."""
+        return f"g{self.generation:05d}-{self.number:04d}.log"
+
+
+def list_segments(folder: StoragePath) -> dict[LogSegment, int]:
+    """The segments of one node, oldest first, with their sizes in bytes; none if there is no
+    folder. Raises `OSError`.
+    """
+    found = {}
+    for name, size in storage.list_files(folder).items():
+        if match := _NAME.fullmatch(name):
+            found[LogSegment(int(match[1]), int(match[2]))] = size
+    return dict(sorted(found.items()))

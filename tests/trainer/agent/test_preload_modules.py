@@ -38,7 +38,7 @@ def test_modules_are_imported_without_a_garbage_collection_and_one_that_fails_st
 
 def test_an_agent_is_ready_to_stop_before_it_imports_torch() -> None:
     program = "import sys, kdist_trainer.__main__ as _; sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", program], check=True)
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
 MAKES_A_GROUP = """

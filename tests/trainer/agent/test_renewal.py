@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from kdist_trainer.agent.coordination import NOBODY, choose_renewed, is_renewal_due
+from kdist_trainer.agent.coordination import NOBODY, choose_rank_to_renew, is_renewal_due
 from kdist_trainer.processes.liveness import Phase, RankSnapshot
 
 STEP = RankSnapshot(
@@ -44,7 +44,7 @@ STEP = RankSnapshot(
 def test_one_rank_is_replaced_and_never_the_only_one_with_the_newest_state(
     kept: dict[str, list[list[int]]], chosen: tuple[str, int]
 ) -> None:
-    assert choose_renewed(kept) == chosen
+    assert choose_rank_to_renew(kept) == chosen
 
 
 def test_a_group_is_ended_for_it_only_once_a_step_shows_that_others_hold_the_state() -> None:

@@ -32,15 +32,15 @@ from torch.distributed.elastic.rendezvous.api import (
 )
 
 from kdist_trainer import log
-from kdist_trainer.agent import coordination, exits
-from kdist_trainer.agent.coordination import NOBODY, AgentStore, Generation
+from kdist_trainer.agent import exits
+from kdist_trainer.agent.coordination import NOBODY, AgentStore, Generation, choose_rank_to_renew
 from kdist_trainer.agent.exits import GroupResult, RunOutcome, failed, stopped
 from kdist_trainer.agent.hangs import RankActivity, Watchdog
 from kdist_trainer.agent.monitor import AgentTelemetry, PollResult, RendezvousPoller, WorkerMonitor
 from kdist_trainer.agent.restart_policy import RestartLedger, SingleStart
 from kdist_trainer.agent.settings import C10D, FILE, KUBERNETES, Settings, identify_code
 from kdist_trainer.agent.termination import TerminationPolicy, save_kept_state
-from kdist_trainer.agent.worker_group import EarlyWorkers, Survivors, WorkerProcesses
+from kdist_trainer.agent.worker_group import PrestartedWorkers, Survivors, WorkerProcesses
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.errors import KdistTrainerError
 from kdist_trainer.formats.json_text import encode_json
@@ -89,15 +89,11 @@ def back_off(ledger: RestartLedger, telemetry: AgentTelemetry, stop: StopSignals
     log.warn(name, message=f"{what}; {wait}")
     # of a full disk `/status` says the rest, and a text of a path may be too long for it
     with telemetry.waiting_for(wait if full else f"{what}; {wait}"):
-        _sleep(seconds, telemetry, stop, is_full=bool(full))
-
-
-def _sleep(seconds: float, telemetry: AgentTelemetry, stop: StopSignals, *, is_full: bool) -> None:
-    end = time.monotonic() + seconds
-    while (left := end - time.monotonic()) > 0 and not stop.requested:
-        if is_full and not telemetry.find_full():
-            return
-        time.sleep(min(left, _POLL_SECONDS))
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0 and not stop.requested:
+            if full and not telemetry.find_full():
+                return
+            time.sleep(min(left, _POLL_SECONDS))
 
 
 _AGENT_KEY = "kdist/agent/"
@@ -170,7 +166,9 @@ class ElasticAgent(ElasticAgentBase):
         self._instance_id = f"{os.getpid()}-{time.time_ns()}"
         procs = spec.local_world_size
         self._survivors = Survivors(settings.config, settings.scratch, procs=procs)
-        self._early = EarlyWorkers(settings, self.start_without_group, self._survivors, procs=procs)
+        self._prestarted = PrestartedWorkers(
+            settings, self.start_without_group, self._survivors, procs=procs
+        )
         self._workers = WorkerProcesses()
         telemetry.show_rendezvous(spec.rdzv_handler, fail_fast_store)
 
@@ -213,7 +211,7 @@ class ElasticAgent(ElasticAgentBase):
         self._alive_at = None
         self._settings.require_gpus()
         with suppress(StopRequested), self._stop.interruptible():
-            self._early.prepare(self._workers, self._count_running)
+            self._prestarted.prepare(self._workers, self._count_running)
         self._telemetry.rendezvous_started()
         if self._settings.config.nodes.standby:
             self._rendezvous_handler.notify_if_spare()
@@ -230,7 +228,9 @@ class ElasticAgent(ElasticAgentBase):
                         generation = self._agree_on_generation()
                 break
             except SpareNodeError:
-                self._stand_by()
+                self._telemetry.node_stands_by()
+                with suppress(StopRequested), self._stop.interruptible():
+                    self._prestarted.prepare(self._workers, self._count_running)
             except (RendezvousClosedError, RendezvousGracefulExitError):
                 # the latter is what torch raises on a node above the maximum
                 raise RunOutcome(self._termination.final_record()) from None
@@ -242,12 +242,6 @@ class ElasticAgent(ElasticAgentBase):
         if generation.exhausted:
             self._termination.end_exhausted(generation)
         return generation
-
-    def _stand_by(self) -> None:
-        """Prepare the workers of this node, which waits until the others need it."""
-        self._telemetry.node_stands_by()
-        with suppress(StopRequested), self._stop.interruptible():
-            self._early.prepare(self._workers, self._count_running)
 
     def _count_running(self) -> int:
         """The number of nodes of a group that runs without this node; 0 if there is none."""
@@ -306,17 +300,17 @@ class ElasticAgent(ElasticAgentBase):
         own = [self._settings.node, self._instance_id, kept]
         store.set(f"{_AGENT_KEY}{rank}", encode_json(own))
         if rank == 0:
-            told = [
+            agents = [
                 parse_json(store.get(f"{_AGENT_KEY}{other}"))
                 for other in range(group.group_world_size)
             ]
             nodes = self._settings.node_limits.current()
             generation = self._ledger.open_generation(
-                {node: instance for node, instance, _ in told},
+                {node: instance for node, instance, _ in agents},
                 world_size=group.workers[0].world_size,
                 bounds=(nodes.min, nodes.max),
             )
-            renewed = coordination.choose_renewed({node: ranks for node, _, ranks in told})
+            renewed = choose_rank_to_renew({node: ranks for node, _, ranks in agents})
             store.set(_GENERATION_KEY, replace(generation, renewed=renewed).to_json())
         return Generation.from_json(store.get(_GENERATION_KEY))
 
@@ -340,7 +334,10 @@ class ElasticAgent(ElasticAgentBase):
             is_group_rank_0=group.group_rank == 0,
         )
         self._start_processes(ranks)
-        handler, activity = self._rendezvous_handler, self._follow(len(ranks))
+        handler = self._rendezvous_handler
+        pids = {local_rank: self._workers.pid(local_rank) for local_rank in range(len(ranks))}
+        activity = RankActivity(settings.scratch, pids)
+        self._telemetry.show_activity(activity.entries)
         try:
             with RendezvousPoller(
                 lambda: PollResult(
@@ -370,23 +367,15 @@ class ElasticAgent(ElasticAgentBase):
             unkillable = self._end_workers()
             watchdog.close()
             if unkillable:
-                raise RunOutcome(self._unkillable([ranks[local] for local in unkillable]))
-
-    def _end_renewed(self) -> None:
-        """End the process of the rank that is replaced, if it is one of this node."""
-        node, local_rank = self._generation.renewed if self._generation is not None else NOBODY
-        if node != self._settings.node or local_rank not in self._survivors.kept:
-            return
-        pid, step = self._workers.pid(local_rank), self._survivors.kept.pop(local_rank)
-        log.event("rank-renewed", pid=pid, local_rank=local_rank, step=step)
-        self._workers.kill(timeout_seconds=_KILL_SECONDS, keep=self._survivors.kept)
-
-    def _follow(self, procs: int) -> RankActivity:
-        """What follows the workers of the new group, and shows it in `/status`."""
-        pids = {local_rank: self._workers.pid(local_rank) for local_rank in range(procs)}
-        activity = RankActivity(self._settings.scratch, pids)
-        self._telemetry.show_activity(activity.entries)
-        return activity
+                # they still hold resources that the next generation on this node needs
+                lost, node = [ranks[local] for local in unkillable], settings.node
+                message = (
+                    f"rank {', '.join(map(str, lost))} on node {node} was killed and does not "
+                    "exit: the kernel waits for a disk, a network file system or a device that "
+                    "does not respond; see `dmesg` on the node, or replace it"
+                )
+                hang = Failure.of_node(Cause.HANG, Exit.HANG, message, node=node, rank=lost[0])
+                raise RunOutcome(failed(hang))
 
     def _end_workers(self) -> list[int]:
         """Kill the workers that are not kept; returns those that survive it."""
@@ -396,32 +385,25 @@ class ElasticAgent(ElasticAgentBase):
             self._workers = WorkerProcesses()
         return unkillable
 
-    def _unkillable(self, ranks: list[int]) -> dict[str, Any]:
-        """The exit record for workers that survive SIGKILL: they still hold resources that the next
-        generation on this node needs.
-        """
-        node = self._settings.node
-        message = (
-            f"rank {', '.join(map(str, ranks))} on node {node} was killed and does not exit: the "
-            "kernel waits for a disk, a network file system or a device that does not respond; "
-            "see `dmesg` on the node, or replace it"
-        )
-        return failed(Failure.of_node(Cause.HANG, Exit.HANG, message, node=node, rank=ranks[0]))
-
     def _start_processes(self, ranks: list[int]) -> None:
         """Start the workers that are not kept, and have those that are kept join the group; `ranks`
         are the global ranks by local rank.
         """
-        self._mark_alive()
-        self._survivors.forget_exited(self._workers)
-        self._end_renewed()
+        self._alive_at = time.monotonic()
+        survivors = self._survivors
+        survivors.forget_exited(self._workers)
+        node, renewed = self._generation.renewed if self._generation is not None else NOBODY
+        if node == self._settings.node and renewed in survivors.kept:
+            pid, step = self._workers.pid(renewed), survivors.kept.pop(renewed)
+            log.event("rank-renewed", pid=pid, local_rank=renewed, step=step)
+            self._workers.kill(timeout_seconds=_KILL_SECONDS, keep=survivors.kept)
         missing = [number for number in range(len(ranks)) if number not in self._survivors.kept]
         context, environments = self.start_workers(missing)
         if context is not None:
             self._workers.add(context, missing)
         self._survivors.join(self._workers, environments)
-        new = {*missing, *self._early.local_ranks}
-        self._early.begin_group(environments)
+        new = {*missing, *self._prestarted.local_ranks}
+        self._prestarted.begin_group(environments)
         group = self.get_worker_group()
         for worker in group.workers:
             worker.id = self._workers.pid(worker.local_rank)
@@ -431,13 +413,10 @@ class ElasticAgent(ElasticAgentBase):
 
     def _tend(self, watchdog: Watchdog, activity: RankActivity) -> None:
         """What is to be done on each pass of the monitor."""
-        self._mark_alive()
+        self._alive_at = time.monotonic()
         activity.observe(watchdog.snapshots, living=self._workers.living)
         if self._single_start.observe(watchdog.snapshots) and self._generation is not None:
             self._telemetry.checkpoints_opened(self._generation)
-
-    def _mark_alive(self) -> None:
-        self._alive_at = time.monotonic()
 
 
 _KEY_SECONDS = 10.0

@@ -7,7 +7,7 @@ are changed by compare-and-set, so any number of agents may write at once. The e
 also announced over the exchange of the round (`FinishExchange`), which works where the API server
 refuses requests.
 
-Agents also agree on which process of a rank is to be replaced (`choose_renewed`). A rank that
+Agents also agree on which process of a rank is to be replaced (`choose_rank_to_renew`). A rank that
 recovers in place holds threads, descriptors and memory for each broken group that it has left,
 until that group's time-out. When there are too many, a new process takes the rank's place, so
 another rank must hold the state. This happens when a group forms after a loss; if none forms, the
@@ -59,7 +59,7 @@ _SEEN_SECONDS = 10.0
 
 
 class FinishExchange:
-    """What the agents of the latest round have said over its exchange.
+    """Which agents of the latest round have finished, by its exchange.
 
     Args:
         rendezvous: Has the exchange, or none.
@@ -72,7 +72,7 @@ class FinishExchange:
         self._node = node
         self._nodes = nodes
         self._asked_at = 0.0
-        self._say(_FINISHED)
+        self._post(_FINISHED)
 
     def all_finished(self) -> bool:
         """Whether all nodes are done, and know it of each other; asks at most once a second."""
@@ -84,7 +84,7 @@ class FinishExchange:
         self._asked_at = now
         if not self._all(_FINISHED):
             return False
-        self._say(_SEEN)
+        self._post(_SEEN)
         while time.monotonic() < now + _SEEN_SECONDS and not self._all(_SEEN):
             if self._is_alone():
                 break
@@ -104,15 +104,16 @@ class FinishExchange:
         except DistError:
             return True
 
-    def _say(self, what: str) -> None:
+    def _post(self, prefix: str) -> None:
         if self._rendezvous.exchange is not None:
             with suppress(DistError):  # the host is gone: who waits notices
-                self._rendezvous.exchange.set(f"{what}{self._node}", "1")
+                self._rendezvous.exchange.set(f"{prefix}{self._node}", "1")
 
-    def _all(self, what: str) -> bool:
+    def _all(self, prefix: str) -> bool:
         exchange = self._rendezvous.exchange
+        keys = [f"{prefix}{each}" for each in self._nodes]
         try:
-            return exchange is not None and exchange.check([f"{what}{one}" for one in self._nodes])
+            return exchange is not None and exchange.check(keys)
         except DistError:
             return False
 
@@ -130,7 +131,7 @@ class KeptRank(NamedTuple):
     """The groups that are still waited in, if they are too many; else 0."""
 
 
-def choose_renewed(kept: Mapping[str, Iterable[Sequence[int]]]) -> tuple[str, int]:
+def choose_rank_to_renew(kept: Mapping[str, Iterable[Sequence[int]]]) -> tuple[str, int]:
     """The rank whose process is to be replaced, of those that are kept, by node: the node and the
     local rank; `NOBODY` if none is to be, or none can be without losing the newest state.
     """
@@ -408,7 +409,7 @@ def failures_of(document: Document) -> list[Failure]:
 
 START, RESUME, JOIN, FAILURE = "start", "resume", "join", "failure"
 RENEW = "renew"
-"""A rank's process is to be replaced, see `choose_renewed`."""
+"""A rank's process is to be replaced, see `choose_rank_to_renew`."""
 PLANNED = (JOIN, RENEW)
 """The reasons of groups that the agents begin by themselves, without a failure or a request."""
 STOP = "stop"
@@ -504,17 +505,6 @@ need not stay in the ledger.
 Event = Mapping[str, Any]
 
 
-def read_totals(events: Iterable[Event]) -> tuple[int, int]:
-    """The restarts after a failure and the lost steps since the run began."""
-    restarts = lost = 0
-    for event in _generations(events):
-        if isinstance(event.get(_RESTARTS), int) and isinstance(event.get(_LOST_STEPS), int):
-            restarts, lost = event[_RESTARTS], event[_LOST_STEPS]
-        elif event.get("reason") == FAILURE:  # of a version that wrote no totals
-            restarts += 1
-    return restarts, lost
-
-
 def find_reached(
     events: Iterable[Event],
     failures: Sequence[Failure],
@@ -532,16 +522,6 @@ def find_reached(
     return max((step for step in steps if isinstance(step, int)), default=0)
 
 
-def find_commit_time(events: Iterable[Event], step: int) -> float | None:
-    """When the checkpoint of a step was committed, in Unix seconds; None if no event tells."""
-    times = [
-        finite_number(each.get("time"))
-        for each in events
-        if each.get("event") == "commit" and each.get("step") == step
-    ]
-    return next((at for at in reversed(times) if at is not None), None)
-
-
 def sum_up(
     events: Sequence[Event], committed: int, *, reason: str, lost_steps: int
 ) -> dict[str, Any]:
@@ -553,12 +533,22 @@ def sum_up(
         reason: Why it begins.
         lost_steps: The steps that it begins below.
     """
-    restarts, lost = read_totals(events)
+    restarts = lost = 0
+    for event in _generations(events):
+        if isinstance(event.get(_RESTARTS), int) and isinstance(event.get(_LOST_STEPS), int):
+            restarts, lost = event[_RESTARTS], event[_LOST_STEPS]
+        elif event.get("reason") == FAILURE:  # of a version that wrote no totals
+            restarts += 1
+    commits = [
+        finite_number(each.get("time"))
+        for each in reversed(events)
+        if committed and each.get("event") == "commit" and each.get("step") == committed
+    ]
     return {
         _RESTARTS: restarts + (reason == FAILURE),
         _LOST_STEPS: lost + lost_steps,
         "committed_step": committed or None,
-        "committed_at": find_commit_time(events, committed) if committed else None,
+        "committed_at": next((at for at in commits if at is not None), None),
     }
 
 
@@ -632,8 +622,8 @@ class StoreEventLog:
 
     def append(self, event: str, **fields: Any) -> None:
         def edit(document: Document) -> None:
-            told = {"time": round(time.time(), 3), "event": event, **fields}
-            document["events"] = [*document.get("events", []), told][-_KEPT_EVENTS:]
+            written = {"time": round(time.time(), 3), "event": event, **fields}
+            document["events"] = [*document.get("events", []), written][-_KEPT_EVENTS:]
 
         self._agent_store.change("events", edit)
 

@@ -122,20 +122,14 @@ def find_failures(context: ExitContext) -> dict[int, Failure]:
 def group_result(context: ExitContext) -> GroupResult:
     """The result of the workers that exited by themselves."""
     found, early = find_failures(context), early_exits(context)
-    separate = _are_separate(context)
-    return GroupResult(find_outcomes(context), found, context.exits, early=early, separate=separate)
-
-
-def _are_separate(context: ExitContext) -> bool:
-    """Whether it is known of each rank of a script that it came to its end without a process group
-    of several ranks. Of one that has become another program it is not.
-    """
-    return not context.managed and all(
+    # of a rank that has become another program it is not known
+    separate = not context.managed and all(
         context.snapshots[local_rank].group is False
         and context.exits.get(local_rank) == 0
         and result.read_result(context.scratch, local_rank) == DONE
         for local_rank in range(len(context.global_ranks))
     )
+    return GroupResult(find_outcomes(context), found, context.exits, early=early, separate=separate)
 
 
 def early_exits(context: ExitContext) -> dict[int, Failure]:

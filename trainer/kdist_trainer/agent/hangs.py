@@ -281,46 +281,27 @@ def hang_failures(
     Returns:
         The failures by local rank.
     """
-    return {
-        local_rank: _hang_failure(
-            snapshot,
-            rank,
-            rank_at_fault=rank_at_fault,
+    failures = {}
+    for local_rank, (rank, snapshot) in hung.items():
+        where = f"in {snapshot.collective}" if snapshot.collective else f"in phase {snapshot.phase}"
+        is_cause = rank == rank_at_fault
+        message = (
+            f"rank {rank} hangs {where}: no progress within hangTimeoutSeconds"
+            if is_cause
+            else f"rank {rank} waited {where} for rank {rank_at_fault}"
+        )
+        failures[local_rank] = Failure.of_rank(
+            Cause.HANG if is_cause else Cause.COLLECTIVE_TIMEOUT,
+            Exit.HANG,
+            message,
+            rank=rank,
             node=node,
             generation=generation,
-            stacks=stacks.get(local_rank, []),
+            snapshot=snapshot,
+            primary=is_cause,
+            traceback=stacks.get(local_rank, []),
         )
-        for local_rank, (rank, snapshot) in hung.items()
-    }
-
-
-def _hang_failure(
-    snapshot: RankSnapshot,
-    rank: int,
-    *,
-    rank_at_fault: int | None,
-    node: str,
-    generation: int,
-    stacks: Sequence[str],
-) -> Failure:
-    where = f"in {snapshot.collective}" if snapshot.collective else f"in phase {snapshot.phase}"
-    is_cause = rank == rank_at_fault
-    message = (
-        f"rank {rank} hangs {where}: no progress within hangTimeoutSeconds"
-        if is_cause
-        else f"rank {rank} waited {where} for rank {rank_at_fault}"
-    )
-    return Failure.of_rank(
-        Cause.HANG if is_cause else Cause.COLLECTIVE_TIMEOUT,
-        Exit.HANG,
-        message,
-        rank=rank,
-        node=node,
-        generation=generation,
-        snapshot=snapshot,
-        primary=is_cause,
-        traceback=stacks,
-    )
+    return failures
 
 
 def mismatch_failure(

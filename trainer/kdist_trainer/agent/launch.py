@@ -14,12 +14,12 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kdist_trainer import log
 from kdist_trainer.agent import forkserver
 from kdist_trainer.agent.exits import failed, read_done, stopped, success, write_record
-from kdist_trainer.agent.logs import KeptLog, LogCopy, LogRelay, NullKeptLog, place_of, read_secrets
+from kdist_trainer.agent.logs import KeptLog, LogRelay, place_of, read_secrets
 from kdist_trainer.agent.settings import (
     FILE,
     KEEP_ALIVE,
@@ -43,10 +43,6 @@ from kdist_trainer.network.server import LOOPBACK, own_addresses, with_loopback
 from kdist_trainer.object_store.store import ObjectPath
 from kdist_trainer.processes import descriptors, liveness, process_tree
 from kdist_trainer.processes.signals import StopRequested, StopSignals, stop_margin
-
-if TYPE_CHECKING:
-    from torch.distributed.elastic.agent.server.api import WorkerSpec
-    from torch.distributed.elastic.rendezvous.api import RendezvousHandler
 
 _POLL_SECONDS = 0.2
 _RESPONSE_SECONDS = 0.5  # for the response to the final scrape to arrive
@@ -197,7 +193,11 @@ def launch(settings: Settings) -> int:
     Raises:
         OSError: If the agent cannot start.
     """
-    started_at = _read_start()
+    # the monotonic time at which this agent was started, before it imported anything
+    try:
+        started_at = float(os.environ.pop(STARTED_AT, ""))
+    except ValueError:
+        started_at = time.monotonic() - process_tree.age_seconds()
     descriptors.raise_limit()
     descriptors.reserve()
     log.bind(job=settings.config.name, node=settings.node)
@@ -236,14 +236,6 @@ def launch(settings: Settings) -> int:
     return code
 
 
-def _read_start() -> float:
-    """The monotonic time at which this agent was started, before it imported anything."""
-    asked = os.environ.pop(STARTED_AT, "")
-    with suppress(ValueError):
-        return float(asked)
-    return time.monotonic() - process_tree.age_seconds()
-
-
 def _start_forkservers(settings: Settings) -> Any:
     """Prepare this process, and start what forks the workers, before anything that starts a thread;
     returns the parent-death pipe.
@@ -255,11 +247,11 @@ def _start_forkservers(settings: Settings) -> Any:
     return pipe
 
 
-def _keep_log(settings: Settings) -> LogCopy:
+def _keep_log(settings: Settings) -> KeptLog | None:
     """The copy of this node's log next to the checkpoints, if the job wants one and has any."""
     config = settings.config
     if settings.checkpoints is None or not config.logs.max_bytes:
-        return NullKeptLog()
+        return None
     return KeptLog(
         settings.checkpoints,
         place_of(settings.node),
@@ -333,9 +325,12 @@ def _run_agent(
     health: list[Any],
 ) -> dict[str, Any]:
     """Run the elastic agent and everything else that needs torch; returns the exit record."""
+    from torch.distributed.elastic.agent.server.api import WorkerSpec
+
     from kdist_trainer.agent.agent import ElasticAgent, open_handler, open_stores
     from kdist_trainer.agent.coordination import AgentStore
     from kdist_trainer.agent.monitor import AgentTelemetry
+    from kdist_trainer.agent.worker_group import run_worker
     from kdist_trainer.rendezvous.torch_internals import replace_script_start
 
     telemetry = AgentTelemetry(
@@ -345,15 +340,27 @@ def _run_agent(
         managed=settings.config.train is not None,
         folders=settings.written_folders,
     )
-    _silence_torch_logging()
+    # kdist's events report the same as torch's agent
+    for name in list(logging.root.manager.loggerDict):
+        if name.startswith(("torch.distributed.elastic", "torch.multiprocessing")):
+            logging.getLogger(name).disabled = True
     with stop.interruptible():
         stores = open_stores(settings, stop)
         handler = open_handler(settings, stores, predecessors=predecessors)
         if (scripts := forkserver.running_script_forkserver()) is not None:
             replace_script_start(scripts.start_script)
             scripts.wait_until_ready()  # the others do not wait for a node that has not joined yet
-    spec = _worker_spec(settings, procs, handler)
-    if settings.config.script is not None and settings.code is not None:
+    script = settings.config.script
+    spec = WorkerSpec(
+        role="default",
+        local_world_size=procs,
+        rdzv_handler=handler,
+        entrypoint=run_worker if script is None else sys.executable,
+        args=(*forkserver.RUN_SCRIPT, *script.command) if script else (settings.entrypoint,),
+        max_restarts=settings.config.restart_limit,
+        monitor_interval=_MONITOR_SECONDS,
+    )
+    if script is not None and settings.code is not None:
         os.chdir(settings.code)
     agent_store, fail_fast_store = (
         AgentStore(store, run_id=settings.rendezvous_run_id, node=settings.node)
@@ -373,28 +380,3 @@ def _run_agent(
     if not Exit(agent.record["code"]).retryable:
         stores.release(agents=agent.group_size)
     return agent.record
-
-
-def _worker_spec(settings: Settings, procs: int, handler: RendezvousHandler) -> WorkerSpec:
-    """The workers of this node: a function in child processes, or a script in subprocesses."""
-    from torch.distributed.elastic.agent.server.api import WorkerSpec
-
-    from kdist_trainer.agent.worker_group import run_worker
-
-    script = settings.config.script
-    return WorkerSpec(
-        role="default",
-        local_world_size=procs,
-        rdzv_handler=handler,
-        entrypoint=run_worker if script is None else sys.executable,
-        args=(*forkserver.RUN_SCRIPT, *script.command) if script else (settings.entrypoint,),
-        max_restarts=settings.config.restart_limit,
-        monitor_interval=_MONITOR_SECONDS,
-    )
-
-
-def _silence_torch_logging() -> None:
-    """Disable the log messages of torch's agent: kdist's events report the same."""
-    for name in list(logging.root.manager.loggerDict):
-        if name.startswith(("torch.distributed.elastic", "torch.multiprocessing")):
-            logging.getLogger(name).disabled = True

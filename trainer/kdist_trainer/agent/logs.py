@@ -35,7 +35,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, Protocol, Self
+from typing import Final, Self
 
 from kdist_trainer import log
 from kdist_trainer.checkpoint import storage
@@ -90,15 +90,14 @@ class LogFile:
             for stream in _STREAMS:
                 os.dup2(fresh, stream)
             os.close(fresh)
-            os.write(_STREAMS[1], self._notice())
-
-    def _notice(self) -> bytes:
-        """The first line of each file but the first one."""
-        message = (
-            f"the log has reached {self._limit:,} bytes: {self._path.name}.1 has what came before, "
-            f"older lines are removed; {LIMIT_VARIABLE} sets the size of each file"
-        )
-        return log.render("warning", "log-rotated", {"message": message}, now=datetime.now(UTC))
+            message = (
+                f"the log has reached {self._limit:,} bytes: {self._path.name}.1 has what came "
+                f"before, older lines are removed; {LIMIT_VARIABLE} sets the size of each file"
+            )
+            fields = {"message": message}
+            os.write(
+                _STREAMS[1], log.render("warning", "log-rotated", fields, now=datetime.now(UTC))
+            )
 
 
 LOG_SECONDS, LIVE_SECONDS = 5.0, 0.4
@@ -342,32 +341,6 @@ _SHORTEST_SECRET = 4  # bytes; shorter ones would be found in every other line
 _HIDDEN = b"***"
 
 
-class LogCopy(Protocol):
-    """Receives what is written to the log of a node."""
-
-    def put(self, data: bytes) -> None:
-        """Take whole lines. Never blocks."""
-
-    def begin(self, generation: int) -> None:
-        """What follows belongs to this generation."""
-
-    def close(self) -> None:
-        """Write what is left."""
-
-
-class NullKeptLog:
-    """No copy: the job keeps no logs, or has no folder for them."""
-
-    def put(self, data: bytes) -> None:
-        """Forget it."""
-
-    def begin(self, generation: int) -> None:
-        """Nothing to do."""
-
-    def close(self) -> None:
-        """Nothing to do."""
-
-
 class _SegmentFile:
     """A segment in a file: what is appended is there at once."""
 
@@ -562,7 +535,7 @@ class LogRelay:
     """Relays the output of the workers of one node, from its creation to `close`."""
 
     def __init__(
-        self, scratch: Path, *, ranks: int, live: bool | None = None, copy: LogCopy | None = None
+        self, scratch: Path, *, ranks: int, live: bool | None = None, copy: KeptLog | None = None
     ) -> None:
         """Create the pipes, replacing those of an earlier agent.
 
@@ -583,8 +556,8 @@ class LogRelay:
                 lines = RankEvents() if number == EVENTS else RankLines(live=live)
                 self._streams[descriptor] = _Stream(local_rank, min(number, STREAMS[1]), lines)
         self._lock = threading.Lock()
-        self._copy = copy or NullKeptLog()
-        self._log = _Log(self._copy)
+        self._copy = copy
+        self._log = _Log(copy)
         self._closing = False
         self._wake_read, self._wake = os.pipe()
         self._thread = start_thread(self._pump, name="relay", on_error=OnError.RESTART)
@@ -600,7 +573,8 @@ class LogRelay:
                 self._log.put(each.output, each.lines.finish())
                 if isinstance(each.local_rank, int):
                     each.lines.begin(global_ranks[each.local_rank], generation=generation)
-            self._copy.begin(generation)
+            if self._copy is not None:
+                self._copy.begin(generation)
 
     def write(self, line: bytes) -> None:
         """Write an event of the agent after all that the workers have printed so far."""
@@ -619,7 +593,8 @@ class LogRelay:
             for each in self._streams.values():
                 self._log.put(each.output, each.lines.finish())
         self._log.close()
-        self._copy.close()
+        if self._copy is not None:
+            self._copy.close()
         for descriptor in (*self._streams, self._wake_read, self._wake):
             os.close(descriptor)
 
@@ -700,7 +675,7 @@ class _Log:
     block.
     """
 
-    def __init__(self, copy: LogCopy) -> None:
+    def __init__(self, copy: KeptLog | None) -> None:
         self._copy = copy
         self._file = LogFile.from_environment()
         self._lines: deque[tuple[int, bytes]] = deque()
@@ -714,8 +689,8 @@ class _Log:
         """Queue the lines, or drop them while more than `LIMIT` bytes wait."""
         if not lines:
             return
-        # states of a progress bar are only for the live view
-        self._copy.put(b"".join(line for line in lines if not line.endswith(END_OF_STATE)))
+        if self._copy is not None:  # states of a progress bar are only for the live view
+            self._copy.put(b"".join(line for line in lines if not line.endswith(END_OF_STATE)))
         with self._changed:
             if self._bytes > LIMIT:
                 self._dropped += len(lines)

@@ -75,9 +75,7 @@ from kdist_trainer.rendezvous.state import RendezvousStatus
 from kdist_trainer.rendezvous.stores import StoreRefusedError
 
 if TYPE_CHECKING:
-    from kdist_trainer.agent.coordination import AgentStore
     from kdist_trainer.agent.logs import LogRelay
-    from kdist_trainer.config import TrainConfig
     from kdist_trainer.metrics.exporter import Exporter
     from kdist_trainer.rendezvous.handler import Rendezvous
 
@@ -157,15 +155,6 @@ SEPARATE: Final = (
     "means than torch.distributed, each has trained a model of its own"
 )
 _SHOWN = 500  # characters of a message that `/status` shows
-
-
-def _read_history(generation: Generation) -> RunHistory:
-    return RunHistory(
-        generation.total_restarts or 0,
-        generation.total_lost_steps or 0,
-        generation.committed_step,
-        generation.committed_at,
-    )
 
 
 class AgentTelemetry:
@@ -289,7 +278,14 @@ class AgentTelemetry:
         self._exporter.sources.devices = self.devices
         self._exporter.sources.slow_start = generation.slow_start
         self._relay.begin(ranks, generation=generation.number)
-        self._exporter.run_counts.begin(_read_history(generation))
+        self._exporter.run_counts.begin(
+            RunHistory(
+                generation.total_restarts or 0,
+                generation.total_lost_steps or 0,
+                generation.committed_step,
+                generation.committed_at,
+            )
+        )
         self._exporter.set_group(
             generation=generation.number, world_size=world_size, local_ranks=ranks
         )
@@ -450,16 +446,6 @@ class PollResult:
     document: Document = field(default_factory=dict)
 
 
-def warn_of(error: Exception) -> None:
-    """Log that the rendezvous cannot be read, or that the API server refuses it."""
-    reason = error.__cause__ or error  # torch's own message does not say why
-    if isinstance(reason, StoreRefusedError):
-        message = f"the workers go on, and no other group can form after this one: {reason}"
-        log.warn("rendezvous-refused", message=message)
-    else:
-        log.warn("rendezvous-unreachable", message=f"the rendezvous cannot be read: {reason}")
-
-
 class RendezvousPoller:
     """Calls `source` every `seconds` within the `with` block. Calling the poller returns the latest
     result, or raises the error of the latest poll.
@@ -584,7 +570,15 @@ class WorkerMonitor:
             return self._end_on_purpose(RENEW)
         if time.monotonic() > self._kill_at or self.stop.urgent:
             return self._end_by_force()
-        return self._end_unconnected() if self._cannot_hear() else None
+        # workers inside torch's connect cannot react to a request to stop
+        is_asked = self._terminated_at is not None and self.config.train is not None
+        if not (is_asked and self._is_connecting()):
+            return None
+        if self.generation.kept_step is None:
+            return self._end_by_force()
+        exits = self.workers.exits()
+        self.survivors.keep(self.workers)  # what workers have kept of the former group
+        return replace(self._group_result(exits), kept=dict(self.survivors.kept))
 
     def _forward_stop(self) -> None:
         """Forward a request to stop to the workers, once."""
@@ -601,8 +595,13 @@ class WorkerMonitor:
             polled = self.latest_poll()
         except Exception as error:  # noqa: BLE001 - an unreachable store must not end the workers
             if self._unreachable_since is None:
-                warn_of(error)
                 self._unreachable_since = time.monotonic()
+                reason = error.__cause__ or error  # torch's own message does not say why
+                name, message = "rendezvous-unreachable", "the rendezvous cannot be read"
+                if isinstance(reason, StoreRefusedError):
+                    name = "rendezvous-refused"
+                    message = "the workers go on, and no other group can form after this one"
+                log.warn(name, message=f"{message}: {reason}")
             return PollResult()
         self._unreachable_since = None
         return polled
@@ -681,19 +680,6 @@ class WorkerMonitor:
         grace = self.config.termination_grace_period_seconds
         self._kill_at = since + grace - stop_margin(grace)
 
-    def _cannot_hear(self) -> bool:
-        """Whether workers that were asked to stop are inside torch's connect, and cannot react."""
-        is_asked = self._terminated_at is not None and self.config.train is not None
-        return is_asked and self._is_connecting()
-
-    def _end_unconnected(self) -> GroupResult:
-        """End a group that has not met yet; what workers have kept of the former one, they keep."""
-        if self.generation.kept_step is None:
-            return self._end_by_force()
-        exits = self.workers.exits()
-        self.survivors.keep(self.workers)
-        return replace(self._group_result(exits), kept=dict(self.survivors.kept))
-
     def _is_connecting(self) -> bool:
         connecting = (Phase.START, Phase.RENDEZVOUS)
         return any(each.phase in connecting for each in self.watchdog.snapshots)
@@ -739,18 +725,13 @@ class WorkerMonitor:
         rank_states, exits = self._rank_states(), self.workers.exits()
         self.survivors.keep(self.workers)
         ended = self._group_result(exits)
-        if ended.failures or self._is_stop_planned():
-            failures = ended.failures
-        else:
+        store, number = self.agent_store, self.generation.number
+        failures = ended.failures
+        if not failures and "planned_stop" not in read_or_empty(lambda: store.generation(number)):
             lost = self.survivors.why(self.workers) or "a connection to another rank is lost"
             failures = secondary_failures(self._exit_context(exits), lost)
         return replace(
             ended, failures=failures, rank_states=rank_states, kept=dict(self.survivors.kept)
-        )
-
-    def _is_stop_planned(self) -> bool:
-        return "planned_stop" in read_or_empty(
-            lambda: self.agent_store.generation(self.generation.number)
         )
 
     def _end_on_purpose(self, reason: str) -> GroupResult:

@@ -490,8 +490,8 @@ class RestartLedger(RunRecords):
         ended = {"event": "failure", "generation": failure.generation, "time": failure.time}
         return describe_slow_start([*events, {**ended, **start}])
 
-    def append_failure(self, failure: Failure, **more: Any) -> None:
-        """Write the failure that ended a generation, with its time and what `more` is known."""
+    def append_failure(self, failure: Failure, **known: Any) -> None:
+        """Write the failure that ended a generation, with what else is `known` of it."""
         fields = {
             "generation": failure.generation,
             "cause": failure.cause.value,
@@ -502,7 +502,7 @@ class RestartLedger(RunRecords):
         self.append_event(
             "failure",
             **fields,
-            **more,
+            **known,
             step=failure.step,
             message=failure.message[:500],
             time=round(failure.time, 3),
@@ -531,7 +531,11 @@ class RestartLedger(RunRecords):
         reason, failure = self._determine_reason(last, document, agents)
         committed, kept = self.committed_step(), document.get("kept_step")
         rule = self.single_start.examine(document, committed=committed)
-        starting = self._was_starting(document, last, events)
+        is_script = self.single_start.is_script
+        tells = self._checkpoints is not None and not is_script
+        starting = bool(document) and was_starting(
+            document, last, events, is_script=is_script, tells=tells
+        )
         reason, failure, refusal = judge(
             document, last, rule=rule, reason=reason, failure=failure, starting=starting
         )
@@ -540,7 +544,11 @@ class RestartLedger(RunRecords):
         if reason in (FAILURE, *PLANNED):
             restarts = count_restarts(events, step=step) + self._unwritten(step)
             restarts += 1 if failure else 0
-        lost = 0 if kept is not None else self._count_lost(last, document, events, step=step)
+        lost = 0
+        if last and kept is None:
+            root, known = self._checkpoints, failures_of(document)
+            find = partial(coordination.find_reached, events, known, root, generation=last)
+            lost = max(0, self.ask(find, 0) - step)
         slow_start = self._note_end(events, failure, document, at_start=starting)
         repeats = count_repeats(events, failure) if failure and not is_transient(failure) else 0
         over = self._is_over(failure, restarts, repeats, refusal=refusal, slow=slow_start)
@@ -565,49 +573,16 @@ class RestartLedger(RunRecords):
             **coordination.sum_up(events, committed, reason=reason, lost_steps=lost),
         )
         if not over:
-            self._begin(generation, agents, world_size, requested_at=rule[0])
+            # to the store first: if the agent dies between the two writes, the next one must not
+            # take the run for one that was restarted by hand
+            self._agent_store.open_generation(
+                generation.number,
+                agents,
+                requested_at=rule[0],
+                unsaved_seconds=generation.unsaved_seconds,
+            )
+            self.append_generation(generation, world_size)
         return generation
-
-    def _find_last_sign(self) -> float:
-        events = self._read()
-        return self.ask(lambda: find_last_sign(events, self._checkpoints), time.time())
-
-    def _count_lost(
-        self, last: int, document: Document, events: list[dict[str, Any]], *, step: int
-    ) -> int:
-        """The steps after `step` that the generation numbered `last` had come to."""
-        if not last:
-            return 0
-        known = failures_of(document)
-        root = self._checkpoints
-        find = partial(coordination.find_reached, events, known, root, generation=last)
-        return max(0, self.ask(find, 0) - step)
-
-    def _begin(
-        self,
-        generation: Generation,
-        agents: dict[str, str],
-        world_size: int,
-        *,
-        requested_at: str | None,
-    ) -> None:
-        """Write that a generation has begun, to the store first: if the agent dies between the two
-        writes, the next one must not take the run for one that was restarted by hand.
-        """
-        self._agent_store.open_generation(
-            generation.number,
-            agents,
-            requested_at=requested_at,
-            unsaved_seconds=generation.unsaved_seconds,
-        )
-        self.append_generation(generation, world_size)
-
-    def _was_starting(self, document: Document, number: int, events: list[dict[str, Any]]) -> bool:
-        is_script = self.single_start.is_script
-        tells = self._checkpoints is not None and not is_script
-        return bool(document) and was_starting(
-            document, number, events, is_script=is_script, tells=tells
-        )
 
     def _is_over(
         self, failure: Failure | None, restarts: int, repeats: int, *, refusal: str, slow: str
@@ -676,7 +651,11 @@ class RestartLedger(RunRecords):
             **coordination.to_event(generation),
         )
         if not is_written and generation.reason == FAILURE:
-            self._count_unwritten(generation.from_step)
+            step = generation.from_step
+            count = self._unwritten(step) + 1
+            self._agent_store.change(
+                _UNWRITTEN, lambda document: document.update(step=step, restarts=count)
+            )
         elif is_written and self._unwritten(generation.from_step):
             self._agent_store.change(_UNWRITTEN, dict.clear)  # they are in the ledger by now
 
@@ -727,12 +706,6 @@ class RestartLedger(RunRecords):
         document = self._agent_store.read(_UNWRITTEN)
         return int(document["restarts"]) if document.get("step") == step else 0
 
-    def _count_unwritten(self, step: int) -> None:
-        count = self._unwritten(step) + 1
-        self._agent_store.change(
-            _UNWRITTEN, lambda document: document.update(step=step, restarts=count)
-        )
-
     def _determine_reason(
         self, last: int, document: Document, agents: dict[str, str]
     ) -> tuple[str, Failure | None]:
@@ -765,7 +738,11 @@ class RestartLedger(RunRecords):
                 node=lost[0],
                 generation=last,
                 step=max((one.step for one in known if one.step is not None), default=None),
-                time=min(told) if told else self._find_last_sign(),
+                time=min(told)
+                if told
+                else self.ask(
+                    partial(find_last_sign, self._read(), self._checkpoints), time.time()
+                ),
             )
         return FAILURE, failure or Failure.of_node(
             Cause.RENDEZVOUS, Exit.PEERS_LOST, "the worker group did not start", generation=last

@@ -28,7 +28,6 @@ from kdist_trainer.agent.coordination import (
     RESUME,
     STOP,
     AgentStore,
-    Document,
     FinishExchange,
     Generation,
     failures_of,
@@ -199,22 +198,18 @@ class TerminationPolicy:
             cause = self._resolve_root_cause(generation, states, cause)
         if cause.permanent:
             self._end_failed(cause)
-        self._end_if_started_once(generation, cause)
+        if self._single_start.applies and not self._stop.requested:
+            # the run ends if its script is not started again
+            failure = self._single_start.find_end(
+                cause,
+                others=[node for node in generation.nodes if node != self._settings.node],
+                committed=self._ledger.committed_step(),
+                read=lambda: self._agent_store.generation(generation.number),
+                status=self._rendezvous.status,
+            )
+            if failure is not None and not self._stop.requested:
+                self._end_failed(failure)
         return cause
-
-    def _end_if_started_once(self, generation: Generation, cause: Failure) -> None:
-        """End the run if its script is not started again."""
-        if self._stop.requested or not self._single_start.applies:
-            return
-        failure = self._single_start.find_end(
-            cause,
-            others=[node for node in generation.nodes if node != self._settings.node],
-            committed=self._ledger.committed_step(),
-            read=lambda: self._agent_store.generation(generation.number),
-            status=self._rendezvous.status,
-        )
-        if failure is not None and not self._stop.requested:
-            self._end_failed(failure)
 
     def _resolve_root_cause(
         self, generation: Generation, own_states: list[RankState], failure: Failure
@@ -250,10 +245,7 @@ class TerminationPolicy:
                 return first
             time.sleep(_POLL_SECONDS)
 
-    def _end_failed(self, failure: Failure) -> NoReturn:
-        self._end_with(failure, is_new=True)
-
-    def _end_with(self, failure: Failure, *, is_new: bool = False) -> NoReturn:
+    def _end_failed(self, failure: Failure, *, is_new: bool = True) -> NoReturn:
         """End all agents with this failure; `is_new` if the ledger does not have it yet."""
         record = failed(failure)
         final = self._commit_result(record)
@@ -292,7 +284,7 @@ class TerminationPolicy:
             collectives = format_collectives(states)
             known = last if last is not None else failure
             failure = final_failure(known, generation, message, collectives=collectives)
-        self._end_with(failure)
+        self._end_failed(failure, is_new=False)
 
     def final_record(self) -> dict[str, Any]:
         """The exit record of a run whose rendezvous is closed."""
@@ -356,23 +348,17 @@ class TerminationPolicy:
                     stopped("stopped on request, waiting for other nodes to finish", step=None)
                 )
             if document.get("failures") or "planned_stop" in document or has_lost_nodes:
-                self._report_not_finished(result, document)
+                message = "other nodes did not finish: all restart"
+                known = [] if "planned_stop" in document else failures_of(document)
+                if (early := find_early_exit(result.early, known)) is not None:
+                    message = f"{early.message}: all restart"
+                    self._telemetry.rank_failed(early, 0)
+                    with suppress(RuntimeError):  # the others know of their own failures
+                        self._agent_store.post_failures(early.generation, [early])
+                log.warn("peers-not-finished", message=message)
                 return False
             time.sleep(_POLL_SECONDS)
         return True
-
-    def _report_not_finished(self, result: GroupResult, document: Document) -> None:
-        """Say why other nodes did not finish; post it if this node's ranks left too early."""
-        message = "other nodes did not finish: all restart"
-        early = None
-        if "planned_stop" not in document:
-            early = find_early_exit(result.early, failures_of(document))
-        if early is not None:
-            message = f"{early.message}: all restart"
-            self._telemetry.rank_failed(early, 0)
-            with suppress(RuntimeError):  # the others know of their own failures
-                self._agent_store.post_failures(early.generation, [early])
-        log.warn("peers-not-finished", message=message)
 
     def _finish_now(self, step: int | None, result: GroupResult | None = None) -> NoReturn:
         done = self._read_done()

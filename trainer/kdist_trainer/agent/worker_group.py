@@ -16,10 +16,10 @@ memory, and join the next group without ending (`Survivors`). A worker is kept i
 the agent (see `kdist_trainer.ipc.control`) and confirms in time that it is out of the group;
 otherwise it is killed and started again, as without recovery in place.
 
-Workers can also be started before they have a group (`EarlyWorkers`): those of a node that joins
-while others train, and those in the place of lost workers while the agents meet. Such a worker has
-no rank, no heartbeat and no metrics, prints to the agent's own output, and waits for its group as
-one does that has left another one.
+Workers can also be started before they have a group (`PrestartedWorkers`): those of a node that
+joins while others train, and those in the place of lost workers while the agents meet. Such a
+worker has no rank, no heartbeat and no metrics, prints to the agent's own output, and waits for its
+group as one does that has left another one.
 """
 
 from __future__ import annotations
@@ -139,7 +139,9 @@ class WorkerProcesses:
         for number in ended:
             _kill_group(self.pid(number))
         if any(self._codes[number] for number in ended):
-            process_tree.kill(spared=self._own_children())
+            # the agent's other children are processes that a worker has started and left
+            scripts = self._processes.values() if self._is_script else ()
+            process_tree.kill(spared=_servers() | {process.pid for process in scripts})
         self._reap()
         return dict(self._codes)
 
@@ -179,13 +181,6 @@ class WorkerProcesses:
         self._reap()
         return sorted(running)
 
-    def _own_children(self) -> set[int]:
-        """The pids of the agent's own children, the servers and the scripts. Its other children are
-        processes that a worker started and left.
-        """
-        scripts = self._processes.values() if self._is_script else ()
-        return _servers() | {process.pid for process in scripts}
-
     def _reap(self) -> None:
         """Reap orphans that have exited."""
         if not hasattr(os, "waitid"):
@@ -222,7 +217,11 @@ class WorkerProcesses:
         self.release()
         for context in self._contexts.values():
             _remove_files(context)
-        _remove_sockets()
+        # the sockets that workers used to pass tensors and files to their loader processes
+        own = forkserver._forkserver._forkserver_address  # type: ignore[attr-defined]
+        for left in Path(own).parent.glob("listener-*") if own else ():
+            if left != Path(own):
+                left.unlink(missing_ok=True)
         if self._is_script:
             for descriptor in self._descriptors:
                 if descriptor >= 0:
@@ -239,14 +238,6 @@ def _remove_files(context: PContext) -> None:
 def _kill_group(leader: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
-
-
-def _remove_sockets() -> None:
-    """Remove the sockets that workers used to pass tensors and files to their loader processes."""
-    own = forkserver._forkserver._forkserver_address  # type: ignore[attr-defined]
-    for left in Path(own).parent.glob("listener-*") if own else ():
-        if left != Path(own):
-            left.unlink(missing_ok=True)
 
 
 def _servers() -> set[int]:
@@ -352,35 +343,33 @@ class Survivors:
         """Have the running workers leave their group, and kill those that do not, or all of them if
         none may continue. Workers that have not joined it yet wait for the next one.
         """
-        outside = self._take_back(workers)
+        cancelled = self._cancel_pending_joins(workers)
         if not self.may_continue:
-            self.kept = {number: -1 for number in outside if number in workers.living}
+            self.kept = {number: -1 for number in cancelled if number in workers.living}
             self._others_have_ended = not workers.kill(keep=list(self.kept))
             return
         connected = self._connected(workers)
         for number, rank in connected.items():
-            if rank.left is None and number not in outside:
+            if rank.left is None and number not in cancelled:
                 self._control_server.ask_to_leave(number)
         deadline = time.monotonic() + LEAVE_SECONDS
-        while True:
+        while (remaining := deadline - time.monotonic()) > 0:
+            connected, living = self._connected(workers), workers.living
             waiting = [
-                number
-                for number in workers.living
-                if number in self._connected(workers)
-                and number not in outside
-                and self._connected(workers)[number].left is None
+                connected[number].left is None
+                for number in living
+                if number in connected and number not in cancelled
             ]
-            remaining = deadline - time.monotonic()
-            if not waiting or remaining <= 0:
+            if not any(waiting):
                 break
             self._control_server.wait(min(remaining, 0.05))
-        living = workers.living
+        connected, living = self._connected(workers), workers.living
         self.kept = {
             number: rank.left
-            for number, rank in self._connected(workers).items()
+            for number, rank in connected.items()
             if rank.left is not None and number in living
         }
-        self.kept |= {number: -1 for number in outside if number in living}
+        self.kept |= {number: -1 for number in cancelled if number in living}
         self._others_have_ended = not workers.kill(keep=list(self.kept))
 
     def end_others(self, workers: WorkerProcesses, *, timeout_seconds: float) -> list[int]:
@@ -391,9 +380,9 @@ class Survivors:
             return []
         return workers.kill(timeout_seconds=timeout_seconds, keep=self.kept)
 
-    def _take_back(self, workers: WorkerProcesses) -> list[int]:
-        """The local ranks of workers that were to join the group and were not ready for it; they
-        do not join it any more.
+    def _cancel_pending_joins(self, workers: WorkerProcesses) -> list[int]:
+        """Have workers that are not ready for the group wait for the next one; returns their
+        local ranks.
         """
         if self._control is None:
             return []
@@ -479,7 +468,7 @@ READY_SECONDS = 300.0
 _POLL_SECONDS = 0.05
 
 
-class EarlyWorkers:
+class PrestartedWorkers:
     """The workers of this node that have no group yet.
 
     Args:

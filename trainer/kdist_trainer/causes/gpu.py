@@ -39,14 +39,16 @@ def _row(name: str, cause: Cause, advice: str, fields: dict[str, object]) -> Row
     return Row(name=name, cause=cause, advice=advice, **fields)  # type: ignore[arg-type]  # the fields of a row
 
 
-def _device(name: str, number: int, text: str, enumerator: str, line: int, **more: object) -> Row:
-    return _row(name, Cause.DEVICE, _GPU, _of(number, text, enumerator, line, **more))
+def _device(
+    name: str, number: int, text: str, enumerator: str, line: int, **overrides: object
+) -> Row:
+    return _row(name, Cause.DEVICE, _GPU, _of(number, text, enumerator, line, **overrides))
 
 
 def _late(name: str, number: int, text: str, enumerator: str, line: int) -> Row:
     """A fault of the GPU or of a kernel, perhaps the user's: it ends when it comes back alike."""
-    more = {"alike": 2, "rerun": Rerun.BLOCKING, "fault": Fault.DEVICE}
-    return _row(name, Cause.DEVICE, _BLOCKING, _of(number, text, enumerator, line, **more))
+    overrides = {"alike": 2, "rerun": Rerun.BLOCKING, "fault": Fault.DEVICE}
+    return _row(name, Cause.DEVICE, _BLOCKING, _of(number, text, enumerator, line, **overrides))
 
 
 def _node(name: str, number: int, text: str, enumerator: str, line: int) -> Row:
@@ -319,8 +321,8 @@ def _node_message(name: str, text: str, source: str, example: str) -> Row:
     return Row(name, text, Cause.NODE, _DRIVER, source, example)
 
 
-def _device_message(name: str, text: str, source: str, example: str, **more: object) -> Row:
-    return Row(name, text, Cause.DEVICE, _GPU, source, example, **more)  # type: ignore[arg-type]  # the fields of a row
+def _device_message(name: str, text: str, source: str, example: str, **overrides: object) -> Row:
+    return Row(name, text, Cause.DEVICE, _GPU, source, example, **overrides)  # type: ignore[arg-type]  # the fields of a row
 
 
 WORDED = (

@@ -221,15 +221,15 @@ HUB_HOSTS = (
 _OWN_FILE = "correct the path or the rights of {path}"
 
 
-def _loader(name: str, text: str, source: str, example: str, **more: object) -> Row:
-    return Row(name, text, Cause.LOADER, _DIED, source, example, **more)  # type: ignore[arg-type]  # the fields of a row
+def _loader(name: str, text: str, source: str, example: str, **overrides: object) -> Row:
+    return Row(name, text, Cause.LOADER, _DIED, source, example, **overrides)  # type: ignore[arg-type]  # the fields of a row
 
 
 def _kernel(
-    name: str, numbers: set[int], cause: Cause, advice: str, source: str, **more: object
+    name: str, numbers: set[int], cause: Cause, advice: str, source: str, **overrides: object
 ) -> Row:
     example = source.partition(" ")[2].partition(" ")[2]
-    fields: dict[str, object] = {"types": ("OSError",), "errnos": frozenset(numbers), **more}
+    fields: dict[str, object] = {"types": ("OSError",), "errnos": frozenset(numbers), **overrides}
     return Row(name, ANYWHERE, cause, advice, source, example, **fields)  # type: ignore[arg-type]  # the fields of a row
 
 

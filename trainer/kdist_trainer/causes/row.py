@@ -83,10 +83,10 @@ class Row:
         return Exit.USER if self.final and code.retryable else code
 
 
-def user(name: str, text: str, advice: str, source: str, **more: object) -> Row:
+def user(name: str, text: str, advice: str, source: str, **overrides: object) -> Row:
     """A row of an error in the user's code, which a restart repeats."""
     fields: dict[str, object] = {"cause": Cause.USER_CODE, "final": True, "rerun": Rerun.FIXED}
-    return Row(name=name, text=text, advice=advice, source=source, **{**fields, **more})  # type: ignore[arg-type]  # the fields of a row
+    return Row(name=name, text=text, advice=advice, source=source, **{**fields, **overrides})  # type: ignore[arg-type]  # the fields of a row
 
 
 def device_codes(*numbers: int) -> frozenset[int]:

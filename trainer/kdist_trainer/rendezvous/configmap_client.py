@@ -220,7 +220,15 @@ class ConfigMap:
                 return response
             if status == 409:
                 raise ConflictError(self.name)
-            self._raise_if_permanent(status, reason)
+            if status in _REJECTIONS:
+                if not self._served and time.monotonic() > self._created_at + REJECTION_SECONDS:
+                    message = (
+                        f"the API server {_REJECTIONS[status]} ConfigMap {self.name}, through "
+                        f"which this job's agents rendezvous ({reason})"
+                    )
+                    raise ConfigError(message)
+            elif status and status not in _RETRYABLE:
+                raise ApiRejectedError(f"the API server rejects ConfigMap {self.name}: {reason}")
             # A request to stop the agent shortens the time for retries.
             deadline = min(deadline, time.monotonic() + self._retry_seconds())
             if status in _REJECTIONS and self._served:
@@ -230,30 +238,15 @@ class ConfigMap:
             pause = min(_MAX_PAUSE_SECONDS, pause * 2)
             pause_now = JITTER.uniform(pause / 2, pause) + min(wait, REQUEST_SECONDS)
             if time.monotonic() + pause_now > deadline:
-                raise self._unavailable(status, reason)
-            time.sleep(pause_now)
-
-    def _unavailable(self, status: int, reason: str) -> ApiUnavailableError:
-        if status in _REJECTIONS and self._served:
-            return ApiRefusedError(
-                f"the API server {_REJECTIONS[status]} ConfigMap {self.name} any more: was the "
-                f"job's ServiceAccount, Role or RoleBinding deleted? ({reason})"
-            )
-        return ApiUnavailableError(
-            f"the API server is unavailable for ConfigMap {self.name}: {reason}"
-        )
-
-    def _raise_if_permanent(self, status: int, reason: str) -> None:
-        """Raise if a retry cannot help."""
-        if status in _REJECTIONS:
-            if not self._served and time.monotonic() > self._created_at + REJECTION_SECONDS:
-                message = (
-                    f"the API server {_REJECTIONS[status]} ConfigMap {self.name}, through which "
-                    f"this job's agents rendezvous ({reason})"
+                if status in _REJECTIONS and self._served:
+                    raise ApiRefusedError(
+                        f"the API server {_REJECTIONS[status]} ConfigMap {self.name} any more: was "
+                        f"the job's ServiceAccount, Role or RoleBinding deleted? ({reason})"
+                    )
+                raise ApiUnavailableError(
+                    f"the API server is unavailable for ConfigMap {self.name}: {reason}"
                 )
-                raise ConfigError(message)
-        elif status and status not in _RETRYABLE:
-            raise ApiRejectedError(f"the API server rejects ConfigMap {self.name}: {reason}")
+            time.sleep(pause_now)
 
     def _send(self, method: str, body: bytes | None) -> tuple[int, bytes, float]:
         """Send one request; returns the status, the body, and the value of `Retry-After` in

@@ -77,7 +77,7 @@ class ExchangeKey:
         """Tells whether two agents have the same key; None without a key."""
         return self._digest(("fingerprint",), _FINGERPRINT_DIGITS)
 
-    def is_there(self) -> bool | None:
+    def exists(self) -> bool | None:
         """Whether there is a key."""
         return self.fingerprint() is not None
 

@@ -73,19 +73,15 @@ _random = random.SystemRandom()
 
 def pick_port() -> int:
     """A free port of this host, below the kernel's ephemeral range if that leaves enough ports."""
-    last = min(_LAST, _first_ephemeral() - 1)
+    try:
+        last = min(_LAST, int(_RANGE.read_text().split()[0]) - 1)
+    except (OSError, ValueError, IndexError):
+        last = _LAST  # on other systems, such as macOS, the ephemeral range begins above
     for _ in range(_ATTEMPTS if last - _FIRST >= _MIN_CHOICE else 0):
         port = _random.randint(_FIRST, last)
         if _is_free(port):
             return port
     return int(get_free_port())  # type: ignore[no-untyped-call]
-
-
-def _first_ephemeral() -> int:
-    try:
-        return int(_RANGE.read_text().split()[0])
-    except (OSError, ValueError, IndexError):
-        return _LAST + 1  # on other systems, such as macOS, the range begins above
 
 
 def _is_free(port: int) -> bool:
@@ -210,7 +206,7 @@ class Rendezvous(RendezvousBase):
         self._server = ExchangeServer(self.node.addr, key=state.key, nodes=lambda: node_counts()[1])
         self.refused = self._server.refused
         self._exchange_seconds = exchange_seconds
-        self.has_key = state.key.is_there if exchange_seconds is not None else lambda: None
+        self.has_key = state.key.exists if exchange_seconds is not None else lambda: None
         state.offer_host = self._server.offer
         state.find_dead = lambda: self._disconnected() | self._silent()
         self._membership: RoundMembership | None = None

@@ -360,11 +360,11 @@ class RendezvousState(StateHolder):
         """The agents as of the last read; None before it, and while this node's own keep-alives do
         not arrive, which then says nothing about others.
         """
-        self.before_sync: Callable[[], object] = _do_nothing
+        self.before_sync: Callable[[], object] = lambda: None
         """Called before each poll: the limits on the number of nodes may have changed."""
         self.node: Node | None = None
         """The node that this is the copy of."""
-        self.offer_host: Callable[[int, int], ExchangeHost | None] = _offer_none
+        self.offer_host: Callable[[int, int], ExchangeHost | None] = lambda *_: None
         """Returns this node, with its group rank, as the host of a round, or None."""
         self.key = NO_KEY
         """The key of the job's exchanges."""
@@ -417,7 +417,11 @@ class RendezvousState(StateHolder):
         if written is False:
             self._conflicts += 1
             # torch tries again at once: with many nodes, most of the writes would conflict.
-            time.sleep(JITTER.uniform(0, self._conflict_seconds()))
+            # as many nodes as have yet to join try to write
+            backoff: float = _CONFLICT_SECONDS * 2 ** min(self._conflicts, _MOST_DOUBLINGS)
+            if self.gathering is None or self.gathering.is_given_up:
+                backoff = max(backoff, self._joining_seconds())
+            time.sleep(JITTER.uniform(0, min(self.timings.spread, backoff)))
             # A write succeeds only if no other node has written since the read. What was read
             # before the pause is likely to be out of date.
             self.expire()
@@ -443,13 +447,6 @@ class RendezvousState(StateHolder):
             # changed in this copy only, unless this node closes the round now
             state.deadline = datetime.now(UTC)
         return written
-
-    def _conflict_seconds(self) -> float:
-        """The longest pause after a conflict: as many nodes as have yet to join try to write."""
-        backoff: float = _CONFLICT_SECONDS * 2 ** min(self._conflicts, _MOST_DOUBLINGS)
-        if self.gathering is None or self.gathering.is_given_up:
-            backoff = max(backoff, self._joining_seconds())
-        return min(self.timings.spread, backoff)
 
     def _joining_seconds(self) -> float:
         """How long the store is busy at least until all nodes have joined the open round."""
@@ -519,13 +516,3 @@ class RendezvousState(StateHolder):
 
 def _addresses(nodes: set[Node]) -> frozenset[str]:
     return frozenset(str(node.addr) for node in nodes)
-
-
-def _do_nothing() -> None:
-    """The default of `RendezvousState.before_sync`."""
-
-
-def _offer_none(*_: int) -> None:
-    """The default of `RendezvousState.offer_host`: agents exchange through the store of the
-    rendezvous.
-    """

@@ -166,7 +166,11 @@ class FileStore(Store):
 
     def _read(self, key: str) -> bytes | None:
         if time.monotonic() > self._removes_at:
-            self._remove_old()
+            self._removes_at = math.inf
+            with suppress(OSError):  # what cannot be removed is left
+                names = {unquote(each.name[1:]): each for each in self.folder.glob("=*")}
+                for old in find_old(names, kept=_KEPT_FILE_ROUNDS):
+                    names[old].unlink(missing_ok=True)
         try:
             return spend(self._path(key).read_bytes)
         except FileNotFoundError:
@@ -180,24 +184,12 @@ class FileStore(Store):
         except OSError as error:
             # torch handles errors of a store, not those of a disk
             raise dist.DistStoreError(f"{key} cannot be written: {error}") from error
-        self._note_round(key)
-
-    def _note_round(self, key: str) -> None:
-        """Have the keys of old rounds removed if `key` is the first one of its round that this
-        process writes: not at once, since the others wait for this key and the next ones.
-        """
+        # With the first key of a round that this process writes, those of old rounds are removed:
+        # not at once, since the others wait for this key and the next ones.
         prefix, number = split_number(key) or ("", 0)
         if number > self._newest.get(prefix, 0):
             self._newest[prefix] = number
             self._removes_at = min(self._removes_at, time.monotonic() + _REMOVAL_SECONDS)
-
-    def _remove_old(self) -> None:
-        """Remove the keys of old rounds. What cannot be removed is left."""
-        self._removes_at = math.inf
-        with suppress(OSError):
-            names = {unquote(each.name[1:]): each for each in self.folder.glob("=*")}
-            for old in find_old(names, kept=_KEPT_FILE_ROUNDS):
-                names[old].unlink(missing_ok=True)
 
     def _wait_for(self, keys: Sequence[str], seconds: float) -> None:
         deadline = time.monotonic() + seconds

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from kdist.errors import Code
-from kdist.job.cluster import restart
+from kdist.job.cluster import changes
 from tests.cli.cluster.api import Api, write_kubeconfig
 from tests.cli.cluster.store import Store
 from tests.cli.conftest import Kdist
@@ -241,7 +241,7 @@ def test_a_train_job_is_sent_until_trainer_has_heard_of_its_runtime(
 def test_a_train_job_that_is_over_is_made_again_though_its_runtime_would_go_before_it(
     api: Api, store: Store, file: Path, kdist: Kdist, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(restart, "_DELETE_TIMEOUT", 0.5)
+    monkeypatch.setattr(changes, "_DELETE_TIMEOUT", 0.5)
     assert kdist("apply", str(file), "--set", "spec.backend=trainjob").exit_code == Code.OK
     path = next(path for path in store.objects if "/trainjobs/" in path)
     store.objects[path]["status"] = {"conditions": [{"type": "Complete", "status": "True"}]}

@@ -1,8 +1,9 @@
 """Operations on jobs in a cluster: read, watch, change and delete them.
 
-`job.ClusterJob` has them all; each is in the module of its name (`scale`, `suspend`, `restart`,
-`wait`, `logs`, …). They start from an `applied.AppliedJob`, which is read from the cluster, or from
-a snapshot: everything about one job at one moment. Read `snapshot` first.
+`job.ClusterJob` has them all; each is in the module of its name (`scale`, `suspend`, `wait`,
+`logs`, …), and `changes` is how they change a job: directly, or through its TrainingJob. They start
+from an `applied.AppliedJob`, which is read from the cluster, or from a snapshot: everything about
+one job at one moment. Read `snapshot` first.
 
 Sending a new job is `kdist.deploy`; what a status means is `kdist.status`.
 """

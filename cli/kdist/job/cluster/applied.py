@@ -7,8 +7,8 @@ from __future__ import annotations
 from base64 import b64decode
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from kdist import backends, deploy, render
 from kdist.backends import Backend, Placement, WorkloadState
@@ -19,14 +19,11 @@ from kdist.errors import JobNotFoundError, KdistError, NotFoundError
 from kdist.job.cluster.wait import refuse
 from kdist.job.job import SILENT, Dialog
 from kdist.manifest import TRAINING_JOB, Manifest
-from kdist.rbac import Right
 from kdist.spec import RUN, TrainingJob
 from kdist.status import (
-    ASKED,
     BACKEND,
     RENDEZVOUS,
     RUN_ID,
-    STARTED,
     Pod,
     documents,
     find_owning_resource,
@@ -37,6 +34,9 @@ from kdist.status import (
 from kdist.status.documents import annotation
 from kdist_trainer.formats import NewerFormatError, take_format
 from kdist_trainer.formats.untrusted_text import parse_json
+
+if TYPE_CHECKING:
+    from kdist.job.cluster.changes import ControllerChanges, DirectChanges
 
 Document = dict[str, Any]
 
@@ -160,14 +160,16 @@ class AppliedJob:
         """Whether the job is a TrainingJob, whose objects the controller creates and changes."""
         return not self.config_map or find_owning_resource(self.config_map) is not None
 
+    @cached_property
+    def changes(self) -> DirectChanges | ControllerChanges:
+        """How it is changed."""
+        from kdist.job.cluster.changes import ControllerChanges, DirectChanges
+
+        return ControllerChanges(self) if self.is_resource else DirectChanges(self)
+
     def resource(self) -> Document:
         """The TrainingJob. Raises `NotFoundError` if it does not exist."""
         return self.cluster.get(*TRAINING_JOB, self.name)
-
-    def change_resource(self, spec: Mapping[str, Any], *, dry_run: bool = False) -> Document:
-        """Change fields of the TrainingJob's spec; returns the TrainingJob as it is then."""
-        body = {"spec": dict(spec)}
-        return self.objects.change(*TRAINING_JOB, self.name, body, dry_run=dry_run)
 
     @property
     def name(self) -> str:
@@ -235,21 +237,6 @@ class AppliedJob:
         own = (read_pod(pod) for pod in found if backends.is_made_for(pod, self.name))
         return sorted(own, key=lambda pod: (pod.index or 0, pod.name))
 
-    def record_request(self, state: str | None, *, dry_run: bool = False) -> None:
-        """Record in the ConfigMap which state the user requested: `suspended`, or None for
-        running. For a TrainingJob the controller does.
-        """
-        if self.is_resource:
-            return
-        self.annotate({ASKED: state}, dry_run=dry_run)
-
-    def record_start(self) -> None:
-        """Record in the ConfigMap that a user has the job start again now: what its pods do then
-        is no failure. For a TrainingJob its spec says so.
-        """
-        if not self.is_resource:
-            self.annotate({STARTED: datetime.now(UTC).isoformat(timespec="seconds")})
-
     def annotate(self, annotations: Mapping[str, str | None], *, dry_run: bool = False) -> None:
         """Change annotations of the job's ConfigMap; the value None removes one."""
         body = {"metadata": {"annotations": dict(annotations)}}
@@ -259,13 +246,6 @@ class AppliedJob:
         """Change fields of the workload."""
         kind = self.backend
         return self.objects.change(kind.api_version, kind.kind, self.name, body, dry_run=dry_run)
-
-    def patch_rights(self) -> list[Right]:
-        """Rights needed to change the workload and to record the requested state."""
-        if self.is_resource:
-            return [Right("patch", *TRAINING_JOB, name=self.name)]
-        kinds = (("v1", "ConfigMap"), (self.backend.api_version, self.backend.kind))
-        return [Right("patch", api_version, kind, name=self.name) for api_version, kind in kinds]
 
     def with_nodes(self, least: int, most: int) -> AppliedJob:
         """A copy of the job with these limits on its number of nodes. Raises `KdistError` if the

@@ -122,9 +122,9 @@ class ClusterJob:
         return suspend.resume(self.applied, how)
 
     def restart(self, how: Change, *, fresh: bool, confirmed: bool) -> str:
-        from kdist.job.cluster import restart
+        from kdist.job.cluster import changes
 
-        return restart.restart(self.applied, how, fresh=fresh, confirmed=confirmed)
+        return changes.restart(self.applied, how, fresh=fresh, confirmed=confirmed)
 
     def scale(self, nodes: str, how: Change) -> str:
         from kdist.job.cluster import scale

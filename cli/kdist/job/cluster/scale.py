@@ -9,19 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
-from kdist import rbac
 from kdist.agents.metrics import AgentSample
 from kdist.errors import KdistError, UsageError
-from kdist.job.cluster import agents, applied, review, suspend, wait
+from kdist.job.cluster import agents, suspend, wait
 from kdist.job.cluster.applied import AppliedJob
 from kdist.job.job import Change
-from kdist.manifest import NODES_ANNOTATION
-from kdist.status import Pod, documents
+from kdist.status import documents
 from kdist.units import count
-
-_LIMITS_TIMEOUT = 120.0
 
 
 def parse_nodes(text: str, target: AppliedJob) -> tuple[int, int]:
@@ -40,12 +35,11 @@ def scale(target: AppliedJob, nodes: str, how: Change) -> str:
     least, most = parse_nodes(nodes, target)
     if how.dry_run == "client":
         return f"{target.name} would have {describe_nodes(least, most)} (client dry run)"
-    dry_run, notify = how.dry_run == "server", target.dialog.notify
+    dry_run = how.dry_run == "server"
     before = target.job.spec.nodes
     if (before.min, before.max) == (least, most):
         return f"{target.name} has {describe_nodes(least, most)} already"
-    workload = {} if target.is_resource else target.workload()
-    state = target.state() if target.is_resource else target.backend.read(workload)
+    state = target.state()
     if state.finished:
         raise KdistError(
             f"job {target.name} has finished ({state.finished})",
@@ -53,15 +47,7 @@ def scale(target: AppliedJob, nodes: str, how: Change) -> str:
         )
     _check_scalable(target)
     wanted = target.with_nodes(least, most)
-    if target.is_resource:
-        _resize_resource(wanted, dry_run=dry_run)
-    else:
-        now = applied.render_objects(target, suspended=state.suspended)
-        now = review.keep_immutable(target, now, workload)
-        sent = rbac.to_send(now)
-        rbac.require(target.cluster, (right for right in sent if right.verb != "create"))
-        review.check(target, now, workload, notify=notify if dry_run else None)
-        _resize(wanted, workload, suspended=state.suspended, dry_run=dry_run)
+    target.changes.resize(wanted, state, dry_run=dry_run)
     if dry_run:
         return f"{target.name} has {describe_nodes(least, most)} (server dry run)"
     if state.suspended:
@@ -72,44 +58,6 @@ def scale(target: AppliedJob, nodes: str, how: Change) -> str:
     if not how.wait:
         return f"{target.name} scales {change}. Next: {target.command('status', '-w')}"
     return f"{target.name} scaled {change}{_wait_for_size(wanted, before.max, how.timeout)}"
-
-
-def _resize(
-    wanted: AppliedJob, workload: Mapping[str, Any], *, suspended: bool, dry_run: bool
-) -> None:
-    """Apply the objects with their new size: the workload last."""
-    rendered = applied.render_objects(wanted, suspended=suspended)
-    manifests = review.keep_immutable(wanted, rendered, workload)
-    applied.apply_objects(wanted, manifests, dry_run=True)  # apply all or nothing
-    if dry_run:
-        return
-    pods = [pod for pod in wanted.pods() if not pod.over]
-    if any(pod.working for pod in pods):
-        rbac.require(wanted.cluster, rbac.on_pods("patch"))
-    applied.apply_objects(
-        wanted, [one for one in manifests if not applied.is_workload(wanted, one)]
-    )
-    if not suspended:
-        _announce_bounds(wanted, pods)
-    applied.apply_objects(wanted, [one for one in manifests if applied.is_workload(wanted, one)])
-
-
-def _resize_resource(wanted: AppliedJob, *, dry_run: bool) -> None:
-    """Change a TrainingJob, and let the controller do the rest: `replicas`, as `kubectl scale`
-    does, where its `nodes` allow the new size, else `nodes`.
-    """
-    if not dry_run:
-        rbac.require(wanted.cluster, wanted.patch_rights())
-    least, most = wanted.job.spec.nodes.min, wanted.job.spec.nodes.max
-    found = documents.at(wanted.resource(), "spec", "nodes")
-    nodes = {"min": found, "max": found} if isinstance(found, int) else found or {}
-    low, high = documents.integer(nodes, "min"), documents.integer(nodes, "max")
-    spec: dict[str, Any] = {"nodes": {"min": least, "max": most}, "replicas": None}
-    if least == low and high is not None and most <= high:
-        spec = {"replicas": most if most < high else None}
-    changed = wanted.change_resource(spec, dry_run=dry_run)
-    if not dry_run:
-        wait.wait_for_answer(wanted.cluster, changed)
 
 
 def _check_scalable(target: AppliedJob) -> None:
@@ -130,33 +78,6 @@ def _check_scalable(target: AppliedJob) -> None:
             "its size",
             hint="`kdist suspend` it, or use backend: job",
         )
-
-
-def _announce_bounds(wanted: AppliedJob, pods: list[Pod]) -> None:
-    """Wait until every running agent knows the new limits. Annotating a pod makes its kubelet
-    update the mounted ConfigMap at once.
-    """
-    nodes = wanted.job.spec.nodes
-    running = [pod for pod in pods if pod.working]
-    objects = wanted.pod_objects() if running else wanted.objects
-    for pod in running:
-        body = {"metadata": {"annotations": {NODES_ANNOTATION: f"{nodes.min}:{nodes.max}"}}}
-        objects.change("v1", "Pod", pod.name, body)
-
-    def poll() -> bool | None:
-        samples = agents.fetch_samples(wanted, wanted.pods(), timeout=agents.TIMEOUT)
-        reported = [sample.status.get("nodes") for sample in samples.values()]
-        known = [bounds for bounds in reported if isinstance(bounds, dict)]
-        return (
-            True
-            if all((one.get("min"), one.get("max")) == (nodes.min, nodes.max) for one in known)
-            else None
-        )
-
-    if running:
-        limits = describe_nodes(nodes.min, nodes.max)
-        what = f"the agents of {wanted.name} to learn the new limits, {limits}"
-        wait.wait_until(poll, timeout=_LIMITS_TIMEOUT, what=what, notify=wanted.dialog.notify)
 
 
 def _wait_for_size(wanted: AppliedJob, before: int, timeout: float | None) -> str:

@@ -5,18 +5,17 @@ field there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
-from kdist import deploy, events, rbac
+from kdist import events
 from kdist.errors import KdistError, NotFoundError
 from kdist.job.cluster import agents, wait
 from kdist.job.cluster.applied import AppliedJob, Document
 from kdist.job.cluster.wait import PodExits
 from kdist.job.job import Change
 from kdist.manifest import QUEUE_GROUP
-from kdist.status import ASKED, Pod, WorkloadState, read_resource
-from kdist.status.documents import annotation, integer
+from kdist.status import Pod
+from kdist.status.documents import integer
 from kdist.status.pods import describe_saved
 from kdist.units import count
 
@@ -71,7 +70,6 @@ SPARE_SECONDS = 60.0
 """Seconds that the cluster may need to end pods, in addition to their grace period."""
 STARTING_SECONDS = 600.0
 """Seconds after which a job is expected to train."""
-_RENEWAL_SECONDS = 60.0
 _RUNNING = ("running", "checkpointing")
 
 
@@ -87,14 +85,13 @@ def suspend(target: AppliedJob, how: Change) -> str:
             next_command=target.command("status"),
         )
     leaving = [pod for pod in target.pods() if not pod.over]
-    if not leaving and _is_suspended(target, state):
-        asked = target.is_resource or annotation(target.config_map, ASKED)
-        already = "already " if asked else ""
-        target.record_request("suspended", dry_run=dry_run)
+    if not leaving and target.changes.is_suspended(state):
+        already = "already " if target.changes.is_asked else ""
+        target.changes.record("suspended", dry_run=dry_run)
         return f"{target.name} is {already}suspended"
-    _require(target, dry_run=dry_run)
-    suspend_workload(target, dry_run=dry_run)
-    target.record_request("suspended", dry_run=dry_run)
+    target.changes.require(dry_run=dry_run)
+    target.changes.suspend(dry_run=dry_run)
+    target.changes.record("suspended", dry_run=dry_run)
     if dry_run:
         return f"{target.name} suspended (server dry run)"
     if not how.wait:
@@ -103,13 +100,6 @@ def suspend(target: AppliedJob, how: Change) -> str:
         )
     exits = wait_for_pods(target, leaving, timeout=how.timeout)
     return describe_exits(target, exits)
-
-
-def _is_suspended(target: AppliedJob, state: WorkloadState) -> bool:
-    """Whether the job is suspended by a person, not by its queue."""
-    if target.is_resource:
-        return read_resource(target.resource()).suspended
-    return state.suspended and not is_queued(target)
 
 
 def wait_for_pods(target: AppliedJob, leaving: Iterable[Pod], *, timeout: float | None) -> PodExits:
@@ -173,75 +163,15 @@ def resume(target: AppliedJob, how: Change) -> str:
             f"job {target.name} has finished ({state.finished})",
             next_command=target.command("restart"),
         )
-    asked = annotation(target.config_map, ASKED)
-    suspended = _is_suspended(target, state) if target.is_resource else state.suspended or asked
-    if not suspended:
+    if not target.changes.can_resume(state):
         return f"{target.name} is not suspended"
-    _require(target, dry_run=dry_run)
-    target.record_request(None, dry_run=dry_run)
-    if not (dry_run or target.is_resource):
-        target.record_start()
-        deploy.request_start(target.cluster, target.owner, target.job)
-    resume_workload(target, dry_run=dry_run)
+    target.changes.require(dry_run=dry_run)
+    target.changes.resume(dry_run=dry_run)
     if dry_run:
         return f"{target.name} resumed (server dry run)"
     if not how.wait:
         return f"{target.name} is being resumed. Next: {target.command('status', '-w')}"
     return f"{target.name} resumed{wait_until_running(target, timeout=how.timeout)}"
-
-
-def _require(target: AppliedJob, *, dry_run: bool) -> None:
-    """Check the rights to all changes before the first. In a dry run the server checks them."""
-    if not dry_run:
-        wanted = target.patch_rights()
-        by_kueue = is_queued(target) and not target.is_resource
-        rbac.require(target.cluster, wanted[:1] if by_kueue else wanted)
-
-
-def suspend_workload(target: AppliedJob, *, dry_run: bool = False) -> None:
-    """Let the controller, the workload or Kueue end the job's pods."""
-    if target.is_resource:
-        _change_resource(target, suspended=True, dry_run=dry_run)
-    elif is_queued(target):
-        set_active(target, active=False, dry_run=dry_run)
-    else:
-        target.patch_workload(
-            target.backend.suspend_patch(True, nodes=target.job.spec.nodes.max), dry_run=dry_run
-        )
-
-
-def resume_workload(target: AppliedJob, *, dry_run: bool = False) -> None:
-    """Let the controller, the workload or Kueue make its pods again."""
-    if target.is_resource:
-        _change_resource(target, suspended=False, dry_run=dry_run)
-    elif is_queued(target):
-        set_active(target, active=True, dry_run=dry_run)
-    else:
-        if not dry_run and target.backend.keeps_alive:
-            wait.wait_until(
-                lambda: True if _is_renewed(target.workload()) else None,
-                timeout=_RENEWAL_SECONDS,
-                what=f"the controller of {target.name} to notice that it has no pods",
-                notify=lambda _: None,
-            )
-        target.patch_workload(
-            target.backend.suspend_patch(False, nodes=target.job.spec.nodes.max), dry_run=dry_run
-        )
-
-
-def _change_resource(target: AppliedJob, *, suspended: bool, dry_run: bool) -> None:
-    changed = target.change_resource({"suspend": suspended}, dry_run=dry_run)
-    if not dry_run:
-        wait.wait_for_answer(target.cluster, changed)
-
-
-def _is_renewed(workload: Mapping[str, Any]) -> bool:
-    """Whether a StatefulSet without pods will make the next ones from its newest template, as its
-    status says.
-    """
-    status = workload.get("status") or {}
-    seen = integer(status, "observedGeneration"), integer(workload, "metadata", "generation")
-    return status.get("currentRevision") == status.get("updateRevision") and seen[0] == seen[1]
 
 
 def wait_until_running(target: AppliedJob, *, timeout: float | None) -> str:

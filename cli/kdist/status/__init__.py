@@ -53,7 +53,6 @@ from kdist.status.snapshot import (
     Snapshot,
     read_job,
     read_start,
-    read_status,
 )
 
 __all__ = [
@@ -97,5 +96,4 @@ __all__ = [
     "read_pod",
     "read_resource",
     "read_start",
-    "read_status",
 ]

@@ -6,7 +6,7 @@ sends, and `AgentStatus` reads fields that are missing as None.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -151,35 +151,22 @@ class AgentStatus:
         state = documents.text(document, "state")
         if not state:
             return None
+        names = {
+            "restarts_left": "restarts_remaining",
+            "checkpoint_step": "last_checkpoint_step",
+            "checkpoint_time": "last_checkpoint_time",
+            "at_risk": "at_risk_seconds",
+        }
         return cls(
-            pod=pod,
-            state=state,
-            run_id=documents.text(document, "run_id"),
-            generation=documents.integer(document, "generation") or 0,
-            world_size=documents.integer(document, "world_size") or 0,
-            step=documents.integer(document, "step"),
-            target_steps=documents.integer(document, "target_steps"),
-            loss=documents.number(document, "loss"),
-            learning_rate=documents.number(document, "learning_rate"),
-            samples_per_second=documents.number(document, "samples_per_second"),
-            restarts=documents.integer(document, "restarts") or 0,
-            restarts_left=documents.integer(document, "restarts_remaining"),
-            lost_steps=documents.integer(document, "lost_steps") or 0,
-            checkpoint_step=documents.integer(document, "last_checkpoint_step"),
-            checkpoint_time=documents.number(document, "last_checkpoint_time"),
-            at_risk=documents.number(document, "at_risk_seconds"),
-            checkpoint_interval=documents.number(document, "checkpoint_interval"),
-            checkpoint_bytes=documents.number(document, "checkpoint_bytes"),
-            ranks=tuple(_ranks(pod, document, active=state in _TRAINING_STATES)),
-            exit=ExitRecord.read(documents.at(document, "exit")),
-            peers=_read_peers(documents.mapping(document, "peers")),
-            refused=documents.at(document, "rendezvous_refused") is True,
-            last_failure=_read_failure(documents.mapping(document, "last_failure")),
-            waiting_for=documents.text(document, "waiting_for"),
-            slow_start=documents.text(document, "slow_start"),
-            devices=documents.text(document, "devices"),
-            failed_saves=documents.integer(document, "failed_saves") or 0,
-            checkpoint_room=documents.text(document, "checkpoint_room"),
+            **{
+                **documents.read_fields(cls, document, **names),
+                "pod": pod,
+                "ranks": tuple(_ranks(pod, document, active=state in _TRAINING_STATES)),
+                "exit": ExitRecord.read(documents.at(document, "exit")),
+                "peers": _read_peers(documents.mapping(document, "peers")),
+                "refused": documents.at(document, "rendezvous_refused") is True,
+                "last_failure": _read_failure(documents.mapping(document, "last_failure")),
+            }
         )
 
 
@@ -195,65 +182,27 @@ def _read_peers(document: object) -> PeerStatus | None:
 
 
 def _read_failure(document: object) -> LastFailure | None:
-    cause = documents.text(document, "cause")
-    if not cause:
+    if not documents.text(document, "cause"):
         return None
-    return LastFailure(
-        cause=cause,
-        message=documents.text(document, "message"),
-        rank=documents.integer(document, "rank"),
-        node=documents.text(document, "node"),
-        step=documents.integer(document, "step"),
-        time=documents.number(document, "time"),
-        primary=documents.at(document, "primary") is not False,
-        full=documents.text(document, "full"),
-        is_full=documents.boolean(document, "is_full"),
-    )
+    primary = documents.at(document, "primary") is not False
+    return LastFailure(**{**documents.read_fields(LastFailure, document), "primary": primary})
 
 
-def _ranks(pod: str, document: object, *, active: bool) -> list[RankStatus]:
-    found = []
+def _ranks(pod: str, document: object, *, active: bool) -> Iterator[RankStatus]:
+    names = {"silence": "heartbeat_age", "waiting": "collective_seconds", "quiet": "quiet_seconds"}
     for each in documents.items(document, "ranks"):
-        rank = documents.integer(each, "rank")
-        if rank is None:
+        if documents.integer(each, "rank") is None:
             continue
-        found.append(
-            RankStatus(
-                rank=rank,
-                pod=pod,
-                local_rank=documents.integer(each, "local_rank") or 0,
-                step=documents.integer(each, "step"),
-                phase=documents.text(each, "phase"),
-                step_seconds=documents.number(each, "step_seconds"),
-                busy_seconds=documents.number(each, "busy_seconds"),
-                all_reduce_seconds=documents.number(each, "all_reduce_seconds"),
-                silence=documents.number(each, "heartbeat_age"),
-                collective=documents.text(each, "collective"),
-                waiting=documents.number(each, "collective_seconds"),
-                quiet=documents.number(each, "quiet_seconds"),
-                line=documents.text(each, "line"),
-                line_seconds=documents.number(each, "line_seconds"),
-                group=documents.boolean(each, "group"),
-                active=active and not _has_ended(each),
-            )
-        )
-    return found
-
-
-def _has_ended(rank: object) -> bool:
-    """Whether a rank has exited. An agent of a version that does not tell shows the last phase of
-    such a rank for ever.
-    """
-    ended = documents.at(rank, "ended")
-    return ended is True or (ended is None and documents.text(rank, "phase") == "exit")
+        # agents of versions without `ended` report the last phase of an exited rank for ever
+        ended = documents.at(each, "ended")
+        exited = ended is True or (ended is None and documents.text(each, "phase") == "exit")
+        fields = documents.read_fields(RankStatus, each, **names)
+        yield RankStatus(**{**fields, "pod": pod, "active": active and not exited})
 
 
 def read_reports(documents: Mapping[str, object], *, run_id: str) -> dict[str, AgentStatus]:
-    """Read the reports of one run.
-
-    Args:
-        documents: `/status` documents by pod.
-        run_id: the run; empty if unknown. Reports with another run's id are left out.
+    """Read the `/status` documents of one run, by pod. Reports with another run's id are left out,
+    unless `run_id` is empty.
     """
     read = {pod: AgentStatus.read(pod, document) for pod, document in documents.items()}
     return {
@@ -264,9 +213,8 @@ def read_reports(documents: Mapping[str, object], *, run_id: str) -> dict[str, A
 
 
 def newest_generation(reports: Mapping[str, AgentStatus]) -> list[AgentStatus]:
-    """Return the reports of the newest generation, the one with rank 0 first.
-
-    An agent that has lost contact to the others still reports an older generation.
+    """The reports of the newest generation, rank 0's first. An agent that has lost contact to the
+    others still reports an older one.
     """
     newest = max((report.generation for report in reports.values()), default=0)
     current = [report for report in reports.values() if report.generation == newest]
@@ -276,14 +224,9 @@ def newest_generation(reports: Mapping[str, AgentStatus]) -> list[AgentStatus]:
 
 
 def read_training(current: Sequence[AgentStatus], *, step: int | None = None) -> dict[str, Any]:
-    """Read the training's numbers from the reports of `newest_generation`.
-
-    Args:
-        current: the reports.
-        step: the last step, if no report has one.
-
-    Returns:
-        Attributes of a `JobStatus`. What no report says is None, 0 or empty.
+    """The training's numbers as attributes of a `JobStatus`, from the reports of
+    `newest_generation`; `step` is the last one, if no report has one. What no report says is None,
+    0 or empty.
     """
     ranks = sorted(
         (rank for report in current for rank in report.ranks), key=lambda rank: rank.rank
@@ -304,6 +247,10 @@ def read_training(current: Sequence[AgentStatus], *, step: int | None = None) ->
         key=lambda one: one[0],
         default=(None, None),
     )
+    # what happened by itself counts before what only followed from it
+    found = [report.last_failure for report in current if report.last_failure is not None]
+    # an agent without the sentence has ranks that have come further
+    slow_starts = [report.slow_start for report in current]
     return {
         "generation": max((report.generation for report in current), default=0),
         "world_size": max((report.world_size for report in current), default=0),
@@ -322,19 +269,13 @@ def read_training(current: Sequence[AgentStatus], *, step: int | None = None) ->
         # The shortest time is the transfer; the longer ones include waiting for slower ranks.
         "all_reduce_seconds": min(all_reduces, default=None),
         "ranks": tuple(ranks),
-        "last_failure": _newest_failure(current),
+        "last_failure": max(found, key=lambda each: (each.primary, each.time or 0.0), default=None),
         "failed_saves": max((report.failed_saves for report in current), default=0),
         "checkpoint_room": _first(report.checkpoint_room or None for report in current) or "",
         "waiting_for": next((report.waiting_for for report in current if report.waiting_for), ""),
-        "slow_start": _told_by_all(report.slow_start for report in current),
+        "slow_start": slow_starts[0] if slow_starts and all(slow_starts) else "",
         "devices": ", ".join(sorted({report.devices for report in current if report.devices})),
     }
-
-
-def _told_by_all(sentences: Iterable[str]) -> str:
-    """The first of the sentences; empty if one is, as of an agent whose ranks have come further."""
-    told = list(sentences)
-    return told[0] if told and all(told) else ""
 
 
 def _bytes_per_hour(report: AgentStatus) -> float | None:
@@ -346,16 +287,7 @@ def _bytes_per_hour(report: AgentStatus) -> float | None:
     return rate if math.isfinite(rate) else None
 
 
-def _newest_failure(current: Sequence[AgentStatus]) -> LastFailure | None:
-    """The failure that ended the latest group: one that happened by itself, before those that only
-    followed from it.
-    """
-    found = [report.last_failure for report in current if report.last_failure is not None]
-    return max(found, key=lambda each: (each.primary, each.time or 0.0), default=None)
-
-
 def _first(values: Iterable[_T | None]) -> _T | None:
-    """Return the first known value; the report with rank 0 comes first."""
     return next((value for value in values if value is not None), None)
 
 
@@ -513,12 +445,7 @@ SEPARATE_RANKS_FIX: Final = (
 
 
 def describe_separate_ranks(ranks: int) -> str:
-    """What is known of the ranks of a script of which none has formed a process group with the
-    others, without a full stop.
-
-    Args:
-        ranks: Their number.
-    """
+    """What is known of a script whose ranks have formed no process group, without a full stop."""
     return (
         f"none of its {ranks} ranks has formed a process group with the others: unless they "
         "exchange by other means than torch.distributed, each has trained a model of its own"

@@ -5,7 +5,8 @@ as None or as an empty value; nothing raises.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import fields
 from datetime import UTC, datetime
 from typing import Any
 
@@ -66,9 +67,7 @@ def integer(document: object, *path: str) -> int | None:
 
 
 def number(document: object, *path: str) -> float | None:
-    """Return the number at the path, or the one that a word like `"nan"` stands for, since JSON
-    has none for it; None if there is neither.
-    """
+    """The number at the path, or what a word like `"nan"` stands for, which JSON cannot express."""
     found = at(document, *path)
     if isinstance(found, str):
         return _NON_FINITE.get(found)
@@ -94,6 +93,26 @@ def moment(document: object, *path: str) -> float | None:
         return (read if read.tzinfo else read.replace(tzinfo=UTC)).timestamp()
     except (ValueError, OverflowError):
         return None
+
+
+_READERS: dict[str, Callable[..., Any]] = {
+    "str": text,
+    "int": lambda document, key: integer(document, key) or 0,
+    "int | None": integer,
+    "float | None": number,
+    "bool | None": boolean,
+}
+
+
+def read_fields(kind: type, document: object, **keys: str) -> dict[str, Any]:
+    """The values of a dataclass's plain fields, each by its type and under its own name or that in
+    `keys`. Its module's annotations must be text.
+    """
+    return {
+        each.name: _READERS[str(each.type)](document, keys.get(each.name, each.name))
+        for each in fields(kind)
+        if each.type in _READERS
+    }
 
 
 def name(document: object) -> str:

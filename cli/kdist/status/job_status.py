@@ -76,7 +76,6 @@ class Phase(StrEnum):
 
     @property
     def terminal(self) -> bool:
-        """Whether the job has ended."""
         return self in (Phase.SUCCEEDED, Phase.FAILED, Phase.STOPPED)
 
 
@@ -161,7 +160,6 @@ class JobStatus:
     slow_start: str = ""
 
     def to_document(self) -> dict[str, Any]:
-        """Return the status for programs: names in camelCase; fields are only ever added."""
         document = {camel_case(key): _plain(value) for key, value in asdict(self).items()}
         document["terminal"] = self.phase.terminal
         return {"apiVersion": CLI_API_VERSION, "kind": "JobStatus", **document}
@@ -225,11 +223,6 @@ class Evidence:
     unasked: int = 0
 
     @property
-    def starts_again(self) -> bool:
-        """Whether a user has just had it start again, and did not suspend it since."""
-        return not self.asked and explains_start(self.started, self.now)
-
-    @property
     def working(self) -> list[Pod]:
         return [pod for pod in self.pods if pod.working]
 
@@ -253,9 +246,7 @@ def decide(evidence: Evidence) -> PhaseDecision:
 
 
 def _decide_finished(evidence: Evidence) -> PhaseDecision | None:
-    """Decide the phase of a job that has ended, according to its workload or to agents that stay
-    alive after the training; None if it has not.
-    """
+    """The phase of a job that has ended, by its workload or by agents that stay alive after it."""
     state, record = evidence.state, evidence.record
     if state is None:
         if evidence.alive:
@@ -276,7 +267,12 @@ def _decide_finished(evidence: Evidence) -> PhaseDecision | None:
     if state.finished == "succeeded":
         return PhaseDecision(Phase.SUCCEEDED, state.reason, state.message)
     if state.finished == "failed":
-        if _all_stopped(evidence):
+        codes = [pod.ended.code for pod in evidence.pods if pod.ended]
+        if (
+            bool(codes)
+            and len(codes) == len(evidence.pods)
+            and all(code == STOPPED for code in codes)
+        ):
             saved = describe_saved(pod.record.step if pod.record else None for pod in evidence.pods)
             return PhaseDecision(Phase.STOPPED, "Stopped", f"stopped on request; {saved}")
         if record and record.permanent:
@@ -300,18 +296,8 @@ def _decide_finished(evidence: Evidence) -> PhaseDecision | None:
     return None
 
 
-def _all_stopped(evidence: Evidence) -> bool:
-    """Whether every pod ended with the code of a request to stop."""
-    codes = [pod.ended.code for pod in evidence.pods if pod.ended]
-    return (
-        bool(codes) and len(codes) == len(evidence.pods) and all(code == STOPPED for code in codes)
-    )
-
-
 def _decide_suspended(evidence: Evidence) -> PhaseDecision | None:
-    """Decide the phase of a job that is suspended, on request or by its queue; None if it is
-    not.
-    """
+    """The phase of a job that is suspended, on request or by its queue."""
     if evidence.state is None or not (evidence.state.suspended or evidence.asked):
         return None
     if not evidence.state.suspended and evidence.alive:
@@ -340,10 +326,8 @@ def _decide_suspended(evidence: Evidence) -> PhaseDecision | None:
 
 
 def _decide_start(evidence: Evidence) -> PhaseDecision | None:
-    """Decide the phase of a job that a user has just had start again, while its pods end, and until
-    there are new ones; None if nobody has.
-    """
-    if not evidence.starts_again:
+    """The phase of a job that a user has just restarted, until there are new pods."""
+    if not (not evidence.asked and explains_start(evidence.started, evidence.now)):
         return None
     if evidence.alive:
         phase = Phase.RUNNING if evidence.working else Phase.RECOVERING
@@ -356,13 +340,23 @@ def _decide_start(evidence: Evidence) -> PhaseDecision | None:
 
 
 def _decide_active(evidence: Evidence) -> PhaseDecision:
-    """Decide the phase of a job that runs or is starting."""
     working = evidence.working
     reports = newest_generation(
         {pod.name: evidence.reports[pod.name] for pod in working if pod.name in evidence.reports}
     )
     if any(report.state in RUNNING_STATES for report in reports):
-        return _running(evidence, len(working))
+        running = len(working)
+        if any(report.refused for report in evidence.reports.values()):
+            return PhaseDecision(Phase.RUNNING, REFUSED, "the API server refuses its agents")
+        if any(pod.lost for pod in evidence.pods):
+            return PhaseDecision(
+                Phase.RUNNING, "NodeLost", f"continues with {running} nodes: one does not respond"
+            )
+        if running < evidence.nodes.max:
+            return PhaseDecision(
+                Phase.RUNNING, "Smaller", f"runs on {running} of at most {evidence.nodes.max} nodes"
+            )
+        return PhaseDecision(Phase.RUNNING)
     if any(report.state == "hung" for report in reports):
         return PhaseDecision(Phase.RECOVERING, "Hang", "ranks hang and are stopped")
     if any(report.state == "restarting" for report in reports):
@@ -371,34 +365,42 @@ def _decide_active(evidence: Evidence) -> PhaseDecision:
             "Restarting",
             "the ranks of a failed group are stopped, then a new group forms",
         )
-    again = _has_history(evidence)
+    has_run = _has_history(evidence)
     if any(report.state in JOINING_STATES for report in reports):
-        return _joining(reports, evidence.nodes, evidence.alive, again=again)
+        joined = sum(report.state == "rendezvous" for report in reports)
+        phase = Phase.RECOVERING if has_run else Phase.STARTING
+        if joined:
+            words = [f"{joined} of {evidence.nodes.max} nodes joined, {evidence.nodes.min} needed"]
+            words += filter(None, [describe_fetching(evidence.alive)])
+            return PhaseDecision(phase, "Rendezvous", "; ".join(words))
+        return PhaseDecision(phase, "Initializing", "the ranks start and load the workload")
     if any(report.state == "succeeded" for report in reports):
         return PhaseDecision(Phase.RUNNING, "Finishing", "the training is done, its pods end")
     if working:
-        return _unanswered(evidence, working, again=again)
+        return _unanswered(evidence, working, has_run=has_run)
     if any(pod.lost for pod in evidence.pods):
         return PhaseDecision(Phase.RECOVERING, "NodeLost", "none of its nodes responds")
-    return _not_running(evidence, again=again)
-
-
-def _running(evidence: Evidence, working: int) -> PhaseDecision:
-    if any(report.refused for report in evidence.reports.values()):
-        return PhaseDecision(Phase.RUNNING, REFUSED, "the API server refuses its agents")
-    if any(pod.lost for pod in evidence.pods):
+    alive = evidence.alive
+    if not alive:
+        message = "its pods are not created yet"
         return PhaseDecision(
-            Phase.RUNNING, "NodeLost", f"continues with {working} nodes: one does not respond"
+            Phase.RECOVERING if has_run else Phase.PENDING,
+            (evidence.state and evidence.state.reason) or "NoPods",
+            message,
         )
-    if working < evidence.nodes.max:
-        return PhaseDecision(
-            Phase.RUNNING, "Smaller", f"runs on {working} of at most {evidence.nodes.max} nodes"
-        )
-    return PhaseDecision(Phase.RUNNING)
+    if not any(pod.troubled for pod in alive) and (fetching := describe_fetching(alive)):
+        return PhaseDecision(Phase.RECOVERING if has_run else Phase.STARTING, "Fetching", fetching)
+    worst = next((pod for pod in alive if pod.troubled), alive[0])
+    if has_run:
+        return PhaseDecision(Phase.RECOVERING, worst.state, worst.message)
+    return PhaseDecision(
+        Phase.STARTING if worst.scheduled and not worst.troubled else Phase.PENDING,
+        worst.state,
+        worst.message,
+    )
 
 
 def _has_history(evidence: Evidence) -> bool:
-    """Whether the job has run before."""
     if any(
         report.generation > 1 or report.restarts or report.step or report.checkpoint_step
         for report in evidence.reports.values()
@@ -411,57 +413,24 @@ def _has_history(evidence: Evidence) -> bool:
     )
 
 
-def _joining(
-    reports: Sequence[AgentStatus], nodes: Nodes, pods: Sequence[Pod], *, again: bool
-) -> PhaseDecision:
-    joined = sum(report.state == "rendezvous" for report in reports)
-    phase = Phase.RECOVERING if again else Phase.STARTING
-    if joined:
-        words = [f"{joined} of {nodes.max} nodes joined, {nodes.min} needed"]
-        words += filter(None, [describe_fetching(pods)])
-        return PhaseDecision(phase, "Rendezvous", "; ".join(words))
-    return PhaseDecision(phase, "Initializing", "the ranks start and load the workload")
-
-
-def _unanswered(evidence: Evidence, working: Sequence[Pod], *, again: bool) -> PhaseDecision:
-    """Decide the phase where containers run but no agent answers: it loads, is unreachable, or was
-    not asked.
+def _unanswered(evidence: Evidence, working: Sequence[Pod], *, has_run: bool) -> PhaseDecision:
+    """The phase where containers run but no agent answers: it loads, is unreachable, or was not
+    asked.
     """
     ages = [evidence.now - pod.started for pod in working if pod.started is not None]
     is_unknown = evidence.unasked >= len(working)
     unknown = "its pods run; what their agents do is not known yet"
     if not ages or max(ages) < _STARTING_SECONDS:
         return PhaseDecision(
-            Phase.RECOVERING if again else Phase.STARTING,
+            Phase.RECOVERING if has_run else Phase.STARTING,
             "Loading",
             unknown if is_unknown else "the agents load torch",
         )
     if len(working) < evidence.nodes.min:
         message = f"{len(working)} of {evidence.nodes.min} needed nodes run"
-        return PhaseDecision(Phase.RECOVERING if again else Phase.PENDING, "TooFewNodes", message)
+        return PhaseDecision(Phase.RECOVERING if has_run else Phase.PENDING, "TooFewNodes", message)
     unreachable = "its pods run, but their agents cannot be reached from here"
     return PhaseDecision(Phase.RUNNING, "NoAnswer", unknown if is_unknown else unreachable)
-
-
-def _not_running(evidence: Evidence, *, again: bool) -> PhaseDecision:
-    alive = evidence.alive
-    if not alive:
-        message = "its pods are not created yet"
-        return PhaseDecision(
-            Phase.RECOVERING if again else Phase.PENDING,
-            (evidence.state and evidence.state.reason) or "NoPods",
-            message,
-        )
-    if not any(pod.troubled for pod in alive) and (fetching := describe_fetching(alive)):
-        return PhaseDecision(Phase.RECOVERING if again else Phase.STARTING, "Fetching", fetching)
-    worst = next((pod for pod in alive if pod.troubled), alive[0])
-    if again:
-        return PhaseDecision(Phase.RECOVERING, worst.state, worst.message)
-    return PhaseDecision(
-        Phase.STARTING if worst.scheduled and not worst.troubled else Phase.PENDING,
-        worst.state,
-        worst.message,
-    )
 
 
 _MAX_LOSSES = 240
@@ -480,12 +449,8 @@ class StepHistory:
         self._steps: deque[tuple[float, int]] = deque(maxlen=_MAX_STEPS)
 
     def record(self, now: float, step: int | None, loss: float | None) -> None:
-        """Record an observation; one of the same step as before is ignored.
-
-        Args:
-            now: time of the observation, in seconds of any one clock.
-            step: last completed step; None if unknown. A lower step than before discards the pace.
-            loss: loss of the step; None if unknown.
+        """Record an observation at a time in seconds of any one clock; one of the same step as
+        before is ignored. A lower step than before discards the pace.
         """
         if step is None or (self._steps and self._steps[-1][1] == step):
             return
@@ -496,11 +461,8 @@ class StepHistory:
             self.losses.append(loss)
 
     def seconds_left(self, now: float, target: int | None, *, max_age: float) -> float | None:
-        """Estimate the seconds until step `target` from the pace of the recorded steps.
-
-        Returns:
-            The estimate; None without a target or a pace, or if the last step is more than
-            `max_age` seconds old.
+        """Estimate the seconds until step `target` from the pace of the recorded steps; None
+        without a target or a pace, or if the last step is more than `max_age` seconds old.
         """
         if not target or len(self._steps) < 2 or now - self._steps[-1][0] > max_age:
             return None

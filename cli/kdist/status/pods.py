@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
 
 from kdist.events import parse
@@ -61,26 +62,6 @@ class NonfiniteLoss:
 
 
 DONE, STOPPED, PEERS_LOST = 0, 200, 201
-_KEYS = (
-    "code",
-    "cause",
-    "outcome",
-    "message",
-    "rank",
-    "node",
-    "step",
-    "generation",
-    "time",
-    "traceback",
-    "collective",
-    "collectives",
-    "signature",
-    "advice",
-    "rerun",
-    "place",
-    "nonfinite_loss",
-    "separate_ranks",
-)
 _MAX_TEXT = 1 << 16
 _MAX_NAME = 64
 
@@ -156,18 +137,18 @@ class ExitRecord:
         }
 
     def to_text(self) -> str:
-        """Return the record as JSON, for an annotation."""
         return encode_json(self.to_document(), ensure_ascii=False)
 
     @classmethod
     def parse(cls, text: object) -> ExitRecord | None:
-        """Parse a termination message, an annotation, or the end of a log; None if it holds no
-        record.
-        """
+        """Parse a termination message, an annotation, or the end of a log."""
         if not isinstance(text, str):
             return None
         text = text[:_MAX_TEXT]
-        return cls.read(_loads(text)) or _from_log(text) or _from_truncated(text)
+        document = None
+        with suppress(MalformedTextError):
+            document = parse_json(text, allow_nan=True)
+        return cls.read(document) or _from_log(text) or _from_truncated(text)
 
     @classmethod
     def read(cls, document: object, *, whole: bool = True) -> ExitRecord | None:
@@ -179,49 +160,27 @@ class ExitRecord:
             or not (documents.at(document, "cause") or documents.at(document, "outcome"))
         ):
             return None
+        ended = "done" if code == DONE else "stopped" if code == STOPPED else "failed"
         try:
             check_format("exit.json", document)
         except NewerFormatError as error:
-            ended = "done" if code == DONE else "stopped" if code == STOPPED else "failed"
             return cls(code, outcome=ended, message=str(error), whole=False)
+        found = documents.read_fields(cls, document)
         return cls(
-            code=code,
-            cause=documents.text(document, "cause"),
-            outcome=documents.text(document, "outcome")
-            or ("done" if code == DONE else "stopped" if code == STOPPED else "failed"),
-            message=documents.text(document, "message"),
-            rank=documents.integer(document, "rank"),
-            node=documents.text(document, "node"),
-            step=documents.integer(document, "step"),
-            generation=documents.integer(document, "generation"),
-            time=documents.number(document, "time"),
-            traceback=_lines(document, "traceback"),
-            collective=documents.text(document, "collective"),
-            collectives=_lines(document, "collectives"),
-            signature=documents.text(document, "signature")[:_MAX_NAME],
-            advice=documents.text(document, "advice"),
-            rerun=documents.text(document, "rerun")[:_MAX_NAME],
-            place=documents.text(document, "place"),
-            nonfinite_loss=NonfiniteLoss.read(document),
-            separate_ranks=documents.integer(document, "separate_ranks") or 0,
-            whole=whole and documents.at(document, "whole") is not False,
+            **{
+                **found,
+                "outcome": found["outcome"] or ended,
+                "traceback": tuple(documents.texts(document, "traceback")),
+                "collectives": tuple(documents.texts(document, "collectives")),
+                "signature": found["signature"][:_MAX_NAME],
+                "rerun": found["rerun"][:_MAX_NAME],
+                "nonfinite_loss": NonfiniteLoss.read(document),
+                "whole": whole and documents.at(document, "whole") is not False,
+            }
         )
 
 
-def _lines(document: object, name: str) -> tuple[str, ...]:
-    found = documents.at(document, name)
-    return tuple(line for line in found if isinstance(line, str)) if isinstance(found, list) else ()
-
-
-def _loads(text: str) -> Any:
-    try:
-        return parse_json(text, allow_nan=True)
-    except MalformedTextError:
-        return None
-
-
 def _from_log(text: str) -> ExitRecord | None:
-    """Read the last `failed` event of the agent from the end of its log."""
     for line in reversed(text.split("\n")):
         event = parse(line)
         if event is not None and event["event"] == "failed":
@@ -237,7 +196,7 @@ def _from_truncated(text: str) -> ExitRecord | None:
     if not text.lstrip().startswith("{"):
         return None
     found = {}
-    for key in _KEYS:
+    for key in (each.name for each in fields(ExitRecord)):
         match = re.search(rf'[{{,]\s*"{key}"\s*:\s*', text)
         if match is None:
             continue
@@ -335,7 +294,7 @@ class InitContainer:
         return self.name.startswith(FETCHER)
 
     @property
-    def what(self) -> str:
+    def subject(self) -> str:
         """What it fetches, in words."""
         return f"{'weights' if self.name == WEIGHTS else 'data'} from {self.url or self.field}"
 
@@ -472,7 +431,6 @@ class Pod:
 
     @property
     def working(self) -> bool:
-        """Whether its container runs on a node that responds."""
         return self.running and not self.lost
 
     @property
@@ -482,7 +440,6 @@ class Pod:
 
     @property
     def has_run(self) -> bool:
-        """Whether its container runs, or has run and ended."""
         return self.running or self.ended is not None or self.before is not None
 
     @property
@@ -525,13 +482,8 @@ def read_index(name: str) -> int | None:
 
 
 def read_pod(document: Document, *, lost_nodes: Collection[str] = (), answers: bool = False) -> Pod:
-    """Read a pod from its object.
-
-    Args:
-        document: the object.
-        lost_nodes: names of nodes that do not respond.
-        answers: whether the pod's agent answers. Such a pod is never lost: after an outage of its
-            own, the control plane considers all nodes lost for a while.
+    """Read a pod from its object. One whose agent answers is never lost: after an outage of its
+    own, the control plane considers all nodes lost for a while.
     """
     container = container_of(document)
     status = next(
@@ -593,8 +545,8 @@ def _read_index(document: Document) -> int | None:
 
 
 def _is_abandoned(document: Document) -> bool:
-    """Whether the pod is marked unready though its containers are ready, as the control plane does
-    when a node stops responding.
+    """Whether the pod alone is unready, as the control plane marks it when its node stops
+    responding.
     """
     if documents.text(document, "status", "reason") == "NodeLost":
         return True
@@ -606,9 +558,7 @@ def _is_abandoned(document: Document) -> bool:
 
 
 def _read_trouble(document: Document, status: Document) -> tuple[str, str]:
-    """Read why the pod does not run: reason and message of the container, of an init container, of
-    scheduling, or of the pod.
-    """
+    """Why the pod does not run, as (reason, message)."""
     for each in (status, *documents.items(document, "status", "initContainerStatuses")):
         waiting = documents.mapping(each, "state", "waiting")
         if documents.text(waiting, "reason") not in _STARTING_REASONS:
@@ -649,9 +599,7 @@ def _name_state(
 
 
 def find_permanent_failure(pods: Sequence[Pod]) -> Pod | None:
-    """A pod that its workload keeps starting although what it should fetch cannot be fetched; None
-    without one.
-    """
+    """A pod that is started again and again although what it should fetch cannot be fetched."""
     return next(
         (pod for pod in pods if not pod.over and pod.init and pod.init.failed_permanently), None
     )
@@ -660,7 +608,7 @@ def find_permanent_failure(pods: Sequence[Pod]) -> Pod | None:
 def explain_permanent_failure(pod: Pod) -> tuple[str, str]:
     """The cause of such a pod's failure, and a sentence about it."""
     record = pod.record
-    words = f"it cannot fetch {pod.init.what}" if pod.init else ""
+    words = f"it cannot fetch {pod.init.subject}" if pod.init else ""
     cause, message = (record.cause, record.message) if record else ("", "")
     return cause or "data", message or words
 
@@ -671,7 +619,7 @@ def describe_fetching(pods: Sequence[Pod]) -> str:
     if not fetching:
         return ""
     where = f" on {count(len(fetching), 'node')}" if len(pods) > 1 else ""
-    return f"fetching {fetching[0].what}{where}"
+    return f"fetching {fetching[0].subject}{where}"
 
 
 def find_slowest(pods: Sequence[Pod]) -> FetchProgress | None:
@@ -695,12 +643,8 @@ def choose_rerun(record: ExitRecord) -> str:
 
 
 def describe_change(record: ExitRecord, *, installs: bool, told: str) -> str:
-    """What to do before a run is started again.
-
-    Args:
-        record: how the run has ended.
-        installs: whether it goes on in the Python that lacked a package.
-        told: what says what to do where neither a line nor a package is known.
+    """What to do before a run is started again. It may go on in the Python that lacked a package
+    (`installs`); `told` names what says what to do where neither a line nor a package is known.
     """
     if record.signature == "missing-package" and installs:
         return record.advice.rpartition(": ")[2]

@@ -108,9 +108,7 @@ def read_resource(document: Document) -> ResourceState:
 
 
 def read_numbers(document: Document | None) -> dict[str, Any]:
-    """The training's numbers that the controller wrote last, as attributes of a `JobStatus`.
-    Without those that it has not written.
-    """
+    """The numbers that the controller wrote last, as attributes of a `JobStatus`."""
     status = documents.mapping(document, "status")
     found = {
         "world_size": documents.integer(status, "worldSize"),
@@ -145,9 +143,7 @@ def _true_message(document: Document, kind: str) -> str:
 
 
 def find_owning_resource(document: Document | None) -> Mapping[str, Any] | None:
-    """The reference to the TrainingJob that an object was created for; None if it was created
-    without one.
-    """
+    """The reference to the TrainingJob that an object was created for; None without one."""
     group = _API_VERSION.partition("/")[0]
     return next(
         (

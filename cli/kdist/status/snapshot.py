@@ -5,10 +5,9 @@ document gives less information and never raises.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 from kdist.manifest import QUEUE_LABEL
 from kdist.status import documents
@@ -20,7 +19,7 @@ from kdist.status.agent_status import (
     read_training,
 )
 from kdist.status.documents import Document
-from kdist.status.job_status import Evidence, JobStatus, Nodes, PhaseDecision, WorkloadState, decide
+from kdist.status.job_status import Evidence, JobStatus, Nodes, WorkloadState, decide
 from kdist.status.pods import (
     DONE,
     PEERS_LOST,
@@ -34,7 +33,7 @@ from kdist.status.pods import (
     find_successor,
     read_pod,
 )
-from kdist.status.resource_state import ResourceState, read_numbers, read_resource
+from kdist.status.resource_state import read_numbers, read_resource
 from kdist_trainer.formats.untrusted_text import MalformedTextError, parse_json
 
 RUN_ID, BACKEND, RENDEZVOUS = "kdist.dev/run-id", "kdist.dev/backend", "kdist.dev/rendezvous"
@@ -50,126 +49,154 @@ OUTCOME = "kdist.dev/outcome"
 """Annotation of a workload that never completes by itself: the exit record of the training."""
 
 
-def read_status(
-    config_map: Document,
-    workload: Document | None,
-    pods: Iterable[Document],
-    reports: Mapping[str, object],
-    *,
-    state: WorkloadState | None,
-    lost_nodes: Collection[str] = (),
-    now: float | None = None,
-    name: str = "",
-    namespace: str = "",
-    resource: Document | None = None,
-    fetches: Mapping[str, object] | None = None,
-    progress: Document | None = None,
-    unasked: int = 0,
-) -> JobStatus:
-    """Derive the status of one job.
+@dataclass(frozen=True)
+class Snapshot:
+    """Documents of a job. What does not exist, or may not be read, is empty.
 
-    Args:
-        config_map: the job's ConfigMap, which carries the job itself.
-        workload: the object that creates the pods; None if there is none.
-        pods: the job's pods.
+    Attributes:
         reports: the agents' `/status` documents by pod.
-        state: state of the workload, as read by its backend.
-        lost_nodes: names of nodes that do not respond.
-        now: unix time of the documents.
-        name: name of the job, in case its objects are deleted.
-        namespace: namespace of the job.
-        resource: the job's TrainingJob; None without one.
+        nodes: the cluster's nodes that matter to the job.
+        claims: volume claims of pending pods by name; an empty document if a claim does not exist.
+        admission: the job's object in its queue.
+        skipped: number of agents that were not asked, such as for lack of time.
+        deployments: deployments of all namespaces, if no controller creates the job's pods.
+        taken: unix time.
+        resource: the job's TrainingJob; None if it was applied without one.
         fetches: the newest event of each init container that fetches, by pod.
-        progress: the newest event of the log that tells of the training; counts without reports.
-        unasked: number of agents that nobody has asked.
+        accounts: the service accounts of the pods by name, if they were asked for; an empty
+            document if one does not exist.
+        lack: a sentence about the rights without which agents could not be asked; empty if there
+            is nothing to say.
+        progress: the newest event of the training in the log, if no agent answers.
+        placed: annotations that the ConfigMap had, by its workload, if it is gone.
+        config_maps: names of the job's ConfigMaps that exist, if a pod could not mount one, or an
+            agent did not find the one that it meets the others in.
     """
-    now = time.time() if now is None else now
-    namespace = namespace or documents.text(config_map, "metadata", "namespace")
-    backend, run_id = _read_placement(config_map, resource, namespace)
-    known_pods = _read_pods(pods, reports, lost_nodes, fetches or {})
-    answering = [pod for pod in known_pods if pod.name in reports and not pod.over]
-    known_reports = read_reports({pod.name: reports[pod.name] for pod in answering}, run_id=run_id)
-    current = newest_generation(known_reports)
-    record = _find_record(workload, known_pods, current)
-    spec = documents.mapping(_find_job(config_map, resource), "spec")
-    nodes = _read_nodes(spec, known_pods)
-    asked = documents.annotation(config_map, ASKED)  # what the user requested last
-    if resource is not None:
-        asked = "suspended" if documents.at(resource, "spec", "suspend") is True else ""
-    queue = documents.label(workload, QUEUE_LABEL) or documents.text(spec, "queue")
-    ttl = documents.integer(spec, "ttlSecondsAfterFinished") if backend != "statefulset" else None
-    known_resource = None if resource is None else read_resource(resource)
-    read = (state, known_pods, known_reports, nodes, asked, queue, record, now, ttl, known_resource)
-    decided = decide(Evidence(*read, read_start(config_map, resource), unasked))
-    told = read_training(current, step=record.step if record else None)
-    counted = _count_restarts(known_reports.values(), known_pods)
-    # the first object that exists tells when the job was created
-    objects = (workload, config_map, resource)
-    times = (documents.moment(each, "metadata", "creationTimestamp") for each in objects)
-    created = next(filter(None, times), None)
-    return JobStatus(
-        name=name or documents.name(config_map) or documents.name(workload),
-        namespace=namespace,
-        backend=backend,
-        nodes=nodes,
-        run_id=run_id,
-        queue=queue,
-        created=created,
-        age=None if created is None else max(0.0, now - created),
-        # whether pods stay, or are started again, though the job has ended
-        kept_alive=any(report.finished for report in known_reports.values())
-        or find_permanent_failure(known_pods) is not None,
-        fetch=find_slowest(known_pods),
-        pods=tuple(_show_standby(known_pods, known_reports)),
-        exit_record=record,
-        resource=known_resource,
-        **_complete(told | {"restarts": counted}, resource, progress, answered=bool(current)),
-        **asdict(_add_report(decided, known_resource)),
-    )
 
+    name: str
+    namespace: str = ""
+    config_map: Document = field(default_factory=dict)
+    workload: Document | None = None
+    state: WorkloadState | None = None
+    pods: Sequence[Document] = ()
+    events: Sequence[Document] = ()
+    reports: Mapping[str, Document] = field(default_factory=dict)
+    nodes: Mapping[str, Document] = field(default_factory=dict)
+    claims: Mapping[str, Document] = field(default_factory=dict)
+    admission: Document | None = None
+    skipped: int = 0
+    deployments: Sequence[Document] = ()
+    taken: float = field(default_factory=lambda: time.time())
+    resource: Document | None = None
+    fetches: Mapping[str, Document] = field(default_factory=dict)
+    accounts: Mapping[str, Document] = field(default_factory=dict)
+    lack: str = ""
+    progress: Document = field(default_factory=dict)
+    placed: Mapping[str, str] = field(default_factory=dict)
+    config_maps: Collection[str] = ()
 
-def _read_placement(
-    config_map: Document, resource: Document | None, namespace: str
-) -> tuple[str, str]:
-    """Backend and run id; empty while they are not decided."""
-    status = documents.mapping(resource, "status")
-    run_id = documents.text(status, "runId") or documents.annotation(config_map, RUN_ID)
-    return (
-        documents.text(status, "backend") or documents.annotation(config_map, BACKEND),
-        run_id.replace(f"$({NAMESPACE_VARIABLE})", namespace),
-    )
+    @property
+    def backend(self) -> str:
+        return self.status.backend
 
+    @property
+    def job(self) -> Document:
+        """The TrainingJob; with every default where only the ConfigMap has it."""
+        return read_job(self.config_map) if self.resource is None else self.resource
 
-def _complete(
-    found: dict[str, Any], resource: Document | None, progress: Document | None, *, answered: bool
-) -> dict[str, Any]:
-    """Attributes of a `JobStatus` by those who know best: the agents, else the controller, else the
-    log.
-    """
-    if answered:
-        return found
-    logged = {
-        "step": documents.integer(progress, "step"),
-        "target_steps": documents.integer(progress, "target"),
-        "loss": documents.number(progress, "loss"),
-        "learning_rate": documents.number(progress, "learning_rate"),
-    }
-    known = {name: value for name, value in logged.items() if value is not None}
-    more = {**known, **read_numbers(resource)}
-    return {**found, **more, "restarts": max(found["restarts"], more.get("restarts", 0))}
+    @property
+    def gap(self) -> str:
+        """Why agents were not asked, or not reached; empty if all were."""
+        slow = f"there was no time to query {self.skipped} of the {len(self.pods)} pods"
+        lack = self.lack
+        if lack and not self.reports and self.status.step is not None:
+            source = "the log" if self.progress else "the status of the TrainingJob"
+            lack += f"; step and loss are those in {source}"
+        return "; ".join(part for part in (slow if self.skipped else "", lack) if part)
 
+    @cached_property
+    def lost_nodes(self) -> list[str]:
+        return [name for name, node in self.nodes.items() if is_silent(node)]
 
-def _add_report(decision: PhaseDecision, resource: ResourceState | None) -> PhaseDecision:
-    """Where no agent answers from here, what the controller says, which they may answer."""
-    if decision.reason != "NoAnswer" or resource is None or not resource.phase:
-        return decision
-    said = ": ".join(filter(None, (resource.phase, resource.message)))
-    return replace(decision, message=f"{decision.message}; its TrainingJob says {said}")
-
-
-def _find_job(config_map: Document, resource: Document | None) -> Document:
-    """The job: its TrainingJob where it has one, whatever the ConfigMap contains."""
-    return read_job(config_map) if resource is None else resource
+    @cached_property
+    def status(self) -> JobStatus:
+        resource, workload, now = self.resource, self.workload, self.taken
+        config_map = self.config_map or {"metadata": {"annotations": dict(self.placed)}}
+        namespace = self.namespace or documents.text(config_map, "metadata", "namespace")
+        written = documents.mapping(resource, "status")
+        run_id = documents.text(written, "runId") or documents.annotation(config_map, RUN_ID)
+        run_id = run_id.replace(f"$({NAMESPACE_VARIABLE})", namespace)
+        backend = documents.text(written, "backend") or documents.annotation(config_map, BACKEND)
+        pods = _read_pods(self.pods, self.reports, self.lost_nodes, self.fetches)
+        answering = [pod.name for pod in pods if pod.name in self.reports and not pod.over]
+        reports = read_reports({pod: self.reports[pod] for pod in answering}, run_id=run_id)
+        current = newest_generation(reports)
+        record = _find_record(workload, pods, current)
+        spec = documents.mapping(self.job, "spec")
+        asked = documents.annotation(config_map, ASKED)  # what the user requested last
+        if resource is not None:
+            asked = "suspended" if documents.at(resource, "spec", "suspend") is True else ""
+        ttl = documents.integer(spec, "ttlSecondsAfterFinished")
+        evidence = Evidence(
+            state=self.state,
+            pods=pods,
+            reports=reports,
+            nodes=_read_nodes(spec, pods),
+            asked=asked,
+            queue=documents.label(workload, QUEUE_LABEL) or documents.text(spec, "queue"),
+            record=record,
+            now=now,
+            ttl=ttl if backend != "statefulset" else None,
+            resource=None if resource is None else read_resource(resource),
+            started=read_start(config_map, resource),
+            unasked=self.skipped,
+        )
+        decided, state = decide(evidence), evidence.resource
+        if decided.reason == "NoAnswer" and state is not None and state.phase:
+            # the agents that do not answer from here may answer the controller
+            said = ": ".join(filter(None, (state.phase, state.message)))
+            words = f"{decided.message}; its TrainingJob says {said}"
+            decided = replace(decided, message=words)
+        found = read_training(current, step=record.step if record else None)
+        found["restarts"] = _count_restarts(reports.values(), pods)
+        if not current:  # the controller knows the numbers better than the log
+            logged = {
+                "step": documents.integer(self.progress, "step"),
+                "target_steps": documents.integer(self.progress, "target"),
+                "loss": documents.number(self.progress, "loss"),
+                "learning_rate": documents.number(self.progress, "learning_rate"),
+            }
+            known = {name: value for name, value in logged.items() if value is not None}
+            known |= read_numbers(resource)
+            restarts = max(found["restarts"], known.get("restarts", 0))
+            found |= {**known, "restarts": restarts}
+        # the first object that exists tells when the job was created
+        objects = (workload, config_map, resource)
+        times = (documents.moment(each, "metadata", "creationTimestamp") for each in objects)
+        created = next(filter(None, times), None)
+        standby = {pod for pod, report in reports.items() if report.state == STANDBY_STATE}
+        return JobStatus(
+            name=self.name or documents.name(config_map) or documents.name(workload),
+            namespace=namespace,
+            backend=backend,
+            nodes=evidence.nodes,
+            run_id=run_id,
+            queue=evidence.queue,
+            created=created,
+            age=None if created is None else max(0.0, now - created),
+            # whether pods stay, or are started again, though the job has ended
+            kept_alive=any(report.finished for report in reports.values())
+            or find_permanent_failure(pods) is not None,
+            fetch=find_slowest(pods),
+            pods=tuple(
+                replace(pod, state="Standby") if pod.name in standby and pod.working else pod
+                for pod in pods
+            ),
+            exit_record=record,
+            resource=state,
+            **found,
+            **asdict(decided),
+        )
 
 
 def read_start(config_map: Document, resource: Document | None) -> float | None:
@@ -187,14 +214,6 @@ def read_job(config_map: Document) -> Document:
         return documents.mapping(parse_json(documents.text(config_map, "data", "job.json")))
     except MalformedTextError:
         return {}
-
-
-def _show_standby(pods: Sequence[Pod], reports: Mapping[str, AgentStatus]) -> Iterator[Pod]:
-    """The pods, those that stand by with that as their state."""
-    for pod in pods:
-        report = reports.get(pod.name)
-        stands_by = report is not None and report.state == STANDBY_STATE
-        yield replace(pod, state="Standby") if stands_by and pod.working else pod
 
 
 def _read_nodes(spec: Document, pods: Sequence[Pod]) -> Nodes:
@@ -282,97 +301,6 @@ def _find_record(
     told = min(found, key=rank, default=None)
     loss = NonfiniteLoss.merge(record.nonfinite_loss for record in found)
     return None if told is None else replace(told, nonfinite_loss=loss)
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """Documents of a job. What does not exist, or may not be read, is empty.
-
-    Attributes:
-        reports: the agents' `/status` documents by pod.
-        nodes: the cluster's nodes that matter to the job.
-        claims: volume claims of pending pods by name; an empty document if a claim does not exist.
-        admission: the job's object in its queue.
-        skipped: number of agents that were not asked, such as for lack of time.
-        deployments: deployments of all namespaces, if no controller creates the job's pods.
-        taken: unix time.
-        resource: the job's TrainingJob; None if it was applied without one.
-        fetches: the newest event of each init container that fetches, by pod.
-        accounts: the service accounts of the pods by name, if they were asked for; an empty
-            document if one does not exist.
-        lack: a sentence about the rights without which agents could not be asked; empty if there
-            is nothing to say.
-        progress: the newest event of the training in the log, if no agent answers.
-        placed: annotations that the ConfigMap had, by its workload, if it is gone.
-        config_maps: names of the job's ConfigMaps that exist, if a pod could not mount one, or an
-            agent did not find the one that it meets the others in.
-    """
-
-    name: str
-    namespace: str = ""
-    config_map: Document = field(default_factory=dict)
-    workload: Document | None = None
-    state: WorkloadState | None = None
-    pods: Sequence[Document] = ()
-    events: Sequence[Document] = ()
-    reports: Mapping[str, Document] = field(default_factory=dict)
-    nodes: Mapping[str, Document] = field(default_factory=dict)
-    claims: Mapping[str, Document] = field(default_factory=dict)
-    admission: Document | None = None
-    skipped: int = 0
-    deployments: Sequence[Document] = ()
-    taken: float = field(default_factory=lambda: time.time())
-    resource: Document | None = None
-    fetches: Mapping[str, Document] = field(default_factory=dict)
-    accounts: Mapping[str, Document] = field(default_factory=dict)
-    lack: str = ""
-    progress: Document = field(default_factory=dict)
-    placed: Mapping[str, str] = field(default_factory=dict)
-    config_maps: Collection[str] = ()
-
-    @property
-    def backend(self) -> str:
-        """Name of the backend, as in job.yaml."""
-        return self.status.backend
-
-    @property
-    def job(self) -> Document:
-        """The TrainingJob; with every default where only the ConfigMap has it."""
-        return _find_job(self.config_map, self.resource)
-
-    @property
-    def gap(self) -> str:
-        """Why agents were not asked, or not reached; empty if all were."""
-        slow = f"there was no time to query {self.skipped} of the {len(self.pods)} pods"
-        lack = self.lack
-        if lack and not self.reports and self.status.step is not None:
-            source = "the log" if self.progress else "the status of the TrainingJob"
-            lack += f"; step and loss are those in {source}"
-        return "; ".join(part for part in (slow if self.skipped else "", lack) if part)
-
-    @cached_property
-    def lost_nodes(self) -> list[str]:
-        """Names of the nodes that do not respond."""
-        return [name for name, node in self.nodes.items() if is_silent(node)]
-
-    @cached_property
-    def status(self) -> JobStatus:
-        """The status of the job."""
-        return read_status(
-            self.config_map or {"metadata": {"annotations": dict(self.placed)}},
-            self.workload,
-            self.pods,
-            self.reports,
-            state=self.state,
-            lost_nodes=self.lost_nodes,
-            now=self.taken,
-            name=self.name,
-            namespace=self.namespace,
-            resource=self.resource,
-            fetches=self.fetches,
-            progress=self.progress,
-            unasked=self.skipped,
-        )
 
 
 def is_silent(node: Document) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kdist.status import JobStatus, Phase, WorkloadState, read_status
+from kdist.status import JobStatus, Phase, Snapshot, WorkloadState
 from kdist.status.job_status import StepHistory
 from tests.cli.status.objects import (
     NOW,
@@ -69,7 +69,7 @@ def test_a_pod_that_stands_by_is_no_node_of_the_group() -> None:
 @pytest.mark.parametrize("seconds", [20, 500])
 def test_of_agents_that_nobody_has_asked_it_says_that_nothing_is_known(seconds: int) -> None:
     now = NOW.timestamp() - 500 + seconds
-    known = [look(unasked=unasked, now=now).message for unasked in range(3)]
+    known = [look(skipped=unasked, taken=now).message for unasked in range(3)]
     assert (
         known[0]
         == known[1]
@@ -79,7 +79,10 @@ def test_of_agents_that_nobody_has_asked_it_says_that_nothing_is_known(seconds: 
         }[seconds]
     )
     assert "is not known yet" in known[2]
-    assert "not known" not in look(reports=TRAINING, unasked=1, now=now).message
+    assert "not known" not in look(reports=TRAINING, skipped=1, taken=now).message
+
+
+SILENT_NODE = {"status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}}
 
 
 def stopped_pod(index: int) -> dict[str, Any]:
@@ -98,14 +101,16 @@ def look(
 ) -> JobStatus:
     """The status of a job of two nodes."""
     over = workload() if over is None and state else over
-    return read_status(
-        reported or config_map(),
-        over,
-        pods,
-        reports or {},
+    seen = Snapshot(
+        "digits",
+        config_map=reported or config_map(),
+        workload=over,
         state=state,
-        **{"now": NOW.timestamp(), **more},
+        pods=pods,
+        reports=reports or {},
+        **{"taken": NOW.timestamp(), **more},
     )
+    return seen.status
 
 
 @pytest.mark.parametrize(
@@ -128,7 +133,11 @@ def look(
         (look(pods=[CREATING]), Phase.STARTING, "ContainerCreating"),
         (look(pods=[lost_pod(0), lost_pod(1)]), Phase.RECOVERING, "NodeLost"),
         (look(pods=[pod(0), lost_pod(1)], reports=SMALLER), Phase.RUNNING, "NodeLost"),
-        (look(pods=[pod(0), pod(1)], lost_nodes=["worker-1"]), Phase.RECOVERING, "NodeLost"),
+        (
+            look(pods=[pod(0), pod(1)], nodes={"worker-1": SILENT_NODE}),
+            Phase.RECOVERING,
+            "NodeLost",
+        ),
         # After an outage of its own the control plane takes readiness away from pods that are well.
         (look(pods=[lost_pod(0), lost_pod(1)], reports=TRAINING), Phase.RUNNING, ""),
         (look(pods=[REPLACED, pod(0)], reports=MEETING), Phase.RECOVERING, "Rendezvous"),

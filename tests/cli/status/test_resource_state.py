@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kdist.status import JobStatus, Snapshot, WorkloadState, read_status
+from kdist.status import JobStatus, Snapshot, WorkloadState
 from tests.cli.status.objects import NOW, RUN, Document, at, config_map, pod, report, workload
 
 BOTH = [pod(0), pod(1)]
@@ -46,8 +46,18 @@ NUMBERS: Document = {
 def look(resource: Document | None, reports: Document | None = None, **more: Any) -> JobStatus:
     reported = more.pop("reported", None) or config_map()
     state = WorkloadState(active=2)
-    parts = (reported, workload(), BOTH, reports or {})
-    return read_status(*parts, state=state, now=NOW.timestamp(), resource=resource, **more)
+    seen = Snapshot(
+        "digits",
+        config_map=reported,
+        workload=workload(),
+        pods=BOTH,
+        reports=reports or {},
+        state=state,
+        taken=NOW.timestamp(),
+        resource=resource,
+        **more,
+    )
+    return seen.status
 
 
 def forge() -> Document:
@@ -64,8 +74,8 @@ def forge() -> Document:
 
 def test_a_forged_configmap_changes_nothing_that_the_training_job_says() -> None:
     for resource in (training_job(), training_job(spec={"nodes": 4, "replicas": 4})):
-        found = look(resource, {FIRST: report()}, reported=forge(), namespace="ml", name="digits")
-        honest = look(resource, {FIRST: report()}, namespace="ml", name="digits")
+        found = look(resource, {FIRST: report()}, reported=forge(), namespace="ml")
+        honest = look(resource, {FIRST: report()}, namespace="ml")
         assert found == honest
         assert (found.name, found.namespace, found.queue) == ("digits", "ml", "team")
         assert (found.nodes.max, found.run_id, found.backend) == (4, RUN, "job")

@@ -5,10 +5,9 @@ controller does not accept the TrainingJob, does not act on it, or waits for a r
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 from kdist.backends import operators
-from kdist.diagnose.rule import Diagnosis, DiagnosticContext, KubernetesEvent, clip
+from kdist.diagnose.rule import Diagnosis, DiagnosticContext, clip
 from kdist.status import CONTROLLER_FIX, Phase, documents
 from kdist.units import seconds
 
@@ -73,237 +72,133 @@ def find_rejection(ctx: DiagnosticContext) -> Diagnosis | None:
 
 
 def find_refused_growth(ctx: DiagnosticContext) -> Diagnosis | None:
-    """The API server rejects more pods than the job needs: what ails those that exist is something
-    else.
-    """
+    """The API server rejects more pods than the job needs: the others have another problem."""
     enough = ctx.status.nodes.min <= ctx.here < ctx.status.nodes.max
     return _diagnose_rejection(ctx) if enough else None
 
 
 def _diagnose_rejection(ctx: DiagnosticContext) -> Diagnosis | None:
-    event = _find_rejection(ctx)
-    if event is None:
+    """The latest rejection, unless pods were created after it or none is missing."""
+    is_whole = ctx.status.nodes.ready >= ctx.status.nodes.max
+    if not ctx.stuck and not any(pod.over for pod in ctx.pods) and is_whole:
         return None
-    for pattern, explain in _REJECTIONS:
+    of_workload = [each for each in ctx.events if each.kind in _WORKLOADS]
+    refused = (each for each in of_workload if each.reason in _REJECTED and not each.lags)
+    event = next(refused, None)
+    made = next((each.at for each in of_workload if each.reason in _CREATED), 0.0)
+    has_enough = sum(not pod.over for pod in ctx.pods) >= ctx.status.nodes.min
+    if ctx.status.phase.terminal or event is None or (event.at < made and has_enough):
+        return None
+    amounts = re.search(r"requested: ([^:]+?), used: ([^:]+?), limited: (.+?)$", event.message)
+    use = "asks for {}, {} in use, the limit is {}"
+    service = operators.find_webhook_home(event.message)
+    place = f" -n {ctx.namespace}" if ctx.namespace else ""
+    named = {
+        "namespace": ctx.namespace,
+        "place": place,
+        "use": f": {use.format(*amounts.groups())}" if amounts else "",
+        "service": " of the service {} in namespace {}".format(*service) if service else "",
+    }
+    for pattern, cause, sentence, fix, command in _REJECTIONS:
         if found := re.search(pattern, event.message, re.DOTALL):
-            return explain(ctx, event, found)
-    return _diagnose(
-        ctx,
-        event,
+            groups = (clip(found[0], 200), *(clip(each, 300) for each in found.groups()))
+            commands = [command.format(*groups, **named)] if command else [ctx.kdist("events")]
+            if cause == "webhook-away" and service:
+                commands.insert(0, f"kubectl get pods -n {service[1]}")
+            if cause == "no-service-account" and found[1].rpartition("/")[2] == ctx.name:
+                fix = "apply the job again: it creates its own"
+            return Diagnosis(
+                cause,
+                sentence.format(*groups, **named),
+                evidence=(str(event),),
+                fix=fix.format(*groups),
+                commands=tuple(commands),
+            )
+    return Diagnosis(
         "pods-refused",
         f"pods cannot be created: {clip(event.message, 200)}",
-        "see the message",
-    )
-
-
-def _find_rejection(ctx: DiagnosticContext) -> KubernetesEvent | None:
-    """The latest rejection, unless pods were created after it or none is missing."""
-    if (
-        not ctx.stuck
-        and not any(pod.over for pod in ctx.pods)
-        and ctx.status.nodes.ready >= ctx.status.nodes.max
-    ):
-        return None
-    if ctx.status.phase.terminal:
-        return None
-    event = next(
-        (
-            each
-            for each in ctx.events
-            if each.kind in _WORKLOADS and each.reason in _REJECTED and not each.lags
-        ),
-        None,
-    )
-    made = next(
-        (each.at for each in ctx.events if each.kind in _WORKLOADS and each.reason in _CREATED), 0.0
-    )
-    alive = sum(not pod.over for pod in ctx.pods)
-    return (
-        event if event is not None and (event.at >= made or alive < ctx.status.nodes.min) else None
-    )
-
-
-Explain = Callable[[DiagnosticContext, KubernetesEvent, re.Match[str]], Diagnosis]
-
-
-def _diagnose(
-    ctx: DiagnosticContext,
-    event: KubernetesEvent,
-    cause: str,
-    sentence: str,
-    fix: str,
-    *commands: str,
-) -> Diagnosis:
-    return Diagnosis(
-        cause,
-        sentence,
         evidence=(str(event),),
-        fix=fix,
-        commands=commands or (ctx.kdist("events"),),
+        fix="see the message",
+        commands=(ctx.kdist("events"),),
     )
 
 
-def _quota(ctx: DiagnosticContext, event: KubernetesEvent, found: re.Match[str]) -> Diagnosis:
-    amounts = re.search(r"requested: ([^:]+?), used: ([^:]+?), limited: (.+?)$", event.message)
-    detail = (
-        f": asks for {amounts[1]}, {amounts[2]} in use, the limit is {amounts[3]}"
-        if amounts
-        else ""
-    )
-    fix = (
+# (pattern of the message, cause, sentence, fix, command); the first match counts. {0} is what
+# matches, {1} and {2} are its groups.
+_REJECTIONS: tuple[tuple[str, str, str, str, str], ...] = (
+    (
+        r"exceeded quota: ([^,\s]+)",
+        "quota",
+        "the quota {1} of the namespace is used up{use}",
         "request less in spec.resources or spec.nodes, end other jobs in the namespace, "
-        "or have the quota raised"
-    )
-    return _diagnose(
-        ctx,
-        event,
+        "or have the quota raised",
+        "kubectl describe resourcequota {1}{place}",
+    ),
+    (
+        r"failed quota: ([^:\s]+): must specify ([^;]+)",
         "quota",
-        f"the quota {found[1]} of the namespace is used up{detail}",
-        fix,
-        ctx.kubectl("describe", "resourcequota", found[1]),
-    )
-
-
-def _quota_field(ctx: DiagnosticContext, event: KubernetesEvent, found: re.Match[str]) -> Diagnosis:
-    fix = (
-        "name it for every container: spec.resources, or spec.podTemplate for what you added "
-        f"({found[2].strip()})"
-    )
-    return _diagnose(
-        ctx,
-        event,
-        "quota",
-        f"the quota {found[1]} requires every pod to specify its resources",
-        fix,
-        ctx.kubectl("describe", "resourcequota", found[1]),
-    )
-
-
-def _limit_range(ctx: DiagnosticContext, event: KubernetesEvent, found: re.Match[str]) -> Diagnosis:
-    sentence = f"a LimitRange of the namespace rejects the pods: {clip(found[0], 200)}"
-    return _diagnose(
-        ctx,
-        event,
-        "limit-range",
-        sentence,
-        "bring spec.resources within the limits",
-        ctx.kubectl("describe", "limitrange"),
-    )
-
-
-def _pod_security(
-    ctx: DiagnosticContext, event: KubernetesEvent, found: re.Match[str]
-) -> Diagnosis:
-    sentence = (
-        f"Pod Security level {found[1]} of the namespace rejects the pods: {clip(found[2], 300)}"
-    )
-    fix = (
-        "what kdist renders passes `restricted`: remove from spec.podTemplate what it "
-        "complains about"
-    )
-    return _diagnose(
-        ctx,
-        event,
+        "the quota {1} requires every pod to specify its resources",
+        "name it for every container: spec.resources, or spec.podTemplate for what you added ({2})",
+        "kubectl describe resourcequota {1}{place}",
+    ),
+    (
+        r'violates PodSecurity "([^"]+)": (.+)',
         "pod-security",
-        sentence,
-        fix,
-        f"kubectl get namespace {ctx.namespace} --show-labels",
-    )
-
-
-def _webhook_refused(
-    ctx: DiagnosticContext, event: KubernetesEvent, found: re.Match[str]
-) -> Diagnosis:
-    sentence = f"the admission webhook {found[1]} rejects the pods: {clip(found[2], 300)}"
-    return _diagnose(
-        ctx,
-        event,
+        "Pod Security level {1} of the namespace rejects the pods: {2}",
+        "what kdist renders passes `restricted`: remove from spec.podTemplate what it "
+        "complains about",
+        "kubectl get namespace {namespace} --show-labels",
+    ),
+    (
+        r'admission webhook "([^"]+)" denied the request: ?(.*)',
         "webhook-refused",
-        sentence,
+        "the admission webhook {1} rejects the pods: {2}",
         "change what it complains about, or ask whoever runs the webhook",
-    )
-
-
-def _webhook_away(
-    ctx: DiagnosticContext, event: KubernetesEvent, found: re.Match[str]
-) -> Diagnosis:
-    home = operators.find_webhook_home(event.message)
-    of = f" of the service {home[0]} in namespace {home[1]}" if home else ""
-    sentence = f"the admission webhook {found[1]}{of} does not answer, so nothing can be created"
-    fix = "an administrator must restore the webhook's service, or remove its configuration"
-    every = "kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations"
-    commands = (f"kubectl get pods -n {home[1]}", every) if home else (every,)
-    return _diagnose(ctx, event, "webhook-away", sentence, fix, *commands)
-
-
-def _policy(ctx: DiagnosticContext, event: KubernetesEvent, found: re.Match[str]) -> Diagnosis:
-    sentence = f"the admission policy {found[1]} rejects the pods: {clip(found[2], 300)}"
-    return _diagnose(
-        ctx,
-        event,
+        "",
+    ),
+    (
+        r'failed calling webhook "([^"]+)"',
+        "webhook-away",
+        "the admission webhook {1}{service} does not answer, so nothing can be created",
+        "an administrator must restore the webhook's service, or remove its configuration",
+        "kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations",
+    ),
+    (
+        r"ValidatingAdmissionPolicy '([^']+)'[^:]*denied request: ?(.*)",
         "policy-refused",
-        sentence,
+        "the admission policy {1} rejects the pods: {2}",
         "change what it complains about, or ask an administrator",
-    )
-
-
-def _service_account(
-    ctx: DiagnosticContext, event: KubernetesEvent, found: re.Match[str]
-) -> Diagnosis:
-    sentence = f"the service account {found[1]} does not exist"
-    own = found[1].rpartition("/")[2] == ctx.name
-    fix = (
-        "apply the job again: it creates its own"
-        if own
-        else "create it, or name an existing one in spec.serviceAccountName"
-    )
-    return _diagnose(
-        ctx,
-        event,
+        "",
+    ),
+    (
+        r"error looking up service account (\S+):",
         "no-service-account",
-        sentence,
-        fix,
-        f"kdist apply JOB.yaml -n {ctx.namespace}",
-    )
-
-
-def _priority_class(
-    ctx: DiagnosticContext, event: KubernetesEvent, found: re.Match[str]
-) -> Diagnosis:
-    sentence = f"there is no PriorityClass {found[1]}"
-    return _diagnose(
-        ctx,
-        event,
+        "the service account {1} does not exist",
+        "create it, or name an existing one in spec.serviceAccountName",
+        "kdist apply JOB.yaml -n {namespace}",
+    ),
+    (
+        r"no PriorityClass with name (\S+) was found",
         "no-priority-class",
-        sentence,
+        "there is no PriorityClass {1}",
         "set spec.priorityClass to one that exists",
         "kubectl get priorityclasses",
-    )
-
-
-_REJECTIONS: tuple[tuple[str, Explain], ...] = (
-    (r"exceeded quota: ([^,\s]+)", _quota),
-    (r"failed quota: ([^:\s]+): must specify ([^;]+)", _quota_field),
-    (r'violates PodSecurity "([^"]+)": (.+)', _pod_security),
-    (r'admission webhook "([^"]+)" denied the request: ?(.*)', _webhook_refused),
-    (r'failed calling webhook "([^"]+)"', _webhook_away),
-    (r"ValidatingAdmissionPolicy '([^']+)'[^:]*denied request: ?(.*)", _policy),
-    (r"error looking up service account (\S+):", _service_account),
-    (r"no PriorityClass with name (\S+) was found", _priority_class),
-    (r"(?:maximum|minimum) [\w./-]+ usage per \w+ is .+", _limit_range),
+    ),
+    (
+        r"(?:maximum|minimum) [\w./-]+ usage per \w+ is .+",
+        "limit-range",
+        "a LimitRange of the namespace rejects the pods: {0}",
+        "bring spec.resources within the limits",
+        "kubectl describe limitrange{place}",
+    ),
 )
 
 
 def find_idle_operator(ctx: DiagnosticContext) -> Diagnosis | None:
     """The workload has had no pods for a while: its controller does not run, or may not."""
     workload, age = ctx.seen.workload, ctx.status.age
-    if (
-        not ctx.stuck
-        or ctx.pods
-        or workload is None
-        or age is None
-        or ctx.status.phase is Phase.QUEUED
-    ):
+    is_queued = ctx.status.phase is Phase.QUEUED
+    if not ctx.stuck or ctx.pods or workload is None or age is None or is_queued:
         return None
     kind = documents.text(workload, "kind")
     touched = bool(documents.items(workload, "status", "conditions"))
@@ -333,23 +228,16 @@ def find_idle_operator(ctx: DiagnosticContext) -> Diagnosis | None:
 
 
 def _describe_outage(ctx: DiagnosticContext, kind: str) -> str:
-    """A sentence if the controller of a kind is down; empty if it runs, or without permission to
-    see it.
-    """
-    found = (
-        operators.find_deployment(ctx.seen.deployments, kind)
-        if kind in operators.OPERATORS
-        else None
-    )
+    """A sentence if the controller of a kind is down; empty if it runs, or may not be seen."""
+    known = kind in operators.OPERATORS
+    found = operators.find_deployment(ctx.seen.deployments, kind) if known else None
     if found is None:
         return ""
     ready, wanted = operators.count_ready(found)
     place = f"{documents.text(found, 'metadata', 'namespace')}/{documents.name(found)}"
-    return (
-        ""
-        if ready
-        else f"the controller of {kind} does not run: 0 of {wanted} replicas of {place} are ready"
-    )
+    if ready:
+        return ""
+    return f"the controller of {kind} does not run: 0 of {wanted} replicas of {place} are ready"
 
 
 def _describe(ctx: DiagnosticContext, kind: str) -> str:

@@ -5,7 +5,6 @@ ConfigMaps, wrong commands, and data and weights that cannot be downloaded.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Final
 
 from kdist.diagnose.rule import Diagnosis, DiagnosticContext, Severity, clip, name_pods
@@ -13,6 +12,7 @@ from kdist.status import ContainerTermination, InitContainer, Phase, Pod, docume
 from kdist.status.pods import describe_fetching, find_slowest
 from kdist.units import seconds
 
+_NO_KEY = r"couldn't find key (\S+) in (Secret|ConfigMap) \S*?/?([^/\s]+)$"
 _SLOW_PULL = 60.0  # seconds of pulling that are reported
 _UNHEARD = "not registered"
 ABSENT_SOURCE = re.compile(
@@ -28,7 +28,7 @@ def find_mount_trouble(ctx: DiagnosticContext) -> Diagnosis | None:
     pods = [pod for pod in ctx.waiting if pod.scheduled and not (pod.troubled or pod.has_run)]
     reasons = ("FailedMount", "FailedAttachVolume", "FailedMapVolume")
     told = ctx.events_of("Pod", [pod.name for pod in pods], *reasons)
-    event = next((each for each in told if not (each.lags or _is_there(ctx, each.message))), None)
+    event = next((each for each in told if not (each.lags or _may_exist(ctx, each.message))), None)
     if event is None:
         return None
     node = next((each.node for each in ctx.pods if each.name == event.name), "")
@@ -42,7 +42,7 @@ def find_mount_trouble(ctx: DiagnosticContext) -> Diagnosis | None:
     )
 
 
-def _is_there(ctx: DiagnosticContext, message: str) -> bool:
+def _may_exist(ctx: DiagnosticContext, message: str) -> bool:
     """Whether the ConfigMap that the kubelet did not find exists, or it has only not heard of it
     yet: it tries again.
     """
@@ -59,12 +59,7 @@ def _explain_mount(pod: str, message: str) -> tuple[str, str]:
     )
     name = volume[1] if volume else "?"
     if found := ABSENT_SOURCE.search(message):
-        kind = (
-            (found[1] or found[3])
-            .replace("configmap", "ConfigMap")
-            .replace("config", "ConfigMap")
-            .replace("secret", "Secret")
-        )
+        kind = "Secret" if (found[1] or found[3]) == "secret" else "ConfigMap"
         what = f"{kind} {found[2]}" if found[2] else f"key {found[4]} of a {kind}"
         return f"{what} does not exist, which the volume {name} uses", "create it"
     if "Multi-Attach" in message or "already exclusively attached" in message:
@@ -73,9 +68,8 @@ def _explain_mount(pod: str, message: str) -> tuple[str, str]:
             "use a claim with accessMode ReadWriteMany, or nodes: 1; a deleted pod releases "
             "it after some minutes",
         )
-    if found := re.search(
-        r"driver name (\S+) not found in the list of registered CSI drivers", message
-    ):
+    driver = r"driver name (\S+) not found in the list of registered CSI drivers"
+    if found := re.search(driver, message):
         return (
             f"the node lacks the storage driver {found[1]} of the volume {name}",
             "an administrator must restore it on that node",
@@ -118,19 +112,15 @@ _PULL_CAUSES: tuple[tuple[str, str, str, str], ...] = (
         "correct the host in spec.image, or check the nodes' DNS",
     ),
     (
-        (
-            r"401 Unauthorized|unauthorized|authentication required|no basic auth|403 "
-            r"Forbidden|insufficient_scope"
-        ),
+        r"401 Unauthorized|unauthorized|authentication required|no basic auth|403 Forbidden"
+        r"|insufficient_scope",
         "image-auth",
         "cannot be pulled: the registry requires authentication, or has no such repository",
         "create a registry Secret, name it in spec.imagePullSecrets, and check the name for a typo",
     ),
     (
-        (
-            r"pull access denied|repository does not exist|manifest unknown|: not "
-            r"found|NotFound|name unknown"
-        ),
+        r"pull access denied|repository does not exist|manifest unknown|: not found|NotFound"
+        r"|name unknown",
         "image-missing",
         "does not exist: a typo, or the tag was never pushed",
         "correct spec.image, or push the image",
@@ -179,50 +169,23 @@ def find_image_trouble(ctx: DiagnosticContext) -> Diagnosis | None:
     pods = [pod for pod in ctx.waiting if pod.reason in _PULLS]
     if not pods:
         return None
-    events = list(
-        ctx.events_of("Pod", [pod.name for pod in pods], "Failed", "ErrImagePull", "InspectFailed")
-    )
-    failed = next(
-        (
-            event
-            for event in events
-            if "pull" in event.message.lower() or "image" in event.message.lower()
-        ),
-        None,
-    )
-    message = " ".join(
-        [*(f"{pod.reason}: {pod.message}" for pod in pods[:1]), failed.message if failed else ""]
-    )
-    image = _image_of(ctx, pods[0])
-    evidence = [
-        f"pod/{pods[0].name}: {pods[0].reason}: {clip(pods[0].message)}",
-        *([str(failed)] if failed else []),
-    ]
-    for pattern, cause, words, fix in _PULL_CAUSES:
+    names = [pod.name for pod in pods]
+    told = ctx.events_of("Pod", names, "Failed", "ErrImagePull", "InspectFailed")
+    failed = next((each for each in told if re.search("pull|image", each.message.lower())), None)
+    message = f"{pods[0].reason}: {pods[0].message} {failed.message if failed else ''}"
+    cause, words, fix = "image", "cannot be pulled", "see the registry's message"
+    for pattern, *found in _PULL_CAUSES:
         if re.search(pattern, message):
-            return _image(ctx, pods, cause, f"the image {image} {words}", evidence, fix)
-    return _image(
-        ctx,
-        pods,
-        "image",
-        f"the image {image} cannot be pulled",
-        evidence,
-        "see the registry's message",
-    )
-
-
-def _image(
-    ctx: DiagnosticContext,
-    pods: Sequence[Pod],
-    cause: str,
-    sentence: str,
-    evidence: Sequence[str],
-    fix: str,
-) -> Diagnosis:
+            cause, words, fix = found
+            break
     return Diagnosis(
         cause,
-        sentence,
-        evidence=(*evidence, f"waiting: {name_pods(pods)}"),
+        f"the image {_image_of(ctx, pods[0])} {words}",
+        evidence=(
+            f"pod/{pods[0].name}: {pods[0].reason}: {clip(pods[0].message)}",
+            *([str(failed)] if failed else []),
+            f"waiting: {name_pods(pods)}",
+        ),
         fix=fix,
         commands=(ctx.kubectl("describe", "pod", pods[0].name),),
     )
@@ -241,17 +204,9 @@ def _image_of(ctx: DiagnosticContext, pod: Pod) -> str:
 
 
 def find_config_trouble(ctx: DiagnosticContext) -> Diagnosis | None:
-    """A container cannot be created: a Secret, a ConfigMap or one of its keys is missing, or its
-    user is not allowed.
-    """
-    pod = next(
-        (
-            pod
-            for pod in ctx.waiting
-            if pod.reason in ("CreateContainerConfigError", "CreateContainerError")
-        ),
-        None,
-    )
+    """A Secret, a ConfigMap or one of its keys is missing, or the image's user is not allowed."""
+    reasons = ("CreateContainerConfigError", "CreateContainerError")
+    pod = next((pod for pod in ctx.waiting if pod.reason in reasons), None)
     if pod is None:
         return None
     message = pod.message
@@ -260,31 +215,24 @@ def find_config_trouble(ctx: DiagnosticContext) -> Diagnosis | None:
         kind = "Secret" if found[1] == "secret" else "ConfigMap"
         cause = f"{found[1]}-missing"
         sentence = f"{kind} {found[2]} does not exist in namespace {ctx.namespace}"
-        fix = (
-            "create it: kubectl create "
-            f"{'secret generic' if kind == 'Secret' else 'configmap'} {found[2]} … -n "
-            f"{ctx.namespace}"
-        )
-    elif found := re.search(
-        r"couldn't find key (\S+) in (Secret|ConfigMap) \S*?/?([^/\s]+)$", message
-    ):
+        create = "secret generic" if kind == "Secret" else "configmap"
+        fix = f"create it: kubectl create {create} {found[2]} … -n {ctx.namespace}"
+    elif found := re.search(_NO_KEY, message):
         cause = f"{found[2].lower()}-missing"
         sentence = f"{found[2]} {found[3]} has no key {found[1]}"
         fix = "add the key, or correct spec.env"
     elif "runAsNonRoot" in message or "non-numeric user" in message:
         cause = "image-user"
-        sentence = (
-            f"the image wants to run as root, or as a user without a number: {clip(message, 200)}"
-        )
+        what = "the image wants to run as root, or as a user without a number"
+        sentence = f"{what}: {clip(message, 200)}"
         fix = "give the image a numeric USER other than 0"
     else:
         cause = "container"
         sentence = f"the container of {pod.name} cannot be created: {clip(message, 200)}"
-    evidence = (f"pod/{pod.name}: {pod.reason}: {clip(message)}",)
     return Diagnosis(
         cause,
         sentence,
-        evidence=evidence,
+        evidence=(f"pod/{pod.name}: {pod.reason}: {clip(message)}",),
         fix=fix,
         commands=(ctx.kubectl("describe", "pod", pod.name),),
     )
@@ -302,38 +250,34 @@ def find_start_trouble(ctx: DiagnosticContext) -> Diagnosis | None:
         if reasons & {"RunContainerError", "StartError", "ContainerCannotRun"} or (
             end and end.code in (126, 127) and not end.record
         ):
-            sentence = (
-                f"the container of {pod.name} cannot be started: "
-                f"{clip(message, 200).strip() or 'its command is not in the image'}"
-            )
-            fix = "build the image on kdist's own, whose entrypoint starts the trainer"
-            commands = (ctx.kdist("logs", "--previous"), ctx.kubectl("describe", "pod", pod.name))
             return Diagnosis(
                 "container-start",
-                sentence,
+                f"the container of {pod.name} cannot be started: "
+                f"{clip(message, 200) or 'its command is not in the image'}",
                 evidence=(f"pod/{pod.name}: {clip(message)}",),
-                fix=fix,
-                commands=commands,
+                fix="build the image on kdist's own, whose entrypoint starts the trainer",
+                commands=(
+                    ctx.kdist("logs", "--previous"),
+                    ctx.kubectl("describe", "pod", pod.name),
+                ),
             )
     return None
 
 
 def find_slow_pull(ctx: DiagnosticContext) -> Diagnosis | None:
     """The image is still being pulled."""
-    pods = [pod for pod in ctx.waiting if pod.scheduled and not pod.troubled]
-    for pod in pods:
+    for pod in ctx.waiting:
         latest = next(ctx.events_of("Pod", [pod.name], "Pulling", "Pulled", "Created"), None)
-        if (
-            latest is not None
-            and latest.reason == "Pulling"
-            and (took := ctx.now - latest.at) >= _SLOW_PULL
-        ):
-            sentence = (
-                f"{pod.name} has been pulling the image {_image_of(ctx, pod)} for {seconds(took)}"
-            )
-            fix = "wait: a node pulls an image once; torch's takes minutes on a slow connection"
+        if not pod.scheduled or pod.troubled or latest is None or latest.reason != "Pulling":
+            continue
+        if (took := ctx.now - latest.at) >= _SLOW_PULL:
             return Diagnosis(
-                "slow-pull", sentence, "waiting", (str(latest),), fix, (ctx.kdist("events"),)
+                "slow-pull",
+                f"{pod.name} has been pulling the image {_image_of(ctx, pod)} for {seconds(took)}",
+                "waiting",
+                (str(latest),),
+                "wait: a node pulls an image once; torch's takes minutes on a slow connection",
+                (ctx.kdist("events"),),
             )
     return None
 
@@ -356,11 +300,13 @@ def find_fetch_trouble(ctx: DiagnosticContext) -> Diagnosis | None:
         return None
     failed = ctx.status.phase is Phase.FAILED
     severity: Severity = "failed" if failed else "blocked" if init.failed_permanently else "waiting"
-    words = (
-        "cannot be fetched"
-        if init.failed_permanently
-        else "could not be fetched, it is tried again"
-    )
+    words = "could not be fetched, it is tried again"
+    if init.failed_permanently:
+        words = "cannot be fetched"
+    restarts = f", restarted {init.restarts} times" if init.restarts else ""
+    evidence = [f"pod/{pod.name}: {init.name} ended with exit code {end.code}{restarts}"]
+    if end.record is not None:
+        evidence.append(f"exit record: cause {end.record.cause}, code {end.record.code}")
     reason, fix = _explain(init, end)
     commands, change = [ctx.kdist("logs", "-c", init.name, "--pod", pod.name)], ""
     if failed:
@@ -368,9 +314,9 @@ def find_fetch_trouble(ctx: DiagnosticContext) -> Diagnosis | None:
         commands.append(again)
     return Diagnosis(
         FETCH,
-        f"{init.what} {words}: {reason}",
+        f"{init.subject} {words}: {reason}",
         severity,
-        _list_evidence(pod, init, end),
+        tuple(evidence),
         fix,
         tuple(commands),
         change,
@@ -389,14 +335,11 @@ def _explain(init: InitContainer, end: ContainerTermination) -> tuple[str, str]:
     """Why a fetch failed, and the fix."""
     field = init.field or "the field with the url"
     if end.record is not None:
-        fixes = {
+        fix = {
             "config": f"correct {field}, then apply and restart",
             "data": f"correct {field}, or what is at its URL, then apply and restart",
-        }
-        words = clip(end.record.message, 400) or f"exit code {end.code}"
-        return words, fixes.get(
-            end.record.cause, "check whether the server answers from the pods' network"
-        )
+        }.get(end.record.cause, "check whether the server answers from the pods' network")
+        return clip(end.record.message, 400) or f"exit code {end.code}", fix
     if end.reason == "OOMKilled":
         return "it used more memory than the limit and was killed", "raise spec.resources.memory"
     if end.code in (1, 2) or _NO_MODULE.search(end.message):
@@ -406,14 +349,6 @@ def _explain(init: InitContainer, end: ContainerTermination) -> tuple[str, str]:
             "rebuild the image, and set spec.image",
         )
     return f"it ended with exit code {end.code} and left no exit record", "see its log"
-
-
-def _list_evidence(pod: Pod, init: InitContainer, end: ContainerTermination) -> tuple[str, ...]:
-    again = f", restarted {init.restarts} times" if init.restarts else ""
-    lines = [f"pod/{pod.name}: {init.name} ended with exit code {end.code}{again}"]
-    if end.record is not None:
-        lines.append(f"exit record: cause {end.record.cause}, code {end.record.code}")
-    return tuple(lines)
 
 
 def find_fetching(ctx: DiagnosticContext) -> Diagnosis | None:

@@ -14,7 +14,6 @@ from kdist.diagnose.rule import Diagnosis, DiagnosticContext, Severity, clip, na
 from kdist.status import (
     ContainerTermination,
     ExitRecord,
-    LastFailure,
     Phase,
     Pod,
     documents,
@@ -59,10 +58,15 @@ def find_memory_trouble(ctx: DiagnosticContext) -> Diagnosis | None:
     ]
     record = ctx.status.exit_record
     if not hit:
-        return (
-            _host_memory(ctx, record)
-            if record and record.cause == "oom_host" and record.permanent
-            else None
+        if record is None or record.cause != "oom_host" or not record.permanent:
+            return None
+        return Diagnosis(
+            "out-of-memory",
+            f"{_where(record)} used more memory than is available and was killed",
+            "failed",
+            _evidence(record),
+            "raise spec.resources.memory, or lower train.microBatch or train.loader.workers",
+            (ctx.kdist("logs", *_rank(record)),),
         )
     pod, end = min(hit, key=lambda one: one[1].at or 0.0)
     if (
@@ -145,37 +149,23 @@ def _has_trained(ctx: DiagnosticContext, pod: Pod) -> bool:
     return ctx.stuck and (stepped or ctx.had_formed(since, status.last_checkpoint_time))
 
 
-def _host_memory(ctx: DiagnosticContext, record: ExitRecord) -> Diagnosis:
-    sentence = f"{_where(record)} used more memory than is available and was killed"
-    fix = "raise spec.resources.memory, or lower train.microBatch or train.loader.workers"
-    return Diagnosis(
-        "out-of-memory",
-        sentence,
-        "failed",
-        _evidence(record),
-        fix,
-        (ctx.kdist("logs", *_rank(record)),),
-    )
-
-
 def find_failure(ctx: DiagnosticContext) -> Diagnosis | None:
     """The cause of the exit record: the root cause over all ranks."""
     record = ctx.status.exit_record
-    if record is None or record.code in (0, 200) or record.cause == "node_lost":
-        return None
-    return _explain_record(ctx, record)
+    is_loss = record is not None and record.cause == "node_lost"
+    return None if record is None or is_loss else _explain_record(ctx, record)
 
 
 def find_lost_peers(ctx: DiagnosticContext) -> Diagnosis | None:
     """An exit record says only that peers were lost, and nothing else was found."""
     record = ctx.status.exit_record
-    if record is None or record.code in (0, 200) or record.cause != "node_lost":
-        return None
-    return _explain_record(ctx, record)
+    is_loss = record is not None and record.cause == "node_lost"
+    return _explain_record(ctx, record) if record is not None and is_loss else None
 
 
 def _explain_record(ctx: DiagnosticContext, record: ExitRecord) -> Diagnosis | None:
-    if ctx.status.phase is not Phase.FAILED and not (record.permanent or ctx.stuck):
+    counts = ctx.status.phase is Phase.FAILED or record.permanent or ctx.stuck
+    if record.code in (0, 200) or not counts:
         return None
     words, fix = _texts(record)
     if fix == CAUSES["user_code"].advice:
@@ -241,23 +231,17 @@ def _where(record: ExitRecord) -> str:
 
 
 def _evidence(record: ExitRecord) -> tuple[str, ...]:
-    lines: tuple[str, ...] = (
-        f"exit record: cause {record.cause}, code {record.code}"
-        + ("" if record.whole else ", cut short"),
-    )
+    cut = "" if record.whole else ", cut short"
+    lines = [f"exit record: cause {record.cause}, code {record.code}{cut}"]
     if record.nonfinite_loss is not None:
-        lines += (f"the loss was {record.nonfinite_loss}",)
-    lines += tuple(record.collectives[:_SHOWN_RANKS])
-    return (*lines, *_traceback(record)) if record.cause in _NEED_A_TRACEBACK else lines
-
-
-def _traceback(record: ExitRecord) -> tuple[str, ...]:
-    """The relevant lines: the end of a traceback, or the beginning of the stacks of a hang, which
-    start with the most recent call.
-    """
-    lines = tuple(record.traceback)
-    stacks = [number for number, line in enumerate(lines) if line.startswith("Current thread")]
-    return lines[stacks[0] :][:_SHOWN_LINES] if stacks else lines[-_SHOWN_LINES:]
+        lines.append(f"the loss was {record.nonfinite_loss}")
+    lines += record.collectives[:_SHOWN_RANKS]
+    if record.cause in _NEED_A_TRACEBACK:
+        # the end of a traceback; of a hang the first stacks, which start with the latest call
+        trace = record.traceback
+        stacks = [index for index, line in enumerate(trace) if line.startswith("Current thread")]
+        lines += trace[stacks[0] :][:_SHOWN_LINES] if stacks else trace[-_SHOWN_LINES:]
+    return tuple(lines)
 
 
 def _rank(record: ExitRecord) -> list[str]:
@@ -278,17 +262,10 @@ def find_crash(ctx: DiagnosticContext) -> Diagnosis | None:
             or (not over and (pod.deleting or ctx.is_replaced(pod)))
         ):
             continue
-        how = (
-            f"by signal {end.code - 128}" if 128 < end.code < 160 else f"with exit code {end.code}"
-        )
+        signaled = 128 < end.code < 160
+        how = f"by signal {end.code - 128}" if signaled else f"with exit code {end.code}"
         lines = [line for line in end.message.splitlines() if line.strip()][-_SHOWN_LINES:]
-        severity: Severity = "failed" if ctx.status.phase is Phase.FAILED else "blocked"
-        sentence = f"the container of {pod.name} ended {how} and left no exit record"
         previous = ["--previous"] if pod.ended is None else []
-        commands = (
-            ctx.kdist("logs", "--pod", pod.name, *previous),
-            ctx.kubectl("describe", "pod", pod.name),
-        )
         fix = "see its log; the image must start kdist's trainer"
         if end.code in _KILLED or end.code == _NODE_RESTARTED:
             fix = "it was ended from outside: see the events of the pod and of its node" + (
@@ -296,11 +273,14 @@ def find_crash(ctx: DiagnosticContext) -> Diagnosis | None:
             )
         return Diagnosis(
             "crash",
-            sentence,
-            severity,
+            f"the container of {pod.name} ended {how} and left no exit record",
+            "failed" if over else "blocked",
             (f"pod/{pod.name}: {end.reason or pod.reason}", *lines),
             fix,
-            commands,
+            (
+                ctx.kdist("logs", "--pod", pod.name, *previous),
+                ctx.kubectl("describe", "pod", pod.name),
+            ),
         )
     return None
 
@@ -337,14 +317,12 @@ def find_eviction(ctx: DiagnosticContext) -> Diagnosis | None:
         if reason in EVICTIONS and not pod.lost and not past:
             why, fix = EVICTIONS[reason]
             message = pod.message or documents.text(ctx.document(pod), "status", "message")
-            fix = advise_on_size(message) or fix
-            sentence = f"{pod.name} was evicted from node {pod.node or '?'}: {why}"
             return Diagnosis(
                 "evicted",
-                sentence,
+                f"{pod.name} was evicted from node {pod.node or '?'}: {why}",
                 "waiting",
                 (f"pod/{pod.name}: {reason}: {clip(message)}",),
-                fix,
+                advise_on_size(message) or fix,
                 (ctx.kdist("events"),),
             )
     return None
@@ -374,15 +352,12 @@ def find_limit(ctx: DiagnosticContext) -> Diagnosis | None:
     if ctx.status.phase is not Phase.FAILED or state is None:
         return None
     words, fix = _LIMITS.get(state.reason, ("", "see the logs and the events"))
-    sentence = (
-        "the job failed: "
-        f"{words or clip(state.message, 200) or state.reason or 'its workload does not say why'}"
-    )
+    words = words or clip(state.message, 200) or state.reason or "its workload does not say why"
     evidence = (f"{state.reason or 'Failed'}: {clip(state.message)}",)
     # without a pod, the log that was kept next to the checkpoints
     previous = ["--previous"] if ctx.pods else []
     commands = (ctx.kdist("logs", *previous), ctx.kdist("events"))
-    return Diagnosis("failed", sentence, "failed", evidence, fix, commands)
+    return Diagnosis("failed", f"the job failed: {words}", "failed", evidence, fix, commands)
 
 
 FOLLOWS: Final = ("node_lost", "collective_timeout", "rendezvous")
@@ -390,9 +365,7 @@ FOLLOWS: Final = ("node_lost", "collective_timeout", "rendezvous")
 
 
 def find_full_disk(ctx: DiagnosticContext) -> Diagnosis | None:
-    """A folder that the training writes to had no room when its group ended, and nothing shows that
-    it has some since.
-    """
+    """A folder of the training had no room when its group ended, and may have none now."""
     failure = ctx.status.last_failure
     if failure is None or not failure.full or ctx.status.phase.terminal:
         return None
@@ -470,7 +443,10 @@ def find_restart(ctx: DiagnosticContext) -> Diagnosis | None:
     if failure is None or ctx.status.phase is not Phase.RECOVERING:
         return None
     follows = failure.cause in FOLLOWS or not failure.primary
-    where = _locate_failure(failure)
+    parts = [f"rank {failure.rank}" if failure.rank is not None else "an agent"]
+    parts += [f"on {failure.node}"] if failure.node else []
+    parts += [f"at step {failure.step}"] if failure.step is not None else []
+    where = " ".join(parts)
     if follows:
         sentence = f"{where} lost its peers, and which pod or node was lost is not known"
     else:
@@ -491,10 +467,3 @@ def find_restart(ctx: DiagnosticContext) -> Diagnosis | None:
             ctx.kdist("events"),
         ),
     )
-
-
-def _locate_failure(failure: LastFailure) -> str:
-    parts = [f"rank {failure.rank}" if failure.rank is not None else "an agent"]
-    parts += [f"on {failure.node}"] if failure.node else []
-    parts += [f"at step {failure.step}"] if failure.step is not None else []
-    return " ".join(parts)

@@ -6,6 +6,7 @@ when the other ranks wait, restart or meet at the rendezvous.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Final, NamedTuple
 
 from kdist.diagnose.failures import EVICTIONS, FOLLOWS
@@ -57,16 +58,12 @@ def find_lost_node(ctx: DiagnosticContext) -> Diagnosis | None:
     ready = documents.condition(ctx.seen.nodes.get(node), "Ready")
     since = documents.moment(ready, "lastTransitionTime")
     enough = left >= ctx.status.nodes.min
-    consequence = (
-        f"the job continues with {left}"
-        if enough
-        else f"it needs {ctx.status.nodes.min} nodes and has {left}"
-    )
-    named = (
-        f"node {node} does not answer"
-        if len(nodes) == 1
-        else f"the nodes {name_all(nodes)} do not answer"
-    )
+    consequence = f"it needs {ctx.status.nodes.min} nodes and has {left}"
+    if enough:
+        consequence = f"the job continues with {left}"
+    named = f"node {node} does not answer"
+    if len(nodes) > 1:
+        named = f"the nodes {name_all(nodes)} do not answer"
     fix = (
         f"Kubernetes does not replace a pod on a node that may come back: `{ctx.kdist('recover')}` "
         "does, once it is certain that the node is gone; or bring the node back, or delete it if "
@@ -74,12 +71,11 @@ def find_lost_node(ctx: DiagnosticContext) -> Diagnosis | None:
     )
     if not enough and (most := ctx.status.nodes.max) > 1:
         fix += f"; with nodes {{min: {left or 1}, max: {most}}} the others would continue"
+    ago = f" since {seconds(ctx.now - since)}" if since else ""
+    are = "is" if len(lost) == 1 else "are"
     return Diagnosis(
         "node-lost",
-        (
-            f"{named}{f' since {seconds(ctx.now - since)}' if since else ''}; "
-            f"{name_pods(lost)} {'is' if len(lost) == 1 else 'are'} on it, {consequence}"
-        ),
+        f"{named}{ago}; {name_pods(lost)} {are} on it, {consequence}",
         "waiting" if enough else "blocked",
         tuple(_evidence_of_loss(ctx, lost)),
         fix,
@@ -90,28 +86,18 @@ def find_lost_node(ctx: DiagnosticContext) -> Diagnosis | None:
 def _evidence_of_loss(ctx: DiagnosticContext, lost: list[Pod]) -> list[str]:
     found = []
     for name in dict.fromkeys(pod.node for pod in lost):
-        ready = documents.condition(ctx.seen.nodes.get(name), "Ready")
-        if ready:
+        if ready := documents.condition(ctx.seen.nodes.get(name), "Ready"):
+            status, reason = (documents.text(ready, key) for key in ("status", "reason"))
             message = clip(documents.text(ready, "message"))
-            found.append(
-                f"node/{name}: Ready is {documents.text(ready, 'status')}: "
-                f"{documents.text(ready, 'reason')}: {message}"
-            )
-    found += [
-        str(event)
-        for event in list(
-            ctx.events_of("Pod", [pod.name for pod in lost], "NodeNotReady", "TaintManagerEviction")
-        )[:2]
-    ]
-    return found or [
-        f"pod/{pod.name}: no longer ready, though its container was" for pod in lost[:3]
-    ]
+            found.append(f"node/{name}: Ready is {status}: {reason}: {message}")
+    names = [pod.name for pod in lost]
+    told = ctx.events_of("Pod", names, "NodeNotReady", "TaintManagerEviction")
+    found += [str(event) for event in islice(told, 2)]
+    return found or [f"pod/{name}: no longer ready, though its container was" for name in names[:3]]
 
 
 def find_lost_pod(ctx: DiagnosticContext) -> Diagnosis | None:
-    """A pod was deleted, ended with its node, or does not answer. What its peers do then follows
-    from it.
-    """
+    """A pod was deleted, ended with its node, or does not answer; its peers wait or restart."""
     status, record = ctx.status, ctx.status.exit_record
     begins = status.phase in (Phase.STARTING, Phase.PENDING)
     if (
@@ -127,7 +113,14 @@ def find_lost_pod(ctx: DiagnosticContext) -> Diagnosis | None:
     if begins:  # all pods are new: only what is known to have ended those before them is a loss
         found = [loss for loss in found if loss.of_node or None not in (loss.at, loss.place)]
     latest = max((loss.at or ctx.now for loss in found), default=ctx.now)
-    found = [loss for loss in found if not _is_past(ctx, loss, latest)]
+    # where another pod had begun before the latest loss, the present one, nothing is lost now
+    begun = [(pod.index, pod.started or 0.0) for pod in ctx.pods if not pod.over]
+    found = [
+        loss
+        for loss in found
+        if loss.at is None
+        or not any(place == loss.place and loss.at < at < latest for place, at in begun)
+    ]
     if not found:
         return None
     found.sort(key=lambda loss: (not loss.of_node, loss.at or ctx.now))
@@ -193,17 +186,6 @@ def _came_before(ctx: DiagnosticContext, loss: _Loss) -> bool:
     return failure.time > loss.at + (0.0 if by_itself else _NOTICED)
 
 
-def _is_past(ctx: DiagnosticContext, loss: _Loss, latest: float) -> bool:
-    """Whether another pod had begun in its place before the latest loss, the present one."""
-    return loss.at is not None and any(
-        pod.index == loss.place
-        and not pod.over
-        and pod.started is not None
-        and loss.at < pod.started < latest
-        for pod in ctx.pods
-    )
-
-
 def _was_asked(ctx: DiagnosticContext, loss: _Loss) -> bool:
     """Whether the pod ended because a user had the job start again, or before that."""
     if ctx.started is None:
@@ -245,8 +227,8 @@ def _read_loss(ctx: DiagnosticContext, pod: Pod) -> _Loss | None:
 
 
 def _is_present(ctx: DiagnosticContext, pod: Pod, at: float | None) -> bool:
-    """Whether the loss of a pod may explain what is so now: its place is not filled, or it was only
-    just lost.
+    """Whether a loss may explain what is so now: nothing replaces the pod, or it was only just
+    lost.
     """
     successor = find_successor(pod, ctx.pods) or (pod if not pod.over else None)
     if successor is None or (at is not None and ctx.now - at < _NOTICED):
@@ -262,8 +244,8 @@ def _trains(ctx: DiagnosticContext, pod: Pod) -> bool:
 
 
 def _find_deleted(ctx: DiagnosticContext) -> Iterator[_Loss]:
-    """Pods that exist no longer: told by the events of their end, or by a place without a pod, or
-    with a new one.
+    """Deleted pods: known by the events of their end, or by an index without a pod or with a new
+    one.
     """
     here = {pod.name for pod in ctx.pods}
     places = {pod.index for pod in ctx.pods if not pod.over}
@@ -453,9 +435,7 @@ def find_lost_config_map(ctx: DiagnosticContext) -> Diagnosis | None:
 
 
 def find_unused_config_map(ctx: DiagnosticContext) -> Diagnosis | None:
-    """The same where all pods have started with it, and something else keeps the job from
-    training.
-    """
+    """The same where all pods have started with it, and something else stops the training."""
     return _diagnose_lost_config_map(ctx) if _stands_by(ctx) else None
 
 
@@ -503,9 +483,7 @@ KEY_MISSING: Final = "ExchangeKeyMissing"
 
 
 def find_missing_key(ctx: DiagnosticContext) -> Diagnosis | None:
-    """The pods have no Secret with the key of their exchange, which costs requests and time, and
-    ends nothing.
-    """
+    """The Secret with the key of the agents' exchange is missing, which costs requests and time."""
     if ctx.status.phase.terminal:
         return None
     reported = [

@@ -62,7 +62,6 @@ class Diagnosis:
     also: tuple[Diagnosis, ...] = field(default=(), compare=False)
 
     def to_document(self) -> dict[str, Any]:
-        """The diagnosis for programs."""
         found = {**asdict(self), "evidence": list(self.evidence), "commands": list(self.commands)}
         return {**found, "also": [each.to_document() for each in self.also]}
 
@@ -189,7 +188,6 @@ class DiagnosticContext:
         return (at or 0.0) > since + _FORMS
 
     def document(self, pod: Pod) -> Document:
-        """The pod's object."""
         return next((each for each in self.seen.pods if documents.name(each) == pod.name), {})
 
     def is_replaced(self, pod: Pod) -> bool:
@@ -212,7 +210,6 @@ class DiagnosticContext:
 
     @property
     def stuck(self) -> bool:
-        """Whether the job should run and does not."""
         return self.status.phase in (
             Phase.PENDING,
             Phase.QUEUED,
@@ -226,11 +223,9 @@ class DiagnosticContext:
         return "" if at is None or at <= 0 else f"{seconds(max(0.0, self.now - at))} ago"
 
     def kdist(self, verb: str, *args: str) -> str:
-        """A kdist command line for this job."""
         return " ".join(["kdist", verb, self.name, *self._namespace_option, *args])
 
     def kubectl(self, *args: str) -> str:
-        """A kubectl command line in the job's namespace."""
         return " ".join(["kubectl", *args, *self._namespace_option])
 
     def start_again(self, record: ExitRecord | None) -> tuple[str, str]:

@@ -46,14 +46,10 @@ def find_rendezvous(ctx: DiagnosticContext) -> Diagnosis | None:
     missing = [pod for pod in ctx.pods if pod.name not in here and not pod.over]
     unmade = [str(index) for index in range(most) if index not in {pod.index for pod in ctx.pods}]
     words = [f"{pod.name} ({pod.state})" for pod in missing]
-    words += (
-        [f"{count(len(unmade), 'pod')} not created ({name_all(unmade)})"]
-        if unmade and len(present) < wanted
-        else []
-    )
-    sentence = f"{len(here)} of {wanted} needed nodes are at the rendezvous" + (
-        f"; missing: {name_all(words)}" if words else ""
-    )
+    if unmade and len(present) < wanted:
+        words.append(f"{count(len(unmade), 'pod')} not created ({name_all(unmade)})")
+    absent = f"; missing: {name_all(words)}" if words else ""
+    sentence = f"{len(here)} of {wanted} needed nodes are at the rendezvous{absent}"
     if len(here) >= wanted:
         sentence = (
             f"{len(here)} nodes are at the rendezvous and {wanted} are enough: they wait a "
@@ -155,11 +151,9 @@ def find_success(ctx: DiagnosticContext) -> Diagnosis | None:
     if ctx.status.phase is not Phase.SUCCEEDED:
         return None
     step = f" after step {ctx.status.step:,}" if ctx.status.step is not None else ""
-    kept_alive = (
-        "; its pods hold their resources until a kdist command sees it"
-        if ctx.status.kept_alive
-        else ""
-    )
+    kept_alive = ""
+    if ctx.status.kept_alive:
+        kept_alive = "; its pods hold their resources until a kdist command sees it"
     record = ctx.status.exit_record
     bad = record.nonfinite_loss if record is not None else None
     remarks = f", but its loss was {bad}" if bad is not None else ""
@@ -212,17 +206,12 @@ def find_starting(ctx: DiagnosticContext) -> Diagnosis | None:
 
 
 def find_nothing_wrong(ctx: DiagnosticContext) -> Diagnosis:
-    """The job trains: report its pace. Without a step or a collective that was seen of late, that
-    it trains is not known.
-    """
+    """The job trains: report its pace. Without a recent step or collective that is not known."""
     status = ctx.status
     if (other := _find_missing(ctx) or _find_unknown(ctx)) is not None:
         return other
-    parts = (
-        [f"step {status.step:,}" + (f" of {status.target_steps:,}" if status.target_steps else "")]
-        if status.step is not None
-        else []
-    )
+    target = f" of {status.target_steps:,}" if status.target_steps else ""
+    parts = [f"step {status.step:,}{target}"] if status.step is not None else []
     times = [rank.step_seconds for rank in status.ranks if rank.step_seconds]
     parts += [f"{seconds(max(times))} each"] if times else []
     parts += [f"{number(round(status.throughput))} samples/s"] if status.throughput else []
@@ -231,12 +220,9 @@ def find_nothing_wrong(ctx: DiagnosticContext) -> Diagnosis:
     if status.step is None and (quiet := _seen_ago(status.ranks)) is not None:
         parts.append(f"it reports no steps; a collective was seen {seconds(quiet)} ago")
     parts += [f"{status.nodes} nodes"]
-    smaller = (
-        f"; {status.message}"
-        if status.reason in ("Smaller", "NodeLost", "Suspending", "Finishing")
-        else ""
-    )
-    trains = f"{status.name} trains ({', '.join(parts)}){smaller}"
+    trains = f"{status.name} trains ({', '.join(parts)})"
+    if status.reason in ("Smaller", "NodeLost", "Suspending", "Finishing"):
+        trains += f"; {status.message}"
     ranks = [rank for rank in status.ranks if rank.active]
     if status.world_size > 1 and ranks and all(rank.group is False for rank in ranks):
         return Diagnosis(
@@ -257,9 +243,7 @@ def _seen_ago(ranks: Iterable[RankStatus]) -> float | None:
 
 
 def _find_missing(ctx: DiagnosticContext) -> Diagnosis | None:
-    """Agents say that their ranks train, and fewer pods are there than the job needs: they have not
-    noticed yet, or they end.
-    """
+    """Ranks train, with fewer pods than the job needs: they have not noticed yet, or they end."""
     status, nodes = ctx.status, ctx.status.nodes
     if nodes.ready >= nodes.min:
         return None
@@ -274,9 +258,7 @@ def _find_missing(ctx: DiagnosticContext) -> Diagnosis | None:
 
 
 def _find_unknown(ctx: DiagnosticContext) -> Diagnosis | None:
-    """Agents answer, and nothing shows that their ranks train: no step and no collective, or none
-    of late.
-    """
+    """Agents answer, and no step and no recent collective shows that their ranks train."""
     ranks = [rank for rank in ctx.status.ranks if rank.active]
     if not ranks or ctx.status.reason == "Finishing":
         return None
@@ -329,11 +311,22 @@ def find_hang(ctx: DiagnosticContext) -> Diagnosis | None:
     silent = [rank for rank in active if _is_silent(rank)]
     if not (hung or silent):
         return _find_waiting(ctx, active)
+    outlook = "their agents have written the stacks to the log and start them again"
+    fix = "the stacks in the log name the line"
     if not silent:
-        rest = "their agents have written the stacks to the log and start them again"
-        fix = "the stacks in the log name the line"
-        return Diagnosis(
-            "hang", f"ranks hang; {rest}", "waiting", fix=fix, commands=(ctx.kdist("logs"),)
+        words, logs = f"ranks hang; {outlook}", ctx.kdist("logs")
+        return Diagnosis("hang", words, "waiting", fix=fix, commands=(logs,))
+    if not hung:
+        limit = documents.integer(ctx.seen.job, "spec", "hangTimeoutSeconds") or _HANG_SECONDS
+        left = limit - max(each.silence or 0.0 for each in silent)
+        when = f"in {seconds(left)} at the earliest" if left > 0 else "soon"
+        outlook = (
+            f"{when} (spec.hangTimeoutSeconds: {limit}) the agents write the stacks to the "
+            "log and start the ranks again"
+        )
+        fix = (
+            "wait for the stacks, which name the line; a lower spec.hangTimeoutSeconds writes "
+            "them sooner"
         )
     places = _group_by_location(silent)
     others = [rank for rank in active if rank not in silent and rank.silence is not None]
@@ -343,17 +336,21 @@ def find_hang(ctx: DiagnosticContext) -> Diagnosis | None:
     usual = f", where a step usually takes {seconds(max(steps))}" if steps else ""
     words = "; ".join(f"{_name_ranks(ranks)} {_in(ranks, place)}" for place, ranks in places)
     evidence = [
-        (
-            f"{_name_ranks(ranks)} in {place}: silent for "
-            f"{seconds(max(each.silence or 0.0 for each in ranks))}"
-        )
+        f"{_name_ranks(ranks)} in {place}: silent for "
+        f"{seconds(max(each.silence or 0.0 for each in ranks))}"
         for place, ranks in places
     ]
-    outlook, fix = _outlook(ctx, silent, hung=hung)
+    # agents that do not answer while others do: what their ranks do is not known
+    unheard = ""
+    if not (ctx.seen.skipped or ctx.seen.lack) and all(rank.collective for rank in silent):
+        pods = [pod for pod in ctx.pods if pod.working and not ctx.seen.reports.get(pod.name)]
+        if pods:
+            unheard = f"; {name_pods(pods)} may keep them waiting: no agent answers there, so why "
+            unheard += "is not known"
     first = places[0][1][0]
     return Diagnosis(
         "hang",
-        f"{what} for {seconds(since)}{usual}: {words}{_name_unanswering(ctx, silent)}; {outlook}",
+        f"{what} for {seconds(since)}{usual}: {words}{unheard}; {outlook}",
         "waiting",
         tuple(evidence),
         fix,
@@ -361,28 +358,13 @@ def find_hang(ctx: DiagnosticContext) -> Diagnosis | None:
     )
 
 
-def _name_unanswering(ctx: DiagnosticContext, silent: Sequence[RankStatus]) -> str:
-    """The pods that ranks in collectives may wait for, whose agents do not answer while others do:
-    what they do is not known.
-    """
-    if ctx.seen.skipped or ctx.seen.lack or not all(rank.collective for rank in silent):
-        return ""
-    pods = [pod for pod in ctx.pods if pod.working and not ctx.seen.reports.get(pod.name)]
-    if not pods:
-        return ""
-    return f"; {name_pods(pods)} may keep them waiting: no agent answers there, so why is not known"
-
-
 def _is_silent(rank: RankStatus) -> bool:
-    """Whether its last heartbeat is too old: by a few step times, or, if it makes no steps, by
-    `_SILENT`.
-    """
+    """Whether its last heartbeat is older than some step times, or without steps than `_SILENT`."""
     if rank.silence is None:
         return False
     stepping = rank.phase in ("step", "data", "sync") and rank.step_seconds
-    return rank.silence > (
-        max(_SHORT, _STEPS * (rank.step_seconds or 0.0)) if stepping else _SILENT
-    )
+    limit = max(_SHORT, _STEPS * (rank.step_seconds or 0.0)) if stepping else _SILENT
+    return rank.silence > limit
 
 
 def _group_by_location(silent: Sequence[RankStatus]) -> list[tuple[str, list[RankStatus]]]:
@@ -404,30 +386,6 @@ def _in(ranks: Sequence[RankStatus], place: str) -> str:
     lines = list(dict.fromkeys(rank.line for rank in ranks if rank.line))
     at = f", at {name_all(lines)}" if lines else ""
     return f"hang{verb} in {place}, in no collective{at}"
-
-
-def _outlook(
-    ctx: DiagnosticContext, silent: Sequence[RankStatus], *, hung: bool
-) -> tuple[str, str]:
-    """When stacks will be written, and the fix."""
-    if hung:
-        return (
-            "their agents have written the stacks to the log and start them again",
-            "the stacks in the log name the line",
-        )
-    limit = documents.integer(ctx.seen.job, "spec", "hangTimeoutSeconds") or _HANG_SECONDS
-    left = limit - max(each.silence or 0.0 for each in silent)
-    when = f"in {seconds(left)} at the earliest" if left > 0 else "soon"
-    return (
-        (
-            f"{when} (spec.hangTimeoutSeconds: {limit}) the agents write the stacks to the "
-            "log and start the ranks again"
-        ),
-        (
-            "wait for the stacks, which name the line; a lower spec.hangTimeoutSeconds writes "
-            "them sooner"
-        ),
-    )
 
 
 def _find_waiting(ctx: DiagnosticContext, active: Sequence[RankStatus]) -> Diagnosis | None:
@@ -519,7 +477,15 @@ def find_refused_pod(ctx: DiagnosticContext) -> Diagnosis | None:
     for pod in ctx.pods:
         refused = pod.reason.startswith("OutOf") or pod.reason in _KUBELET_REFUSES
         past = ctx.status.phase is not Phase.FAILED and ctx.is_replaced(pod)
-        if not pod.over or not refused or _has_run(ctx, pod) or past:
+        if (
+            not pod.over
+            or not refused
+            or (
+                bool(documents.items(ctx.document(pod), "status", "containerStatuses"))
+                and (pod.ended is not None or pod.before is not None)
+            )
+            or past
+        ):
             continue
         message = _message(ctx, pod)
         return Diagnosis(
@@ -537,20 +503,12 @@ def find_refused_pod(ctx: DiagnosticContext) -> Diagnosis | None:
     return None
 
 
-def _has_run(ctx: DiagnosticContext, pod: Pod) -> bool:
-    return bool(documents.items(ctx.document(pod), "status", "containerStatuses")) and (
-        pod.ended is not None or pod.before is not None
-    )
-
-
 def _message(ctx: DiagnosticContext, pod: Pod) -> str:
     return pod.message or documents.text(ctx.document(pod), "status", "message")
 
 
 def find_warning(ctx: DiagnosticContext) -> Diagnosis | None:
-    """Something that Kubernetes warns of, or says of a pod or of the workload, and that no other
-    rule explains.
-    """
+    """Kubernetes warns of a pod or of the workload, and no other rule explains it."""
     if not ctx.stuck:
         return None
     waiting = {pod.name for pod in ctx.pods if not pod.over and not pod.working}
@@ -568,26 +526,7 @@ def find_warning(ctx: DiagnosticContext) -> Diagnosis | None:
             "kdist knows no fix for it: do what the message says, or ask who runs the cluster",
             (ctx.kubectl("describe", event.kind.lower(), event.name), ctx.kdist("events")),
         )
-    return _find_message(ctx)
-
-
-def _counts(ctx: DiagnosticContext, event: KubernetesEvent, waiting: set[str]) -> bool:
-    if (
-        not event.warns
-        or event.reason.startswith(_HARMLESS)
-        or ctx.now - event.at > _WARNING_SECONDS
-        or event.lags
-    ):
-        return False
-    if event.kind == "Pod":
-        return event.name in waiting
-    # if all pods were made since, a controller has done what it could not do then
-    made = [pod.created for pod in ctx.pods if not pod.over and pod.created is not None]
-    return len(made) < ctx.status.nodes.min or max(made) < event.at
-
-
-def _find_message(ctx: DiagnosticContext) -> Diagnosis | None:
-    """The message of a pod that does not run, or of the workload."""
+    # else the message of a pod that does not run, or of the workload
     for pod in ctx.pods:
         message = _message(ctx, pod)
         if pod.working or pod.deleting or not message or ctx.is_replaced(pod):
@@ -610,3 +549,18 @@ def _find_message(ctx: DiagnosticContext) -> Diagnosis | None:
         fix="do what the message says, or ask who runs the cluster",
         commands=(ctx.kdist("events"),),
     )
+
+
+def _counts(ctx: DiagnosticContext, event: KubernetesEvent, waiting: set[str]) -> bool:
+    if (
+        not event.warns
+        or event.reason.startswith(_HARMLESS)
+        or ctx.now - event.at > _WARNING_SECONDS
+        or event.lags
+    ):
+        return False
+    if event.kind == "Pod":
+        return event.name in waiting
+    # if all pods were made since, a controller has done what it could not do then
+    made = [pod.created for pod in ctx.pods if not pod.over and pod.created is not None]
+    return len(made) < ctx.status.nodes.min or max(made) < event.at

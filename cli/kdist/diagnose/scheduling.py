@@ -137,13 +137,7 @@ def _pending_claim(ctx: DiagnosticContext, name: str) -> Diagnosis | None:
     )
     if phase != "Pending" or not (events or waits):
         return None
-    sentence, fix = _explain_pending(name, claim, events[0].message if events else "")
-    evidence = [str(event) for event in events[:2]] or [f"pvc/{name}: Pending"]
-    return _claim(ctx, "claim-pending", sentence, evidence, fix)
-
-
-def _explain_pending(name: str, claim: documents.Document, message: str) -> tuple[str, str]:
-    """Why a claim has no volume yet, and the fix."""
+    message = events[0].message if events else ""
     wanted = documents.text(claim, "spec", "storageClassName")
     modes = documents.at(claim, "spec", "accessModes")
     asked = ", ".join(str(mode) for mode in modes) if isinstance(modes, list) else ""
@@ -167,7 +161,8 @@ def _explain_pending(name: str, claim: documents.Document, message: str) -> tupl
         )
     else:
         sentence = f"the volume claim {name} has no volume yet"
-    return sentence, fix
+    evidence = [str(event) for event in events[:2]] or [f"pvc/{name}: Pending"]
+    return _claim(ctx, "claim-pending", sentence, evidence, fix)
 
 
 def _claim(
@@ -199,54 +194,60 @@ def find_unschedulable(ctx: DiagnosticContext) -> Diagnosis | None:
         if what.startswith("Insufficient ")
     ]
     evidence = [f"pod/{pods[0].name}: {clip(message)}"]
-    if short:
-        return _short_of(ctx, pods, short, evidence)
-    return _blocked_by_constraints(ctx, pods, obstacles, message, evidence)
-
-
-def _short_of(
-    ctx: DiagnosticContext, pods: Sequence[Pod], short: Sequence[str], evidence: list[str]
-) -> Diagnosis:
-    wanted = requests(ctx.document(pods[0]))
-    resource = next((each for each in short if not _fits_anywhere(ctx, each, wanted)), short[0])
-    asked = show(resource, wanted[resource]) if resource in wanted else resource
-    largest = max((allocatable(node, resource) for node in ctx.seen.nodes.values()), default=None)
-    evidence += [_describe_nodes(ctx, resource)] if ctx.seen.nodes else []
     who = f"{name_pods(pods)} {'find' if len(pods) > 1 else 'finds'} no node"
-    if largest is not None and resource in wanted and largest < wanted[resource]:
-        offers = (
-            f"the largest node has {show(resource, largest)}"
-            if largest
-            else f"no node has any {resource}"
+    if short:
+        wanted = requests(ctx.document(pods[0]))
+        nodes = ctx.seen.nodes
+
+        def fits(resource: str) -> bool:
+            least = wanted.get(resource, 0.0)
+            return any(allocatable(node, resource) >= least for node in nodes.values())
+
+        resource = next((each for each in short if not fits(each)), short[0])
+        asked = show(resource, wanted[resource]) if resource in wanted else resource
+        amounts = {name: allocatable(node, resource) for name, node in nodes.items()}
+        largest = max(amounts.values(), default=None)
+        if nodes:
+            have = [f"{name} {show(resource, amount)}" for name, amount in amounts.items()]
+            others = f" and {len(have) - 8} more nodes" if len(have) > 8 else ""
+            evidence.append(f"allocatable in all: {', '.join(have[:8])}{others}")
+        if largest is not None and resource in wanted and largest < wanted[resource]:
+            offers = f"no node has any {resource}"
+            if largest:
+                offers = f"the largest node has {show(resource, largest)}"
+            sentence = f"{who}: each requests {asked}, {offers}"
+            fix = f"request less {resource} in spec.resources, or add a larger node"
+        else:
+            sentence = f"{who}: each requests {asked}, and the nodes that could give it are full"
+            fix = (
+                f"wait until something ends, request less {resource} in spec.resources, use fewer "
+                "nodes, or add one"
+            )
+        severity: Severity = (
+            "blocked" if largest is not None and largest < wanted.get(resource, 0.0) else "waiting"
         )
-        sentence = f"{who}: each requests {asked}, {offers}"
-        fix = f"request less {resource} in spec.resources, or add a larger node"
-    else:
-        sentence = f"{who}: each requests {asked}, and the nodes that could give it are full"
-        fix = (
-            f"wait until something ends, request less {resource} in spec.resources, use fewer "
-            "nodes, or add one"
+        commands = ("kubectl describe nodes", ctx.kubectl("describe", "pod", pods[0].name))
+        return Diagnosis("unschedulable", sentence, severity, tuple(evidence), fix, commands)
+    reasons = _rank_obstacles(ctx, pods[0], obstacles or [(0, message)])
+    words = (
+        "; ".join(each for each, _ in reasons)
+        or clip(message, 200)
+        or "the scheduler does not say why"
+    )
+    if ctx.seen.nodes:
+        taints = sorted({_taint(each) for each in _taints(ctx)})
+        evidence += (
+            [f"taints of the nodes: {name_all(taints)}"] if taints and "taint" in message else []
         )
-    severity: Severity = (
-        "blocked" if largest is not None and largest < wanted.get(resource, 0.0) else "waiting"
-    )
-    commands = ("kubectl describe nodes", ctx.kubectl("describe", "pod", pods[0].name))
-    return Diagnosis("unschedulable", sentence, severity, tuple(evidence), fix, commands)
-
-
-def _fits_anywhere(ctx: DiagnosticContext, resource: str, wanted: dict[str, float]) -> bool:
-    return any(
-        allocatable(node, resource) >= wanted.get(resource, 0.0) for node in ctx.seen.nodes.values()
-    )
-
-
-def _describe_nodes(ctx: DiagnosticContext, resource: str) -> str:
-    have = [
-        f"{name} {show(resource, allocatable(node, resource))}"
-        for name, node in ctx.seen.nodes.items()
-    ]
-    return f"allocatable in all: {', '.join(have[:8])}" + (
-        f" and {len(have) - 8} more nodes" if len(have) > 8 else ""
+        evidence += [f"{count(len(ctx.seen.nodes), 'node')}: {name_all(list(ctx.seen.nodes))}"]
+    commands = (ctx.kubectl("describe", "pod", pods[0].name), "kubectl get nodes --show-labels")
+    return Diagnosis(
+        "unschedulable",
+        f"{who}: {words}",
+        evidence=tuple(evidence),
+        fix="; ".join(fix for _, fix in reasons)
+        or "see the scheduler's events of the pod, and the nodes",
+        commands=commands,
     )
 
 
@@ -285,37 +286,6 @@ _CONSTRAINTS: tuple[tuple[str, str, str], ...] = (
 
 _SELECTOR = "affinity/selector"
 _EVERY_CLUSTER = ("node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master")
-
-
-def _blocked_by_constraints(
-    ctx: DiagnosticContext,
-    pods: Sequence[Pod],
-    obstacles: Sequence[tuple[int, str]],
-    message: str,
-    evidence: list[str],
-) -> Diagnosis:
-    reasons = _rank_obstacles(ctx, pods[0], obstacles or [(0, message)])
-    words = (
-        "; ".join(each for each, _ in reasons)
-        or clip(message, 200)
-        or "the scheduler does not say why"
-    )
-    if ctx.seen.nodes:
-        taints = sorted({_taint(each) for each in _taints(ctx)})
-        evidence += (
-            [f"taints of the nodes: {name_all(taints)}"] if taints and "taint" in message else []
-        )
-        evidence += [f"{count(len(ctx.seen.nodes), 'node')}: {name_all(list(ctx.seen.nodes))}"]
-    who = f"{name_pods(pods)} {'find' if len(pods) > 1 else 'finds'} no node"
-    commands = (ctx.kubectl("describe", "pod", pods[0].name), "kubectl get nodes --show-labels")
-    return Diagnosis(
-        "unschedulable",
-        f"{who}: {words}",
-        evidence=tuple(evidence),
-        fix="; ".join(fix for _, fix in reasons)
-        or "see the scheduler's events of the pod, and the nodes",
-        commands=commands,
-    )
 
 
 def _rank_obstacles(

@@ -16,7 +16,7 @@ from kdist.cluster import ApiError, ExecSession
 from kdist.drill.drill import TIMEOUT
 from kdist.drill.faults import FAULTS, Fault, Situation
 from kdist.drill.report import Ledger
-from kdist.drill.target import Strike, program_source
+from kdist.drill.target import FaultPlan, program_source
 from kdist.errors import KdistError, NotFoundError
 from kdist.job.cluster import agents, checkpoints
 from kdist.job.cluster.applied import AppliedJob
@@ -41,7 +41,6 @@ class ClusterDrillTarget:
         self._unreturnable: dict[str, str] | None = None
 
     def look(self, *, without: str = "") -> Situation:
-        """See `DrillTarget.look`."""
         target = self._target
         pods = [pod for pod in target.pods() if pod.running and not pod.deleting]
         asked = [pod for pod in pods if pod.name != without]
@@ -105,11 +104,9 @@ class ClusterDrillTarget:
         return Ledger(items(found, "events"), items(found, "steps"))
 
     def find_drill(self) -> str:
-        """See `DrillTarget.find_drill`."""
         return _describe(self._target.cluster.get("v1", "ConfigMap", self._target.name))
 
     def find_forbidden(self) -> Mapping[Fault, str]:
-        """See `DrillTarget.find_forbidden`."""
         found: dict[Fault, str] = {}
         for fault in FAULTS:
             missing = rbac.find_missing(self._target.cluster, self._rights(fault))
@@ -118,7 +115,6 @@ class ClusterDrillTarget:
         return found
 
     def require_rights(self, fault: Fault) -> None:
-        """See `DrillTarget.require_rights`."""
         rbac.require(self._target.cluster, self._rights(fault))
 
     def _rights(self, fault: Fault) -> list[Right]:
@@ -128,15 +124,14 @@ class ClusterDrillTarget:
         return [*wanted, *rbac.on_pods("delete")] if fault == "pod" else wanted
 
     @contextmanager
-    def claim(self, strike: Strike) -> Iterator[None]:
-        """See `DrillTarget.claim`."""
+    def claim(self, plan: FaultPlan) -> Iterator[None]:
         target = self._target
         found = target.cluster.get("v1", "ConfigMap", target.name)
         target.owner.check(found, api_version="v1", kind="ConfigMap")
         if other := _describe(found):
             raise KdistError(f"another drill of {target.name} is in progress: {other}")
-        expires = time.time() + strike.seconds + self._limit
-        body = {"metadata": {"annotations": {ANNOTATION: f"{expires:.0f} {strike.fault}"}}}
+        expires = time.time() + plan.seconds + self._limit
+        body = {"metadata": {"annotations": {ANNOTATION: f"{expires:.0f} {plan.fault}"}}}
         try:
             target.objects.change("v1", "ConfigMap", target.name, body, known=found)
         except ApiError as error:
@@ -154,7 +149,6 @@ class ClusterDrillTarget:
 
     @contextmanager
     def start_program(self, node: str, arguments: Sequence[str]) -> Iterator[ExecSession]:
-        """See `DrillTarget.start_program`."""
         command = ["python", "-c", program_source(), *arguments]
         container = self._target.backend.container
         with self._target.cluster.session(node, command, container=container) as session:
@@ -162,11 +156,9 @@ class ClusterDrillTarget:
 
     @property
     def checkpoints(self) -> str:
-        """See `DrillTarget.checkpoints`."""
         return self._target.checkpoints
 
     def find_scratch(self, node: str) -> str:  # noqa: ARG002 - the protocol's signature
-        """See `DrillTarget.find_scratch`."""
         return SCRATCH_MOUNT
 
     def delete_pod(self, node: str) -> bool:

@@ -14,7 +14,7 @@ from kdist.errors import Code, UsageError
 if TYPE_CHECKING:
     from kdist.drill.faults import Fault, Situation
     from kdist.drill.report import DrillReport
-    from kdist.drill.target import DrillTarget, Strike
+    from kdist.drill.target import DrillTarget, FaultPlan
 
 
 _FAULTS = ("rank", "agent", "pod", "silence", "disk-full")
@@ -93,22 +93,24 @@ def command(
     from kdist.drill import drill
 
     if fault is None:
-        _refuse_options(rank=rank, node=node, lasts=lasts)
+        for option, value in {"--rank": rank, "--node": node, "--for": lasts}.items():
+            if value is not None:
+                raise UsageError(f"{option} needs --fault", next_command="kdist drill --help")
     place = _find_place(job, file, local=local, timeout=timeout, **cluster_options)
     chosen = cast("Fault | None", fault)
     situation = drill.examine(place, chosen)
     if chosen is None:
         _preview(situation, output)
         return Code.OK
-    strike = drill.plan_strike(situation, chosen, rank=rank, node=node, lasts=lasts)
-    _warn(situation, strike)
+    plan = drill.plan_fault(situation, chosen, rank=rank, node=node, lasts=lasts)
+    _warn(situation, plan)
     if dry_run == "client":
-        console.result(f"--fault {strike.fault} {_describe(situation, strike)} (client dry run)")
+        console.result(f"--fault {plan.fault} {_describe(situation, plan)} (client dry run)")
         return Code.OK
     if not yes:
-        what = _describe(situation, strike)
-        confirm(f"--fault {strike.fault} {what}", f"This {what}. Go on?")
-    report = drill.run_drill(place, strike, timeout=timeout, notify=console.message)
+        what = _describe(situation, plan)
+        confirm(f"--fault {plan.fault} {what}", f"This {what}. Go on?")
+    report = drill.run_drill(place, plan, timeout=timeout, notify=console.message)
     _show(report, output)
     return Code.OK if report.kept else Code.ERROR
 
@@ -128,24 +130,15 @@ def _find_place(
     return ClusterDrillTarget(found.applied, timeout=timeout)
 
 
-def _refuse_options(**given: object) -> None:
-    """Raise `UsageError` for options that need a fault."""
-    names = {"rank": "--rank", "node": "--node", "lasts": "--for"}
-    for key, value in given.items():
-        if value is not None:
-            raise UsageError(f"{names[key]} needs --fault", next_command="kdist drill --help")
-
-
 def _preview(situation: Situation, output: str) -> None:
-    """Show which faults the job would survive, and why not the others."""
     from kdist.drill import faults
 
     found = [
         {
             "fault": fault,
             "does": does,
-            "obstacle": faults.find_obstacle(fault, situation),
-            "costs": faults.describe_stakes(fault, situation),
+            "obstacle": faults.why_refused(fault, situation),
+            "costs": faults.describe_risk(fault, situation),
         }
         for fault, does in faults.FAULTS.items()
     ]
@@ -162,22 +155,21 @@ def _preview(situation: Situation, output: str) -> None:
         console.message(f"Next: {command} --fault {possible[0]}")
 
 
-def _describe(situation: Situation, strike: Strike) -> str:
+def _describe(situation: Situation, plan: FaultPlan) -> str:
     from kdist.drill import faults
 
-    stakes = faults.describe_stakes(strike.fault, situation)
-    return f"{strike.deed} of {situation.name}, which costs {stakes}"
+    risk = faults.describe_risk(plan.fault, situation)
+    return f"{plan.action} of {situation.name}, which costs {risk}"
 
 
-def _warn(situation: Situation, strike: Strike) -> None:
+def _warn(situation: Situation, plan: FaultPlan) -> None:
     from kdist.drill import faults
 
-    for warning in faults.list_warnings(strike.fault, situation, seconds=strike.seconds):
+    for warning in faults.list_warnings(plan.fault, situation, seconds=plan.seconds):
         console.warning(f"{situation.name}: {warning}")
 
 
 def _show(report: DrillReport, output: str) -> None:
-    """Print the report."""
     from kdist.drill.report import HEADER
     from kdist.units import moment
 
@@ -186,7 +178,7 @@ def _show(report: DrillReport, output: str) -> None:
         return
     seen = report.observation
     console.paragraph(
-        f"{seen.before.name}: drill {seen.fault}, {seen.victim} at {moment(seen.began)}"
+        f"{seen.before.name}: drill {seen.fault}, {seen.target} at {moment(seen.began)}"
     )
     console.result("")
     console.table([line.cells() for line in report.lines], header=HEADER)

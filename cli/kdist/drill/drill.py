@@ -16,7 +16,7 @@ from typing import Any, Final, Self
 from kdist.drill import faults
 from kdist.drill.faults import LASTING, Fault, Situation
 from kdist.drill.report import DrillReport, Ledger, Observation, build_drill_report, is_over
-from kdist.drill.target import DrillTarget, Program, Strike
+from kdist.drill.target import DrillTarget, FaultPlan, Program
 from kdist.errors import KdistError, NotFoundError, UsageError
 from kdist.job.job import Notify
 from kdist.status import documents
@@ -26,7 +26,7 @@ from kdist_trainer.formats.untrusted_text import MalformedTextError, parse_json
 
 TIMEOUT: Final = 300.0
 """Seconds that a job gets to train again, after the end of a fault that lasts."""
-_STRIKE_SECONDS = 30.0  # for the program next to the agent to start and to strike
+_INJECT_SECONDS = 30.0  # for the program next to the agent to start and to strike
 _SPARE_SECONDS = 10.0  # for it to end, in addition to how long the fault lasts
 _LINE_SECONDS = 0.5
 _LEDGER_SECONDS = 0.5
@@ -42,11 +42,7 @@ _ACTIONS: Final[dict[Fault, str]] = {
 
 
 def examine(place: DrillTarget, fault: Fault | None = None) -> Situation:
-    """All that decides whether the job would survive a fault, or any fault.
-
-    Raises:
-        KdistError: the job does not run, or the user lacks a right for this fault (FORBIDDEN).
-    """
+    """All that decides whether the job would survive this fault, or any. Raises `KdistError`."""
     found = place.look()
     if found.inactive:
         raise KdistError(
@@ -76,7 +72,7 @@ def _check_disk(place: DrillTarget, situation: Situation) -> str:
         return "its checkpoints are in a bucket, so there is no file system to fill"
     try:
         with place.start_program(node, ["check", "--folder", place.checkpoints]) as program:
-            return documents.text(_read(program, _STRIKE_SECONDS), "reason")
+            return documents.text(_read(program, _INJECT_SECONDS), "reason")
     except KdistError as error:
         return f"its file system cannot be examined: {error.message}"
 
@@ -87,20 +83,17 @@ def _find_saved(ledger: Ledger) -> int | None:
     return max(steps, default=0) or None
 
 
-def plan_strike(
+def plan_fault(
     situation: Situation,
     fault: Fault,
     *,
     rank: int | None = None,
     node: int | None = None,
     lasts: float | None = None,
-) -> Strike:
-    """Choose what a fault strikes: by default the last rank, or the last node.
-
-    Raises:
-        UsageError: an option does not belong to the fault.
-        NotFoundError: there is no such rank or node.
-        KdistError: the job would not survive it; the message says why.
+) -> FaultPlan:
+    """Choose what a fault strikes: by default the last rank, or the last node. Raises `UsageError`
+    for an option that does not belong to the fault, `NotFoundError` without such a rank or node,
+    and `KdistError` that says why if the job would not survive it.
     """
     if rank is not None and fault != "rank":
         raise UsageError(f"--rank belongs to --fault rank, not {fault}", hint="use --node")
@@ -132,11 +125,11 @@ def plan_strike(
     if agent is None:
         raise KdistError(f"the agent of {struck} does not answer", next_command=situation.check)
     lasting = faults.default_seconds(fault, situation) if lasts is None else lasts
-    return Strike(fault, struck, chosen, local_rank, agent, lasting if fault in LASTING else 0.0)
+    return FaultPlan(fault, struck, chosen, local_rank, agent, lasting if fault in LASTING else 0.0)
 
 
 def _refuse(fault: Fault, situation: Situation, node: str = "") -> None:
-    if obstacle := faults.find_obstacle(fault, situation, node=node):
+    if obstacle := faults.why_refused(fault, situation, node=node):
         raise KdistError(
             f"the fault {fault} is refused for {situation.name}: {obstacle}",
             next_command=situation.check,
@@ -144,38 +137,30 @@ def _refuse(fault: Fault, situation: Situation, node: str = "") -> None:
 
 
 def run_drill(
-    place: DrillTarget, strike: Strike, *, timeout: float | None, notify: Notify
+    place: DrillTarget, plan: FaultPlan, *, timeout: float | None, notify: Notify
 ) -> DrillReport:
-    """Hurt the job, and watch it until it trains again.
-
-    Args:
-        place: the job.
-        strike: from `plan_strike`.
-        timeout: seconds that it gets to train again; None for `TIMEOUT`.
-        notify: receives messages about progress.
-
-    Raises:
-        KdistError: the fault could not be caused. Nothing was hurt then.
+    """Inject the planned fault, and watch the job until it trains again, for `timeout` seconds, by
+    default `TIMEOUT`. Raises `KdistError` if the fault could not be caused; nothing was hurt then.
     """
     limit = TIMEOUT if timeout is None else timeout
-    with place.claim(strike):
+    with place.claim(plan):
         ledger = place.read_ledger()
         before = replace(place.look(), saved=_find_saved(ledger))
-        _refuse(strike.fault, before, strike.node)
-        if documents.integer(before.documents.get(strike.node), "pid") != strike.agent:
+        _refuse(plan.fault, before, plan.node)
+        if documents.integer(before.documents.get(plan.node), "pid") != plan.agent:
             raise KdistError(
-                f"the agent of {strike.node} was restarted meanwhile: nothing was hurt",
+                f"the agent of {plan.node} was restarted meanwhile: nothing was hurt",
                 next_command=before.check,
             )
-        seen = Observation(strike.fault, strike.victim, before, ledger, place.interval)
+        seen = Observation(plan.fault, plan.target, before, ledger, place.interval)
         with _Watcher(place) as watcher:
             began, struck_at = (
                 time.time(),
-                _strike(place, strike, watcher, notify, check=before.check),
+                _inject(place, plan, watcher, notify, check=before.check),
             )
-            lasted = time.monotonic() - struck_at if strike.seconds else 0.0
+            lasted = time.monotonic() - struck_at if plan.seconds else 0.0
             seen = replace(seen, began=began, struck_at=struck_at, lasted=lasted)
-            if strike.seconds:
+            if plan.seconds:
                 notify(f"the fault is over after {seconds(lasted)}")
                 events = max(len(place.read_ledger().events), len(ledger.events))
                 seen = replace(seen, events_at_end=events)
@@ -203,38 +188,38 @@ def _observe(place: DrillTarget, seen: Observation, watcher: _Watcher, limit: fl
         time.sleep(_LEDGER_SECONDS)
 
 
-def _strike(
-    place: DrillTarget, strike: Strike, watcher: _Watcher, notify: Notify, *, check: str
+def _inject(
+    place: DrillTarget, plan: FaultPlan, watcher: _Watcher, notify: Notify, *, check: str
 ) -> float:
-    """Cause the fault, and wait until one that lasts is over; returns when it struck, in monotonic
-    time. Raises `KdistError` if it could not be caused.
+    """Cause the fault, and wait for the end of one that lasts; returns the monotonic time of its
+    start.
     """
     watcher.wait_for_step()
-    notify(f"the drill {strike.deed}")
-    if strike.fault == "pod" and place.delete_pod(strike.node):
+    notify(f"the drill {plan.action}")
+    if plan.fault == "pod" and place.delete_pod(plan.node):
         return time.monotonic()
-    options = strike.arguments(place)
-    with place.start_program(strike.node, [_ACTIONS[strike.fault], *options]) as program:
-        answer = _read(program, _STRIKE_SECONDS)
+    options = plan.arguments(place)
+    with place.start_program(plan.node, [_ACTIONS[plan.fault], *options]) as program:
+        answer = _read(program, _INJECT_SECONDS)
         if answer.get("state") == "refused":
             raise KdistError(f"nothing was hurt: {documents.text(answer, 'reason')}")
         if not answer:
             raise KdistError(
-                f"the program that {strike.deed} ended without an answer: whether it did so is "
+                f"the program that {plan.action} ended without an answer: whether it did so is "
                 "not known",
                 next_command=check,
             )
         struck_at = time.monotonic()
-        if not strike.seconds:
+        if not plan.seconds:
             return struck_at
-        if strike.fault == "silence":
-            watcher.without = strike.node
-        ended = _read(program, strike.seconds + _SPARE_SECONDS)
+        if plan.fault == "silence":
+            watcher.without = plan.node
+        ended = _read(program, plan.seconds + _SPARE_SECONDS)
     watcher.without = ""
-    if strike.fault == "silence" and ended.get("state") != "over":
+    if plan.fault == "silence" and ended.get("state") != "over":
         # the program has ended too early
-        with place.start_program(strike.node, ["wake", *options]) as program:
-            _read(program, _STRIKE_SECONDS)
+        with place.start_program(plan.node, ["wake", *options]) as program:
+            _read(program, _INJECT_SECONDS)
     return struck_at
 
 

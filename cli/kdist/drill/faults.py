@@ -1,6 +1,6 @@
 """The faults of `kdist drill`: what each one does to a job, and whether the job would survive it.
 
-Pure: a `Situation` is what is known of a job at one moment, and `find_obstacle` says why a fault
+Pure: a `Situation` is what is known of a job at one moment, and `why_refused` says why a fault
 must not be tried now.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 from kdist.status import documents
 from kdist.status.agent_status import RUNNING_STATES, AgentStatus
@@ -27,6 +27,7 @@ FAULTS: Final[dict[Fault, str]] = {
 
 LASTING: Final = ("silence", "disk-full")
 """Faults that last for a time."""
+_Number = TypeVar("_Number", int, float)
 _FATAL: Final = ("rank", "agent", "pod", "silence")  # those that end worker groups
 _LEAST_RESTARTS = 2
 _LEAST_SILENCE = 15.0  # seconds
@@ -99,24 +100,16 @@ class Situation:
     @property
     def step(self) -> int | None:
         """The last step that a rank of the newest group has finished; None before the first."""
-        found = [rank.step for report in self.reports for rank in report.ranks]
-        return max((step for step in found if step is not None), default=None)
+        return _most(rank.step for report in self.reports for rank in report.ranks)
 
     @property
     def step_seconds(self) -> float | None:
-        found = [
-            rank.step_seconds
-            for report in self.reports
-            for rank in report.ranks
-            if rank.step_seconds is not None
-        ]
-        return max(found, default=None)
+        return _most(rank.step_seconds for report in self.reports for rank in report.ranks)
 
     @property
     def committed(self) -> int | None:
         """The step of the last checkpoint."""
-        found = [self.saved, *(report.checkpoint_step for report in self.reports)]
-        return max((step for step in found if step), default=None)
+        return _most([self.saved, *(report.checkpoint_step for report in self.reports)]) or None
 
     @property
     def restarts_left(self) -> int | None:
@@ -145,6 +138,10 @@ class Situation:
         return documents.text(self.config, "train", "strategy") == "ddp" and not gpus
 
 
+def _most(values: Iterable[_Number | None]) -> _Number | None:
+    return max((value for value in values if value is not None), default=None)
+
+
 def silence_bound(situation: Situation) -> float:
     """Seconds after which the other nodes go on without a silent one."""
     nodes = documents.integer(situation.config, "nodes", "max") or len(situation.nodes)
@@ -159,15 +156,13 @@ def silence_bound(situation: Situation) -> float:
 
 
 def default_seconds(fault: Fault, situation: Situation) -> float:
-    """How long a fault lasts unless the user says so: a silence so long that the others notice
-    it.
-    """
+    """How long a fault lasts by default: a silence for so long that the others notice it."""
     if fault == "silence":
         return max(_LEAST_SILENCE, _SILENCE_RATIO * silence_bound(situation))
     return _DISK_SECONDS if fault == "disk-full" else 0.0
 
 
-def find_obstacle(fault: Fault, situation: Situation, *, node: str = "") -> str:
+def why_refused(fault: Fault, situation: Situation, *, node: str = "") -> str:
     """Why the fault must not be tried now, for a node if that is known; empty if it may be."""
     return next(_obstacles(fault, situation, node), "")
 
@@ -184,12 +179,22 @@ def _obstacles(fault: Fault, situation: Situation, node: str) -> Iterator[str]:
     if not situation.trains:
         states = ", ".join(sorted({report.state for report in situation.reports}))
         yield f"it is not training now ({states or 'unknown'}): a second fault would prove nothing"
-    if fault == "disk-full":
-        yield from _disk_obstacles(situation)
+    if not situation.has_checkpoints and fault == "disk-full":
+        yield "it keeps no checkpoints, so there is no disk to fill"
+    if situation.is_script and fault == "disk-full":
+        yield "a script writes its checkpoints by itself, and may not survive a write that fails"
+    if situation.disk and fault == "disk-full":
+        yield situation.disk
     if fault in _FATAL:
         yield from _fatal_obstacles(situation)
     if fault in ("agent", "silence") and situation.place == "cluster":
-        yield from _process_obstacles(situation, node)
+        for each in _among(situation.documents, node):
+            # an image without an init process has the agent as process 1
+            if documents.integer(situation.documents[each], "pid") == 1:
+                yield (
+                    f"the agent of {each} is process 1 of its container, and the kernel drops "
+                    "SIGKILL and SIGSTOP to it from inside; the fault `pod` takes the whole pod"
+                )
     if fault in ("agent", "pod") and (lost := [*_among(situation.unreturnable, node)]):
         yield f"{lost[0]} could not come back: {situation.unreturnable[lost[0]]}"
 
@@ -197,25 +202,6 @@ def _obstacles(fault: Fault, situation: Situation, node: str) -> Iterator[str]:
 def _among(found: Iterable[str], node: str) -> list[str]:
     """Those of the nodes that are this one; all of them if it is not known."""
     return [each for each in found if node in ("", each)]
-
-
-def _process_obstacles(situation: Situation, node: str) -> Iterator[str]:
-    """An image without an init process has the agent as process 1."""
-    for each in _among(situation.documents, node):
-        if documents.integer(situation.documents[each], "pid") == 1:
-            yield (
-                f"the agent of {each} is process 1 of its container, and the kernel drops SIGKILL "
-                "and SIGSTOP to it from inside; the fault `pod` takes the whole pod"
-            )
-
-
-def _disk_obstacles(situation: Situation) -> Iterator[str]:
-    if not situation.has_checkpoints:
-        yield "it keeps no checkpoints, so there is no disk to fill"
-    if situation.is_script:
-        yield "a script writes its checkpoints by itself, and may not survive a write that fails"
-    if situation.disk:
-        yield situation.disk
 
 
 def _fatal_obstacles(situation: Situation) -> Iterator[str]:
@@ -264,7 +250,7 @@ def list_warnings(fault: Fault, situation: Situation, *, seconds: float = 0.0) -
         yield "node 0 holds the rendezvous (c10d): if it is struck, all pods restart and resume"
 
 
-def describe_stakes(fault: Fault, situation: Situation) -> str:
+def describe_risk(fault: Fault, situation: Situation) -> str:
     """What a fault may cost, for the question and the preview."""
     if fault not in _FATAL:
         return "no step"

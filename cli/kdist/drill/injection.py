@@ -1,4 +1,4 @@
-"""The program that hurts a node for `kdist drill`: it runs next to the agent, in the agent's pod or
+"""The fault injector of `kdist drill`: a program that runs next to the agent, in the agent's pod or
 on this machine, as `python -c SOURCE ACTION OPTIONS`.
 
 Its own text is sent, so it works with every image that has Python: it imports nothing but the
@@ -46,7 +46,7 @@ def refuse(reason: str) -> NoReturn:
     raise RefusedError(reason)
 
 
-def tell(**fields: object) -> None:
+def answer(**fields: object) -> None:
     """Answer with one line, written at once. The reader may have gone."""
     with contextlib.suppress(OSError):
         os.write(_ANSWERS, encode_json(fields).encode() + b"\n")
@@ -109,7 +109,7 @@ def kill_rank(arguments: argparse.Namespace) -> None:
         refuse(f"no process of local rank {arguments.local_rank} was found")
     if not send(signal.SIGKILL, [pid]):
         refuse(f"process {pid} of the rank cannot be killed: it has ended or is another user's")
-    tell(state="struck", pids=[pid])
+    answer(state="struck", pids=[pid])
 
 
 def kill_agent(arguments: argparse.Namespace) -> None:
@@ -117,7 +117,7 @@ def kill_agent(arguments: argparse.Namespace) -> None:
     sent and read before.
     """
     check_agent(arguments.agent)
-    tell(state="struck", pids=[arguments.agent])
+    answer(state="struck", pids=[arguments.agent])
     wait(_READ_SECONDS)
     send(signal.SIGKILL, [arguments.agent])
 
@@ -125,7 +125,7 @@ def kill_agent(arguments: argparse.Namespace) -> None:
 def kill_node(arguments: argparse.Namespace) -> None:
     """Kill the agent together with its ranks and all that they have started."""
     check_agent(arguments.agent)
-    tell(state="struck", pids=send(signal.SIGKILL, find_tree(arguments.agent)))
+    answer(state="struck", pids=send(signal.SIGKILL, find_tree(arguments.agent)))
 
 
 def silence(arguments: argparse.Namespace) -> None:
@@ -139,16 +139,16 @@ def silence(arguments: argparse.Namespace) -> None:
                 break
             stopped += fresh
             send(signal.SIGSTOP, fresh)
-        tell(state="struck", pids=stopped)
+        answer(state="struck", pids=stopped)
         wait(arguments.seconds)
     finally:
         send(signal.SIGCONT, [*stopped, *find_tree(arguments.agent)])
-    tell(state="over")
+    answer(state="over")
 
 
 def wake(arguments: argparse.Namespace) -> None:
     """Continue all processes of the node."""
-    tell(state="over", pids=send(signal.SIGCONT, find_tree(arguments.agent)))
+    answer(state="over", pids=send(signal.SIGCONT, find_tree(arguments.agent)))
 
 
 def fill(arguments: argparse.Namespace) -> None:
@@ -158,15 +158,15 @@ def fill(arguments: argparse.Namespace) -> None:
     mount = check_disk(arguments.folder)
     with tempfile.TemporaryFile(dir=arguments.folder) as file:
         took = allocate(file.fileno(), 0)
-        tell(state="struck", mount=str(mount), bytes=took)
+        answer(state="struck", mount=str(mount), bytes=took)
         wait(arguments.seconds, lambda: allocate(file.fileno(), os.fstat(file.fileno()).st_size))
-    tell(state="over")
+    answer(state="over")
 
 
 def check(arguments: argparse.Namespace) -> None:
     """Say whether `fill` would be refused."""
     check_disk(arguments.folder)
-    tell(state="over")
+    answer(state="over")
 
 
 def check_disk(folder: Path) -> Path:
@@ -263,10 +263,10 @@ def main() -> None:
     try:
         ACTIONS[arguments.action](arguments)
     except RefusedError as error:
-        tell(state="refused", reason=str(error))
+        answer(state="refused", reason=str(error))
     except OSError as error:
         reason = f"{error.strerror or error}: {error.filename or arguments.action}"
-        tell(state="refused", reason=reason)
+        answer(state="refused", reason=reason)
     wait(_READ_SECONDS)
 
 

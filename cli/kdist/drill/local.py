@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from kdist.agents.client import AgentClient, LoopbackTransport
 from kdist.drill.faults import Fault, Situation
 from kdist.drill.report import Ledger
-from kdist.drill.target import Strike, program_source
+from kdist.drill.target import FaultPlan, program_source
 from kdist.errors import KdistError
 from kdist.job.local import agents, run_dir
 from kdist.job.local.job import LocalJob
@@ -37,7 +37,6 @@ class LocalDrillTarget:
         self._job = job
 
     def look(self, *, without: str = "") -> Situation:
-        """See `DrillTarget.look`."""
         job = self._job
         inactive = "" if job.active else "no `kdist run` is running"
         ports = {} if inactive else agents.ports(job.root)
@@ -55,11 +54,9 @@ class LocalDrillTarget:
         )
 
     def read_ledger(self) -> Ledger:
-        """See `DrillTarget.read_ledger`."""
         return Ledger(*read_ledger(refresh_records(self._job.root)))
 
     def find_drill(self) -> str:
-        """See `DrillTarget.find_drill`."""
         try:
             with (self._job.root / _LOCK).open("rb") as lock:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -77,8 +74,7 @@ class LocalDrillTarget:
         """See `DrillTarget.require_rights`."""
 
     @contextmanager
-    def claim(self, strike: Strike) -> Iterator[None]:
-        """See `DrillTarget.claim`."""
+    def claim(self, plan: FaultPlan) -> Iterator[None]:
         if not sys.platform.startswith("linux"):
             raise KdistError(
                 "drills of a run on this machine need Linux, whose /proc shows the processes",
@@ -93,7 +89,7 @@ class LocalDrillTarget:
                     f"another drill of {self._job.name} is in progress: {self._read_claim()}"
                 ) from None
             os.truncate(lock, 0)
-            os.pwrite(lock, f"{strike.fault} (pid {os.getpid()})".encode(), 0)
+            os.pwrite(lock, f"{plan.fault} (pid {os.getpid()})".encode(), 0)
             yield
         finally:
             os.close(lock)
@@ -105,7 +101,6 @@ class LocalDrillTarget:
 
     @contextmanager
     def start_program(self, node: str, arguments: Sequence[str]) -> Iterator[_LocalProgram]:  # noqa: ARG002 - the protocol's signature
-        """See `DrillTarget.start_program`."""
         with subprocess.Popen(
             [sys.executable, "-c", program_source(), *arguments],
             stdin=subprocess.PIPE,
@@ -125,15 +120,12 @@ class LocalDrillTarget:
 
     @property
     def checkpoints(self) -> str:
-        """See `DrillTarget.checkpoints`."""
         return location_of(self._job.root).text
 
     def find_scratch(self, node: str) -> str:
-        """See `DrillTarget.find_scratch`."""
         return str(self._job.root / node)
 
     def delete_pod(self, node: str) -> bool:  # noqa: ARG002 - the protocol's signature
-        """See `DrillTarget.delete_pod`."""
         return False
 
 
@@ -148,7 +140,6 @@ class _LocalProgram:
         os.set_blocking(self._output.fileno(), False)
 
     def read_line(self, timeout: float) -> bytes | None:
-        """See `Program.read_line`."""
         end = time.monotonic() + timeout
         while b"\n" not in self._buffer:
             left = max(0.0, end - time.monotonic())
@@ -162,7 +153,6 @@ class _LocalProgram:
         return line
 
     def is_open(self) -> bool:
-        """See `Program.is_open`."""
         return self._process.poll() is None
 
 

@@ -34,7 +34,6 @@ class Ledger:
     steps: Sequence[Record] = ()
 
     def named(self, name: str, *, after: int = 0) -> list[Record]:
-        """The events of this name, without the first `after` lines."""
         return [each for each in self.events[after:] if documents.text(each, "event") == name]
 
     def generations(self, after: int) -> list[Record]:
@@ -72,7 +71,7 @@ class Observation:
 
     Attributes:
         fault: the fault.
-        victim: what it struck, in words.
+        target: what it struck, in words.
         before: the job just before.
         ledger_before: the ledger just before.
         interval: seconds between two looks at the job.
@@ -88,7 +87,7 @@ class Observation:
     """
 
     fault: Fault
-    victim: str
+    target: str
     before: Situation
     ledger_before: Ledger
     interval: float
@@ -120,9 +119,7 @@ class Observation:
 
     @property
     def resumed(self) -> int | None:
-        """The first step of the worker group that followed; None if none did, or it is not
-        known.
-        """
+        """The first step of the worker group that followed; None if it is not known."""
         later = [_first_step(line) for line in self.ledger.steps_of(after=self.before.generation)]
         return min(later, default=None)
 
@@ -159,7 +156,6 @@ class Observation:
 
     @property
     def restarts(self) -> int:
-        """Restarts after failures that the fault has caused."""
         formed = self.ledger.generations(self.before.generation)
         return sum(documents.text(each, "reason") == "failure" for each in formed)
 
@@ -197,10 +193,10 @@ class DrillReport:
             "kind": "DrillReport",
             "job": seen.before.name,
             "fault": seen.fault,
-            "struck": seen.victim,
+            "struck": seen.target,
             "time": round(seen.began, 3),
             "lastedSeconds": round(seen.lasted, 3),
-            "stallSeconds": _rounded(seen.stall),
+            "stallSeconds": (None if seen.stall is None else round(seen.stall, 3)),
             "stepReached": seen.reached,
             "stepResumed": seen.resumed,
             "stepsLost": seen.lost,
@@ -214,10 +210,6 @@ class DrillReport:
             ],
             "kept": self.kept,
         }
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 3)
 
 
 def is_over(seen: Observation) -> bool:

@@ -1,5 +1,5 @@
-"""What a drill does (`Strike`), and how the job that it hurts is reached (`DrillTarget`): a run on
-this machine (`local`) or a job in a cluster (`cluster`).
+"""What a drill does (`FaultPlan`), and its job (`DrillTarget`), which is a run on this machine
+(`local`) or in a cluster (`cluster`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Program(Protocol):
 
 
 @dataclass(frozen=True)
-class Strike:
+class FaultPlan:
     """What a drill does.
 
     Attributes:
@@ -46,7 +46,7 @@ class Strike:
     seconds: float
 
     @property
-    def victim(self) -> str:
+    def target(self) -> str:
         """What it strikes, in words."""
         return {
             "rank": f"rank {self.rank} on {self.node}",
@@ -56,11 +56,11 @@ class Strike:
         }.get(self.fault, self.node)
 
     @property
-    def deed(self) -> str:
+    def action(self) -> str:
         """What it does, as a verb with its object."""
         verb = {"rank": "kills", "agent": "kills", "pod": "takes away"}.get(self.fault, "stops")
         lasting = f" for {seconds(self.seconds)}" if self.seconds else ""
-        return f"{'fills' if self.fault == 'disk-full' else verb} {self.victim}{lasting}"
+        return f"{'fills' if self.fault == 'disk-full' else verb} {self.target}{lasting}"
 
     def arguments(self, place: DrillTarget) -> list[str]:
         """Options of the program `injection`."""
@@ -105,7 +105,7 @@ class DrillTarget(Protocol):
     def require_rights(self, fault: Fault) -> None:
         """Raises `KdistError` (FORBIDDEN) if the user lacks a right for a fault."""
 
-    def claim(self, strike: Strike) -> AbstractContextManager[object]:
+    def claim(self, plan: FaultPlan) -> AbstractContextManager[object]:
         """Keep other drills away. Raises `KdistError` if there is one."""
 
     def start_program(self, node: str, arguments: Sequence[str]) -> AbstractContextManager[Program]:

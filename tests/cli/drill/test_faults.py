@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kdist.drill import faults
-from kdist.drill.drill import plan_strike
+from kdist.drill.drill import plan_fault
 from kdist.drill.faults import FAULTS, Fault, Situation
 from kdist.errors import KdistError, NotFoundError, UsageError
 
@@ -54,12 +54,12 @@ def reports(**fields: Any) -> dict[str, Any]:
 
 
 def test_a_job_that_trains_and_has_saved_survives_what_ends_its_ranks() -> None:
-    found = {fault: faults.find_obstacle(fault, situation()) for fault in FAULTS}
+    found = {fault: faults.why_refused(fault, situation()) for fault in FAULTS}
     assert [fault for fault, obstacle in found.items() if obstacle] == []
-    assert faults.describe_stakes("rank", situation()) == (
+    assert faults.describe_risk("rank", situation()) == (
         "at most 11 steps (since step 20), and a restart"
     )
-    assert faults.describe_stakes("disk-full", situation()) == "no step"
+    assert faults.describe_risk("disk-full", situation()) == "no step"
 
 
 @pytest.mark.parametrize("fault", FATAL)
@@ -82,45 +82,45 @@ def test_a_fault_that_the_job_would_not_survive_is_refused_with_the_reason(
     fault: Fault, fields: dict[str, Any], reason: str
 ) -> None:
     found = situation(**fields)
-    assert reason in faults.find_obstacle(fault, found)
+    assert reason in faults.why_refused(fault, found)
     with pytest.raises(KdistError) as refused:
-        plan_strike(found, fault)
+        plan_fault(found, fault)
     assert reason in refused.value.message
     assert refused.value.next_command == "kdist status digits"
 
 
 def test_a_checkpoint_of_an_earlier_group_counts() -> None:
     found = situation(**reports(last_checkpoint_step=None), saved=30)
-    assert faults.find_obstacle("rank", found) == ""
+    assert faults.why_refused("rank", found) == ""
     assert found.committed == 30
 
 
 def test_a_node_that_could_not_come_back_is_left_alone() -> None:
     found = situation(place="cluster", unreturnable={"node-1": "every node is cordoned"})
     for fault in ("agent", "pod"):
-        assert "node-1 could not come back" in faults.find_obstacle(fault, found)
-        assert faults.find_obstacle(fault, found, node="node-0") == ""
-    assert faults.find_obstacle("rank", found, node="node-1") == ""
+        assert "node-1 could not come back" in faults.why_refused(fault, found)
+        assert faults.why_refused(fault, found, node="node-0") == ""
+    assert faults.why_refused("rank", found, node="node-1") == ""
 
 
 def test_an_agent_that_is_process_1_of_its_container_needs_its_pod_deleted() -> None:
     found = situation(place="cluster", **reports(pid=1))
     for fault in ("agent", "silence"):
-        assert "the fault `pod` takes the whole pod" in faults.find_obstacle(fault, found)
-    assert faults.find_obstacle("pod", found) == ""
+        assert "the fault `pod` takes the whole pod" in faults.why_refused(fault, found)
+    assert faults.why_refused("pod", found) == ""
 
 
 def test_a_disk_that_others_use_is_never_filled() -> None:
     reason = "it is the machine's main file system"
-    assert faults.find_obstacle("disk-full", situation(disk=reason)) == reason
+    assert faults.why_refused("disk-full", situation(disk=reason)) == reason
     script = situation(config={**CONFIG, "train": None, "script": {"path": "train.py"}})
-    assert "a script writes" in faults.find_obstacle("disk-full", script)
+    assert "a script writes" in faults.why_refused("disk-full", script)
 
 
 def test_a_script_without_a_known_checkpoint_is_warned_about() -> None:
     config = {**CONFIG, "train": None, "script": {"path": "train.py"}}
     found = situation(config=config, **reports(last_checkpoint_step=None, ranks=[]))
-    assert faults.find_obstacle("agent", found) == ""
+    assert faults.why_refused("agent", found) == ""
     assert any("first step again" in each for each in faults.list_warnings("agent", found))
 
 
@@ -136,16 +136,16 @@ def test_a_silence_lasts_by_default_until_the_others_have_noticed_it() -> None:
 
 
 def test_the_last_rank_or_node_is_struck_unless_another_is_named() -> None:
-    strike = plan_strike(situation(), "rank")
-    assert (strike.node, strike.rank, strike.local_rank, strike.agent) == ("node-1", 1, 0, 101)
-    assert strike.deed == "kills rank 1 on node-1"
-    assert plan_strike(situation(), "pod", node=0).deed == "takes away node-0"
-    silence = plan_strike(situation(), "silence", node=0, lasts=2.0)
-    assert (silence.seconds, silence.deed) == (2.0, "stops all processes of node-0 for 2.0 s")
+    plan = plan_fault(situation(), "rank")
+    assert (plan.node, plan.rank, plan.local_rank, plan.agent) == ("node-1", 1, 0, 101)
+    assert plan.action == "kills rank 1 on node-1"
+    assert plan_fault(situation(), "pod", node=0).action == "takes away node-0"
+    silence = plan_fault(situation(), "silence", node=0, lasts=2.0)
+    assert (silence.seconds, silence.action) == (2.0, "stops all processes of node-0 for 2.0 s")
     with pytest.raises(NotFoundError, match="its ranks: 0-1"):
-        plan_strike(situation(), "rank", rank=2)
+        plan_fault(situation(), "rank", rank=2)
     with pytest.raises(NotFoundError, match="no node 2"):
-        plan_strike(situation(), "agent", node=2)
+        plan_fault(situation(), "agent", node=2)
     for fault, options in (("agent", {"rank": 1}), ("rank", {"node": 1}), ("pod", {"lasts": 3.0})):
         with pytest.raises(UsageError):
-            plan_strike(situation(), fault, **options)  # type: ignore[arg-type]
+            plan_fault(situation(), fault, **options)  # type: ignore[arg-type]

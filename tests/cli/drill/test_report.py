@@ -48,7 +48,7 @@ def observe(steps: list[dict[str, Any]], **fields: Any) -> Observation:
     after = situation(**reports(generation=4, restarts_remaining=9))
     common: dict[str, Any] = {
         "fault": "rank",
-        "victim": "rank 1 on node-1",
+        "target": "rank 1 on node-1",
         "before": situation(),
         "ledger_before": Ledger(EVENTS[:2]),
         "interval": 0.05,

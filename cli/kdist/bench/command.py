@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from kdist.errors import Code, KdistError, UsageError
 from kdist_trainer.formats.json_text import encode_json
 
 if TYPE_CHECKING:
-    from kdist.bench import BenchSpec, Result
+    from kdist.bench import Result
     from kdist.spec import TrainingJob
 
 
@@ -40,6 +41,12 @@ def _size(value: str) -> int:
         raise click.BadParameter(str(error)) from None
 
 
+def _number(
+    flag: str, kind: click.ParamType[Any], default: float, text: str
+) -> Callable[[options.Command], options.Command]:
+    return click.option(flag, type=kind, default=default, show_default=True, help=text)
+
+
 @click.command()
 @click.argument("collective", type=click.Choice(_COLLECTIVES), metavar="COLLECTIVE")
 @click.option(
@@ -62,40 +69,20 @@ def _size(value: str) -> int:
     show_default=True,
     help="Largest size.",
 )
-@click.option(
-    "--factor",
-    type=click.IntRange(2, 1024),
-    default=4,
-    show_default=True,
-    help="Factor from one size to the next.",
-)
-@click.option(
-    "--rounds",
-    type=click.IntRange(3, 100_000),
-    default=20,
-    show_default=True,
-    help="Rounds of each size.",
-)
-@click.option(
+@_number("--factor", click.IntRange(2, 1024), 4, "Factor from one size to the next.")
+@_number("--rounds", click.IntRange(3, 100_000), 20, "Rounds of each size.")
+@_number(
     "--warmup",
-    type=click.IntRange(1, 10_000),
-    default=5,
-    show_default=True,
-    help="Warm-up rounds of each size, which are not measured.",
+    click.IntRange(1, 10_000),
+    5,
+    "Warm-up rounds of each size, which are not measured.",
 )
-@click.option(
-    "--seconds",
-    type=click.FloatRange(0.01, 3600),
-    default=5.0,
-    show_default=True,
-    help="Time limit of each size, in seconds.",
-)
-@click.option(
+@_number("--seconds", click.FloatRange(0.01, 3600), 5.0, "Time limit of each size, in seconds.")
+@_number(
     "--slow",
-    type=click.FloatRange(1.01),
-    default=2.0,
-    show_default=True,
-    help="A pair is slow if it takes this many times the median of the others.",
+    click.FloatRange(1.01),
+    2.0,
+    "A pair is slow if it takes this many times the median of the others.",
 )
 @click.option(
     "--nodes",
@@ -163,7 +150,7 @@ def command(
     Exit codes:
       0 measured   2 wrong usage   6 timeout   10 a result was wrong, or the job failed
     """
-    from kdist import bench
+    from kdist import bench, load
 
     numbers = {name: given.pop(name) for name in ("factor", "rounds", "warmup", "seconds", "slow")}
     spec = bench.BenchSpec(
@@ -171,13 +158,24 @@ def command(
     )
     place = options.find_place(click.get_current_context(), given["namespace"], given["context"])
     remote = on_cluster or place.is_chosen
-    job, base = _make_job(spec, file, image, given.pop("nodes"), given.pop("procs_per_node"))
-    keep = given.pop("keep")
-    result = (
-        _measure_on_cluster(job, base, keep=keep, **given)
-        if remote
-        else _measure_locally(job, base)
-    )
+    nodes, procs, keep = (given.pop(name) for name in ("nodes", "procs_per_node", "keep"))
+    changes = [f"spec.image={image}"] if image is not None else []
+    if nodes is not None:
+        changes.append(f"spec.nodes={encode_json({'min': nodes, 'max': nodes})}")
+    changes += [f"spec.procsPerNode={procs}"] if procs is not None else []
+    machines = load.load_file(file) if file is not None else None
+    job = bench.make_job(spec, machines, overrides=changes)
+    base = Path.cwd() if file in (None, "-") else Path(str(file)).absolute().parent
+    if remote:
+        from kdist.bench.remote import measure
+
+        cluster = targets.connect(
+            namespace=given["namespace"], context=given["context"], job=job.metadata.namespace
+        )
+        timeout, notify = given["timeout"], console.message
+        result = measure(cluster, job, base=base, keep=keep, timeout=timeout, notify=notify)
+    else:
+        result = _measure_locally(job, base)
     _show(result, output=output, out=out)
     if result.wrong:
         raise KdistError(
@@ -185,21 +183,6 @@ def command(
             code=Code.JOB_FAILED,
         )
     return Code.OK
-
-
-def _make_job(
-    spec: BenchSpec, file: str | None, image: str | None, nodes: int | None, procs: str | None
-) -> tuple[TrainingJob, Path]:
-    from kdist import bench, load
-
-    base = load.load_file(file) if file is not None else None
-    changes = [f"spec.image={image}"] if image is not None else []
-    changes += (
-        [f"spec.nodes={encode_json({'min': nodes, 'max': nodes})}"] if nodes is not None else []
-    )
-    changes += [f"spec.procsPerNode={procs}"] if procs is not None else []
-    folder = Path.cwd() if file in (None, "-") else Path(str(file)).absolute().parent
-    return bench.make_job(spec, base, overrides=changes), folder
 
 
 def _measure_locally(job: TrainingJob, base: Path) -> Result:
@@ -218,7 +201,6 @@ def _measure_locally(job: TrainingJob, base: Path) -> Result:
             console.message(events.format_line(entry))
 
         def draw(self, progress: Any) -> None:  # noqa: ARG002 - Display's signature
-            """There is no progress to show."""
             console.flush_messages()
 
     train_json = render.read_train_json(render.render(job))
@@ -245,23 +227,6 @@ def _measure_locally(job: TrainingJob, base: Path) -> Result:
     if not result.wrong:
         shutil.rmtree(folder, ignore_errors=True)
     return result
-
-
-def _measure_on_cluster(
-    job: TrainingJob,
-    base: Path,
-    *,
-    keep: bool,
-    namespace: str | None,
-    context: str | None,
-    timeout: float | None,
-) -> Result:
-    from kdist.bench import remote
-
-    cluster = targets.connect(namespace=namespace, context=context, job=job.metadata.namespace)
-    return remote.measure(
-        cluster, job, base=base, keep=keep, timeout=timeout, notify=console.message
-    )
 
 
 def _show(result: Result, *, output: str, out: Path | None) -> None:

@@ -35,7 +35,6 @@ class BenchSpec:
     slow: float
 
     def arguments(self) -> list[str]:
-        """The arguments of the bench's program."""
         names = ("min", "max", "factor", "rounds", "warmup", "seconds", "slow")
         return [
             self.collective,
@@ -45,10 +44,7 @@ class BenchSpec:
 
 def read_size(text: str) -> int:
     """Parse `1024`, `1K`, `1KiB` or `64M` to bytes. As in nccl-tests, K is 1024 with or without
-    more letters.
-
-    Raises:
-        ValueError: the text is not a size.
+    more letters. Raises `ValueError`.
     """
     match = re.fullmatch(r"(\d{1,15})\s*([kmg]?)i?b?", text.strip().lower())
     if match is None or int(match[1]) == 0:
@@ -59,16 +55,9 @@ def read_size(text: str) -> int:
 def make_job(
     bench: BenchSpec, base: TrainingJob | None = None, *, overrides: list[str] | None = None
 ) -> TrainingJob:
-    """The bench as a job.
-
-    Args:
-        bench: what to measure.
-        base: the job on whose machines to measure; None is one node of two ranks.
-        overrides: changes of the result, as of `--set`.
-
-    Raises:
-        InvalidJobError: the result is not a valid job.
-        UsageError: the smallest size is larger than the largest.
+    """The bench as a job on the machines of the job `base`, by default one node of two ranks;
+    `overrides` change the result, as `--set` does. Raises `InvalidJobError`, and `UsageError` if
+    the smallest size is larger than the largest.
     """
     if bench.min > bench.max:
         raise UsageError(

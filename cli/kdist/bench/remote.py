@@ -27,19 +27,9 @@ def measure(
     timeout: float | None,
     notify: Callable[[str], None],
 ) -> Result:
-    """Run the bench on the cluster. Its job is deleted afterwards, unless it failed.
-
-    Args:
-        cluster: where it runs.
-        job: as `make_job` returns it.
-        base: folder that relative paths of the job start from.
-        keep: whether its job stays on the cluster.
-        timeout: seconds to wait for its end; None is without limit.
-        notify: receives messages about what happens.
-
-    Raises:
-        UsageError: the cluster has a job of this name.
-        KdistError: the job cannot be applied, TIMEOUT, or JOB_FAILED.
+    """Run the bench on the cluster. Its job is deleted afterwards, unless it failed or `keep` says
+    so; relative paths of the job start from `base`. Raises `UsageError` if the cluster has a job of
+    this name, and `KdistError` if the job cannot be applied, TIMEOUT, or JOB_FAILED.
     """
     name = job.metadata.name
     plan = deploy.make_plan(cluster, job, base=base)

@@ -4,7 +4,7 @@ document.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,11 +36,9 @@ class Result:
 
     @property
     def wrong(self) -> int:
-        """Number of elements of all results that were wrong."""
         return sum(row["wrong"] for row in self.rows)
 
     def to_document(self) -> dict[str, Any]:
-        """The result as plain values, for JSON."""
         rows = [
             {
                 "sizeBytes": row["size"],
@@ -68,7 +66,6 @@ class Result:
         }
 
     def table(self) -> Iterator[tuple[str, ...]]:
-        """Cells under `COLUMNS`."""
         for row in self.rows:
             times = (duration(row[name]) for name in _TIMES)
             yield (
@@ -81,7 +78,6 @@ class Result:
             )
 
     def headline(self) -> str:
-        """What was measured, and the best bus bandwidth."""
         best = max((row["busbw"] for row in self.rows if row["busbw"] is not None), default=None)
         top = f": bus bandwidth up to {rate(best)}" if best is not None else ""
         nodes = len(set(self.nodes)) or 1
@@ -128,32 +124,34 @@ def read_events(lines: Iterable[str]) -> Result:
         event = parse(line)
         if event is not None:
             with suppress(KeyError, TypeError, ValueError):
-                _add_event(result, event)
+                name = event.get("event")
+                if name == "bench-begun":
+                    result.collective, result.ranks = str(event["collective"]), int(event["ranks"])
+                    result.device, result.backend = str(event["device"]), str(event["backend"])
+                elif name == "bench-row":
+                    row: dict[str, Any] = {key: float(event[key]) for key in _TIMES}
+                    row |= {key: int(event[key]) for key in ("size", "rounds", "wrong")}
+                    row |= {
+                        key: None if event.get(key) is None else float(event[key])
+                        for key in ("algbw", "busbw")
+                    }
+                    result.rows.append(row)
+                elif name == "bench-pairs":
+                    result.pair_size = int(event["size"])
+                    result.nodes.append(str(event["row_node"]))
+                    result.pairs.append(
+                        [None if value is None else float(value) for value in event["seconds"]]
+                    )
+                elif name == "bench-slow":
+                    slow = {
+                        "ranks": [int(rank) for rank in event["ranks"]],
+                        "nodes": [str(node) for node in event["nodes"]],
+                    }
+                    result.slow = {
+                        **slow,
+                        "seconds": float(event["seconds"]),
+                        "ratio": float(event["ratio"]),
+                    }
+                elif name == "bench-done":
+                    result.done = True
     return result
-
-
-def _add_event(result: Result, event: Mapping[str, Any]) -> None:
-    """Add what an event reports; raises if a field of it is missing or has a wrong type."""
-    name = event.get("event")
-    if name == "bench-begun":
-        result.collective, result.ranks = str(event["collective"]), int(event["ranks"])
-        result.device, result.backend = str(event["device"]), str(event["backend"])
-    elif name == "bench-row":
-        row: dict[str, Any] = {key: float(event[key]) for key in _TIMES}
-        row |= {key: int(event[key]) for key in ("size", "rounds", "wrong")}
-        row |= {
-            key: None if event.get(key) is None else float(event[key]) for key in ("algbw", "busbw")
-        }
-        result.rows.append(row)
-    elif name == "bench-pairs":
-        result.pair_size = int(event["size"])
-        result.nodes.append(str(event["row_node"]))
-        result.pairs.append([None if value is None else float(value) for value in event["seconds"]])
-    elif name == "bench-slow":
-        slow = {
-            "ranks": [int(rank) for rank in event["ranks"]],
-            "nodes": [str(node) for node in event["nodes"]],
-        }
-        result.slow = {**slow, "seconds": float(event["seconds"]), "ratio": float(event["ratio"])}
-    elif name == "bench-done":
-        result.done = True

@@ -39,17 +39,8 @@ _EXACT: Final = 2**53
 
 
 def convert(document: Mapping[str, Any], name: str = "") -> Schema:
-    """Convert a JSON Schema.
-
-    Args:
-        document: the schema, as `model_json_schema` returns it.
-        name: the definition in it to convert; the whole schema if empty.
-
-    Returns:
-        The structural schema.
-
-    Raises:
-        ValueError: it has a keyword that no structural schema can express.
+    """Convert a JSON Schema to a structural schema. Raises `ValueError` for a keyword that none can
+    express.
     """
     definitions = document.get("$defs", {})
     return _convert(definitions[name] if name else document, definitions)
@@ -95,7 +86,11 @@ def _one_type(form: Mapping[str, Any], definitions: Mapping[str, Any]) -> Schema
             name: _convert(each, definitions) for name, each in form["properties"].items()
         }
     elif form["type"] == "object":
-        schema |= _free_mapping(form, definitions)
+        values = [*form.get("patternProperties", {}).values(), form.get("additionalProperties")]
+        value = (
+            _convert(values[0], definitions) if isinstance(values[0], Mapping) else {_KEEP: True}
+        )
+        schema |= {_KEEP: True} if value == {_KEEP: True} else {"additionalProperties": value}
     if "prefixItems" in form:  # the same type for each, because OpenAPI has no tuples
         schema["items"] = _without_defaults(_convert(form["prefixItems"][0], definitions))
     elif "items" in form:
@@ -116,13 +111,6 @@ def _without_defaults(schema: Schema) -> Schema:
         for key, value in schema.items()
         if key != "default"
     }
-
-
-def _free_mapping(form: Mapping[str, Any], definitions: Mapping[str, Any]) -> Schema:
-    """A mapping with keys of the user; patterns of keys have no equivalent."""
-    values = [*form.get("patternProperties", {}).values(), form.get("additionalProperties")]
-    value = _convert(values[0], definitions) if isinstance(values[0], Mapping) else {_KEEP: True}
-    return {_KEEP: True} if value == {_KEEP: True} else {"additionalProperties": value}
 
 
 def _several_types(forms: Sequence[Mapping[str, Any]]) -> Schema:

@@ -55,5 +55,4 @@ def export(name: str | None, out: Path | None) -> None:
 
 
 def _read(name: str) -> str:
-    """A dashboard's file."""
     return files("kdist.dashboards").joinpath("json", f"{name}.json").read_text(encoding="utf-8")

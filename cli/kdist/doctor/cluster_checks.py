@@ -39,13 +39,8 @@ def check_rights(cluster: Cluster) -> Iterator[Finding]:
     for name in backends.NAMES:
         kind = (backends.get(name).api_version, backends.get(name).kind)
         if kind in served:
-            groups.append(
-                (
-                    f"jobs as {kind[1]}",
-                    [rbac.Right(verb, *kind) for verb in verbs],
-                    "other kinds may be allowed",
-                )
-            )
+            rights = [rbac.Right(verb, *kind) for verb in verbs]
+            groups.append((f"jobs as {kind[1]}", rights, "other kinds may be allowed"))
     gone = set(rbac.find_missing(cluster, [right for _, wanted, _ in groups for right in wanted]))
     incomplete = [
         (name, [str(each) for each in wanted if each in gone], without)
@@ -54,10 +49,8 @@ def check_rights(cluster: Cluster) -> Iterator[Finding]:
     ]
     jobs = [each for each in incomplete if each[0].startswith("jobs as")]
     if not any(verbs for _, verbs, _ in jobs):
-        yield ok(
-            "rights: jobs",
-            f"every verb on {', '.join(name.removeprefix('jobs as ') for name, _, _ in jobs)}",
-        )
+        kinds = ", ".join(name.removeprefix("jobs as ") for name, _, _ in jobs)
+        yield ok("rights: jobs", f"every verb on {kinds}")
         incomplete = [each for each in incomplete if each not in jobs]
     for name, found, without in incomplete:
         title = f"rights: {name}"
@@ -110,25 +103,21 @@ def check_operators(cluster: Cluster) -> Iterator[Finding]:
         yield unknown("operators", f"of {', '.join(wanted)}: {error}")
         return
     for kind in wanted:
-        found = operators.find_deployment(deployments, kind)
+        title, found = f"operator of {kind}", operators.find_deployment(deployments, kind)
         if found is None:
             project = operators.OPERATORS[kind].project
             yield note(
-                f"operator of {kind}",
+                title,
                 "no deployment with its usual name was found",
                 f"if nothing happens to {kind} objects, install {project}",
             )
             continue
         home, name = found["metadata"]["namespace"], found["metadata"]["name"]
-        where = f"{home}/{name}"
-        ready, _ = operators.count_ready(found)
-        if ready:
-            yield ok(f"operator of {kind}", f"{where} is ready")
+        if operators.count_ready(found)[0]:
+            yield ok(title, f"{home}/{name} is ready")
         else:
-            taken = f"{where} is not ready: {kind} objects are accepted but nothing happens"
-            yield missing(
-                f"operator of {kind}", taken, f"kubectl -n {home} describe deployment {name}"
-            )
+            taken = f"{home}/{name} is not ready: {kind} objects are accepted but nothing happens"
+            yield missing(title, taken, f"kubectl -n {home} describe deployment {name}")
 
 
 _ENFORCE = "pod-security.kubernetes.io/enforce"
@@ -171,9 +160,7 @@ def check_namespace(cluster: Cluster) -> Iterator[Finding]:
 
 
 def check_pod_is_admitted(cluster: Cluster) -> Iterator[Finding]:
-    """Create the pod of a small job in a server-side dry run, which includes policies, quotas and
-    webhooks.
-    """
+    """Try a small pod in a server-side dry run, which includes policies, quotas and webhooks."""
     try:
         cluster.send_create(make_pod(), dry_run=True)
     except ApiNotFoundError:
@@ -313,7 +300,11 @@ def check_storage(cluster: Cluster) -> Iterator[Finding]:
             "storage", "there is no StorageClass", "name an existing claim: checkpoints: {claim: …}"
         )
         return
-    default = [each["metadata"]["name"] for each in classes if _is_default(each)]
+    default = [
+        each["metadata"]["name"]
+        for each in classes
+        if ((each["metadata"].get("annotations") or {}).get(_DEFAULT_CLASS) == "true")
+    ]
     shared = [
         each["metadata"]["name"]
         for each in classes
@@ -369,14 +360,8 @@ def _is_ready(node: dict[str, Any]) -> bool:
     return any(each.get("type") == "Ready" and each.get("status") == "True" for each in conditions)
 
 
-def _is_default(storage_class: dict[str, Any]) -> bool:
-    return (storage_class["metadata"].get("annotations") or {}).get(_DEFAULT_CLASS) == "true"
-
-
 def check_training_jobs(cluster: Cluster) -> Iterator[Finding]:
-    """How `kdist apply` sends a job, and whether the controller answers for the TrainingJobs that
-    there are.
-    """
+    """How `kdist apply` sends a job, and whether a controller acts on the existing TrainingJobs."""
     title = "TrainingJobs"
     if not cluster.serves(*TRAINING_JOB):
         yield ok(title, "not served: `kdist apply` sends the objects of a job themselves")

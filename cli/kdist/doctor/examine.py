@@ -34,9 +34,7 @@ OLDEST = (1, 31)
 
 
 def check_cluster(cluster: Cluster) -> Iterator[Finding]:
-    """Check what a job needs of the cluster and the namespace; yields findings in the order of
-    `CHECKS`.
-    """
+    """Check what a job needs of the cluster and the namespace, in the order of `CHECKS`."""
     try:
         version = cluster.version()
     except KdistError as error:

@@ -16,7 +16,6 @@ class Severity(StrEnum):
 
     @property
     def sign(self) -> str:
-        """One character for a table."""
         return {Severity.OK: "✓", Severity.NOTE: "!", Severity.MISSING: "✗", Severity.UNKNOWN: "?"}[
             self
         ]
@@ -32,7 +31,6 @@ class Finding:
     fix: str = ""
 
     def to_document(self) -> dict[str, str]:
-        """For programs: name, mark, detail, fix."""
         return {"name": self.name, "mark": self.mark.value, "detail": self.detail, "fix": self.fix}
 
 

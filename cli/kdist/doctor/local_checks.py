@@ -67,22 +67,16 @@ def check_disk(folder: Path) -> Finding:
     """Free disk space for the runs and checkpoints of `kdist run`."""
     free = shutil.disk_usage(folder).free
     detail = f"{size(free)} free in {folder}"
-    return (
-        note("disk", detail, "checkpoints may fill it; KDIST_HOME selects another folder for runs")
-        if free < LOW_DISK
-        else ok("disk", detail)
-    )
+    fix = "checkpoints may fill it; KDIST_HOME selects another folder for runs"
+    return note("disk", detail, fix) if free < LOW_DISK else ok("disk", detail)
 
 
 def check_shared_memory(folder: Path) -> Finding:
     """Shared memory; with a container's default of 64 MB data loaders crash with a bus error."""
     total = shutil.disk_usage(folder).total
     detail = f"{size(total)} at {folder}"
-    return (
-        note("shared memory", detail, "give the container more: --shm-size=1g")
-        if total < LOW_SHM
-        else ok("shared memory", detail)
-    )
+    fix = "give the container more: --shm-size=1g"
+    return note("shared memory", detail, fix) if total < LOW_SHM else ok("shared memory", detail)
 
 
 def _torch_version() -> str | None:

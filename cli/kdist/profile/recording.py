@@ -11,6 +11,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from kdist.job.local.agents import ports as local_ports
 from kdist.job.local.job import LocalJob
 from kdist.job.local.run_dir import folder_of, location_of
 from kdist.spec.validators import SCRATCH_MOUNT
-from kdist.status import documents
+from kdist.status import Pod, documents
 from kdist.units import number
 from kdist_trainer.formats.untrusted_text import MalformedTextError, parse_json
 
@@ -59,29 +60,20 @@ def _cluster_agents(target: AppliedJob) -> list[AgentTool]:
         pod for pod in target.pods() if pod.running and not pod.deleting and pod.name != first.name
     ]
 
-    def tool_of(name: str, container: str) -> AgentTool:
-        def run(arguments: Sequence[str]) -> bytes:
-            command = [
-                "python",
-                "-m",
-                MODULE,
-                *arguments,
-                "--scratch",
-                SCRATCH_MOUNT,
-                *([] if target.uses_bucket else ["--root", target.checkpoints]),
-            ]
-            code, output = target.cluster.run(
-                name, command, container=container, timeout=_TOOL_TIMEOUT
-            )
-            if code != 0:
-                raise KdistError(
-                    f"pod {name}: `{' '.join(command[:4])}` ended with exit code {code}"
-                )
-            return output
+    place = ["--scratch", SCRATCH_MOUNT]
+    place += [] if target.uses_bucket else ["--root", target.checkpoints]
 
-        return run
+    def run(pod: Pod, arguments: Sequence[str]) -> bytes:
+        command = ["python", "-m", MODULE, *arguments, *place]
+        code, output = target.cluster.run(
+            pod.name, command, container=pod.container, timeout=_TOOL_TIMEOUT
+        )
+        if code != 0:
+            started = " ".join(command[:4])
+            raise KdistError(f"pod {pod.name}: `{started}` ended with exit code {code}")
+        return output
 
-    return [tool_of(pod.name, pod.container) for pod in (first, *others)]
+    return [partial(run, pod) for pod in (first, *others)]
 
 
 def _local_agents(root: Path) -> list[AgentTool]:
@@ -89,29 +81,17 @@ def _local_agents(root: Path) -> list[AgentTool]:
     if not nodes:
         raise KdistError(f"no agent of {root.name} answers yet", hint="try again in a second")
     place = [] if location_of(root).is_bucket else ["--root", str(folder_of(root))]
-    return [_profiling_tool(node, place) for node in nodes]
 
-
-def _profiling_tool(scratch: Path, place: Sequence[str]) -> AgentTool:
-    def run(arguments: Sequence[str]) -> bytes:
-        command = [
-            sys.executable,
-            "-m",
-            MODULE,
-            *arguments,
-            "--scratch",
-            str(scratch),
-            *place,
-        ]
+    def run(scratch: Path, arguments: Sequence[str]) -> bytes:
+        command = [sys.executable, "-m", MODULE, *arguments, "--scratch", str(scratch), *place]
         done = subprocess.run(command, capture_output=True, check=False)
         if done.returncode != 0:
-            last = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or [
-                f"exit code {done.returncode}"
-            ]
-            raise KdistError(f"the profile of {scratch.parent}: {last[0]}")
+            printed = done.stderr.decode(errors="replace").strip().splitlines()
+            last = printed[-1] if printed else f"exit code {done.returncode}"
+            raise KdistError(f"the profile of {scratch.parent}: {last}")
         return done.stdout
 
-    return run
+    return [partial(run, node) for node in nodes]
 
 
 def record(
@@ -124,21 +104,11 @@ def record(
     notify: Notify,
 ) -> list[Mapping[str, Any]]:
     """Request a profile, wait until all selected ranks have recorded it, and write their traces to
-    a folder.
+    a folder, one file per rank. The first tool takes the request; `timeout` seconds count for the
+    start of the recording, and again for its end.
 
-    Args:
-        tools: of the agents; the first one takes the request.
-        folder: for the traces, one file per rank.
-        steps: number of steps to record.
-        ranks: `all`, or ranks such as `0,3`.
-        timeout: seconds for the start of the recording, and again for its end.
-        notify: receives messages about progress.
-
-    Returns:
-        The summary of each rank.
-
-    Raises:
-        KdistError: ranks do not start or end in time (TIMEOUT), or do not exist (NOT_FOUND).
+    Returns the summary of each rank. Raises `KdistError` if ranks do not start or end in time
+    (TIMEOUT), or do not exist (NOT_FOUND).
     """
     name = str(_read(tools[0](["ask", "--steps", str(steps), "--ranks", ranks])).get("name"))
     arguments = ["look", "--name", name]
@@ -159,13 +129,9 @@ def record(
     def gather() -> bool | None:
         for tool in tools:
             found = documents.mapping(_read(tool(arguments)), "ranks")
-            holders.update(
-                {
-                    rank: (tool, found[rank])
-                    for rank in wanted
-                    if rank in found and rank not in holders
-                }
-            )
+            for rank in wanted:
+                if rank in found:
+                    holders.setdefault(rank, (tool, found[rank]))
             if len(holders) == len(wanted):
                 return True
         return None

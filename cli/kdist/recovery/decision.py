@@ -103,9 +103,7 @@ class RecoveryContext:
 
     @property
     def clock(self) -> float | None:
-        """The newest renewal of any Lease, which is the cluster's time at the earliest; None
-        without Leases.
-        """
+        """The newest renewal of any Lease: the cluster's time at the earliest."""
         renewals = [node.renewed for node in self.nodes.values() if node.renewed is not None]
         return max(renewals, default=None)
 
@@ -264,13 +262,9 @@ def _check_node(context: RecoveryContext, name: str, node: NodeState | None) -> 
     if age > _FRESH_SECONDS:
         message = f"what is known of node {name} is {seconds(age)} old: it may have returned"
         return _Result("Stale", message)
-    return _check_cluster(context, name)
-
-
-def _check_cluster(context: RecoveryContext, name: str) -> _Result | None:
-    """Whether it is the control plane that is cut off, or was until now, and not the node."""
     if name in context.switched_off:
         return None
+    # perhaps it is the control plane that is cut off, or was until now, and not the node
     nodes, clock = context.nodes.values(), context.clock or 0.0
     unknown = sum(node.ready == "Unknown" for node in nodes)
     expired = sum(_overdue(node, clock) > 0 for node in nodes)
@@ -337,7 +331,10 @@ def _judge_silence(context: RecoveryContext, node: NodeState) -> _Result:
     if not (storage.kind == "shared" and storage.fenced):
         message = f"no agent of the job can tell whether node {node.name} still runs, and "
         return _Result("NotFenced", message + _explain_storage(context), retry_seconds=None)
-    left = _without_observers(node, context.clock or 0.0)
+    clock = context.clock or 0.0
+    expired = (node.renewed or 0.0) + node.lease_seconds
+    since = max(expired, clock if node.since is None else node.since)
+    left = since + node.lease_seconds - clock  # until it counts as gone though no agent can tell
     if left >= 0:
         message = (
             f"no agent of the job can tell whether node {node.name} still runs, so kdist waits for "
@@ -376,16 +373,7 @@ def _is_late(context: RecoveryContext, node: NodeState) -> bool:
     return _overdue(node, clock) > -node.lease_seconds / 2
 
 
-def _without_observers(node: NodeState, clock: float) -> float:
-    """Seconds until a node counts as gone of which no agent can tell."""
-    since = max(
-        (node.renewed or 0.0) + node.lease_seconds, clock if node.since is None else node.since
-    )
-    return since + node.lease_seconds - clock
-
-
 def _describe(context: RecoveryContext, pod: Document, node: NodeState) -> Iterator[str]:
-    """What was seen, in sentences."""
     clock = context.clock
     since = f" for {seconds(max(0.0, clock - node.since))}" if clock and node.since else ""
     message = f": {node.message}" if node.message else ""
@@ -435,13 +423,8 @@ class HeldVolume:
 def find_held_volumes(
     claims: Mapping[str, Document], attachments: Iterable[Document], *, node: str
 ) -> list[HeldVolume]:
-    """Find the volumes of these claims that only one node can mount, and that are attached to a
-    node.
-
-    Args:
-        claims: claims by name.
-        attachments: VolumeAttachments of the cluster.
-        node: the node.
+    """Find the volumes of these claims, by name, that only one node can mount, and that are
+    attached to `node`.
     """
     attached = {
         documents.text(each, "spec", "source", "persistentVolumeName")

@@ -43,17 +43,11 @@ _HOSTNAME = "kubernetes.io/hostname"
 def observe(
     target: AppliedJob, *, ask: AskAgents | None = None, switched_off: Collection[str] = ()
 ) -> RecoveryContext:
-    """Fetch what is known of a job and of its nodes, and ask its agents.
+    """Fetch what is known of a job and of its nodes, and ask its agents, by default through the API
+    server's proxy. `switched_off` are nodes that a person vouches for being off.
 
-    Args:
-        target: the job.
-        ask: asks the agents of pods; through the API server's proxy by default.
-        switched_off: nodes that a person vouches for being switched off.
-
-    Raises:
-        NotFoundError: the job's workload does not exist.
-        ForeignError: the object of the workload's name belongs to something else.
-        KdistError: the API server is unreachable (UNREACHABLE).
+    Raises `NotFoundError` if the job's workload does not exist, `ForeignError` if the object of its
+    name belongs to something else, `KdistError` (UNREACHABLE) without an API server.
     """
     cluster = target.cluster
     read_at = time.time()
@@ -161,7 +155,6 @@ def _checkpoint_claim(target: AppliedJob) -> str:
 
 
 def _claims_of(target: AppliedJob) -> Iterator[str]:
-    """Names of the claims that the job's pods mount."""
     if name := _checkpoint_claim(target):
         yield name
     yield from (each.claim for each in target.job.spec.data if each.claim is not None)

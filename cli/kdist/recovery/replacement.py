@@ -10,7 +10,7 @@ containers.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from http import HTTPStatus
@@ -40,14 +40,9 @@ REASON: Final = "NodeLost"
 
 @dataclass(frozen=True)
 class Replacement:
-    """What was done to a pod.
-
-    Attributes:
-        pod: its name.
-        marked: whether it was marked as failed.
-        deleted: whether it was deleted, because the new pod needs its name or because it was being
-            deleted already.
-        changed: whether nothing was done, because the pod has changed or ended since it was judged.
+    """What was done to a pod: it was marked as failed, and deleted if the new pod needs its name or
+    if it was being deleted already. With `changed` nothing was done, because the pod has changed or
+    ended since it was judged.
     """
 
     pod: str
@@ -64,18 +59,9 @@ def replace_pod(
     backend: Backend,
     dry_run: bool = False,
 ) -> Replacement:
-    """Give up the pod of a decision.
-
-    Args:
-        cluster: the cluster.
-        decision: the decision, which recovers the pod.
-        owner: the job, with the makers of its pods.
-        backend: the job's workload kind.
-        dry_run: let the server check it, and change nothing.
-
-    Raises:
-        ValueError: the decision is to wait.
-        ApiError: the server rejects it.
+    """Evict the pod of a decision to recover it, unless it has changed or ended since; `owner` has
+    the makers of its pods. With `dry_run` the server only checks it. Raises `ValueError` if the
+    decision is to wait, and `ApiError` if the server rejects it.
     """
     if not decision.recover:
         raise ValueError(f"{decision.pod} is not to be replaced: {decision.message}")
@@ -104,7 +90,8 @@ def replace_pod(
         return Replacement(decision.pod, changed=True)
     if not (backend.reuses_pod_names or documents.text(marked, "metadata", "deletionTimestamp")):
         return Replacement(decision.pod, marked=True)
-    deleted = _delete(objects, marked, dry_run=dry_run)
+    uid = documents.text(marked, "metadata", "uid")
+    deleted = objects.remove("v1", "Pod", documents.name(marked), uid=uid, grace=0, dry_run=dry_run)
     return Replacement(decision.pod, marked=True, deleted=deleted)
 
 
@@ -134,14 +121,6 @@ def failed_status(pod: Document, message: str) -> dict[str, Any]:
     }
 
 
-def _delete(objects: JobObjects, pod: Mapping[str, Any], *, dry_run: bool) -> bool:
-    """Delete this very pod at once: there is no kubelet that could end it first."""
-    uid = documents.text(pod, "metadata", "uid")
-    return objects.remove(
-        "v1", "Pod", documents.name(pod), uid=uid, grace=0, dry_run=dry_run
-    )  # False where another pod has its name already
-
-
 RIGHTS: Final = (*rbac.on_pods("patch", part="status"), *rbac.on_pods("delete"))
 """Rights to give up a pod."""
 _PAUSE, _LONGEST_PAUSE = 1.0, 10.0  # seconds between two looks
@@ -164,12 +143,10 @@ class Recovery:
 
     @property
     def complete(self) -> bool:
-        """Whether no pod is left on a node that does not answer."""
         return all(each.recover for each in self.decisions)
 
     @property
     def hopeless(self) -> bool:
-        """Whether waiting does not help a pod that is left."""
         return any(not each.recover and each.retry_seconds is None for each in self.decisions)
 
     def followed_by(self, later: Recovery) -> Recovery:
@@ -180,7 +157,6 @@ class Recovery:
         return Recovery(tuple(kept.values()), {**done, **later.replacements})
 
     def to_document(self) -> list[dict[str, Any]]:
-        """The pods, for programs."""
         found = []
         for each in self.decisions:
             fields = ("pod", "node", "recover", "reason", "message", "retry_seconds")
@@ -206,20 +182,12 @@ def recover(
     change: bool = True,
     notify: Notify,
 ) -> Recovery:
-    """Give up the pods of a job whose nodes are gone.
+    """Evict the pods of a job whose nodes are gone, and with `wait` look again as long as that
+    helps a pod, for at most `timeout` seconds. `switched_off` are nodes that the user vouches for
+    being off. Without `change` nothing is sent, with `dry_run` the server only checks it.
 
-    Args:
-        target: the job.
-        switched_off: nodes that the user vouches for being switched off.
-        wait: look again as long as waiting helps a pod.
-        timeout: seconds to wait at most; None for no limit.
-        dry_run: let the server check the changes, and change nothing.
-        change: send changes at all.
-        notify: receives a message when the reason to wait changes.
-
-    Raises:
-        UsageError: no pod of the job is on a node of `switched_off`.
-        KdistError: rights are missing (FORBIDDEN), or the job does not exist.
+    Raises `UsageError` if no pod of the job is on such a node, and `KdistError` if rights are
+    missing (FORBIDDEN), or the job does not exist.
     """
     if change:
         rbac.require(target.cluster, RIGHTS)
@@ -229,7 +197,14 @@ def recover(
     while True:
         context = observe(target, ask=ask, switched_off=switched_off)
         if not found.decisions:
-            _check_nodes(target, context)
+            used = {documents.text(pod, "spec", "nodeName") for pod in context.pods} - {""}
+            for node in sorted(context.switched_off):
+                if node not in used:
+                    raise UsageError(
+                        f"--node-is-off {node}: no pod of {target.name} is on that node",
+                        hint=f"its pods are on {', '.join(sorted(used)) or 'no node'}",
+                        next_command=target.command("status"),
+                    )
         latest = Recovery(tuple(decide(context)), {})
         if change:
             latest = replace_pods(target, context, latest.decisions, dry_run=dry_run)
@@ -258,27 +233,7 @@ def replace_pods(
     """Give up those pods of a context that are decided to be. Raises as `replace_pod` does."""
     decided = tuple(decisions)
     owner = replace(target.owner, makers=context.owners)
-    replacements = {
-        each.pod: replace_pod(
-            target.cluster,
-            each,
-            owner=owner,
-            backend=target.backend,
-            dry_run=dry_run,
-        )
-        for each in decided
-        if each.recover
-    }
-    return Recovery(decided, replacements)
-
-
-def _check_nodes(target: AppliedJob, context: RecoveryContext) -> None:
-    """Raise `UsageError` for a node that has no pod of the job: it may be a slip of the pen."""
-    used = {documents.text(pod, "spec", "nodeName") for pod in context.pods} - {""}
-    for node in sorted(context.switched_off):
-        if node not in used:
-            raise UsageError(
-                f"--node-is-off {node}: no pod of {target.name} is on that node",
-                hint=f"its pods are on {', '.join(sorted(used)) or 'no node'}",
-                next_command=target.command("status"),
-            )
+    how: dict[str, Any] = {"owner": owner, "backend": target.backend, "dry_run": dry_run}
+    recovered = [each for each in decided if each.recover]
+    done = {each.pod: replace_pod(target.cluster, each, **how) for each in recovered}
+    return Recovery(decided, done)

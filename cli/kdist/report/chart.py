@@ -118,30 +118,17 @@ class Plot:
 
     def y_axis(self, ticks: Iterable[Tick]) -> Markup:
         """A rule across the plot for each tick, and its text at the left."""
-        return join(
-            *(
-                part
-                for value, text in ticks
-                for part in (
-                    element(
-                        "line",
-                        class_="rule",
-                        x1=self.left,
-                        x2=self.right,
-                        y1=self.y(value),
-                        y2=self.y(value),
-                    ),
-                    tick_text(text, self.left - 8, self.y(value) + 3.5, anchor="end"),
-                )
-            )
-        )
+        parts = []
+        for value, text in ticks:
+            y = self.y(value)
+            parts.append(element("line", class_="rule", x1=self.left, x2=self.right, y1=y, y2=y))
+            parts.append(tick_text(text, self.left - 8, y + 3.5, anchor="end"))
+        return join(*parts)
 
     def x_axis(self, ticks: Iterable[Tick]) -> Markup:
-        """The text of each tick below the plot."""
         return join(*(tick_text(text, self.x(value), self.floor + 16) for value, text in ticks))
 
     def line(self, points: Iterable[Point], **attributes: object) -> Markup:
-        """A line through these points, which are values of both axes."""
         return polyline([(self.x(at), self.y(value)) for at, value in points], **attributes)
 
     def mark(self, at: float, *content: Markup, top: int = TOP, **attributes: object) -> Markup:
@@ -150,7 +137,6 @@ class Plot:
         return element("line", *content, **attributes, x1=x, x2=x, y1=top, y2=self.floor)
 
     def render(self, title: str, *parts: Markup) -> Markup:
-        """The whole chart."""
         return svg(self.width, self.height, title, *parts)
 
 

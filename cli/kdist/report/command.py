@@ -106,7 +106,7 @@ def _read_local(job: LocalJob) -> dict[str, Any]:
     )
     ended = run_dir.read_json(root / "report.json") or {}
     report["nonFiniteLoss"] = ended.get("nonFiniteLoss")
-    return _document(job.name, report, source=str(root))
+    return {**_head(job.name, str(root)), **report}
 
 
 def _read_cluster(target: AppliedJob) -> dict[str, Any]:
@@ -117,22 +117,21 @@ def _read_cluster(target: AppliedJob) -> dict[str, Any]:
         raise NotFoundError(
             f"{target.name} has written no ledger yet", next_command=target.command("status")
         )
-    startups = [goodput.PodStartup(*startup) for startup in found.startups]
     report = goodput.build_goodput_report(
         found.events,
         found.steps,
         active=found.intervals,
-        startups=startups,
+        startups=found.startups,
         unsaved=found.unsaved,
     )
     loss = found.nonfinite_loss
     report["nonFiniteLoss"] = None if loss is None else loss.to_document()
-    return _document(target.name, report, source=f"{target.namespace}/{target.name}")
+    return {**_head(target.name, f"{target.namespace}/{target.name}"), **report}
 
 
-def _document(name: str, report: dict[str, Any], *, source: str) -> dict[str, Any]:
-    header = {"apiVersion": CLI_API_VERSION, "kind": "GoodputReport"}
-    return {**header, "job": name, "from": source, **report}
+def _head(name: str, source: str) -> dict[str, str]:
+    kind = {"apiVersion": CLI_API_VERSION, "kind": "GoodputReport"}
+    return {**kind, "job": name, "from": source}
 
 
 def _show(report: dict[str, Any]) -> None:

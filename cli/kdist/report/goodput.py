@@ -29,21 +29,9 @@ from kdist.ledger import (
     up_to,
     valid_fields,
 )
+from kdist.report.text import LABELS
 
-CATEGORIES = (
-    "queue",
-    "imagePull",
-    "fetch",
-    "rendezvous",
-    "start",
-    "productive",
-    "allReduceWait",
-    "checkpoint",
-    "lost",
-    "down",
-    "unobserved",
-    "other",
-)
+CATEGORIES = tuple(LABELS)
 _MOST_POINTS = 600  # of the loss curve
 
 Interval = tuple[float, float]
@@ -80,7 +68,6 @@ class Attempt:
     spans: list[tuple[str, float, float]] = field(default_factory=list)
 
     def add(self, category: str, since: float, until: float) -> None:
-        """Add the time between two Unix times to a category."""
         if until > since:
             self.seconds[category] += until - since
             self.spans.append((category, since, until))
@@ -144,9 +131,7 @@ def _attempts(
     intervals: Sequence[Interval],
     startups: Sequence[PodStartup],
 ) -> Iterator[Attempt]:
-    """The attempts; `limits` are the last steps of each generation that are not lost, and that
-    count.
-    """
+    """The attempts; `limits` are the last steps of each generation not lost, and that count."""
     before: Attempt | None = None
     for index, (one, limit, counts) in enumerate(zip(generations, *limits, strict=True)):
         after = generations[index + 1].began if index + 1 < len(generations) else inf
@@ -166,9 +151,7 @@ def _end_of(
     after: float,
     intervals: Sequence[Interval],
 ) -> float:
-    """When the worker group ended: at its failure, at its last event, or when the run, or the next
-    group, ended it.
-    """
+    """When the worker group ended: at its failure, at its last event, or with the run."""
     if one.failure and "time" in one.failure:
         return max(one.began, min(float(one.failure["time"]), after))
     own = [event for event in events if one.began <= event.get("time", -inf) < after]
@@ -186,9 +169,7 @@ def _fill_gap(
     intervals: Sequence[Interval],
     startups: Sequence[PodStartup],
 ) -> None:
-    """Put the time before this attempt into categories: since the attempt before it, or since the
-    interval began in which the run was active.
-    """
+    """Categorize the time before this attempt, since the one before it or since the run began."""
     active_since = max(
         (began for began, _ in intervals if began <= attempt.began), default=attempt.began
     )
@@ -210,21 +191,13 @@ def _fill_gap(
 
 
 def _fill(attempt: Attempt, events: Sequence[Record], limit: float) -> None:
-    """Put the attempt's own time into categories: start, steps (kept or lost), checkpoints, and the
-    rest.
-    """
+    """Categorize the attempt's own time: start, steps (kept or lost), checkpoints, and the rest."""
     one = attempt.generation
     inside = [
         event for event in events if attempt.began <= event.get("time", -inf) <= attempt.ended
     ]
-    first = next(
-        (
-            e["time"]
-            for e in inside
-            if e.get("event") == "first_step" and e.get("generation") == one.number
-        ),
-        None,
-    )
+    own = (each for each in inside if each.get("generation") == one.number)
+    first = next((each["time"] for each in own if each.get("event") == "first_step"), None)
     total = sum_seconds(one.done)
     wait = min(sum(span.wait_seconds for span in up_to(one.done, limit)), one.kept(limit))
     saving = sum(

@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from kdist.errors import NotFoundError
 from kdist.job.cluster import checkpoints
 from kdist.job.cluster.applied import AppliedJob
 from kdist.job.job import Notify
+from kdist.report.goodput import PodStartup
 from kdist.status import FETCHER, OUTCOME, ExitRecord, NonfiniteLoss, read_pod
 from kdist.status.documents import annotation, condition, items, moment, name, text
 
@@ -21,10 +23,6 @@ _PULLED = re.compile(r"Successfully pulled image .* in (?:(\d+)m)?([\d.]+)(ms|s)
 
 Interval = tuple[float, float | None]
 """(start, end) in unix seconds; the end is None while it lasts."""
-Startup = tuple[float, float | None, float | None, float, float | None]
-"""(created, scheduled, started) of a pod in unix seconds, seconds of its image pull, and when it
-had fetched its data, in unix seconds.
-"""
 
 
 @dataclass(frozen=True)
@@ -37,7 +35,7 @@ class History:
     events: Sequence[Mapping[str, Any]]
     steps: Sequence[Mapping[str, Any]]
     intervals: list[Interval]
-    startups: list[Startup]
+    startups: list[PodStartup]
     unsaved: bool = False
     nonfinite_loss: NonfiniteLoss | None = None
 
@@ -50,33 +48,26 @@ def read_history(target: AppliedJob, *, notify: Notify) -> History:
     pod_events = target.cluster.list("v1", "Event")
     startups = [_read_startup(pod, pod_events) for pod in pods]
     created = moment(target.config_map, "metadata", "creationTimestamp") or time.time()
-    workload = _find_workload(target)
-    created_pods = [startup[0] for startup in startups]
+    workload = None
+    with suppress(NotFoundError):
+        workload = target.workload()
+    created_pods = [startup.created for startup in startups]
     return History(
         events,
         list(ledger.get("steps", ())),
         list(active_intervals(events, created, _find_end(target, workload), created_pods)),
         startups,
-        _is_unsaved(target, pods, workload),
+        # no pod holds anything in memory, and the run is not known to be done
+        all(read_pod(pod).over for pod in pods)
+        and (workload is None or target.backend.read(workload).finished != "succeeded"),
         find_nonfinite_loss(pods, workload),
     )
-
-
-def _is_unsaved(
-    target: AppliedJob, pods: Sequence[Mapping[str, Any]], workload: Mapping[str, Any] | None
-) -> bool:
-    """Whether no pod holds anything in memory, and the run is not known to be done."""
-    if not all(read_pod(pod).over for pod in pods):
-        return False
-    return workload is None or target.backend.read(workload).finished != "succeeded"
 
 
 def find_nonfinite_loss(
     pods: Sequence[Mapping[str, Any]], workload: Mapping[str, Any] | None
 ) -> NonfiniteLoss | None:
-    """What the exit records of the pods, and the one that was kept of them, tell of a script's
-    loss.
-    """
+    """What the exit records of the pods, and the kept one, report of a script's loss."""
     kept = ExitRecord.parse(annotation(workload or {}, OUTCOME))
     records = (kept, *(read_pod(pod).record for pod in pods))
     return NonfiniteLoss.merge(each.nonfinite_loss for each in records if each is not None)
@@ -88,16 +79,9 @@ def active_intervals(
     ended: float | None,
     created_pods: Sequence[float],
 ) -> Iterator[Interval]:
-    """Yield the intervals in which the job was meant to run: from its creation to its end, without
-    the times between a stop and a resume.
-
-    A resume starts with the first pod created after the stop, otherwise with its generation.
-
-    Args:
-        events: of the ledger.
-        created: when the job was created, in unix seconds.
-        ended: when it ended, in unix seconds; None while it runs.
-        created_pods: when its pods were created, in unix seconds.
+    """Yield the intervals in which the job was meant to run: from its creation to its end, None
+    while it runs, without the times between a stop and a resume. All times are unix seconds. A
+    resume starts with the first pod created after the stop, otherwise with its generation.
     """
     since, stopped = created, None
     for event in events:
@@ -116,16 +100,9 @@ def active_intervals(
     yield since, stopped if stopped is not None else ended
 
 
-def _find_workload(target: AppliedJob) -> Mapping[str, Any] | None:
-    try:
-        return target.workload()
-    except NotFoundError:
-        return None
-
-
 def _find_end(target: AppliedJob, workload: Mapping[str, Any] | None) -> float | None:
-    """When the workload ended, in unix seconds: now if it has not ended, None if it is unknown, so
-    that the report ends with the last event.
+    """When the workload ended, in unix seconds: now if it has not. None if unknown, so that the
+    report ends with the last event.
     """
     if workload is None:
         return None
@@ -133,13 +110,11 @@ def _find_end(target: AppliedJob, workload: Mapping[str, Any] | None) -> float |
         moment(condition(workload, kind), "lastTransitionTime")
         for kind in ("Complete", "Completed", "Succeeded", "Failed")
     ]
-    return next(
-        (end for end in ends if end is not None),
-        time.time() if not target.backend.read(workload).finished else None,
-    )
+    latest = None if target.backend.read(workload).finished else time.time()
+    return next((end for end in ends if end is not None), latest)
 
 
-def _read_startup(pod: Mapping[str, Any], pod_events: Sequence[Mapping[str, Any]]) -> Startup:
+def _read_startup(pod: Mapping[str, Any], pod_events: Sequence[Mapping[str, Any]]) -> PodStartup:
     started = None
     for status in items(pod, "status", "containerStatuses"):
         started = moment(status, "state", "running", "startedAt") or moment(
@@ -151,25 +126,18 @@ def _read_startup(pod: Mapping[str, Any], pod_events: Sequence[Mapping[str, Any]
         if text(event, "involvedObject", "name") == name(pod) and text(event, "reason") == "Pulled"
     ]
     scheduled = moment(condition(pod, "PodScheduled"), "lastTransitionTime")
-    return (
-        moment(pod, "metadata", "creationTimestamp") or 0.0,
-        scheduled,
-        started,
-        max(pulls, default=0.0),
-        _read_fetched(pod),
-    )
-
-
-def _read_fetched(pod: Mapping[str, Any]) -> float | None:
-    """When the last init container of the pod that fetches ended; None if it fetches nothing, or
-    still does.
-    """
     ends = [
         moment(status, "state", "terminated", "finishedAt")
         for status in items(pod, "status", "initContainerStatuses")
         if text(status, "name").startswith(FETCHER)
     ]
-    return max((end for end in ends if end is not None), default=None)
+    return PodStartup(
+        moment(pod, "metadata", "creationTimestamp") or 0.0,
+        scheduled,
+        started,
+        max(pulls, default=0.0),
+        max((end for end in ends if end is not None), default=None),
+    )
 
 
 def pull_seconds(message: str) -> float:

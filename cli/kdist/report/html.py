@@ -71,6 +71,7 @@ def render_report(report: Mapping[str, Any]) -> str:
         for attempt in attempts
         if attempt.get("failure")
     ]
+    colors = {label: COLORS[category] for category, label in LABELS.items()}
     sections = [
         element("h1", name),
         element("p", text.summary(report), class_="soft"),
@@ -84,7 +85,13 @@ def render_report(report: Mapping[str, Any]) -> str:
         ),
         render_shares(report["secondsByCategory"]),
         element("h2", "Where the time went"),
-        table(("category", "time", "share"), _with_swatches(text.totals(report))),
+        table(
+            ("category", "time", "share"),
+            [
+                (join(swatch(colors[label]), label) if label in colors else label, *cells)
+                for label, *cells in text.totals(report)
+            ],
+        ),
         element("h2", "Loss, and where an attempt began"),
         render_loss(report["lossCurve"], restarts),
         element("h2", "Wall time by attempt; the steps of an attempt are summed up"),
@@ -102,29 +109,14 @@ def render_report(report: Mapping[str, Any]) -> str:
 
 def _describe_failure(attempt: Mapping[str, Any]) -> str:
     failure = attempt["failure"]
-    where = ", ".join(
-        f"{name} {failure[name]}"
-        for name in ("rank", "node", "step")
-        if failure.get(name) is not None
-    )
+    known = [name for name in ("rank", "node", "step") if failure.get(name) is not None]
+    where = ", ".join(f"{name} {failure[name]}" for name in known)
     return f"{attempt['endedBy']} ({where}): {failure.get('message') or ''}"
 
 
-def _with_swatches(rows: Sequence[tuple[str, str, str]]) -> list[tuple[str, ...]]:
-    """Rows of categories, each with its color in front."""
-    colors = {label: COLORS[category] for category, label in LABELS.items()}
-    return [
-        (join(swatch(colors[label]), label) if label in colors else label, *cells)
-        for label, *cells in rows
-    ]
-
-
 def render_loss(points: Sequence[Sequence[float]], restarts: Sequence[float]) -> Markup:
-    """The loss over the steps, logarithmic if it spans more than a decade.
-
-    Args:
-        points: step and loss.
-        restarts: steps from which a later attempt began.
+    """The loss over the steps, logarithmic if it spans more than a decade; `restarts` are the steps
+    from which a later attempt began.
     """
     if len(points) < 2:
         return element("p", "There are too few steps to draw a loss.")
@@ -166,17 +158,10 @@ def render_timeline(attempts: Sequence[Mapping[str, Any]]) -> Markup:
         rows.append(tick_text(str(attempt["generation"]), plot.left - 8, top + 12, anchor="end"))
         for category, since, until in attempt["spans"]:
             left, right = plot.x(since - start), plot.x(until - start)
-            rows.append(
-                element(
-                    "rect",
-                    element("title", f"{LABELS.get(category, category)}: {seconds(until - since)}"),
-                    class_=category,
-                    x=left,
-                    y=top,
-                    width=max(right - left, 0.5),
-                    height=_ROW_HEIGHT - 6,
-                )
-            )
+            shown = f"{LABELS.get(category, category)}: {seconds(until - since)}"
+            size = {"width": max(right - left, 0.5), "height": _ROW_HEIGHT - 6}
+            title = element("title", shown)
+            rows.append(element("rect", title, class_=category, x=left, y=top, **size))
     times = round_ticks(0.0, length, most=8) if length < 4 else time_ticks(0.0, length, most=8)
     axis = plot.x_axis((at, seconds(at) if at else "0") for at in times)
     return plot.render("wall time of each attempt by category", *rows, axis)
@@ -191,10 +176,7 @@ def render_shares(by_category: Mapping[str, float]) -> Markup:
         if part > 0 and total > 0:
             width = part / total * _WIDTH
             title = element("title", f"{label}: {seconds(part)}, {part / total:.1%}")
-            parts.append(
-                element(
-                    "rect", title, class_=category, x=left, y=0, width=width, height=_BAR_HEIGHT
-                )
-            )
+            size = {"width": width, "height": _BAR_HEIGHT}
+            parts.append(element("rect", title, class_=category, x=left, y=0, **size))
             left += width
     return svg(_WIDTH, _BAR_HEIGHT, "share of each category", *parts)

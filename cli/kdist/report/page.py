@@ -122,13 +122,8 @@ th, td { text-align: left }
 def render_page(
     title: str, *body: Markup, style: str = DOCUMENT, scheme: str = "light dark"
 ) -> str:
-    """A whole page.
-
-    Args:
-        title: of the browser's tab.
-        body: everything that is shown.
-        style: rules that follow those of `STYLE`.
-        scheme: CSS `color-scheme`: `light`, `dark`, or both for what the reader's system prefers.
+    """A whole page. `style` follows the rules of `STYLE`; `scheme` is CSS's: `light`, `dark`, or
+    both for what the reader's system prefers.
     """
     head = element(
         "head",

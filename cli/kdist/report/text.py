@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from kdist.ledger import recoveries
@@ -35,15 +35,13 @@ Report = Mapping[str, Any]
 
 def totals(report: Report) -> list[tuple[str, str, str]]:
     """(category, time, share) of the whole run, and their sum."""
-    return list(_totals(report))
-
-
-def _totals(report: Report) -> Iterator[tuple[str, str, str]]:
     found, elapsed = report["secondsByCategory"], report["elapsedSeconds"]
-    for name, label in LABELS.items():
-        if found.get(name):
-            yield label, seconds(found[name]), _share(found[name], elapsed)
-    yield "total", seconds(elapsed), _share(sum(found.values()), elapsed)
+    rows = [
+        (label, seconds(found[name]), _share(found[name], elapsed))
+        for name, label in LABELS.items()
+        if found.get(name)
+    ]
+    return [*rows, ("total", seconds(elapsed), _share(sum(found.values()), elapsed))]
 
 
 def attempts(report: Report) -> list[tuple[str, ...]]:
@@ -85,20 +83,14 @@ def _end(one: Mapping[str, Any]) -> str:
     message = next(iter(str(failure.get("message") or "").splitlines()), "")
     if message and len(message) <= _LONGEST_MESSAGE:
         return f"{one['endedBy']}: {message}"
-    return (
-        f"{one['endedBy']} (rank {failure['rank']})"
-        if failure.get("rank") is not None
-        else str(one["endedBy"])
-    )
+    rank = failure.get("rank")
+    return str(one["endedBy"]) if rank is None else f"{one['endedBy']} (rank {rank})"
 
 
 def headline(report: Report) -> str:
     """The run in one line."""
     goodput = report.get("goodput")
-    return (
-        f"{f'goodput {goodput:.1%}' if goodput is not None else 'goodput unknown'} · "
-        f"{summary(report)}"
-    )
+    return f"goodput {'unknown' if goodput is None else f'{goodput:.1%}'} · {summary(report)}"
 
 
 def remarks(report: Report) -> list[str]:

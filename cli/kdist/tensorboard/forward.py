@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,13 +53,17 @@ def read_port(text: str) -> int:
 
 
 def show(job: str, port: str, *, timeout: float | None, **cluster_options: Any) -> None:
-    """Run TensorBoard for a job or a run on this machine, and forward a local port to it until
-    Ctrl-C. Raises `KdistError`.
-    """
+    """Run TensorBoard, and forward a local port to it until Ctrl-C. Raises `KdistError`."""
     local = read_port(port)
     found = targets.find(job, timeout=timeout, **cluster_options)
     if isinstance(found, LocalJob):
-        _show_local(found.root, local)
+        run_locally(
+            found.root,
+            local,
+            on_ready=lambda port: console.result(
+                f"TensorBoard of {found.root.name}: http://127.0.0.1:{port}/"
+            ),
+        )
         return
     target = found.applied
     while True:
@@ -81,24 +85,10 @@ def show(job: str, port: str, *, timeout: float | None, **cluster_options: Any) 
         console.message(f"TensorBoard in pod {session.pod} has ended; starting it again")
 
 
-def _show_local(root: Path, local: int) -> None:
-    run_locally(
-        root,
-        local,
-        on_ready=lambda port: console.result(
-            f"TensorBoard of {root.name}: http://127.0.0.1:{port}/"
-        ),
-    )
-
-
 @dataclass(frozen=True)
 class TensorBoardSession:
-    """A running TensorBoard, which listens on loopback inside a pod.
-
-    Attributes:
-        pod: name of the pod.
-        port: in the pod.
-        is_open: whether it still runs; takes a fraction of a second.
+    """A running TensorBoard, which listens on loopback inside a pod. `is_open` takes a fraction of
+    a second.
     """
 
     pod: str
@@ -108,9 +98,7 @@ class TensorBoardSession:
 
 @contextmanager
 def run_tensorboard(target: AppliedJob, *, notify: Notify) -> Iterator[TensorBoardSession]:
-    """Run TensorBoard on the job's event files while the context lasts. Raises `KdistError` if that
-    is not possible.
-    """
+    """Run TensorBoard on the job's event files while the context lasts. Raises `KdistError`."""
     checkpoints.check_has_checkpoints(target)
     running = next((pod for pod in target.pods() if pod.running and not pod.deleting), None)
     if running is not None:
@@ -144,15 +132,10 @@ def _command(target: AppliedJob) -> list[str]:
 
 
 def _read_port(session: ExecSession, pod: str) -> int:
-    """The port on which TensorBoard listens, from its first line of output."""
-    line = session.read_line(_START_TIMEOUT)
-    try:
-        report: Any = parse_json(line or b"")
-    except MalformedTextError:
-        report = None
-    if isinstance(report, dict) and isinstance(report.get("port"), int):
+    report = _parse(session.read_line(_START_TIMEOUT))
+    if isinstance(report.get("port"), int):
         return int(report["port"])
-    if not isinstance(report, dict) or "problem" not in report:
+    if "problem" not in report:
         raise KdistError(
             f"TensorBoard does not start in pod {pod}",
             hint="the image may be older than this kdist",
@@ -164,15 +147,9 @@ def _read_port(session: ExecSession, pod: str) -> int:
 
 
 def run_locally(root: Path, port: int, *, on_ready: Callable[[int], object]) -> None:
-    """Run TensorBoard on the event files of a run until it ends.
-
-    Args:
-        root: the run folder.
-        port: on loopback; 0 for a free one.
-        on_ready: receives the port when TensorBoard listens.
-
-    Raises:
-        KdistError: there are no event files, or TensorBoard is not installed.
+    """Run TensorBoard on the event files of a run until it ends, on a port of loopback; 0 is a free
+    one. `on_ready` receives the port. Raises `KdistError` if there are no event files, or
+    TensorBoard is not installed.
     """
     location = location_of(root)
     events = f"{location.text}/{FOLDER}"
@@ -186,19 +163,21 @@ def run_locally(root: Path, port: int, *, on_ready: Callable[[int], object]) -> 
         env={**os.environ, **location.variables},
     ) as process:
         try:
-            on_ready(_read_local_port(process, events, is_bucket=location.is_bucket))
+            report = _parse(process.stdout.readline() if process.stdout else None)
+            if not isinstance(report.get("port"), int):
+                own = f"tensorboard --logdir {shlex.quote(events)}"
+                problem = str(report.get("problem", "TensorBoard does not start"))
+                raise KdistError(problem, next_command="" if location.is_bucket else own)
+            on_ready(report["port"])
             process.wait()
         finally:
             process.terminate()
 
 
-def _read_local_port(process: subprocess.Popen[bytes], events: str, *, is_bucket: bool) -> int:
-    try:
-        report: Any = parse_json(process.stdout.readline() if process.stdout else b"")
-    except MalformedTextError:
-        report = None
-    if isinstance(report, dict) and isinstance(report.get("port"), int):
-        return int(report["port"])
-    problem = report.get("problem") if isinstance(report, dict) else "TensorBoard does not start"
-    command = "" if is_bucket else f"tensorboard --logdir {shlex.quote(events)}"
-    raise KdistError(str(problem), next_command=command)
+def _parse(line: bytes | None) -> dict[str, Any]:
+    """The report of the trainer's program, its first line of output; empty if there is none."""
+    with suppress(MalformedTextError):
+        report = parse_json(line or b"")
+        if isinstance(report, dict):
+            return report
+    return {}

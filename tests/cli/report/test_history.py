@@ -58,12 +58,11 @@ def test_pull_times_are_read_from_the_kubelets_words(message: str, expected: flo
 def test_a_pod_has_fetched_when_the_last_of_its_init_containers_has_that_fetches() -> None:
     ends = [{"state": terminated(0, "Completed", ago=ago)} for ago in (40, 20, 10)]
     names = ("fetch-data-0", "fetch-init", "own")
-    *_, fetched = _read_startup(fetching_pod(0, *ends, names=names), [])
-    *_, second = _read_startup(fetching_pod(0, ends[1]), [])
+    fetched = _read_startup(fetching_pod(0, *ends, names=names), []).fetched
+    second = _read_startup(fetching_pod(0, ends[1]), []).fetched
     assert fetched == second
     assert fetched is not None
-    *_, running = _read_startup(fetching_pod(0, RUNS), [])
-    assert running is None
+    assert _read_startup(fetching_pod(0, RUNS), []).fetched is None
 
 
 def test_a_loss_that_was_not_finite_is_found_in_the_pods_and_in_what_was_kept_of_them() -> None:

@@ -14,13 +14,8 @@ from kdist.spec import TrainingJob
 
 @dataclass(frozen=True)
 class ApplyObjects:
-    """Apply the job's objects.
-
-    Attributes:
-        job: the job as they are to be.
-        placement: how it is placed on the cluster.
-        asked: record that the job is to be suspended.
-        only: which of them; `missing` leaves alone those that exist.
+    """Apply the job's objects as `job` has them; `missing` leaves alone those that exist. `asked`
+    records that the job is to be suspended.
     """
 
     job: TrainingJob
@@ -31,14 +26,9 @@ class ApplyObjects:
 
 @dataclass(frozen=True)
 class RecordJob:
-    """Apply the job's own ConfigMap.
-
-    Attributes:
-        job: the job as the TrainingJob's spec has it.
-        placement: how the job is placed.
-        asked: record that the job is to be suspended.
-        limits: the job whose limits on the number of nodes the agents read from it.
-        text: the `job.json` that it goes on recording; empty for that of `job`.
+    """Apply the job's own ConfigMap, with the limits on the number of nodes of another job, which
+    the agents read, and with the `job.json` that it goes on recording; empty for that of `job`.
+    `asked` records that the job is to be suspended.
     """
 
     job: TrainingJob

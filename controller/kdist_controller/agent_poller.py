@@ -86,12 +86,10 @@ class Inquiry:
 
     @property
     def longest_pause(self) -> float:
-        """Seconds until the agents are asked again at the latest."""
         is_soon = 0 < self.refusals <= _REFUSED_TURNS
         return REFUSED_SECONDS if is_soon else INTERVAL_SECONDS
 
     def needs_diagnosis(self, now: float) -> bool:
-        """Whether the job does not progress and was not diagnosed recently."""
         return self.stuck and now - self.diagnosed_at >= self.diagnosis_pause
 
     def diagnosed(self, diagnosis: Diagnosis | None, now: float) -> None:
@@ -101,13 +99,7 @@ class Inquiry:
 
 
 def ask_agents(route: Route, namespace: str, pods: Sequence[Document]) -> dict[str, Document]:
-    """The `/status` of every agent that answers, by pod.
-
-    Args:
-        route: the way to an agent.
-        namespace: of the pods.
-        pods: the objects of the pods.
-    """
+    """The `/status` of every agent that answers, by the pods of a namespace."""
 
     def ask(pod: Document) -> Document | None:
         return AgentClient(route(namespace, pod), timeout=_TIMEOUT).status()
@@ -120,13 +112,8 @@ def ask_agents(route: Route, namespace: str, pods: Sequence[Document]) -> dict[s
 
 
 class AgentPoller:
-    """Polls agents on threads of its own, so that one that does not respond delays no job.
-
-    Args:
-        cluster: the cluster.
-        route: the way to an agent.
-        metrics: counts the requests.
-        notify: receives each job about which something new is known.
+    """Polls agents on threads of its own, so that one that does not respond delays no job. `notify`
+    receives each job about which something new is known.
     """
 
     def __init__(
@@ -198,7 +185,6 @@ class AgentPoller:
             self._queue.add(key, after=_FIRST_SECONDS)
 
     def forget(self, key: JobKey) -> None:
-        """Stop polling the agents of this job."""
         with self._lock:
             self._inquiries.pop(key, None)
 
@@ -234,7 +220,8 @@ class AgentPoller:
             found.everyone = found.everyone or turn.unfinished
             if diagnosing:
                 found.diagnosed(diagnosis, now)
-            found.refusals = found.refusals + 1 if turn.is_refused else 0
+            told = [documents.at(each, "rendezvous_refused") for each in turn.answers.values()]
+            found.refusals = found.refusals + 1 if True in told else 0
             most = STUCK_SECONDS if stuck and not pods else found.longest_pause
             found.pause = _FIRST_SECONDS if turn.unfinished else min(most, 2 * found.pause)
             pause = found.pause
@@ -285,17 +272,9 @@ class _Turn:
     silent: list[str] = field(default_factory=list)
     unfinished: bool = False
 
-    @property
-    def is_refused(self) -> bool:
-        """Whether the API server refuses one of these agents the rendezvous."""
-        told = (documents.at(each, "rendezvous_refused") for each in self.answers.values())
-        return True in told
-
 
 def _order(inquiry: Inquiry, document: Document) -> tuple[int, float]:
-    """The agent of rank 0 first, then those that have answered, those that were not asked yet, and
-    those that were silent, longest ago first.
-    """
+    """Ask rank 0 first, then who has answered, who was not asked, who was silent the longest."""
     pod = documents.name(document)
     if pod in inquiry.silent:
         return 3, inquiry.silent[pod]

@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from http import HTTPStatus
 from typing import Any, Final, Protocol
 
@@ -132,21 +132,17 @@ class CachedJob:
 
     @property
     def resource(self) -> Document | None:
-        """The TrainingJob; None if there is none."""
         return next(iter(self.of_kind(KIND)), None)
 
     @property
     def pods(self) -> dict[str, Document]:
-        """Its pods, by name."""
         return {documents.name(pod): pod for pod in self.of_kind("Pod")}
 
     @property
     def objects(self) -> dict[ObjectKey, Document]:
-        """Its workload and its other objects."""
         return {key: each for key, each in self.copies.items() if key.kind not in (KIND, "Pod")}
 
     def of_kind(self, kind: str) -> list[Document]:
-        """Its objects of this kind."""
         return [each for key, each in self.copies.items() if key.kind == kind]
 
 
@@ -158,11 +154,8 @@ class Cache:
         self._lock = threading.Lock()
 
     def put(self, document: Document) -> set[JobKey]:
-        """Keep an object, already trimmed.
-
-        Returns:
-            Its job, if the object is new to the cache; nothing for an older version of it, and for
-            what belongs to no job.
+        """Keep an object, already trimmed. Returns its job, if the object is new to the cache;
+        nothing for an older version of it, and for what belongs to no job.
         """
         key = _find_job(document)
         if key is None:
@@ -200,15 +193,8 @@ class Cache:
         return {key}
 
     def replace(self, kind: str, namespace: str | None, listed: Iterable[Document]) -> set[JobKey]:
-        """Keep these objects as all that there are of a kind.
-
-        Args:
-            kind: of the objects.
-            namespace: of the objects; None for all namespaces.
-            listed: the objects, already trimmed.
-
-        Returns:
-            The jobs of which an object has changed or gone.
+        """Keep these objects, already trimmed, as all that there are of a kind in a namespace, or
+        None in all. Returns the jobs of which an object has changed or gone.
         """
         present = {_uid(each): each for each in listed}
         changed = [self.put(each) for each in present.values()]
@@ -223,13 +209,11 @@ class Cache:
         return set().union(*changed, *map(self.drop, gone))
 
     def read(self, key: JobKey) -> CachedJob:
-        """The objects of a job, as they are now."""
         with self._lock:
             job = self._jobs.get(key) or CachedJob()
             return replace(job, copies=dict(job.copies))
 
     def find_jobs_on(self, node: str) -> set[JobKey]:
-        """The jobs with a pod on this node."""
         with self._lock:
             return {
                 key
@@ -240,7 +224,6 @@ class Cache:
             }
 
     def list_jobs(self) -> list[tuple[JobKey, Document]]:
-        """Every TrainingJob."""
         with self._lock:
             return [(key, each) for key, job in self._jobs.items() for each in job.of_kind(KIND)]
 
@@ -266,9 +249,7 @@ def _uid(document: Mapping[str, Any]) -> str:
 
 
 def _is_newer(document: Document, known: Document | None) -> bool:
-    """Whether this is a later version than the known one. The API server's versions of one object
-    are numbers that grow.
-    """
+    """Whether this is a later version than the known one; versions are growing numbers."""
     if known is None:
         return True
     now, before = (
@@ -294,48 +275,36 @@ class Sink(Protocol):
         """Keep these objects as all that there are."""
 
 
+@dataclass(eq=False)
 class Informer:
     """Keeps the copies of one kind of objects up to date, on a thread.
 
-    Args:
+    Attributes:
         cluster: the cluster.
         sink: where the copies are kept.
         kind: API version and kind of the objects.
         namespace: of the objects; None for all namespaces.
+        notify: receives the jobs whose objects have changed.
         selector: label selector.
         metadata_only: nothing but the metadata is needed.
         trim: leaves of an object what the sink keeps.
-        notify: receives the jobs whose objects have changed.
-
-    Attributes:
         synced: set once all objects have been listed.
     """
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        sink: Sink,
-        kind: tuple[str, str],
-        *,
-        namespace: str | None,
-        selector: str = "",
-        metadata_only: bool = False,
-        trim: Callable[[Document], Document] = trim,
-        notify: Callable[[Iterable[JobKey]], None],
-    ) -> None:
-        self._cluster = cluster
-        self._sink = sink
-        self._kind = kind
-        self._namespace = namespace
-        self._selector = selector
-        self._metadata_only = metadata_only
-        self._trim = trim
-        self._notify = notify
-        self.synced = threading.Event()
+    cluster: Cluster
+    sink: Sink
+    kind: tuple[str, str]
+    _: KW_ONLY
+    namespace: str | None
+    notify: Callable[[Iterable[JobKey]], None]
+    selector: str = ""
+    metadata_only: bool = False
+    trim: Callable[[Document], Document] = trim
+    synced: threading.Event = field(default_factory=threading.Event)
 
     def start(self) -> None:
         """Start the thread, which ends with the process."""
-        name = f"watch-{self._kind[1].lower()}"
+        name = f"watch-{self.kind[1].lower()}"
         start_thread(self._run, name=name, on_error=OnError.RESTART)
 
     def _run(self) -> None:
@@ -344,29 +313,21 @@ class Informer:
                 self._list_and_watch()
             except KdistError as error:
                 if not isinstance(error, ApiError) or error.status != HTTPStatus.GONE:
-                    _log.warning("cannot watch %s: %s", self._kind[1], error)
+                    _log.warning("cannot watch %s: %s", self.kind[1], error)
                     time.sleep(_PAUSE_SECONDS)
 
     def _list_and_watch(self) -> None:
         """List and watch until the version has expired."""
-        listed, version = self._cluster.list_with_version(
-            *self._kind,
-            namespace=self._namespace,
-            selector=self._selector,
-            metadata_only=self._metadata_only,
-            trim=self._trim,
-        )
-        changed = self._sink.replace(self._kind[1], self._namespace, listed)
+        query: dict[str, Any] = {
+            "namespace": self.namespace,
+            "selector": self.selector,
+            "metadata_only": self.metadata_only,
+            "trim": self.trim,
+        }
+        listed, version = self.cluster.list_with_version(*self.kind, **query)
+        changed = self.sink.replace(self.kind[1], self.namespace, listed)
         self.synced.set()
-        self._notify(changed)
-        for change, document in self._cluster.follow(
-            *self._kind,
-            namespace=self._namespace,
-            selector=self._selector,
-            since=version,
-            metadata_only=self._metadata_only,
-            trim=self._trim,
-        ):
-            if change == "BOOKMARK":
-                continue
-            self._notify((self._sink.drop if change == "DELETED" else self._sink.put)(document))
+        self.notify(changed)
+        for change, document in self.cluster.follow(*self.kind, since=version, **query):
+            if change != "BOOKMARK":
+                self.notify((self.sink.drop if change == "DELETED" else self.sink.put)(document))

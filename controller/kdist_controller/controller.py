@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from kdist import backends, deploy
@@ -44,69 +45,49 @@ _LOST: Final = 1
 _log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False, kw_only=True)
 class Observer:
     """Observes TrainingJobs.
 
-    Args:
+    Attributes:
         cluster: the cluster.
         cache: the copies of their objects.
         poller: what their agents have said.
         nodes: the nodes that are not ready.
         recovery: what was decided about their pods on these.
-
-    Attributes:
         kinds: (API version, kind) of everything that the cluster serves.
+        foreign: by the job, an object that has the name of one of its own and is not its. It need
+            not bear the job's label, so it is looked at again with each observation.
     """
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        cache: Cache,
-        *,
-        poller: AgentPoller,
-        nodes: NodeCache,
-        recovery: NodeRecovery,
-    ) -> None:
-        self._cluster = cluster
-        self._cache = cache
-        self._poller = poller
-        self._nodes = nodes
-        self._recovery = recovery
-        self.kinds: Collection[tuple[str, str]] = ()
-        self._foreign: dict[JobKey, ObjectKey] = {}
-
-    def note_foreign(self, key: JobKey, found: ObjectKey) -> None:
-        """Note that an object which is not this job's has the name of one of its own. It need not
-        bear the job's label, so it is looked at again with each observation.
-        """
-        self._foreign[key] = found
+    cluster: Cluster
+    cache: Cache
+    poller: AgentPoller
+    nodes: NodeCache
+    recovery: NodeRecovery
+    kinds: Collection[tuple[str, str]] = ()
+    foreign: dict[JobKey, ObjectKey] = field(default_factory=dict)
 
     def _check_foreign(self, resource: Resource) -> dict[ObjectKey, Document]:
         """That object, if it is still there and still not the job's."""
-        if (known := self._foreign.get(resource.key)) is None:
+        if (known := self.foreign.get(resource.key)) is None:
             return {}
         try:
-            found = self._cluster.get(*known, resource.key.namespace)
+            found = self.cluster.get(*known, resource.key.namespace)
         except NotFoundError:
             found = None
         if found is None or resource.owner().owns(found, known.kind):
-            self._foreign.pop(resource.key, None)
+            self.foreign.pop(resource.key, None)
             return {}
         return {known: found}
 
     def observe(self, key: JobKey, *, trouble: str = "") -> Observed | None:
-        """One TrainingJob as it is now; None if it does not exist.
-
-        Args:
-            key: of the TrainingJob.
-            trouble: why its last changes failed.
-
-        Raises:
-            KdistError: the API server does not answer.
+        """One TrainingJob as it is now; None if it does not exist. `trouble` is why its last
+        changes failed. Raises `KdistError` if the API server does not answer.
         """
-        found = self._cache.read(key)
+        found = self.cache.read(key)
         if found.resource is None:
-            self._foreign.pop(key, None)
+            self.foreign.pop(key, None)
             return None
         resource = Resource(found.resource, found.results)
         name, objects, pods = key.name, found.objects, found.pods.values()
@@ -134,8 +115,8 @@ class Observer:
         uids = {_uid(each) for each in objects.values()}
         result = None  # how the run of a job without workload has ended, if that is not known yet
         if own is not None and workload is None and not is_terminal(resource.status):
-            result = deploy.find_result(self._cluster, resource.owner())
-        outlook = self._recovery.outlook(key)
+            result = deploy.find_result(self.cluster, resource.owner())
+        outlook = self.recovery.outlook(key)
         return Observed(
             resource,
             backend=backend,
@@ -153,12 +134,12 @@ class Observer:
                 **{each: rival for each, rival in rivals.items() if _uid(rival) not in makers},
                 **self._check_foreign(resource),
             },
-            reports=self._poller.answers(key),
-            silent=self._poller.silent(key),
+            reports=self.poller.answers(key),
+            silent=self.poller.silent(key),
             kinds=self.kinds,
             result=result,
-            diagnosis=self._poller.diagnosis(key),
-            nodes=self._nodes.find(own_pods),
+            diagnosis=self.poller.diagnosis(key),
+            nodes=self.nodes.find(own_pods),
             decisions=outlook.decisions,
             held=outlook.held,
             trouble=trouble,
@@ -176,18 +157,16 @@ class Observer:
         else:
             key = resource.key
             try:
-                own = trim_own(self._cluster.get("v1", "ConfigMap", key.name, key.namespace))
+                own = trim_own(self.cluster.get("v1", "ConfigMap", key.name, key.namespace))
             except NotFoundError:
                 return None
             own |= {"apiVersion": "v1", "kind": "ConfigMap"}
-            self._cache.put_own(key, own)
+            self.cache.put_own(key, own)
         return own if resource.owns(own) else None
 
 
 def _find_backend(resource: Resource, children: Mapping[ObjectKey, Document]) -> Backend | None:
-    """The kind of a job's workload: as its status says, else that of the workload that it has; None
-    if it is not decided.
-    """
+    """The kind of a job's workload, by its status or by the workload that it has."""
     chosen = documents.text(resource.status, "backend")
     if chosen in backends.NAMES:
         return backends.get(chosen)
@@ -212,13 +191,8 @@ def _version(document: Document) -> int:
 
 
 class Controller:
-    """The controller of the TrainingJobs of a cluster.
-
-    Args:
-        cluster: the cluster.
-        election: by which one of several replicas leads.
-        route: the way to an agent.
-        namespaces: whose TrainingJobs it looks after; none for those of all namespaces.
+    """The controller of the TrainingJobs of these namespaces, by default of all. One of several
+    replicas leads, by `election`.
     """
 
     def __init__(
@@ -233,20 +207,15 @@ class Controller:
         self._poller = AgentPoller(cluster, route, metrics=self.metrics, notify=self._queue.add)
         self._nodes = NodeCache(self._cache)
         self._recovery = NodeRecovery(
-            cluster,
-            self._cache,
-            route,
-            leads=lambda: election.leads,
-            notify=self._queue.add,
+            cluster, self._cache, route, leads=lambda: election.leads, notify=self._queue.add
         )
         self._observer = Observer(
-            cluster,
-            self._cache,
+            cluster=cluster,
+            cache=self._cache,
             poller=self._poller,
             nodes=self._nodes,
             recovery=self._recovery,
         )
-        self._executor = Executor(cluster, self._cache)
         self._informers: dict[tuple[str, str, str | None], Informer] = {}
         self._trouble: dict[JobKey, str] = {}
         self._threads: list[threading.Thread] = []
@@ -255,9 +224,7 @@ class Controller:
 
     @property
     def ready(self) -> bool:
-        """Whether this replica leads and has seen all objects, or stands by for the one that
-        leads.
-        """
+        """Whether it leads and has seen all objects, or stands by for the replica that leads."""
         return self._synced.is_set() if self._election.leads else self._election.heard
 
     @property
@@ -299,7 +266,6 @@ class Controller:
                 _log.warning("cannot ask what the cluster serves: %s", error)
 
     def stop(self) -> None:
-        """Have `run` return."""
         self._stopping.set()
         self._queue.close()
         self._election.stop()
@@ -327,12 +293,7 @@ class Controller:
         key = (*_NODE, None)
         if key not in self._informers and self._cluster.can_i("watch", *_NODE):
             self._informers[key] = informer = Informer(
-                self._cluster,
-                self._nodes,
-                _NODE,
-                namespace=None,
-                trim=trim_node,
-                notify=self._add,
+                self._cluster, self._nodes, _NODE, namespace=None, trim=trim_node, notify=self._add
             )
             informer.start()
 
@@ -369,11 +330,11 @@ class Controller:
         self._poller.plan(observed, poll_now=changes.poll_now)
         self._recovery.plan(observed)
         try:
-            self._executor.execute(observed, changes)
+            Executor(self._cluster, self._cache, observed).execute(changes)
         except ForeignError as error:
             if error.found is None:
                 raise
-            self._observer.note_foreign(key, error.found)
+            self._observer.foreign[key] = error.found
             return _REQUEUE_SECONDS
         return _REQUEUE_SECONDS if changes.actions else changes.requeue_after
 

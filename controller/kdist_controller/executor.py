@@ -47,13 +47,8 @@ Document = dict[str, Any]
 
 
 def write_event(cluster: Cluster, resource: Resource, notice: Notice, *, identity: str) -> None:
-    """Create an event. Its name follows from `identity`, so that one written twice is one.
-
-    Args:
-        cluster: the cluster, with the namespace of the TrainingJob.
-        resource: the TrainingJob.
-        notice: what it says.
-        identity: what distinguishes this occasion from others with the same reason.
+    """Create an event of the TrainingJob. Its name follows from `identity`, which tells this
+    occasion from others with the same reason, so that one written twice is one.
     """
     key = resource.key
     whole = "\0".join((resource.uid, identity, notice.reason))
@@ -88,67 +83,66 @@ def write_event(cluster: Cluster, resource: Resource, notice: Notice, *, identit
 
 
 class Executor:
-    """Executes changes, and puts the API server's answers into the cache."""
-
-    def __init__(self, cluster: Cluster, cache: Cache) -> None:
-        self._cluster = cluster
-        self._cache = cache
-
-    def execute(self, observed: Observed, changes: Changes) -> None:
-        """Execute changes in their order: events, status, actions. Raises `KdistError` at the
-        first that fails; what is left is decided again.
-        """
-        cluster = self._cluster.within(observed.resource.key.namespace)
-        for notice in changes.notices:
-            version = documents.text(observed.resource.document, "metadata", "resourceVersion")
-            write_event(cluster, observed.resource, notice, identity=notice.occasion or version)
-        job = _JobExecutor(cluster, self._cache, observed)
-        if changes.status is not None:
-            job.write_status(changes.status)
-        for action in changes.actions:
-            job.execute(action)
-
-
-class _JobExecutor:
-    """Changes the objects of one job, as it was observed."""
+    """Changes the objects of one job, as it was observed, and puts the API server's answers into
+    the cache.
+    """
 
     def __init__(self, cluster: Cluster, cache: Cache, observed: Observed) -> None:
-        self._cluster = cluster
+        self._cluster = cluster.within(observed.resource.key.namespace)
         self._cache = cache
         self._observed = observed
         self._resource = observed.resource
-        self._objects = JobObjects(cluster, observed.owner)
+        self._objects = JobObjects(self._cluster, observed.owner)
 
-    def write_status(self, status: Mapping[str, Any]) -> None:
-        """Write the whole status."""
-        before = self._resource.document
-        removed = dict.fromkeys(key for key in self._resource.status if key not in status)
-        body = {"status": {**status, **removed}}
-        name = self._resource.key.name
-        found = self._objects.change(
-            API_VERSION, KIND, name, body, known=before, subresource="status"
-        )
-        self._cache.put(trim({**found, "apiVersion": API_VERSION, "kind": KIND}))
+    def execute(self, changes: Changes) -> None:
+        """Execute changes in their order: events, status, actions. Raises `KdistError` at the
+        first that fails; what is left is decided again.
+        """
+        document = self._resource.document
+        for notice in changes.notices:
+            version = documents.text(document, "metadata", "resourceVersion")
+            write_event(self._cluster, self._resource, notice, identity=notice.occasion or version)
+        if (status := changes.status) is not None:
+            removed = dict.fromkeys(key for key in self._resource.status if key not in status)
+            body = {"status": {**status, **removed}}
+            kind = (API_VERSION, KIND, self._resource.key.name)
+            found = self._objects.change(*kind, body, known=document, subresource="status")
+            self._cache.put(trim({**found, "apiVersion": API_VERSION, "kind": KIND}))
+        for action in changes.actions:
+            self._execute(action)
 
-    def execute(self, action: Action) -> None:
-        """Execute one action."""
+    def _execute(self, action: Action) -> None:
         match action:
             case ApplyObjects():
                 self._apply_objects(action)
             case RecordJob():
-                self._record_job(action)
+                manifest = render_own(action.job, action.placement)
+                data = dict(manifest.document["data"])
+                if action.limits is not action.job:
+                    limits = render_own(action.limits, action.placement)
+                    data["nodes.json"] = limits.document["data"]["nodes.json"]
+                if action.text:
+                    data["job.json"] = action.text
+                manifest = Manifest({**manifest.document, "data": data})
+                self._apply_own(manifest, asked=action.asked)
             case ResizeWorkload():
                 self._resize(action)
             case AnnounceLimits():
-                self._announce(action)
+                shown = {NODES_ANNOTATION: f"{action.least}:{action.most}"}
+                body = {"metadata": {"annotations": shown}}
+                for pod in action.pods:
+                    self._cache.put(trim(self._objects.change("v1", "Pod", pod, body)))
             case SuspendWorkload():
                 self._suspend(action)
             case RecordOutcome():
                 annotations = {"annotations": {OUTCOME: action.record}}
-                body = {"metadata": annotations, "spec": {"replicas": 0}}
-                self._patch_workload(body)
+                self._patch_workload({"metadata": annotations, "spec": {"replicas": 0}})
             case DeleteObject():
-                self._delete(action)
+                found = self._observed.children.get(action.key) or self._observed.workload
+                if found is not None:
+                    uid = documents.text(found, "metadata", "uid")
+                    propagation = "Foreground" if action.foreground else "Background"
+                    self._objects.remove(*action.key, propagation=propagation, uid=uid)
             case ForgetEnd():
                 deploy.forget_end(self._cluster, self._observed.owner)
                 deploy.request_start(self._cluster, self._observed.owner, self._observed.applied)
@@ -178,35 +172,19 @@ class _JobExecutor:
             if own == ("ConfigMap", name):
                 self._apply_own(manifest, asked=action.asked)
             elif manifest.kind == RUNTIME:
-                self._apply_runtime(manifest)
+                try:
+                    self._apply(manifest)
+                except ApiError as error:
+                    # of a TrainJob that is about to be created most fields are immutable: where
+                    # those of the last one differ, its TrainingRuntime is created again
+                    if "immutable" not in str(error) or self._observed.workload is not None:
+                        raise
+                    self._objects.remove(manifest.api_version, manifest.kind, manifest.name)
+                    self._apply(manifest)
             else:
                 self._apply(manifest)
 
-    def _apply_runtime(self, manifest: Manifest) -> None:
-        """Apply the TrainingRuntime of a TrainJob that is about to be created. Most of its fields
-        are immutable: if they differ from those of the last TrainJob, it is created again.
-        """
-        try:
-            self._apply(manifest)
-        except ApiError as error:
-            if "immutable" not in str(error) or self._observed.workload is not None:
-                raise
-            self._objects.remove(manifest.api_version, manifest.kind, manifest.name)
-            self._apply(manifest)
-
-    def _record_job(self, action: RecordJob) -> None:
-        manifest = render_own(action.job, action.placement)
-        data = dict(manifest.document["data"])
-        if action.limits is not action.job:
-            limits = render_own(action.limits, action.placement)
-            data["nodes.json"] = limits.document["data"]["nodes.json"]
-        if action.text:
-            data["job.json"] = action.text
-        manifest = Manifest({**manifest.document, "data": data})
-        self._apply_own(manifest, asked=action.asked)
-
     def _apply_own(self, manifest: Manifest, *, asked: bool) -> None:
-        """Apply the job's own ConfigMap."""
         if asked:
             metadata = manifest.document["metadata"]
             annotations = {**metadata["annotations"], ASKED: "suspended"}
@@ -239,11 +217,6 @@ class _JobExecutor:
             if manifest.kind == "PodDisruptionBudget":
                 self._apply(manifest)
 
-    def _announce(self, action: AnnounceLimits) -> None:
-        body = {"metadata": {"annotations": {NODES_ANNOTATION: f"{action.least}:{action.most}"}}}
-        for pod in action.pods:
-            self._cache.put(trim(self._objects.change("v1", "Pod", pod, body)))
-
     def _suspend(self, action: SuspendWorkload) -> None:
         if not action.suspended:
             deploy.request_start(self._cluster, self._observed.owner, self._observed.applied)
@@ -259,15 +232,6 @@ class _JobExecutor:
             kind = (self._observed.backend.api_version, self._observed.backend.kind)
             found = self._objects.change(*kind, self._resource.key.name, body)
             self._cache.put(trim(found))
-
-    def _delete(self, action: DeleteObject) -> None:
-        key = action.key
-        found = self._observed.children.get(key) or self._observed.workload
-        if found is None:
-            return
-        uid = documents.text(found, "metadata", "uid")
-        propagation = "Foreground" if action.foreground else "Background"
-        self._objects.remove(*key, propagation=propagation, uid=uid)
 
 
 def trim_own(document: Mapping[str, Any]) -> Document:

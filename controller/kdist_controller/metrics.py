@@ -22,11 +22,8 @@ _BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0
 
 
 class Metrics:
-    """The metrics of one controller, in a registry of their own.
-
-    Args:
-        phases: returns the phase of every TrainingJob.
-        depth: returns how many jobs wait to be reconciled.
+    """The metrics of one controller, in a registry of their own. `phases` returns the phase of
+    every TrainingJob, `depth` how many jobs wait to be reconciled.
     """
 
     def __init__(self, phases: Callable[[], Iterable[str]], depth: Callable[[], int]) -> None:
@@ -87,8 +84,6 @@ class Metrics:
 
 
 class _Collector(Collector):
-    """Metrics that are computed when they are scraped."""
-
     def __init__(self, collect: Callable[[], Iterator[Metric]]) -> None:
         self._collect = collect
 
@@ -104,17 +99,8 @@ def serve(
     healthy: Callable[[], bool],
     ready: Callable[[], bool],
 ) -> BoundedServer:
-    """Serve the pages of one controller, on a thread that ends with the process.
-
-    Args:
-        addresses: Where to listen.
-        port: 0 for a free one.
-        registry: The metrics.
-        healthy: Whether its threads still work.
-        ready: Whether it has what it needs.
-
-    Raises:
-        OSError: It cannot listen there.
+    """Serve the pages of one controller, on a thread that ends with the process; port 0 is a free
+    one. Raises `OSError`.
     """
 
     def answer(good: bool) -> HttpResponse:

@@ -63,7 +63,6 @@ class NodeCache:
         self._lock = threading.Lock()
 
     def put(self, node: Document) -> set[JobKey]:
-        """Keep a node, already trimmed."""
         name = documents.name(node)
         with self._lock:
             was = name in self._unready
@@ -74,7 +73,6 @@ class NodeCache:
         return self._jobs.find_jobs_on(name) if was or is_silent(node) else set()
 
     def drop(self, node: Document) -> set[JobKey]:
-        """Forget a deleted node."""
         with self._lock:
             self._unready.pop(documents.name(node), None)
         return self._jobs.find_jobs_on(documents.name(node))
@@ -101,11 +99,8 @@ class NodeCache:
 
 @dataclass(frozen=True)
 class Outlook:
-    """What is known of the pods of one job whose nodes do not answer.
-
-    Attributes:
-        decisions: about each of them.
-        held: volumes that keep new pods waiting.
+    """What is known of the pods of one job whose nodes do not answer: the decision about each, and
+    the volumes that keep new pods waiting.
     """
 
     decisions: tuple[PodDecision, ...] = ()
@@ -122,14 +117,8 @@ class _AffectedJob:
 
 
 class NodeRecovery:
-    """Replaces the pods of nodes that are gone.
-
-    Args:
-        cluster: the cluster.
-        cache: the jobs' objects.
-        route: the way to an agent.
-        leads: whether this replica may act.
-        notify: receives each job about which something new is known.
+    """Replaces the pods of nodes that are gone, if `leads` says that this replica may act. `notify`
+    receives each job about which something new is known.
     """
 
     def __init__(
@@ -179,7 +168,6 @@ class NodeRecovery:
             self._queue.add(key)
 
     def forget(self, key: JobKey) -> None:
-        """Stop recovering this job."""
         with self._lock:
             self._jobs.pop(key, None)
 

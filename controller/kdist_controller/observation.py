@@ -73,7 +73,6 @@ class Observed:
 
     @cached_property
     def owner(self) -> JobOwner:
-        """The TrainingJob as the owner of its objects."""
         return self.resource.owner(self.makers)
 
     @cached_property
@@ -94,9 +93,8 @@ class Observed:
 
     @property
     def applied(self) -> TrainingJob | None:
-        """The job as its objects are now, to compare with; None if that is not known.
-
-        Its `restartedAt` is that of the restart that was done last.
+        """The job as its objects are now, with the `restartedAt` of the last restart; None if
+        unknown.
         """
         return self.record.job
 
@@ -144,17 +142,14 @@ class Observed:
 
     @property
     def restarted_at(self) -> str:
-        """When its spec last asked for a new start; empty if never."""
         return documents.text(self.resource.document, "spec", "restartedAt")
 
     @property
     def status(self) -> JobStatus:
-        """The job's status, as `kdist status` shows it."""
         return self.snapshot.status
 
     @property
     def alive(self) -> list[Pod]:
-        """Pods that have not ended."""
         return [pod for pod in self.status.pods if not pod.over]
 
     @property

@@ -51,10 +51,8 @@ _GRACE_SECONDS = 30.0  # for kinds that delete themselves after their TTL
 
 def choose_placement(observed: Observed, wanted: TrainingJob) -> Placement:
     """Where and as which run the job runs: as its status says, else as is decided now, by the
-    TrainingJob's uid and what the cluster serves.
-
-    Raises:
-        KdistError: the job cannot run on this cluster.
+    TrainingJob's uid and what the cluster serves. Raises `KdistError` if the job cannot run on this
+    cluster.
     """
     status = observed.resource.status
     backend = observed.backend.name if observed.backend else ""
@@ -81,10 +79,8 @@ def choose_placement(observed: Observed, wanted: TrainingJob) -> Placement:
 
 
 def check_acceptable(observed: Observed, wanted: TrainingJob, placement: Placement) -> bool:
-    """Raise `KdistError` if the job cannot be made, or not be made like this.
-
-    Returns:
-        Whether objects of an earlier TrainingJob of this name have to go first.
+    """Whether objects of an earlier TrainingJob of this name have to go first. Raises `KdistError`
+    if the job cannot be made, or not be made like this.
     """
     name = observed.resource.key.name
     backend = backends.get(placement.backend)
@@ -140,8 +136,6 @@ def _refuse(observed: Observed, foreign: Mapping[ObjectKey, Document]) -> KdistE
 
 
 class _Step(NamedTuple):
-    """What is to be done next."""
-
     actions: tuple[Action, ...] = ()
     stage: Stage = Stage.STEADY
     requeue_after: float | None = None
@@ -197,9 +191,7 @@ def _find_outdated(observed: Observed, wanted: TrainingJob) -> list[str]:
 def _list_digests(
     observed: Observed, wanted: TrainingJob, actions: Sequence[Action]
 ) -> tuple[str, ...]:
-    """Digests of what the objects are made from: the last one is that of the pods, or of those that
-    are about to be made.
-    """
+    """Digests of what the objects are made from: the last is that of the pods, or the next ones."""
     known = documents.texts(observed.resource.status, "appliedDigests")
     found = observed.record.digest
     if any(isinstance(each, ApplyObjects) and each.only == "all" for each in actions):
@@ -222,7 +214,11 @@ def _decide(observed: Observed, wanted: TrainingJob, placement: Placement, *, wa
     if applied is None:
         return _create(observed, wanted, placement)
     if workload is None or observed.state is None:
-        return _replace_workload(observed, wanted, placement)
+        if is_terminal(observed.resource.status) or observed.result is not None:
+            return _Step(tuple(DeleteObject(key) for key in observed.children if key.kind != CLAIM))
+        if observed.alive or observed.leaving:
+            return _Step()
+        return _Step((_starting(wanted, placement),), Stage.CREATING)
     if observed.state.finished or _is_over(observed):
         return _finish(observed, wanted)
     for step in (
@@ -281,15 +277,6 @@ def _restart(observed: Observed, wanted: TrainingJob, placement: Placement) -> _
         return _Step((_suspension(wanted, suspended=True),), Stage.RESTARTING)
     key = ObjectKey(backend.api_version, backend.kind, observed.resource.key.name)
     return _Step((DeleteObject(key, foreground=True),), Stage.RESTARTING)
-
-
-def _replace_workload(observed: Observed, wanted: TrainingJob, placement: Placement) -> _Step:
-    """The workload does not exist: it ended and was deleted, or it has to be made again."""
-    if is_terminal(observed.resource.status) or observed.result is not None:
-        return _Step(tuple(DeleteObject(key) for key in observed.children if key.kind != CLAIM))
-    if observed.alive or observed.leaving:
-        return _Step()
-    return _Step((_starting(wanted, placement),), Stage.CREATING)
 
 
 def _finish(observed: Observed, wanted: TrainingJob) -> _Step:

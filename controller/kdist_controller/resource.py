@@ -88,19 +88,16 @@ class Resource:
 
     @property
     def key(self) -> JobKey:
-        """Its namespace and name."""
         return JobKey(
             documents.text(self.document, "metadata", "namespace"), documents.name(self.document)
         )
 
     @property
     def uid(self) -> str:
-        """Identifies it for as long as it exists."""
         return documents.text(self.document, "metadata", "uid")
 
     @property
     def generation(self) -> int:
-        """Counts the changes of its spec."""
         return documents.integer(self.document, "metadata", "generation") or 0
 
     @property
@@ -110,7 +107,6 @@ class Resource:
 
     @property
     def deleting(self) -> bool:
-        """Whether it is being deleted, and its objects with it."""
         return bool(documents.text(self.document, "metadata", "deletionTimestamp"))
 
     @property
@@ -138,11 +134,7 @@ class Resource:
         return self.owner().owns(document)
 
     def read_job(self) -> TrainingJob:
-        """The job that it asks for, with `replicas` as its size.
-
-        Raises:
-            InvalidJobError: it is not valid; the problems are those that `kdist validate` finds.
-        """
+        """The job that it asks for, with `replicas` as its size. Raises `InvalidJobError`."""
         if self.document.get(OVERSIZED):
             message = f"the spec has more than {MAX_VALUES} values"
             hint = "put lists and files into a ConfigMap or the image"
@@ -204,7 +196,6 @@ class Record:
     objection: str = ""
 
     def with_nodes(self, job: TrainingJob) -> str:
-        """Its text with the number of nodes of another job."""
         document = parse_json(self.text)
         document["spec"]["nodes"] = job.to_document()["spec"]["nodes"]
         return encode_json(document, ensure_ascii=False, indent=2) + "\n"
@@ -221,12 +212,8 @@ def digest_text(text: str) -> str:
 
 
 def read_record(resource: Resource, config_map: Document, *, wanted: str) -> Record:
-    """Read the record of a TrainingJob from the ConfigMap, which is its own.
-
-    Args:
-        resource: the TrainingJob.
-        config_map: all of the ConfigMap.
-        wanted: digest of the job that the TrainingJob asks for; empty if that is not valid.
+    """Read the record of a TrainingJob from the ConfigMap, which is its own. `wanted` is the digest
+    of the job that the TrainingJob asks for; empty if that is not valid.
     """
     text = documents.text(config_map, "data", "job.json")
     key, name = resource.key, documents.name(config_map)
@@ -298,9 +285,7 @@ def render_own(job: TrainingJob, placement: Placement) -> Manifest:
 
 
 def list_children(job: TrainingJob, placement: Placement, results: Results) -> frozenset[ObjectKey]:
-    """The objects of a job besides its workload and its own ConfigMap. Raises as `render_objects`
-    does.
-    """
+    """The objects of a job besides its workload and its own ConfigMap."""
     placement = replace(placement, suspended=False)
     return results.recall(_list, _write(job), placement, job.metadata.name)
 
@@ -311,8 +296,8 @@ def digest_job(job: TrainingJob, results: Results) -> str:
 
 
 def find_sized(job: TrainingJob, placement: Placement) -> tuple[Manifest, dict[str, Any]]:
-    """The workload of a job, and the part of it that follows from the number of nodes, but for
-    what cannot change while pods run.
+    """The workload of a job, and the part of it that follows from the number of nodes and may
+    change.
     """
     nodes, kind = job.spec.nodes, backends.get(placement.backend).kind
     more = nodes.model_copy(update={"min": nodes.min + 1, "max": nodes.max + 1})
@@ -364,12 +349,8 @@ _LONGEST_VALUE = 60
 def find_differences(
     wanted: TrainingJob, applied: TrainingJob, backend: Backend | None
 ) -> list[str]:
-    """Each difference that needs new pods, such as `spec.image: trainer:1 → trainer:2`.
-
-    Args:
-        wanted: the job that is asked for.
-        applied: the job that the pods were made from.
-        backend: the kind of its workload; None if it is not decided yet.
+    """Each difference between the job that is asked for and the one that the pods were made from
+    which needs new pods, such as `spec.image: trainer:1 → trainer:2`.
     """
     found = list(_compare(_comparable(applied), _comparable(wanted), ""))
     if wanted.spec.nodes != applied.spec.nodes and not can_resize(wanted, applied, backend):

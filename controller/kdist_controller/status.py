@@ -132,9 +132,7 @@ def is_terminal(status: Document) -> bool:
 
 
 def ended_at(observed: Observed) -> float | None:
-    """When the job ended, in unix seconds: by its workload, else as its status has it; None if it
-    has not.
-    """
+    """When the job ended, in unix seconds: by its workload, else by its status."""
     status = documents.mapping(observed.workload, "status")
     for found in (status, observed.resource.status):
         for each in documents.items(found, "conditions"):
@@ -145,11 +143,7 @@ def ended_at(observed: Observed) -> float | None:
 
 def report(observed: Observed, decision: Decision, *, actions: Sequence[Action]) -> Changes:
     """The status that follows from what is observed and decided, and the events of what is new.
-
-    Args:
-        observed: the TrainingJob and its objects.
-        decision: what was decided about it.
-        actions: what will be done; until it is, the spec's generation does not count as observed.
+    Until the actions are done, the spec's generation does not count as observed.
     """
     before = observed.resource.status
     after = _build(observed, decision, settled=not actions)
@@ -177,8 +171,7 @@ def _build(observed: Observed, decision: Decision, *, settled: bool) -> dict[str
         # a job that had ended and has lost its workload since, by its TTL, stays as it was
         is_gone = observed.workload is None and decision.stage is Stage.STEADY
         if not (is_gone and is_terminal(before)):
-            phase, reason = _phase(observed, decision)
-            cause = _explain(observed, decision)
+            phase, reason, cause = _explain(observed, decision)
             found |= _numbers(observed, decision, phase, cause)
             wanted += _phase_conditions(observed, phase, reason, cause)
         if decision.refused is None:
@@ -192,9 +185,7 @@ def _build(observed: Observed, decision: Decision, *, settled: bool) -> dict[str
 
 
 def _kstatus_conditions(status: Document, decision: Decision) -> Iterator[Condition]:
-    """The conditions by which kstatus, and so Flux, judges objects of any kind: present once they
-    have been true.
-    """
+    """The conditions by which kstatus, and so Flux, judges objects; present once they were true."""
     busy = decision.refused is None and decision.stage is not Stage.STEADY
     stalled = {"reason": "NotStalled", "message": ""}
     for kind, state in (("Accepted", "False"), ("Failed", "True")):
@@ -229,35 +220,25 @@ def _outdated(decision: Decision) -> Condition:
     return Condition("Outdated", True, "NeedsRestart", _clip(words))
 
 
-def _phase(observed: Observed, decision: Decision) -> tuple[Phase, str]:
-    """What the job is doing, and the reason."""
-    if decision.stage is Stage.RESTARTING:
-        return Phase.RECOVERING, "Restarting"
-    if observed.trouble:
-        return Phase.PENDING, "NotApplied"
-    if decision.stage is Stage.CREATING:
-        return Phase.PENDING, "Creating"
-    status = observed.explained.status
-    return status.phase, camelize(status.reason or status.phase.value)
-
-
-def _explain(observed: Observed, decision: Decision) -> Diagnosis:
-    """What is going on, in a sentence, and what to do about it."""
+def _explain(observed: Observed, decision: Decision) -> tuple[Phase, str, Diagnosis]:
+    """What the job is doing, the reason, and what to do about it."""
     if decision.stage is Stage.RESTARTING:
         words = "its pods save and end, then all ranks start again"
-        return Diagnosis("restarting", words, "waiting")
+        return Phase.RECOVERING, "Restarting", Diagnosis("restarting", words, "waiting")
     if observed.trouble:
-        return Diagnosis("not-applied", observed.trouble, "blocked")
+        return Phase.PENDING, "NotApplied", Diagnosis("not-applied", observed.trouble, "blocked")
     if decision.stage is Stage.CREATING:
-        return Diagnosis("creating", "its objects are being made", "waiting")
-    found = observed.diagnosis  # made a while ago, when the job did not progress
+        words = "its objects are being made"
+        return Phase.PENDING, "Creating", Diagnosis("creating", words, "waiting")
+    status, found = observed.explained.status, observed.diagnosis
+    # a diagnosis was made a while ago, when the job did not progress
     if found is None or observed.status.phase.terminal:
         found = diagnose(observed.explained)
     waits = [each for each in observed.decisions if not each.recover]
     if waits and found.cause == "node-lost":
         words = f"{found.sentence}; {waits[0].pod} is not given up yet: {waits[0].message}"
-        return dataclasses.replace(found, sentence=words)
-    return found
+        found = dataclasses.replace(found, sentence=words)
+    return status.phase, camelize(status.reason or status.phase.value), found
 
 
 def _numbers(
@@ -334,18 +315,13 @@ def _phase_conditions(
     done = phase is Phase.SUCCEEDED
     yield Condition("Complete", done, "Succeeded" if done else "NotEnded", message if done else "")
     failed = phase in (Phase.FAILED, Phase.STOPPED)
-    yield Condition(
-        "Failed",
-        failed,
-        camelize(cause.cause) if failed else "NotEnded",
-        message if failed else "",
-    )
+    reason = camelize(cause.cause) if failed else "NotEnded"
+    yield Condition("Failed", failed, reason, message if failed else "")
 
 
 def _list_notices(
     before: Document, after: Mapping[str, Any], decision: Decision
 ) -> Iterator[Notice]:
-    """The events of what is new."""
     if decision.placement is not None and not documents.text(before, "runId"):
         placement = decision.placement
         yield Notice(

@@ -62,7 +62,6 @@ class WorkQueue:
         return min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(count, 32))
 
     def forgive(self, key: JobKey) -> None:
-        """Forget the failures of a job."""
         with self._condition:
             self._failures.pop(key, None)
 
@@ -146,13 +145,11 @@ class WorkQueue:
             self.add(key, after=max(0.0, due - time.monotonic()))
 
     def close(self) -> None:
-        """Let every `take` return None."""
         with self._condition:
             self._closed = True
             self._condition.notify_all()
 
     def __len__(self) -> int:
-        """How many jobs are due."""
         now = time.monotonic()
         with self._condition:
             return sum(due <= now for due in self._due.values())

@@ -72,10 +72,13 @@ class Stepper:
         poller = _Poller(self.kubernetes, self.connection, metrics)
         recovery = NodeRecovery(self.connection, cache, _refuse, leads=lambda: True, notify=print)
         observer = Observer(
-            self.connection, cache, poller=poller, nodes=NodeCache(cache), recovery=recovery
+            cluster=self.connection,
+            cache=cache,
+            poller=poller,
+            nodes=NodeCache(cache),
+            recovery=recovery,
+            kinds=self.kinds,
         )
-        observer.kinds = self.kinds
-        executor = Executor(self.connection, cache)
         for _ in range(_MOST_ROUNDS):
             self._watch(cache)
             observed = observer.observe(key)
@@ -83,11 +86,11 @@ class Stepper:
                 return
             changes = reconcile(observed)
             try:
-                executor.execute(observed, changes)
+                Executor(self.connection, cache, observed).execute(changes)
             except ForeignError as error:
                 if error.found is None:
                     raise
-                observer.note_foreign(key, error.found)
+                observer.foreign[key] = error.found
                 continue
             if not changes.actions and changes.status is None:
                 return
